@@ -30,10 +30,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/farhop demo
 
-# Each worker reads every test file, and pytest's own rewriting of them is most of that: it is done once and kept.
+# Each worker reads every test file, and pytest's own rewriting of them is most of that: it is done once and kept. So is
+# Hypothesis' table of all letters, which takes a second.
 TESTS_STAMP := $(VENV)/.tests-compiled
 $(TESTS_STAMP): $(STAMP) $(shell find tests -name '*.py')
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > /dev/null || true  # what is wrong is told below
+	$(BIN)/python -c 'from hypothesis.internal import charmap; charmap.charmap(); charmap.intervals_from_codec("utf-8")'
 	@touch $@
 
 test: $(TESTS_STAMP)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.sim import found, shortened
 from farhop_lab.scenarios.schema import FaultDoc
-from farhop_lab.sim.stats import share_interval
+from farhop_lab.sim.stats import fewest, share_interval
 from farhop_lab.studies import pool, routers
 from farhop_lab.studies.planning import REPLICAS_MAX, Outcome, Planned, Search, Trial
 
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
     from farhop_lab.studies.planning import Need
 
 LOCAL = "region-local"
+SEEDS_MAX = 5  # of a fleet, where nobody says how many
+_REQUESTS_MAX = 1_000_000
+_DOUBT_MIN = 0.01  # nobody can tell that not one is bad
+
+
+class TooFewRequestsError(Exception):
+    """What is asked cannot tell whether a fleet is enough; the text says what could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,7 @@ class Options:
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     for_s: float | None = None
-    seeds: int = 1
+    seeds: int | None = None
     most: int = REPLICAS_MAX
     within_s: float = 1800.0
     out: Path | None = None
@@ -58,7 +66,7 @@ def run(options: Options) -> int:
                 prices, scenario.doc.objective.good, ask, most=options.most, over=lambda: time.monotonic() > until
             )
             planned = search.run()
-    except pool.CellError as error:
+    except (pool.CellError, TooFewRequestsError) as error:
         fail(str(error))
     except KeyboardInterrupt:
         warn("interrupted; give --out to go on from what is finished")
@@ -79,12 +87,49 @@ def _aimed(scenario: Scenario, options: Options) -> Scenario:
     return scenario.but(objective=objective, loads=[1.0], faults=[])
 
 
-class Asking:
-    """Runs trials, all cells of one round side by side."""
+def needed(good: float) -> int:
+    """How many requests of a region tell the share of good answers within as much as may be bad, where it is `good`:
+    with fewer, one bad answer more or less decides how large a fleet has to be."""
+    doubt = max(1.0 - good, _DOUBT_MIN)
+    return fewest(lambda n: _doubt(good, n) <= doubt, 1, _REQUESTS_MAX) or _REQUESTS_MAX
 
-    def __init__(self, scenario: Scenario, seeds: int, out: Path | None, progress: Callable[[str], None]) -> None:
-        self._scenario, self._seeds, self._out, self._progress = scenario, seeds, out, progress
+
+def _doubt(good: float, asked: int) -> float:
+    low, high = share_interval(good * asked, asked)
+    return (high - low) / 2.0
+
+
+class Asking:
+    """Runs trials, all cells of one round side by side. `seeds`: runs of a fleet at the most; None: as many as it takes
+    to ask enough. TooFewRequestsError, with the first, where that is not to be had."""
+
+    def __init__(
+        self, scenario: Scenario, seeds: int | None, out: Path | None, progress: Callable[[str], None]
+    ) -> None:
+        self._scenario, self._out, self._progress = scenario, out, progress
+        self._given, self._seeds = seeds, 0
         self._ran = 0
+
+    def _settle_seeds(self, first: Result) -> None:
+        """By what a run asked, or would have, had it gone on to its end."""
+        doc = self._scenario.doc
+        good, whole_s = doc.objective.good, doc.duration_s - doc.warm_up_s
+        asked = {name: share.asked * whole_s / first.window.seconds for name, share in first.score.regions.items()}
+        region = min(asked, key=lambda name: asked[name], default="")
+        few, need = max(asked.get(region, 0.0), 0.1), needed(good)
+        runs = ceil(need / few)
+        again = any(not work.path for work in doc.work)  # a trace asks the same in every run
+        most = (self._given or SEEDS_MAX) if again else 1
+        if runs > most:
+            for_m = ceil((doc.warm_up_s + need * whole_s / few) / 60.0)
+            remedy = f"--for {for_m}m" + (f" or --seeds {runs}" if again and runs <= 100 else ", if the trace goes on")
+            doubt = _doubt(good, max(1, round(few)))
+            raise TooFewRequestsError(
+                f"{region or 'nobody'} asks {few:.0f} times in the {whole_s:g} s that count: that tells the share of "
+                f"its good answers within ± {100 * doubt:.1f} %, where {100 * (1 - good):.3g} % may be bad; "
+                f"{need} requests would do: {remedy}"
+            )
+        self._seeds = self._given or runs
 
     def __call__(self, trials: Sequence[Trial]) -> list[Outcome]:
         self._ran += len(trials)
@@ -93,9 +138,17 @@ class Asking:
         jobs = [self.jobs(trial) for trial in trials]
         found: list[list[Result]] = [[] for _ in trials]
         good = self._scenario.doc.objective.good
+        if not self._seeds:
+            (first,) = pool.run([jobs[0][0]], out=self._out)
+            found[0].append(first)
+            self._settle_seeds(first)
         for seed in range(self._seeds):
             # Another seed only where those before leave it open.
-            open_ = [n for n, results in enumerate(found) if not results or not is_sure(_outcome(results), good)]
+            open_ = [
+                n
+                for n, results in enumerate(found)
+                if len(results) == seed and (not results or not is_sure(_outcome(results), good))
+            ]
             for n, result in zip(open_, pool.run([jobs[n][seed] for n in open_], out=self._out), strict=True):
                 found[n].append(result)
         return [_outcome(results) for results in found]
@@ -106,7 +159,8 @@ class Asking:
         faults = [FaultDoc(at_s=0.0, what="kill", region=trial.lost)] if trial.lost else []
         name = f"plan-{xxhash.xxh3_64_hexdigest(msgspec.json.encode((doc.name, trial)))}"
         scenario = self._scenario.but(name=name, work_name=self._scenario.work_name, sites=sites, faults=faults)
-        return pool.jobs(scenario, [routers.FARHOP if trial.routed else LOCAL], range(1, self._seeds + 1), sure=True)
+        seeds = range(1, (self._seeds or self._given or SEEDS_MAX) + 1)
+        return pool.jobs(scenario, [routers.FARHOP if trial.routed else LOCAL], seeds, sure=True)
 
 
 def _summary(trial: Trial) -> str:

@@ -7,7 +7,7 @@ size is bounded by whoever admits requests (farhop.balance.limits).
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -103,7 +103,8 @@ class Ledger:
         self._at: dict[str, _Held] | None = {} if columns else None  # the same by target
         # A Load is replaced, not changed: a pick reads many loads and writes one, so reading must not allocate.
         self._loads: dict[str, Load] = {}
-        self._prompts: dict[str, dict[int, int]] = {}  # by target, how many requests there have each mark
+        # By target the marks of each request there, in order: those with most in common stand side by side.
+        self._prompts: dict[str, list[tuple[int, ...]]] = {}
 
     def reserve(self, request_id: str, reservation: Reservation) -> None:
         """Debit `reservation`. ValueError if the request holds one already or a token count is negative."""
@@ -119,9 +120,7 @@ class Ledger:
                 held = self._at[target] = _Held()
             held.add(request_id, reservation)
         if reservation.marks:
-            prompts = self._prompts.setdefault(target, {})
-            for mark in reservation.marks:
-                prompts[mark] = prompts.get(mark, 0) + 1
+            insort(self._prompts.setdefault(target, []), reservation.marks)
         load = self._loads.get(target, _IDLE)
         load = self._loads[target] = Load(
             load.in_flight + 1,
@@ -170,7 +169,9 @@ class Ledger:
                 del self._at[target]
             load = _IDLE
         else:
-            self._unmark(target, held.marks)
+            if held.marks:
+                prompts = self._prompts[target]
+                del prompts[bisect_left(prompts, held.marks)]
             if self._at is not None:
                 self._at[target].remove(request_id)
             load = self._loads[target] = Load(
@@ -186,15 +187,6 @@ class Ledger:
             self._on_change(target, load)
         return held
 
-    def _unmark(self, target: str, marks: tuple[int, ...]) -> None:
-        prompts = self._prompts.get(target, {})
-        for mark in marks:
-            left = prompts[mark] - 1
-            if left:
-                prompts[mark] = left
-            else:
-                del prompts[mark]
-
     def load(self, target: str) -> Load:
         """The target's sums; a target never heard of is idle."""
         return self._loads.get(target, _IDLE)
@@ -204,8 +196,16 @@ class Ledger:
         prompts = self._prompts.get(target)
         if not prompts:
             return 0
-        # Each mark names all that is before it: who has one has those before.
-        return bisect_left(marks, True, key=lambda mark: mark not in prompts)
+        at, shared = bisect_left(prompts, marks), 0
+        for others in prompts[at - 1 if at else 0 : at + 1]:
+            high = min(len(marks), len(others))
+            while shared < high:  # each mark names all that is before it: who has one has those before
+                middle = (shared + high) >> 1
+                if marks[middle] == others[middle]:
+                    shared = middle + 1
+                else:
+                    high = middle
+        return shared
 
     def held(self, request_id: str) -> Reservation | None:
         """What the request holds now, or None."""

@@ -23,6 +23,8 @@ is forgotten and begins anew; so do all of them with a new root.
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 LEASE_S = 10.0
@@ -67,6 +69,10 @@ class Bucket:
     def fits(self, n: float, now: float) -> bool:
         """Whether n more would be within its depth."""
         return self.leak(now) + n <= self.quota.depth
+
+    def lacks_s(self, n: float, now: float) -> float:
+        """Seconds until n more would be within its depth, if no more come."""
+        return max(0.0, self.leak(now) + n - self.quota.depth) / self.quota.rate if n <= self.quota.depth else inf
 
     def give(self, n: float, now: float) -> None:
         """Take n out: what was put in was not used. What has leaked already stays so."""

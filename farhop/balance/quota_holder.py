@@ -98,13 +98,14 @@ class Holding:
             self.owed += used - taken
 
     def lacks_s(self, n: int, now: float) -> float:
-        """Seconds until the root may have n for us, as far as it reported; 0 if it may have it now."""
+        """Seconds until the root, as far as it reported, or our safe part may have n for us; 0 if the root may now."""
         if self.soon:
             return 0.0
         lacking = n - self.available - self.free
         if lacking <= 0:
             return 0.0
-        return max(0.0, self.free_at + lacking / self.quota.rate - now) if self.quota.rate else inf
+        lacks_s = max(0.0, self.free_at + lacking / self.quota.rate - now) if self.quota.rate else inf
+        return lacks_s if self.safe is None else min(lacks_s, self.safe.lacks_s(n, now))
 
     @property
     def _totals(self) -> int:

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 from urllib.parse import urlsplit
 
@@ -21,7 +22,7 @@ from aiohttp import web
 
 from farhop.relay.formats import paths
 from farhop.relay.http.listener import PortTakenError
-from farhop.relay.http.tls import Handshakes
+from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
 from farhop.service import external_metrics as external
 from farhop.service.clock import wall
 from farhop.service.console.acts import ActError
@@ -416,37 +417,55 @@ class AdminServer:
 class _Bounded:
     """A protocol factory before aiohttp's own: it bounds the connections, and how long a new one may ask for nothing.
 
-    aiohttp bounds neither. A connection that has asked for something is bounded by IDLE_S from then on.
+    aiohttp bounds neither. A connection that has asked for something is bounded by IDLE_S from then on. Where there are
+    too many, one that asks for nothing gives way: else who says nothing keeps out whoever looks whether we live.
     """
 
     def __init__(self, refused: Callable[[str], None]) -> None:
         self.make: web.Server | None = None  # once there is one: it is made of what asks us
         self._refused = refused
-        self._silent: set[asyncio.Protocol] = set()  # those that have asked for nothing yet, for HEAD_S at most
+        # Those that have asked for nothing yet, for HEAD_S at most, and since when; the oldest first.
+        self._silent: dict[asyncio.Protocol, float] = {}
+        self._busy: set[asyncio.Protocol] = set()  # that are being answered
 
     def __call__(self) -> asyncio.Protocol:
         """For an accepted connection."""
         assert self.make is not None  # set before anybody is accepted
-        if len(self.make.connections) >= CONNECTIONS_MAX:
+        now = asyncio.get_running_loop().time()
+        if len(there := self.make.connections) >= CONNECTIONS_MAX:
             self._refused("too_many_connections")
-            return _Unwanted()
+            if not self._give_way(there, now):
+                return _Unwanted()
         protocol = self.make()
-        self._silent.add(protocol)
+        self._silent[protocol] = now
         asyncio.get_running_loop().call_later(HEAD_S, self._look, protocol)
         return protocol
 
     @web.middleware
     async def respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """A request's head is there."""
-        self._silent.discard(request.protocol)
-        return await handler(request)
+        self._silent.pop(request.protocol, None)
+        self._busy.add(request.protocol)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(request.protocol)
+
+    def _give_way(self, there: list[web.RequestHandler], now: float) -> bool:
+        """Close the oldest that asks for nothing, if one had its time for it."""
+        for one in there:
+            transport = one.transport
+            if one in self._busy or transport is None or transport.is_closing():
+                continue
+            if now - self._silent.get(one, -inf) >= GIVES_WAY_S:
+                transport.abort()
+                return True
+        return False
 
     def _look(self, protocol: web.RequestHandler) -> None:
-        if protocol in self._silent:
-            self._silent.discard(protocol)
-            if protocol.transport is not None:
-                self._refused("too_slow")
-                protocol.transport.close()
+        if self._silent.pop(protocol, None) is not None and protocol.transport is not None:
+            self._refused("too_slow")
+            protocol.transport.close()
 
 
 class _Unwanted(asyncio.Protocol):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from farhop.balance.limits import ByteBudget, SlotLimit
 from farhop.config import ConfigError
 from farhop.relay.http.connection import ClientLimits
-from farhop.relay.http.listener import Listener
+from farhop.relay.http.listener import ConnectionSlots, Listener
 from farhop.relay.http.tls import ListenerTls
 from farhop.relay.upstream.pool import Pool, UpstreamLimits
 from farhop.relay.upstream.resumable import MODES, ResumeMode, Resumption
@@ -182,7 +182,7 @@ class DataPlane:
         self.certificates = self.tls.upstream(part, upstream)
         self.pool = self.tls.pool(limits, self.certificates)
         self.budget, self.requests = ByteBudget(limits.buffered_bytes_max), SlotLimit(limits.requests_max)
-        self.slots = SlotLimit(max(1, (_descriptors() - aside - _DESCRIPTORS_ASIDE) // 2))
+        self.slots = ConnectionSlots(max(1, (_descriptors() - aside - _DESCRIPTORS_ASIDE) // 2))
         self.guard, self.large, self.lag = config.requests.guard(), LargeBodyReader(), LoopLag()
 
     def listener(

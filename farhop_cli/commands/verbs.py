@@ -86,7 +86,12 @@ def run_plan(
     ttft_ms: Annotated[float | None, typer.Option("--ttft", min=1.0, help="Good: TTFT within these ms.")] = None,
     tpot_ms: Annotated[float | None, typer.Option("--tpot", min=1.0, help="Good: TPOT within these ms.")] = None,
     length: Annotated[str | None, typer.Option("--for", help="Simulated time, such as 3m, at most 7d.")] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Runs of a fleet at the most.")] = 1,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            "--seeds", min=1, max=100, help="Runs of a fleet at the most. Default: as many as ask enough, at most 5."
+        ),
+    ] = None,
     most: Annotated[int, typer.Option("--most", min=1, max=1000, help="Replicas per region at the most.")] = 64,
     within: Annotated[str, typer.Option("--within", help="Stop searching after so long.")] = "30m",
     out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
@@ -94,7 +99,8 @@ def run_plan(
 ) -> None:
     """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
 
-    By search over simulated runs. Exit code 1 if no fleet within --most is enough.
+    By search over simulated runs. Exit code 1 if no fleet within --most is enough, 2 where a region asks too seldom to
+    tell.
     """
     from farhop_cli.plan import Options, run
 

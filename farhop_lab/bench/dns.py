@@ -281,11 +281,16 @@ def _latencies_ms(port: int, file: Path, seconds: float, qps: float) -> list[flo
     return took
 
 
+def absent() -> dict[str, str]:
+    """Peers that are not here, with the remedy."""
+    return {peer: f"is not installed (Debian: {peer})" for peer in PEERS if shutil.which(peer) is None}
+
+
 def run(networks: int, seconds: float, seed: int = 7) -> Found:
     """Measure each in its turn, `seconds` in all. Raises BenchError where the echo or Farhop cannot be."""
     if shutil.which("dnsperf") is None:
         raise BenchError("dnsperf is not installed; install it (Debian: dnsperf)")
-    left_out: dict[str, str] = {}
+    left_out = absent()
     with tempfile.TemporaryDirectory(prefix="farhop-bench-dns-") as name, ExitStack() as running:
         folder = Path(name)
         file = folder / "questions"
@@ -298,8 +303,7 @@ def run(networks: int, seconds: float, seed: int = 7) -> Found:
         }
         turns: dict[str, _Turns] = {}
         for which, serve in servers.items():
-            if which in PEERS and shutil.which(which) is None:
-                left_out[which] = f"is not installed (Debian: {which})"
+            if which in left_out:
                 continue
             port = free_ports(1)[0]
             turns[which] = _Turns(running.enter_context(serve(port)), port, file)

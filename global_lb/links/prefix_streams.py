@@ -180,9 +180,10 @@ class Prefixes:
         known = self.regions.get(region)
         if known is None or not known.known or known.young_nodes.most >= SENT_NODES_MAX:
             return
-        if chain and not known.holds(chain[-1]):
+        nodes = known.young_nodes
+        if chain and chain[-1] not in nodes and not known.holds(chain[-1]):  # who has a node has those above it, too
             known.young.append(chain)
-            known.young_nodes.put(chain)
+            nodes.put(chain)
 
     # -- from time to time
 

@@ -41,6 +41,7 @@ from regional_lb.app.model_names import ModelNames
 from regional_lb.app.refusals import RefusalBook
 from regional_lb.app.serve import PickReasons, RegionalAdmin, RegionalTier
 from regional_lb.engines.discovery import Discovery
+from regional_lb.engines.kv.events import KvListener
 from regional_lb.engines.watch import Watcher
 from regional_lb.scheduler.flow import FlowConfig, Reconfigured, RegionalFlow
 from regional_lb.scheduler.overdue import CHECK_S, OverdueCheckDue
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
     from farhop.store.contract import Store
     from farhop.store.etcd_settings import EtcdSettings
     from regional_lb.engines.config import ReplicaConfig
-    from regional_lb.engines.kv.events import KvListener
     from regional_lb.scheduler.pick import Pick
     from topology.model import Topology
 
@@ -392,8 +392,6 @@ class RegionalBalancer:
         if self.kv_listener is None:
             if not any(replica.kv_events for replica in watched.values()):
                 return
-            from regional_lb.engines.kv.events import KvListener  # brings ZeroMQ: only where it is wanted
-
             self.kv_listener = KvListener(self.relay.react, self.metrics.report_refused, self.clock.now)
         self.kv_listener.listen(watched.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Iterator
@@ -18,8 +19,9 @@ import structlog
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from farhop.store.contract import LAW_KEY, OVERRIDE_PREFIX, ROOT, STEER_PREFIX
-from farhop.store.documents import authored
+from farhop.store.contract import LAW_KEY, LIMIT_PREFIX, OVERRIDE_PREFIX, ROOT, STEER_PREFIX
+from farhop.store.documents import authored, limits
+from farhop.store.documents.document import DocumentError
 from farhop.store.envelope import bare
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
@@ -340,7 +342,7 @@ class SettingsWorld:
         ]
         route = stands.get(f"{ROOT}route/{own}")
         return {
-            "region": own, "regions": regions, "limits": {"prices": self.prices},
+            "region": own, "regions": regions, "limits": {"prices": self.prices, "tenants": _limited(stands)},
             "operator_overrides": words, "law_epoch": self._epoch(stands),
             "routes_author": route and _authorship(authored.routes_parted(route, 1 << 20)[1]),
         }  # fmt: skip
@@ -360,6 +362,17 @@ class SettingsWorld:
         overrides = {what: value and _authorship(authored.parted(value)[1]) for what, value in fields.items()}
         splits = {"llama": {"unserved": self.unserved}}
         return {"overrides": overrides, "splits": splits, "law_epoch": self._epoch(stands)}
+
+
+def _limited(stands: dict[str, bytes]) -> dict[str, str]:
+    """Since when each tenant's limits are what they are."""
+    found = {}
+    for key, document in stands.items():
+        if key.startswith(LIMIT_PREFIX):
+            with contextlib.suppress(DocumentError):
+                one = limits.decode(document)
+                found[one.tenant] = one.at.isoformat()
+    return found
 
 
 def _value(document: bytes | None) -> Any:

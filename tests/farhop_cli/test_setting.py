@@ -7,7 +7,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from farhop.store.contract import ROOT, Conflict
+from farhop.store.contract import ROOT
 from farhop.store.etcd import EtcdStore
 from farhop_cli import setting
 from farhop_cli.setting import Item, Setting
@@ -218,15 +218,20 @@ def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, either, 
     cli.run(either, "set", *arguments, *SIGNED)
     document = stands.get(ROOT + key)
 
-    async def conflict(_self, where, *_arguments, **_options):
-        raise Conflict(where, 1)
+    get = EtcdStore.get
 
-    with monkeypatch.context() as patched:
-        patched.setattr(EtcdStore, "put", conflict)
-        patched.setattr(EtcdStore, "delete", conflict)
-        for command in ((either, "set", *other, "--why", "y"), (either, "unset", *undo)):
+    async def overtaken(self, where):
+        """Whoever looks is followed by another, who writes the same once more."""
+        found = await get(self, where)
+        if where == ROOT + key:
+            await self.put(where, document)
+        return found
+
+    for command in ((either, "set", *other, "--why", "y"), (either, "unset", *undo)):
+        with monkeypatch.context() as patched:
+            patched.setattr(EtcdStore, "get", overtaken)
             assert "somebody else changed it" in cli.failed(cli.run(*command), 1)
-    assert stands.get(ROOT + key) == document
+        assert stands.get(ROOT + key) == document
 
 
 def test_balancers_that_do_not_follow_yet_are_named(cli, stands, either, monkeypatch):

@@ -146,7 +146,8 @@ def test_one_that_stays_slow_is_left_and_looked_at_from_time_to_time() -> None:
     late = shop.shares(since=30.0)
     assert 0.005 < late["gpu-1"] / sum(late.values()) < 0.1
     clock = shop.world.regions[HERE].relay.clock
-    assert shop.flow.fleet.speeds["gpu-1"].uncertainty < 0.5
+    # Where nobody is asked to learn how fast it is by now, but by whoever finds the others full, it is 0.38.
+    assert 0.2 < shop.flow.fleet.speeds["gpu-1"].uncertainty < 0.35
     assert shop.flow.fleet.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
 
 

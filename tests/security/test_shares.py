@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from relay_wire import Line, post, until
 
 from farhop.balance.limits import SHARE, ByteBudget, Limit, SlotLimit
+from farhop.relay.http import listener
 from farhop.relay.http.connection import ClientLimits
+from farhop.relay.http.listener import ConnectionSlots
 
 TENANTS = "abcdef"
 
@@ -115,6 +117,40 @@ async def test_one_tenants_requests_leave_room_for_anothers(stage: Any) -> None:
     go.set()
     assert sorted([(await task).status for task in bad]) == [200] * 4 + [429] * 2
     assert s.listener.requests.used == 0
+
+
+@pytest.mark.parametrize("sends", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nX: "], ids=["none", "some"])
+@pytest.mark.parametrize("bound", ["slots", "connections_max"])
+async def test_who_connects_and_says_nothing_keeps_nobody_out(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, sends: bytes, bound: str
+) -> None:
+    """All that a listener has are taken by strangers: the oldest gives way, and none by which a tenant has asked."""
+    monkeypatch.setattr(listener, "GIVES_WAY_S", 0.05)
+    slots = ConnectionSlots(10 if bound == "slots" else 100)
+    most = 20_000 if bound == "slots" else 8
+    s = await stage(slots=slots, client_limits=ClientLimits(connections_max=most))
+    s.listener._handler = Tenants(s.handler)
+    tenants = [await s.client() for _ in range(2)]
+    for one in tenants:
+        await one.send(post(b"{}"))
+        assert (await one.read()).status == 200
+    strangers = [await s.client() for _ in range(6)]
+    for one in strangers:
+        await one.send(sends)
+    await until(lambda: s.listener.connections == 8 and len(s.listener.unproven) == 6)
+    refused = await s.client()
+    assert (await refused.read()).status == 503, "they came just now"
+    await asyncio.sleep(0.1)
+    assert (await s.ask(post(b"{}"))).status == 200
+    for one in tenants:
+        await one.send(post(b"{}"))
+        assert (await one.read()).status == 200
+    assert await strangers[0].ended() == b""
+    assert s.listener.refused == {"too_many_connections": 2}
+    for one in (*strangers, *tenants):
+        one.abort()
+    await until(lambda: s.listener.connections == 1)  # that of `ask`
+    assert (slots.used, len(s.listener.unproven)) == (1, 0)
 
 
 @pytest.mark.parametrize(("sent", "after_s", "slow"), [(2000, 11.0, False), (900, 11.0, True), (2000, 13.0, True)])

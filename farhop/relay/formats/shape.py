@@ -133,7 +133,7 @@ def _long_texts(body: bytes) -> Spans:
         long = [(begin, end) for begin, end in zip(few[::2], few[1::2], strict=False) if end - begin > _LONG_BYTES]
     else:
         data = np.frombuffer(body, np.uint8)
-        if b"\\" in body and _number_of(data, b"\\") > ESCAPES_MAX:
+        if len(body) > ESCAPES_MAX and b"\\" in body and _number_of(data, b"\\") > ESCAPES_MAX:
             raise _too_much(f"the body's strings have too many escapes: at most {ESCAPES_MAX}; write text as UTF-8")
         quotes = quotes_of(body, data)
         if len(quotes) > 4 * ITEMS_MAX:  # an item is a value, at most with a key: two strings

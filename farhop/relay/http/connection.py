@@ -114,7 +114,8 @@ class LargeBodyQueue:
 
 class ConnectionOwner(Protocol):
     """The listener, as its connections see it. `refused` counts, by reason, what its handler never sees; `slots` bound
-    connections, `requests` those under way, each with a share for every tenant."""
+    connections, `requests` those under way, each with a share for every tenant; `unproven` are the connections of whom
+    nobody knows yet who asks."""
 
     stopping: bool
     is_hop: bool
@@ -123,6 +124,7 @@ class ConnectionOwner(Protocol):
     refused: Counter[str]
     slots: SlotLimit | None
     requests: SlotLimit
+    unproven: dict[ClientConnection, float]
 
     def admit(self, connection: ClientConnection, peer: object) -> Outcome | None:
         """Count a new connection in; or why there are too many. `peer` is its socket address."""
@@ -352,6 +354,7 @@ class ClientConnection(asyncio.Protocol):
             if listener.slots is not None and not listener.slots.move(1, self.tenant, tenant):
                 return False
             self.tenant = tenant
+            listener.unproven.pop(self, None)
         exchange.counted = listener.requests.take(1, tenant)
         return exchange.counted
 
@@ -524,6 +527,12 @@ class ClientConnection(asyncio.Protocol):
         """Send a piece of a stream to the client, if it is there."""
         if self._transport is not None:
             self._listener.cork.write(self._transport, data, CROWD)
+
+    def give_way(self) -> None:
+        """Break it and count it out at once: another has come, and there is no room."""
+        self._listener.refused[outcome.TOO_MANY_CONNECTIONS.reason] += 1
+        self._listener.forget(self)
+        self.abort()
 
     def abort(self) -> None:
         """Break the connection so that the client notices."""

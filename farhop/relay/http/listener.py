@@ -22,7 +22,7 @@ from farhop.balance import outcome
 from farhop.balance.limits import SlotLimit
 from farhop.relay.http.connection import ClientConnection, ClientLimits, LargeBodyQueue
 from farhop.relay.http.cork import Cork
-from farhop.relay.http.tls import Handshakes
+from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
 
 if TYPE_CHECKING:
     from farhop.balance.limits import ByteBudget
@@ -54,6 +54,17 @@ _DROP_SYN = b"".join(
 )
 
 
+class ConnectionSlots(SlotLimit):
+    """What bounds the connections of all listeners of a process. `unproven`: of each listener those of clients of whom
+    nobody knows yet who they are, and since when (the loop's time), the oldest first."""
+
+    __slots__ = ("unproven",)
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.unproven: list[dict[ClientConnection, float]] = []
+
+
 class PortTakenError(Exception):
     """The address cannot be listened on; the text names it and the remedy."""
 
@@ -72,7 +83,7 @@ class Listener:
         handler: RequestHandler,
         limits: ClientLimits,
         budget: ByteBudget,
-        slots: SlotLimit | None = None,
+        slots: ConnectionSlots | None = None,
         requests: SlotLimit | None = None,
         *,
         is_hop: bool = False,
@@ -82,7 +93,12 @@ class Listener:
         loop = asyncio.get_running_loop()
         self.cork, self.large_bodies = Cork(loop), LargeBodyQueue(loop)
         self._handler, self._limits, self._budget = handler, limits, budget
-        self.slots, self.requests = slots, requests if requests is not None else SlotLimit(sys.maxsize)
+        self._slots = slots
+        self.slots: SlotLimit | None = slots
+        self.requests = requests if requests is not None else SlotLimit(sys.maxsize)
+        self.unproven: dict[ClientConnection, float] = {}
+        if slots is not None:
+            slots.unproven.append(self.unproven)
         self.refused: Counter[str] = Counter()
         self._by_client: Counter[str] = Counter()
         self._rest_s = limits.idle_s
@@ -139,12 +155,12 @@ class Listener:
         reason = None
         if client and self._by_client[client] >= self._limits.connections_per_client_max:
             reason = outcome.CLIENT_CROWDS
-        elif len(self.open_connections) >= self._limits.connections_max or not (
-            self.slots is None or self.slots.take(1, "")
-        ):
+        elif not self._has_room() and not (self._make_room() and self._has_room()):
             reason = outcome.TOO_MANY_CONNECTIONS
         if reason is None:
             connection.client = client
+            if not self.is_hop:
+                self.unproven[connection] = asyncio.get_running_loop().time()
             self._by_client[client] += 1
             self.open_connections.add(connection)
         elif len(self._turned_away) < _TURNED_AWAY_MAX:
@@ -153,9 +169,28 @@ class Listener:
             connection.abort()
         return reason
 
+    def _has_room(self) -> bool:
+        """Whether another may be there; its slot is taken then."""
+        if len(self.open_connections) >= self._limits.connections_max:
+            return False
+        return self.slots is None or self.slots.take(1, "")
+
+    def _make_room(self) -> bool:
+        """Have one by which nobody has proven yet who asks give way, the oldest, if it had its time for it."""
+        among = [self.unproven]  # of our own, where it is we who have too many
+        if self._slots is not None and len(self.open_connections) < self._limits.connections_max:
+            among = self._slots.unproven
+        firsts = (next(iter(one.items()), None) for one in among)
+        oldest, since = min((one for one in firsts if one), key=lambda one: one[1], default=(None, 0.0))
+        if oldest is None or asyncio.get_running_loop().time() - since < GIVES_WAY_S:
+            return False
+        oldest.give_way()
+        return True
+
     def forget(self, connection: ClientConnection) -> None:
         """Count a connection out."""
         self._turned_away.discard(connection)
+        self.unproven.pop(connection, None)
         if connection not in self.open_connections:
             return
         self.open_connections.discard(connection)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HANDSHAKES_MAX = 1024  # under way at once, per listener: each holds 64 KiB
+# Where there are so many, the oldest gives way once it had so long: else whoever connects and says nothing keeps all
+# others out.
+GIVES_WAY_S = 1.0
 SHUTDOWN_S = 2.0  # how long an upstream may take to say that it closes, too
 _CLOSE_S = 120.0  # and a client, its last answer included: ClientConnection bounds it more narrowly
 _UNSENT_BYTES_MAX = 64 * 1024  # before writing pauses: as on a plain connection
@@ -91,7 +94,7 @@ class Handshakes:
 
     def __init__(self, make: Callable[[], asyncio.BaseProtocol], tls: ListenerTls) -> None:
         self._make, self._tls = make, tls
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
 
     def __call__(self) -> asyncio.Protocol:
         """For an accepted connection."""
@@ -100,13 +103,18 @@ class Handshakes:
     def begin(self, accepted: socket.socket) -> None:
         """A connection is there; it is ours to close."""
         accepted.setblocking(False)
+        loop = asyncio.get_running_loop()
         if len(self._tasks) >= HANDSHAKES_MAX:
             self._tls.refused("too_many")
-            accepted.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._shake(accepted))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            oldest, since = next(iter(self._tasks.items()))
+            if loop.time() - since < GIVES_WAY_S:
+                accepted.close()
+                return
+            del self._tasks[oldest]
+            oldest.cancel()
+        task = loop.create_task(self._shake(accepted))
+        self._tasks[task] = loop.time()
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _shake(self, accepted: socket.socket) -> None:
         try:

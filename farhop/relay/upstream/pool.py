@@ -209,7 +209,12 @@ class UpstreamConnection(asyncio.Protocol):
                 self._pool.distrust(self.address)
             return
         self._received = True
+        body = self._body
         try:
+            if type(body) is ChunkedBody and (piece := body.single(data)) is not None:  # as most are
+                self._quiet_bytes = 0
+                attempt.received(piece)
+                return
             rest = self._read(data, attempt)
         except (head.HeadError, FramingError):
             self.abort()
@@ -239,10 +244,6 @@ class UpstreamConnection(asyncio.Protocol):
                 return None
         body = self._body
         assert body is not None
-        if type(body) is ChunkedBody and (piece := body.single(data)) is not None:
-            self._quiet_bytes = 0
-            attempt.received(piece)
-            return None
         if type(body) is LengthBody and body.left == len(data):  # as mostly: all that was missing
             body.left, self._quiet_bytes = 0, 0
             attempt.received(data)
@@ -361,7 +362,8 @@ class Pool:
 
     def lend_fresh(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
         """Connect, then lend."""
-        self.on_use(address)  # perhaps: it is seldom that one connects
+        if not self.in_use(address, RESTED_S):
+            self.on_use(address)
         if self._at[address] >= self.limits.streams_max:
             self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
             return

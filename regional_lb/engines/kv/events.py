@@ -1,47 +1,39 @@
 """Listens to what engines say of their KV caches over ZMQ, and tells the machine (`BlocksChanged`).
 
-One SUB socket per cache (a replica, or a rank of one), and for a moment a DEALER where something must be said again.
+One link per cache (a replica, or a rank of one), and for a moment another where something must be said again.
 Invariants: what cannot be read is counted by reason and the rest goes on; at most BLOCKS_A_TURN blocks are applied, or
-as much else is done, before others get the loop, whatever an engine says; what waits is bounded by messages and bytes;
-a cut link is told at once, so that nobody goes by the word of an engine that may be gone. Never decides, and never says
-anything to an engine but "again".
+as much else is done, before others get the loop, whatever an engine says; a cut link is told once all that came by it
+is applied, so that nobody goes by the word of an engine that may be gone. Never decides, and never says anything to an
+engine but "again".
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
 from farhop.service.tasks import Tasks
+from regional_lb.engines.kv.link import LinkError, open_link
 from regional_lb.engines.kv.stream import SEQ_MAX, Follower
 from regional_lb.engines.kv.wire import BatchError, read_batch
 from regional_lb.fleet.kv_events import Linked, Lost, Removed, Stored
 from regional_lb.fleet.view import BlocksChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from farhop.balance.machine import Event
     from regional_lb.engines.config import ReplicaConfig
     from regional_lb.engines.kv.stream import Out
     from regional_lb.fleet.kv_events import KvEvent
 
-SOCKETS_MAX = 65_535  # of a context; libzmq has no larger number
-MESSAGES_MAX = 4096  # waiting in each direction; what comes beyond is a gap
-MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 BLOCKS_A_TURN = 2048  # 1 to 2 ms
-MESSAGE_BLOCKS = 8  # to receive and judge a message takes as long as so many
+MESSAGE_BLOCKS = 32  # to receive and judge a message takes as long as so many
 SILENCE_S = 2.0  # of a replay
 REPLAY_S = 30.0  # a whole one
 REPLAY_EVERY_S = 1.0  # an engine whose numbers always jump is not asked for ever
 ROUNDS_MAX = 64  # a router drops what its queue does not hold: it is asked on from where that began
-_RELINK_S, _RELINK_MAX_S = 0.1, 5.0
-_HEARTBEAT_MS = 5000  # of ZMTP: a path that swallows everything is noticed
-_LINK = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+_RELINK_S, _RELINK_MAX_S = 0.1, 2.0
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -54,7 +46,6 @@ class KvListener:
         self._react, self._refused, self._clock = react, refused, clock
         self.followed: dict[str, tuple[ReplicaConfig, dict[_Stream, asyncio.Task[None]]]] = {}  # by name
         self._tasks = Tasks()
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     def listen(self, replicas: Iterable[ReplicaConfig]) -> None:
         """From now on to these, and to nobody else. Costs nothing where none of them has KV events."""
@@ -67,14 +58,11 @@ class KvListener:
                 self.followed[name] = replica, self._follow(replica)
 
     def _follow(self, replica: ReplicaConfig) -> dict[_Stream, asyncio.Task[None]]:
-        if self._context is None:
-            self._context = zmq.Context()
-            self._context.set(zmq.ContextOption.MAX_SOCKETS, SOCKETS_MAX)
         streams = [
             _Stream(replica.label, rank, events, replay, self._react, self._refused, self._clock)
             for rank, (events, replay) in enumerate(replica.kv_sources)
         ]
-        return {one: self._tasks.start(one.follow(self._context), f"KV events of {one.replica}") for one in streams}
+        return {one: self._tasks.start(one.follow(), f"KV events of {one.replica}") for one in streams}
 
     @property
     def streams(self) -> list[_Stream]:
@@ -84,9 +72,6 @@ class KvListener:
     async def close(self) -> None:
         """Listen no more. Idempotent."""
         await self._tasks.close()
-        context, self._context = self._context, None
-        if context is not None:
-            context.destroy(linger=0)
 
 
 class _Stream:
@@ -106,47 +91,42 @@ class _Stream:
         self._react, self._refused, self._clock = react, refused, clock
         self.follower = Follower()
         self._replayed_at = -REPLAY_EVERY_S
-        self._waiter: _ReadWaiter | None = None
         self._done_blocks = 0  # since others had the loop
 
-    async def follow(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Listen until cancelled. A cut link is opened anew: ZeroMQ itself does not after an error of the protocol."""
+    async def follow(self) -> None:
+        """Listen until cancelled. A cut link is opened anew."""
         pause_s = _RELINK_S
         while True:
             applied = self.follower.applied
-            await self._listen(context)
+            await self._listen()
             pause_s = _RELINK_S if self.follower.applied != applied else min(2 * pause_s, _RELINK_MAX_S)
             await asyncio.sleep(pause_s)
 
-    async def _listen(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Until the link is cut."""
-        with _socket(context, zmq.SocketType.SUB) as sub:
-            monitor: zmq.Socket[bytes] = sub.get_monitor_socket(_LINK)
-            try:
-                sub.subscribe(b"")
-                sub.connect(self._events)
-                with _ReadWaiter(sub, monitor) as self._waiter:
-                    while True:
-                        await self._waiter.something()
-                        # What it said comes before what became of the link.
-                        while (frames := _received(sub)) is not None:
-                            await self._came(context, frames)
-                        while (message := _received(monitor)) is not None:
-                            if parse_monitor_message(message)["event"] == zmq.Event.DISCONNECTED:
-                                self._refused("kv_cut")
-                                self._report([Linked(up=False)])
-                                return
-                            await self._linked(context)
-            finally:
-                sub.disable_monitor()
-                monitor.close(linger=0)
+    async def _listen(self) -> None:
+        """Until the link is cut, if there is one."""
+        try:
+            link = await open_link(self._events, b"SUB")
+        except (OSError, TimeoutError):
+            return
+        except LinkError:
+            self._refused("kv_cut")
+            return
+        try:
+            await self._linked()
+            while True:
+                await self._came(await link.receive())
+        except LinkError:
+            self._refused("kv_cut")
+            self._report([Linked(up=False)])
+        finally:
+            link.close()
 
-    async def _linked(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        if not (self._replay_at and await self._replay(context)):
+    async def _linked(self) -> None:
+        if not (self._replay_at and await self._replay()):
             self._report(self.follower.lost())
         self._report([Linked(up=True)])
 
-    async def _came(self, context: zmq.Context[zmq.Socket[bytes]], frames: list[bytes]) -> None:
+    async def _came(self, frames: list[bytes]) -> None:
         await self._took(MESSAGE_BLOCKS)
         read = _numbered(frames)
         if read is None:
@@ -160,35 +140,29 @@ class _Stream:
         now = self._clock()
         if self._replay_at and now - self._replayed_at >= REPLAY_EVERY_S:
             self._replayed_at = now
-            await self._replay(context)
+            await self._replay()
         await self._do(self.follower.give_up(seq, payload))
 
-    async def _replay(self, context: zmq.Context[zmq.Socket[bytes]]) -> bool:
+    async def _replay(self) -> bool:
         """Have it say again what we did not hear. False if it does not answer."""
-        assert self._waiter is not None
-        with self._waiter.closed():
-            try:
-                async with asyncio.timeout(REPLAY_S):
-                    for _ in range(ROUNDS_MAX):
-                        again = await self._round(context)
-                        if not again:
-                            return True
-            except TimeoutError:
-                pass  # a replay cut short is counted below, and what is missing counts as lost
+        try:
+            async with asyncio.timeout(REPLAY_S):
+                for _ in range(ROUNDS_MAX):
+                    if not await self._round():
+                        return True
+        except (LinkError, OSError, TimeoutError):
+            pass  # a replay cut short is counted below, and what is missing counts as lost
         self._refused("kv_replay")
         return False
 
-    async def _round(self, context: zmq.Context[zmq.Socket[bytes]]) -> bool:
-        """One question; whether to ask again. Raises TimeoutError."""
-        with _socket(context, zmq.SocketType.DEALER) as dealer, _ReadWaiter(dealer) as waiter:
-            dealer.connect(self._replay_at)
-            dealer.send_multipart([b"", self.follower.ask().to_bytes(8, "big")])
+    async def _round(self) -> bool:
+        """One question; whether to ask again. Raises LinkError, OSError, TimeoutError."""
+        link = await open_link(self._replay_at, b"DEALER")
+        try:
+            link.send((b"", self.follower.ask().to_bytes(8, "big")))
             while True:
-                frames = _received(dealer)
-                if frames is None:
-                    async with asyncio.timeout(SILENCE_S):
-                        await waiter.something()
-                    continue
+                async with asyncio.timeout(SILENCE_S):
+                    frames = await link.receive()
                 await self._took(MESSAGE_BLOCKS)
                 if len(frames) >= 2 and frames[-2] == _END:
                     await self._do(self.follower.replay_ended())
@@ -201,6 +175,8 @@ class _Stream:
                 await self._do(out)
                 if again:
                     return True
+        finally:
+            link.close()
 
     # -- applying
 
@@ -255,63 +231,3 @@ def _numbered(frames: list[bytes]) -> tuple[int, bytes] | None:
         return None
     seq = int.from_bytes(frames[-2], "big")
     return (seq, frames[-1]) if seq <= SEQ_MAX else None
-
-
-@contextmanager
-def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: zmq.SocketType) -> Iterator[zmq.Socket[bytes]]:
-    socket = context.socket(kind)
-    try:
-        socket.setsockopt(zmq.SocketOption.LINGER, 0)
-        socket.setsockopt(zmq.SocketOption.RCVHWM, MESSAGES_MAX)
-        socket.setsockopt(zmq.SocketOption.MAXMSGSIZE, MESSAGE_BYTES_MAX)
-        socket.setsockopt(zmq.SocketOption.IPV6, 1)
-        socket.setsockopt(zmq.SocketOption.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.SocketOption.RECONNECT_IVL_MAX, 2000)
-        socket.setsockopt(zmq.SocketOption.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        socket.setsockopt(zmq.SocketOption.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
-        yield socket
-    finally:
-        socket.close(linger=0)
-
-
-def _received(socket: zmq.Socket[bytes]) -> list[bytes] | None:
-    try:
-        return socket.recv_multipart(zmq.Flag.NOBLOCK)
-    except zmq.Again:
-        return None
-
-
-class _ReadWaiter:
-    """Waits until something may have come to one of some sockets.
-
-    ZeroMQ's descriptors say so until all that came is received: then ask again, not before.
-    """
-
-    def __init__(self, *sockets: zmq.Socket[bytes]) -> None:
-        self._places = [int(socket.getsockopt(zmq.SocketOption.FD)) for socket in sockets]
-        self._loop = asyncio.get_running_loop()
-        self._came = asyncio.Event()
-
-    def __enter__(self) -> _ReadWaiter:
-        for place in self._places:
-            self._loop.add_reader(place, self._came.set)
-        self._came.set()  # it may have come before
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        for place in self._places:
-            self._loop.remove_reader(place)
-
-    async def something(self) -> None:
-        """Until then."""
-        await self._came.wait()
-        self._came.clear()
-
-    @contextmanager
-    def closed(self) -> Iterator[None]:
-        """For as long as nobody receives: else the loop would be told again and again."""
-        self.__exit__()
-        try:
-            yield
-        finally:
-            self.__enter__()

@@ -195,6 +195,18 @@ def test_a_successor_and_one_that_is_owed_say_when_there_is_room_and_not_before(
     assert mine.fits(3, now)
 
 
+def test_where_its_own_part_has_room_first_a_balancer_says_that() -> None:
+    lender, one = root(marks={B: 60}), holder(safe=Quota(12.0, 0.5))
+    mine = one.holdings[B]  # whose part begins full: nobody knows what was spent of it
+    mine.waiting = 2
+    for now in (0.0, 0.1):
+        exchange(one, lender, now)
+    assert mine.lacks_s(2, 0.1) == pytest.approx(3.9)
+    assert not mine.fits(2, 3.8)
+    assert mine.fits(2, 4.1)
+    assert mine.lacks_s(13, 0.1) == pytest.approx(LEASE_S * (1 + DRIFT) + 13, abs=0.2), "more than its own part holds"
+
+
 def test_what_requests_wait_for_is_lent_in_few_writings_and_no_more_is_written_down_for_long() -> None:
     lender, one = root(Quota(1000.0, 1e-9)), holder(Quota(1000.0, 1e-9))
     mine = one.holdings[B]

@@ -55,7 +55,7 @@ class Listening:
         self.closing = False
         self.cork = Cork(asyncio.get_running_loop())
         self.refused: Counter[str] = Counter()
-        self.slots, self.requests = None, SlotLimit(sys.maxsize)
+        self.slots, self.requests, self.unproven = None, SlotLimit(sys.maxsize), dict[object, float]()
 
     def admit(self, _connection: ClientConnection, _peer: object) -> None:
         pass

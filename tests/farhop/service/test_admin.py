@@ -351,6 +351,29 @@ async def test_connections_and_what_is_slow_are_bounded(
             writer.transport.abort()
 
 
+@pytest.mark.parametrize("says", [b"", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["nothing", "once"])
+async def test_who_connects_and_asks_for_nothing_keeps_nobody_out(
+    http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, says: bytes
+) -> None:
+    """Else a kubelet would find no process alive."""
+    monkeypatch.setattr(admin_module, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(admin_module, "GIVES_WAY_S", 0.05)
+    async with desk(Operators(TOKENS)) as base:
+        host, port = "127.0.0.1", int(base.rpartition(":")[2])
+        strangers = [await asyncio.open_connection(host, port) for _ in range(3)]
+        for reader, writer in strangers:
+            writer.write(says)
+            if says:
+                async with asyncio.timeout(60.0):
+                    await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.1)
+        for _ in range(3):
+            async with http.get(f"{base}/healthz", headers={"Connection": "close"}) as answer:
+                assert answer.status == 200
+        for _, writer in strangers:
+            writer.transport.abort()
+
+
 async def test_a_body_that_does_not_come_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_module, "BODY_S", 0.1)
     async with desk(Operators()) as base:

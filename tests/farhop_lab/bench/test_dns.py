@@ -66,6 +66,11 @@ def test_who_does_not_answer_is_left_out_with_what_he_answered(tmp_path, monkeyp
     assert one.left_out == {name: said for name, said in why.items() if name == "nsd" or not gdnsd}
 
 
+def test_who_is_not_here_is_named_with_the_remedy(monkeypatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "nsd" else f"/usr/sbin/{name}")
+    assert bench.absent() == {"nsd": "is not installed (Debian: nsd)"}
+
+
 def test_without_dnsperf_it_says_so(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(bench.BenchError, match="install it"):

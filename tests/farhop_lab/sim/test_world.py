@@ -139,6 +139,7 @@ def test_streams_have_dice_of_their_own() -> None:
     """Two worlds whose machines decide differently see the same arrivals: what differs is the machines' doing."""
     near, far = world(4), world(4)
     far.kill("paris")
+    far.lost["tokyo"] = 0.5  # which is drawn, too
     for made in (near, far):
         made.stream(5.0, lambda made=made: made.arrive("paris", "t"), until=10.0)
         made.stream(3.0, lambda made=made: made.arrive("tokyo", "t"), until=10.0, even=True)

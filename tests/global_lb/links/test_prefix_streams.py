@@ -337,6 +337,22 @@ async def test_what_we_sent_goes_unless_it_is_confirmed() -> None:
     assert found.held == {1, 2, 4, 5}
 
 
+async def test_what_is_sent_again_and_again_is_noted_once_in_a_period() -> None:
+    found = Told()
+    await whole(found, path(0, 1))
+    await in_turns(found.prefixes.tidy(0.0))
+    for _ in range(3):
+        send_there(found, 1, 2, 3)
+        send_there(found, 1, 2)  # which the longer one speaks for
+    assert len(found.prefixes.regions[TOKYO].young) == 1
+    await in_turns(found.prefixes.tidy(5.0))
+    send_there(found, 1, 2)
+    await in_turns(found.prefixes.tidy(10.0))
+    assert 2 in found.held  # that was sent in the period after, too
+    await in_turns(found.prefixes.tidy(15.0))
+    assert found.held == {1}
+
+
 async def test_silence_of_a_broken_stream_takes_nothing_back() -> None:
     found = Told()
     stream = await whole(found, path(0, 1))

@@ -38,7 +38,7 @@ class Echo(asyncio.Transport):
         self.closed = False
         self.cork = Cork(asyncio.get_running_loop())
         self.refused: Counter[str] = Counter()
-        self.slots, self.requests = None, SlotLimit(sys.maxsize)
+        self.slots, self.requests, self.unproven = None, SlotLimit(sys.maxsize), dict[Any, float]()
 
     def admit(self, connection: ClientConnection, peer: object) -> None:
         pass

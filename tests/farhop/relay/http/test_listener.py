@@ -12,12 +12,11 @@ import pytest
 from relay_wire import SSE, Line, chunk, plain, post, until
 
 from farhop.balance import outcome
-from farhop.balance.limits import SlotLimit
 from farhop.balance.machine import ClientLeft, Command, Event, Hold, Request
 from farhop.relay import answers
 from farhop.relay.answers import STOPPING_DETAIL
 from farhop.relay.http.connection import ClientLimits
-from farhop.relay.http.listener import Listener, PortTakenError, client_of
+from farhop.relay.http.listener import ConnectionSlots, Listener, PortTakenError, client_of
 from farhop_lab.world.ports import free_ports
 
 
@@ -102,7 +101,7 @@ def test_by_what_a_client_counts(peer: object, client: str) -> None:
 
 
 async def test_listeners_share_the_slots_of_their_process(stage: Any) -> None:
-    slots = SlotLimit(1)
+    slots = ConnectionSlots(1)
     s = await stage(slots=slots)
     first = await s.client()
     await until(lambda: slots.used == 1)

@@ -201,6 +201,23 @@ async def test_there_is_a_bound_on_handshakes(stage: Any, pki: Pki, monkeypatch:
     assert (await _asked(s, pki.connects())).status == 200
 
 
+async def test_who_connects_and_begins_no_handshake_keeps_nobody_out(
+    stage: Any, pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "HANDSHAKES_MAX", 3)
+    monkeypatch.setattr(tls, "GIVES_WAY_S", 0.05)
+    entrance = listens(pki.listens())
+    s = await stage(tls=entrance)
+    strangers = [await s.client() for _ in range(3)]
+    await asyncio.sleep(0.1)
+    assert (await _asked(s, pki.connects())).status == 200
+    assert await strangers[0].ended() == b""
+    assert entrance.counts == {"too_many": 1}
+    for one in strangers[1:]:
+        one.abort()
+    await until(lambda: entrance.counts["left"] == 2)
+
+
 async def _asked(s: Any, context: ssl.SSLContext) -> Any:
     c = await s.client(context)
     await c.send(post())

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import zmq
 from inprocess import until
 
 from farhop.balance.machine import Event
@@ -19,6 +18,7 @@ from farhop_lab.world.ports import free_ports
 from regional_lb.engines.config import ReplicaConfig
 from regional_lb.engines.kv import events as kv_events
 from regional_lb.engines.kv.events import KvListener
+from regional_lb.engines.kv.link import MESSAGE_BYTES_MAX
 from regional_lb.fleet.blocks import BlockIndex, Path
 from regional_lb.fleet.view import BlocksChanged
 
@@ -82,14 +82,21 @@ async def test_others_have_their_turns_however_much_an_engine_says_at_once(
     """What cannot be read, or changes nothing, takes time, too."""
     said = turns = 0
 
-    def received(socket: Any) -> list[bytes] | None:
-        nonlocal said
-        if socket.type != zmq.SocketType.SUB or said >= SAID:
-            return None
-        said += 1
-        return [b"nonsense"] if payload is None else [said.to_bytes(8, "big"), payload]
+    class Talker:
+        async def receive(self) -> list[bytes]:
+            nonlocal said
+            if said >= SAID:
+                await asyncio.Event().wait()
+            said += 1
+            return [b"nonsense"] if payload is None else [said.to_bytes(8, "big"), payload]
 
-    monkeypatch.setattr(kv_events, "_received", received)
+        def close(self) -> None:
+            pass
+
+    async def opened(*_: object) -> Talker:
+        return Talker()
+
+    monkeypatch.setattr(kv_events, "open_link", opened)
     async with listening(*free_ports(1)):
         while said < SAID and turns < 1_000_000:
             turns += 1
@@ -275,7 +282,7 @@ async def test_what_is_hostile_is_counted_and_the_rest_goes_on(ports) -> None:
             found.publish(batch(stored(3)))
             await until(lambda: result.least(3) == 2.0)
             assert result.refused == [*["kv_frames"] * 4, "kv_event", "kv_kind", "kv_batch", "kv_size"]
-            found.pub.send_multipart([b"", found.seq.to_bytes(8, "big"), bytes(kv_events.MESSAGE_BYTES_MAX + 1)])
+            found.pub.send_multipart([b"", found.seq.to_bytes(8, "big"), bytes(MESSAGE_BYTES_MAX + 1)])
             await until(lambda: result.refused[-1] == "kv_cut")
             await until(lambda: result.least(3) == 2.0)  # linked again
 
