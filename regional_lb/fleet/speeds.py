@@ -324,12 +324,8 @@ class Speeds:
         squares = self._evidence * self._evidence
         share = squares / (squares + OWN * OWN)
         expected = self._configured * np.exp(level + differs * share)
-        for kind in self._kinds.values():
-            if kind.occupancy.in_flight:
-                service_ms = expected[2, kind.rows]
-                expected[2, kind.rows] = np.maximum(
-                    service_ms, kind.occupancy.service_ms(float(service_ms.mean()), now)
-                )
+        least_ms = np.array([kind.occupancy.service_ms(now) for kind in self._kinds.values()])
+        expected[2] = np.maximum(expected[2], least_ms[self._kind_at])
         self._expected = np.minimum(np.maximum(expected, _DOMAIN[:, 0]), _DOMAIN[:, 1])
         self.uncertainty = UNCERTAINTY * np.sqrt(1.0 - np.maximum(share[0], share[1]))
         interference_share = self._interference_share()

@@ -3,10 +3,9 @@
     service_ms = time that requests were under way / how many of them left,   at most AGES * their mean age
 
 The mean over those that ended says less where work begins or grows: the short ones end first, and before the first has
-ended it says nothing. This counts those under way, too, where they have been for longer than is known of those that
-ended (those of alike length: for half of it in the mean), and until as many have left as are under way: then those that
-ended say it better. The age bounds it: while none has left the ratio alone grows with how many there are, not with how
-long they take. Invariants: never negative; 0 where nothing is under way. Never reads a clock: `now` is in monotonic
+ended it says nothing. This counts those under way, too, and speaks until as many have left as are under way: then those
+that ended say it better. The age bounds it: while none has left the ratio alone grows with how many there are, not with
+how long they take. Invariants: never negative; 0 where nothing is under way. Never reads a clock: `now` is in monotonic
 seconds.
 """
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 # Where all take alike, those under way have been for half of that in the mean; twice that, since who has not ended says
 # nothing of when it will (as long again in the mean, where ends have no memory).
 AGES = 4.0
-LONGER = 1.25  # ages of a few differ so much by chance
 LEFT_LEAST = 64.0  # as many who left are remembered, or as many as are under way: an eighth of noise, or a generation
 
 
@@ -58,12 +56,10 @@ class Occupancy:
             self._under_way_s += self.in_flight * (now - self._at)
             self._at = now
 
-    def service_ms(self, known_ms: float, now: float) -> float:
-        """See the module's head. `known_ms` is what one takes by those that ended, or by a guess."""
+    def service_ms(self, now: float) -> float:
+        """See the module's head."""
         if not self._decoding or self._left >= self.in_flight:
             return 0.0
         self._advance(now)
         age_s = max(0.0, now - self._began_s / self._decoding)
-        if 2e3 * age_s <= LONGER * known_ms:
-            return 0.0
         return min(self._under_way_s / max(self._left, 1.0), AGES * age_s) * 1e3

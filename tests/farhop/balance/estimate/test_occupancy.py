@@ -35,8 +35,8 @@ class Target:
         self.now = now
         self._ledger.release(self._ids.pop(-1 if newest else 0))
 
-    def takes_ms(self, now: float, known_ms: float = 0.0) -> float:
-        return self.occupancy.service_ms(known_ms, now)
+    def takes_ms(self, now: float) -> float:
+        return self.occupancy.service_ms(now)
 
 
 def test_while_none_has_left_it_is_told_by_their_age() -> None:
@@ -63,14 +63,6 @@ def test_it_counts_those_under_way_until_as_many_have_left() -> None:
     assert target.takes_ms(4.0) == pytest.approx(1e3 * ages_s / 20)
 
 
-def test_who_has_been_there_for_no_longer_than_is_known_says_nothing() -> None:
-    target = Target()
-    for n in range(11):
-        target.comes(n / 10)
-    assert target.takes_ms(1.1, 1_000.0) == 0.0
-    assert target.takes_ms(1.2, 1_000.0) > 1_000.0
-
-
 def test_who_came_and_went_long_ago_is_forgotten() -> None:
     target = Target()
     for n in range(int(10 * LEFT_LEAST)):
@@ -89,9 +81,9 @@ def test_other_targets_bring_what_they_have_and_what_was_seen_stays() -> None:
     occupancy = target.occupancy
     occupancy.are_now([Load(in_flight=2, decoding=2, began_s=0.0), Load()], 10.0)
     assert occupancy.in_flight == 2
-    assert occupancy.service_ms(0.0, 20.0) == pytest.approx(min(60.0, AGES * 20.0) * 1e3)
+    assert occupancy.service_ms(20.0) == pytest.approx(min(60.0, AGES * 20.0) * 1e3)
     occupancy.are_now([], 20.0)
-    assert occupancy.service_ms(0.0, 30.0) == 0.0
+    assert occupancy.service_ms(30.0) == 0.0
 
 
 def test_prompts_alone_say_nothing() -> None:
