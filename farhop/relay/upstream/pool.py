@@ -362,7 +362,8 @@ class Pool:
 
     def lend_fresh(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
         """Connect, then lend."""
-        self.on_use(address)  # perhaps: it is seldom that one connects
+        if not self.in_use(address, RESTED_S):
+            self.on_use(address)
         if self._at[address] >= self.limits.streams_max:
             self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
             return
