@@ -80,7 +80,7 @@ async def test_nothing_comes_of_a_stuck_engine_until_it_is_mended(replica: Start
 
 async def test_a_slow_one_takes_so_many_times_as_long(replica: Start) -> None:
     """By the time that it cannot take less than: what a busy machine adds does not matter then."""
-    client, factor, tokens = await replica(), 200, 40
+    client, factor, tokens = await replica(), 80, 40
     await breaks(client, kind="slow", factor=factor)
     loop = asyncio.get_running_loop()
     began = loop.time()
