@@ -3,9 +3,9 @@ requests, agents' sessions. Rows come from `load`.
 
 What a trace does not say is synthesised by stated rules. Regions: as recorded, or by the rule that is given, by session
 (Mooncake's conversation, a log's session), by request (Azure, BurstGPT) or by client (ServeGen). Texts: made up so that
-they share what the trace says they share and no more. Moments: a Mooncake timestamp stands for 3 s, within which
-arrivals are spread. Lengths: an input is cut at its end where input and answer together pass `context_tokens` (its
-beginning is what it shares); so is an answer past `max_tokens`. Pure: all dice are given.
+they share what the trace says they share and no more. Moments: as recorded; where a Mooncake trace tells them to 3 s
+only, arrivals are spread within these. Lengths: an input is cut at its end where input and answer together pass
+`context_tokens` (its beginning is what it shares); so is an answer past `max_tokens`. Pure: all dice are given.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import inf
 from random import Random
 
@@ -27,6 +27,8 @@ from farhop_lab.workloads.prose import TOKEN_BYTES, prose
 
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_BUCKET_MS = 3000
+MOONCAKE_SLACK_MS = 10
+"""How far a bucket's moment may be off: the published conversations have gaps of 2,997 to 3,003 ms (5999 for 6000)."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,14 +129,33 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def mooncake(rows: Iterable[MooncakeRow], place: PlaceRule, rng: Random, limits: Limits = Limits()) -> Schedule:  # noqa: B008
-    """A request at each row's moment; equal blocks are equal texts. A conversation is told by its second block, since
-    the first is everybody's."""
-    for at_ms, bucket in groupby(rows, key=lambda row: row.at_ms):
-        together = list(bucket)
-        moments = sorted(at_ms + rng.random() * MOONCAKE_BUCKET_MS for _ in together)
-        for at, row in zip(moments, together, strict=True):
+    """A request at each row's moment, or within its 3 s where moments are told no finer; equal blocks are equal texts.
+    A conversation is told by its second block, since the first is everybody's."""
+    buckets = [(at_ms, list(bucket)) for at_ms, bucket in groupby(sorted(rows, key=_at_ms), key=_at_ms)]
+    begins = [at_ms for at_ms, _ in buckets]
+    is_shared = any(len(bucket) > 1 for _, bucket in buckets)
+    width_ms = MOONCAKE_BUCKET_MS if _are_bucketed(begins, is_shared) else 0
+    for (at_ms, bucket), next_ms in zip(buckets, [*begins[1:], inf], strict=True):
+        # A bucket may end a little early: what is spread past its end would come after what follows.
+        within_ms = min(width_ms, next_ms - at_ms)
+        moments = sorted(at_ms + rng.random() * within_ms for _ in bucket)
+        for at, row in zip(moments, bucket, strict=True):
             talk = f"mooncake {row.hash_ids[:2][-1] if row.hash_ids else 'empty'}"
             yield Start(at / 1e3, place(talk, at / 1e3), _asks_blocks(row, talk, limits), talk)
+
+
+def _at_ms(row: MooncakeRow) -> int:
+    return row.at_ms
+
+
+def _are_bucketed(moments_ms: Sequence[int], is_shared: bool) -> bool:
+    """Whether these moments, each once and in order, stand for the 3 s from them on: no two lie closer, and they are
+    multiples of 3 s or shared by requests. Neither tells alone: Mooncake's first trace has buckets of 3,053 ms (27482,
+    30535), its synthetic one has Poisson's moments, two of which may be equal, and few requests may lie far apart."""
+    slack_ms, half_ms = MOONCAKE_SLACK_MS, MOONCAKE_BUCKET_MS // 2
+    if any(after - before < MOONCAKE_BUCKET_MS - slack_ms for before, after in pairwise(moments_ms)):
+        return False
+    return is_shared or all(abs((at_ms + half_ms) % MOONCAKE_BUCKET_MS - half_ms) <= slack_ms for at_ms in moments_ms)
 
 
 def _asks_blocks(row: MooncakeRow, talk: str, limits: Limits) -> _Make:

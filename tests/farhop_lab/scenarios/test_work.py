@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from farhop_lab.scenarios.schema import DayDoc, WorkDoc
 from farhop_lab.scenarios.work import (
@@ -133,6 +135,50 @@ def test_a_trace_passes_at_its_speed_and_in_its_regions(tmp_path: Path) -> None:
     assert {start.region for start in starts} == {"tokyo", "virginia"}
     half = doc.model_copy(update={"share": 0.5})
     assert 5 < len(list(schedule(figures_of(half), half, 1, 1.0, {}, tmp_path, 60.0))) < 35
+
+
+def _line(kind: str, at_ms: int, tokens: int) -> str:
+    """A request of so many tokens, as that kind of trace writes it."""
+    at_s = at_ms / 1e3
+    if kind == "mooncake":
+        return f'{{"timestamp": {at_ms}, "input_length": {tokens}, "output_length": 5, "hash_ids": [0]}}\n'
+    if kind == "azure":
+        return f"2023-11-16 18:{at_ms // 60_000:02d}:{at_ms % 60_000 / 1e3:010.7f},{tokens},5\n"
+    if kind == "burstgpt":
+        return f"{at_s},{tokens},5\n"
+    if kind == "log":
+        return f'{{"at_s": {at_s}, "input_tokens": {tokens}, "output_tokens": 5}}\n'
+    turns = f'[{{"input_tokens": {tokens}, "output_tokens": 5}}]'
+    return f'{{"session": "s{tokens}", "at_s": {at_s}, "turns": {turns}}}\n'
+
+
+HEADS = {"azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n", "burstgpt": "Timestamp,Request tokens,Response tokens\n"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "loop"),
+    [
+        ("mooncake", "open"),
+        ("azure", "open"),
+        ("burstgpt", "open"),
+        ("log", "open"),
+        ("log", "closed"),
+        ("sessions", "open"),
+    ],
+)
+@settings(max_examples=25, deadline=None)
+@given(moments_ms=st.lists(st.integers(0, 100_000), min_size=1, max_size=12))
+def test_a_schedule_is_in_order_whatever_the_moments_and_none_is_lost(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, loop: str, moments_ms: list[int]
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    lines = (_line(kind, at_ms, 16 + n) for n, at_ms in enumerate(moments_ms))
+    (folder / "moments").write_text(HEADS.get(kind, "") + "".join(lines))
+    doc = work(kind=kind, path="moments", regions=["tokyo"], loop=loop)
+    starts = list(schedule(figures_of(doc), doc, 1, 1.0, {}, folder, 60.0))
+    assert [start.at for start in starts] == sorted(start.at for start in starts)
+    asked = [len(next(start.make())[0].prompt) // 4 - 16 for start in starts]
+    assert sorted(asked) == list(range(len(moments_ms)))
 
 
 def test_a_broken_trace_is_found(tmp_path: Path) -> None:

@@ -78,6 +78,54 @@ def test_mooncake_buckets_are_spread_over_their_three_seconds_in_order() -> None
     assert [start.at for start in mooncake(rows, PLACE, Random(4))] == moments
 
 
+@pytest.mark.parametrize(
+    ("moments_ms", "spread"),
+    [
+        ([0, 1000, 2999, 3001, 4500], False),
+        ([4500, 0, 3001, 1000, 2999], False),
+        ([0, 0, 2998, 3001, 6000, 6002], False),  # clocks that jitter
+        ([0, 10_535, 27_482], False),  # few requests, far apart
+        ([0, 3000, 9000], True),
+        ([0, 3000, 3000, 5999, 9000, 12_003], True),  # as in the published conversations
+        ([27_482, 27_482, 30_535, 30_535], True),  # the buckets of Mooncake's first trace
+    ],
+)
+def test_mooncake_moments_stay_where_they_are_finer_than_three_seconds(moments_ms: list[int], spread: bool) -> None:
+    starts = list(mooncake([MooncakeRow(at_ms, 512, 5, (0,)) for at_ms in moments_ms], PLACE, Random(4)))
+    recorded = sorted(at_ms / 1e3 for at_ms in moments_ms)
+    moved = [start.at - at for start, at in zip(starts, recorded, strict=True)]
+    assert all(0.0 < by < 3.0 for by in moved) if spread else not any(moved)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.one_of(
+        st.lists(st.integers(0, 20_000), min_size=1, max_size=30),
+        st.lists(st.integers(0, 9).map(lambda n: n * 3000), min_size=1, max_size=30),
+        st.lists(st.sampled_from([0, 3000, 5999, 9000, 11_997, 15_000]), min_size=1, max_size=30),
+        st.lists(st.integers(0, 9).map(lambda n: 17 + n * 3053), min_size=1, max_size=30),
+    ),
+    st.integers(0, 9),
+)
+def test_mooncake_starts_are_in_order_whatever_the_moments_and_none_is_lost(moments_ms: list[int], seed: int) -> None:
+    rows = [MooncakeRow(at_ms, 16 + n, 5, (0,)) for n, at_ms in enumerate(moments_ms)]
+    starts = list(mooncake(rows, PLACE, Random(seed)))
+    assert [start.at for start in starts] == sorted(start.at for start in starts)
+    came = {len(ask_of(start).prompt) // 4 - 16: start.at for start in starts}
+    assert sorted(came) == list(range(len(rows)))
+    assert len(starts) == len(rows)
+    assert all(moments_ms[n] / 1e3 <= at <= moments_ms[n] / 1e3 + 3.0 for n, at in came.items())
+
+
+def test_a_mooncake_bucket_that_ends_early_is_spread_up_to_its_end() -> None:
+    rows = [MooncakeRow(at_ms, 512, 5, (at_ms,)) for at_ms in (0, 2995, 6000) for _ in range(4000)]
+    starts = list(mooncake(rows, PLACE, Random(4)))
+    moments = [start.at for start in starts]
+    assert moments == sorted(moments)
+    assert 2.98 < moments[3999] < 2.995 <= moments[4000] < 3.0
+    assert 5.98 < moments[7999] < 5.995  # no wider than 3 s, as the record says of the others
+
+
 def test_a_mooncake_conversation_stays_where_it_is() -> None:
     rows = [MooncakeRow(n * 3000, 1536, 5, (0, talk, 100 + n)) for n in range(20) for talk in range(1, 30)]
     starts = list(mooncake(rows, PLACE, Random(1)))
