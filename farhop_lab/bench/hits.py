@@ -126,11 +126,18 @@ async def _set_up(variant: _Variant) -> AsyncIterator[_Setup]:
             "replicas": replicas, "tokenizers": {MODEL: files} if variant.tokenizer else {},
         }  # fmt: skip
         await around.tier("regional", config)
+        # In the engines' own words: by what it is told of its first prompt a balancer takes the next ones for so long.
+        hello = _text(Random(0), SYSTEM_TOKENS)
+        first = {"model": MODEL, "messages": [{"role": "user", "content": hello}], "max_tokens": 1}
         async with asyncio.timeout(_READY_S):
-            while not await answers(HOST, client):
+            while not await answers(HOST, client, msgspec.json.encode(first)):
                 await asyncio.sleep(0.05)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield _Setup(engines, f"http://{HOST}:{client}", f"http://{HOST}:{admin}", session)
+
+
+def _text(rng: Random, tokens: int) -> str:
+    return "".join(rng.choice(VOCABULARY).decode() for _ in range(tokens))
 
 
 async def _row(variant: _Variant, requests: int) -> Row:
@@ -181,7 +188,7 @@ class _Load:
         self._resets = [int(share * requests) for share in RESETS]
 
     def _prompt(self, tokens: int) -> str:
-        return "".join(self._rng.choice(VOCABULARY).decode() for _ in range(tokens))
+        return _text(self._rng, tokens)
 
     def _new(self, n: int) -> list[dict[str, str]]:
         return [{"role": "system", "content": self._systems[n % SYSTEM_PROMPTS]}]
