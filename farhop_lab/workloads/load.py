@@ -13,7 +13,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -216,7 +216,7 @@ def servegen(path: Path, kind: str) -> list[Recorded]:
 
 
 def _bursts(where: Path, content: str) -> tuple[Burst, ...]:
-    bursts = []
+    bursts: list[tuple[int, Burst]] = []
     for number, line in enumerate(content.splitlines(), 1):
         try:
             at, per_s, cv, *_ = line.split(",")
@@ -227,8 +227,13 @@ def _bursts(where: Path, content: str) -> tuple[Burst, ...]:
             raise _bad(
                 where, number, f"a rate of {burst.per_s} with variation {burst.cv}; numbers of 0 or more are due"
             )
-        bursts.append(burst)
-    return tuple(bursts)
+        bursts.append((number, burst))
+    bursts.sort(key=lambda one: one[1].at)
+    for (_, before), (number, burst) in pairwise(bursts):
+        if burst.at - before.at < _STRETCH_S:  # their requests would not come in order
+            overlaps = f"its {_STRETCH_S:g} s from {burst.at:g} s overlap those from {before.at:g} s"
+            raise _bad(where, number, f"{overlaps}; give one line for each {_STRETCH_S:g} s")
+    return tuple(burst for _, burst in bursts)
 
 
 def _lengths(where: Path, content: str) -> tuple[tuple[float, Histogram, Histogram], ...]:

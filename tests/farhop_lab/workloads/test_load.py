@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farhop_lab.workloads import load
 from farhop_lab.workloads.arrivals import Burst
@@ -226,3 +228,19 @@ def test_files_that_are_cut_or_are_not_there(tmp_path: Path) -> None:
     tar.write_bytes(tar.read_bytes()[:60])
     with pytest.raises(TraceError, match=r"give a whole \.tar\.gz archive"):
         load.servegen(tar, "kind-1")
+
+
+@given(st.permutations(range(5)))
+def test_servegen_stretches_come_in_the_order_of_time(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int]
+) -> None:
+    lines = "".join(f"{600 * n},{n + 1},1\n" for n in order)
+    path = archive(tmp_path_factory.getbasetemp() / "stretches.tar.gz", chunk_0_trace_csv=lines)
+    (found,) = load.servegen(path, "kind-1")
+    assert found.bursts == tuple(Burst(600.0 * n, 600.0, n + 1.0, 1.0) for n in range(5))
+
+
+@pytest.mark.parametrize("lines", ["0,1,1\n600,1,1\n300,1,1\n", "600,1,1\n0,1,1\n0,1,1\n"])
+def test_servegen_stretches_that_overlap_are_told(tmp_path: Path, lines: str) -> None:
+    with pytest.raises(TraceError, match=r"line 3: its 600 s from \d+ s overlap those from 0 s; give one line"):
+        load.servegen(archive(tmp_path / "all.tar.gz", chunk_0_trace_csv=lines), "kind-1")
