@@ -237,3 +237,14 @@ def test_a_whole_request_takes_no_less_than_those_under_way_have_taken() -> None
         known.ended("a", 5_000.0, 5_000.0, 250, 4.0, 32.0)
     known.refresh(32.5)
     assert known["a"].service_ms == pytest.approx(5_000.0, rel=0.05)
+
+
+def test_what_those_who_left_the_view_have_under_way_counts_no_more() -> None:
+    known = speeds(replica("a", tpot_ms=20.0), replica("b", tpot_ms=20.0))
+    guess_ms = known["b"].service_ms
+    known.loaded("a", Load(in_flight=8, decoding=8, began_s=8 * 1.0), 1.0)
+    known.refresh(31.0)
+    assert known["b"].service_ms > guess_ms
+    known.adopt({"b": replica("b", tpot_ms=20.0)})
+    known.refresh(61.0)
+    assert known["b"].service_ms == pytest.approx(guess_ms)
