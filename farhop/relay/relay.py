@@ -282,7 +282,7 @@ class Relay:
             if attempt.streams and not attempt.whole and not active.exchange.is_hop:
                 self._notify(active, self._add_tail)
             active.exchange.finish()
-            self._end_attempt(active, reason)
+            self._end_attempt(active, reason, event if attempt.whole else None)
             if self._news:
                 self._catch_up()
             self._react(event, now)
@@ -510,12 +510,13 @@ class Relay:
 
     # -- endings
 
-    def _end_attempt(self, active: ActiveRequest, reason: Outcome) -> None:
-        """The attempt under way, if any, is over: stop it, keep what it said, and note it once."""
+    def _end_attempt(self, active: ActiveRequest, reason: Outcome, ended: machine.AttemptEnded | None = None) -> None:
+        """The attempt under way, if any, is over: stop it, keep what it said, and note it once. `ended`: in one piece,
+        and what its usage is was just worked out."""
         attempt, active.attempt = active.attempt, None
         if attempt is not None:
             attempt.abort()
-            active.usage = attempt.usage
+            active.usage = attempt.usage if ended is None else ended.usage
             try:
                 self._tier.attempt_over(active, attempt, reason)
             except Exception as error:  # noqa: BLE001 - as in _notify, which each request would call
