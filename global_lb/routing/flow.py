@@ -60,6 +60,7 @@ _UNSPOKEN = (
     "take a model that is served for them"
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
+AT_ONCE_MS = 100.0  # whoever waits no longer than that stands in no queue
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
 
@@ -265,6 +266,13 @@ class GlobalFlow:
             return [cancel, *self._came_back(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now, counted=False)]
         if attempt.started and attempt.region in self._moving:
             return self._move(state, attempt, now)
+        if self._has_better_now(state, attempt, now):
+            cancel = machine.Cancel(state.request.id, state.attempts)
+            self._withdraw(state, attempt, counted=True)
+            state.waited_s += now - attempt.sent_at
+            state.last_resort = False
+            state.refusals.clear()
+            return [cancel, *self._dispatch(state, now)]
         return [self._look_again(state, attempt, now)]
 
     def _look_again(self, state: RequestState, attempt: Attempt, now: float) -> Command:
@@ -283,6 +291,27 @@ class GlobalFlow:
         elsewhere = frozenset((attempt.region, *state.refusals))
         other = self.consider(state.request, now, state.lawful, elsewhere).chosen
         return other is not None and self.regions.liveness_of(other.region).read(now).state is State.UP
+
+    def _has_better_now(self, state: RequestState, attempt: Attempt, now: float) -> bool:
+        """Whether an attempt that has not begun was sent without a promise while a region was away that is back, and
+        would begin it at once, long before the queue it stands in.
+
+        Who has a promise is let go by the region that cannot keep it. Who has none stands there for as long as anybody
+        may, and a region that died leaves hundreds of those behind: they would wait on beside one that is back idle.
+        Only for who is back: in overload that lasts, whoever goes from queue to queue loses its turn in each of them.
+        And only to begin at once: a queue of those who are late already would make everybody late who comes in time.
+        """
+        request, absent = state.request, state.decision.absent if state.decision is not None else {}
+        if not absent or not state.last_resort or attempt.started or request.once:
+            return False
+        decision = self.consider(request, now, state.lawful)
+        chosen = decision.chosen
+        if chosen is None or chosen.region not in absent or chosen.wait_ms > AT_ONCE_MS or decision.is_last_resort(now):
+            return False
+        there = next((one for one in decision.scored if one.region == attempt.region), None)
+        if there is None or state.attempts + 1 >= retry.ATTEMPTS_MAX:
+            return False
+        return there.wait_ms >= SOONER_FACTOR * chosen.bare_ttft_ms + SOONER_SLACK_MS
 
     def _under_way(self, event: AttemptEvent) -> tuple[RequestState, Attempt] | None:
         """The request, and the attempt if it is this very one: an event of an earlier one changes nothing."""
