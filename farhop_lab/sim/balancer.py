@@ -238,7 +238,7 @@ class Hop:
 class BalancerProcess:
     """See the module's head. `regions` are all there are, by name, living or not. `prefixes` is what they tell of their
     caches; None for a machine that is not the shipped one, which is told of none. One that died is replaced by another
-    object of its name, as a process is, with the next `incarnation`."""
+    object of its name, as a process is, with the next `incarnation`; who stood there from the start listens at once."""
 
     def __init__(
         self,
@@ -252,6 +252,7 @@ class BalancerProcess:
         self.context, self.region, self.instance, self.name = context, region, instance, f"{region}/{instance}"
         self.alive, self.incarnation, self._make = True, incarnation, make
         self._regions = regions
+        self._begun_at, self._settled = context.timeline.now, incarnation == 0
         self.cut_off: set[str] = set()  # regions that no connection reaches now
         self._rng = context.rng(f"balancer {self.name}" + (f" {incarnation}" if incarnation else ""))
         self.flow = make(region, self._rng)
@@ -275,6 +276,17 @@ class BalancerProcess:
             context, region, self.name, regions, self.relay.react, self.relay.clock, self._rng, self.prefixes,
             self._hops,
         )  # fmt: skip
+
+    @property
+    def listens(self) -> bool:
+        """Whether clients are let in: as the shipped one does (global_lb.app.main), not before it knows of regions that
+        serve and of what they hold, or has waited long enough for them."""
+        if not self._settled:
+            watching, served = self.context.watching, any(self.links.channel_up.values())
+            patience_s = watching.settle_s + watching.warm_s if served else watching.settle_s
+            waited_s = self.context.timeline.now - self._begun_at
+            self._settled = waited_s >= patience_s or (served and self.links.caught_up)
+        return self.alive and self._settled
 
     def _hops(self, region: str) -> list[Hop]:
         return list(self.hops.get(region, ()))

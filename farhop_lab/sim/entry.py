@@ -37,7 +37,11 @@ class EntryProcess(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether anybody listens."""
+        """Whether its process runs."""
+
+    @property
+    def listens(self) -> bool:
+        """Whether it lets clients in."""
 
     @property
     def relay(self) -> RequestRelay:
@@ -85,7 +89,7 @@ class RemoteRequest:
 
     def _arrive(self) -> None:
         process, request = self._process, self.there.request
-        if not process.alive:
+        if not process.listens:
             self.broke(outcome.CONNECT_FAILED)
             return
         self._wire.carry(self._region, process.region, request.body_bytes)

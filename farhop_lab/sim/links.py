@@ -152,6 +152,20 @@ class RegionLinks:
         jitter = 0.8 + 0.4 * self._rng.random()
         self._context.timeline.after(self._context.watching.ping_s * jitter * soon, self._ping, region)
 
+    @property
+    def caught_up(self) -> bool:
+        """As global_lb.links.watch has it: whether all is here that those who are connected have told by now."""
+        ups = [self.channel_up.get(region) for region in self.reports]
+        return (
+            bool(ups)
+            and None not in ups
+            and all(
+                self._prefixes is None or self._prefixes.state(region) == "connected"
+                for region, up in self.channel_up.items()
+                if up
+            )
+        )
+
     def is_dark(self, region: str) -> bool:
         """Whether its channel was up and is broken now."""
         return self.channel_up.get(region) is False

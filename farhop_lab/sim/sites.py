@@ -51,6 +51,8 @@ class Watching(msgspec.Struct, frozen=True, kw_only=True):
     ping_timeout_s: float = 0.5
     ping_jitter: float = 0.02
     report_age_s: float = 3.0
+    settle_s: float = 1.0  # a new global balancer keeps clients out so long (global_lb.app.main), and then `warm_s`
+    warm_s: float = 2.0
     first_byte_s: float = 480.0  # of a global balancer (global_lb.app.config.OuterLimits), as are the next two
     whole_answer_s: float = 630.0
     between_bytes_s: float = 75.0

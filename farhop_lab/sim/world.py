@@ -268,7 +268,7 @@ class World:
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """The body is read."""
-        if isinstance(balancer, BalancerProcess) and not balancer.alive:
+        if isinstance(balancer, BalancerProcess) and not balancer.listens:
             balancer = self.entries[entry]
         self._arrivals += 1
         request_id, text = f"r{self._arrivals}", prompt.text
@@ -345,7 +345,7 @@ class World:
             raise ValueError(f"entry: no global balancer stands in {entry!r}; give it one or arrive `direct`ly")
         turn = self._turn[entry] = (self._turn[entry] + 1) % len(here)
         # Who is refused a connection tries the next address, as every client of several does.
-        return next((one for one in here[turn:] + here[:turn] if one.alive), here[turn])
+        return next((one for one in here[turn:] + here[:turn] if one.listens), here[turn])
 
     # -- the law
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Command, Event
     from global_lb.fleet.table import Column, Field
+    from global_lb.routing.pick import Decision
     from global_lb.routing.request_state import RequestState
     from regional_lb.fleet.table import Table
     from regional_lb.scheduler.pick import Pick
@@ -68,9 +69,11 @@ class TrielessRegional(regional_flow.RegionalFlow):
 class Unreckoning(global_flow.GlobalFlow):
     """What it sent is nothing to it once it is on its way."""
 
-    def _dispatch(self, state: RequestState, now: float, verdict: Verdict | None = None) -> list[Command]:
+    def _dispatch(
+        self, state: RequestState, now: float, verdict: Verdict | None = None, decision: Decision | None = None
+    ) -> list[Command]:
         before = state.attempt
-        commands = super()._dispatch(state, now, verdict)
+        commands = super()._dispatch(state, now, verdict, decision)
         attempt = state.attempt
         if attempt is not None and attempt is not before:
             n_bytes = state.request.prompt_bytes

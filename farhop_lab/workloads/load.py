@@ -44,6 +44,8 @@ def mooncake(path: Path) -> list[MooncakeRow]:
     rows: list[MooncakeRow] = []
     for number, row in _objects(path, MooncakeRow):
         _check_tokens(path, number, row.input_length, row.output_length)
+        if row.at_ms < 0:
+            raise _bad(path, number, f"timestamp {row.at_ms}; milliseconds from 0 on are expected, shift all of them")
         if len(row.hash_ids) * 512 < row.input_length:
             covers = len(row.hash_ids) * 512
             raise _bad(path, number, f"hash_ids cover {covers} of input_length {row.input_length}; one per 512 is due")
@@ -63,13 +65,16 @@ def azure(path: Path) -> list[AzureRow]:
             continue
         try:
             moment, inputs, outputs = cells
-            # fromisoformat knows microseconds, the trace has a digit more.
-            at = datetime.fromisoformat(moment[:26])
+            at = datetime.fromisoformat(moment)
             tokens = int(inputs), int(outputs)
         except ValueError as error:
             raise _bad(path, number, f"{error}; a timestamp and two whole numbers are expected") from None
         _check_tokens(path, number, *tokens)
         first = first or at
+        if (at.tzinfo is None) != (first.tzinfo is None):
+            raise _bad(
+                path, number, f"TIMESTAMP {moment} and line 2's differ in having a time zone; give it to all or none"
+            )
         rows.append(AzureRow((at - first).total_seconds(), *tokens))
     return _from_zero(path, rows)
 
@@ -190,6 +195,8 @@ def _objects(path: Path, kind: type[_Row]) -> Iterator[tuple[int, _Row]]:
             continue
         try:
             yield number, decode(line)
+        except msgspec.ValidationError as error:
+            raise _bad(path, number, f"{error}; correct that field, or leave the line out") from None
         except msgspec.MsgspecError as error:
             raise _bad(path, number, f"{error}; one JSON object a line is expected, is the file truncated?") from None
 

@@ -60,6 +60,7 @@ _UNSPOKEN = (
     "take a model that is served for them"
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
+AT_ONCE_MS = 100.0  # whoever waits no longer than that stands in no queue
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
 
@@ -112,6 +113,7 @@ class GlobalFlow:
         self.requests: dict[str, RequestState] = {}
         self.budget = retry.RetryBudget(self.requests)
         self.held: dict[str, None] = {}
+        self.displaced: dict[str, dict[str, None]] = {}  # by region that was away: sent elsewhere without a promise
         self._moving: dict[str, float] = {}  # drained regions that streams leave, and by when
         self._woken_at = -inf  # when all on hold were looked at last
         self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
@@ -293,6 +295,7 @@ class GlobalFlow:
 
     def _start(self, state: RequestState, attempt: Attempt, status: int) -> None:
         attempt.started = True
+        self._stays(state)
         self.regions.liveness_of(attempt.region).relay_succeeded()
         attempt.load.settled(state.request.prompt_bytes, attempt.uncached_bytes)
         self.regions.settled(attempt.region)
@@ -423,11 +426,64 @@ class GlobalFlow:
         regions.settle(region, now)
         change()
         regions.settle(region, now)
+        commands = self._fetch(region, now) if region in self.displaced else []
         if before is None:
-            return []
+            return commands
         after, seen = regions.standing(region, now), self._standings.get(region, before)
         self._standings[region] = after
-        return self._wake(now) if not before == seen == after or now >= self._woken_at + LOOK_HELD_S else []
+        if not before == seen == after or now >= self._woken_at + LOOK_HELD_S:
+            commands += self._wake(now)
+        return commands
+
+    def _fetch(self, region: str, now: float) -> list[Command]:
+        """Send to a region what went elsewhere without a promise while it was away, and it would begin at once, long
+        before the queues where that stands; the oldest first, and one that is not better off speaks for all like it.
+
+        Who has a promise is let go by the region that cannot keep it. Who has none stands there for as long as anybody
+        may, and a region that died leaves hundreds of those behind: they would wait on beside one that is back idle.
+        Only for who is back: in overload that lasts, whoever goes from queue to queue loses its turn in each of them.
+        And only to begin at once: a queue of those who are late already would make everybody late who comes in time.
+        """
+        commands: list[Command] = []
+        stuck: set[Any] = set()
+        for request_id in tuple(self.displaced[region]):
+            state = self.requests[request_id]
+            request, attempt = state.request, state.attempt
+            assert attempt is not None  # whose end would have taken it off
+            alike = request.tenant, request.model, request.narrow, request.key, state.lawful, attempt.region
+            if alike in stuck:
+                continue
+            decision = self._better_at(region, state, attempt, now)
+            if decision is None:
+                stuck.add(alike)
+                continue
+            commands.append(machine.Cancel(request_id, state.attempts))
+            self._withdraw(state, attempt, counted=True)
+            state.waited_s += now - attempt.sent_at
+            state.last_resort = False
+            state.refusals.clear()
+            commands += self._dispatch(state, now, decision=decision)
+        return commands
+
+    def _better_at(self, region: str, state: RequestState, attempt: Attempt, now: float) -> Decision | None:
+        """The decision for that region, if it would begin at once there, and long before the queue where it stands."""
+        if now >= state.request.deadline or state.attempts + 1 >= retry.ATTEMPTS_MAX:
+            return None
+        decision = self.consider(state.request, now, state.lawful)
+        chosen = decision.chosen
+        if chosen is None or chosen.region != region or chosen.wait_ms > AT_ONCE_MS or decision.is_last_resort(now):
+            return None
+        there = next((one for one in decision.scored if one.region == attempt.region), None)
+        sooner = there is not None and there.wait_ms >= SOONER_FACTOR * chosen.bare_ttft_ms + SOONER_SLACK_MS
+        return decision if sooner else None
+
+    def _stays(self, state: RequestState) -> None:
+        """Where it is, it has begun or is over: nobody fetches it any more."""
+        for region in state.decision.absent if state.decision is not None and self.displaced else ():
+            displaced = self.displaced.get(region, {})
+            displaced.pop(state.request.id, None)
+            if not displaced:
+                self.displaced.pop(region, None)
 
     def _wake(self, now: float) -> list[Command]:
         """Let those on hold go who can now. One that cannot speaks for all like it, as there may be many."""
@@ -536,15 +592,18 @@ class GlobalFlow:
             del state.refusals[region]
         return again
 
-    def _dispatch(self, state: RequestState, now: float, verdict: Verdict | None = None) -> list[Command]:
-        """Send the request to the best region it may go to, or conclude or hold it. `verdict` as for `consider`."""
+    def _dispatch(
+        self, state: RequestState, now: float, verdict: Verdict | None = None, decision: Decision | None = None
+    ) -> list[Command]:
+        """Send the request to the best region it may go to, or conclude or hold it. `verdict` as for `consider`;
+        `decision`: where, if that was decided just now."""
         request = state.request
         if now >= request.deadline:
             return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
         state.quarantined = False
         if self._suspects.against and request.body_hash and (commands := self._suspected(state, now)) is not None:
             return commands
-        decision = state.decision = self._decide(state, now, verdict)
+        decision = state.decision = decision or self._decide(state, now, verdict)
         chosen = decision.chosen
         if chosen is None:
             return self._nowhere(state, decision, now)
@@ -561,6 +620,9 @@ class GlobalFlow:
         state.attempt = attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         load.sent(request.prompt_bytes, uncached_bytes)
+        if state.last_resort and not request.once:
+            for region in decision.absent:
+                self.displaced.setdefault(region, {})[request.id] = None
         wanted_by = request.first_token_by
         return [
             self._look_again(state, attempt, now),
@@ -719,6 +781,7 @@ class GlobalFlow:
     def _withdraw(self, state: RequestState, attempt: Attempt, *, counted: bool) -> None:
         """The attempt is over: give back what it held."""
         self.ledger.release(state.request.id)
+        self._stays(state)
         state.attempt = None
         if not attempt.started:
             settle = attempt.load.settled if counted else attempt.load.came_back

@@ -384,3 +384,47 @@ def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(runni
     assert "upstream_stalled" in str(stream[0].error)  # a clean error event, and no end that looks like one
     assert stream[1] - healed < 20.0
     running.call(world.wait_until_serving(ALL))
+
+
+def test_those_who_queue_elsewhere_go_back_to_a_region_that_is_there_again(running: RunningWorld) -> None:
+    """not-us may go to Tokyo and Frankfurt. Tokyo's engines are gone, and come back beside Frankfurt's long queue."""
+    tokyo, frankfurt = running.world.regions["tokyo"], running.world.regions["frankfurt"]
+    filler = "Many words make a long prompt. " * 1000
+
+    async def one(index: int) -> Result:
+        message = {"role": "user", "content": f"{index} {filler}"}
+        body = {"model": running.world.settings.model, "messages": [message], "max_tokens": 10}
+        return await _last(ask([running.entry("tokyo")], "sk-farhop-not-us", body))
+
+    async def frankfurt_is(method: str, **fault: Any) -> None:
+        async with aiohttp.ClientSession() as session:
+            for url in frankfurt.engine_urls:
+                async with session.request(method, f"{url}/lab/fault", json=fault) as answer:
+                    answer.raise_for_status()
+
+    async def drill() -> list[Result]:
+        await asyncio.gather(*(engine.kill() for engine in tokyo.engines))
+        await _none_ready(tokyo.global_admin, "tokyo")
+        await asyncio.gather(*(_start_frozen(running, "tokyo", i) for i in range(len(tokyo.engines))))
+        await _none_ready(tokyo.global_admin, "tokyo")
+        await frankfurt_is("POST", kind="slow", factor=50.0, for_s=60.0)
+        asked = [asyncio.create_task(one(i)) for i in range(120)]
+        async with asyncio.timeout(20.0):
+            while (await _json(f"{frankfurt.regional_admin}/status"))["queued_requests"] < 60:
+                await asyncio.sleep(0.05)
+        _thaw(running, "tokyo")
+        back = 0
+        for nth in asyncio.as_completed(asked):
+            back += (await nth).headers.get("x-farhop-region") == "tokyo"
+            if back == 60:
+                await frankfurt_is("DELETE")  # those whom its engines have need not be waited for
+        return await asyncio.gather(*asked)
+
+    try:
+        results = running.call(drill())
+    finally:
+        _thaw(running, "tokyo")
+        running.call(frankfurt_is("DELETE"))
+        running.call(running.world.wait_until_serving(ALL))
+    assert all(result.ok for result in results)
+    assert sum(result.headers["x-farhop-region"] == "tokyo" for result in results) >= 60

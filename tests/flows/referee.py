@@ -25,7 +25,7 @@ class Rider:
     target: str = ""
     prefiller: str = ""  # while the prompt is computed there
     timer: float | None = None
-    refused_by: tuple[str, ...] = ()  # since it was last on hold, or its stream last broke
+    refused_by: tuple[str, ...] = ()  # since it was last on hold or taken back, or its stream last broke
     moves: bool = False  # its attempt is to be broken off, if its stream can go on elsewhere
     begun: bool = False  # its client has the beginning of a stream
 
@@ -103,7 +103,7 @@ class Referee:
             rider.moves = True
         elif isinstance(command, machine.Cancel):
             assert (rider.state, rider.attempt) == ("sent", command.attempt), "what has begun is never given up"
-            rider.state = "failed"
+            rider.state, rider.refused_by = "failed", ()  # time has passed, as on hold
         elif isinstance(command, machine.Hold):
             assert rider.state in ("new", "failed")
             rider.state, rider.target, rider.refused_by = "held", "", ()

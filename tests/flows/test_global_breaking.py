@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from playbook import Expected, answered, held, sent, timer
+from playbook import Expected, Playbook, answered, held, sent, timer
 from worlds import everywhere, instance, law, request, seen, worldwide
 
 from farhop.balance import machine, outcome
@@ -27,6 +28,7 @@ from farhop.balance.retry import TRANSPORT_RETRIES_MAX
 from global_lb.fleet.view import ChannelChanged, RegionForced, RegionReported
 from global_lb.routing.flow import (
     ASK_AGAIN_S,
+    AT_ONCE_MS,
     LOOK_AGAIN_S,
     LOOK_SOON_S,
     MOVE_AGAIN_S,
@@ -302,6 +304,88 @@ def test_a_broken_channel_has_its_requests_looked_after_sooner(play) -> None:
     book.at(0.1 + LOOK_SOON_S).on(TimerFired("a")).expect(
         Expected(machine.Cancel, id="a", attempt=1), sent("a", "frankfurt", attempt=2)
     )
+
+
+LONDON_AWAY = seen(instance("frankfurt"), instance("tokyo"))
+
+
+def london_comes_back(book: Playbook, wait_ms: float, own_wait_ms: float = 0.0) -> Playbook:
+    """With a queue of so many ms of its own, and Frankfurt has one of `wait_ms`. What is done about it is next."""
+    view = seen(instance("frankfurt", wait_ms=wait_ms), instance("london", wait_ms=own_wait_ms), instance("tokyo"))
+    return book.at(0.5).on(view).expect().on(RegionReported("london")).expect().on(ChannelChanged("london", up=True))
+
+
+def test_who_stands_in_a_queue_without_a_promise_goes_to_the_region_that_is_back(play) -> None:
+    book = play(worldwide(view=LONDON_AWAY)).on(RequestArrived(request("a", tenant="european")))
+    book.expect(sent("a", "frankfurt", promised_ttft_ms=None))
+    london_comes_back(book, 9_000.0).expect(
+        Expected(machine.Cancel, id="a", attempt=1),
+        sent("a", "london", attempt=2, waited_s=0.5, promised_ttft_ms=lambda ms: ms is not None),
+    )
+    book.on(RegionReported("london")).expect()
+    book.on(AttemptBegan("a", 2, 200)).expect().on(AttemptEnded("a", 2, 200, None)).expect()
+
+
+def test_the_oldest_go_back_first_and_as_many_as_begin_at_once() -> None:
+    flow = worldwide(view=LONDON_AWAY)
+    for name in "abcdefgh":
+        flow.handle(RequestArrived(request(name, 10_000, tenant="european")), 0.0)
+    view = seen(instance("frankfurt", wait_ms=9_000.0), instance("london"), instance("tokyo"))
+    events = (view, RegionReported("london"), ChannelChanged("london", up=True))
+    done = [command for event in events for command in flow.handle(event, 0.5)]
+    fetched = [command.id for command in done if isinstance(command, machine.Forward)]
+    assert 0 < len(fetched) < 8
+    assert fetched == list("abcdefgh")[: len(fetched)]
+    last = flow.requests[fetched[-1]].decision
+    assert last is not None
+    assert last.chosen is not None
+    assert last.chosen.wait_ms <= AT_ONCE_MS
+
+
+@pytest.mark.parametrize(
+    ("tenant", "view", "fields", "wait_ms"),
+    [
+        ("european", LONDON_AWAY, {}, 100.0),  # it is begun soon where it is
+        ("anyone", LONDON_AWAY, {}, 9_000.0),  # it was promised something: its region lets it go
+        ("european", LONDON_AWAY, {"once": True}, 9_000.0),  # it may not be sent twice
+        ("german", everywhere(), {}, 9_000.0),  # nowhere else to go
+    ],
+)
+def test_who_is_back_takes_nobody_who_is_served_or_let_go_where_it_is(play, tenant, view, fields, wait_ms) -> None:
+    book = play(worldwide(view=view)).on(RequestArrived(request("a", tenant=tenant, **fields)))
+    london_comes_back(book.expect(sent("a", "frankfurt")), wait_ms).expect()
+
+
+def test_who_is_back_takes_nobody_into_a_queue(play) -> None:
+    book = play(worldwide(view=LONDON_AWAY)).on(RequestArrived(request("a", tenant="european")))
+    london_comes_back(book.expect(sent("a", "frankfurt")), 9_000.0, AT_ONCE_MS + 1.0).expect()
+
+
+def test_who_is_back_takes_no_stream_that_has_begun_and_nobody_who_is_gone(play) -> None:
+    book = play(worldwide(view=LONDON_AWAY)).on(RequestArrived(request("a", tenant="european")))
+    book.expect(sent("a", "frankfurt")).on(AttemptBegan("a", 1, 200)).expect()
+    book.on(RequestArrived(request("b", tenant="european"))).expect(sent("b", "frankfurt"))
+    book.on(ClientLeft("b")).expect()
+    london_comes_back(book, 9_000.0).expect()
+
+
+def test_a_region_that_turned_it_away_does_not_take_it_back(play) -> None:
+    """In overload that lasts: it keeps its place in the queue that took it."""
+    book = play(worldwide()).on(RequestArrived(request("a", tenant="european"))).expect(sent("a", "london"))
+    book.on(AttemptRefused("a", 1, outcome.BROKEN_PROMISE, 50.0)).expect(sent("a", "frankfurt", attempt=2))
+    book.on(AttemptRefused("a", 2, outcome.FOREIGN_FULL, 5.0)).expect(
+        sent("a", "london", attempt=3, promised_ttft_ms=None)
+    )
+    book.at(0.5).on(seen(instance("frankfurt"), instance("london", wait_ms=9_000.0))).expect()
+    book.on(RegionReported("frankfurt")).expect()
+
+
+def test_a_region_that_was_there_all_the_time_takes_nobody_while_another_is_away(play) -> None:
+    full = [instance(name, headroom_foreign_tokens=0) for name in ("frankfurt", "tokyo")]
+    book = play(worldwide(view=seen(*full))).on(RequestArrived(request("a")))
+    book.expect(sent("a", "frankfurt", promised_ttft_ms=None))
+    book.at(0.5).on(seen(instance("frankfurt", wait_ms=9_000.0), instance("tokyo"))).expect()
+    book.on(RegionReported("tokyo")).expect()
 
 
 def test_a_channel_that_is_back_by_then_moves_nothing(play) -> None:

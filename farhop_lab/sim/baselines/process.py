@@ -224,6 +224,11 @@ class RouterProcess:
         self.alive = False
         self.incarnation = 0
 
+    @property
+    def listens(self) -> bool:
+        """See entry.EntryProcess."""
+        return self.alive
+
     def rise(self) -> None:
         """A new process that knows nothing. Harmless while it lives."""
         if self.alive:

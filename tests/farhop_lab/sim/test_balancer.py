@@ -229,3 +229,29 @@ def test_a_balancer_that_dies_breaks_its_streams_and_returns_knowing_what_stands
     assert measures.records[-1].outcome == "served"
     assert before.relay.under_way == before.flow.under_way - 1 == 0, "the dead one is left as it died"
     assert measures.violations == 0
+
+
+def test_a_new_process_lets_nobody_in_before_it_knows_the_regions_or_has_waited_for_them() -> None:
+    """As the shipped one (global_lb.app.main): a client's connection is refused, and it may go on to another entry."""
+    settled: list[float] = []
+    for lives in (True, False):
+        world = apart()
+        world.run(5.0)
+        world.kill_global("here")
+        if not lives:
+            world.kill("there")
+            world.run(60.0)
+        began = world.now
+        world.start_global("here")
+        world.arrive("here", "t")
+        while not only(world).listens:
+            assert world.now < began + 10.0
+            world.run(world.now + 0.05)
+        settled.append(world.now - began)
+        world.arrive("here", "t")
+        world.run(world.now + 10.0)
+        outcomes = [record.outcome for record in world.measures.records]
+        assert outcomes == ["connect_failed", "served" if lives else "no_region_serving"]
+    known_s, waited_s = settled
+    assert 0.1 < known_s < 2.0  # a round trip at the least
+    assert waited_s == pytest.approx(Watching().settle_s, abs=0.06)

@@ -60,6 +60,28 @@ def test_azure(tmp_path: Path) -> None:
     assert (second.at, second.input_tokens) == (pytest.approx(4.314579), 396)
 
 
+def test_azure_moments_with_time_zones(tmp_path: Path) -> None:
+    text = AZURE_HEADED.format("18:15:50", "19:15:56").replace("50.0", "50.1234567+00:00").replace("56.0", "56.0+01:00")
+    assert [row.at for row in load.azure(write(tmp_path / "azure.csv", text))] == [0.0, pytest.approx(5.876544)]
+
+
+@pytest.mark.parametrize("zoned", ["50.0", "46.0"])
+def test_azure_moments_of_which_some_have_a_time_zone(tmp_path: Path, zoned: str) -> None:
+    text = AZURE_HEADED.format("18:15:46", "18:15:50").replace(zoned, f"{zoned}+00:00")
+    with pytest.raises(load.TraceError, match=r"line 3: TIMESTAMP .* time zone; give it to all or none"):
+        load.azure(write(tmp_path / "azure.csv", text))
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "complaint"),
+    [("-5", "line 1: timestamp -5; .* shift all of them"), ("1.5", r"line 1: .*\$\.timestamp.*; correct that field")],
+)
+def test_mooncake_moments_that_are_none(tmp_path: Path, timestamp: str, complaint: str) -> None:
+    text = f'{{"timestamp": {timestamp}, "input_length": 7, "output_length": 1, "hash_ids": [0]}}\n'
+    with pytest.raises(load.TraceError, match=complaint):
+        load.mooncake(write(tmp_path / "trace.jsonl", text))
+
+
 BURSTGPT = (
     "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,0,1087,API log\n"

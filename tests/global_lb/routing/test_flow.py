@@ -261,6 +261,11 @@ class GlobalMachine(RuleBasedStateMachine):
     def what_is_learned_stays_in_its_domain(self) -> None:
         assert all(0.1 <= r.value <= 1.0 for r in self.flow.regions.cache_hit_calibration.values())
 
+    @invariant()
+    def who_may_be_fetched_is_under_way_and_has_not_begun(self) -> None:
+        sent = {rider.request.id for rider in self.referee.states("sent")}
+        assert all(displaced and displaced.keys() <= sent for displaced in self.flow.displaced.values())
+
     @precondition(lambda self: not self.referee.riders)
     @invariant()
     def at_rest_nothing_is_held(self) -> None:
