@@ -113,7 +113,8 @@ class GlobalFlow:
         self.requests: dict[str, RequestState] = {}
         self.budget = retry.RetryBudget(self.requests)
         self.held: dict[str, None] = {}
-        self.displaced: dict[str, dict[str, None]] = {}  # by region that was away: sent elsewhere without a promise
+        self.displaced: dict[str, None] = {}  # sent without a promise while a region was away, and not begun
+        self._missed: set[str] = set()  # the regions that were
         self._moving: dict[str, float] = {}  # drained regions that streams leave, and by when
         self._woken_at = -inf  # when all on hold were looked at last
         self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
@@ -295,7 +296,8 @@ class GlobalFlow:
 
     def _start(self, state: RequestState, attempt: Attempt, status: int) -> None:
         attempt.started = True
-        self._stays(state)
+        if self.displaced:
+            self.displaced.pop(state.request.id, None)
         self.regions.liveness_of(attempt.region).relay_succeeded()
         attempt.load.settled(state.request.prompt_bytes, attempt.uncached_bytes)
         self.regions.settled(attempt.region)
@@ -426,7 +428,7 @@ class GlobalFlow:
         regions.settle(region, now)
         change()
         regions.settle(region, now)
-        commands = self._fetch(region, now) if region in self.displaced else []
+        commands = self._fetch(region, now) if region in self._missed else []
         if before is None:
             return commands
         after, seen = regions.standing(region, now), self._standings.get(region, before)
@@ -446,8 +448,10 @@ class GlobalFlow:
         """
         commands: list[Command] = []
         stuck: set[Any] = set()
-        for request_id in tuple(self.displaced[region]):
-            state = self.requests[request_id]
+        there = [state for state in map(self.requests.__getitem__, self.displaced) if _missed(state, region)]
+        if not there:
+            self._missed.discard(region)
+        for state in there:
             request, attempt = state.request, state.attempt
             assert attempt is not None  # whose end would have taken it off
             alike = request.tenant, request.model, request.narrow, request.key, state.lawful, attempt.region
@@ -457,7 +461,7 @@ class GlobalFlow:
             if decision is None:
                 stuck.add(alike)
                 continue
-            commands.append(machine.Cancel(request_id, state.attempts))
+            commands.append(machine.Cancel(request.id, state.attempts))
             self._withdraw(state, attempt, counted=True)
             state.waited_s += now - attempt.sent_at
             state.last_resort = False
@@ -476,14 +480,6 @@ class GlobalFlow:
         there = next((one for one in decision.scored if one.region == attempt.region), None)
         sooner = there is not None and there.wait_ms >= SOONER_FACTOR * chosen.bare_ttft_ms + SOONER_SLACK_MS
         return decision if sooner else None
-
-    def _stays(self, state: RequestState) -> None:
-        """Where it is, it has begun or is over: nobody fetches it any more."""
-        for region in state.decision.absent if state.decision is not None and self.displaced else ():
-            displaced = self.displaced.get(region, {})
-            displaced.pop(state.request.id, None)
-            if not displaced:
-                self.displaced.pop(region, None)
 
     def _wake(self, now: float) -> list[Command]:
         """Let those on hold go who can now. One that cannot speaks for all like it, as there may be many."""
@@ -620,9 +616,9 @@ class GlobalFlow:
         state.attempt = attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         load.sent(request.prompt_bytes, uncached_bytes)
-        if state.last_resort and not request.once:
-            for region in decision.absent:
-                self.displaced.setdefault(region, {})[request.id] = None
+        if state.last_resort and decision.absent and not request.once:
+            self.displaced[request.id] = None
+            self._missed.update(decision.absent)
         wanted_by = request.first_token_by
         return [
             self._look_again(state, attempt, now),
@@ -781,9 +777,15 @@ class GlobalFlow:
     def _withdraw(self, state: RequestState, attempt: Attempt, *, counted: bool) -> None:
         """The attempt is over: give back what it held."""
         self.ledger.release(state.request.id)
-        self._stays(state)
+        if self.displaced:
+            self.displaced.pop(state.request.id, None)
         state.attempt = None
         if not attempt.started:
             settle = attempt.load.settled if counted else attempt.load.came_back
             settle(state.request.prompt_bytes, attempt.uncached_bytes)
             self.regions.settled(attempt.region)
+
+
+def _missed(state: RequestState, region: str) -> bool:
+    """Whether the region was away when the request was sent where it is."""
+    return state.decision is not None and region in state.decision.absent
