@@ -169,7 +169,9 @@ def drawn(number: int, seed: int, window_s: float, traces: Sequence[Trace] = ())
     if rng.random() < 0.2:
         fault = rng.choice(("restart-regional", "restart-global"))
         document["balancers"] = dict.fromkeys(regions, 1)  # as many as a rival has: nobody else serves meanwhile
-        document["faults"] = [{"what": fault, "region": rng.choice(regions), "at_s": WARM_UP_S, "for_s": 1.0}]
+        # In the middle: at the beginning it would break requests that were asked before, and count for nobody.
+        at_s = WARM_UP_S + window_s / 2
+        document["faults"] = [{"what": fault, "region": rng.choice(regions), "at_s": at_s, "for_s": 1.0}]
     scenario = built(document, trace.path.parent if trace is not None else Path())
     share = round(rng.uniform(0.3, 1.1), 2)
     return World(number, kind, scenario, share, _factor(scenario, seed, share))
