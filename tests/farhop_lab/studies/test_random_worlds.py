@@ -33,7 +33,8 @@ def test_worlds_have_tenants_who_may_not_go_everywhere_and_balancers_that_lose_t
         "eu-only": {"frankfurt"},
         "japan-only": {"tokyo"},
     }
-    assert [(fault.what, fault.at_s) for fault in document.faults] == [("restart-regional", random_worlds.WARM_UP_S + 2.5)]
+    in_the_middle_s = random_worlds.WARM_UP_S + 2.5
+    assert [(fault.what, fault.at_s) for fault in document.faults] == [("restart-regional", in_the_middle_s)]
 
 
 def test_worlds_are_drawn_from_the_traces_of_a_folder(tmp_path: Path) -> None:
