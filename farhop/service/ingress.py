@@ -20,7 +20,7 @@ from farhop.identity import redirect_token
 from farhop.identity.hop_token import is_of
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
-from farhop.relay.formats import model_list, openai, paths
+from farhop.relay.formats import bodies, model_list, openai, paths
 from farhop.relay.formats.paths import Kind, PathRefusal
 from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
@@ -197,6 +197,9 @@ class Ingress:
         """Start relaying, or say what to answer instead."""
         caller, kind, reader = context.caller, context.kind, self.reader
         assert caller is not None  # `head` let it pass
+        assert kind is not None
+        if exchange.body[:1] == bodies.BOM[:1]:
+            exchange.body = bodies.without_bom(kind, exchange.body)
         # Of the longest body this takes a millisecond.
         if caller.body_mac is not None and not is_of(caller.body_mac, exchange.body):
             return other_body()

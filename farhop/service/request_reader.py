@@ -93,8 +93,6 @@ class RequestReader:
         head, context = exchange.head, exchange.context
         caller, kind, lines = context.caller, context.kind, head.onward
         try:
-            if exchange.body[:1] == bodies.BOM[:1]:
-                exchange.body = bodies.without_bom(kind, exchange.body)
             prompt = bodies.read(kind, exchange.body, head.path, lines, self._guard, lambda: self._only_model(caller))
         except bodies.BodyError as error:
             raise _refused(error) from None
