@@ -5,7 +5,7 @@ Engines trust whoever speaks to them: a field may have one fetch from an address
 another request's cache. Such fields are refused by family and by name, in letters of either case, whoever asks; so is
 what differs from a field that we read by their case alone, since an engine may read it as that one. Media by URL pass
 only from hosts that the configuration names. Fields that nobody knows pass, counted, or are refused where the
-configuration says so. Headers towards engines are an allow-list. Never changes a body, never reads text.
+configuration says so. Headers towards engines are an allow-list; a query names no field. Never changes a body, never reads text.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 import msgspec
 
@@ -131,6 +131,7 @@ _PATH_CHARS_MAX = 4095  # Linux' PATH_MAX, less the NUL
 _EXEMPT = frozenset(("text", "type", "detail", "format", "role", "name", "title", "mime_type", "media_type"))
 _COUNTED_MAX = 256  # names; a client must not be able to make more
 OTHER = "(other)"
+_SEPARATORS = re.compile(rb"[&;]")
 _NAME_CHARS = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 # A client's headers that engines may see. Cookies, request ids, ranks and whatever else is for the balancers alone.
@@ -285,6 +286,15 @@ def family_of(name: str) -> str | None:
 
 def _refused(name: str, family: str, within: str = "") -> BodyError:
     return invalid(name, f"`{within}{name}` {family}: it is not for clients to set, leave it out")
+
+
+def query(target: bytes) -> None:
+    """A request's target: what its query names may be no field, since of two an engine may read this one (LiteLLM's
+    `model`), while law and limits go by the body's. Raises BodyError."""
+    for part in _SEPARATORS.split(target.partition(b"?")[2]):
+        name = unquote_plus(part.partition(b"=")[0].decode("latin-1")).partition("[")[0].casefold()
+        if name in KNOWN or family_of(name) is not None:
+            raise invalid(name, f"`{name}` stands in the query: it must be a member of the body")
 
 
 def engine_headers(lines: bytes) -> bytes:

@@ -224,6 +224,38 @@ def test_kserve_names_no_memory_and_no_state_of_others() -> None:
     assert _read(fine, Kind.INFER).model == "m"
 
 
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        (b"model=other", "model"),
+        (b"api-version=1&model=other", "model"),
+        (b"a=1;model=other", "model"),
+        (b"model", "model"),
+        (b"Model=other", "model"),
+        (b"%6dode%6C=other", "model"),
+        (b"model%5B%5D=other", "model"),
+        (b"model[0]=other", "model"),
+        (b"max_to%E2%84%AAens=9", "max_tokens"),
+        (b"kv_transfer_params=x", "kv_transfer_params"),
+        (b"remote+host=x&callback_url=x", "callback_url"),
+    ],
+)
+def test_no_field_stands_in_the_query(query: bytes, name: str) -> None:
+    """LiteLLM, and whatever has a parameter of that name beside the body, serves the query's model and not the
+    body's."""
+    with pytest.raises(BodyError) as caught:
+        field_guard.query(b"/v1/chat/completions?" + query)
+    assert (caught.value.outcome, caught.value.param) == (outcome.INVALID_FIELD, name)
+
+
+@pytest.mark.parametrize(
+    "query", [b"", b"beta=true", b"api-version=2024-01-01", b"trace=%ff&&=model&x=model", b"a=?model=b"]
+)
+def test_other_parameters_of_a_query_go_on(query: bytes) -> None:
+    field_guard.query(b"/v1/messages?" + query)
+    field_guard.query(b"/v1/messages")
+
+
 def test_headers_to_engines_are_an_allow_list() -> None:
     lines = b"accept: a\r\ncookie: secret\r\nx-data-parallel-rank: 3\r\nx-request-id: 7\r\ncontent-type: b\r\n"
     assert engine_headers(lines) == b"accept: a\r\ncontent-type: b\r\n"
