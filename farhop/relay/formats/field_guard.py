@@ -1,11 +1,12 @@
 """What of a client's request may reach an engine: no field, part or header that names hosts, files, code, devices or
 other requests' state.
 
-Engines trust whoever speaks to them: a field may have one fetch from an address, unpickle a tensor, load a file or read
-another request's cache. Such fields are refused by family and by name, in letters of either case, whoever asks; so is
-what differs from a field that we read by their case alone, since an engine may read it as that one. Media by URL pass
-only from hosts that the configuration names. Fields that nobody knows pass, counted, or are refused where the
-configuration says so. Headers towards engines are an allow-list; a query names no field. Never changes a body, never reads text.
+Engines trust whoever speaks to them: a field may have one fetch from an address, unpickle a tensor, load a file or
+read another request's cache. Such fields are refused by family and by name, in letters of either case, whoever asks;
+so is what differs from a field that we read by their case alone, since an engine may read it as that one. Media by
+URL pass only from hosts that the configuration names. Fields that nobody knows pass, counted, or are refused where
+the configuration says so. Headers towards engines are an allow-list; a query names no field. Never changes a body,
+never reads text.
 """
 
 from __future__ import annotations
