@@ -57,19 +57,24 @@ _FIELDS: dict[str, str] = {
     "session_params": _OTHERS,  # SGLang: goes on from another request
     "previous_response_id": _STORED,
     "draft_model": _MODELS,  # LM Studio
-    "models": _MODELS,  # OpenRouter: whom else to ask
-    "fallbacks": _MODELS,  # LiteLLM, the same
+    "models": _MODELS,  # OpenRouter: whom else to ask; LiteLLM's are the `..._fallbacks` below
     "user_config": _MODELS,  # LiteLLM: models, and where they are
+    "model_list": _MODELS,  # the same
+    "custom_llm_provider": _HOSTS,  # LiteLLM: who serves the model
+    "provider": _HOSTS,  # OpenRouter, the same
     "api_base": _HOSTS,  # LiteLLM
     "mcp_servers": _HOSTS,  # Anthropic's: whose tools to use
     "server_url": _HOSTS,  # of a tool in OpenAI's Responses
     "file_id": _OTHERS,
     "uuid": _OTHERS,  # vLLM: a medium that another request brought
+    "id_slot": _OTHERS,  # llama.cpp: for whose slot to wait, and whose cache to have
 }
 # By family: names that no engine has yet, too.
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?:.*_)?(?:hosts?|hostnames?|ports?|urls?|uris?|endpoints?|callbacks?|webhooks?)"), _HOSTS),
-    (re.compile(r"lora_.*|adapter_(?:id|name|source)s?"), _ADAPTERS),  # TGI, Triton, TensorRT-LLM
+    # TGI, Triton, TensorRT-LLM; llama.cpp's `lora`, MLX's `adapters`
+    (re.compile(r"loras?(?:_.*)?|(?:.*_)?adapters?|adapter_(?:id|name|source)s?"), _ADAPTERS),
+    (re.compile(r"(?:.*_)?fallbacks|(?:.*_)?fallback_dict"), _MODELS),
     (re.compile(r".*_paths?|(?:.*_)?(?:filenames?|director(?:y|ies))"), _FILES),
     (re.compile(r"(?:.*_)?embeds|pickled?(?:_.*)?"), _TENSORS),
     (re.compile(r"(?:.*_)?(?:(?:dp|tp|pp|ep|parallel)_rank|devices?|device_ids?|gpu_ids?)"), _DEVICES),
