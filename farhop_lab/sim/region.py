@@ -250,7 +250,7 @@ class RegionProcess:
             return
         self.alive = False
         for active in self.relay.die():
-            active.client.broke(outcome.DIED_BEFORE_START)
+            active.last_word().broke(outcome.DIED_BEFORE_START)
         for call in tuple(self.calls):
             call.cut()
 
