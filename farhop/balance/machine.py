@@ -77,7 +77,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     it, 0 without one, and `parent_session` of the one that it came from: they decide between equals and nothing else.
     `by_anycast`: it came by an address that other entries announce, too. `alias`: the name that its client asked
     for, where that stands for `model` and its body was changed; `alias_why`: which models before it were passed over.
-    `answers`: how many it asks for, each of up to `max_tokens`. `fallbacks`: other models that its name stands for and
+    `answers`: how many it asks for, each of up to `max_tokens`. `tools`: it offers the model some, so that a program
+    waits for its whole answer. `fallbacks`: other models that its name stands for and
     that it may get instead, in order; `attempted`: how many attempts were made for it while it was another model's.
     `first_token_by`: by when its client wants its first token, on the clock of `deadline`; None where it does not say.
     Past that it is still served.
@@ -116,6 +117,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     alias: str = ""
     alias_why: str = ""
     answers: int = 1
+    tools: bool = False
     fallbacks: tuple[str, ...] = ()
     attempted: int = 0
     first_token_by: float | None = None

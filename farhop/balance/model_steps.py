@@ -153,22 +153,21 @@ def unfit(
     steps: Sequence[ModelStep],
     request: Request,
     allowed: Sequence[str],
-    tools: bool,
     micro_usd: Callable[[Request], int | None],
 ) -> dict[str, str]:
     """Why a request may not have a step's model, by that; "" where it may. `allowed` are the models of its API key,
-    empty for any; `tools`: it brings some; `micro_usd`: what it may cost at most, None where that has no price."""
-    found = {step.model: _unfit(step, request, tools, micro_usd) for step in steps}
+    empty for any; `micro_usd`: what it may cost at most, None where that has no price."""
+    found = {step.model: _unfit(step, request, micro_usd) for step in steps}
     for model in found if allowed else ():
         if model not in allowed:
             found[model] = found[model] or "not for this key"
     return found
 
 
-def _unfit(step: ModelStep, request: Request, tools: bool, micro_usd: Callable[[Request], int | None]) -> str:
+def _unfit(step: ModelStep, request: Request, micro_usd: Callable[[Request], int | None]) -> str:
     if step.prompt_bytes_max is not None and request.prompt_bytes > step.prompt_bytes_max:
         return "the prompt is too long"
-    if step.tools is not None and step.tools != tools:
+    if step.tools is not None and step.tools != request.tools:
         return "for requests with tools" if step.tools else "for requests without tools"
     if step.usd_max is not None:
         cost = micro_usd(replace(request, model=step.model))

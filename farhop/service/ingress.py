@@ -20,7 +20,7 @@ from farhop.identity import redirect_token
 from farhop.identity.hop_token import is_of
 from farhop.identity.tenant_certificates import HEADER as CERTIFICATE
 from farhop.relay import answers
-from farhop.relay.formats import model_list, openai, paths
+from farhop.relay.formats import bodies, field_guard, model_list, openai, paths
 from farhop.relay.formats.paths import Kind, PathRefusal
 from farhop.relay.formats.transcript import continuation
 from farhop.service.authenticator import Caller
@@ -161,6 +161,11 @@ class Ingress:
         if isinstance(kind, PathRefusal):
             extra = b"allow: " + kind.allow.encode() + b"\r\n" if kind.allow else b""
             return answers.refusal(kind.outcome, kind.detail, extra=extra)
+        if b"?" in head.target and kind not in _BODILESS:
+            try:
+                field_guard.query(head.target)
+            except bodies.BodyError as error:
+                return answers.refusal(error.outcome, error.detail, param=error.param)
         if head.known.get(b"content-encoding", b"identity") != b"identity":
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
@@ -197,6 +202,9 @@ class Ingress:
         """Start relaying, or say what to answer instead."""
         caller, kind, reader = context.caller, context.kind, self.reader
         assert caller is not None  # `head` let it pass
+        assert kind is not None
+        if exchange.body[:1] == bodies.BOM[:1]:
+            exchange.body = bodies.without_bom(kind, exchange.body)
         # Of the longest body this takes a millisecond.
         if caller.body_mac is not None and not is_of(caller.body_mac, exchange.body):
             return other_body()

@@ -56,6 +56,8 @@ class Recording:
             "region": region,
             "blocks": self._blocks(request, usage.prompt_tokens),
         }
+        if request.tools:
+            row["tools"] = True
         session = request.session or request.soft_session
         if session:
             row["session"] = self._fingerprint(session)

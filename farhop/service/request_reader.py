@@ -20,7 +20,7 @@ from farhop.balance.prefix import chain
 from farhop.relay import answers
 from farhop.relay.formats import bodies, openai
 from farhop.relay.formats.field_guard import DEFAULT
-from farhop.relay.formats.prompt import NO_PREFERENCES
+from farhop.relay.formats.prompt import NO_PREFERENCES, TOOLS
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
 from farhop.service.request_telemetry import MODEL_CHARS_MAX
@@ -57,7 +57,7 @@ class RefusedError(Exception):
 class ModelNames(Protocol):
     """Who knows names that stand for other models."""
 
-    def resolved(self, request: Request, allowed: tuple[str, ...], canonical: bytes) -> Request | None:
+    def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
         """The request for the model that it gets, as GlobalFlow.resolve, by its prompt's canonical text; None where its
         name is that. Raises bodies.BodyError."""
 
@@ -93,8 +93,6 @@ class RequestReader:
         head, context = exchange.head, exchange.context
         caller, kind, lines = context.caller, context.kind, head.onward
         try:
-            if exchange.body[:1] == bodies.BOM[:1]:
-                exchange.body = bodies.without_bom(kind, exchange.body)
             prompt = bodies.read(kind, exchange.body, head.path, lines, self._guard, lambda: self._only_model(caller))
         except bodies.BodyError as error:
             raise _refused(error) from None
@@ -154,7 +152,7 @@ class RequestReader:
         if caller.decision_id:
             return None  # it was sent here for this model, which another balancer chose
         try:
-            found = names.resolved(request, caller.models, prompt.canonical)
+            found = names.resolved(request, caller.models)
         except bodies.BodyError as error:
             raise _refused(error) from None
         if found is None or found.model == request.model:
@@ -231,6 +229,7 @@ class RequestReader:
             first_token_by=None if caller.ttft_s is None else arrived_at + caller.ttft_s,
             max_tokens=prompt.max_tokens,
             answers=prompt.answers,
+            tools=prompt.canonical.startswith(TOOLS),
             stream=prompt.stream,
             priority=caller.priority,
             key=caller.key,

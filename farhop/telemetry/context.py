@@ -17,7 +17,12 @@ TRACESTATE_BYTES_MAX = 512  # the length one must be able to carry (§3.3.1.5); 
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[\x21-\x7e]*)?")
 # The common case of an unsampled caller, told from the rest in one match: such a header is sent on as it came.
 _PLAIN_UNSAMPLED = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[02]")
-_TRACESTATE = re.compile(rb"[\x20-\x7e\t]+")
+# A member of a tracestate (§3.3.1.3): a system's name, `tenant@system` or `system`, and what that one says.
+_MEMBER = re.compile(
+    rb"([a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
+    rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+_MEMBERS_MAX = 32
 _VERSION_00_BYTES = 55
 _NO_TRACE = b"0" * 32
 _NO_SPAN = b"0" * 16
@@ -80,7 +85,13 @@ def trace_id(traceparent: bytes) -> str:
 
 
 def state(tracestate: bytes | None) -> bytes | None:
-    """A `tracestate` fit to be sent on as received, or None: missing, too long, or holding control characters."""
-    if not tracestate or len(tracestate) > TRACESTATE_BYTES_MAX or not _TRACESTATE.fullmatch(tracestate):
+    """A `tracestate` fit to be sent on as received, or None: missing, too long, or no list of members (§3.3.1).
+
+    Any client writes it, and who cannot read it (the SDK that records spans here, an engine's) logs its text.
+    """
+    if not tracestate or len(tracestate) > TRACESTATE_BYTES_MAX:
         return None
-    return tracestate
+    members = [member for each in tracestate.split(b",") if (member := each.strip(b" \t"))]
+    found = [_MEMBER.fullmatch(member) for member in members[: _MEMBERS_MAX + 1]]
+    systems = {member[1] for member in found if member is not None}
+    return tracestate if 0 < len(systems) == len(members) <= _MEMBERS_MAX else None

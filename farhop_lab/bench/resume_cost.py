@@ -51,7 +51,7 @@ def _tap(kind: str) -> StreamTap:
         return TextTap(True, None, "", TextProgress(plan(CHAT, body, text=True), body, sends_usage=False), owner)
     body = msgspec.json.encode(_BODY if kind != "exact, stop strings" else {**_BODY, "stop": ["\n\n", "Observation:"]})
     made = HopProgress if kind == "exact, for the tier above" else ExactProgress
-    return ExactTap(True, None, "", made(plan(CHAT, body)), owner)
+    return ExactTap(True, None, "", made(plan(CHAT, body), body), owner)
 
 
 _WITHOUT_IDS = ("off", "text")

@@ -162,7 +162,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         machine.Request,
         "id tenant model prompt_bytes body_bytes chain deadline max_tokens stream priority key entry_region issuer "
         "lawful narrow promised_ttft_ms session version header_matches tokens divisible body_hash waited_s recomputed "
-        "soft_session parent_session among once by_anycast first_token_by",
+        "soft_session parent_session among once by_anycast first_token_by tools",
     ),
     3: _fields(machine.AttemptBegan, "id attempt status"),
     4: _fields(machine.AttemptEnded, "id attempt status usage fault chain answer_bytes whole"),

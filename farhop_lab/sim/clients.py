@@ -48,6 +48,7 @@ class Service(Protocol):
         max_tokens: int,
         answer_tokens: int | None,
         session: int,
+        tools: bool,
         ttft_s: float | None,
         on_done: Callable[[RequestRecord, bytes], None],
     ) -> str:
@@ -159,6 +160,7 @@ class PendingRequest:
             max_tokens=ask.max_tokens,
             answer_tokens=ask.answer_tokens,
             session=ask.session,
+            tools=ask.tools,
             ttft_s=clients.ttft_s,
             on_done=self._over,
         )

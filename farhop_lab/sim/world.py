@@ -216,6 +216,7 @@ class World:
         direct: bool = False,
         text: bytes | None = None,
         session: int = 0,
+        tools: bool = False,
         ttft_s: float | None = None,
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
@@ -228,7 +229,7 @@ class World:
         priority = known.priority if known is not None else 0
         who = Caller(tenant, deadline_s, "", True, priority, entry_region=entry, ttft_s=ttft_s)
         text = text or self._text(prefix, prompt_bytes)
-        return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, on_done)
+        return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, tools, on_done)
 
     def ask(
         self,
@@ -265,6 +266,7 @@ class World:
         prompt: Prompt,
         max_tokens: int | None,
         session: int = 0,
+        tools: bool = False,
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """The body is read."""
@@ -290,6 +292,7 @@ class World:
             entry_region=who.entry_region,
             narrow=who.narrow,
             session=session,
+            tools=tools,
         )
 
         def over(record: RequestRecord, answer: bytes) -> None:

@@ -16,7 +16,7 @@ from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import RequestArrived
 from farhop_lab.sim.sites import Watching
-from global_lb.fleet.table import BETA, TOKEN
+from global_lb.fleet.table import TOKEN
 from global_lb.routing import flow as global_flow
 from global_lb.routing.flow import FlowConfig
 from global_lb.routing.policy import Predictive as GlobalPredictive
@@ -110,7 +110,7 @@ class FirstTokenGlobal(GlobalPredictive):
 
     def score(self, field: Field) -> Column:
         """See Policy."""
-        score_ms: Column = field.predicted_ms() - BETA * field.output_tokens * field.block[TOKEN]
+        score_ms: Column = field.predicted_ms() - field.beta * field.output_tokens * field.block[TOKEN]
         return score_ms
 
     def shift(self, field: Field) -> float:  # noqa: ARG002

@@ -59,6 +59,7 @@ def agent(figures: Agent, name: str, rng: Random, *, tenant: str = "t") -> Progr
                 answer_tokens=answer_tokens,
                 tenant=tenant,
                 session=session,
+                tools=True,
                 think_s=tool_s if call > 1 else 0.0,
             ),
         )

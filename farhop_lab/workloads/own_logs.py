@@ -26,6 +26,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "session": ("session", "session_id", "conversation_id", "chat_id", "thread_id", "sessionId"),
     "region": ("region",),
+    "tools": ("tools", "request.tools"),
     "duration_s": ("duration_s", "latency_s"),
     "duration_ms": ("duration_ms", "latency_ms"),
 }  # fmt: skip
@@ -59,6 +60,7 @@ def row_of(line: Mapping[str, Any], fields: Mapping[str, str]) -> tuple[LogRow, 
         region=_name("region", found["region"]),
         pause_s=None if line.get("pause_s") is None else max(0.0, _number("pause_s", line["pause_s"])),
         blocks=_blocks(line.get("blocks")),
+        tools=bool(found["tools"]),
     )
     return row, None if duration is None else _number("duration", duration) * scale
 

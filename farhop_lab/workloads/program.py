@@ -21,8 +21,9 @@ BATCH_MAX = 4096
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """One request. `answer_tokens` is the exact length of its answer, None for as long as the model likes, up to
-    `max_tokens`. `session` names what belongs together (64 bits, 0 for nothing). It is sent `think_s` after the answers
-    before, and not before `since_s` have passed since the batch before was sent.
+    `max_tokens`. `session` names what belongs together (64 bits, 0 for nothing). `tools`: it offers the model
+    some. It is sent `think_s` after the answers before, and not before `since_s` have passed since the batch before
+    was sent.
     """
 
     prompt: bytes
@@ -30,6 +31,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     answer_tokens: int | None = None
     tenant: str = "t"
     session: int = 0
+    tools: bool = False
     think_s: float = 0.0
     since_s: float = 0.0
 

@@ -76,7 +76,7 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     `session` names the requests that build on each other; `pause_s` passed since the session's answer before. `blocks`
     are the pieces of the prompt that others may share; what they do not cover is the session's own. `region` is where
-    it came.
+    it came. `tools`: it offered the model some.
     """
 
     at_s: float
@@ -86,6 +86,7 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     pause_s: float | None = None
     blocks: Blocks = ()
     region: str = ""
+    tools: bool = False
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,13 +101,15 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A session of an agent or a chat: when it began (seconds), what its context begins with, and its turns."""
+    """A session of an agent or a chat: when it began (seconds), what its context begins with, and its turns.
+    `tools`: they offer the model some."""
 
     session: str
     at_s: float
     turns: tuple[Turn, ...]
     prefix: Blocks = ()
     region: str = ""
+    tools: bool = False
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -166,15 +169,17 @@ def _asks_blocks(row: MooncakeRow, talk: str, limits: Limits) -> _Make:
 class _Make:
     """Makes a program of one request when it begins: until then a schedule holds no text."""
 
-    __slots__ = ("_answer_tokens", "_blocks", "_limits", "_prompt_tokens", "_session")
+    __slots__ = ("_answer_tokens", "_blocks", "_limits", "_prompt_tokens", "_session", "_tools")
 
-    def __init__(self, session: str, blocks: Blocks, prompt_tokens: int, answer_tokens: int, limits: Limits) -> None:
-        self._session, self._blocks = session, blocks
+    def __init__(
+        self, session: str, blocks: Blocks, prompt_tokens: int, answer_tokens: int, limits: Limits, tools: bool = False
+    ) -> None:
+        self._session, self._blocks, self._tools = session, blocks, tools
         self._prompt_tokens, self._answer_tokens, self._limits = prompt_tokens, answer_tokens, limits
 
     def __call__(self) -> Program:
         prompt = _text(self._blocks, self._session, self._prompt_tokens)
-        return one(_ask(prompt, self._answer_tokens, self._session, self._limits))
+        return one(_ask(prompt, self._answer_tokens, self._session, self._limits, tools=self._tools))
 
 
 def _text(blocks: Blocks, own: str, tokens: int) -> bytes:
@@ -190,7 +195,14 @@ def _text(blocks: Blocks, own: str, tokens: int) -> bytes:
 
 
 def _ask(
-    prompt: bytes, answer_tokens: int, session: str, limits: Limits, think_s: float = 0.0, since_s: float = 0.0
+    prompt: bytes,
+    answer_tokens: int,
+    session: str,
+    limits: Limits,
+    think_s: float = 0.0,
+    since_s: float = 0.0,
+    *,
+    tools: bool,
 ) -> Ask:
     return Ask(
         prompt=prompt,
@@ -198,6 +210,7 @@ def _ask(
         answer_tokens=answer_tokens,
         tenant=limits.tenant,
         session=xxh3_64_intdigest(session.encode()) or 1,
+        tools=tools,
         think_s=think_s,
         since_s=since_s,
     )
@@ -218,7 +231,8 @@ def log(rows: Sequence[LogRow], place: PlaceRule | None, limits: Limits = Limits
         session = row.session or f"log {number}"
         region = row.region if place is None else place(session, row.at_s)
         prompt_tokens, answer_tokens = limits.fit(row.input_tokens, row.output_tokens)
-        yield Start(row.at_s, region, _Make(session, row.blocks, prompt_tokens, answer_tokens, limits), session)
+        make = _Make(session, row.blocks, prompt_tokens, answer_tokens, limits, row.tools)
+        yield Start(row.at_s, region, make, session)
 
 
 def sessions(rows: Sequence[SessionRow], place: PlaceRule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008
@@ -263,7 +277,9 @@ def _session(name: str, rows: Sequence[LogRow]) -> SessionRow:
         turns.append(Turn(new, row.output_tokens, row.pause_s or 0.0 if held else 0.0, since_s))
         held, before = row.input_tokens + row.output_tokens, row.at_s
     prefix = _cut(first.blocks, prefix_tokens)
-    return SessionRow(session=name, at_s=first.at_s, turns=tuple(turns), prefix=prefix, region=first.region)
+    return SessionRow(
+        session=name, at_s=first.at_s, turns=tuple(turns), prefix=prefix, region=first.region, tools=first.tools
+    )
 
 
 def _cut(blocks: Blocks, tokens: int) -> Blocks:
@@ -298,7 +314,7 @@ class _Talk:
                     return
                 prompt = prompt[: prompt_tokens * TOKEN_BYTES]
             waits_s = (turn.pause_s, turn.since_s) if number else (0.0, 0.0)
-            (reply,) = yield (_ask(prompt, answer_tokens, row.session, limits, *waits_s),)
+            (reply,) = yield (_ask(prompt, answer_tokens, row.session, limits, *waits_s, tools=row.tools),)
             prompt += reply
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance import model_steps
-from farhop.relay.formats.prompt import TOOLS, BodyError
+from farhop.relay.formats.prompt import BodyError
 from global_lb.routing.cascade import Unresolved
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ class ModelNames:
     def __init__(self, flow: GlobalFlow, clock: Clock) -> None:
         self._flow, self._clock = flow, clock
 
-    def resolved(self, request: Request, allowed: tuple[str, ...], canonical: bytes) -> Request | None:
+    def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
         """The request for the model that it gets; None where its name is that. Raises BodyError."""
-        found = self._flow.resolve(request, allowed, self._clock.now(), tools=canonical.startswith(TOOLS))
+        found = self._flow.resolve(request, allowed, self._clock.now())
         if isinstance(found, Unresolved):
             raise BodyError(found.outcome, found.detail, "model")
         return found

@@ -32,15 +32,17 @@ Column: TypeAlias = NDArray[np.float64]
 # How much of a later token counts against the first: some, or all goes to the nearest region until decoding collapses
 # (GORGO). An objective of 2 to 5 s for the first token and 150 to 250 ms for the others trades them at about this for
 # an answer of 200 tokens. On ten random worlds (3 seeds) 0.1 gives 1.02 times the good answers of 0.05, at most 8 % on
-# agents, for 5 to 40 ms of the first token's p90 where load is light; 0.15 no more than that.
-BETA = 0.1
+# agents, for 5 to 40 ms of the first token's p90 where load is light; 0.15 no more than that. Who offers tools reads
+# nothing before the answer is whole: more weight gives it more turns, and first tokens that are later
+# (docs/measurements/routing.md). All of it would be right if decoding were as well foreseen as the first token is.
+BETA, BETA_TOOLS = 0.1, 0.25
 STREAM_TOKEN_BYTES = (
     250.0  # of an SSE chunk that carries a token; an answer in one piece has the model's bytes per token
 )
 
 
 # A float beside a short column takes longer than the column itself.
-_ZERO, _ONE, _TINY, _BETA = (np.array(number) for number in (0.0, 1.0, 1e-9, BETA))
+_ZERO, _ONE, _TINY = (np.array(number) for number in (0.0, 1.0, 1e-9))
 _AGE_MAX_S, _SILENT_MS_PER_S, _UNCERTAINTY_MAX_MS = (
     np.array(float(n)) for n in (AGE_MAX_S, SILENT_MS_PER_S, UNCERTAINTY_MAX_MS)
 )
@@ -261,8 +263,9 @@ class Table:
 class Field(msgspec.Struct, eq=False, gc=False):
     """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
 
-    `penalty_ms` (None: nobody pays any) and `hot` (places) are by the hot guard; `absent` says why the other lawful
-    ones are not here. `moving`: whether any of them changes; `any_full`: whether any may be full.
+    `beta`: what a later token counts beside the first. `penalty_ms` (None: nobody pays any) and `hot` (places) are by
+    the hot guard; `absent` says why the other lawful ones are not here. `moving`: whether any of them changes;
+    `any_full`: whether any may be full.
     """
 
     request: Request
@@ -276,6 +279,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     prompt_bytes: int = 0
     body_bytes: int = 0
     stream: bool = False
+    beta: float = BETA
     absent: Mapping[str, str] = _ALL_HERE
     penalty_ms: Column | None = None
     hot: frozenset[int] = _NOWHERE
@@ -289,6 +293,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
     def __post_init__(self) -> None:
         request = self.request
         self.prompt_bytes, self.body_bytes, self.stream = request.prompt_bytes, request.body_bytes, request.stream
+        if request.tools:
+            self.beta = BETA_TOOLS
         if self.body_bytes > cost.INIT_WINDOW_BYTES:
             self._flights = cost.upload_ms(self.body_bytes, 1.0)
 
@@ -362,11 +368,11 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return sent
 
     def predicted_ms(self) -> Column:
-        """rtt + upload + wait + uncached prefill + BETA * (m * token + what the others there are stalled): the
+        """rtt + upload + wait + uncached prefill + beta * (m * token + what the others there are stalled): the
         predictive score but for a constant."""
         if self._predicted is None:
             block, sent = self.block, self.sent
-            brings = (1.0 + self._flights, self.prompt_bytes, BETA * self.output_tokens)
+            brings = (1.0 + self._flights, self.prompt_bytes, self.beta * self.output_tokens)
             predicted: Column = np.array(brings).dot(block[_TIMES])
             predicted += sent[_WAIT]
             prefill_ms = np.array(float(self.prompt_bytes)) * block[_PREFILL]
@@ -374,7 +380,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
                 saved_ms = self._covered * sent[_CALIBRATION] * block[_PREFILL]
                 predicted -= saved_ms
                 prefill_ms = prefill_ms - saved_ms
-            predicted += _BETA * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], _ZERO)
+            predicted += np.array(self.beta) * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], _ZERO)
             self._predicted = predicted
         return self._predicted
 
@@ -464,5 +470,5 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return Scored(  # in order: by name takes 8 us
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
-            BETA * decode_ms, BETA * interference_ms, BETA * stall_ms, ttft_ms - predicted_ms,
+            self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms, ttft_ms - predicted_ms,
         )  # fmt: skip

@@ -43,12 +43,11 @@ def resolve(
     consider: Callable[[Request], Decision],
     known: Callable[[str], bool],
     *,
-    tools: bool = False,
     micro_usd: Callable[[Request], int | None] = lambda _: None,
 ) -> Request | Unresolved:
     """The request for the model that it gets: the first with room in a region where it may go; while none has any, the
     first that is served there; where none is, the first that it may use, of those `known` if there is one. `allowed`
-    are the models of its API key, empty for any; `tools`: it brings some; `micro_usd`: what a request may cost at most,
+    are the models of its API key, empty for any; `micro_usd`: what a request may cost at most,
     None where that has no price. Its `lawful` then holds what the law says of the name asked for, too.
     Its `fallbacks` are the others that it may use, and it stays within what a rule about the name leaves. Its chain is
     still the name's."""
@@ -59,7 +58,7 @@ def resolve(
     lawless = False
     served: tuple[Request, list[str]] | None = None
     firsts: list[Request] = []
-    unfit = model_steps.unfit(steps, request, allowed, tools, micro_usd)
+    unfit = model_steps.unfit(steps, request, allowed, micro_usd)
     fitting = tuple(model for model, why in unfit.items() if not why)
     for step in steps:
         if unfit[step.model]:

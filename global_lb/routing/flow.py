@@ -533,9 +533,7 @@ class GlobalFlow:
             return decision
         return msgspec.structs.replace(decision, notes=(model_steps.alias_note(request), *decision.notes))
 
-    def resolve(
-        self, request: Request, allowed: Sequence[str], now: float, *, tools: bool = False
-    ) -> Request | cascade.Unresolved | None:
+    def resolve(self, request: Request, allowed: Sequence[str], now: float) -> Request | cascade.Unresolved | None:
         """The request for the model that its name stands for now; None where that is the model itself and there is none
         beside. `allowed` are the models of its API key, empty for any. Changes nothing."""
         steps = self.routes.cascade(request.tenant, request.model)
@@ -548,7 +546,6 @@ class GlobalFlow:
             self.law,
             consider=lambda one: self.consider(one, now, one.lawful),
             known=self.regions.may_exist,
-            tools=tools,
             micro_usd=lambda one: self.micro_usd(one, self._answer_tokens(one)),
         )
         if isinstance(found, cascade.Unresolved) or found.model != request.model:

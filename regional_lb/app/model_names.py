@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from farhop.balance import model_steps, outcome
 from farhop.balance.model_steps import NameRoute
-from farhop.relay.formats.prompt import TOOLS, BodyError
+from farhop.relay.formats.prompt import BodyError
 from farhop.store.contract import route_key
 from farhop.store.documents.authored import routes_parted
 from farhop.store.follow import Documents, follow
@@ -84,7 +84,7 @@ class ModelNames:
         """Names that stand for others when this tenant asks, and for which."""
         return model_steps.aliases(self.in_force, tenant)
 
-    def resolved(self, request: Request, allowed: tuple[str, ...], canonical: bytes) -> Request | None:
+    def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
         """The request for the model that it gets: the first with room here; while none has any, the first that is
         served; where none is, the first that it may use. The others that it fits are its `fallbacks`. None where its
         name is that and there is no other. Raises BodyError."""
@@ -96,7 +96,7 @@ class ModelNames:
         if (barred := admission.unlawful(request, region, flow.law)) is not None:
             raise BodyError(barred.outcome, barred.detail, "model")
         steps = tuple(model_steps.ordered(steps, model_steps.drawn(request, self._rng)))
-        unfit = model_steps.unfit(steps, request, allowed, canonical.startswith(TOOLS), self._micro_usd)
+        unfit = model_steps.unfit(steps, request, allowed, self._micro_usd)
         fitting = tuple(model for model, why in unfit.items() if not why)
         narrow = model_steps.narrowed_by_name(request, flow.law)
         passed: list[str] = []

@@ -216,6 +216,13 @@ class Looks:
         after = min((found for found in self.waited if found[0] >= until), default=self.waited[-1])
         return after[1] - before[1]
 
+    async def until(self, region: str, state: str, since: float) -> None:
+        """Until each of them has seen that region in that state since then."""
+        async with asyncio.timeout(60.0):
+            while not all(any(at >= since and by == name and (one["region"], one["state"]) == (region, state)
+                              for at, by, one in self.seen) for name in self._admins):  # fmt: skip
+                await asyncio.sleep(LOOK_S)
+
     def states(self, since: float = 0.0) -> set[tuple[str, str]]:
         """(region, state) as anybody saw it since then."""
         return {(region["region"], region["state"]) for at, _, region in self.seen if at >= since}

@@ -389,7 +389,7 @@ def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(runni
 def test_those_who_queue_elsewhere_go_back_to_a_region_that_is_there_again(running: RunningWorld) -> None:
     """not-us may go to Tokyo and Frankfurt. Tokyo's engines are gone, and come back beside Frankfurt's long queue."""
     tokyo, frankfurt = running.world.regions["tokyo"], running.world.regions["frankfurt"]
-    filler = "Many words make a long prompt. " * 1000
+    filler = "Many words make a long prompt. " * 300
 
     async def one(index: int) -> Result:
         message = {"role": "user", "content": f"{index} {filler}"}
@@ -409,7 +409,7 @@ def test_those_who_queue_elsewhere_go_back_to_a_region_that_is_there_again(runni
         await _none_ready(tokyo.global_admin, "tokyo")
         await frankfurt_is("POST", kind="slow", factor=50.0, for_s=60.0)
         asked = [asyncio.create_task(one(i)) for i in range(120)]
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             while (await _json(f"{frankfurt.regional_admin}/status"))["queued_requests"] < 60:
                 await asyncio.sleep(0.05)
         _thaw(running, "tokyo")

@@ -35,11 +35,12 @@ def decide(
     virginia: dict[str, Any],
     tokyo: dict[str, Any],
     output_tokens: int = 0,
+    tools: bool = False,
     route: dict[str, Any] | None = None,
 ) -> list[tuple[str, int]]:
     """Regions and their scores in whole milliseconds, best first."""
     prompt_bytes = int(prompt_tokens * BYTES_PER_TOKEN)
-    asked = request("a", prompt_bytes=prompt_bytes, body_bytes=prompt_bytes)
+    asked = request("a", prompt_bytes=prompt_bytes, body_bytes=prompt_bytes, tools=tools)
     fields = {"virginia": virginia, "tokyo": tokyo}
     found = field(
         asked, output_tokens, "virginia", **{name: _region(one, prompt_bytes) for name, one in fields.items()}

@@ -73,6 +73,8 @@ class Regions:
 @pytest.fixture
 async def up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Regions]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    for module in ("limits", "ingress"):  # who is not lent in time is refused, on a busy machine too
+        monkeypatch.setattr(f"farhop.service.{module}.WAIT_S", 30.0)
     (tmp_path / "prices.yaml").write_text(BOOK)
     usage = {"dir": str(tmp_path / "usage"), "prices": str(tmp_path / "prices.yaml")}
     async with AsyncExitStack() as stack:

@@ -2,7 +2,9 @@
 
 A stream that breaks is continued from prompt ids and the ids whose text the client has, as a completion, whose chunks
 are spelled as those of the first stream. Ids are taken out of what a client gets; a tier above gets those of the text
-that it gets, so that it can go on by them itself. Pure; never decides whether and where one goes on.
+that it gets, so that it can go on by them itself. A chat that has said nothing yet is asked anew as it was: what its
+first tokens are, text or what the model thinks, only who reads chats can tell. Pure; never decides whether and where
+one goes on.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 
 from farhop.balance.machine import Usage
 from farhop.relay.formats.event_stream import each
-from farhop.relay.formats.resumption import TARGET, TOKENS_MAX, Progress
+from farhop.relay.formats.resumption import CHAT, TARGET, TOKENS_MAX, Progress, asking
 
 if TYPE_CHECKING:
     from farhop.balance import machine
@@ -50,10 +52,12 @@ class ExactProgress(Progress):
     """By ids: its prompt's and answer's tokens, and how much of these the client has as text. The prompt's come with
     the first token, before which nothing is done with them: they are kept as they came, and read at a seam."""
 
-    __slots__ = ("_begins", "_form", "_prompt", "_prompt_json", "_sure", "_tokens_left", "ids")
+    __slots__ = ("_begins", "_body", "_form", "_prompt", "_prompt_json", "_sure", "_tokens_left", "ids")
 
-    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
+    def __init__(self, plan: Plan, body: bytes, tokens_max: int = TOKENS_MAX) -> None:
+        """`body`: as engines get it."""
         super().__init__(plan)
+        self._body = body if plan.chat else b""  # until it has said something
         self._tokens_left = tokens_max
         self._prompt, self.ids = _NONE, array("I")
         self._prompt_json = b""  # the same, as long as nobody needed them; once it settled, packed
@@ -64,7 +68,7 @@ class ExactProgress(Progress):
     @property
     def held_bytes(self) -> int:
         """See Progress."""
-        return len(self._prompt_json) + 4 * (len(self._prompt) + len(self.ids))
+        return len(self._body) + len(self._prompt_json) + 4 * (len(self._prompt) + len(self.ids))
 
     @property
     def prompt(self) -> array[int]:
@@ -85,6 +89,8 @@ class ExactProgress(Progress):
 
     def settle(self) -> None:
         """See Progress."""
+        if self._sure or self.why_not:
+            self._body = b""
         if len(self._prompt_json) > _SHORT_BYTES and self._prompt_json[:1] == b"[":
             self._prompt_json = _packed(self._prompt_json)
 
@@ -101,7 +107,11 @@ class ExactProgress(Progress):
     @property
     def target(self) -> bytes:
         """See Progress. Whatever it was, a completion takes ids."""
-        return TARGET
+        return CHAT if self._said_nothing else TARGET
+
+    @property
+    def _said_nothing(self) -> bool:
+        return self.plan.chat and not self._sure
 
     @property
     def can_resume(self) -> bool:
@@ -219,7 +229,7 @@ class ExactProgress(Progress):
     def _lost(self, why: str) -> None:
         """It cannot go on any more, and nothing of it is kept."""
         self.why_not = self.why_not or why
-        self._prompt_json = b""
+        self._body = self._prompt_json = b""
         self._prompt = _NONE
         del self.ids[:]
 
@@ -238,9 +248,12 @@ class ExactProgress(Progress):
         del self.ids[self._sure :]
         self._tokens_left += dropped
         self.resumed += 1
-        self._seam = len(self.ids)
-        self._begins, self._form = _TEXT, None  # whatever it was, a completion continues it
-        plan = self.plan
+        self._seam, self._form, plan = len(self.ids), None, self.plan
+        if self._said_nothing:
+            if self.stops is not None:
+                self.stops.break_off()
+            return asking(self._body, plan)
+        self._begins = _TEXT  # whatever it was, a completion continues it
         document: dict[str, Any] = {
             **_members.decode(plan.kept),
             "prompt": [*self.prompt, *self.ids],
@@ -266,7 +279,11 @@ class ExactProgress(Progress):
 
     def _continued(self, document: dict[str, Any]) -> bytes:
         choice, usage = document["choices"][0], self._usage_so_far(document)
-        if self.plan.chat:
+        if isinstance(delta := choice.get("delta"), dict):  # it was asked anew
+            begins = delta.pop("role", None) is not None
+            if begins and not delta.get("content") and choice.get("finish_reason") is None:
+                return b""  # that it begins, which it did before
+        elif self.plan.chat:
             return self._chunk(str(choice.get("text") or ""), choice, usage)
         if usage is not None:
             document["usage"] = usage
@@ -282,8 +299,8 @@ class HopProgress(ExactProgress):
 
     __slots__ = ("_ids_passed", "_prompt_passed")
 
-    def __init__(self, plan: Plan, tokens_max: int = TOKENS_MAX) -> None:
-        super().__init__(plan, tokens_max)
+    def __init__(self, plan: Plan, body: bytes, tokens_max: int = TOKENS_MAX) -> None:
+        super().__init__(plan, body, tokens_max)
         if self.stops is not None:
             self.stops.hides = False  # the tier above does
         self._ids_passed, self._prompt_passed = 0, False

@@ -1,11 +1,12 @@
 """What of a client's request may reach an engine: no field, part or header that names hosts, files, code, devices or
 other requests' state.
 
-Engines trust whoever speaks to them: a field may have one fetch from an address, unpickle a tensor, load a file or read
-another request's cache. Such fields are refused by family and by name, in letters of either case, whoever asks; so is
-what differs from a field that we read by their case alone, since an engine may read it as that one. Media by URL pass
-only from hosts that the configuration names. Fields that nobody knows pass, counted, or are refused where the
-configuration says so. Headers towards engines are an allow-list. Never changes a body, never reads text.
+Engines trust whoever speaks to them: a field may have one fetch from an address, unpickle a tensor, load a file or
+read another request's cache. Such fields are refused by family and by name, in letters of either case, whoever asks;
+so is what differs from a field that we read by their case alone, since an engine may read it as that one. Media by
+URL pass only from hosts that the configuration names. Fields that nobody knows pass, counted, or are refused where
+the configuration says so. Headers towards engines are an allow-list; a query names no field. Never changes a body,
+never reads text.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 import msgspec
 
@@ -56,19 +57,24 @@ _FIELDS: dict[str, str] = {
     "session_params": _OTHERS,  # SGLang: goes on from another request
     "previous_response_id": _STORED,
     "draft_model": _MODELS,  # LM Studio
-    "models": _MODELS,  # OpenRouter: whom else to ask
-    "fallbacks": _MODELS,  # LiteLLM, the same
+    "models": _MODELS,  # OpenRouter: whom else to ask; LiteLLM's are the `..._fallbacks` below
     "user_config": _MODELS,  # LiteLLM: models, and where they are
+    "model_list": _MODELS,  # the same
+    "custom_llm_provider": _HOSTS,  # LiteLLM: who serves the model
+    "provider": _HOSTS,  # OpenRouter, the same
     "api_base": _HOSTS,  # LiteLLM
     "mcp_servers": _HOSTS,  # Anthropic's: whose tools to use
     "server_url": _HOSTS,  # of a tool in OpenAI's Responses
     "file_id": _OTHERS,
     "uuid": _OTHERS,  # vLLM: a medium that another request brought
+    "id_slot": _OTHERS,  # llama.cpp: for whose slot to wait, and whose cache to have
 }
 # By family: names that no engine has yet, too.
 _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?:.*_)?(?:hosts?|hostnames?|ports?|urls?|uris?|endpoints?|callbacks?|webhooks?)"), _HOSTS),
-    (re.compile(r"lora_.*|adapter_(?:id|name|source)s?"), _ADAPTERS),  # TGI, Triton, TensorRT-LLM
+    # TGI, Triton, TensorRT-LLM; llama.cpp's `lora`, MLX's `adapters`
+    (re.compile(r"loras?(?:_.*)?|(?:.*_)?adapters?|adapter_(?:id|name|source)s?"), _ADAPTERS),
+    (re.compile(r"(?:.*_)?fallbacks|(?:.*_)?fallback_dict"), _MODELS),
     (re.compile(r".*_paths?|(?:.*_)?(?:filenames?|director(?:y|ies))"), _FILES),
     (re.compile(r"(?:.*_)?embeds|pickled?(?:_.*)?"), _TENSORS),
     (re.compile(r"(?:.*_)?(?:(?:dp|tp|pp|ep|parallel)_rank|devices?|device_ids?|gpu_ids?)"), _DEVICES),
@@ -131,6 +137,7 @@ _PATH_CHARS_MAX = 4095  # Linux' PATH_MAX, less the NUL
 _EXEMPT = frozenset(("text", "type", "detail", "format", "role", "name", "title", "mime_type", "media_type"))
 _COUNTED_MAX = 256  # names; a client must not be able to make more
 OTHER = "(other)"
+_SEPARATORS = re.compile(rb"[&;]")
 _NAME_CHARS = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
 # A client's headers that engines may see. Cookies, request ids, ranks and whatever else is for the balancers alone.
@@ -285,6 +292,15 @@ def family_of(name: str) -> str | None:
 
 def _refused(name: str, family: str, within: str = "") -> BodyError:
     return invalid(name, f"`{within}{name}` {family}: it is not for clients to set, leave it out")
+
+
+def query(target: bytes) -> None:
+    """A request's target: what its query names may be no field, since of two an engine may read this one (LiteLLM's
+    `model`), while law and limits go by the body's. Raises BodyError."""
+    for part in _SEPARATORS.split(target.partition(b"?")[2]):
+        name = unquote_plus(part.partition(b"=")[0].decode("latin-1")).partition("[")[0].casefold()
+        if name in KNOWN or family_of(name) is not None:
+            raise invalid(name, f"`{name}` stands in the query: it must be a member of the body")
 
 
 def engine_headers(lines: bytes) -> bytes:

@@ -73,6 +73,8 @@ _REFUSED = {
 }  # fmt: skip
 _REASONS = {name: reason for reason, names in _REFUSED.items() for name in names}
 _NEUTRAL = {"repetition_penalty": (b"1", b"1.0"), "response_format": (b'{"type":"text"}', b'{"type": "text"}')}
+# Here 0 says something: of no token more than of the one that is said.
+_COUNTED = ("logprobs", "prompt_logprobs")
 
 
 class Unresumable(ValueError):  # noqa: N818 - it is what a stream is, not what went wrong
@@ -129,6 +131,8 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
         raise Unresumable("answers")
     if "n_predict" in document:  # llama.cpp's own, which goes before `max_tokens`
         raise Unresumable("unreadable")
+    if bytes(document.get("include_reasoning", b"true")) not in (b"true", b"null"):
+        raise Unresumable("tools_or_reasoning")  # what it thinks is not told, nor are its ids: nor how far it is
     if _MEDIA.search(body):
         raise Unresumable("media")
     chat = path == CHAT
@@ -165,6 +169,8 @@ def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
 
 def _is_neutral(name: str, value: msgspec.Raw) -> bool:
     text = bytes(value)
+    if name in _COUNTED and text[:1] == b"0":
+        return False
     return text in _NOTHING or text in _NEUTRAL.get(name, ())
 
 

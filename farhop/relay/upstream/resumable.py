@@ -88,15 +88,16 @@ class Resumption:
         mode, why_not = self.mode(tenant, model), "tenant"
         if mode != "off":
             try:
-                return self.by_ids(resumption.plan(path, body, text=mode == "text"), for_hop=asked is not None)
+                return self.by_ids(resumption.plan(path, body, text=mode == "text"), body, for_hop=asked is not None)
             except Unresumable as reason:
                 why_not = str(reason)
         self.outcomes["not_resumable", why_not] += 1
         return None
 
-    def by_ids(self, plan: Plan, *, for_hop: bool) -> ExactProgress:
-        """What will be known of a stream that goes on by ids. `for_hop`: to the tier above, too."""
-        return HopProgress(plan) if for_hop else ExactProgress(plan)
+    def by_ids(self, plan: Plan, body: bytes, *, for_hop: bool) -> ExactProgress:
+        """What will be known of a stream that goes on by ids, asked for with this body. `for_hop`: to the tier above,
+        too."""
+        return HopProgress(plan, body) if for_hop else ExactProgress(plan, body)
 
     def by_text(self, active: ActiveRequest, *, for_hop: bool) -> TextProgress | None:
         """The same of a request under way whose stream can go on by its text alone. `for_hop`: so can the tier above,
@@ -122,7 +123,7 @@ class Resumption:
         """A stream is over: what was kept of it goes. One that broke at last is counted with why it did not go on."""
         self.kept_bytes -= progress.counted_bytes
         self.recomputed_tokens += progress.recomputed
-        if reason in _BREAKS or (progress.tokens and reason not in _NO_BREAKS):
+        if reason in _BREAKS or ((progress.tokens or progress.resumed) and reason not in _NO_BREAKS):
             self.outcomes["broken", progress.hindrance or "nowhere"] += 1
 
     def keeps(self, progress: Progress) -> bool:
@@ -318,7 +319,8 @@ class ResumableRun(AttemptRun):
                 return
             active.progress = self._progress = progress
         elif not isinstance(self._progress, ExactProgress):  # who was asked before would have gone on by text
-            active.progress = self._progress = self._resumption.by_ids(self._progress.plan, for_hop=bool(offered))
+            ours = self._resumption.by_ids(self._progress.plan, active.body, for_hop=bool(offered))
+            active.progress = self._progress = ours
         if self.owner.upstream_is_tier:
             self._progress.version = answer.known.get(VERSION, b"")
         elif self._asked == offered or (self._asked == IDS and offered):

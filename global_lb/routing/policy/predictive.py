@@ -1,7 +1,7 @@
 """`predictive`: the earliest first token, and what later tokens cost, in milliseconds.
 
     ttft_ms(r)  = rtt_ms(r) + upload_ms(r, bytes) + wait_ms(r) + (n - hit(r)) * prefill_ms_per_token(r)
-    score_ms(r) = ttft_ms(r) + BETA * (m * (token_ms(r) - min token) + stalled_ms(r))
+    score_ms(r) = ttft_ms(r) + beta * (m * (token_ms(r) - min token) + stalled_ms(r))
     token_ms(r) = tpot_ms(r) + batch_interference_ms(r) * requests at each of its replicas: its cost to all of them
     stalled_ms  = what of the prefill exceeds a step, times those requests: they wait for it
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from global_lb.fleet.table import BETA
 from global_lb.routing.policy.base import TIE_MS, Policy
 
 if TYPE_CHECKING:
@@ -44,4 +43,4 @@ class Predictive(Policy):
 
     def shift(self, field: Field) -> float:
         """See Policy."""
-        return BETA * field.output_tokens * field.least_token_ms()
+        return field.beta * field.output_tokens * field.least_token_ms()

@@ -63,13 +63,13 @@ def test_why_a_request_may_not_have_a_model() -> None:
         ModelStep(model="cheap", usd_max=0.001), ModelStep(model="unpriced", usd_max=1), ModelStep(model="big"),
     ]  # fmt: skip
     costs = {"cheap": 1001}
-    found = model_steps.unfit(steps, request(), ("big", "short"), False, lambda one: costs.get(one.model))
+    found = model_steps.unfit(steps, request(), ("big", "short"), lambda one: costs.get(one.model))
     assert found == {
         "short": "the prompt is too long", "tools": "for requests with tools", "cheap": "too dear",
         "unpriced": "no price", "big": "",
     }  # fmt: skip
     costs["cheap"] = 1000
-    found = model_steps.unfit(steps, request(), ("big",), True, lambda one: costs.get(one.model))
+    found = model_steps.unfit(steps, request(tools=True), ("big",), lambda one: costs.get(one.model))
     assert found["cheap"] == found["tools"] == "not for this key"
 
 

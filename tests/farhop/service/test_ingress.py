@@ -99,6 +99,7 @@ async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_
         (head("POST", "/v1/responses/r1", content_length="0"), 404, "path_not_allowed", "stateful"),
         (head("GET", "/v1/chat/completions/../../metrics"), 404, "path_not_allowed", "inference paths"),
         (head("GET", "/metrics"), 404, "path_not_allowed", "inference paths"),
+        (chat(path="/v1/chat/completions?model=another"), 400, "invalid_field", "`model`"),
         (chat(content_encoding="gzip"), 400, "malformed_http", "Content-Encoding"),
         (head("GET", "/v1/models", x_long="y" * 5000), 431, "head_too_large", "4096 bytes"),
         (chat(body=b"x" * 20_001), 413, "body_too_large", "20000 bytes"),

@@ -197,6 +197,16 @@ async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
         await through_both(up, engine)
 
 
+async def test_a_mark_of_utf_8_is_taken_off_a_large_body_too(up: Both, engine: Engine) -> None:
+    body = text(300_000)
+    for entry in (up.entry, up.client):
+        answer = await send(entry, chat("sk-farhop-t", bodies.BOM + msgspec.json.encode(body)))
+        assert answer.status == 200, answer.body
+        seen = engine.seen[-1][1]
+        assert {name: seen[name] for name in body} == body
+    assert up.global_.plane.large.counts["read"] == 1
+
+
 async def through_both(up: Both, engine: Engine) -> None:
     body = text(300_000, stream=True)
     answer = await send(up.entry, chat("sk-farhop-t", body))

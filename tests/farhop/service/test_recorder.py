@@ -35,11 +35,12 @@ def rows_of(recording: Recording) -> list[dict[str, Any]]:
 def test_lengths_moments_and_pauses() -> None:
     recording = Recording(SALT.encode())
     recording.add(request(session=7), "tokyo", 100.0, 103.0, Usage(1125, 40))
-    recording.add(request(soft_session=9), "tokyo", 101.0, 102.0, Usage(1125, 1))
+    recording.add(request(soft_session=9, tools=True), "tokyo", 101.0, 102.0, Usage(1125, 1))
     recording.add(request(session=7), "tokyo", 105.5, 106.0, Usage(1300, 50))
     first, other, again = rows_of(recording)
     assert (first["at_s"], first["input_tokens"], first["output_tokens"], first["region"]) == (100.0, 1125, 40, "tokyo")
     assert "pause_s" not in first
+    assert ("tools" in first, other["tools"]) == (False, True)
     assert again["pause_s"] == 2.5
     assert first["session"] == again["session"] != other["session"]
 

@@ -43,7 +43,7 @@ class Door:
 class Names:
     """`short` stands for `m`; `unknown` cannot be looked up."""
 
-    def resolved(self, request: Request, allowed: tuple[str, ...], canonical: bytes) -> Request | None:
+    def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
         if request.model == "unknown":
             raise BodyError(outcome.UNKNOWN_MODEL, "nobody has it", "model")
         return msgspec.structs.replace(request, model="m", alias="short") if request.model == "short" else None
@@ -81,6 +81,22 @@ def test_a_request_has_its_callers_time_and_its_bodys_sizes() -> None:
     assert (request.deadline, request.first_token_by, request.max_tokens) == (NOW + 30.0, NOW + 2.0, 8)
     assert request.prompt_bytes == len(prompt.canonical)
     assert len(request.chain) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        (Kind.MESSAGES, {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "max_tokens": 8}),
+        (Kind.RESPONSES, {"tools": [{"type": "function", "name": "f"}], "input": "hello", "messages": None}),
+    ],
+)
+def test_who_offers_tools_is_seen_in_every_format(kind: Kind, body: dict[str, Any]) -> None:
+    def read(fields: dict[str, Any]) -> Request:
+        said = msgspec.json.decode(text()) | fields
+        return reader().read(came(msgspec.json.encode({k: v for k, v in said.items() if v is not None}), kind=kind))[0]
+
+    assert (read(body).tools, read({**body, "tools": None}).tools) == (True, False)
 
 
 def test_both_tiers_chain_alike_and_who_may_not_share_has_no_node_in_common() -> None:

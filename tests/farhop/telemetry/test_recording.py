@@ -121,6 +121,17 @@ async def test_a_tracestate_is_recorded_and_a_remote_parent_kept(collector):
     assert span.parent_id == "b7ad6b7169203331"
 
 
+async def test_a_malformed_tracestate_leaves_nothing_of_itself_in_the_log(collector, caplog):
+    made = Tracing("farhop-global", "virginia", "g1")
+    parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for header in (b"the patient said that", b",".join(b"k%d=v" % at for at in range(33))):
+        trace = made.begin(parent, header, "farhop.global", NOW_NS, random.Random(1))
+        trace.end(NOW_NS + MS)
+    assert await made.close()
+    await collector.wait_for(trace.trace_id, 2)
+    assert not caplog.records
+
+
 async def test_spans_go_out_over_grpc_where_asked(monkeypatch):
     held = Collector()
 

@@ -38,9 +38,10 @@ def test_what_else_is_known() -> None:
         "conversation_id": 77,
         "region": "tokyo",
         "latency_ms": 1500,
+        "request": {"tools": [{"type": "function"}]},
     }
     row, took_s = row_of(line, {})
-    assert (row.session, row.region, took_s) == ("77", "tokyo", 1.5)
+    assert (row.session, row.region, took_s, row.tools) == ("77", "tokyo", 1.5, True)
 
 
 def test_a_field_where_the_user_says_it_is() -> None:

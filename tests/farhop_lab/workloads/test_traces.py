@@ -231,6 +231,12 @@ def test_regions_as_recorded() -> None:
     assert [start.region for start in sessions(sessions_of(rows), None)] == ["b", "a"]
 
 
+def test_who_offers_tools_does_so_in_either_loop() -> None:
+    rows = [row(0, 10, session="s", tools=True), row(1, 10)]
+    for starts in (log(rows, PLACE), sessions(sessions_of(rows), PLACE)):
+        assert [ask.tools for start in starts for ask in next(start.make())] == [True, False]
+
+
 def test_a_session_goes_by_the_answers_it_gets() -> None:
     talk = SessionRow(session="s", at_s=3.0, prefix=(("tools", 40),), turns=(Turn(20, 5), Turn(10, 6, 1.5)))
     (start,) = sessions([talk], PLACE)

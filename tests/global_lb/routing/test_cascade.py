@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,16 +96,17 @@ def test_tools_and_what_it_may_cost_decide_too() -> None:
         return costs.get(one.model)
 
     flow.micro_usd = micro_usd
-    found = flow.resolve(ask, (), 0.0, tools=True)
+    ask = msgspec.structs.replace(ask, tools=True)
+    found = flow.resolve(ask, (), 0.0)
     assert isinstance(found, Request)
     assert (found.model, found.alias_why) == ("medium", "small: for requests without tools")
     assert seen_costs == [("medium", 300.0)], "of each of its answers"
     costs["medium"] = 2001
-    found = flow.resolve(ask, (), 0.0, tools=True)
+    found = flow.resolve(ask, (), 0.0)
     assert isinstance(found, Request)
     assert (found.model, found.alias_why) == ("big", "small: for requests without tools; medium: too dear")
     del costs["medium"]
-    found = flow.resolve(ask, (), 0.0, tools=True)
+    found = flow.resolve(ask, (), 0.0)
     assert isinstance(found, Request)
     assert "medium: no price" in found.alias_why
 

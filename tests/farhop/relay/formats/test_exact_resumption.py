@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -11,6 +11,7 @@ from engine_pages import VLLM, Page
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farhop.balance.machine import Usage
 from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
 from farhop.relay.formats.resumption import (
     CHAT,
@@ -23,8 +24,16 @@ from farhop.relay.formats.resumption import (
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stream": True}
 
 
+Known = TypeVar("Known", bound=ExactProgress)
+
+
 def planned(path: bytes = CHAT, **more: Any) -> ExactProgress:
-    return ExactProgress(plan(path, msgspec.json.encode({**ASKED, **more})))
+    return of(ExactProgress, path, **more)
+
+
+def of(kind: type[Known], path: bytes = CHAT, **more: Any) -> Known:
+    body = msgspec.json.encode({**ASKED, **more})
+    return kind(plan(path, body), body)
 
 
 def body_of(progress: ExactProgress, context_tokens: int = 0) -> dict[str, Any]:
@@ -59,7 +68,7 @@ def test_the_client_gets_what_it_would_get_if_nobody_had_asked(with_ids: str, wi
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=600), st.booleans())
 def test_a_prompts_ids_take_half_of_their_bytes_once_they_passed(prompt: list[int], spaced: bool) -> None:
-    kept, made = ExactProgress(plan(CHAT, msgspec.json.encode(ASKED))), msgspec.json.encode(prompt)
+    kept, made = planned(), msgspec.json.encode(prompt)
     listed = made.replace(b",", b", ") if spaced else made
     event = b'data: {"id":"i","created":1,"model":"m","choices":[],"prompt_token_ids":%b}\n\n' % listed
     kept.take(event)
@@ -92,7 +101,7 @@ def test_of_a_prompts_ids_nothing_is_made_before_the_first_token() -> None:
 
     def calls(kind: type[ExactProgress], tokens: int) -> int:
         first, count = chunk("", [], list(range(tokens))), 0
-        progress = kind(plan(CHAT, msgspec.json.encode(ASKED)))
+        progress = of(kind)
 
         def count_calls(*_: object) -> None:
             nonlocal count
@@ -163,8 +172,9 @@ def test_no_character_is_lost_or_sent_twice(tokens: list[tuple[str, int]], promp
     assert progress.can_resume
     assert progress.left(0) == max(0, limit - sure)
     assert progress.left(len(prompt) + sure + 1) == min(1, max(0, limit - sure))
+    assert progress.target == (TARGET if sure else CHAT)
     body = body_of(progress)
-    assert body["prompt"] == [*prompt, *(number for _, number in tokens[:sure])]
+    assert body.get("prompt") == ([*prompt, *(number for _, number in tokens[:sure])] if sure else None)
     line = "".join(text for text, _ in tokens[:sure])
     found = [msgspec.json.decode(event[6:]) for event in sent.split(b"\n\n") if event]
     assert "".join(one["choices"][0]["delta"]["content"] for one in found) == line
@@ -206,7 +216,8 @@ def test_tools_and_reasoning_end_it() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    progress = ExactProgress(plan(CHAT, msgspec.json.encode(ASKED)), tokens_max=10)
+    body = msgspec.json.encode(ASKED)
+    progress = ExactProgress(plan(CHAT, body), body, tokens_max=10)
     progress.take(chunk("a", [1], list(range(8))))
     assert progress.can_resume
     progress.take(chunk("b", [1, 2]))
@@ -234,6 +245,47 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     quiet.take(chunk("one", [1], [10, 11]))
     quiet.go_on(0)
     assert quiet.rewritten(b"data: [DONE]\n\n", sends_usage=False) == b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("kind", [ExactProgress, HopProgress])
+def test_a_chat_that_has_said_nothing_is_asked_anew(kind: type[ExactProgress]) -> None:
+    """Its first tokens may be what the model thinks, or open that: to tell apart is for who reads chats, and a
+    completion would say all of it as the answer."""
+
+    def told(delta: dict[str, Any], ids: list[int] | None, name: str) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": ids}
+        document = {"id": name, "created": 5, "model": "m", "choices": [choice], "prompt_token_ids": [10, 11]}
+        return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+    begins = {"role": "assistant", "content": ""}
+    progress = of(kind, stop="end", seed=3)
+    for seam in (1, 2):
+        progress.take(told(begins, None, "first"))
+        progress.take(told({}, [1], "first"))
+        assert progress.can_resume
+        assert progress.target == CHAT
+        asked = {**ASKED, "stop": "end", "seed": 3, "return_token_ids": True, "include_stop_str_in_output": True}
+        assert body_of(progress) == asked
+        assert (progress.resumed, list(progress.ids)) == (seam, [])
+    assert progress.rewritten(progress.take(told(begins, None, "second")), sends_usage=True) == b""
+    thought = progress.rewritten(progress.take(told({"reasoning": "hm"}, [1, 2], "second")), sends_usage=True)
+    document = msgspec.json.decode(thought.removeprefix(b"data: "))
+    assert (document["id"], document["choices"][0]["delta"]) == ("first", {"reasoning": "hm"})
+    assert (progress.why_not, progress.usage) == ("tools_or_reasoning", Usage(2, 2))
+
+
+def test_a_chat_that_was_asked_anew_and_says_something_goes_on_from_that() -> None:
+    progress = planned(max_tokens=5)
+    progress.take(chunk("", [1], [10]))
+    progress.go_on(0)
+    said = [
+        progress.rewritten(progress.take(event), sends_usage=True) for event in (chunk("", [], [10]), chunk("a", [1]))
+    ]
+    assert msgspec.json.decode(said[1][6:])["choices"][0]["delta"] == {"content": "a"}
+    progress.settle()
+    assert progress.held_bytes < 20, "its request is not needed any more"
+    body = body_of(progress)
+    assert (progress.target, body["prompt"], body["max_tokens"]) == (TARGET, [10, 1], 4)
 
 
 def test_an_end_that_was_sent_is_not_sent_again() -> None:
@@ -265,7 +317,7 @@ def test_stop_strings_are_asked_for_as_part_of_the_text(named: dict[str, bool]) 
     document = msgspec.json.decode(asked)
     assert (document["return_token_ids"], document["include_stop_str_in_output"]) == (True, True)
     assert planned.hides_stop is not named.get("include_stop_str_in_output", False)
-    progress = ExactProgress(planned)
+    progress = ExactProgress(planned, body)
     progress.take(chunk("one", [1], [10]))
     body_on = body_of(progress)
     assert (body_on["stop"], body_on["include_stop_str_in_output"]) == (["end", "fin"], True)
@@ -298,8 +350,7 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
 ) -> None:
     """An engine dies under a region that goes on from another, and then the region: the tier above has, at each event,
     the ids of exactly the text that its client has."""
-    body = msgspec.json.encode({**ASKED, "max_tokens": 99})
-    below, above = HopProgress(plan(CHAT, body)), ExactProgress(plan(CHAT, body))
+    below, above = of(HopProgress, max_tokens=99), of(ExactProgress, max_tokens=99)
 
     def text_at(at: int) -> bytes:
         text, number = tokens[at]
@@ -313,12 +364,15 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
     while sure and not tokens[sure - 1][0]:
         sure -= 1
     below.go_on(0)
-    rest = [text_at(at) for at in range(sure, len(tokens))]
+    rest = [text_at(at) if sure else chunk(tokens[at][0], [tokens[at][1]]) for at in range(sure, len(tokens))]
     events += [below.rewritten(below.take(event), sends_usage=False) for event in rest]
     found = [event + b"\n\n" for event in b"".join(events).split(b"\n\n") if event][: max(1, region_dies)]
     passed = [msgspec.json.decode(above.take(event)[6:])["choices"][0] for event in found]
-    known = msgspec.json.decode(above.go_on(0))["prompt"]
     assert above.why_not == ""
+    if above.target == CHAT:
+        assert not any(one["delta"]["content"] for one in passed)
+        return
+    known = msgspec.json.decode(above.go_on(0))["prompt"]
     assert known[: len(prompt)] == prompt
     whole = "".join(one["delta"]["content"] for one in passed)
     count = len(known) - len(prompt)

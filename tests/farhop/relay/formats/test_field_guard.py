@@ -44,11 +44,21 @@ HOSTILE = {
     "lora_name": "another",
     "lora_config": [[1]],
     "adapter_id": "another",
+    "lora": [{"id": 0, "scale": 1.0}],
+    "adapters": "../another",
+    "merged_adapters": {"ids": ["another"]},
+    "id_slot": 3,
     "previous_response_id": "resp_1",
     "draft_model": "another",
     "models": ["another"],
     "fallbacks": ["another"],
+    "context_window_fallbacks": [{"m": ["another"]}],
+    "content_policy_fallbacks": [{"m": ["another"]}],
+    "context_window_fallback_dict": {"m": "another"},
     "user_config": {"model_list": []},
+    "model_list": [{"model_name": "m", "litellm_params": {"model": "another"}}],
+    "provider": {"only": ["another"]},
+    "custom_llm_provider": "another",
     "api_base": "http://10.0.0.1",
 }
 DATA_URL = "data:image/png;base64,iVBORw0KGgo="
@@ -222,6 +232,38 @@ def test_kserve_names_no_memory_and_no_state_of_others() -> None:
             _read(body, Kind.INFER)
     fine = {"inputs": [tensor | {"data": [1]}], "outputs": [{"name": "b", "parameters": {"binary_data": True}}]}
     assert _read(fine, Kind.INFER).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        (b"model=other", "model"),
+        (b"api-version=1&model=other", "model"),
+        (b"a=1;model=other", "model"),
+        (b"model", "model"),
+        (b"Model=other", "model"),
+        (b"%6dode%6C=other", "model"),
+        (b"model%5B%5D=other", "model"),
+        (b"model[0]=other", "model"),
+        (b"max_to%E2%84%AAens=9", "max_tokens"),
+        (b"kv_transfer_params=x", "kv_transfer_params"),
+        (b"remote+host=x&callback_url=x", "callback_url"),
+    ],
+)
+def test_no_field_stands_in_the_query(query: bytes, name: str) -> None:
+    """LiteLLM, and whatever has a parameter of that name beside the body, serves the query's model and not the
+    body's."""
+    with pytest.raises(BodyError) as caught:
+        field_guard.query(b"/v1/chat/completions?" + query)
+    assert (caught.value.outcome, caught.value.param) == (outcome.INVALID_FIELD, name)
+
+
+@pytest.mark.parametrize(
+    "query", [b"", b"beta=true", b"api-version=2024-01-01", b"trace=%ff&&=model&x=model", b"a=?model=b"]
+)
+def test_other_parameters_of_a_query_go_on(query: bytes) -> None:
+    field_guard.query(b"/v1/messages?" + query)
+    field_guard.query(b"/v1/messages")
 
 
 def test_headers_to_engines_are_an_allow_list() -> None:

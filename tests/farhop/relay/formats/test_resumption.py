@@ -30,10 +30,14 @@ def planned(path: bytes = CHAT, **more: Any) -> Plan:
         ({"bad_words": ["x"]}, "penalties"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 3}, "logprobs"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"prompt_logprobs": 0}, "logprobs"),
         ({"stop": "x" * 1025}, "stop_strings"),
         ({"stop": ["a", ""]}, "stop_strings"),
         ({"stop": ["a", 3]}, "unreadable"),
         ({"tools": [{"type": "function"}]}, "tools"),
+        ({"include_reasoning": False}, "tools_or_reasoning"),
+        ({"include_reasoning": "no"}, "tools_or_reasoning"),
         ({"echo": True}, "echo"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "divided"),
         ({"return_token_ids": False}, "asks_for_ids"),
@@ -63,6 +67,7 @@ def test_other_paths_and_what_is_no_json() -> None:
     [
         {"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "n": 1, "stop": [], "tools": None},
         {"response_format": {"type": "text"}, "logprobs": False, "echo": None, "bad_words": []},
+        {"logprobs": None, "top_logprobs": 0, "include_reasoning": True},
     ],
 )
 def test_what_says_nothing_is_no_reason(more: dict[str, Any]) -> None:

@@ -144,7 +144,7 @@ def test_an_event_in_the_form_of_the_last_is_heard_as_any_other(
     def tap() -> tuple[ExactTap, Transcript]:
         request = plan(CHAT, BODY)
         heard = Transcript(Continuation(chain.tail(b"prompt", (), 1, b""), "content"))
-        progress = HopProgress(request) if for_hop else ExactProgress(request)
+        progress = HopProgress(request, BODY) if for_hop else ExactProgress(request, BODY)
         return ExactTap(hide, heard, "", progress, owner(1_000_000)), heard
 
     (short, short_heard), (long, long_heard) = tap(), tap()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from worlds import field, request
 
 from farhop.balance.estimate import cost
-from global_lb.fleet.table import BETA
+from global_lb.fleet.table import BETA, BETA_TOOLS
 from global_lb.routing.policy import Predictive
 
 
@@ -41,10 +41,12 @@ def test_a_hit_is_discounted_by_the_calibration_and_never_more_than_the_prompt()
     assert (beyond.believed_tokens, beyond.hit_tokens) == (256.0, 128.0)
 
 
-def test_slow_decode_costs_in_proportion_to_the_answer() -> None:
-    found = field(request("a"), london={"rtt_ms": 1.0}, tokyo={"rtt_ms": 1.0, "tpot_ms": 30.0})
+@pytest.mark.parametrize(("tools", "beta"), [(False, BETA), (True, BETA_TOOLS)])
+def test_slow_decode_costs_in_proportion_to_the_answer(tools: bool, beta: float) -> None:
+    found = field(request("a", tools=tools), london={"rtt_ms": 1.0}, tokyo={"rtt_ms": 1.0, "tpot_ms": 30.0})
     quick, slow = Predictive().score(found).tolist()
-    assert slow - quick == pytest.approx(BETA * 100 * 10.0)
+    assert slow - quick == pytest.approx(beta * 100 * 10.0)
+    assert found.scored(1, slow).decode_ms == pytest.approx(beta * 100 * 10.0)
 
 
 def test_a_prefill_is_paid_by_all_it_stalls() -> None:
