@@ -308,7 +308,7 @@ class BalancerProcess:
             return
         self.alive = False
         for active in self.relay.die():
-            active.client.broke(outcome.DIED_BEFORE_START)
+            active.last_word().broke(outcome.DIED_BEFORE_START)
         self.links.close()
 
     def successor(self) -> BalancerProcess:

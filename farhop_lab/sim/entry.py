@@ -171,19 +171,19 @@ class ClientRequest:
     def ended(self, status: int, usage: Usage | None) -> None:
         """See relay.Client."""
         self._over()
-        self._active.client.ended(status, usage)
+        self._active.last_word().ended(status, usage)
 
     def refused(self, answer: Answer) -> None:
         """See relay.Client."""
         self._over()
-        self._active.client.refused(answer)
+        self._active.last_word().refused(answer)
 
     def broke(self, reason: Outcome) -> None:
         """See relay.Client."""
         if reason is outcome.CONNECT_FAILED and not self._active.started and self.go():
             return
         self._over()
-        self._active.client.broke(reason)
+        self._active.last_word().broke(reason)
 
 
 class ClientEntry:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from farhop_wire import region_pb2
 
 from farhop.service.region_channel import silence_s
-from global_lb.links.prefix_streams import PrefixGapError
+from global_lb.links.prefix_streams import PrefixGapError, read
 from regional_lb.mesh.prefix_stream import LOOK_S, Pause
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.context import SimContext
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.timeline import Call
-    from global_lb.links.prefix_streams import Prefixes, PrefixStream
+    from global_lb.links.prefix_streams import Content, Prefixes, PrefixStream
     from regional_lb.mesh.prefix_stream import PrefixPublisher, Steps
 
 
@@ -124,7 +124,7 @@ class PrefixCall:
             return
         for step in self._steps:
             if not isinstance(step, Pause):
-                self._back(self._receive, step)
+                self._back(self._receive, step, self._read(step))
             elif step.seconds > 0.0:
                 self._rested_at = context.timeline.now + step.rest_s
                 self._due = context.timeline.at(self._rested_at + step.seconds, self._send)
@@ -132,6 +132,13 @@ class PrefixCall:
                     self._publisher.wakes[self._wake] = None
                 return
         self.cut()
+
+    def _read(self, message: region_pb2.PrefixDelta) -> Content | str:
+        """What it says, read once for all who are sent the same."""
+        region = self._region
+        if region.told[0] is not message:
+            region.told = message, read(message)
+        return region.told[1]
 
     def _wake(self) -> None:
         """There is something to tell: in a moment, since the machine is not done with what it does."""
@@ -166,12 +173,12 @@ class PrefixCall:
         """As long as a channel may be silent before it is pinged, and as long again until that is lost."""
         return 2.0 * silence_s(self._context.watching.ping_s)
 
-    def _receive(self, message: region_pb2.PrefixDelta) -> None:
+    def _receive(self, message: region_pb2.PrefixDelta, content: Content | str) -> None:
         if self._over:
             return
         self._subscription.messages += 1
         try:
-            for _ in self._stream.take(message):
+            for _ in self._stream.take(message, content):
                 pass  # it takes no time
         except PrefixGapError:
             self.give_up()

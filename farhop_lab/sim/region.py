@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
+    from farhop_wire.region_pb2 import PrefixDelta
+
     from farhop.balance.machine import Forward, Usage
     from farhop.balance.outcome import Outcome
     from farhop.store.documents.report import RegionReport
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.relay import ActiveRequest
     from farhop_lab.sim.sites import Site
     from farhop_lab.sim.timeline import Call
+    from global_lb.links.prefix_streams import Content
     from regional_lb.scheduler.flow import RegionalFlow
 
 SAMPLE_S = 0.1
@@ -191,6 +194,7 @@ class RegionProcess:
         self.context, self.name, self.region, self.site = context, name, name, site
         self.instance = "a"
         self.calls: dict[PrefixConsumer, None] = {}  # for its prefixes, in the order they came
+        self.told: tuple[PrefixDelta | None, Content | str] = None, ""  # last of them, and what it says
         self.away_s = context.wire.rtt_ms(name, name) / 2e3
         self.alive = False
         self.hosts: dict[str, Host] = {}
@@ -250,7 +254,7 @@ class RegionProcess:
             return
         self.alive = False
         for active in self.relay.die():
-            active.client.broke(outcome.DIED_BEFORE_START)
+            active.last_word().broke(outcome.DIED_BEFORE_START)
         for call in tuple(self.calls):
             call.cut()
 

@@ -111,6 +111,13 @@ class ActiveRequest:
         self.started = self.held = False
         self.generated = b""
 
+    def last_word(self) -> Client:
+        """Its client, to hear how it ended. Let go of with that: each knows the other, and a request that is over shall
+        be gone at once, prompt and all, not when the collector comes by."""
+        client = self.client
+        del self.client
+        return client
+
     def so_far(self) -> bytes | None:
         """All that was said of its answer, by whomever, to go on from elsewhere; None where it could not."""
         if not self.started or self.attempt is None:
@@ -216,7 +223,7 @@ class SimulatedRelay:
                 active.request.id, attempt.number, status, usage, fault, chain=chain, answer_bytes=answer_bytes
             )
             self.react(ended)
-            active.client.ended(status if fault is None else 500, usage)
+            active.last_word().ended(status if fault is None else 500, usage)
 
     def refused(self, active: ActiveRequest, attempt: Attempt, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below said no."""
@@ -243,6 +250,7 @@ class SimulatedRelay:
             return False
         self._forget(active)
         self._stop(active)
+        active.last_word()  # which is its own
         self.react(machine.ClientLeft(request_id))
         return True
 
@@ -292,9 +300,9 @@ class SimulatedRelay:
         self._forget(active)
         self._stop(active)
         if active.started:
-            active.client.broke(command.outcome)
+            active.last_word().broke(command.outcome)
         else:
-            active.client.refused(command)
+            active.last_word().refused(command)
 
     def _cancel(self, active: ActiveRequest, command: machine.Cancel) -> None:
         if active.attempt is not None and active.attempt.number == command.attempt:

@@ -77,16 +77,18 @@ class Wire:
 
     def send(self, a: str, b: str, act: Callable[..., object], *args: Any) -> None:
         """`act` when it arrives in `b`."""
-        frozen = self._frozen.get((a, b))
-        if frozen is not None:
-            frozen[1].append((act, args))
+        pair = a, b
+        if self._frozen and pair in self._frozen:
+            self._frozen[pair][1].append((act, args))
             return
         # A path that became shorter must not let what is sent now overtake what is under way.
-        delay_s = self._rtt_ms[a, b] / 2e3
+        delay_s = self._rtt_ms[pair] / 2e3
         if self._rng is not None and self._jitter:
             delay_s *= 1.0 + self._jitter * self._rng.random()
-        due = max(self._timeline.now + delay_s, self._arrives.get((a, b), -inf))
-        self._arrives[a, b] = due
+        due, before = self._timeline.now + delay_s, self._arrives.get(pair)
+        if before is not None and before > due:
+            due = before
+        self._arrives[pair] = due
         self._timeline.at(due, act, *args)
 
     def send_on(self, opened_at: float, a: str, b: str, act: Callable[..., object], *args: Any) -> None:

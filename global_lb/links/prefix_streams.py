@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farhop.balance.prefix.trie import PrefixTrie
 
     Count = Generator[None, None, int]
-    _Content = list[tuple[str, int, tuple[int, ...]]]  # "stored" below this parent, "evicted", "cleared": nodes
+    Content = list[tuple[str, int, tuple[int, ...]]]  # "stored" below this parent, "evicted", "cleared": nodes
 
 FORGET_S = 60.0  # what an instance reported is kept for this long after its stream ended
 CONFIRM_S = 5.0  # what we sent, and its region has not confirmed after once to twice this, is gone
@@ -265,6 +265,39 @@ def _first_missing(region: _Region, chain: Sequence[int]) -> int | None:
     return chain[low] if low < len(chain) else None
 
 
+def read(message: region_pb2.PrefixDelta) -> Content | str:
+    """What it says; or why no balancer in its right mind would, judged before anything of it is applied. Every field is
+    read once: that is most of what a message costs."""
+    if message.incarnation <= 0 or not message.seq:
+        return "prefixes_misplaced"
+    content: Content = []
+    n_nodes = 0
+    if message.HasField("slice"):
+        for path in message.slice.paths:
+            content.append(("stored", path.parent, nodes := tuple(path.nodes)))
+            n_nodes += len(nodes)
+    else:
+        for change in message.changes:
+            what, parent, nodes = change.WhichOneof("what"), 0, ()
+            if what == "stored":
+                stored = change.stored
+                parent, nodes = stored.parent, tuple(stored.nodes)
+            elif what == "evicted":
+                nodes = tuple(change.evicted.nodes)
+            content.append((what or "", parent, nodes))
+            n_nodes += len(nodes)
+    if n_nodes > MESSAGE_NODES_MAX or len(content) > MESSAGE_NODES_MAX:
+        return "prefixes_too_many"
+    for kind, parent, nodes in content:
+        if kind == "stored":
+            distinct = set(nodes)
+            if not distinct or len(nodes) > DEPTH_MAX or parent in distinct or 0 in distinct:
+                return "prefixes_malformed"
+            if len(distinct) < len(nodes):
+                return "prefixes_duplicate"
+    return content
+
+
 class PrefixStream:
     """One stream of one instance. `known_incarnation` and `known_seq` are what it may go on from."""
 
@@ -287,9 +320,13 @@ class PrefixStream:
         instance = self.instance
         return instance.session == self._session and self._region.instances.get(self._who) is instance
 
-    def take(self, message: region_pb2.PrefixDelta) -> Iterator[None]:
-        """Apply one message, turn by turn. Raises PrefixGapError where it does not follow or cannot be meant."""
-        content = self._read(message)
+    def take(self, message: region_pb2.PrefixDelta, content: Content | str | None = None) -> Iterator[None]:
+        """Apply one message, turn by turn; `content` is what `read` made of it, if it was. Raises PrefixGapError where
+        it does not follow or cannot be meant."""
+        if message.instance != self._who:
+            content = "prefixes_misplaced"
+        elif content is None:
+            content = read(message)
         if isinstance(content, str):
             self._prefixes._refused(content)
             raise PrefixGapError(content)
@@ -303,43 +340,11 @@ class PrefixStream:
         else:
             yield from self._changes(message, content)
 
-    def _read(self, message: region_pb2.PrefixDelta) -> _Content | str:
-        """What it says; or why no balancer in its right mind would, judged before anything of it is applied. Every
-        field is read once: that is most of what a message costs."""
-        if message.instance != self._who or message.incarnation <= 0 or not message.seq:
-            return "prefixes_misplaced"
-        content: _Content = []
-        n_nodes = 0
-        if message.HasField("slice"):
-            for path in message.slice.paths:
-                content.append(("stored", path.parent, nodes := tuple(path.nodes)))
-                n_nodes += len(nodes)
-        else:
-            for change in message.changes:
-                what, parent, nodes = change.WhichOneof("what"), 0, ()
-                if what == "stored":
-                    stored = change.stored
-                    parent, nodes = stored.parent, tuple(stored.nodes)
-                elif what == "evicted":
-                    nodes = tuple(change.evicted.nodes)
-                content.append((what or "", parent, nodes))
-                n_nodes += len(nodes)
-        if n_nodes > MESSAGE_NODES_MAX or len(content) > MESSAGE_NODES_MAX:
-            return "prefixes_too_many"
-        for kind, parent, nodes in content:
-            if kind == "stored":
-                distinct = set(nodes)
-                if not distinct or len(nodes) > DEPTH_MAX or parent in distinct or 0 in distinct:
-                    return "prefixes_malformed"
-                if len(distinct) < len(nodes):
-                    return "prefixes_duplicate"
-        return content
-
     def _gap(self, why: str) -> PrefixGapError:
         self._prefixes._refused("prefixes_gap")
         return PrefixGapError(why)
 
-    def _slice(self, message: region_pb2.PrefixDelta, content: _Content) -> Iterator[None]:
+    def _slice(self, message: region_pb2.PrefixDelta, content: Content) -> Iterator[None]:
         instance, slice_ = self.instance, message.slice
         if slice_.slice == 0:
             instance.abandon()
@@ -367,7 +372,7 @@ class PrefixStream:
             for nodes in before:
                 yield from prefixes._leave(self._name, region, nodes.drain())
 
-    def _changes(self, message: region_pb2.PrefixDelta, content: _Content) -> Iterator[None]:
+    def _changes(self, message: region_pb2.PrefixDelta, content: Content) -> Iterator[None]:
         instance = self.instance
         if instance.arriving is not None or (message.incarnation, message.after) != (
             instance.incarnation,

@@ -104,10 +104,10 @@ class PrefixPublisher:
             while self._under(request):
                 sent = False
                 for step in stream.steps():
-                    if not self._under(request):
-                        return
                     sent = True
                     yield step
+                    if not self._under(request):
+                        return
                 # Who asks the next turn of a conversation may do so in a moment: it is sent now what the last one left.
                 if self._flow.fleet.trie.sweeping:
                     yield Pause(BATCH_S) if sent else Pause(LOOK_S, wakes=True)
@@ -129,11 +129,11 @@ class _Stream:
 
     def steps(self) -> Steps:
         """All that is new by now."""
-        journal = self._journal
+        journal, trie = self._journal, self._publisher._flow.fleet.trie
         while True:
             journal.under(self._publisher._flow.law.epoch)
             # What a cleared replica held is told even if nothing else happens.
-            self._publisher._flow.fleet.trie.sweep(SWEEP_NODES)
+            trie.sweep(SWEEP_NODES)
             if not journal.reaches(self._at):
                 yield from self._snapshot()
                 continue  # the journal may have run past it meanwhile
@@ -143,7 +143,10 @@ class _Stream:
             if changes:
                 yield self._publisher.delta(self._sent, self._at, changes)
                 self._sent = self._at
-            yield Pause(self._pace(n_nodes))
+            pace_s = self._pace(n_nodes)
+            if not pace_s and self._at == journal.seq and not trie.sweeping:
+                return  # mostly
+            yield Pause(pace_s)
 
     def _snapshot(self) -> Steps:
         publisher, journal = self._publisher, self._journal

@@ -250,7 +250,7 @@ class RouterProcess:
         if self.alive:
             self.alive = False
             for active in self.relay.die():
-                active.client.broke(outcome.DIED_BEFORE_START)
+                active.last_word().broke(outcome.DIED_BEFORE_START)
 
     def take(self, active: ActiveRequest) -> None:
         """A request is here; a router of this kind reads its text."""

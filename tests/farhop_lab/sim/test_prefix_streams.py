@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from farhop_lab.sim.balancer import BalancerProcess
 from farhop_lab.sim.sites import Site, flat, station
 from farhop_lab.sim.world import World
 from farhop_lab.studies.ablations import ABLATIONS
+from global_lb.links import prefix_streams
 from global_lb.routing.flow import GlobalFlow
 from topology.model import Rule
 
@@ -54,6 +56,23 @@ def known(made: World, here: str, of: str) -> set[int]:
 def held(made: World, region: str) -> set[int]:
     trie = made.regions[region].flow.fleet.trie
     return {node for node in trie.all_nodes() if trie.is_held(node)}
+
+
+def test_what_all_are_told_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Any] = []
+
+    def read(message: Any) -> Any:
+        reads.append(message)
+        return prefix_streams.read(message)
+
+    monkeypatch.setattr("farhop_lab.sim.prefix_streams.read", read)
+    made = world()
+    made.run(5.0)
+    reads.clear()
+    made.arrive("paris", "t")
+    made.run(5.5)
+    assert known(made, "paris", "paris") == known(made, "tokyo", "paris") == held(made, "paris") != set()
+    assert 1 <= len(reads) <= 2  # what began, and what was answered
 
 
 def state(made: World, here: str, of: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -12,6 +13,9 @@ from hypothesis import strategies as st
 
 from farhop_lab.engine.core.faults import Fault
 from farhop_lab.engine.core.text import write_all
+from farhop_lab.sim.arrival import Arrival
+from farhop_lab.sim.balancer import Hop
+from farhop_lab.sim.relay import ActiveRequest
 from farhop_lab.sim.sites import Reporting, flat, gpus, station
 from farhop_lab.sim.world import World
 from topology.model import Rule
@@ -126,6 +130,21 @@ def test_every_arrival_is_concluded_once_whatever_breaks(seed: int, chaos: int) 
     assert not {region for entry, region in measures.served if region not in REGIONS}
     assert {record.region for record in measures.records if record.tenant == "bound"} <= {"paris", ""}
     assert {record.outcome for record in measures.records if record.tenant == "lost"} == {"no_lawful_region"}
+
+
+def test_who_is_over_is_gone_without_the_collector() -> None:
+    """A prompt may be large, and the collector comes by once in thousands of requests."""
+    made = busy(1)
+    gc.collect()
+    gc.disable()
+    try:
+        made.run(60.0)
+        left = [one for one in gc.get_objects() if type(one) in (Arrival, Hop, ActiveRequest)]
+    finally:
+        gc.enable()
+    assert made.measures.concluded > 100
+    assert not made.measures.open
+    assert left == []
 
 
 def arrive(made: World, rng: Random, entry: str) -> None:

@@ -210,11 +210,12 @@ async def test_what_does_not_follow_is_a_gap(message: pb.PrefixDelta) -> None:
         (delta(1, stored(0, 2), incarnation=0), "prefixes_misplaced"),
     ],
 )
-async def test_the_absurd_is_refused_whole_and_counted(message: pb.PrefixDelta, why: str) -> None:
+@pytest.mark.parametrize("was_read", [False, True])
+async def test_the_absurd_is_refused_whole_and_counted(message: pb.PrefixDelta, why: str, was_read: bool) -> None:
     found = Told()
     stream = await whole(found, path(0, 1))
     with pytest.raises(PrefixGapError):
-        await in_turns(stream.take(message))
+        await in_turns(stream.take(message, room.read(message) if was_read else None))
     assert (found.held, found.refused) == ({1}, [why])
 
 

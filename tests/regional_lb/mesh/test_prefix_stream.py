@@ -164,6 +164,16 @@ def test_after_something_was_told_a_stream_rests_once_and_then_waits_for_more() 
     assert waits[1:] == [prefix_stream.Pause(prefix_stream.IDLE_S, True)] * len(waits[1:])
 
 
+def test_a_law_that_comes_while_the_last_of_the_news_is_told_ends_the_stream() -> None:
+    flow = flow_of()
+    steps = prefix_stream.PrefixPublisher("r1", flow, lambda: 0.0, 7, 10**6).subscribe(asked())
+    assert next(step for step in steps if isinstance(step, prefix_stream.Pause) and step.wakes).rest_s
+    serve(flow, "x")
+    assert isinstance(next(steps), region_pb2.PrefixDelta)
+    flow.handle(LawChanged(law(2, other=Rule(allow=("eu",)))), 1.0)
+    assert list(steps) == []
+
+
 @pytest.fixture
 def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is told is told since something woke the stream."""
