@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Command, Event
     from global_lb.fleet.table import Column, Field
     from global_lb.routing.pick import Decision
+    from global_lb.routing.policy import Policy as GlobalPolicy
     from global_lb.routing.request_state import RequestState
     from regional_lb.fleet.table import Table
     from regional_lb.scheduler.pick import Pick
@@ -153,8 +154,8 @@ class Makers(msgspec.Struct, frozen=True):
     make_regional: Callable[[Topology], MakeRegional] | None = None
 
 
-def _global(
-    kind: type[global_flow.GlobalFlow] = global_flow.GlobalFlow, policy: type[GlobalPredictive] | None = None
+def global_maker(
+    kind: type[global_flow.GlobalFlow] = global_flow.GlobalFlow, policy: Callable[[], GlobalPolicy] | None = None
 ) -> Callable[[Topology], MakeGlobal]:
     """As World builds its own; tenants that wait where nobody serves do so here, too."""
 
@@ -176,9 +177,9 @@ def _global(
     return of
 
 
-def _regional(
+def regional_maker(
     kind: type[regional_flow.RegionalFlow] = regional_flow.RegionalFlow,
-    policies: type[Policies] = Policies,
+    policies: Callable[[], Policies] = Policies,
 ) -> Callable[[Topology], MakeRegional]:
     def of(topology: Topology) -> MakeRegional:
         def weight_of(tenant: str) -> float:
@@ -194,9 +195,9 @@ def _regional(
 
 
 ABLATIONS: dict[str, Makers] = {
-    "farhop-no-trie": Makers(_global(TrielessGlobal), _regional(TrielessRegional)),
-    "farhop-no-reckoning": Makers(make_global=_global(Unreckoning)),
-    "farhop-no-late-binding": Makers(make_regional=_regional(EarlyBinding)),
-    "farhop-no-tpot": Makers(_global(policy=FirstTokenGlobal), _regional(policies=FirstTokenPolicies)),
-    "farhop-no-tie-draw": Makers(make_global=_global(policy=Undrawn)),
+    "farhop-no-trie": Makers(global_maker(TrielessGlobal), regional_maker(TrielessRegional)),
+    "farhop-no-reckoning": Makers(make_global=global_maker(Unreckoning)),
+    "farhop-no-late-binding": Makers(make_regional=regional_maker(EarlyBinding)),
+    "farhop-no-tpot": Makers(global_maker(policy=FirstTokenGlobal), regional_maker(policies=FirstTokenPolicies)),
+    "farhop-no-tie-draw": Makers(make_global=global_maker(policy=Undrawn)),
 }
