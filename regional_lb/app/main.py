@@ -277,8 +277,9 @@ class RegionalBalancer:
     def _in_flight_at(self, replica: str) -> int:
         return self.flow.fleet.ledger.load(replica).in_flight
 
-    def _warn(self, whom: str, problem: str) -> None:
-        self._log.warning("replicas", f"{whom}: {problem}", source=whom, problem=problem)
+    def _warn(self, whom: str, problem: str, what: str = "") -> None:
+        # By what was asked, where an engine's own words are in the problem: else it could have a line for each of them.
+        self._log.warning("replicas", f"{whom}: {what or problem}", source=whom, problem=problem)
 
     def reload(self) -> None:
         """See farhop.service.process.Balancer."""

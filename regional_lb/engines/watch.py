@@ -73,7 +73,7 @@ class Watcher:
         credentials: Callable[[], grpc.ChannelCredentials] = grpc.ssl_channel_credentials,
         answered_at: Callable[[str], float] = lambda _label: -inf,
         in_flight: Callable[[str], int] = lambda _name: 0,
-        warn: Callable[[str, str], None] = lambda _name, _problem: None,
+        warn: Callable[[str, str, str], None] = lambda _name, _problem, _what: None,
         watched: Callable[[Mapping[str, ReplicaConfig]], None] = lambda _watched: None,
     ) -> None:
         self._config, self._watch = config, config.watch
@@ -119,7 +119,7 @@ class Watcher:
         for name, why in self.members.left_out.items():
             if name not in left_before:
                 self._refused("discovery_limit")
-                self._warn(name, f"left out: {why}")
+                self._warn(name, f"left out: {why}", "left out")
         watched = self.members.watched
         for name, (config, tasks) in list(self._looking.items()):
             now = watched.get(name)
@@ -171,7 +171,7 @@ class Watcher:
         elif name in self._looking:
             self._problems.setdefault(name, {})[what] = problem
             if said:
-                self._warn(name, problem)
+                self._warn(name, problem, what)
 
     async def close(self) -> None:
         """Stop looking."""
@@ -328,7 +328,8 @@ class Watcher:
         if missing:
             self._refused("models_other")
             names = ", ".join(sorted(missing)[:8])
-            self._warn(replica.label, f"does not serve {names}: not in its /v1/models; correct `models`")
+            problem = f"does not serve {names}: not in its /v1/models; correct `models`"
+            self._warn(replica.label, problem, "models it serves")
 
     async def _listing(self, address: Address) -> bytes:
         """Raises PageError, FetchError: then it has not said what it serves, and that is no evidence."""

@@ -89,8 +89,6 @@ class ExactProgress(Progress):
 
     def settle(self) -> None:
         """See Progress."""
-        if self._sure or self.why_not:
-            self._body = b""
         if len(self._prompt_json) > _SHORT_BYTES and self._prompt_json[:1] == b"[":
             self._prompt_json = _packed(self._prompt_json)
 
@@ -176,7 +174,7 @@ class ExactProgress(Progress):
                 begins = self._begins
                 text_at = events.find(begins)
                 if text_at >= 0 and events[text_at + len(begins)] != _QUOTE:
-                    self._sure = len(self.ids)
+                    self._sure, self._body = len(self.ids), b""
                     said = _SAYS_MORE.search(events) is not None or events.count(begins) != 1
                     self._form = None if said else _form(events, text_at + len(begins), at + _ID_BYTES, end)
                 return passed
@@ -201,9 +199,11 @@ class ExactProgress(Progress):
                 if _HAS_TEXT.search(events, since, found.start()) is not None:
                     self._sure = len(self.ids)
                 since = start
+        if not pieces and not self.why_not and _HAS_TEXT.search(events) is not None:
+            self.why_not = "untold"  # the client has text of which no ids are known: it would be said again
+        if self._sure or self.why_not:
+            self._body = b""
         if not pieces:
-            if not self.why_not and _HAS_TEXT.search(events) is not None:
-                self.why_not = "untold"  # the client has text of which no ids are known: it would be said again
             return events
         pieces.append(events[start:])
         return b"".join(pieces)

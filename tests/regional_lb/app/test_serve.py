@@ -264,6 +264,15 @@ async def test_what_the_engine_says_of_its_cache_is_shown(engine: Engine) -> Non
         assert line.endswith(" 0.25")
 
 
+async def test_an_engine_has_no_line_in_the_log_for_each_of_its_words(up: Both, engine: Engine) -> None:
+    (name,) = up.regional.flow.fleet.view.replicas
+    for number in range(5):
+        engine.page = f"vllm:num_requests_waiting word{number}\nvllm:num_requests_running 0\n"
+        await until(lambda word=f"word{number}": word in str(up.regional.watcher.problems(name)))
+    said = [key for event, key in up.regional._log.faults if event == "replicas"]
+    assert said == [f"{name}: metrics"]
+
+
 async def test_on_the_way_out_it_is_not_ready(engine: Engine) -> None:
     balancer = RegionalBalancer(regional_config(engine), WORLD, Random(1), MemoryStore(Random(2)))
     await balancer.open()

@@ -123,7 +123,8 @@ async def watching(
     watcher = found.watcher = Watcher(
         config, react=found.react, refused=found.refused.append, clock=lambda: loop.time() * speed, rng=Random(1),
         answered_at=lambda _name: loop.time() * speed if found.answers else -inf,
-        in_flight=lambda name: found.in_flight.get(name, 0), warn=lambda *text: found.said.append(text),
+        in_flight=lambda name: found.in_flight.get(name, 0),
+        warn=lambda name, problem, _what: found.said.append((name, problem)),
     )  # fmt: skip
     await watcher.open()
     try:

@@ -272,6 +272,7 @@ def test_a_chat_that_has_said_nothing_is_asked_anew(kind: type[ExactProgress]) -
     document = msgspec.json.decode(thought.removeprefix(b"data: "))
     assert (document["id"], document["choices"][0]["delta"]) == ("first", {"reasoning": "hm"})
     assert (progress.why_not, progress.usage) == ("tools_or_reasoning", Usage(2, 2))
+    assert progress.held_bytes < 40, "its request is of no use any more"
 
 
 def test_a_chat_that_was_asked_anew_and_says_something_goes_on_from_that() -> None:
@@ -282,7 +283,6 @@ def test_a_chat_that_was_asked_anew_and_says_something_goes_on_from_that() -> No
         progress.rewritten(progress.take(event), sends_usage=True) for event in (chunk("", [], [10]), chunk("a", [1]))
     ]
     assert msgspec.json.decode(said[1][6:])["choices"][0]["delta"] == {"content": "a"}
-    progress.settle()
     assert progress.held_bytes < 20, "its request is not needed any more"
     body = body_of(progress)
     assert (progress.target, body["prompt"], body["max_tokens"]) == (TARGET, [10, 1], 4)
@@ -379,6 +379,13 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
     assert known[len(prompt) :] == [number for _, number in tokens[:count]]
     assert "".join(text for text, _ in tokens[:count]) == whole
     assert all(one["token_ids"] is None for one in passed)
+
+
+@pytest.mark.parametrize("kind", [ExactProgress, HopProgress])
+def test_who_is_told_no_ids_keeps_no_request(kind: type[ExactProgress]) -> None:
+    progress = of(kind)
+    progress.take(chunk("one", []).replace(b"[]", b"null"))
+    assert (progress.why_not, progress.held_bytes) == ("untold", 0)
 
 
 def test_text_without_ids_ends_it() -> None:
