@@ -197,8 +197,8 @@ class _Stream:
         self._tape, self._number, self._stream = tape, number, stream
         self.known_incarnation, self.known_seq = stream.known_incarnation, stream.known_seq
 
-    def take(self, message: Any) -> Iterator[None]:
-        return self._tape.work(names.TAKE, 0.0, (self._number, message), self._stream.take(message))
+    def take(self, message: Any, content: Any = None) -> Iterator[None]:
+        return self._tape.work(names.TAKE, 0.0, (self._number, message), self._stream.take(message, content))
 
     def ended(self, now: float) -> None:
         if self._tape.taking:

@@ -1,8 +1,8 @@
 """Captures what real engines say, for the tests that run without them: `python tests/engines/capture.py`.
 
 Starts what `make engines` installed, asks each of PAGES, and writes an answer a file into tests/pages/ENGINE-VERSION:
-what was asked, and status, headers and body as they came; of vLLM's KV events the frames. tests/pages/engine_pages.py reads
-them. Paths of this machine are the only thing changed: they begin with /models there.
+what was asked, and status, headers and body as they came; of vLLM's KV events the frames. tests/pages/engine_pages.py
+reads them. Paths of this machine are the only thing changed: they begin with /models there.
 """
 
 from __future__ import annotations
