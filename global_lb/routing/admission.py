@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from farhop.balance import outcome
 from topology.law import Scope
 
@@ -19,26 +17,8 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
     from topology.law import Law, Verdict
-    from topology.model import Topology
 
 _HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
-
-
-class EntryForbidden(msgspec.Struct, frozen=True):
-    """This balancer may not read the tenant's requests. `elsewhere` is an entry that may, if there is one."""
-
-    why: str
-    elsewhere: str | None
-
-
-def entry(tenant: str, region: str, law: Law, topology: Topology) -> EntryForbidden | None:
-    """None if a balancer standing in `region` may read the body."""
-    verdict = law.verdict(tenant, "", Scope.ENTRY)
-    why = verdict.why_not(region)
-    if why is None:
-        return None
-    entries = (url for name in sorted(verdict.lawful) for url in topology.regions[name].entry)
-    return EntryForbidden(why, next(entries, None))
 
 
 def both(one: frozenset[str], other: frozenset[str] | None) -> frozenset[str]:

@@ -18,18 +18,11 @@ WORLD = Topology("test", 1, REGIONS)
 
 
 def test_entry() -> None:
-    assert admission.entry("anyone", "london", LAW, WORLD) is None
-    assert admission.entry("homely", "frankfurt", LAW, WORLD) is None
-    refused = admission.entry("homely", "london", LAW, WORLD)
-    assert refused is not None
-    assert refused.elsewhere == "https://frankfurt.example"
-    assert "entry allows only DE, JP" in refused.why
-    shut = admission.entry("nowhere", "london", LAW, WORLD)
-    assert shut is not None
-    assert shut.elsewhere is None
-    stranger = admission.entry("stranger", "london", LAW, WORLD)
-    assert stranger is not None
-    assert stranger.elsewhere is None
+    assert admission.may_read("anyone", "london", LAW)
+    assert admission.may_read("homely", "frankfurt", LAW)
+    assert not admission.may_read("homely", "london", LAW)
+    assert not admission.may_read("nowhere", "london", LAW)
+    assert not admission.may_read("stranger", "london", LAW)
 
 
 def test_processing_is_narrowed_by_key_and_wish() -> None:
