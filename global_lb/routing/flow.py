@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop.balance import machine, model_steps, outcome, retry
-from farhop.balance.estimate.estimates import Estimates, Learned
+from farhop.balance.estimate.estimates import TPOT_MS, Estimates, Learned
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.health.reading import State
 from farhop.balance.health.region import LivenessConfig
@@ -169,7 +169,8 @@ class GlobalFlow:
         if found is not None and not found[1].started:
             self.ledger.began(event.id, now)
             self._start(*found, event.status)
-            self._compare_promise(*found, event.status, now)
+            if event.status < 400:
+                self._speaks(*found, now)
             if found[1].region in self._moving:
                 return [self._move_at(found[0], max(self._moving[found[1].region], now + MOVE_AGAIN_S))]
         return []
@@ -181,8 +182,10 @@ class GlobalFlow:
         state, attempt = found
         if not attempt.started:
             self._start(state, attempt, event.status)
-        self._over(state)
         request, usage = state.request, event.usage
+        if attempt.tokens_per_s:
+            self._spoke(state, attempt, now, usage, ended=True)
+        self._over(state)
         if self._suspects.against:
             self._suspects.answered((request.tenant, request.body_hash))
         if event.status < 400 and usage is not None:
@@ -305,12 +308,25 @@ class GlobalFlow:
         if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
             self.regions.caches(attempt.region, state.request.chain)
 
-    def _compare_promise(self, state: RequestState, attempt: Attempt, status: int, now: float) -> None:
-        """What was promised against what was seen. An answer in one piece does not show its first token, and a stream
-        that goes on elsewhere is another request there."""
-        chosen = state.decision.chosen if state.decision is not None else None
-        if chosen is not None and status < 400 and state.request.stream and not state.resumes:
-            self.regions.began(state.request.model, chosen, (now - attempt.sent_at) * 1e3)
+    def _speaks(self, state: RequestState, attempt: Attempt, now: float) -> None:
+        """An answer begins to come: it is under way from now on, and what was promised is held against what was seen.
+        One in one piece shows no first token, and a stream that goes on elsewhere is another request there."""
+        request, chosen = state.request, state.decision.chosen if state.decision is not None else None
+        if chosen is None or not request.stream or state.resumes:
+            return
+        self.regions.began(request.model, chosen, (now - attempt.sent_at) * 1e3)
+        attempt.began_at, attempt.tokens_per_s = now, 1e3 / max(chosen.tpot_ms, TPOT_MS[0])
+        self.estimates.now = now
+        self.estimates.began(request.tenant, request.model, attempt.tokens_per_s, now)
+
+    def _spoke(
+        self, state: RequestState, attempt: Attempt, now: float, usage: machine.Usage | None, *, ended: bool
+    ) -> None:
+        """It is under way no more."""
+        request, per_s, began_at = state.request, attempt.tokens_per_s, attempt.began_at
+        tokens = per_s * (now - began_at) if usage is None else float(usage.completion_tokens)
+        self.estimates.over(request.tenant, request.model, per_s, began_at, tokens, ended=ended)
+        attempt.tokens_per_s = 0.0
 
     # -- the world's edges
 
@@ -774,6 +790,8 @@ class GlobalFlow:
     def _withdraw(self, state: RequestState, attempt: Attempt, *, counted: bool) -> None:
         """The attempt is over: give back what it held."""
         self.ledger.release(state.request.id)
+        if attempt.tokens_per_s:
+            self._spoke(state, attempt, self.estimates.now, None, ended=False)
         if self.displaced:
             self.displaced.pop(state.request.id, None)
         state.attempt = None

@@ -20,7 +20,8 @@ _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 
 
 class Attempt(msgspec.Struct, eq=False, gc=False):
-    """One attempt under way: where, since when (`sent_at`), and what it was counted with in `load`."""
+    """One attempt under way: where, since when (`sent_at`), and what it was counted with in `load`. Of an answer that
+    comes piece by piece `began_at`, and at how many tokens a second it was thought to come; 0 before."""
 
     region: str
     instance: Instance
@@ -28,6 +29,8 @@ class Attempt(msgspec.Struct, eq=False, gc=False):
     uncached_bytes: float
     sent_at: float
     started: bool = False
+    began_at: float = 0.0
+    tokens_per_s: float = 0.0
 
 
 class RequestState(msgspec.Struct, eq=False, gc=False):

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from math import exp, inf
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from farhop.balance.estimate.answers_under_way import AnswersUnderWay
 from farhop.balance.estimate.ewma import Mean, RevertingMean
 from farhop.balance.estimate.windows import Windows
 
@@ -48,13 +49,15 @@ class Estimates:
 
     A tokenizer does not change, and everything that is served tells of it. Answers do, and whom long ones are expected
     of may be refused for it: that goes back to the guess, and none of a hundred times the length carries it off.
+    Answers under way count where they are told of (`began`, `over`), which are no more than there are requests.
     """
 
-    __slots__ = ("bytes_by_tenant", "now", "outputs_by_tenant")
+    __slots__ = ("bytes_by_tenant", "now", "outputs_by_tenant", "under_way")
 
     def __init__(self) -> None:
         self.bytes_by_tenant: OrderedDict[str, Mean] = OrderedDict()
         self.outputs_by_tenant: OrderedDict[tuple[str, str], RevertingMean] = OrderedDict()
+        self.under_way: dict[tuple[str, str], AnswersUnderWay] = {}
         self.now = 0.0  # whoever owns this sets it from time to time
 
     def bytes_per_token(self, model: str) -> float:
@@ -66,7 +69,27 @@ class Estimates:
         """Tokens the answer will probably have, at most what the request allows."""
         known = self.outputs_by_tenant.get((tenant, model))
         expected = OUTPUT_TOKENS if known is None else known.at(self.now)
+        if (under_way := self.under_way.get((tenant, model))) is not None:
+            expected = max(expected, under_way.least_tokens(self.now))
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
+
+    def began(self, tenant: str, model: str, tokens_per_s: float, now: float) -> None:
+        """An answer begins, and is thought to come so fast."""
+        of = tenant, model
+        under_way = self.under_way.get(of)
+        if under_way is None:
+            under_way = self.under_way[of] = AnswersUnderWay()
+        under_way.began(tokens_per_s, now)
+
+    def over(
+        self, tenant: str, model: str, tokens_per_s: float, began_at: float, tokens: float, *, ended: bool
+    ) -> None:
+        """An answer of which `began` was told is over: see AnswersUnderWay."""
+        of = tenant, model
+        under_way = self.under_way[of]
+        under_way.over(tokens_per_s, began_at, tokens, ended=ended)
+        if not under_way.in_flight:
+            del self.under_way[of]  # all have ended, and say it better
 
     def knows_output(self, tenant: str, model: str) -> bool:
         """Whether any answer to the tenant was seen: else `output_tokens` is a guess."""

@@ -1,0 +1,51 @@
+"""How long answers will be at the least, by those under way and how many end: the mean of censored lengths.
+
+    tokens = (tokens of the answers that ended + tokens so far of those under way) / answers that ended,
+             at most AGES * the mean of those under way so far
+
+The mean over answers that ended says less where work begins or grows: the short ones end first, and where one takes a
+minute nothing is known for a minute. This counts those under way, too (the maximum-likelihood mean of exponential
+lengths with right censoring: all exposure over all ends), and speaks until as many have ended as are under way: then
+those that ended say it better. It is `occupancy` in tokens. Invariants: never negative; 0 where nothing is under way.
+Never reads a clock: `now` is in monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from farhop.balance.estimate.occupancy import AGES, LEFT_LEAST
+
+
+class AnswersUnderWay:
+    """Answers of one kind. How fast one comes is told when it begins, and again when it is over."""
+
+    __slots__ = ("_ended", "_offset", "_per_s", "_tokens", "in_flight")
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self._per_s = self._offset = 0.0  # of all under way, by now: _per_s * now - _offset tokens
+        self._tokens = self._ended = 0.0  # of those that are over; how many of them ended
+
+    def began(self, tokens_per_s: float, now: float) -> None:
+        """One begins."""
+        self.in_flight += 1
+        self._per_s += tokens_per_s
+        self._offset += tokens_per_s * now
+
+    def over(self, tokens_per_s: float, began_at: float, tokens: float, *, ended: bool) -> None:
+        """One that began then has come to so many tokens: it `ended`, or was broken off, and would have gone on."""
+        self.in_flight -= 1
+        self._per_s -= tokens_per_s
+        self._offset -= tokens_per_s * began_at
+        self._tokens += tokens
+        if ended:
+            self._ended += 1.0
+            most = max(LEFT_LEAST, float(self.in_flight))
+            if self._ended > most:
+                self._tokens, self._ended = self._tokens * most / self._ended, most
+
+    def least_tokens(self, now: float) -> float:
+        """See the module's head."""
+        if self._ended >= self.in_flight:
+            return 0.0
+        so_far = max(0.0, self._per_s * now - self._offset)
+        return min((self._tokens + so_far) / max(self._ended, 1.0), AGES * so_far / self.in_flight)

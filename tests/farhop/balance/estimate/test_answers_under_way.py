@@ -1,0 +1,110 @@
+"""How long answers will be at the least, by those under way and how many end."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from farhop.balance.estimate.answers_under_way import AnswersUnderWay
+from farhop.balance.estimate.estimates import OUTPUT_TOKENS, Estimates
+from farhop.balance.estimate.occupancy import AGES, LEFT_LEAST
+from farhop.balance.machine import Usage
+
+RUN = settings(max_examples=100, deadline=None, derandomize=True)
+PER_S = 50.0
+
+
+def test_while_none_has_ended_it_is_told_by_how_far_they_are() -> None:
+    answers = AnswersUnderWay()
+    assert answers.least_tokens(9.0) == 0.0
+    for second in range(8):
+        answers.began(PER_S, float(second))
+    assert answers.least_tokens(8.0) == pytest.approx(AGES * 4.5 * PER_S)  # 1 to 8 s
+    alone = AnswersUnderWay()
+    alone.began(PER_S, 0.0)
+    assert alone.least_tokens(8.0) == pytest.approx(8 * PER_S)  # it has said that
+
+
+def test_the_short_ones_end_first_and_are_not_all_there_are() -> None:
+    """A burst of answers of 2,000 tokens in the mean, looked at when a fifth have ended: those had some 200."""
+    dice, answers, now = Random(1), AnswersUnderWay(), 10.0
+    lengths = [dice.expovariate(1 / 2000.0) for _ in range(400)]
+    for _ in lengths:
+        answers.began(PER_S, 0.0)
+    ended = [tokens for tokens in lengths if tokens <= now * PER_S]
+    for tokens in ended:
+        answers.over(PER_S, 0.0, tokens, ended=True)
+    assert sum(ended) / len(ended) < 300.0
+    assert answers.least_tokens(now) == pytest.approx(2000.0, rel=0.2)
+
+
+def test_it_speaks_until_as_many_have_ended_as_are_under_way() -> None:
+    answers = AnswersUnderWay()
+    for _ in range(4):
+        answers.began(PER_S, 0.0)
+    answers.over(PER_S, 0.0, 50.0, ended=True)
+    assert answers.least_tokens(1.0) > 0.0
+    answers.over(PER_S, 0.0, 50.0, ended=True)
+    assert answers.least_tokens(1.0) == 0.0
+
+
+def test_what_is_broken_off_ends_nothing() -> None:
+    answers = AnswersUnderWay()
+    for _ in range(3):
+        answers.began(PER_S, 0.0)
+    answers.over(PER_S, 0.0, 100.0, ended=False)
+    assert answers.least_tokens(2.0) == pytest.approx(3 * 100.0)  # nobody ended yet, one of them at 100
+
+
+steps = st.lists(
+    st.tuples(st.floats(0.0, 30.0), st.sampled_from(("began", "ended", "broke")), st.floats(0.01, 1e5)), max_size=200
+)
+
+
+@RUN
+@given(steps)
+def test_whatever_comes_and_goes_it_is_never_negative_and_bounded_by_how_far_they_are(steps) -> None:
+    answers, under_way, now = AnswersUnderWay(), list[tuple[float, float]](), 0.0
+    for dt, what, number in steps:
+        now += dt
+        if what == "began":
+            answers.began(number, now)
+            under_way.append((number, now))
+        elif under_way:
+            per_s, began_at = under_way.pop(0)
+            answers.over(per_s, began_at, number, ended=what == "ended")
+        assert answers.in_flight == len(under_way)
+        so_far = sum(per_s * (now - began_at) for per_s, began_at in under_way)
+        least = answers.least_tokens(now)
+        # The sums are of numbers far larger than what is left of them.
+        assert 0.0 <= least <= AGES * so_far / max(1, len(under_way)) * 1.01 + 1.0
+
+
+def test_old_answers_are_forgotten_as_new_ones_end() -> None:
+    answers = AnswersUnderWay()
+    for n in range(2000):
+        answers.began(PER_S, float(n))
+        answers.over(PER_S, float(n), 10.0 if n < 1000 else 500.0, ended=True)
+    for _ in range(int(LEFT_LEAST) + 1):
+        answers.began(PER_S, 2000.0)
+    assert answers.least_tokens(1e6) == pytest.approx((64 * 500.0 + 65 * PER_S * 998_000) / 64)
+
+
+def test_estimates_take_what_is_longer_and_keep_nothing_of_who_is_over() -> None:
+    estimates = Estimates()
+    estimates.now = 60.0
+    for _ in range(3):
+        estimates.began("acme", "m", PER_S, 0.0)
+    assert estimates.output_tokens("acme", "m", None) == pytest.approx(3 * 60.0 * PER_S)  # all that was said, by one
+    assert estimates.output_tokens("acme", "m", 700) == 700.0
+    assert estimates.output_tokens("other", "m", None) == OUTPUT_TOKENS
+    estimates.now = 0.1
+    assert estimates.output_tokens("acme", "m", None) == OUTPUT_TOKENS, "hardly begun: the guess is longer"
+    for tokens in (10, 20, 30):
+        estimates.over("acme", "m", PER_S, 0.0, tokens, ended=True)
+        estimates.learn("acme", "m", 1000, Usage(250, tokens))
+    assert not estimates.under_way
+    assert estimates.output_tokens("acme", "m", None) < 30.0
