@@ -5,7 +5,7 @@ and each writes its histories to the folder FARHOP_HISTORIES_TO when it ends (no
 `pytest -p farhop_lab.histories.live` the machines that tests make themselves are recorded, too.
 
     FARHOP_LAB_PROGRAM=farhop_lab.histories.live FARHOP_HISTORIES_TO=folder pytest tests/drills/test_pairs.py
-    python -m farhop_lab.histories keep folder drill-pairs
+    python -m farhop_lab.histories keep live-pairs folder/*.history
 """
 
 from __future__ import annotations
