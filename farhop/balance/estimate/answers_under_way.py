@@ -1,7 +1,7 @@
 """How long answers will be at the least, by those under way and how many end: the mean of censored lengths.
 
-    tokens = (tokens of the answers that ended + tokens so far of those under way) / answers that ended,
-             at most AGES * the mean of those under way so far
+    tokens = (tokens of answers that ended + tokens so far of those under way + GUESS_WORTH * what else is thought)
+             / (answers that ended + GUESS_WORTH),   at most AGES * the mean of those under way so far
 
 The mean over answers that ended says less where work begins or grows: the short ones end first, and where one takes a
 minute nothing is known for a minute. This counts those under way, too (the maximum-likelihood mean of exponential
@@ -13,6 +13,8 @@ Never reads a clock: `now` is in monotonic seconds.
 from __future__ import annotations
 
 from farhop.balance.estimate.occupancy import AGES, LEFT_LEAST
+
+GUESS_WORTH = 8.0  # answers: by fewer that ended it would be off by more than a third
 
 
 class AnswersUnderWay:
@@ -43,9 +45,10 @@ class AnswersUnderWay:
             if self._ended > most:
                 self._tokens, self._ended = self._tokens * most / self._ended, most
 
-    def least_tokens(self, now: float) -> float:
+    def least_tokens(self, now: float, thought: float) -> float:
         """See the module's head."""
         if self._ended >= self.in_flight:
             return 0.0
         so_far = max(0.0, self._per_s * now - self._offset)
-        return min((self._tokens + so_far) / max(self._ended, 1.0), AGES * so_far / self.in_flight)
+        tokens = (self._tokens + so_far + GUESS_WORTH * thought) / (self._ended + GUESS_WORTH)
+        return min(tokens, AGES * so_far / self.in_flight)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 BYTES_PER_TOKEN = 4.0  # English text under a BPE vocabulary of 32k-128k
 OUTPUT_TOKENS = 256.0
+# Those under way are heard where they say so many times what is thought, and the guess: for answers of a minute, as
+# reasoning models give. Where they are hardly longer, first tokens pay for it (docs/measurements/routing.md).
+FAR_LONGER = 3.0
 ENTRIES_MAX = 2048
 
 _K = TypeVar("_K")
@@ -49,7 +52,7 @@ class Estimates:
 
     A tokenizer does not change, and everything that is served tells of it. Answers do, and whom long ones are expected
     of may be refused for it: that goes back to the guess, and none of a hundred times the length carries it off.
-    Answers under way count where they are told of (`began`, `over`), which are no more than there are requests.
+    Answers under way count where they are told of (`began`, `over`); what none is under way of may be forgotten.
     """
 
     __slots__ = ("bytes_by_tenant", "now", "outputs_by_tenant", "under_way")
@@ -70,7 +73,9 @@ class Estimates:
         known = self.outputs_by_tenant.get((tenant, model))
         expected = OUTPUT_TOKENS if known is None else known.at(self.now)
         if (under_way := self.under_way.get((tenant, model))) is not None:
-            expected = max(expected, under_way.least_tokens(self.now))
+            least = under_way.least_tokens(self.now, expected)
+            if least > FAR_LONGER * max(expected, OUTPUT_TOKENS):
+                expected = min(least, _OUTPUT_MAX)
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
     def began(self, tenant: str, model: str, tokens_per_s: float, now: float) -> None:
@@ -78,6 +83,8 @@ class Estimates:
         of = tenant, model
         under_way = self.under_way.get(of)
         if under_way is None:
+            if len(self.under_way) >= ENTRIES_MAX:
+                self.under_way.pop(next((one for one, it in self.under_way.items() if not it.in_flight), of), None)
             under_way = self.under_way[of] = AnswersUnderWay()
         under_way.began(tokens_per_s, now)
 
@@ -85,11 +92,7 @@ class Estimates:
         self, tenant: str, model: str, tokens_per_s: float, began_at: float, tokens: float, *, ended: bool
     ) -> None:
         """An answer of which `began` was told is over: see AnswersUnderWay."""
-        of = tenant, model
-        under_way = self.under_way[of]
-        under_way.over(tokens_per_s, began_at, tokens, ended=ended)
-        if not under_way.in_flight:
-            del self.under_way[of]  # all have ended, and say it better
+        self.under_way[tenant, model].over(tokens_per_s, began_at, tokens, ended=ended)
 
     def knows_output(self, tenant: str, model: str) -> bool:
         """Whether any answer to the tenant was seen: else `output_tokens` is a guess."""

@@ -262,6 +262,14 @@ class GlobalMachine(RuleBasedStateMachine):
         assert all(0.1 <= r.value <= 1.0 for r in self.flow.regions.cache_hit_calibration.values())
 
     @invariant()
+    def answers_under_way_are_those_that_speak(self) -> None:
+        flow = self.flow
+        attempts = [state.attempt for state in flow.requests.values() if state.attempt is not None]
+        speaking = sum(bool(attempt.tokens_per_s) for attempt in attempts)
+        assert sum(one.in_flight for one in flow.estimates.under_way.values()) == speaking
+        assert speaking <= sum(attempt.started for attempt in attempts)
+
+    @invariant()
     def who_may_be_fetched_is_under_way_and_has_not_begun(self) -> None:
         sent = {rider.request.id for rider in self.referee.states("sent")}
         assert self.flow.displaced.keys() <= sent

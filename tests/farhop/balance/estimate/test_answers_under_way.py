@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.balance.estimate.answers_under_way import AnswersUnderWay
-from farhop.balance.estimate.estimates import OUTPUT_TOKENS, Estimates
+from farhop.balance.estimate import estimates as module
+from farhop.balance.estimate.answers_under_way import GUESS_WORTH, AnswersUnderWay
+from farhop.balance.estimate.estimates import FAR_LONGER, OUTPUT_TOKENS, Estimates
 from farhop.balance.estimate.occupancy import AGES, LEFT_LEAST
 from farhop.balance.machine import Usage
 
@@ -19,13 +20,13 @@ PER_S = 50.0
 
 def test_while_none_has_ended_it_is_told_by_how_far_they_are() -> None:
     answers = AnswersUnderWay()
-    assert answers.least_tokens(9.0) == 0.0
-    for second in range(8):
-        answers.began(PER_S, float(second))
-    assert answers.least_tokens(8.0) == pytest.approx(AGES * 4.5 * PER_S)  # 1 to 8 s
+    assert answers.least_tokens(9.0, 100.0) == 0.0
+    for second in range(80):
+        answers.began(PER_S, second / 10)
+    assert answers.least_tokens(8.0, 100.0) == pytest.approx(AGES * 4.05 * PER_S)  # 0.1 to 8 s
     alone = AnswersUnderWay()
     alone.began(PER_S, 0.0)
-    assert alone.least_tokens(8.0) == pytest.approx(8 * PER_S)  # it has said that
+    assert alone.least_tokens(8.0, 100.0) == pytest.approx((8 * PER_S + GUESS_WORTH * 100.0) / GUESS_WORTH)
 
 
 def test_the_short_ones_end_first_and_are_not_all_there_are() -> None:
@@ -38,7 +39,7 @@ def test_the_short_ones_end_first_and_are_not_all_there_are() -> None:
     for tokens in ended:
         answers.over(PER_S, 0.0, tokens, ended=True)
     assert sum(ended) / len(ended) < 300.0
-    assert answers.least_tokens(now) == pytest.approx(2000.0, rel=0.2)
+    assert answers.least_tokens(now, 300.0) == pytest.approx(2000.0, rel=0.2)
 
 
 def test_it_speaks_until_as_many_have_ended_as_are_under_way() -> None:
@@ -46,9 +47,9 @@ def test_it_speaks_until_as_many_have_ended_as_are_under_way() -> None:
     for _ in range(4):
         answers.began(PER_S, 0.0)
     answers.over(PER_S, 0.0, 50.0, ended=True)
-    assert answers.least_tokens(1.0) > 0.0
+    assert answers.least_tokens(1.0, 50.0) > 0.0
     answers.over(PER_S, 0.0, 50.0, ended=True)
-    assert answers.least_tokens(1.0) == 0.0
+    assert answers.least_tokens(1.0, 50.0) == 0.0
 
 
 def test_what_is_broken_off_ends_nothing() -> None:
@@ -56,7 +57,7 @@ def test_what_is_broken_off_ends_nothing() -> None:
     for _ in range(3):
         answers.began(PER_S, 0.0)
     answers.over(PER_S, 0.0, 100.0, ended=False)
-    assert answers.least_tokens(2.0) == pytest.approx(3 * 100.0)  # nobody ended yet, one of them at 100
+    assert answers.least_tokens(2.0, 50.0) == pytest.approx((3 * 100.0 + GUESS_WORTH * 50.0) / GUESS_WORTH)
 
 
 steps = st.lists(
@@ -78,7 +79,7 @@ def test_whatever_comes_and_goes_it_is_never_negative_and_bounded_by_how_far_the
             answers.over(per_s, began_at, number, ended=what == "ended")
         assert answers.in_flight == len(under_way)
         so_far = sum(per_s * (now - began_at) for per_s, began_at in under_way)
-        least = answers.least_tokens(now)
+        least = answers.least_tokens(now, 100.0)
         # The sums are of numbers far larger than what is left of them.
         assert 0.0 <= least <= AGES * so_far / max(1, len(under_way)) * 1.01 + 1.0
 
@@ -90,21 +91,36 @@ def test_old_answers_are_forgotten_as_new_ones_end() -> None:
         answers.over(PER_S, float(n), 10.0 if n < 1000 else 500.0, ended=True)
     for _ in range(int(LEFT_LEAST) + 1):
         answers.began(PER_S, 2000.0)
-    assert answers.least_tokens(1e6) == pytest.approx((64 * 500.0 + 65 * PER_S * 998_000) / 64)
+    said = 64 * 500.0 + 65 * PER_S * 998_000 + GUESS_WORTH * 7.0
+    assert answers.least_tokens(1e6, 7.0) == pytest.approx(said / (64 + GUESS_WORTH))
 
 
-def test_estimates_take_what_is_longer_and_keep_nothing_of_who_is_over() -> None:
+def test_estimates_take_what_is_far_longer() -> None:
     estimates = Estimates()
-    estimates.now = 60.0
-    for _ in range(3):
+    for _ in range(40):
         estimates.began("acme", "m", PER_S, 0.0)
-    assert estimates.output_tokens("acme", "m", None) == pytest.approx(3 * 60.0 * PER_S)  # all that was said, by one
+    estimates.now = 60.0
+    assert estimates.output_tokens("acme", "m", None) == pytest.approx(AGES * 60.0 * PER_S)
     assert estimates.output_tokens("acme", "m", 700) == 700.0
     assert estimates.output_tokens("other", "m", None) == OUTPUT_TOKENS
-    estimates.now = 0.1
-    assert estimates.output_tokens("acme", "m", None) == OUTPUT_TOKENS, "hardly begun: the guess is longer"
-    for tokens in (10, 20, 30):
+    estimates.now = 0.9 * FAR_LONGER * OUTPUT_TOKENS / AGES / PER_S
+    assert estimates.output_tokens("acme", "m", None) == OUTPUT_TOKENS, "not far enough"
+    for tokens in range(40):
         estimates.over("acme", "m", PER_S, 0.0, tokens, ended=True)
         estimates.learn("acme", "m", 1000, Usage(250, tokens))
-    assert not estimates.under_way
     assert estimates.output_tokens("acme", "m", None) < 30.0
+    for _ in range(20):
+        estimates.began("acme", "m", PER_S, 0.0)
+    estimates.now = 60.0
+    assert estimates.output_tokens("acme", "m", None) < 50.0, "more ended than are under way"
+
+
+def test_who_is_under_way_is_never_forgotten_and_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ENTRIES_MAX", 8)
+    estimates = Estimates()
+    for n in range(100):
+        estimates.began(f"t{n}", "m", PER_S, 0.0)
+        if n:
+            estimates.over(f"t{n}", "m", PER_S, 0.0, 5.0, ended=True)
+    assert len(estimates.under_way) == 8
+    estimates.over("t0", "m", PER_S, 0.0, 5.0, ended=True)
