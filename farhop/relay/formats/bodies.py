@@ -98,8 +98,8 @@ def read(
     try:
         found, outline = NO_PREFERENCES, None
         if (numeric := _JSON.get(kind)) is not None:
-            if b"charset" in (lower := headers.lower()) or b"form" in lower:
-                _check_content_type(lower)
+            if b"charset" in headers.lower():
+                _check_charset(headers)
             if len(body) <= shape.SMALL_BYTES and body[:1] == b"{":
                 fields = shape.once(body)
             else:
@@ -125,15 +125,10 @@ def read(
         raise BodyError(outcome.INVALID_JSON, "the body is nested too deeply") from None
 
 
-def _check_content_type(headers: bytes) -> None:
+def _check_charset(headers: bytes) -> None:
     """JSON is UTF-8 (RFC 8259 §8.1). An engine that goes by another charset (aiohttp's `json()` decodes UTF-7, if told)
-    would read another body out of the same bytes, and so would one that is told of a form (LiteLLM's proxy).
-    `headers` are in lower case. Raises BodyError."""
-    value = header(headers, b"content-type") or b""
-    if b"form" in value:
-        raise invalid(
-            "content-type", "`Content-Type` names a form, and this path's body is JSON: send it as `application/json`"
-        )
+    would read another body out of the same bytes. Raises BodyError."""
+    value = (header(headers, b"content-type") or b"").lower()
     if b"charset" in value and (value.count(b"charset") > 1 or _UTF_8.fullmatch(value) is None):
         raise invalid("content-type", "`Content-Type` names a charset that is not read: send JSON in UTF-8")
 

@@ -118,26 +118,6 @@ def test_bytes_that_another_charset_makes_another_body_of_are_refused(content_ty
                 bodies.read(kind, body, b"/v2/models/m/generate", lines)
 
 
-@pytest.mark.parametrize(
-    ("line", "passes"),
-    [
-        ("content-type: application/x-www-form-urlencoded", False),
-        ("content-type: multipart/FORM-data; boundary=b", False),
-        ("user-agent: a platform", True),
-        ("content-type: text/plain", True),
-    ],
-)
-def test_json_is_not_said_to_be_a_form(line: str, passes: bool) -> None:
-    """LiteLLM's proxy would read another `model` here, if told that these are a form's fields."""
-    for kind in BODIES.keys() - {Kind.INFER}:
-        body = msgspec.json.encode({"model": "m", **BODIES[kind], "user": "&model=big&"})
-        if passes:
-            assert bodies.read(kind, body, b"/v2/models/m/generate", f"{line}\r\n".encode()).model == "m"
-        else:
-            with pytest.raises(BodyError, match="send it as `application/json`"):
-                bodies.read(kind, body, b"/v2/models/m/generate", f"{line}\r\n".encode())
-
-
 def test_nor_where_two_engines_meet() -> None:
     for name in ["bootstrap_host", "bootstrap_port", "bootstrap_room"]:
         for kind in BODIES:
