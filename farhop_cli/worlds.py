@@ -104,12 +104,15 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
     n = len(verdicts)
     kept, soon = sum(not one.lost for one in verdicts), sum(not one.slower for one in verdicts)
     failed = drawn.refused_below_capacity(verdicts)
+    ours, theirs = [one.ours for one in verdicts], [one.theirs for one in verdicts]
     ratios = interval([one.good.mean for one in verdicts if one.good is not None] or [1.0])
     lines = [
         ["worlds without a loss", f"{NO_LOSS:.0%}", f"{kept} of {n}", _met(kept >= NO_LOSS * n)],
         ["TTFT p90 at most 1.05 of the rival's", f"{IN_TIME:.0%}", f"{soon} of {n}", _met(soon >= IN_TIME * n)],
-        ["worlds below 0.95 of capacity, floods apart, in which some failed that an engine could hold", "0",
+        ["worlds below 0.95 of capacity, floods apart, in which some were refused that an engine could hold", "0",
          f"{len(failed)}", _met(not failed)],
+        ["worlds in which answers were cut with a balancer, Farhop's and the rival's", "",
+         " and ".join(f"{sum(had.cut > 0.0 for had in side)}" for side in (ours, theirs)), ""],
         ["good answers over each world's own rival's", "", shown(ratios, 3), ""],
     ]  # fmt: skip
     best = next(iter(drawn.beside(verdicts)), None)
@@ -176,7 +179,8 @@ def report(verdicts: Sequence[drawn.Verdict], of: str) -> str:
         "the ratios seed by seed on the same work, over worlds that of the worlds. Bold where it lies wholly on one "
         "side of 1. F: Farhop, R: the rival. *Good* is of what was asked in the window; a failed request counts with "
         "what its client waited, at least its patience. *lost*: the whole interval of good answers lies below 0.99; "
-        "*slower*: TTFT p90 above 1.05 in the mean.\n",
+        "*slower*: TTFT p90 above 1.05 in the mean. Clients ask again up to twice where no answer had begun, as "
+        "OpenAI's SDKs do; who had begun and was cut is not asked for again, and is no refusal.\n",
         markdown(*_goals(verdicts)),
         markdown(*_worlds("Worlds", verdicts, marked=True)),
         markdown(*_rivals(verdicts)),

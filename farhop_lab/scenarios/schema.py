@@ -130,6 +130,7 @@ class ScenarioDoc(Doc):
     duration_s: float = Field(default=600.0, gt=0, le=604_800, description=_SECONDS)
     warm_up_s: float = Field(default=60.0, ge=0, le=604_800, description="give seconds at the start that do not count")
     timeout_s: float = Field(default=100.0, gt=0, le=3600, description="give how long a client waits, in seconds")
+    retries: int = Field(default=0, ge=0, le=10, description="give how often clients ask again by themselves")
     objective: ObjectiveDoc = Field(default=ObjectiveDoc(), description="give `ttft_ms` and `tpot_ms`")
     faults: list[FaultDoc] = Field(default=[], max_length=1024, description="list faults, each with `at_s` and `what`")
     wire: WireDoc = Field(default=WireDoc(), description="give `jitter`, `drift` or `lost`")

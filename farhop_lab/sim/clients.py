@@ -50,6 +50,7 @@ class Service(Protocol):
         session: int,
         tools: bool,
         ttft_s: float | None,
+        retries: int,
         on_done: Callable[[RequestRecord, bytes], None],
     ) -> str:
         """See World.arrive."""
@@ -162,6 +163,7 @@ class PendingRequest:
             session=ask.session,
             tools=ask.tools,
             ttft_s=clients.ttft_s,
+            retries=clients.retries,
             on_done=self._over,
         )
         if not self._is_over:
@@ -180,7 +182,8 @@ class PendingRequest:
 
 class ClientPool:
     """See the module's head. Seconds of the timeline; nobody asks from `until` on. `ttft_s`: within how long each
-    request says that its first token is wanted; None: none says it."""
+    request says that its first token is wanted; None: none says it. `retries`: how often one that failed before it
+    began is asked again."""
 
     def __init__(
         self,
@@ -190,11 +193,13 @@ class ClientPool:
         timeout_s: float = TIMEOUT_S,
         pause_s: float = PAUSE_S,
         ttft_s: float | None = None,
+        retries: int = 0,
     ) -> None:
         if not (timeout_s > 0.0 and pause_s > 0.0):
             raise WorkloadError(f"timeout_s {timeout_s} and pause_s {pause_s} must be above 0 seconds")
         self.service, self.timeline = service, service.timeline
-        self.until, self.timeout_s, self.pause_s, self.ttft_s = until, timeout_s, pause_s, ttft_s
+        self.until, self.timeout_s, self.pause_s = until, timeout_s, pause_s
+        self.ttft_s, self.retries = ttft_s, retries
         self.counts = ProgramCounts()
 
     def closed(

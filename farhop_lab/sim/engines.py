@@ -67,8 +67,9 @@ class Timing(NamedTuple):
 class Engine(Protocol):
     """One replica."""
 
-    def submit(self, job: Job) -> bool:
-        """Begin, or put it in line; False if the line is full or the job can never fit."""
+    def submit(self, job: Job) -> int:
+        """Begin, or put it in line. What it says to it as an HTTP status: 200, 503 where the line is full, 400 where
+        the job can never fit."""
 
     def abort(self, job_id: str) -> None:
         """Stop at once; harmless for what has ended."""
@@ -91,15 +92,15 @@ class Station:
         self._waiting: deque[Job] = deque()
         self._running: dict[str, tuple[Call, Call]] = {}
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: Job) -> int:
         """See Engine."""
         if len(self._running) < self._slots:
             self._start(job)
         elif len(self._waiting) < WAITING_MAX:
             self._waiting.append(job)
         else:
-            return False
-        return True
+            return 503
+        return 200
 
     def _start(self, job: Job) -> None:
         after = self._timeline.after
@@ -157,7 +158,7 @@ class Gpu:
         """What keeps its texts and its cache apart."""
         return self._text_model
 
-    def submit(self, job: Job) -> bool:
+    def submit(self, job: Job) -> int:
         """See Engine."""
         exact = job.answer_tokens
         self._interrupt()
@@ -165,14 +166,16 @@ class Gpu:
             wanted = Wanted(job.prompt, exact or job.max_tokens, ignore_eos=exact is not None)
             sequence = Sequence(job.id, wanted, self._text_model, self._profile)
             self._core.submit(sequence, self._timeline.now)
-        except (EngineFullError, ValueError):
-            return False
+        except EngineFullError:
+            return 503
+        except ValueError:
+            return 400
         self._jobs[job.id] = (job, sequence, False)
         if not self._stepping:
             self._stepping = True
             # Not at once: requests that arrive at one moment share the first pass.
             self._timeline.after(0.0, self._begin)
-        return True
+        return 200
 
     def _begin(self) -> None:
         if self._paused:

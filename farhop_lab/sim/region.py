@@ -129,10 +129,9 @@ class EngineAttempt:
             context.timed(*self._place, Timing(self._sent_at, self._began_at, context.timeline.now, usage))
         self._act(self._relay.ended, 200, usage, chain, len(generated))
 
-    def refused(self, text: str) -> None:
+    def refused(self, status: int, text: str = "") -> None:
         """See replicas.HostedJob. What an engine says of itself is read as the relay reads it."""
         self._watch.cancel()
-        status = 500 if text else 503
         self._act(self._relay.began, status)
         self._act(self._relay.ended, status, None, (), 0, engine_faults.in_text(text.encode()))
 
@@ -144,7 +143,7 @@ class EngineAttempt:
             self._watch.cancel()
             self._act(self._relay.ended, 200, None, (), 0, engine_faults.in_text(text.encode()) or outcome.ENGINE_ERROR)
         else:
-            self.refused(text)
+            self.refused(500, text)
 
     def _quiet(self) -> None:
         """Chunks are not simulated: they come all the time, unless the engine makes none."""

@@ -30,8 +30,8 @@ class HostError(Exception):
 class HostedJob(Job, Protocol):
     """Who was sent to a replica and may be turned away there."""
 
-    def refused(self, text: str) -> None:
-        """Not taken: `text` is the engine's word for it, "" where its line is full."""
+    def refused(self, status: int, text: str = "") -> None:
+        """Not taken, with this HTTP status; `text` is the engine's word for what is wrong with it, if anything is."""
 
 
 class Host:
@@ -86,8 +86,9 @@ class Host:
             self._mail.append((self.take, job))
             return
         refusal = self.engine.faults.refusal if isinstance(self.engine, Gpu) else ""
-        if refusal or not self.engine.submit(job):
-            job.refused(refusal)
+        status = 500 if refusal else self.engine.submit(job)
+        if status != 200:
+            job.refused(status, refusal)
 
     def abort(self, job_id: str) -> None:
         """Whoever this was for is gone; harmless for what has ended."""

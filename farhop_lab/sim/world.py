@@ -15,6 +15,8 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from farhop.balance import outcome
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import Request
@@ -27,7 +29,7 @@ from farhop_lab.sim.entry import ADDRESSES_MAX, ClientEntry
 from farhop_lab.sim.law_client import elsewhere
 from farhop_lab.sim.measures import RequestRecord
 from farhop_lab.sim.region import RegionProcess
-from farhop_lab.sim.relay import Prompt
+from farhop_lab.sim.relay import ActiveRequest, Prompt
 from farhop_lab.sim.sites import MODEL, Reporting, Watching
 from global_lb.fleet.view import RegionForced
 from global_lb.routing import flow as global_flow
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.engines import Timing
     from farhop_lab.sim.entry import EntryProcess
     from farhop_lab.sim.measures import Measures
-    from farhop_lab.sim.relay import EntryPoint, RequestRelay
+    from farhop_lab.sim.relay import EntryPoint
     from farhop_lab.sim.replicas import Host
     from farhop_lab.sim.sites import Site
     from topology.law import Law
@@ -218,18 +220,21 @@ class World:
         session: int = 0,
         tools: bool = False,
         ttft_s: float | None = None,
+        retries: int = 0,
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """A streaming request arrives at a global balancer of its region (they take turns), or `direct`ly at the
         region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `prefix` names them: equal names
-        share their prefix, "" shares with nobody. `ttft_s`: within how long its client says it wants its first token.
-        `on_done` is given its record and the answer, maybe before this returns. Returns its id."""
+        share their prefix, "" shares with nobody. `ttft_s`: within how long its client says it wants its first token;
+        `retries`: how often it asks again by itself (`sim.arrival`). `on_done` is given its record and the answer,
+        maybe before this returns. Returns its id."""
         balancer = None if direct else self._next_balancer(entry)
         known = self._tenants(entry, balancer).get(tenant)
         priority = known.priority if known is not None else 0
         who = Caller(tenant, deadline_s, "", True, priority, entry_region=entry, ttft_s=ttft_s)
         text = text or self._text(prefix, prompt_bytes)
-        return self._enter(entry, balancer, who, Prompt(text, answer_tokens), max_tokens, session, tools, on_done)
+        prompt = Prompt(text, answer_tokens)
+        return self._enter(entry, balancer, who, prompt, max_tokens, session, tools, on_done, retries)
 
     def ask(
         self,
@@ -268,23 +273,20 @@ class World:
         session: int = 0,
         tools: bool = False,
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
+        retries: int = 0,
     ) -> str:
-        """The body is read."""
-        if isinstance(balancer, BalancerProcess) and not balancer.listens:
-            balancer = self.entries[entry]
+        """The body is read. `balancer` is whom the client asks first; None: its region."""
         self._arrivals += 1
         request_id, text = f"r{self._arrivals}", prompt.text
-        relay: RequestRelay = self.regions[entry].relay if balancer is None else balancer.relay
         prompt.seed = self._scope(who.tenant)
-        request = Request(
+        first = Request(
             id=request_id,
             tenant=who.tenant,
             model=MODEL,
             prompt_bytes=len(text),
             body_bytes=len(text) + 200,
             chain=chain.chain(text, prompt.seed),
-            deadline=relay.clock() + who.deadline_s,
-            first_token_by=None if who.ttft_s is None else relay.clock() + who.ttft_s,
+            deadline=0.0,
             priority=who.priority,
             max_tokens=max_tokens,
             stream=True,
@@ -295,19 +297,32 @@ class World:
             tools=tools,
         )
 
+        def ask(arrival: Arrival, one_id: str) -> None:
+            asked = balancer if one_id == request_id or balancer is None else self._next_balancer(entry)
+            if isinstance(asked, BalancerProcess) and not asked.listens:
+                asked = self.entries[entry]
+            arrival.relay = self.regions[entry].relay if asked is None else asked.relay
+            now = arrival.relay.clock()
+            by = None if who.ttft_s is None else now + who.ttft_s
+            request = replace(first, id=one_id, deadline=now + who.deadline_s, first_token_by=by)
+            self._context.observer("read", entry, entry if asked is None else asked.name, request)
+            arrival.active = ActiveRequest(request, prompt, arrival)
+            if asked is not None:
+                arrival.relay.start(arrival.active)
+            elif not self.regions[entry].serve(arrival.active):
+                arrival.broke(outcome.CONNECT_FAILED)
+
         def over(record: RequestRecord, answer: bytes) -> None:
             self.entered.pop(request_id, None)  # its prompt may be large
             if on_done is not None:
                 on_done(record, answer)
 
-        self._context.observer("read", entry, entry if balancer is None else balancer.name, request)
-        arrival = Arrival(self._context, request, prompt, entry, relay, over, direct=balancer is None)
+        arrival = Arrival(
+            self._context, request_id, who.tenant, entry, ask, over, direct=balancer is None, retries=retries
+        )
         self.entered[request_id] = arrival
         self.last_entry = entry
-        if balancer is not None:
-            relay.start(arrival.active)
-        elif not self.regions[entry].serve(arrival.active):
-            arrival.over(outcome.CONNECT_FAILED)
+        arrival.go()
         return request_id
 
     def _tenants(self, entry: str, balancer: EntryPoint | None) -> Mapping[str, Tenant]:
@@ -330,8 +345,8 @@ class World:
     def leave(self, request_id: str) -> None:
         """Its client goes away; harmless if it is over."""
         arrival = self.entered.get(request_id)
-        if arrival is not None and arrival.relay.client_left(request_id):
-            arrival.over(outcome.CLIENT_LEFT)
+        if arrival is not None:
+            arrival.leave()
 
     def _next_balancer(self, entry: str) -> EntryPoint:
         return self._turn_of(entry)

@@ -199,7 +199,7 @@ def prepared(scenario: Scenario, key: Key) -> tuple[World, ClientPool]:
     for fault in doc.faults:
         _plan(world, fault)
     ttft_s = doc.objective.ttft_ms / 1e3 if doc.objective.declared else None
-    clients = ClientPool(world, until=doc.duration_s, timeout_s=doc.timeout_s, ttft_s=ttft_s)
+    clients = ClientPool(world, until=doc.duration_s, timeout_s=doc.timeout_s, ttft_s=ttft_s, retries=doc.retries)
     days = days_of(doc.days, doc.day_s)
     for i, work in enumerate(doc.work):
         send(clients, work, f"{scenario.work_name} {i}", key.seed, key.load, days, scenario.folder)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop.balance.outcome import ENGINE_ERROR
+from farhop.balance.outcome import DIED_MID_STREAM, REFUSED_BY_ENGINE
 from farhop_lab.scenarios.load import Scenario, built
 from farhop_lab.sim.baselines.catalogue import ROUTERS
 from farhop_lab.sim.stats import Interval, interval
@@ -48,6 +48,8 @@ GAIN = 1.03
 """Of the best single rival's good answers: the goal."""
 FULL = 0.95
 """Of capacity: below it nobody is to be refused, floods apart."""
+RETRIES = 2
+"""How often clients ask again: as OpenAI's SDKs, whose default this is."""
 WARM_UP_S = 10.0
 FACTOR_MAX = 100.0  # as far as a scenario's loads go; of work that light there is then less than was drawn
 _ROUNDS = 6
@@ -75,13 +77,15 @@ class World(msgspec.Struct, frozen=True):
 
 class Had(msgspec.Struct, frozen=True):
     """What one router had of a world, in the mean over seeds: shares of what was asked that were good and that failed,
-    and the 90th percentile of the time to the first token. `refused`: of those that failed all but the prompts that
-    no engine of the world can hold."""
+    and the 90th percentile of the time to the first token. Of those that failed, `cut` had begun and ended with their
+    balancer or engine, which nobody is asked again for; `refused` are the rest but for prompts that no engine of the
+    world can hold."""
 
     good: float
     failed: float
     ttft_p90_ms: float
     refused: float = 0.0
+    cut: float = 0.0
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -161,6 +165,7 @@ def drawn(number: int, seed: int, window_s: float, traces: Sequence[Trace] = ())
         "work": _work(kind, rng, weights, regions) if trace is None else _traced(trace, rng, regions),
         "wire": {"jitter": rng.choice((0.0, 0.2)), "drift": rng.choice((0.0, 0.3))},
         "duration_s": WARM_UP_S + window_s,
+        "retries": RETRIES,
         "warm_up_s": WARM_UP_S,
         "objective": {"ttft_ms": rng.choice((2000, 5000)), "tpot_ms": rng.choice((150, 250))},
     }
@@ -268,12 +273,14 @@ def had(results: Sequence[Result], *, alike: bool = False) -> Had:
     turned away as too long would have been by any."""
     asked = max(1, sum(one.score.whole.asked for one in results))
     failed = sum(one.score.whole.failed for one in results)
-    too_long = sum(one.score.outcomes.get(ENGINE_ERROR.reason, 0) for one in results) if alike else 0
+    cut = sum(one.score.outcomes.get(DIED_MID_STREAM.reason, 0) for one in results)
+    too_long = sum(one.score.outcomes.get(REFUSED_BY_ENGINE.reason, 0) for one in results) if alike else 0
     return Had(
         good=sum(one.score.whole.good for one in results) / asked,
         failed=failed / asked,
         ttft_p90_ms=fmean(one.score.whole.ttft_ms.p90 for one in results),
-        refused=(failed - too_long) / asked,
+        refused=(failed - too_long - cut) / asked,
+        cut=cut / asked,
     )
 
 

@@ -118,11 +118,11 @@ class EngineCall:
         far, relay = self._far, self._router.relay
         if not far.alive:
             self._back(relay.failed, outcome.CONNECT_FAILED)
-        elif far.engines[self._target].submit(self):
+        elif (status := far.engines[self._target].submit(self)) == 200:
             far.calls[self.id] = self
         else:
-            self._back(relay.began, 503)
-            self._back(relay.ended, 503, None)
+            self._back(relay.began, status)
+            self._back(relay.ended, status, None)
 
     def _back(self, act: Callable[..., None], *args: object) -> None:
         self._router.context.wire.send(self._far.name, self._router.region, act, self._active, self, *args)

@@ -40,8 +40,8 @@ class HostedJob:
     def broke(self, text: str) -> None:
         self._note(f"broke {text[:18]}")
 
-    def refused(self, text: str) -> None:
-        self._note(f"refused {text[:18]}")
+    def refused(self, status: int, text: str = "") -> None:
+        self._note(f"refused {status} {text[:18]}")
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_out_of_memory_breaks_off_and_refuses_in_torchs_words(timeline: Timeline
     host.command(Fault("oom"))
     (other,) = guests(timeline, host)
     assert job.events[-1][0] == f"broke {OOM_TEXT[:18]}"
-    assert other.events[0][0] == f"refused {OOM_TEXT[:18]}"
+    assert other.events[0][0] == f"refused 500 {OOM_TEXT[:18]}"
     assert host.healthy
     assert host.engine.metrics() == (0, 0, 0.0)
     host.command(None)

@@ -47,7 +47,7 @@ class Pool:
         """An engine has computed this once."""
         engine: Gpu = self.pools["us"].engines[name]  # type: ignore[assignment]
         job = Job(f"h{self._asked}{name}{len(text)}", text)
-        assert engine.submit(job)
+        assert engine.submit(job) == 200
         self.context.timeline.run(self.context.timeline.now + 60.0)
         assert job.ended
 

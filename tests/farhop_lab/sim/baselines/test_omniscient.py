@@ -44,12 +44,12 @@ def test_it_foresees_the_end_as_the_engine_brings_it(prompt: int, answer: int, b
     timeline = Timeline()
     gpu = Gpu(timeline, L4, VOICE)
     for n in range(beside):
-        assert gpu.submit(Job(timeline, f"b{n}", words(n, 200), 60 + 5 * n))
+        assert gpu.submit(Job(timeline, f"b{n}", words(n, 200), 60 + 5 * n)) == 200
     timeline.run(3.0)
     text = words(99, prompt)
     foreseen_s = ends_ms(gpu, work(text, answer)) / 1e3
     job = Job(timeline, "mine", text, answer)
-    assert gpu.submit(job)
+    assert gpu.submit(job) == 200
     timeline.run(300.0)
     assert job.done_at - 3.0 == pytest.approx(foreseen_s, rel=0.06)
 
@@ -58,12 +58,12 @@ def test_it_foresees_what_is_still_to_be_computed_of_others() -> None:
     timeline = Timeline()
     gpu = Gpu(timeline, L4, VOICE)
     for n in range(2):
-        assert gpu.submit(Job(timeline, f"b{n}", words(n, 6000), 10))
+        assert gpu.submit(Job(timeline, f"b{n}", words(n, 6000), 10)) == 200
     timeline.run(1.0)
     assert (len(gpu.core.batch), len(gpu.core.line)) == (1, 1)
     foreseen_s = ends_ms(gpu, work(words(9, 400), 20)) / 1e3
     job = Job(timeline, "mine", words(9, 400), 20)
-    assert gpu.submit(job)
+    assert gpu.submit(job) == 200
     timeline.run(60.0)
     # A step under way is not divided: up to 2,048 tokens, 1.2 s, are already on their way.
     assert job.done_at - 1.0 == pytest.approx(foreseen_s, abs=1.3)
@@ -74,7 +74,7 @@ def test_what_is_cached_is_not_computed_again() -> None:
     gpu = Gpu(timeline, L4, VOICE)
     text = words(1, 1600)
     assert to_compute(gpu, work(text, 5)) == 1600
-    assert gpu.submit(Job(timeline, "a", text, 5))
+    assert gpu.submit(Job(timeline, "a", text, 5)) == 200
     timeline.run(10.0)
     assert to_compute(gpu, work(text, 5)) == 16, "the last block is never taken from the cache"
     assert to_compute(gpu, work(text[:3200] + words(2, 800), 5)) == 800
@@ -86,7 +86,7 @@ def test_what_it_costs_others_grows_with_them_and_shrinks_with_what_is_cached() 
     mine = work(words(9, 1000), 50)
     assert delays_ms(gpu, mine) == 0.0
     for n in range(2):
-        assert gpu.submit(Job(timeline, f"b{n}", words(n, 200), 100))
+        assert gpu.submit(Job(timeline, f"b{n}", words(n, 200), 100)) == 200
     assert delays_ms(gpu, mine) == pytest.approx(2 * L4.prefill_ms(1000) + 2 * 50 * 0.47, rel=0.001)
 
 
@@ -94,7 +94,7 @@ def test_there_is_room_as_long_as_the_prompts_fit_the_memory() -> None:
     timeline = Timeline()
     gpu = Gpu(timeline, L4, VOICE)
     assert has_room(gpu, work(words(1, 16_000), 100)), "idle"
-    assert gpu.submit(Job(timeline, "a", words(1, 16_000), 100))
+    assert gpu.submit(Job(timeline, "a", words(1, 16_000), 100)) == 200
     timeline.run(11.0)
     assert gpu.core.batch
     # 1,562 blocks hold 24,992 tokens; 16,000 and its answer are taken.
