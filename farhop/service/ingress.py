@@ -242,6 +242,9 @@ class Ingress:
         kind, caller = context.kind, context.caller
         assert caller is not None
         assert kind is not None
+        lines = b"\r\n" + exchange.head.onward
+        if bodies.AS_JSON not in lines or lines.count(b"\r\ncontent-type:") > 1:
+            exchange.head.onward = bodies.told_as_json(kind, exchange.head.onward)
         if caller.models and request.model not in caller.models:
             detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
             return answers.refusal(outcome.KEY_SCOPE, detail, param="model")

@@ -16,6 +16,7 @@ from farhop.relay.formats import audio, kserve, lenient, messages, openai, prefe
 from farhop.relay.formats.field_guard import DEFAULT
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import NO_PREFERENCES, BodyError, header, invalid
+from farhop.relay.http.head import without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,6 +80,18 @@ def renames(kind: Kind) -> bool:
     """Whether the model stands in such a body, as JSON, so that another can be put there. In Triton's it is the
     path's."""
     return kind in _BY_PYDANTIC
+
+
+AS_JSON = b"\r\ncontent-type: application/json\r\n"
+"""How header lines, with a line's end before them, say so."""
+
+
+def told_as_json(kind: Kind, lines: bytes) -> bytes:
+    """Header lines ready to be sent on, with a body that was read as JSON: whatever its `Content-Type` was, if any.
+    curl's `-d` and Python's urllib say a form, and LiteLLM's proxy reads another model where it is told of one."""
+    if kind not in _JSON and (kind is not Kind.INFER or kserve.has_raw(lines)):
+        return lines
+    return without(lines, b"content-type") + AS_JSON[2:]
 
 
 def _none() -> str:

@@ -57,6 +57,11 @@ _Nested: TypeAlias = list[str | list[str | list[str | list[str]]]]
 _data = msgspec.json.Decoder(str | _Nested)
 
 
+def has_raw(lines: bytes) -> bool:
+    """Whether raw tensors may stand behind a body's JSON, by its header lines ready to be sent on."""
+    return b"\r\n" + _JSON_BYTES + b":" in b"\r\n" + lines
+
+
 def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
     """`.../infer`. Raises BodyError, or msgspec's errors."""
     json_part = memoryview(body)[: _json_bytes(body, headers)]

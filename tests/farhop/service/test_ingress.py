@@ -12,6 +12,7 @@ from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, te
 
 from farhop.balance.machine import AttemptEnded, Event, RequestArrived
 from farhop.service.authenticator import NARROW_BYTES_MAX, NARROW_PLACES_MAX, narrow_of
+from farhop.service.request_reader import RequestReader
 
 
 @pytest.fixture
@@ -280,3 +281,36 @@ async def test_a_client_is_measured_once_a_connection_where_the_configuration_sa
         await until(lambda: len(seen) == 2)
     assert {host for host, _ in seen} == {"127.0.0.1"}
     assert all(0 < rtt_us < 10_000_000 for _, rtt_us in seen)
+
+
+async def test_what_was_read_as_json_goes_on_as_json(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads it next may go by its `Content-Type`: LiteLLM's proxy finds another model in the same bytes, where
+    it is told of a form. curl's `-d` and Python's urllib say one, so it is not refused."""
+    between: list[bytes] = []
+    reads = RequestReader._request
+
+    def request(self: RequestReader, *given: Any) -> Any:
+        if self.to_engines:
+            between.append(given[3])  # the header lines with which it came to the region
+        return reads(self, *given)
+
+    monkeypatch.setattr(RequestReader, "_request", request)
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "&model=big&"}], "max_tokens": 8}
+    large = {**asked, "user": "u" * 300_000}
+    form, said = b"Content-Type: application/x-www-form-urlencoded\r\n", b"Content-Type: application/json\r\n"
+    async with both(engine, topology()) as up:
+        for body in (asked, {**asked, "stream": True}, large):
+            for lines in (
+                b"", form, said, said + form, form + said, b"Content-Type: text/plain\r\n",
+                b"Content-Type: application/json; charset=utf-8\r\n",
+                b"Content-Type: multipart/form-data; boundary=b\r\n",
+                form + b"Accept: content-type: application/json\r\n",
+            ):  # fmt: skip
+                start, _, rest = chat(body=body).partition(b"\r\n")
+                for port in (up.entry, up.client):
+                    between.clear()
+                    assert (await send(port, start + b"\r\n" + lines + rest)).status == 200
+                    assert engine.seen[-1][0]["content-type"] == "application/json", lines
+                    told = [line for line in between[0].split(b"\r\n") if line.startswith(b"content-type:")]
+                    assert port == up.client or told == [b"content-type: application/json"], lines
+        await up.at_rest()
