@@ -34,7 +34,8 @@ Column: TypeAlias = NDArray[np.float64]
 # an answer of 200 tokens. On ten random worlds (3 seeds) 0.1 gives 1.02 times the good answers of 0.05, at most 8 % on
 # agents, for 5 to 40 ms of the first token's p90 where load is light; 0.15 no more than that. Who offers tools reads
 # nothing before the answer is whole: more weight gives it more turns, and first tokens that are later
-# (docs/measurements/routing.md). All of it would be right if decoding were as well foreseen as the first token is.
+# (docs/measurements/routing-trials.md). All of it would be right if decoding were as well foreseen as the first token
+# is.
 BETA, BETA_TOOLS = 0.1, 0.25
 STREAM_TOKEN_BYTES = (
     250.0  # of an SSE chunk that carries a token; an answer in one piece has the model's bytes per token

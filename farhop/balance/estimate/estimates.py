@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4.0  # English text under a BPE vocabulary of 32k-128k
 OUTPUT_TOKENS = 256.0
 # Those under way are heard where they say so many times what is thought, and the guess: for answers of a minute, as
-# reasoning models give. Where they are hardly longer, first tokens pay for it (docs/measurements/routing.md).
+# reasoning models give. Where they are hardly longer, first tokens pay for it
+# (docs/measurements/routing-trials.md).
 FAR_LONGER = 3.0
 ENTRIES_MAX = 2048
 
