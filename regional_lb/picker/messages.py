@@ -54,6 +54,8 @@ def request_head(given: Iterable[tuple[bytes, bytes]], bytes_max: int) -> bytes:
     raw = _joined(lines)
     if len(raw) > bytes_max:
         raise HeadError(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {bytes_max} bytes")
+    if not pseudo.get(b":path", b"").startswith(b"/"):  # it goes to the engine as it is
+        raise HeadError(outcome.MALFORMED_HTTP, "the request target must be a path beginning with `/`")
     return raw
 
 

@@ -93,11 +93,14 @@ _LINES = (
     b"POST " + PATH + b" HTTP/1.1\nX: x", b"POST " + PATH + b" HTTP/2.0", b"POST " + PATH + b" HTTP/0.9",
 )  # fmt: skip
 _TARGETS = (
-    b"http://a" + PATH, b"https://a" + PATH, b"http://a@b" + PATH, b"//b" + PATH, b"a:80", b"*", PATH + b"#x",
+    b"http://a@b" + PATH, b"http://b#" + PATH, b"http://b\\" + PATH, b"http:" + PATH, b"http://a/http://a" + PATH,
+    b"//b" + PATH, b"a:80", b"*", PATH + b"#x",
     PATH + b"/../../metrics", b"/x/.." + PATH, b"/%2e" + PATH, PATH + b"%00", PATH + b"%0d%0aX:%20x", PATH + b"/",
     PATH + b"\\", PATH + b";x", b"/\\" + PATH, b"/v1//chat/completions", b"/V1/chat/completions", PATH + b"\xe4",
     PATH + b"%20HTTP/1.1%0d%0aHost:%20b",
 )  # fmt: skip
+# Of the form that proxies are sent, which every server must take; the path of it alone goes on.
+_ABSOLUTE = (b"http://a" + PATH, b"https://a" + PATH, b"HTTP://evil:80" + PATH, b"http://[::1]:80" + PATH)
 _HOSTS = (
     b"", b"Host:\r\n", b"Host: a\r\nHost: b\r\n", b"Host: a, b\r\n", b"Host: a b\r\n", b"Host: a@b\r\n",
     b"Host: a/b\r\n",
@@ -201,6 +204,14 @@ def _heads() -> list[Case]:
     for target in _TARGETS:
         wire = _post(OUTER, line=b"POST " + target + b" HTTP/1.1")
         found.append(Case(f"target {target!r}", wire))
+    for target in _ABSOLUTE:
+        found.append(Case(f"target {target!r}", _post(OUTER, line=b"POST " + target + b" HTTP/1.1"), (OUTER,)))
+        found.append(
+            Case(
+                f"target {target!r} without a host",
+                _post(OUTER, line=b"POST " + target + b" HTTP/1.1", host=b"") + _HIDDEN,
+            )
+        )
     found += [Case(f"host {host!r}", _post(OUTER, host=host) + _HIDDEN) for host in _HOSTS]
     found += [Case(f"header {text!r}", _post(OUTER, text), (OUTER,)) for text in _HEADERS]
     found += [Case(f"token {text!r}", _post(OUTER, text), (OUTER,), surely=False) for text in _TOKENS]

@@ -35,6 +35,8 @@ _CACHES = "names whose cache an engine shall look in (`cache_salt` keeps yours a
 _TURNS = "says before whom an engine shall serve it (the law and `service_tier` say that)"
 _ADAPTERS = "names an adapter beside the model that law and key are asked about (ask for it by its model's name)"
 _MODELS = "names models beside the one that law and key are asked about (name that one as `model`)"
+_PROMPTS = "says another prompt than the one that is counted here (say it in `messages`, `prompt` or `input`)"
+_RUNS = "has an engine itself fetch or run something for a client"
 _STORED = "names a stored response, and none is stored here (send the whole conversation as `input`)"
 
 # By name, with the engine that knows it.
@@ -67,6 +69,15 @@ _FIELDS: dict[str, str] = {
     "server_url": _HOSTS,  # of a tool in OpenAI's Responses
     "file_id": _OTHERS,
     "uuid": _OTHERS,  # vLLM: a medium that another request brought
+    "backend": _HOSTS,  # LocalAI: which of its backends, and they may stand elsewhere
+    "model_base_name": _FILES,  # LocalAI, and the next
+    "tokenizer": _FILES,
+    "web_search_options": _RUNS,  # OpenAI's, which LiteLLM carries out for others
+    "strict_priority": _TURNS,  # Dynamo, as all that follow
+    "latency_sensitivity": _TURNS,
+    "session_control": _OTHERS,  # whoever knows a session's name can end it
+    "token_data": _PROMPTS,
+    "routing_constraints": _DEVICES,
     "id_slot": _OTHERS,  # llama.cpp: for whose slot to wait, and whose cache to have
 }
 # By family: names that no engine has yet, too.
@@ -86,7 +97,18 @@ _NESTED = frozenset((
     "vllm_xargs", "extra_args", "extra_body", "sampling_params", "nvext", "parameters", "mm_processor_kwargs",
     "media_io_kwargs",
 ))  # fmt: skip
-_TOPMOST = frozenset(("inference_geo", "data_residency"))  # that bind whoever routes: nobody looks for them deeper
+_TOPMOST = frozenset(("inference_geo", "data_residency", "cache_salt"))  # bind whoever routes, or are changed by it
+# LiteLLM's proxy puts it over what it sends on: what was read of the body must not stand in it again.
+_OVER_ALL = "extra_body"
+_READ = frozenset((
+    "background", "best_of", "conversation", "documents", "input", "instructions", "max_completion_tokens",
+    "max_output_tokens", "max_tokens", "messages", "model", "n", "n_cmpl", "n_predict", "prompt", "queries", "query",
+    "service_tier", "store", "stream", "stream_options", "system", "tools", "user",
+))  # fmt: skip
+_METADATA = "metadata"
+_DEEP = "nvext"  # Dynamo's, which nests: `nvext.agent_hints.priority`
+# What whoever asked runs itself; of those without a schema of their own, by Anthropic's names.
+_RUN_BY_CLIENTS = re.compile(r"function|custom|(?:bash|computer|memory|text_editor)_[0-9]+")
 _TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 _TEMPLATE_REFUSED = frozenset(("chat_template", "tokenize", "return_tensors", "return_dict"))  # of transformers' call
 
@@ -125,7 +147,7 @@ KNOWN = frozenset(
         "vllm_xargs",
     )
 )  # fmt: skip
-_PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS}
+_PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS, _METADATA}
 
 # How base64 of images, sound and films begins. Anything else where a medium stands that is no longer than a path may be
 # one: SGLang opens what is a file's name.
@@ -173,6 +195,8 @@ class Guard:
                     arguments(name, value)
                 elif name == _TEMPLATE_ARGUMENTS:
                     _template(value)
+                elif name == _METADATA:
+                    _metadata(value)
                 else:
                     self._judge(name)
 
@@ -269,13 +293,45 @@ def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Rea
 
 def arguments(name: str, given: Any) -> None:
     """A member that an engine takes for arguments, as read. Raises BodyError."""
+    if isinstance(given, list) and name == _DEEP:
+        for one in given:
+            arguments(name, one)
+    if not isinstance(given, dict):
+        return
+    for inner, value in given.items():
+        if value is None:
+            continue
+        family, folded = family_of(inner), inner.casefold()
+        if family is not None:
+            raise _refused(inner, family, f"{name}.")
+        if folded in _TOPMOST or (name == _OVER_ALL and folded in _READ):
+            raise invalid(inner, f"`{name}.{inner}` is not read there: it must be a member of the body itself")
+        if name == _DEEP:
+            arguments(name, value)
+        elif name == _OVER_ALL:
+            if folded in _NESTED:
+                arguments(folded, value)
+            elif folded == _TEMPLATE_ARGUMENTS:
+                _template(value)
+            elif folded == _METADATA:
+                _metadata(value)
+
+
+def tools(types: Iterable[Any]) -> None:
+    """Of what type tools are, None where it is not said. Raises BodyError."""
+    for kind in types:
+        if kind is not None and not (isinstance(kind, str) and _RUN_BY_CLIENTS.fullmatch(kind)):
+            raise invalid(
+                "tools", "`tools` that the client runs pass: what an engine itself would fetch or run does not"
+            )
+
+
+def _metadata(given: Any) -> None:
+    """It is the client's own, but that LocalAI runs tools by it."""
     if isinstance(given, dict):
-        for inner, rule in given.items():
-            family = family_of(inner)
-            if family is not None and rule is not None:
-                raise _refused(inner, family, f"{name}.")
-            if inner.casefold() in _TOPMOST and rule is not None:
-                raise invalid(inner, f"`{name}.{inner}` is not read there: it must be a member of the body itself")
+        for inner, value in given.items():
+            if value is not None and inner.casefold().startswith("mcp_"):
+                raise _refused(inner, _RUNS, f"{_METADATA}.")
 
 
 def _template(given: Any) -> None:

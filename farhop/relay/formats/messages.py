@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.relay.formats import field_guard
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.openai import Message, canonical_chat
 from farhop.relay.formats.prompt import ASSISTANT_TURN, NO_OUTPUT, AnswerText, Prompt, generated, invalid
@@ -33,6 +34,7 @@ class _Tool(msgspec.Struct):
     name: str
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    type: Any = None
 
 
 class _Count(msgspec.Struct, kw_only=True):
@@ -64,6 +66,8 @@ def _canonical(body: _Count, guard: Guard) -> tuple[bytes, int]:
     for message in body.messages:
         _check(message.content, guard)
     _check(body.system, guard)
+    if body.tools:
+        field_guard.tools([tool.type for tool in body.tools])
     messages, tools = _chat(body)
     if not messages:
         raise invalid("messages", "`messages` say nothing: give a text")

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from farhop.balance.machine import Usage
+from farhop.relay.formats import field_guard
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.lenient import count, truth
 from farhop.relay.formats.paths import Kind
@@ -125,6 +126,8 @@ def _read_chat(body: _Chat, guard: Guard, texts: Sequence[memoryview] = ()) -> P
     for message in body.messages:
         if not isinstance(message.content, str):
             guard.media(message.content, "messages")
+    if body.tools:
+        field_guard.tools([tool.get("type") for tool in body.tools if isinstance(tool, dict)])
     canonical, media_bytes = canonical_chat(body.messages, body.tools, texts)
     limit, param = body.max_completion_tokens, "max_completion_tokens"
     if limit is None:

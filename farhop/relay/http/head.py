@@ -43,7 +43,9 @@ _FORGOTTEN: dict[bytes, bytes] = {}  # nobody writes here
 _INTERNAL = (b"x-farhop-", b"x-forwarded-")
 _UNREMARKABLE = frozenset((b"close", b"keep-alive"))  # what `Connection` says without naming a header
 _LISTS = (b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"via", b"forwarded", b"tracestate")
-_HOST = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_AUTHORITY = rb"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+_HOST = re.compile(_AUTHORITY)
+_ABSOLUTE = re.compile(rb"(?i:https?)://(%b)((?:[/?].*)?)" % _AUTHORITY, re.DOTALL)
 _TARGET = bytes(range(0x21, 0x7F))
 _LENGTH_DIGITS_MAX = 15
 
@@ -143,10 +145,13 @@ class AnswerHead(msgspec.Struct, gc=False):
 def read(raw: bytes, headers_max: int) -> Head:
     """Judge a request's head, given without the empty line that ends it. Raises HeadError."""
     line, *lines = raw.split(b"\r\n")
-    method, target, path, http_11 = _request_lines.get(line) or _request_line(line)
+    method, target, path, http_11, authority = _request_lines.get(line) or _request_line(line)
     if len(lines) > headers_max:
         raise HeadError(outcome.HEAD_TOO_LARGE, f"the request has too many headers: at most {headers_max}")
     known, onward = _sorted(_fields, lines)
+    content_length = _length(known, http_11)
+    if authority:
+        known[b"host"] = authority  # whatever that said, where the target says it (RFC 9112 §3.2.2)
     return Head(
         method=method,
         target=target,
@@ -154,7 +159,7 @@ def read(raw: bytes, headers_max: int) -> Head:
         known=known,
         onward=onward,
         keep_alive=_persists(known, http_11) if b"connection" in known else http_11,
-        content_length=_length(known, http_11),
+        content_length=content_length,
         http_11=http_11,
     )
 
@@ -203,14 +208,15 @@ def _repeated(name: bytes, before: bytes, value: bytes) -> bytes:
 
 # -- first lines: few different ones come again and again
 
-_request_lines: dict[bytes, tuple[bytes, bytes, bytes, bool]] = {}
+_request_lines: dict[bytes, tuple[bytes, bytes, bytes, bool, bytes]] = {}
 _status_lines: dict[bytes, tuple[int, bool]] = {}
 _FIRST_LINES_MAX = 256
 _FIRST_LINE_BYTES_MAX = 128
 
 
-def _request_line(line: bytes) -> tuple[bytes, bytes, bytes, bool]:
-    """Method, target, path, and whether it is HTTP/1.1 (not 1.0)."""
+def _request_line(line: bytes) -> tuple[bytes, bytes, bytes, bool, bytes]:
+    """Method, target as a path with its query, path, whether it is HTTP/1.1 (not 1.0), and the authority that the
+    target names: b"" where it is a path, as nearly always."""
     parts = line.split(b" ")
     if len(parts) != 3 or not parts[0] or parts[0].translate(None, TOKEN):
         raise HeadError(outcome.MALFORMED_HTTP, "not HTTP/1.1: the request line must be `METHOD target HTTP/1.1`")
@@ -218,11 +224,15 @@ def _request_line(line: bytes) -> tuple[bytes, bytes, bytes, bool]:
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         given = version.decode("latin-1") if version.startswith(b"HTTP/") and len(version) == 8 else "this version"
         raise HeadError(outcome.MALFORMED_HTTP, f"{given} is not spoken here: send HTTP/1.1")
+    authority = b""
     if not target.startswith(b"/"):
-        raise HeadError(outcome.MALFORMED_HTTP, "the request target must be a path beginning with `/`")
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is None:
+            raise HeadError(outcome.MALFORMED_HTTP, "the request target must be a path beginning with `/`")
+        authority, target = absolute[1], absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
     if target.translate(None, _TARGET) or b"#" in target:
         raise HeadError(outcome.MALFORMED_HTTP, "the request target holds a character that must be percent-encoded")
-    read_line = (method, target, target.partition(b"?")[0], version == b"HTTP/1.1")
+    read_line = (method, target, target.partition(b"?")[0], version == b"HTTP/1.1", authority)
     if len(line) <= _FIRST_LINE_BYTES_MAX and b"?" not in target:  # a query may hold a secret
         if len(_request_lines) >= _FIRST_LINES_MAX:
             _request_lines.clear()

@@ -7,6 +7,7 @@ are smuggled. `python tests/farhop/relay/fuzz.py SECONDS [SEED]` runs it; a few 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ SEEDS = (
     b"POST /v1/x?y=1 HTTP/1.1\r\nHost: a:80\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"3\r\nabc\r\n2;e=1\r\nde\r\n0\r\nT: 1\r\n\r\n",
     b"GET /v1/models HTTP/1.1\r\nhost: [::1]:1\r\nConnection: x-a, close\r\nx-a: 1\r\n\r\n",
+    b"POST http://b/v1/x?y=1 HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nok",
     b"POST / HTTP/1.0\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\nok",
     b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
     b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx",
@@ -125,7 +127,11 @@ def theirs(data: bytes) -> list[Seen]:
             break
         named = {t.strip().lower() for n, v in request.headers if n == b"connection" for t in v.split(b",")}
         onward = tuple((n, v) for n, v in request.headers if passes(n) and n not in named)
-        seen.append((request.method, request.target, onward, body))
+        target, (scheme, _, rest) = request.target, request.target.partition(b"://")
+        if scheme.lower() in (b"http", b"https"):  # we ask for the path of it, h11 tells it as it came
+            place = re.split(rb"(?=[/?])", rest, maxsplit=1)
+            target = b"/" + b"".join(place[1:]).removeprefix(b"/")
+        seen.append((request.method, target, onward, body))
         data = connection.trailing_data[0]
     return seen
 

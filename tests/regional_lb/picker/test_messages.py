@@ -30,6 +30,12 @@ def test_no_value_becomes_a_header(value: bytes) -> None:
         messages.request_head([(b":method", b"GET"), (b"accept", b"x" * 20)], 16)
 
 
+@pytest.mark.parametrize("path", [b"", b"*", b"http://b/v1/x"])
+def test_a_path_that_a_gateway_would_send_on_as_it_is_is_a_path(path: bytes) -> None:
+    with pytest.raises(head.HeadError, match="must be a path"):
+        messages.request_head([(b":method", b"GET"), (b":path", path), (b":authority", b"h")], 4096)
+
+
 @given(HEADERS, HEADERS)
 def test_a_head_becomes_what_is_wanted_and_nothing_else(
     have: list[tuple[bytes, bytes]], want: list[tuple[bytes, bytes]]

@@ -60,6 +60,15 @@ HOSTILE = {
     "provider": {"only": ["another"]},
     "custom_llm_provider": "another",
     "api_base": "http://10.0.0.1",
+    "backend": "another",
+    "model_base_name": "another",
+    "tokenizer": "../another",
+    "strict_priority": 9,
+    "latency_sensitivity": 9.0,
+    "session_control": {"session_id": "another's", "action": "close"},
+    "token_data": [1, 2, 3],
+    "routing_constraints": {"required": ["another"]},
+    "web_search_options": {},
 }
 DATA_URL = "data:image/png;base64,iVBORw0KGgo="
 
@@ -104,6 +113,69 @@ def test_what_is_known_is_of_no_refused_family_and_passes_where_the_unknown_does
     with pytest.raises(BodyError) as caught:
         _read(CHAT | {"new": 1}, rules=rules)
     assert caught.value.param == "new"
+
+
+def test_nor_deeper_in_what_dynamo_reads() -> None:
+    """`nvext.agent_hints.priority` is its own form of the field."""
+    for hints in (
+        {"agent_hints": {"priority": 5}},
+        {"a": {"b": {"decode_worker_id": 7}}},
+        {"agent_hints": [{"rid": 1}]},
+    ):
+        with pytest.raises(BodyError):
+            _read(CHAT | {"nvext": hints})
+    assert _read(CHAT | {"nvext": {"agent_hints": {"osl": 256, "priority": None}}}).model == "m"
+    with pytest.raises(BodyError, match="before whom"):
+        _read(CHAT | {"extra_body": {"nvext": {"agent_hints": {"priority": 5}}}})
+
+
+@pytest.mark.parametrize("within", ["nvext", "vllm_xargs", "sampling_params", "extra_body"])
+def test_a_salt_is_read_in_the_body_alone(within: str) -> None:
+    """Dynamo takes `nvext.cache_salt`: a client's own would lead it to caches that another tenant filled."""
+    for name in ("cache_salt", "Cache_Salt"):
+        with pytest.raises(BodyError, match="must be a member of the body itself"):
+            _read(CHAT | {within: {name: "another's"}})
+    assert _read(CHAT | {within: {"cache_salt": None}}).model == "m"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"model": "big"}, {"MODEL": "big"}, {"messages": []}, {"max_tokens": 9}, {"n": 9}, {"stream": True},
+        {"tools": [{"type": "mcp"}]}, {"metadata": {"mcp_servers": "a"}},
+        {"chat_template_kwargs": {"chat_template": "x"}},
+        {"extra_body": {"model": "big"}}, {"sampling_params": {"priority": 1}}, {"service_tier": "priority"},
+    ],
+)  # fmt: skip
+def test_what_a_proxy_puts_over_the_body_says_nothing_that_was_read_of_it(more: dict[str, Any]) -> None:
+    """LiteLLM's proxy has `extra_body` go over what it sends on: of two `model`s that in it would be the one."""
+    with pytest.raises(BodyError):
+        _read(CHAT | {"extra_body": more})
+    assert _read(CHAT | {"extra_body": {"top_k": 3, **dict.fromkeys(more)}}).model == "m"
+
+
+def test_tools_that_an_engine_itself_would_run_or_fetch_are_refused() -> None:
+    chat, message = CHAT, {**CHAT, "max_tokens": 8}
+    function = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    for kind in ("mcp", "web_search", "web_search_20250305", "web_fetch_20250910", "code_execution_20250825",
+                 "code_interpreter", "file_search", "builtin_function", "mcp_toolset", 7):  # fmt: skip
+        hosted = {"type": kind, "name": "look", "server_url": "http://10.0.0.1"}
+        for body, path in ((chat, Kind.CHAT), (message, Kind.MESSAGES), (message, Kind.COUNT_TOKENS)):
+            with pytest.raises(BodyError) as caught:
+                _read({**body, "tools": [function | {"name": "look"}, hosted]}, path)
+            assert caught.value.param == "tools"
+    assert _read({**chat, "tools": [function, {"type": "custom"}, {"function": {"name": "look"}}]}).model == "m"
+    run_by_clients = [{"name": "look", "input_schema": {}}, {"type": "bash_20250124", "name": "bash"},
+                      {"type": "text_editor_20250728", "name": "edit"}, {"type": "custom", "name": "look"},
+                      {"type": "memory_20250818", "name": "memory"}]  # fmt: skip
+    assert _read({**message, "tools": run_by_clients}, Kind.MESSAGES).model == "m"
+
+
+def test_metadata_is_the_clients_but_for_what_localai_runs_by_it() -> None:
+    assert _read(CHAT | {"metadata": {"url": "http://a", "priority": "9", "mcp": "x"}}).model == "m"
+    for name in ("mcp_servers", "mcp_prompt", "MCP_resources"):
+        with pytest.raises(BodyError, match="metadata"):
+            _read(CHAT | {"metadata": {name: "a"}})
 
 
 @pytest.mark.parametrize("name", ["mm_processor_kwargs", "media_io_kwargs"])

@@ -188,7 +188,7 @@ MALFORMED = {
     "nul in value": b"GET /here HTTP/1.1\r\nHost: a\r\nX: \0\r\n\r\n",
     "bare lf": b"GET /here HTTP/1.1\nHost: a\n\n",
     "bare cr": b"GET /here HTTP/1.1\r\nHost: a\r\nX: a\rb\r\n\r\n",
-    "absolute form": b"GET http://a/here HTTP/1.1\r\nHost: a\r\n\r\n",
+    "userinfo": b"GET http://a@a/here HTTP/1.1\r\nHost: a\r\n\r\n",
     "asterisk form": b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
     "connect": b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n",
     "http/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",

@@ -94,7 +94,42 @@ def test_hosts(host: str) -> None:
     assert read(f"Host: {host}").get(b"host") == host.encode()
 
 
-@pytest.mark.parametrize("target", ["http://a/x", "*", "a:443"])
+@pytest.mark.parametrize(
+    ("target", "path", "onward", "host"),
+    [
+        ("http://b/x", "/x", "/x", "b"),
+        ("HTTPS://B.example:443/x?y=http://c/", "/x", "/x?y=http://c/", "B.example:443"),
+        ("http://[::1]:80/x/../y", "/x/../y", "/x/../y", "[::1]:80"),
+        ("http://b//c/x", "//c/x", "//c/x", "b"),
+        ("http://b", "/", "/", "b"),
+        ("http://b?y", "/", "/?y", "b"),
+    ],
+)
+def test_a_target_may_name_its_host_which_goes_before_the_header(
+    target: str, path: str, onward: str, host: str
+) -> None:
+    for _ in range(2):  # the line is remembered
+        seen = read(HOST, first=f"POST {target} HTTP/1.1")
+        assert (seen.path, seen.target, seen.get(b"host")) == (path.encode(), onward.encode(), host.encode())
+        assert b"host" not in seen.onward
+    assert read(HOST, first="POST /x HTTP/1.1").get(b"host") != host.encode()
+    assert read(first=f"POST {target} HTTP/1.0").get(b"host") == host.encode()
+
+
+@pytest.mark.parametrize("lines", [[], ["Host:"], ["Host: a b"], ["Host: a", "Host: b"]])
+def test_nor_is_a_header_forgiven_for_it(lines: list[str]) -> None:
+    with pytest.raises(HeadError, match=r"Host|host"):
+        read(*lines, first="POST http://b/x HTTP/1.1")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "*", "a:443", "http://a@b/x", "http://a:b@c/x", "http:///x", "http://", "http:/x", "http:x", "http://a#/x",
+        "http://a:123456/x", "http://a\\b/x", "http://[::1/x", "http://[v1.a]/x", "ftp://a/x",
+        "ws://a/x", "http://a:x/x", "http://\xe4/x",
+    ],
+)  # fmt: skip
 def test_only_paths_are_targets(target: str) -> None:
     with pytest.raises(HeadError, match="must be a path"):
         read(HOST, first=f"POST {target} HTTP/1.1")
