@@ -644,6 +644,33 @@ def test_names_are_never_markup(browser: Browser, tmp_path: Path) -> None:
         stage.close()
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        "\u202e\u2066evil\u200f",
+        "y" * 10_240,
+        "\ufdfd" * 200,
+        "a" + "\u0301" * 5000,
+        "a\0\r\n\tb\u2028",
+        "__proto__",
+        "constructor",
+    ],
+    ids=["right to left", "10 KB", "wide", "marks", "controls", "__proto__", "constructor"],
+)
+def test_odd_names_leave_the_page_as_it_is(browser: Browser, tmp_path: Path, named: str) -> None:
+    stage = Theatre(Stage(3, 2, named), tmp_path)
+    try:
+        browser.go(f"{stage.url}#{TOKEN}")
+        for name in ("world", "region/tokyo", "request/00000001", "law"):
+            browser.view(name)
+            until(lambda: browser.js("return document.querySelectorAll('.view:not([hidden]) tbody tr').length"))
+            assert browser.overlaps() == []
+        assert browser.faults() == []
+        assert browser.js("return Object.keys(Object.prototype).length + Object.keys([]).length") == 0
+    finally:
+        stage.close()
+
+
 def test_who_has_no_token_is_asked_and_fifty_look_at_once(browser: Browser, tmp_path: Path) -> None:
     stage = Theatre(Stage(12, 20), tmp_path)
     try:

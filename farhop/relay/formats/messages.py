@@ -78,8 +78,9 @@ def _check(content: str | list[dict[str, Any]] | None, guard: Guard) -> None:
     """Media of blocks come in the request alone, or from where the configuration says."""
     for block in content if isinstance(content, list) else ():
         source = block.get("source")
-        if isinstance(source, dict) and source.get("type") != "text":
-            guard.media([{"type": "source", **source, "format": None}], "messages")
+        if isinstance(source, dict):
+            plain = {"data": None} if source.get("type") == "text" else {}  # a document's own words
+            guard.media([{"type": "source", **source, "format": None, **plain}], "messages")
         if isinstance(inner := block.get("content"), list):
             _check([one for one in inner if isinstance(one, dict)], guard)
 

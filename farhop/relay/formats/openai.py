@@ -46,10 +46,12 @@ if TYPE_CHECKING:
 _ANSWER_IN_CHAT = AnswerText("content", ASSISTANT_TURN)  # a message of its own
 _ANSWER_CONTINUED = AnswerText("content", b"")  # the last message goes on
 _ANSWER_IN_COMPLETION = AnswerText("text", b"")
-# Of these it is known that engines take a salt.
-_SALTED = frozenset(
-    (Kind.CHAT, Kind.CHAT_BATCH, Kind.COMPLETION, Kind.EMBEDDINGS, Kind.RESPONSES, Kind.GENERATIVE_SCORE, Kind.MESSAGES)
-)
+# Of these it is known that engines take a salt, or may (`messages`). A client's own must not reach them then: what ours
+# are can be worked out from tenants' names.
+_SALTED = frozenset((
+    Kind.CHAT, Kind.CHAT_BATCH, Kind.COMPLETION, Kind.EMBEDDINGS, Kind.GENERATIVE_SCORE, Kind.MESSAGES, Kind.RERANK,
+    Kind.RESPONSES, Kind.SCORE,
+))  # fmt: skip
 _SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
 _UNLIMITED = -1  # llama.cpp's, and of clients made for it
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed

@@ -26,6 +26,7 @@ class _Rerank(msgspec.Struct, kw_only=True):
     model: str | None = None
     query: Passage
     documents: Passages
+    cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Score(msgspec.Struct, kw_only=True):
@@ -38,6 +39,7 @@ class _Score(msgspec.Struct, kw_only=True):
     documents: Passages | None = None
     data_1: Passages | None = None
     data_2: Passages | None = None
+    cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _GenerativeScore(msgspec.Struct, kw_only=True):
@@ -61,14 +63,14 @@ class _Detokenize(msgspec.Struct, kw_only=True):
 
 
 def _read_rerank(body: _Rerank, guard: Guard) -> Prompt:
-    return _pairs(body.model or "", [body.query], _listed(body.documents), ("query", "documents"), guard)
+    return _pairs(body, [body.query], _listed(body.documents), ("query", "documents"), guard)
 
 
 def _read_score(body: _Score, guard: Guard) -> Prompt:
     for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
         left, right = (getattr(body, name) for name in names)
         if left is not None and right is not None:
-            return _pairs(body.model or "", _listed(left), _listed(right), names, guard)
+            return _pairs(body, _listed(left), _listed(right), names, guard)
         if left is not None or right is not None:
             missing = names[left is not None]
             raise invalid(missing, f"`{missing}` is missing: a score needs both sides")
@@ -79,7 +81,9 @@ def _listed(value: Passages) -> list[Passage]:
     return value if isinstance(value, list) else [value]
 
 
-def _pairs(model: str, left: list[Passage], right: list[Passage], names: tuple[str, str], guard: Guard) -> Prompt:
+def _pairs(
+    body: _Rerank | _Score, left: list[Passage], right: list[Passage], names: tuple[str, str], guard: Guard
+) -> Prompt:
     """One on the left goes with each on the right; else they go side by side."""
     for side, name in zip((left, right), names, strict=True):
         if not side:
@@ -97,7 +101,14 @@ def _pairs(model: str, left: list[Passage], right: list[Passage], names: tuple[s
         opaque_bytes += (len(query) + query_bytes) * (len(right) - 1)
     else:
         canonical = ITEM.join(PAIR.join((a, b)) for (a, _), (b, _) in zip(*sides, strict=True))
-    return Prompt(model, canonical, max_tokens=NO_OUTPUT, opaque_bytes=opaque_bytes)
+    return Prompt(
+        body.model or "",
+        canonical,
+        max_tokens=NO_OUTPUT,
+        has_salt=body.cache_salt is not msgspec.UNSET,
+        cache_salt=body.cache_salt or "",
+        opaque_bytes=opaque_bytes,
+    )
 
 
 def _canonical(passage: Passage) -> tuple[bytes, int]:

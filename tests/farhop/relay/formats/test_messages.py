@@ -89,6 +89,8 @@ def test_tools_and_their_results_are_those_of_the_chat() -> None:
             {"type": "image", "source": {"type": "url", "url": "http://a.example/x.png"}}]}]}),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [
             {"type": "image", "source": {"type": "url", "url": "http://a.example/x.png"}}]}]}]}),
+        ("messages", {"messages": [{"role": "user", "content": [
+            {"type": "document", "source": {"type": "text", "data": "x", "url": "http://a.example/x.png"}}]}]}),
         ("model", {"model": None}),
     ],
 )  # fmt: skip
@@ -99,6 +101,8 @@ def test_what_is_wrong_is_named(param: str, body: dict[str, Any]) -> None:
 
 
 def test_pictures_in_the_request_pass_and_are_counted() -> None:
+    words = {"type": "text", "media_type": "text/plain", "data": "see http://a.example/ or ../x"}
+    read(messages=[{"role": "user", "content": [block("what?"), {"type": "document", "source": words}]}])
     source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo" * 40}
     prompt = read(messages=[{"role": "user", "content": [{"type": "image", "source": source}, block("what?")]}])
     assert prompt.opaque_bytes > 400

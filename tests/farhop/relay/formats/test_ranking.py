@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.relay.formats import bodies
+from farhop.relay.formats.openai import change, salt_of
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import NO_OUTPUT, BodyError, Prompt
 
@@ -94,3 +95,25 @@ def test_a_bad_field_is_named(kind: Kind, fields: dict[str, Any], param: str) ->
         read(kind, **fields)
     assert caught.value.param == param
     assert param.split("[")[0] in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.RERANK, {"query": "q", "documents": ["a", "b"]}),
+        (Kind.SCORE, {"text_1": "a", "text_2": ["b", "c"]}),
+        (Kind.GENERATIVE_SCORE, {"query": "q", "items": ["a"]}),
+    ],
+)
+def test_nobody_brings_another_tenants_salt(kind: Kind, body: dict[str, Any]) -> None:
+    """vLLM takes one wherever it pools, and what we make of a tenant's name can be worked out."""
+    stolen = salt_of(Kind.EMBEDDINGS, Prompt("m", b"x"), "tenant:other")
+    for mine in ({}, {"cache_salt": None}, {"cache_salt": stolen}):
+        wire = json.dumps({"model": "m", **body, **mine}).encode()
+        prompt = bodies.read(kind, wire)
+        for scope in ("tenant:me", ""):
+            salt = salt_of(kind, prompt, scope)
+            told = json.loads(change(wire, prompt, salt).of(wire)).get("cache_salt")
+            assert told != stolen
+            assert bool(told) == bool(scope or mine.get("cache_salt"))
+            assert told in (None, salt)
