@@ -105,6 +105,7 @@ _READ = frozenset((
     "max_output_tokens", "max_tokens", "messages", "model", "n", "n_cmpl", "n_predict", "prompt", "queries", "query",
     "service_tier", "store", "stream", "stream_options", "system", "tools", "user",
 ))  # fmt: skip
+_ONCE = _TOPMOST | {"model", "file", "stream"}  # of a form
 _METADATA = "metadata"
 _DEEP = "nvext"  # Dynamo's, which nests: `nvext.agent_hints.priority`
 # What whoever asked runs itself; of those without a schema of their own, by Anthropic's names.
@@ -203,8 +204,12 @@ class Guard:
     def form(self, names: Iterable[str]) -> None:
         """A form's fields. Raises BodyError."""
         for name in names:
-            if name not in KNOWN:
-                self._judge(name)
+            if name in KNOWN:
+                continue
+            base, bracket, _ = name.partition("[")  # of lists, servers take it off (LiteLLM's proxy)
+            if bracket and base.casefold() in _ONCE:
+                raise invalid(base, f"`{base}` is no list: write it without brackets")
+            self._judge(name if family_of(base) is None else base)
 
     def media(self, parts: Any, at: str) -> None:
         """The parts of a message's content, or of a passage's, as read. Raises BodyError."""

@@ -69,3 +69,25 @@ def test_a_client_does_not_say_where_an_engine_fetches_kv_from(name: str) -> Non
     with pytest.raises(BodyError) as caught:
         read(model="whisper-1", file=b"x", **{name: "1"})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fallbacks[]",
+        "models[]",
+        "user_config[model_list]",
+        "model[]",
+        "Model[]",
+        "stream[]",
+        "inference_geo[]",
+        "file[0]",
+    ],
+)
+def test_what_a_server_reads_as_a_list_of_that_name_is_judged_as_that(name: str) -> None:
+    """LiteLLM's proxy takes the brackets off, as servers in PHP do."""
+    with pytest.raises(BodyError) as caught:
+        read(**{name: "another", "model": "w", "file": b"x"})
+    assert caught.value.param in (name, name.partition("[")[0])
+    listed = {"timestamp_granularities[]": "word", "include[]": "logprobs", "chunking_strategy[type]": "server_vad"}
+    assert read(model="w", file=b"x", **listed).model == "w"
