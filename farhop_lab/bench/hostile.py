@@ -114,6 +114,7 @@ def crafted(size: int) -> dict[str, tuple[str, bytes]]:
         "large token ids": prompt(many(b"2147483647")),
         "numbers elsewhere": chat(b'"x"', b',"tools":' + many(b"1")),
         "members": chat(b'"x"', b"," + members),
+        "members of a part": chat(b'[{"type":"image_url",%b}]' % b",".join(members.split(b",")[:16_000])),
         "nesting": chat(b'"x"', b',"tools":' + b"[" * (size // 2) + b"]" * (size // 2)),
         "nesting unread": chat(b'"x"', b',"x":' + b'{"a":' * (size // 6) + b"1" + b"}" * (size // 6)),
         "one key again and again": chat(b'"x"', b',"x":1' * (size // 6)),

@@ -117,6 +117,8 @@ def read(
                 fields = shape.once(body)
             else:
                 fields, outline = shape.outlined(body, numeric)
+            if body.count(b":") > shape.MEMBERS_MAX:
+                shape.check_members(fields)
             guard.fields(fields)
             if fields is not None and not preferences.READ.isdisjoint(fields):
                 found = preferences.read(fields)

@@ -18,6 +18,7 @@ from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import invalid
+from farhop.relay.formats.shape import MEMBERS_MAX
 
 KEY_HEADER = b"x-farhop-cache-key"
 BODY_BYTES_MAX = 256 * 1024  # reading a body again and writing it in order takes 2 ms at most
@@ -63,7 +64,7 @@ def asked(
         document = msgspec.json.decode(body)
     except UNREADABLE:
         return "body"
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or len(document.get("logit_bias") or ()) > MEMBERS_MAX:  # dear to put in order
         return "body"
     if named is None and kind in _SAMPLED and not _certain(document):
         return "sampled"

@@ -19,6 +19,7 @@ from urllib.parse import unquote_plus, urlsplit
 import msgspec
 
 from farhop.relay.formats.prompt import invalid
+from farhop.relay.formats.shape import MEMBERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -298,11 +299,27 @@ def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Rea
 
 def arguments(name: str, given: Any) -> None:
     """A member that an engine takes for arguments, as read. Raises BodyError."""
-    if isinstance(given, list) and name == _DEEP:
-        for one in given:
-            arguments(name, one)
-    if not isinstance(given, dict):
-        return
+    if name == _DEEP:
+        _deep_arguments(given)
+    elif isinstance(given, dict):
+        _arguments(name, given)
+
+
+def _deep_arguments(given: Any) -> None:
+    waiting, met = [given], 0
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            met += len(one)
+            if met > MEMBERS_MAX:
+                raise invalid(_DEEP, f"`{_DEEP}` has too many members: at most {MEMBERS_MAX}")
+            _arguments(_DEEP, one)
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+
+
+def _arguments(name: str, given: dict[str, Any]) -> None:
     for inner, value in given.items():
         if value is None:
             continue
@@ -311,9 +328,7 @@ def arguments(name: str, given: Any) -> None:
             raise _refused(inner, family, f"{name}.")
         if folded in _TOPMOST or (name == _OVER_ALL and folded in _READ):
             raise invalid(inner, f"`{name}.{inner}` is not read there: it must be a member of the body itself")
-        if name == _DEEP:
-            arguments(name, value)
-        elif name == _OVER_ALL:
+        if name == _OVER_ALL:
             if folded in _NESTED:
                 arguments(folded, value)
             elif folded == _TEMPLATE_ARGUMENTS:
