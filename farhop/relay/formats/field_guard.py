@@ -93,6 +93,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?:.*_)?(?:worker|instance|engine|replica)_ids?"), _DEVICES),
     (re.compile(r"shared_memory(?:_.*)?|sequence_(?:id|start|end)"), _OTHERS),  # Triton
 )
+_END_CHARS = 32  # no family's word is as long
 # Members whose own members an engine takes for its arguments.
 _NESTED = frozenset((
     "vllm_xargs", "extra_args", "extra_body", "sampling_params", "nvext", "parameters", "mm_processor_kwargs",
@@ -364,6 +365,8 @@ def _template(given: Any) -> None:
 def family_of(name: str) -> str | None:
     """What a field of this name would have an engine do that no client may ask for; None where it is harmless."""
     name = name.casefold()  # engines in Go (Ollama, LocalAI) take a member for another of the same letters
+    if len(name) > 2 * _END_CHARS:  # what tells a family stands at either end, and to look further takes long
+        name = name[:_END_CHARS] + name[-_END_CHARS:]
     return _FIELDS.get(name) or next((rule for shape, rule in _FAMILIES if shape.fullmatch(name)), None)
 
 

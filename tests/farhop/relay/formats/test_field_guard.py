@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
@@ -353,3 +354,21 @@ def test_a_query_of_thousands_of_fields_is_refused_unread(fields: str) -> None:
     field_guard.query(b"/v1/chat/completions?" + b"&".join([b"a=1"] * 64))
     with pytest.raises(BodyError, match="`model` stands in the query"):
         field_guard.query(b"/v1/chat/completions?" + b"a=1&" * 60 + b"model=m")
+
+
+@pytest.mark.parametrize("filler", ["_", "host_", "dp_", "x", "\u0130"])
+def test_a_long_name_is_of_the_family_that_its_ends_tell(filler: str) -> None:
+    """Looked at whole, one of 200,000 underscores held the loop for 150 ms."""
+    long = filler * 100_000
+    for name in ("host", "callback_url", "weights_path", "prompt_embeds", "data_parallel_rank", "device_ids",
+                 "fallbacks", "context_window_fallback_dict", "replica_id", "directory"):  # fmt: skip
+        assert family_of(f"{long}_{name}") == family_of(f"a_{name}") is not None
+        assert family_of(f"{long}x{name}x") is None
+    for name in ("lora", "loras", "pickled", "shared_memory"):
+        assert family_of(f"{name}_{long}") == family_of(f"{name}_a") is not None
+    took_s = []
+    for _ in range(20):
+        began = time.process_time()
+        assert family_of(long) is None
+        took_s.append(time.process_time() - began)
+    assert min(took_s) < 0.01
