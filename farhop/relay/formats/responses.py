@@ -66,7 +66,10 @@ def _chat(body: _Response) -> list[Message]:
     if isinstance(body.input, str):
         return [*turns, Message("user", body.input)] if body.input else turns
     for item in body.input:
-        match item.get("type", "message"):
+        kind = item.get("type")
+        if kind is None:  # OpenAI's API lets it be left out of a message, and of a reference
+            kind = "message" if "role" in item or "content" in item else "item_reference"
+        match kind:
             case "message":
                 turns.append(Message(str(item.get("role") or "user"), _content(item.get("content"))))
             case "function_call":

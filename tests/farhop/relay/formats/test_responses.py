@@ -45,6 +45,8 @@ def test_it_has_the_text_of_the_chat() -> None:
         ("tools", {"tools": [{"type": "mcp", "server_label": "x"}]}),
         ("tools", {"tools": [{"type": "web_search"}]}),
         ("input", {"input": [{"type": "item_reference", "id": "i"}]}),
+        ("input", {"input": [{"id": "msg_1"}]}),
+        ("input", {"input": [{"type": None, "id": "msg_1"}, {"role": "user", "content": "hi"}]}),
         ("input", {"input": ""}),
         ("input", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a.example/b"}]}]}),
         ("max_output_tokens", {"max_output_tokens": 0}),
