@@ -233,6 +233,7 @@ class DecisionReasons:
                     "decode_ms": s.decode_ms,
                     "interference_ms": s.interference_ms,
                     "stall_ms": s.stall_ms,
+                    "behind_ms": s.behind_ms,
                     "residual_ms": s.residual_ms,
                     "slots_free": s.slots_free,
                     "headroom": s.headroom,

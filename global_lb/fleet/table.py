@@ -80,8 +80,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     slots_left: float
     cache_hit_calibration: float
     rtt_ms: float
-    prefill_ms_per_byte: float
     token_ms: float
+    prefill_ms_per_byte: float
     usd_per_prompt_byte: float
     usd_per_output_token: float
     usd_per_body_byte: float
@@ -139,7 +139,7 @@ def row_of(
     token_ms = cost.token_ms(capacity.tpot_ms, capacity.batch_interference_ms, batch)
     alone_ms = max(0.0, capacity.tpot_ms - capacity.batch_interference_ms * batch)
     return Row(  # in order: by name takes 8 us, and a report has a row for each model
-        wait_ms, slots_left, cache_hit_calibration, rtt_ms, prefill_ms_per_byte, token_ms,
+        wait_ms, slots_left, cache_hit_calibration, rtt_ms, token_ms, prefill_ms_per_byte,
         usd_per_ms * prefill_ms_per_byte, usd_per_ms * step_ms,
         price_here.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
         price.egress_usd_per_gb / 1e9 if price_here is not None else 0.0,
@@ -163,7 +163,7 @@ def _rows(*names: str) -> slice:
 
 
 # What a request brings is multiplied with each of these at once.
-_TIMES = _rows("rtt_ms", "prefill_ms_per_byte", "token_ms")
+_TIMES = _rows("rtt_ms", "token_ms")
 _USD_FIXED = _rows("usd_per_prompt_byte", "usd_per_output_token", "usd_per_body_byte")
 _DRIFT = _rows("drift_at", "drift_wait", "drift_use")
 _RTT, _PREFILL, TOKEN = (_AT[n] for n in ("rtt_ms", "prefill_ms_per_byte", "token_ms"))
@@ -182,7 +182,7 @@ class Scored(msgspec.Struct, frozen=True):
     request would cost there, hardware and traffic between regions. `residual_ms` is how much of `ttft_ms` is what first
     tokens took longer than predicted of late, which no score counts. As they count in the score: `decode_ms`, what its
     tokens take longer than a token costs where that is least; `interference_ms` and `stall_ms`, what its tokens and its
-    prefill cost those it joins.
+    prefill cost those it joins; `behind_ms`, what its prefill costs those who come while it waits.
     """
 
     region: str
@@ -205,6 +205,7 @@ class Scored(msgspec.Struct, frozen=True):
     decode_ms: float = 0.0
     interference_ms: float = 0.0
     stall_ms: float = 0.0
+    behind_ms: float = 0.0
     residual_ms: float = 0.0
 
     @property
@@ -264,9 +265,10 @@ class Table:
 class Field(msgspec.Struct, eq=False, gc=False):
     """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
 
-    `beta`: what a later token counts beside the first. `penalty_ms` (None: nobody pays any) and `hot` (places) are by
-    the hot guard; `absent` says why the other lawful ones are not here. `moving`: whether any of them changes;
-    `any_full`: whether any may be full.
+    `beta`: what a later token counts beside the first. `usual_bytes`: what requests for the model leave to prefill, in
+    the mean; None: nobody knows, and it is taken to be this prompt. `penalty_ms` (None: nobody pays any) and `hot`
+    (places) are by the hot guard; `absent` says why the other lawful ones are not here. `moving`: whether any of them
+    changes; `any_full`: whether any may be full.
     """
 
     request: Request
@@ -281,6 +283,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     body_bytes: int = 0
     stream: bool = False
     beta: float = BETA
+    usual_bytes: float | None = None
     absent: Mapping[str, str] = _ALL_HERE
     penalty_ms: Column | None = None
     hot: frozenset[int] = _NOWHERE
@@ -327,6 +330,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
         field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
         field.moving, field.any_full, field.spill_ms = self.moving, self.any_full, self.spill_ms
+        field.usual_bytes = self.usual_bytes
         field._covered = self._covered[kept] if self._covered is not None else None
         return field
 
@@ -369,21 +373,24 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return sent
 
     def predicted_ms(self) -> Column:
-        """rtt + upload + wait + uncached prefill + beta * (m * token + what the others there are stalled): the
-        predictive score but for a constant."""
+        """rtt + upload + wait + uncached prefill, beta * (m * token + what the others there are stalled), and what its
+        prefill makes those wait who come behind it: the predictive score but for a constant."""
         if self._predicted is None:
             block, sent = self.block, self.sent
-            brings = (1.0 + self._flights, self.prompt_bytes, self.beta * self.output_tokens)
+            brings = (1.0 + self._flights, self.beta * self.output_tokens)
             predicted: Column = np.array(brings).dot(block[_TIMES])
-            predicted += sent[_WAIT]
-            prefill_ms = np.array(float(self.prompt_bytes)) * block[_PREFILL]
+            uncached = np.array(float(self.prompt_bytes))
             if self._covered is not None:
-                saved_ms = self._covered * sent[_CALIBRATION] * block[_PREFILL]
-                predicted -= saved_ms
-                prefill_ms = prefill_ms - saved_ms
+                uncached = uncached - self._covered * sent[_CALIBRATION]
+            prefill_ms = uncached * block[_PREFILL]
+            predicted += prefill_ms
+            predicted += sent[_WAIT] * (_ONE + uncached / np.array(self._usual_bytes()))
             predicted += np.array(self.beta) * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], _ZERO)
             self._predicted = predicted
         return self._predicted
+
+    def _usual_bytes(self) -> float:
+        return max(1.0, self.prompt_bytes if self.usual_bytes is None else self.usual_bytes)
 
     def usd(self) -> Column:
         """What the request would cost in each: hardware as measured (row_of) or reported, and egress."""
@@ -446,7 +453,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
         believed = covered / row.bytes_per_token
         hit = believed * row.cache_hit_calibration
         uncached = n - hit
-        prefill_ms = (self.prompt_bytes - covered * row.cache_hit_calibration) * row.prefill_ms_per_byte
+        uncached_bytes = self.prompt_bytes - covered * row.cache_hit_calibration
+        prefill_ms = uncached_bytes * row.prefill_ms_per_byte
         upload_ms = self._flights * row.rtt_ms
         headroom = row.slots_left
         if headroom * uncached > row.foreign_tokens:
@@ -471,5 +479,6 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return Scored(  # in order: by name takes 8 us
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
-            self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms, ttft_ms - predicted_ms,
+            self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms,
+            cost.behind_ms(row.wait_ms, uncached_bytes, self._usual_bytes()), ttft_ms - predicted_ms,
         )  # fmt: skip

@@ -629,6 +629,7 @@ class GlobalFlow:
         state.attempt = attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         load.sent(request.prompt_bytes, uncached_bytes)
+        self.regions.asked(request.model, uncached_bytes)
         if state.last_resort and decision.absent and not request.once:
             self.displaced[request.id] = None
             self._missed.update(decision.absent)

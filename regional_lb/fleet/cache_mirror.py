@@ -108,6 +108,13 @@ class CacheMirror:
             if isinstance(change, Cleared):
                 self.trie.clear(event.target)
 
+    def missed(self, name: str, chain: tuple[int, ...], believed_bytes: float) -> None:
+        """The replica did not take a prompt that it was to hold: what of it goes beyond what was believed to be there
+        before is forgotten."""
+        depth = bisect_right(ENDS, int(believed_bytes)) - 1
+        if depth < len(chain) and name in self.trie:
+            self.trie.evict(name, chain[depth])
+
     def overrated(
         self, name: str, chain: tuple[int, ...], bytes_per_token: float, believed_tokens: float, cached_tokens: int
     ) -> bool:

@@ -243,6 +243,7 @@ class RegionalFlow:
         self.fleet.ledger.release(event.id)
         self.fleet.ledger.reserve(event.id, replace(held, target=event.target))
         state.replica, state.pick = event.target, None
+        self._will_cache(state)
         return self._fill(left, now)
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
@@ -254,8 +255,8 @@ class RegionalFlow:
         self.overdue_requests.alive(state.replica, now)
         self._start(state, event, now)
         if event.status < 400:
-            if state.replica not in self.fleet.view.decode_only:  # what that took over it does not keep for the next
-                self.fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
+            if state.paired:
+                self._will_cache(state)
             chosen = state.chosen if state.request.stream else None
             if chosen is not None:
                 state.prefilled_at, elapsed_ms = now, (now - state.forwarded_at) * 1e3
@@ -304,10 +305,12 @@ class RegionalFlow:
         if event.status < 400:
             # Of a stream in pieces nobody knows how long the engine took for which.
             lacks = event.usage is not None and not state.resumes and self.learning.ended(state, event.usage, now)
-            lacks = lacks or (event.whole and state.replica not in self.fleet.view.decode_only)
+            lacks = lacks or (event.whole and state.paired and state.replica not in self.fleet.view.decode_only)
             chain = event.chain if self.learning.holds_answer(state, event) else state.request.chain if lacks else ()
             if chain:
                 self.fleet.caches(state.replica, chain, self.law.request_verdict(state.request, _HINTS))
+        else:
+            self._will_not_cache(state)
         return self._fill(state.replica, now) if self.queue.by_id else []
 
     def _failed(self, event: machine.AttemptFailed | machine.AttemptRefused, now: float) -> list[Command]:
@@ -329,6 +332,7 @@ class RegionalFlow:
             self._over(state)
             broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
             return [broken, *self._fill(failed, now)]
+        self._will_not_cache(state)
         self._pairs.give_back(state)
         self.overdue_requests.over(failed, event.id)
         state.replica = ""
@@ -643,6 +647,8 @@ class RegionalFlow:
         state.prefilled_at = now + ttft_ms / 1e3
         state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms
         self.overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
+        if half is None:
+            self._will_cache(state)
         address = self.fleet.view.replicas[chosen.replica].address
         sends = machine.Resume if state.resumes else machine.Forward
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
@@ -650,6 +656,18 @@ class RegionalFlow:
             machine.SetTimer(request.id, due),
             sends(request.id, state.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
         ]
+
+    def _will_cache(self, state: RequestState) -> None:
+        """Its replica counts as holding its prompt from now on: who comes next stands behind it there, and finds it
+        computed. What another prefills for it is there once it has begun."""
+        if state.replica not in self.fleet.view.decode_only:  # what that took over it does not keep for the next
+            self.fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
+
+    def _will_not_cache(self, state: RequestState) -> None:
+        """It refused the prompt, or went away before it answered."""
+        if (chosen := state.chosen) is not None:
+            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
+            self.fleet.mirror.missed(state.replica, state.request.chain, believed_bytes)
 
     def _holds(self, replica: str, tokens: float) -> bool:
         """Whether its KV cache has room: of a prefix that it has cached less may be in use already than its room for

@@ -36,6 +36,7 @@ def decide(
     tokyo: dict[str, Any],
     output_tokens: int = 0,
     tools: bool = False,
+    usual_tokens: int | None = None,
     route: dict[str, Any] | None = None,
 ) -> list[tuple[str, int]]:
     """Regions and their scores in whole milliseconds, best first."""
@@ -45,6 +46,7 @@ def decide(
     found = field(
         asked, output_tokens, "virginia", **{name: _region(one, prompt_bytes) for name, one in fields.items()}
     )
+    found.usual_bytes = None if usual_tokens is None else usual_tokens * BYTES_PER_TOKEN
     penalty_ms = np.array([fields[name].get("penalty_ms", 0.0) for name in found.names])
     found.penalty_ms = penalty_ms if penalty_ms.any() else None
     decision = pick(

@@ -50,6 +50,7 @@ async def test_the_second_turn_through_another_instance_finds_the_first_ones_rep
             first = await west.ask("r1", text)
             here, there = (west.balancers[name].flow for name in ("r1", "r2"))
             await until(lambda here=here, there=there: there.fleet.trie.nodes == here.fleet.trie.nodes)
+            await until(lambda there=there: not there.fleet.whole.backlog_tokens.any())  # it heard that it is done, too
             assert await west.ask("r2", text + "and what was said since") == first
         # One that was restarted, and one that was never there before.
         await west.stop("r1")

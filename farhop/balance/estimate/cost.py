@@ -38,3 +38,15 @@ def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
     memory): what the prefill takes beyond a token's `alone_ms` keeps everybody waiting. A missed prefix is paid by all.
     """
     return in_flight * max(0.0, prefill_ms - alone_ms)
+
+
+def behind_ms(wait_ms: float, uncached: float, usual: float) -> float:
+    """What a prefill makes those wait, in sum, who come behind it: of a request with so much `uncached`, where in the
+    mean it is `usual`, in one unit, and `wait_ms` go before it.
+
+    A queue in balance is as long behind who is served as it was before him when he came (Little 1961): wait_ms /
+    (usual / pace) requests, each of which waits uncached / pace longer. Where only one's own wait counts, a missed
+    prefix is free: five regions of eight L4, cold and near their capacity, sent each other a third of their work for
+    queues that this made (docs/measurements/routing.md).
+    """
+    return wait_ms * uncached / usual

@@ -1,9 +1,10 @@
 """`predictive`: the earliest first token, and what later tokens cost, in milliseconds.
 
     ttft_ms(r)  = rtt_ms(r) + upload_ms(r, bytes) + wait_ms(r) + (n - hit(r)) * prefill_ms_per_token(r)
-    score_ms(r) = ttft_ms(r) + beta * (m * (token_ms(r) - min token) + stalled_ms(r))
+    score_ms(r) = ttft_ms(r) + beta * (m * (token_ms(r) - min token) + stalled_ms(r)) + behind_ms(r)
     token_ms(r) = tpot_ms(r) + batch_interference_ms(r) * requests at each of its replicas: its cost to all of them
     stalled_ms  = what of the prefill exceeds a step, times those requests: they wait for it
+    behind_ms   = wait_ms(r) * (n - hit(r)) / what a request leaves to prefill in the mean: who comes behind waits, too
 
 Prompt tokens n are counted by each region's own learned bytes per token. Never writes.
 """
@@ -39,6 +40,7 @@ class Predictive(Policy):
             "decode": scored.decode_ms,
             "interference": scored.interference_ms,
             "stall": scored.stall_ms,
+            "behind": scored.behind_ms,
         }
 
     def shift(self, field: Field) -> float:

@@ -14,7 +14,7 @@ from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.health.reading import State
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import Usage
-from global_lb.fleet.regions import CALIBRATION_MIN, Regions, Spill
+from global_lb.fleet.regions import CALIBRATION_MIN, MODELS_MAX, Regions, Spill
 from global_lb.fleet.table import Scored
 from global_lb.fleet.view import View
 
@@ -406,3 +406,15 @@ def test_a_pilot_light_that_wakes_is_admitted_what_is_there_at_the_pace_of_a_ret
     regions.reconfigure(Spill(), {}, {})
     regions.settle("tokyo", 30.5)
     assert regions.admitted_share("tokyo", 30.5) == 1.0
+
+
+def test_what_is_usually_left_of_a_prompt_is_learned_from_what_was_sent(regions: Regions) -> None:
+    for _ in range(100):
+        regions.asked(MODEL, 4000.0)
+    for _ in range(100):
+        regions.asked(MODEL, 1000.0)
+    usual = regions.field(request("a"), 1.0, frozenset(), 1.0).usual_bytes
+    assert usual == pytest.approx(1000.0, rel=0.05)
+    for n in range(2 * MODELS_MAX):
+        regions.asked(f"model-{n}", 1.0)
+    assert regions.field(request("a"), 1.0, frozenset(), 1.0).usual_bytes is None  # forgotten, for want of room

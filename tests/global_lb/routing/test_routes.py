@@ -99,7 +99,7 @@ def test_a_session_stays_while_that_costs_little() -> None:
         return forward.target
 
     assert goes("a", 5) == "frankfurt"
-    flow.handle(seen(instance("london"), instance("frankfurt", wait_ms=80.0)), 0.2)
+    flow.handle(seen(instance("london"), instance("frankfurt", wait_ms=40.0)), 0.2)
     assert (goes("b", 5), goes("c", 6), goes("d", 0)) == ("frankfurt", "london", "london")
     flow.handle(seen(instance("london"), instance("frankfurt", wait_ms=300.0)), 0.3)
     assert goes("e", 5) == "london"
@@ -118,7 +118,7 @@ def test_what_a_dollar_is_worth_is_shown_and_the_sum_can_be_checked() -> None:
     assert note.startswith("a dollar a request is worth 1e+06 ms")
     least = min(s.usd for s in decision.field)
     for one in decision.field:
-        assert one.score == pytest.approx(one.ttft_ms + weight * (one.usd - least))
+        assert one.score == pytest.approx(one.ttft_ms + one.behind_ms + weight * (one.usd - least))
 
 
 def test_a_budget_that_is_spent_keeps_requests_here_until_the_hour_has_passed() -> None:

@@ -425,6 +425,42 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
     assert flow.fleet.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
 
 
+def test_who_comes_next_is_sent_to_where_its_prefix_is_being_computed() -> None:
+    """Before the first byte of the one before, which in a cold fleet takes seconds; and of another's that stands there
+    as long he thinks no better than of anybody."""
+    flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
+    first, second, other = request("a", 8192), request("b", 8192, prefix="a"), request("c", 8192)
+    (sent,) = [c for c in flow.handle(machine.RequestArrived(first), 0.0) if isinstance(c, Forward)]
+    assert flow.fleet.trie.match(first.chain) == {sent.target: len(first.chain)}
+    choice = flow.wait_estimate.consider(second, flow.wait_estimate.need_of(second), 0.1)
+    assert choice is not None
+    assert {one.replica: one.hit_tokens for one in choice.field}[sent.target] == 8192 / 4
+    choice = flow.wait_estimate.consider(other, flow.wait_estimate.need_of(other), 0.1)
+    assert choice is not None
+    assert {one.hit_tokens for one in choice.field} == {0.0}
+
+
+@pytest.mark.parametrize("how", ["refused", "answered whole", "gone"])
+def test_who_did_not_take_a_prompt_is_not_thought_to_hold_it(how: str) -> None:
+    """But for what it held before."""
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    before, asked = request("a", 4096), request("b", 8192, prefix="a")
+    _turn(flow, before, ())
+    held = flow.fleet.trie.match(asked.chain)
+    assert 0 < held["r1"] < len(asked.chain)
+    flow.handle(machine.RequestArrived(asked), 1.0)
+    assert flow.fleet.trie.match(asked.chain) == {"r1": len(asked.chain)}
+    if how == "gone":
+        flow.handle(machine.AttemptFailed(asked.id, 1, outcome.CONNECT_FAILED), 1.1)
+    else:
+        if how == "refused":
+            flow.handle(machine.AttemptBegan(asked.id, 1, 400), 1.1)
+        flow.handle(machine.AttemptEnded(asked.id, 1, 400, None, whole=how != "refused"), 1.1)
+    left = flow.fleet.trie.match(asked.chain)
+    if how != "gone":  # then it was sent there again: nobody else is there
+        assert left == held
+
+
 @pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
 def test_an_answer_reported_once_and_whole_leaves_what_one_reported_in_two_leaves(
     status: int, usage: Usage | None
@@ -491,7 +527,8 @@ def test_what_was_not_heard_whole_or_not_all_it_generated_is_not_thought_to_be_h
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = _turns()
     _turn(flow, first, second.chain, **ended)
-    assert flow.fleet.trie.match(second.chain) == {"r1": len(first.chain)}
+    held = {} if ended.get("status") == 500 else {"r1": len(first.chain)}
+    assert flow.fleet.trie.match(second.chain) == held
 
 
 def test_without_a_count_of_tokens_what_was_heard_counts() -> None:

@@ -32,3 +32,13 @@ def test_upload_by_hand() -> None:
 def test_terms_by_hand() -> None:
     assert cost.token_ms(30.0, 0.5, 20.0) == 40.0
     assert [cost.stalled_ms(prefill_ms, 50.0, 20.0) for prefill_ms in (40.0, 50.0, 90.0)] == [0.0, 0.0, 800.0]
+
+
+def test_who_comes_behind_waits_for_what_a_request_has_more_than_others() -> None:
+    assert [cost.behind_ms(300.0, uncached, 200.0) for uncached in (0.0, 100.0, 200.0, 1000.0)] == [
+        0.0,
+        150.0,
+        300.0,
+        1500.0,
+    ]
+    assert cost.behind_ms(0.0, 1000.0, 200.0) == 0.0

@@ -23,7 +23,8 @@ def test_the_wire_the_wait_and_the_prefill() -> None:
     one = score()
     assert (one.rtt_ms, one.upload_ms, one.wait_ms, one.prefill_ms) == (10.0, 0.0, 5.0, pytest.approx(25.6))
     assert one.ttft_ms == pytest.approx(40.6)
-    assert one.score == pytest.approx(40.6)
+    assert one.behind_ms == 5.0  # as long again: nobody knows better than that all are as this one
+    assert one.score == pytest.approx(45.6)
 
 
 def test_a_large_body_pays_for_its_upload() -> None:
@@ -57,6 +58,20 @@ def test_a_prefill_is_paid_by_all_it_stalls() -> None:
     assert other - one == pytest.approx(BETA * (100 * 20 * 0.5 + 20 * (25.6 - 10.0)))
 
 
+def test_a_miss_is_paid_by_those_behind_it_where_others_wait() -> None:
+    """In queues as long a request stays with its prefix, for as long as the wire and its prefill say so, too; one that
+    finds nothing anywhere goes where fewer wait."""
+    here, there = {"rtt_ms": 1.0, "wait_ms": 900.0}, {"rtt_ms": 101.0, "wait_ms": 700.0}
+    for usual, costs in ((512.0, 2.0), (2048.0, 0.5)):
+        found = field(request("a"), london={**here, "depth": 16}, tokyo=there)  # 1024 bytes, 25.6 ms
+        found.usual_bytes = usual
+        one, other = Predictive().score(found).tolist()
+        assert other - one == pytest.approx(101.0 - 1.0 - 200.0 + 25.6 + costs * 700.0)
+    missed = field(request("a"), london=here, tokyo=there)
+    one, other = Predictive().score(missed).tolist()
+    assert other - one == pytest.approx(100.0 - 2 * 200.0)
+
+
 def test_each_region_counts_tokens_by_its_own_measure() -> None:
     assert score({"bytes_per_token": 2.0}).uncached_tokens == 512.0
 
@@ -69,12 +84,18 @@ numbers = st.fixed_dictionaries({
 })  # fmt: skip
 
 
-@given(st.lists(numbers, min_size=1, max_size=6), st.integers(1, 1_000_000), st.floats(0, 4000))
+@given(
+    st.lists(numbers, min_size=1, max_size=6),
+    st.integers(1, 1_000_000),
+    st.floats(0, 4000),
+    st.one_of(st.none(), st.floats(0, 1e6)),
+)
 @settings(max_examples=80, deadline=None, derandomize=True)
-def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_bytes: int, output: float) -> None:
+def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_bytes, output, usual) -> None:
     names = [f"r{n}" for n in range(len(reports))]
     asked = request("a", prompt_bytes=n_bytes, body_bytes=n_bytes, chain=())
     found = field(asked, output, "r0", **dict(zip(names, reports, strict=True)))
+    found.usual_bytes = usual
     policy = Predictive()
     shift, scores = policy.shift(found), policy.score(found)
     batches = [(512 - one["slots_free"]) / one["replicas_ready"] for one in reports]
@@ -94,9 +115,11 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
         alone_ms = max(0.0, one["tpot_ms"] - one["batch_interference_ms"] * batches[place])
         stalled_ms = cost.stalled_ms(spelled.prefill_ms, alone_ms, batches[place])
         wanted = ttft_ms + BETA * (output * (tokens_ms[place] - min(tokens_ms)) + stalled_ms)
+        uncached_bytes = spelled.uncached_tokens * one["bytes_per_token"]
+        wanted += cost.behind_ms(wait_ms, uncached_bytes, n_bytes if usual is None else max(usual, 1.0))
         assert spelled.score == pytest.approx(wanted, rel=1e-6, abs=1e-6)
         decoding_ms = BETA * output * (one["tpot_ms"] - min(tokens_ms))
         assert spelled.decode_ms == pytest.approx(decoding_ms, rel=1e-6, abs=1e-9)
-        told_ms = ttft_ms + decoding_ms + spelled.interference_ms + spelled.stall_ms
+        told_ms = ttft_ms + decoding_ms + spelled.interference_ms + spelled.stall_ms + spelled.behind_ms
         assert told_ms == pytest.approx(wanted, rel=1e-6, abs=1e-6)
         assert sum(policy.terms(spelled).values()) == pytest.approx(wanted, rel=1e-6, abs=1e-6)
