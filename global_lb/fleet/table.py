@@ -384,7 +384,9 @@ class Field(msgspec.Struct, eq=False, gc=False):
                 uncached = uncached - self._covered * sent[_CALIBRATION]
             prefill_ms = uncached * block[_PREFILL]
             predicted += prefill_ms
-            predicted += sent[_WAIT] * (_ONE + uncached / np.array(self._usual_bytes()))
+            wait_ms, usual = sent[_WAIT], np.array(self._usual_bytes())
+            queue = np.minimum(wait_ms / np.maximum(usual * block[_PREFILL], _TINY), _ONE)
+            predicted += wait_ms * (_ONE + queue * uncached / usual)
             predicted += np.array(self.beta) * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], _ZERO)
             self._predicted = predicted
         return self._predicted
@@ -480,5 +482,6 @@ class Field(msgspec.Struct, eq=False, gc=False):
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
             self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms,
-            cost.behind_ms(row.wait_ms, uncached_bytes, self._usual_bytes()), ttft_ms - predicted_ms,
+            cost.behind_ms(row.wait_ms, uncached_bytes, self._usual_bytes(), row.prefill_ms_per_byte),
+            ttft_ms - predicted_ms,
         )  # fmt: skip

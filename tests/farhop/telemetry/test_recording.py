@@ -124,8 +124,9 @@ async def test_a_tracestate_is_recorded_and_a_remote_parent_kept(collector):
 async def test_a_malformed_tracestate_leaves_nothing_of_itself_in_the_log(collector, caplog):
     made = Tracing("farhop-global", "virginia", "g1")
     parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    rng = random.Random(1)
     for header in (b"the patient said that", b",".join(b"k%d=v" % at for at in range(33))):
-        trace = made.begin(parent, header, "farhop.global", NOW_NS, random.Random(1))
+        trace = made.begin(parent, header, "farhop.global", NOW_NS, rng)
         trace.end(NOW_NS + MS)
     assert await made.close()
     await collector.wait_for(trace.trace_id, 2)

@@ -35,10 +35,8 @@ def test_terms_by_hand() -> None:
 
 
 def test_who_comes_behind_waits_for_what_a_request_has_more_than_others() -> None:
-    assert [cost.behind_ms(300.0, uncached, 200.0) for uncached in (0.0, 100.0, 200.0, 1000.0)] == [
-        0.0,
-        150.0,
-        300.0,
-        1500.0,
-    ]
-    assert cost.behind_ms(0.0, 1000.0, 200.0) == 0.0
+    costs = [cost.behind_ms(300.0, uncached, 200.0, 1.0) for uncached in (0.0, 100.0, 200.0, 1000.0)]
+    assert costs == [0.0, 150.0, 300.0, 1500.0]
+    assert cost.behind_ms(0.0, 1000.0, 200.0, 1.0) == 0.0
+    assert cost.behind_ms(50.0, 200.0, 200.0, 1.0) == 12.5  # a quarter of a prefill is left of somebody's
+    assert cost.behind_ms(50.0, 200.0, 200.0, 0.0) == 50.0

@@ -23,8 +23,9 @@ def test_the_wire_the_wait_and_the_prefill() -> None:
     one = score()
     assert (one.rtt_ms, one.upload_ms, one.wait_ms, one.prefill_ms) == (10.0, 0.0, 5.0, pytest.approx(25.6))
     assert one.ttft_ms == pytest.approx(40.6)
-    assert one.behind_ms == 5.0  # as long again: nobody knows better than that all are as this one
-    assert one.score == pytest.approx(45.6)
+    assert one.behind_ms == pytest.approx(5.0 * 5.0 / 25.6)  # nobody knows better than that all are as this one
+    assert one.score == pytest.approx(40.6 + 25.0 / 25.6)
+    assert score({"wait_ms": 100.0}).behind_ms == pytest.approx(100.0)  # as long again
 
 
 def test_a_large_body_pays_for_its_upload() -> None:
@@ -116,7 +117,12 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
         stalled_ms = cost.stalled_ms(spelled.prefill_ms, alone_ms, batches[place])
         wanted = ttft_ms + BETA * (output * (tokens_ms[place] - min(tokens_ms)) + stalled_ms)
         uncached_bytes = spelled.uncached_tokens * one["bytes_per_token"]
-        wanted += cost.behind_ms(wait_ms, uncached_bytes, n_bytes if usual is None else max(usual, 1.0))
+        wanted += cost.behind_ms(
+            wait_ms,
+            uncached_bytes,
+            n_bytes if usual is None else max(usual, 1.0),
+            one["prefill_ms_per_token"] / one["bytes_per_token"],
+        )
         assert spelled.score == pytest.approx(wanted, rel=1e-6, abs=1e-6)
         decoding_ms = BETA * output * (one["tpot_ms"] - min(tokens_ms))
         assert spelled.decode_ms == pytest.approx(decoding_ms, rel=1e-6, abs=1e-9)
