@@ -48,6 +48,9 @@ GAIN = 1.03
 """Of the best single rival's good answers: the goal."""
 FULL = 0.95
 """Of capacity: below it nobody is to be refused, floods apart."""
+SIZES = (1, 1, 4)
+"""Times so many replicas: what a fleet of three a region cannot show (many caches for one prefix, queues that stand for
+long, regions that send each other work) one of eight or twelve does."""
 RETRIES = 2
 """How often clients ask again: as OpenAI's SDKs, whose default this is."""
 WARM_UP_S = 10.0
@@ -155,7 +158,9 @@ def drawn(number: int, seed: int, window_s: float, traces: Sequence[Trace] = ())
     regions = REGIONS[: rng.choice((1, 2, 3, 3, 4, 5))]
     large = trace is not None or kind in ("agents", "long-head")
     gpus = ("a100", "h100") if trace is not None else ("h100",) if large else ("l4", "a100")
-    sites = {name: {"gpu": rng.choice(gpus), "replicas": rng.randint(1, 3)} for name in regions}
+    sites: dict[str, dict[str, Any]] = {
+        name: {"gpu": rng.choice(gpus), "replicas": rng.randint(1, 3)} for name in regions
+    }
     weights = {name: rng.choice((0.2, 1.0, 1.0, 3.0)) for name in regions}
     document: dict[str, Any] = {
         "name": f"world-{seed}-{number}",
@@ -177,8 +182,11 @@ def drawn(number: int, seed: int, window_s: float, traces: Sequence[Trace] = ())
         # In the middle: at the beginning it would break requests that were asked before, and count for nobody.
         at_s = WARM_UP_S + window_s / 2
         document["faults"] = [{"what": fault, "region": rng.choice(regions), "at_s": at_s, "for_s": 1.0}]
-    scenario = built(document, trace.path.parent if trace is not None else Path())
     share = round(rng.uniform(0.3, 1.1), 2)
+    size = rng.choice(SIZES)  # last, so that all else is as in the worlds before there were large ones
+    for site in sites.values():
+        site["replicas"] *= size
+    scenario = built(document, trace.path.parent if trace is not None else Path())
     return World(number, kind, scenario, share, _factor(scenario, seed, share))
 
 
