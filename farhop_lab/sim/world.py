@@ -299,18 +299,7 @@ class World:
 
         def ask(arrival: Arrival, one_id: str) -> None:
             asked = balancer if one_id == request_id or balancer is None else self._next_balancer(entry)
-            if isinstance(asked, BalancerProcess) and not asked.listens:
-                asked = self.entries[entry]
-            arrival.relay = self.regions[entry].relay if asked is None else asked.relay
-            now = arrival.relay.clock()
-            by = None if who.ttft_s is None else now + who.ttft_s
-            request = replace(first, id=one_id, deadline=now + who.deadline_s, first_token_by=by)
-            self._context.observer("read", entry, entry if asked is None else asked.name, request)
-            arrival.active = ActiveRequest(request, prompt, arrival)
-            if asked is not None:
-                arrival.relay.start(arrival.active)
-            elif not self.regions[entry].serve(arrival.active):
-                arrival.broke(outcome.CONNECT_FAILED)
+            self._ask(arrival, replace(first, id=one_id), who, prompt, asked)
 
         def over(record: RequestRecord, answer: bytes) -> None:
             self.entered.pop(request_id, None)  # its prompt may be large
@@ -324,6 +313,22 @@ class World:
         self.last_entry = entry
         arrival.go()
         return request_id
+
+    def _ask(self, arrival: Arrival, request: Request, who: Caller, prompt: Prompt, asked: EntryPoint | None) -> None:
+        """Once, of this balancer, or of another where it lets nobody in; None: of the region."""
+        entry = arrival.entry
+        if isinstance(asked, BalancerProcess) and not asked.listens:
+            asked = self.entries[entry]
+        arrival.relay = self.regions[entry].relay if asked is None else asked.relay
+        now = arrival.relay.clock()
+        by = None if who.ttft_s is None else now + who.ttft_s
+        request = replace(request, deadline=now + who.deadline_s, first_token_by=by)
+        self._context.observer("read", entry, entry if asked is None else asked.name, request)
+        arrival.active = ActiveRequest(request, prompt, arrival)
+        if asked is not None:
+            arrival.relay.start(arrival.active)
+        elif not self.regions[entry].serve(arrival.active):
+            arrival.broke(outcome.CONNECT_FAILED)
 
     def _tenants(self, entry: str, balancer: EntryPoint | None) -> Mapping[str, Tenant]:
         """Those known where the request is asked."""

@@ -52,7 +52,7 @@ MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
 CANDIDATES_MAX = 1024
-_USUAL_LEARN = 0.05  # what each request weighs in how much is left of a prompt to prefill, usually
+_UNCACHED_LEARN = 0.05  # what each request weighs in how much of a prompt is left to prefill in the mean
 
 _UNKNOWN = Liveness()  # down: it never had a report or a channel
 
@@ -164,7 +164,7 @@ class Regions:
         self._seen: dict[str, tuple[State, str]] = {}  # what each was when candidates were found
         self.lineages = Lineages()  # what the models are based on, by all reports
         self._lineages: dict[str, Lineage] = {}  # by region
-        self._usual_bytes: dict[str, float] = {}  # by model: what a request left to prefill, in the mean of late
+        self._mean_uncached_bytes: dict[str, float] = {}  # by model: what requests left to prefill
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
     def reconfigure(
@@ -350,10 +350,11 @@ class Regions:
 
     def asked(self, model: str, uncached_bytes: float) -> None:
         """A request for the model, which some region offers, went out with so much of it to prefill."""
-        usual = self._usual_bytes.get(model)
-        if usual is None and len(self._usual_bytes) >= MODELS_MAX:
-            del self._usual_bytes[next(iter(self._usual_bytes))]
-        self._usual_bytes[model] = uncached_bytes if usual is None else usual + _USUAL_LEARN * (uncached_bytes - usual)
+        means = self._mean_uncached_bytes
+        mean = means.get(model, uncached_bytes)
+        if model not in means and len(means) >= MODELS_MAX:
+            del means[next(iter(means))]
+        means[model] = mean + _UNCACHED_LEARN * (uncached_bytes - mean)
 
     def caches(self, region: str, chain: tuple[int, ...]) -> None:
         """The region holds this prefix now."""
@@ -450,7 +451,7 @@ class Regions:
             block, sent = block[:, places], sent[:, places]
         field = Field(request, output_tokens, candidates.names, candidates.at, block, sent, candidates.here, least_ms)
         field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
-        field.usual_bytes = self._usual_bytes.get(request.model)
+        field.mean_uncached_bytes = self._mean_uncached_bytes.get(request.model)
         field.moving, field.any_full = bool(table.moving) or candidates.suspect, bool(table.full)
         field.hits(self.trie.match(request.chain), self.partial_blocks)
         if table.full or self._warm:

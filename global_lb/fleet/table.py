@@ -265,8 +265,8 @@ class Table:
 class Field(msgspec.Struct, eq=False, gc=False):
     """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
 
-    `beta`: what a later token counts beside the first. `usual_bytes`: what requests for the model leave to prefill, in
-    the mean; None: nobody knows, and it is taken to be this prompt. `penalty_ms` (None: nobody pays any) and `hot`
+    `beta`: what a later token counts beside the first. `mean_uncached_bytes`: what requests for the model leave to
+    prefill; None: nobody knows, and it is taken to be this prompt. `penalty_ms` (None: nobody pays any) and `hot`
     (places) are by the hot guard; `absent` says why the other lawful ones are not here. `moving`: whether any of them
     changes; `any_full`: whether any may be full.
     """
@@ -283,7 +283,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     body_bytes: int = 0
     stream: bool = False
     beta: float = BETA
-    usual_bytes: float | None = None
+    mean_uncached_bytes: float | None = None
     absent: Mapping[str, str] = _ALL_HERE
     penalty_ms: Column | None = None
     hot: frozenset[int] = _NOWHERE
@@ -330,7 +330,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
         field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
         field.moving, field.any_full, field.spill_ms = self.moving, self.any_full, self.spill_ms
-        field.usual_bytes = self.usual_bytes
+        field.mean_uncached_bytes = self.mean_uncached_bytes
         field._covered = self._covered[kept] if self._covered is not None else None
         return field
 
@@ -384,15 +384,15 @@ class Field(msgspec.Struct, eq=False, gc=False):
                 uncached = uncached - self._covered * sent[_CALIBRATION]
             prefill_ms = uncached * block[_PREFILL]
             predicted += prefill_ms
-            wait_ms, usual = sent[_WAIT], np.array(self._usual_bytes())
-            queue = np.minimum(wait_ms / np.maximum(usual * block[_PREFILL], _TINY), _ONE)
-            predicted += wait_ms * (_ONE + queue * uncached / usual)
+            wait_ms, mean = sent[_WAIT], np.array(self._mean_uncached())
+            queue = np.minimum(wait_ms / np.maximum(mean * block[_PREFILL], _TINY), _ONE)
+            predicted += wait_ms * (_ONE + queue * uncached / mean)
             predicted += np.array(self.beta) * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], _ZERO)
             self._predicted = predicted
         return self._predicted
 
-    def _usual_bytes(self) -> float:
-        return max(1.0, self.prompt_bytes if self.usual_bytes is None else self.usual_bytes)
+    def _mean_uncached(self) -> float:
+        return max(1.0, self.prompt_bytes if self.mean_uncached_bytes is None else self.mean_uncached_bytes)
 
     def usd(self) -> Column:
         """What the request would cost in each: hardware as measured (row_of) or reported, and egress."""
@@ -482,6 +482,6 @@ class Field(msgspec.Struct, eq=False, gc=False):
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
             self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms,
-            cost.behind_ms(row.wait_ms, uncached_bytes, self._usual_bytes(), row.prefill_ms_per_byte),
+            cost.behind_ms(row.wait_ms, uncached_bytes, self._mean_uncached(), row.prefill_ms_per_byte),
             ttft_ms - predicted_ms,
         )  # fmt: skip

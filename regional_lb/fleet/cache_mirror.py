@@ -109,11 +109,14 @@ class CacheMirror:
                 self.trie.clear(event.target)
 
     def missed(self, name: str, chain: tuple[int, ...], believed_bytes: float) -> None:
-        """The replica did not take a prompt that it was to hold: what of it goes beyond what was believed to be there
-        before is forgotten."""
+        """The replica did not take a prompt that it was to hold: what it alone brought there is forgotten, from its end
+        to what was believed to be there before, or to where another path goes on."""
         depth = bisect_right(ENDS, int(believed_bytes)) - 1
-        if depth < len(chain) and name in self.trie:
-            self.trie.evict(name, chain[depth])
+        if name in self.trie:
+            for node in reversed(chain[depth:]):
+                if self.trie.goes_on(node):
+                    return
+                self.trie.evict(name, node)
 
     def overrated(
         self, name: str, chain: tuple[int, ...], bytes_per_token: float, believed_tokens: float, cached_tokens: int

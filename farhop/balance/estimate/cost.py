@@ -40,15 +40,15 @@ def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
     return in_flight * max(0.0, prefill_ms - alone_ms)
 
 
-def behind_ms(wait_ms: float, uncached: float, usual: float, pace_ms: float) -> float:
+def behind_ms(wait_ms: float, uncached: float, mean_uncached: float, pace_ms: float) -> float:
     """What a prefill makes those wait, in sum, who come behind it: of a request with so much `uncached`, where in the
-    mean it is `usual`, at `pace_ms` for each of these units, and `wait_ms` go before it.
+    mean it is `mean_uncached`, at `pace_ms` for each of these units, and `wait_ms` go before it.
 
     A queue in balance is as long behind who is served as it was before him when he came (Little 1961): of wait_ms /
-    (usual * pace_ms) requests at each replica, each of which waits uncached * pace_ms longer. What is shorter than one
-    of them is no queue but somebody's prefill, and counts by its share. Where only one's own wait counts, a missed
-    prefix is free: five regions of eight L4, cold and near their capacity, sent each other a third of their work for
-    queues that this made (docs/measurements/routing-trials.md).
+    (mean_uncached * pace_ms) requests at each replica, each of which waits uncached * pace_ms longer. What is shorter
+    than one of them is no queue but somebody's prefill, and counts by its share. Where only one's own wait counts, a
+    missed prefix is free: five regions of eight L4, cold and near their capacity, sent each other a third of their work
+    for queues that this made (docs/measurements/routing-trials.md).
     """
-    usual_ms = max(usual * pace_ms, 1e-9)
-    return wait_ms * min(wait_ms / usual_ms, 1.0) * uncached / usual
+    mean_ms = max(mean_uncached * pace_ms, 1e-9)
+    return wait_ms * min(wait_ms / mean_ms, 1.0) * uncached / mean_uncached

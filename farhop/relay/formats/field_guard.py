@@ -194,15 +194,8 @@ class Guard:
         if not isinstance(fields, dict):
             return  # its reader says so
         for name in fields:
-            if name not in _PLAIN and (value := fields[name]) is not None:
-                if name in _NESTED:
-                    arguments(name, value)
-                elif name == _TEMPLATE_ARGUMENTS:
-                    _template(value)
-                elif name == _METADATA:
-                    _metadata(value)
-                else:
-                    self._judge(name)
+            if name not in _PLAIN and (value := fields[name]) is not None and not _within(name, value):
+                self._judge(name)
 
     def form(self, names: Iterable[str]) -> None:
         """A form's fields. Raises BodyError."""
@@ -299,6 +292,19 @@ def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Rea
     return read
 
 
+def _within(name: str, value: Any) -> bool:
+    """Look at the members of a member that has some of its own; False where it is none of these. Raises BodyError."""
+    if name in _NESTED:
+        arguments(name, value)
+    elif name == _TEMPLATE_ARGUMENTS:
+        _template(value)
+    elif name == _METADATA:
+        _metadata(value)
+    else:
+        return False
+    return True
+
+
 def arguments(name: str, given: Any) -> None:
     """A member that an engine takes for arguments, as read. Raises BodyError."""
     if name == _DEEP:
@@ -331,12 +337,7 @@ def _arguments(name: str, given: dict[str, Any]) -> None:
         if folded in _TOPMOST or (name == _OVER_ALL and folded in _READ):
             raise invalid(inner, f"`{name}.{inner}` is not read there: it must be a member of the body itself")
         if name == _OVER_ALL:
-            if folded in _NESTED:
-                arguments(folded, value)
-            elif folded == _TEMPLATE_ARGUMENTS:
-                _template(value)
-            elif folded == _METADATA:
-                _metadata(value)
+            _within(folded, value)
 
 
 def tools(types: Iterable[Any]) -> None:

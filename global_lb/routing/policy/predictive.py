@@ -4,7 +4,8 @@
     score_ms(r) = ttft_ms(r) + beta * (m * (token_ms(r) - min token) + stalled_ms(r)) + behind_ms(r)
     token_ms(r) = tpot_ms(r) + batch_interference_ms(r) * requests at each of its replicas: its cost to all of them
     stalled_ms  = what of the prefill exceeds a step, times those requests: they wait for it
-    behind_ms   = wait_ms(r) * (n - hit(r)) / what a request leaves to prefill in the mean: who comes behind waits, too
+    behind_ms   = wait_ms(r) * (n - hit(r)) / n_mean * min(1, wait_ms(r) / (n_mean * prefill_ms_per_token(r))), where a
+                  request leaves n_mean to prefill in the mean: who comes behind waits, too
 
 Prompt tokens n are counted by each region's own learned bytes per token. Never writes.
 """

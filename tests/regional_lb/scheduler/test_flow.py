@@ -461,6 +461,28 @@ def test_who_did_not_take_a_prompt_is_not_thought_to_hold_it(how: str) -> None:
         assert left == held
 
 
+def test_what_others_went_on_from_meanwhile_stays_where_the_first_of_them_was_refused() -> None:
+    """Their beginning is there: they have it computed."""
+    flow = regional(replica("r1", kv_tokens=1_000_000))
+    first, second = request("a", 8192), request("b", 8192)
+    second = replace(second, chain=(*first.chain[:8], *second.chain[8:]))
+    flow.handle(machine.RequestArrived(first), 0.0)
+    flow.fleet.caches("r1", second.chain)
+    flow.handle(machine.AttemptEnded(first.id, 1, 400, None, whole=True), 0.2)
+    assert flow.fleet.trie.match(second.chain) == {"r1": len(second.chain)}
+    assert flow.fleet.trie.match(first.chain) == {"r1": 8}
+
+
+def test_a_replica_that_was_not_asked_after_all_is_not_thought_to_hold_the_prompt() -> None:
+    """A gateway took another than it was told."""
+    flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
+    asked = request("a", 8192)
+    (sent,) = [c for c in flow.handle(machine.RequestArrived(asked), 0.0) if isinstance(c, Forward)]
+    other = "r2" if sent.target == "r1" else "r1"
+    flow.handle(machine.AttemptMoved(asked.id, 1, other, (sent.target,)), 0.1)
+    assert flow.fleet.trie.match(asked.chain) == {other: len(asked.chain)}
+
+
 @pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
 def test_an_answer_reported_once_and_whole_leaves_what_one_reported_in_two_leaves(
     status: int, usage: Usage | None

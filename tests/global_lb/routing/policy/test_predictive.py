@@ -65,7 +65,7 @@ def test_a_miss_is_paid_by_those_behind_it_where_others_wait() -> None:
     here, there = {"rtt_ms": 1.0, "wait_ms": 900.0}, {"rtt_ms": 101.0, "wait_ms": 700.0}
     for usual, costs in ((512.0, 2.0), (2048.0, 0.5)):
         found = field(request("a"), london={**here, "depth": 16}, tokyo=there)  # 1024 bytes, 25.6 ms
-        found.usual_bytes = usual
+        found.mean_uncached_bytes = usual
         one, other = Predictive().score(found).tolist()
         assert other - one == pytest.approx(101.0 - 1.0 - 200.0 + 25.6 + costs * 700.0)
     missed = field(request("a"), london=here, tokyo=there)
@@ -96,7 +96,7 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
     names = [f"r{n}" for n in range(len(reports))]
     asked = request("a", prompt_bytes=n_bytes, body_bytes=n_bytes, chain=())
     found = field(asked, output, "r0", **dict(zip(names, reports, strict=True)))
-    found.usual_bytes = usual
+    found.mean_uncached_bytes = usual
     policy = Predictive()
     shift, scores = policy.shift(found), policy.score(found)
     batches = [(512 - one["slots_free"]) / one["replicas_ready"] for one in reports]
