@@ -648,8 +648,8 @@ class RegionalFlow:
         state.prefilled_at = now + ttft_ms / 1e3
         state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms
         self.overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
-        if half is None:
-            self._will_cache(state)
+        if half is None:  # as _will_cache has it: one that only decodes has another half
+            self.fleet.caches(chosen.replica, request.chain, self.law.request_verdict(request, _HINTS))
         address = self.fleet.view.replicas[chosen.replica].address
         sends = machine.Resume if state.resumes else machine.Forward
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
