@@ -619,8 +619,7 @@ class RegionalFlow:
         marks = chain.marks(request.chain)
         shared_tokens = self.fleet.shared_bytes(chosen.replica, need.chain, marks) / need.bytes_per_token
         own_tokens = int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
-        # Of a prefix that it has cached less may be in use already than its room for the request was measured by.
-        if not self.fleet.whole.holds(chosen.replica, own_tokens + need.output_tokens):
+        if not self._holds(chosen.replica, own_tokens + need.output_tokens):
             return []
         return self._send(state, choice, chosen, own_tokens, marks, now)
 
@@ -669,6 +668,11 @@ class RegionalFlow:
         if (chosen := state.chosen) is not None:
             believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
             self.fleet.mirror.missed(state.replica, state.request.chain, believed_bytes)
+
+    def _holds(self, replica: str, tokens: float) -> bool:
+        """Whether its KV cache has room: of a prefix that it has cached less may be in use already than its room for
+        the request was measured by."""
+        return self.fleet.whole.holds(replica, tokens)
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
         request, tokens = state.request, state.need.prompt_tokens
