@@ -38,8 +38,8 @@ def json_decoder(shape: type[T]) -> Callable[[bytes | memoryview], T]:
 
 
 def fraction(text: str) -> float:
-    """A number with a fraction or an exponent. Raises ValueError for one beyond all doubles: of two readers one takes it
-    for infinite, which ends some engines, and one refuses it."""
+    """A number with a fraction or an exponent. Raises ValueError for one beyond all doubles: some readers take it for
+    infinite, which may end an engine, and some refuse it."""
     value = float(text)
     if not isfinite(value):
         raise ValueError("Number out of range")
