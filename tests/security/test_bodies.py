@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import tracemalloc
 from contextlib import suppress
 from functools import partial
@@ -61,6 +62,33 @@ def test_a_megabyte_of_items_is_refused_before_any_is_built(item: bytes) -> None
     finally:
         tracemalloc.stop()
     assert peak < 12 * len(body)  # the objects of it were 100 MB
+
+
+_FRACTIONS = b'{"model":"m","messages":[{"role":"u","content":"x"}],"tools":[[%b]]}'
+
+
+def _cpu_s(body: bytes) -> float:
+    began = time.process_time()
+    bodies.read(Kind.CHAT, body)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("hard", [b"9e307", b"5e-324", b"1.7976931348623157e308"])
+def test_no_fraction_is_dearer_to_read_than_others(hard: bytes) -> None:
+    """msgspec's own way took 200 times as long for such: 360 ms for a body of 256 KiB."""
+    plain = _FRACTIONS % b",".join([b"0.5"] * 8000)
+    body = _FRACTIONS % b",".join([hard] * 8000)
+    ratio = min(_cpu_s(body) for _ in range(5)) / min(_cpu_s(plain) for _ in range(5))
+    assert ratio < 20  # some 5, and the rest for what else is done here
+
+
+@pytest.mark.parametrize("beyond", [b"1e400", b"-1E+309", b"1" * 310 + b".5"])
+@pytest.mark.parametrize("size", [0, 9000])  # on either side of what is bounded by its size
+def test_a_number_beyond_all_doubles_is_refused_wherever_it_stands(beyond: bytes, size: int) -> None:
+    fields = b'{"model":"m","repetition_penalty":%b,"messages":[{"role":"u","content":"%b"}]}' % (beyond, b"x" * size)
+    with pytest.raises(BodyError) as caught:
+        bodies.read(Kind.CHAT, fields)
+    assert (caught.value.detail, caught.value.param) == ("Number out of range", None)
 
 
 @pytest.mark.parametrize("count", [700, 16_000])

@@ -18,7 +18,7 @@ from urllib.parse import unquote_plus, urlsplit
 
 import msgspec
 
-from farhop.relay.formats.prompt import invalid
+from farhop.relay.formats.prompt import invalid, json_decoder
 from farhop.relay.formats.shape import MEMBERS_MAX
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Reader:
     """The reader of a kind whose body is a JSON object that says everything. `shape` is what of it is looked at."""
-    decode = msgspec.json.Decoder(shape).decode
+    decode = json_decoder(shape)
 
     def read(body: bytes, _path: bytes, _headers: bytes, guard: Guard) -> Prompt:
         return understand(decode(body), guard)
