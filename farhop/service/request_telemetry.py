@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farhop.relay.active import ActiveRequest, Attempt
     from farhop.relay.formats.paths import Kind
     from farhop.relay.http.head import Head
-    from farhop.service.authenticator import Caller
+    from farhop.service.authenticator import Caller, LawHolder
     from farhop.service.clock import Clock
     from farhop.service.decisions import Decisions, Reasons
     from farhop.service.limits import Reservation
@@ -64,12 +64,6 @@ class Accounting(Protocol):
         now: float,
     ) -> None:  # fmt: skip
         """A request is over that was decided on."""
-
-
-class LawHolder(Protocol):
-    """Who goes by a law: a tier's machine."""
-
-    law: Law
 
 
 class CacheUse(msgspec.Struct, frozen=True):
