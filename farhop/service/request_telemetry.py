@@ -292,10 +292,6 @@ class RequestTelemetry:
             and not self.may_record(context.caller, active.request.model)
         ):
             self.mute(context)  # the law changed while it was under way
-        if usage is not None and usage.cached_tokens is not None and active.reasons is not None:
-            reasons, decision = self._reasons, active.reasons
-            predicted = reasons.predicted_hit_tokens(decision)
-            self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if context.trace.sampled:
             self._decided(active, context, now)  # one that sent it nowhere, or that a later one overtook
         if self.recorder is not None and self.recorder.recordings and context.recorded and self._is_clients(context):
@@ -366,7 +362,10 @@ class RequestTelemetry:
                 if usage is not None and usage.completion_tokens > 1 and reason is outcome.SERVED:
                     tpot_s = (now - active.began_at) / (usage.completion_tokens - 1)
         model = active.request.model if active is not None and active.forward is not None else ""
-        self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target, model, usage)
+        hit = None
+        if active is not None and active.reasons is not None and usage is not None and usage.cached_tokens is not None:
+            hit = self._reasons.predicted_hit(active.reasons)
+        self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target, model, usage, hit)
         if not context.trace.sampled:
             return
         attributes = self._request_attributes(active, usage) if active is not None else {}

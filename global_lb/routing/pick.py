@@ -83,7 +83,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         """Whether there is one alone who may be asked, or nobody who takes foreign requests, by reports of just now: a
         promise would only be a reason to refuse, one ocean after the other."""
         asked = self.asked
-        return asked is not None and (len(asked) == 1 or len(asked.full(now - FRESH_S)) == len(asked))
+        if asked is None:
+            return False
+        n_asked = len(asked.names)
+        return n_asked == 1 or len(asked.full(now - FRESH_S)) == n_asked
 
     @property
     def field(self) -> tuple[Scored, ...]:

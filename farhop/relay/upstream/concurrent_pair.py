@@ -91,9 +91,12 @@ class ConcurrentPairRun(AttemptRun):
     def completed(self) -> None:
         """The answer is whole. The other engine has done its part, and may take a moment to say so."""
         half = self._half
-        if half is not None and self.status < 400 and not self.is_over:
+        if half is not None and not self.is_over:
             self._half = None
-            asyncio.get_running_loop().call_later(LINGER_S, half.abort)
+            if self.status < 400:
+                asyncio.get_running_loop().call_later(LINGER_S, half.abort)
+            else:
+                half.abort()
         super().completed()
 
     def check(self, now: float) -> None:
