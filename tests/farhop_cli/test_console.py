@@ -181,7 +181,7 @@ class Live:
     def close(self) -> None:
         for one in self.processes:
             one.send_signal(signal.SIGTERM)
-        assert not any(one.wait(10.0) for one in self.processes)
+        assert not any(one.wait(60) for one in self.processes)
         for one in self.processes:
             assert one.stdout is not None
             one.stdout.close()
