@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farhop.relay.active import ActiveRequest, Attempt
     from farhop.relay.formats.paths import Kind
     from farhop.relay.http.head import Head
-    from farhop.service.authenticator import Caller
+    from farhop.service.authenticator import Caller, LawHolder
     from farhop.service.clock import Clock
     from farhop.service.decisions import Decisions, Reasons
     from farhop.service.limits import Reservation
@@ -66,12 +66,6 @@ class Accounting(Protocol):
         """A request is over that was decided on."""
 
 
-class LawHolder(Protocol):
-    """Who goes by a law: a tier's machine."""
-
-    law: Law
-
-
 class CacheUse(msgspec.Struct, frozen=True):
     """What became of a request whose route lets answers be given again: `outcome` is hit, shared (it read another's
     along), miss or bypass, `why` a reason where there is one. Of an answer that was another's: in which `region`
@@ -97,7 +91,8 @@ class RequestContext(msgspec.Struct, eq=False):
     recorded; None: to be asked anew. `host`: as its client named us, where spans are recorded. `given`: where answers
     may be given again. `reserved`: of what its tenant may use. `decided`: the last decision that has a span.
     `law_epoch`: when it was sent on last, where that is written down. `body_sha256`: of the body as it is sent on, once
-    it was wanted. `active`: while it is relayed. `attempts`: target, and how it ended.
+    it was wanted. `unknown_fields`: of its body, by name. `active`: while it is relayed. `attempts`: target, and how it
+    ended.
     """
 
     trace: RequestTrace
@@ -117,6 +112,7 @@ class RequestContext(msgspec.Struct, eq=False):
     user: str = ""  # whom its body names
     law_epoch: int = 0
     body_sha256: bytes = b""
+    unknown_fields: list[str] = []
     relay_span: Span | None = None
     active: ActiveRequest | None = None
     attempts: tuple[tuple[str, str], ...] = ()

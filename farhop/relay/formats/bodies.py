@@ -169,6 +169,8 @@ def _of(prompt: Prompt, model: str) -> Prompt:
 def _invalid_field(text: str) -> BodyError:
     problem, _, path = text.partition(" - at `$")
     param = path.rstrip("`").lstrip(".") or None
+    if param is not None and param.startswith("[...]"):  # of a member that is not known here, whose name is not told
+        param, path = None, ""
     if "missing required field `" in problem:
         missing = problem.split("`")[1]
         param = f"{param}.{missing}" if param else missing

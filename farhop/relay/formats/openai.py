@@ -32,6 +32,7 @@ from farhop.relay.formats.prompt import (
     how_many,
     in_order,
     invalid,
+    json_decoder,
     medium,
     without_output,
 )
@@ -292,7 +293,7 @@ def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
 
 
 chat = json_reader(_Chat, _read_chat)
-_chat = msgspec.json.Decoder(_Chat).decode
+_chat = json_decoder(_Chat)
 
 
 def chat_of(outline: Outline, guard: Guard) -> Prompt | None:
