@@ -91,7 +91,8 @@ class RequestContext(msgspec.Struct, eq=False):
     recorded; None: to be asked anew. `host`: as its client named us, where spans are recorded. `given`: where answers
     may be given again. `reserved`: of what its tenant may use. `decided`: the last decision that has a span.
     `law_epoch`: when it was sent on last, where that is written down. `body_sha256`: of the body as it is sent on, once
-    it was wanted. `active`: while it is relayed. `attempts`: target, and how it ended.
+    it was wanted. `unknown_fields`: of its body, by name. `active`: while it is relayed. `attempts`: target, and how it
+    ended.
     """
 
     trace: RequestTrace
@@ -111,6 +112,7 @@ class RequestContext(msgspec.Struct, eq=False):
     user: str = ""  # whom its body names
     law_epoch: int = 0
     body_sha256: bytes = b""
+    unknown_fields: list[str] = []
     relay_span: Span | None = None
     active: ActiveRequest | None = None
     attempts: tuple[tuple[str, str], ...] = ()

@@ -64,7 +64,10 @@ def asked(
         document = any_json(body)
     except UNREADABLE:
         return "body"
-    if not isinstance(document, dict) or len(document.get("logit_bias") or ()) > MEMBERS_MAX:  # dear to put in order
+    if not isinstance(document, dict):
+        return "body"
+    biases = document.get("logit_bias")
+    if isinstance(biases, dict) and len(biases) > MEMBERS_MAX:  # dear to put in order
         return "body"
     if named is None and kind in _SAMPLED and not _certain(document):
         return "sampled"

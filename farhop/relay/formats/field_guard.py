@@ -180,11 +180,12 @@ class Guard:
     """What the configuration allows beyond. `media_hosts` are `host` or `host:port`, in lower case; without, media come
     in the request alone. `unknown` counts fields that nobody knows, by name."""
 
-    __slots__ = ("media_hosts", "refuses_unknown", "unknown")
+    __slots__ = ("_met", "media_hosts", "refuses_unknown", "unknown")
 
     def __init__(self, media_hosts: Iterable[str] = (), *, refuse_unknown: bool = False) -> None:
         self.media_hosts, self.refuses_unknown = frozenset(media_hosts), refuse_unknown
         self.unknown: Counter[str] = Counter()
+        self._met: list[str] = []
 
     def adopt(self, other: Guard) -> None:
         """Allow what another does from now on."""
@@ -260,13 +261,17 @@ class Guard:
             raise invalid(shown, f"`{shown}` differs from `{known}` by the case of its letters alone: write it so")
         if self.refuses_unknown:
             raise invalid(shown, f"`{shown}` is not a field that is known here: leave it out, or have it allowed")
-        self.count(shown)
+        self._met.append(shown)
 
-    def count(self, name: str) -> None:
-        """A field that nobody knows went on."""
-        if name not in self.unknown and len(self.unknown) >= _COUNTED_MAX:
-            name = OTHER
-        self.unknown[name] += 1
+    def met(self) -> list[str]:
+        """The fields that nobody knows of what was read since this was asked last."""
+        met, self._met = self._met, []
+        return met
+
+    def count(self, names: Iterable[str]) -> None:
+        """Such fields went on. Their names are a client's words: they are told only where it may be recorded."""
+        for name in names:
+            self.unknown[name if name in self.unknown or len(self.unknown) < _COUNTED_MAX else OTHER] += 1
 
 
 _TEXTS = ("text", "input_text")
