@@ -487,7 +487,12 @@ class Field(msgspec.Struct, eq=False, gc=False):
         ttft_ms = corrected(predicted_ms, row.residual_ms)
         behind_ms = 0.0
         if row.wait_ms:
-            behind_ms = cost.behind_ms(row.wait_ms, uncached_bytes, self._mean_uncached(), row.prefill_ms_per_byte)
+            behind_ms = cost.behind_ms(
+                row.wait_ms,
+                uncached=uncached_bytes,
+                mean_uncached=self._mean_uncached(),
+                pace_ms=row.prefill_ms_per_byte,
+            )
         return Scored(  # in order: by name takes 8 us
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,

@@ -166,13 +166,15 @@ class GlobalFlow:
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         found = self._under_way(event)
-        if found is not None and not found[1].started:
-            self.ledger.began(event.id, now)
-            self._start(*found, event.status)
-            if event.status < 400:
-                self._speaks(*found, now)
-            if found[1].region in self._moving:
-                return [self._move_at(found[0], max(self._moving[found[1].region], now + MOVE_AGAIN_S))]
+        if found is None or found[1].started:
+            return []
+        state, attempt = found
+        self.ledger.began(event.id, now)
+        self._start(state, attempt, event.status)
+        if event.status < 400:
+            self._speaks(state, attempt, now)
+        if attempt.region in self._moving:
+            return [self._move_at(state, max(self._moving[attempt.region], now + MOVE_AGAIN_S))]
         return []
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:

@@ -34,6 +34,7 @@ from farhop.relay.formats.prompt import (
     invalid,
     json_decoder,
     medium,
+    without_output,
 )
 from farhop.relay.formats.shape import MARK
 from farhop.relay.formats.texts import texts
@@ -288,14 +289,7 @@ def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
     else:
         given = texts(body.input, "input")
         canonical, opaque_bytes = given.canonical, -given.surplus_bytes
-    return Prompt(
-        body.model or "",
-        canonical,
-        max_tokens=NO_OUTPUT,
-        has_salt=body.cache_salt is not msgspec.UNSET,
-        cache_salt=body.cache_salt or "",
-        opaque_bytes=opaque_bytes,
-    )
+    return without_output(body, canonical, opaque_bytes)
 
 
 chat = json_reader(_Chat, _read_chat)

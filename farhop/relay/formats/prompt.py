@@ -145,12 +145,29 @@ def how_many(*values: Any) -> int:
     return most
 
 
-class Generating(Protocol):
-    """What bodies of all APIs by which text is generated say alike. A salt that is not set was not in the body."""
+class Salted(Protocol):
+    """What all bodies say alike that an engine computes. A salt that is not set was not in the body."""
 
     model: str | None
-    stream: bool | None
     cache_salt: str | msgspec.UnsetType | None
+
+
+def without_output(body: Salted, canonical: bytes, opaque_bytes: int) -> Prompt:
+    """The prompt of a body by which nothing is generated: embeddings, rankings."""
+    return Prompt(
+        body.model or "",
+        canonical,
+        max_tokens=NO_OUTPUT,
+        has_salt=body.cache_salt is not msgspec.UNSET,
+        cache_salt=body.cache_salt or "",
+        opaque_bytes=opaque_bytes,
+    )
+
+
+class Generating(Salted, Protocol):
+    """What bodies of all APIs by which text is generated say alike."""
+
+    stream: bool | None
 
 
 def generated(
