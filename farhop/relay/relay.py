@@ -249,6 +249,7 @@ class Relay:
         active = attempt.active
         if active.attempt is attempt and active.forward is not None:
             active.forward = replace(active.forward, target=target, address=address)
+            attempt.target = target
             self.react(machine.AttemptMoved(active.request.id, attempt.number, target, passed))
 
     def began(self, attempt: AttemptRun, status: int, now: float) -> None:

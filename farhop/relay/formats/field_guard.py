@@ -150,7 +150,8 @@ KNOWN = frozenset(
         "vllm_xargs",
     )
 )  # fmt: skip
-_PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS, _METADATA}
+PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS, _METADATA}
+"""Members of a JSON body that `Guard.fields` has nothing to say of."""
 
 # How base64 of images, sound and films begins. Anything else where a medium stands that is no longer than a path may be
 # one: SGLang opens what is a file's name.
@@ -195,7 +196,7 @@ class Guard:
         if not isinstance(fields, dict):
             return  # its reader says so
         for name in fields:
-            if name not in _PLAIN and (value := fields[name]) is not None and not _within(name, value):
+            if name not in PLAIN and (value := fields[name]) is not None and not _within(name, value):
                 self._judge(name)
 
     def form(self, names: Iterable[str]) -> None:
