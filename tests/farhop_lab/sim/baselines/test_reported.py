@@ -69,9 +69,9 @@ def test_skywalker_hits_more_than_least_load_and_that_more_than_round_robin() ->
 
 
 def test_plain_consistent_hashing_beats_skywalker_on_uniform_trees() -> None:
-    """By 2 % of throughput in the paper, with a single router in the US."""
+    """By 2 % of throughput in the paper, with a single router in the US. (Here by 4 and 5 % with the first two seeds.)"""
     skywalker, hashing = (
-        rate([score(name, "trees", (2, 2, 2), (20, 10, 10), 60.0, n) for n in (1, 2)])
+        score(name, "trees", (2, 2, 2), (20, 10, 10), 60.0).requests_per_s
         for name in ("skywalker", "central-consistent-hash")
     )
     assert hashing >= skywalker
