@@ -196,42 +196,58 @@ async def carried_out(
         values=asked.values,
     )  # fmt: skip
     async with AsyncExitStack() as stack:
-        http = await stack.enter_async_context(admin.session(here.fleet.access))
-        connector = aiohttp.TCPConnector(limit=0, ssl=here.fleet.access.as_client())
-        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
-        clock = asyncio.get_running_loop().time
-        balancers = here.fleet.of("global")
-        poller = StatusPoller([_asking(http, one.url) for one in balancers if one.url], clock)
-        homes = {name: one.region for name, one in here.topology.entries.items()}
-
-        async def raise_epoch() -> int:
-            return await law.raised(store, here.fleet, here.topology, why, author)
-
-        injector: Injector = TrafficInjector(store, author, why, homes, lambda: datetime.now(UTC), raise_epoch)
-        if drill.kind == "fault" and faults is not None:
-            injector = faults
+        injector = faults if drill.kind == "fault" and faults is not None else _moves(here, store, author, why)
         for one in {injector, faults or injector}:
             stack.push_async_callback(one.close)
-        clients, _ = here.clients(drill)
-        facts = await facts_now(here, drill, records, store, faults)
-        model = model_of(drill, here, facts.reports)
-        ask, salt = _ask(session, tuple(here.entries().values())), f"{began:%s%f}"
-
-        def probe(received: Callable[[Canary], None]) -> Probe:
-            emulated = here.world is not None and here.world.emulated
-            return Probe(drill.canaries, clients, model, ask, clock, received, salt, emulated=emulated)
-
-        async def look() -> Facts:
-            return facts if not balancers else await facts_now(here, drill, records, store, faults)
-
-        egress = {name: one.egress_usd_per_gb for name, one in here.topology.regions.items()}
-        oracle = await oracle_of(here, store)
-        poller.begin()
-        stack.push_async_callback(poller.close)
-        fleet = DrilledFleet(injector, look, poller, probe, oracle, egress)
-        runner = Runner(drill, held, records, fleet, outcome, clock, progress)
+        fleet = await _drilled_fleet(drill, here, store, injector, faults, stack, salt=f"{began:%s%f}")
+        runner = Runner(drill, held, records, fleet, outcome, asyncio.get_running_loop().time, progress)
         begun(runner)
         return await runner.run()
+
+
+def _moves(here: Here, store: Store, author: str, why: str) -> Injector:
+    """What moves traffic by overrides, and raises the law's epoch."""
+
+    async def raise_epoch() -> int:
+        return await law.raised(store, here.fleet, here.topology, why, author)
+
+    homes = {name: one.region for name, one in here.topology.entries.items()}
+    return TrafficInjector(store, author, why, homes, lambda: datetime.now(UTC), raise_epoch)
+
+
+async def _drilled_fleet(
+    drill: Drill,
+    here: Here,
+    store: Store,
+    injector: Injector,
+    faults: FaultInjector | None,
+    stack: AsyncExitStack,
+    *,
+    salt: str,
+) -> DrilledFleet:
+    """The fleet as the runner sees it: what injects, what is checked, who is polled and who asks. What it opens `stack`
+    closes. `salt` tells this run's prompts from those of others."""
+    http = await stack.enter_async_context(admin.session(here.fleet.access))
+    connector = aiohttp.TCPConnector(limit=0, ssl=here.fleet.access.as_client())
+    session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+    clock, balancers = asyncio.get_running_loop().time, here.fleet.of("global")
+    clients, _ = here.clients(drill)
+    facts = await facts_now(here, drill, Records(store), store, faults)
+    model, ask = model_of(drill, here, facts.reports), _ask(session, tuple(here.entries().values()))
+
+    def probe(received: Callable[[Canary], None]) -> Probe:
+        emulated = here.world is not None and here.world.emulated
+        return Probe(drill.canaries, clients, model, ask, clock, received, salt, emulated=emulated)
+
+    async def look() -> Facts:
+        return facts if not balancers else await facts_now(here, drill, Records(store), store, faults)
+
+    egress = {name: one.egress_usd_per_gb for name, one in here.topology.regions.items()}
+    oracle = await oracle_of(here, store)
+    poller = StatusPoller([_asking(http, one.url) for one in balancers if one.url], clock)
+    poller.begin()
+    stack.push_async_callback(poller.close)
+    return DrilledFleet(injector, look, poller, probe, oracle, egress)
 
 
 def stop_on_signals(runner: Runner, more: Callable[[], None] = lambda: None) -> None:

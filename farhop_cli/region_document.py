@@ -10,6 +10,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from farhop.config import problems_of
 from farhop.store.documents import authored
 from farhop.store.documents.authored import Authorship
 from farhop.store.documents.document import DocumentError
@@ -147,6 +148,4 @@ def checked(shape: type[BaseModel], value: object, option: str) -> None:
     try:
         shape.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        fail(f"{option}: {place + ': ' if place else ''}{first['msg'].removeprefix('Value error, ')}")
+        fail(f"{option}: {problems_of(error, kind=shape)[0].removeprefix('document: ')}")

@@ -212,13 +212,13 @@ class Law:
         """
         # A model that no rule binds is any model: so clients cannot fill the memo with names.
         memo = (tenant, model if model in self.bound_models else "", scope, narrow, key)
-        found = self.fresh.get(memo)
-        return found if found is not None else self._judge(memo)
+        return self.fresh.get(memo) or self._judge(memo)
 
     def request_verdict(self, request: Asked, scope: Scope = Scope.PROCESSING) -> Verdict:
         """`verdict` of a request, by the name, too, that it came by where that stood for its model: both bind."""
         tenant, model, narrow, key = request.tenant, request.model, request.narrow, request.key
-        verdict = self.verdict(tenant, model, scope, narrow, key)
+        memo = (tenant, model if model in self.bound_models else "", scope, narrow, key)
+        verdict = self.fresh.get(memo) or self._judge(memo)
         if request.alias not in self.bound_models:
             return verdict
         return _joined(verdict, self.verdict(tenant, request.alias, scope, narrow, key))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -99,61 +99,106 @@ class Table:
         return all(len(space.starts) == 1 and int(space.values[0]) == 0 for space in self.spaces.values())
 
 
+class _Columns(NamedTuple):
+    """Of each entry, in the map's order: whether the law allows it, whether it answers, the share of networks that it
+    takes (0..1), its bias in ms, and whether it is drained."""
+
+    may: npt.NDArray[np.bool_]
+    up: npt.NDArray[np.bool_]
+    share: npt.NDArray[np.float64]
+    bias_ms: npt.NDArray[np.float64]
+    drained: npt.NDArray[np.bool_]
+
+
 def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], most: int) -> Table:
     """The table for names whose lawful entries are these, with lists of at most `most` entries."""
+    columns = _columns(known, standings, lawful)
+    takes_a_share = columns.may & columns.up & (columns.share > 0.0) & (columns.share < 1.0)
+    drawn = [int(at) for at in np.flatnonzero(takes_a_share)[:SHARED_MAX]]
+    spaces, kinds = _kinds(known, columns.share, drawn)
+    nothing_known = np.array([UNKNOWN], dtype=np.uint64)
+    unique, inverse = np.unique(np.concatenate([*kinds.values(), nothing_known]), return_inverse=True)
+    inverse = inverse.reshape(-1)
+    place = (unique & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    cost, allowed = _costs(known, columns, drawn, unique), known.allowed[place] & columns.may
+    everybody = allowed.all(axis=0)
+    confines = bool((allowed != everybody).any())
+    if confines:  # one more row: of whom nothing is known, with what is lawful for all
+        place = np.append(place, UNKNOWN)
+        cost = np.vstack((cost, cost[inverse[-1]]))
+        allowed = np.vstack((allowed, everybody))
+    lists, group = np.unique(_ranked(cost, allowed, columns.up, most), axis=0, return_inverse=True)
+    groups = group.reshape(-1).astype(np.uint32)
+    groups[place == PRIVATE] = ASK_RESOLVER
+    known_groups = np.unique(groups[inverse[:-1]])
+    if len(known_groups[known_groups != ASK_RESOLVER]) == 1:  # one answer for all, private addresses included
+        groups[:] = known_groups[known_groups != ASK_RESOLVER][0]
+    merged: dict[int, Space] = {}
+    begin = 0
+    for family, those in kinds.items():
+        merged[family] = spaces[family].where(groups[inverse[begin : begin + len(those)]])
+        begin += len(those)
+    shared = int(groups[-1]) if confines else -1
+    return _renumbered(merged, lists, int(groups[inverse[-1]]), shared)
+
+
+def _columns(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str]) -> _Columns:
     by_name = {one.entry: one for one in standings}
     standing = [by_name.get(name) for name in known.entries]
-    may = np.array([name in lawful for name in known.entries], dtype=bool)
-    up = np.array([one is None or one.answers for one in standing], dtype=bool)
-    share = np.array([1.0 if one is None else one.share for one in standing])
-    bias = np.array([0.0 if one is None else one.bias_ms for one in standing])
-    drained = np.array([one is not None and one.state is State.DRAINED for one in standing], dtype=bool)
-    drawn = [int(at) for at in np.flatnonzero(may & up & (share > 0.0) & (share < 1.0))[:SHARED_MAX]]
-    none = may & up & (share <= 0.0)
-    keys: list[tuple[int, npt.NDArray[np.uint64]]] = []
+    return _Columns(
+        may=np.array([name in lawful for name in known.entries], dtype=bool),
+        up=np.array([one is None or one.answers for one in standing], dtype=bool),
+        share=np.array([1.0 if one is None else one.share for one in standing]),
+        bias_ms=np.array([0.0 if one is None else one.bias_ms for one in standing]),
+        drained=np.array([one is not None and one.state is State.DRAINED for one in standing], dtype=bool),
+    )
+
+
+def _kinds(
+    known: Atlas, share: npt.NDArray[np.float64], drawn: Sequence[int]
+) -> tuple[dict[int, Space], dict[int, npt.NDArray[np.uint64]]]:
+    """The spaces, as fine as shares need them, and by family the kind of each of their ranges: the lower 32 bits are
+    its place, bit 32 + n says that the n-th entry that is `drawn` does not take it within its share."""
     spaces: dict[int, Space] = {}
+    kinds: dict[int, npt.NDArray[np.uint64]] = {}
     for family, whole in known.spaces.items():
         space = whole.grained(GRAIN[family]) if drawn else whole
         bits = space.values.astype(np.uint64)
         for n, at in enumerate(drawn):
             late = _hashed(space.starts, known.entries[at]) >= share[at]
             bits |= late.astype(np.uint64) << np.uint64(32 + n)
-        spaces[family] = space
-        keys.append((family, bits))
-    nothing_known = np.array([UNKNOWN], dtype=np.uint64)
-    unique, inverse = np.unique(np.concatenate([*(bits for _, bits in keys), nothing_known]), return_inverse=True)
-    place = (unique & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    cost = known.costs[place] + bias
-    allowed = known.allowed[place] & may
+        spaces[family], kinds[family] = space, bits
+    return spaces, kinds
+
+
+def _costs(
+    known: Atlas, columns: _Columns, drawn: Sequence[int], kinds: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.float64]:
+    """What each entry (a column) costs networks of each of these kinds (a row), in ms: who is to take none of them, or
+    not these, is later than all that may."""
+    none = columns.may & columns.up & (columns.share <= 0.0)
+    cost: npt.NDArray[np.float64] = known.costs[(kinds & np.uint64(0xFFFFFFFF)).astype(np.int64)] + columns.bias_ms
     cost[:, none] += _LATE
     for n, at in enumerate(drawn):
-        cost[:, at] += _LATE * ((unique >> np.uint64(32 + n)) & np.uint64(1)).astype(np.float64)
+        cost[:, at] += _LATE * ((kinds >> np.uint64(32 + n)) & np.uint64(1)).astype(np.float64)
     # A drained entry is behind all that are merely full: it is to be left alone.
-    cost[:, none & drained] += _LATE
-    everybody = allowed.all(axis=0)
-    confines = bool((allowed != everybody).any())
-    if confines:  # one more row: of whom nothing is known, with what is lawful for all
-        place = np.append(place, UNKNOWN)
-        cost = np.vstack((cost, cost[inverse.reshape(-1)[-1]]))
-        allowed = np.vstack((allowed, everybody))
-    some_up = (allowed & up).any(axis=1)
+    cost[:, none & columns.drained] += _LATE
+    return cost
+
+
+def _ranked(
+    cost: npt.NDArray[np.float64], allowed: npt.NDArray[np.bool_], up: npt.NDArray[np.bool_], most: int
+) -> npt.NDArray[np.uint16]:
+    """Of each row at most so many entries, best first, NOBODY after the last: those allowed that answer, or all that
+    are allowed where none does. Writes into `cost`."""
+    some_up = np.asarray((allowed & up).any(axis=1))
     candidate = np.where(some_up[:, None], allowed & up, allowed)
     cost[~candidate] = np.inf
     ranked = np.argsort(cost, axis=1, kind="stable")[:, :most]
-    orders = np.where(np.take_along_axis(cost, ranked, axis=1) < np.inf, ranked, NOBODY).astype(np.uint16)
-    lists, group = np.unique(orders, axis=0, return_inverse=True)
-    groups = group.reshape(-1).astype(np.uint32)
-    groups[place == PRIVATE] = ASK_RESOLVER
-    known_groups = np.unique(groups[inverse.reshape(-1)[:-1]])
-    if len(known_groups[known_groups != ASK_RESOLVER]) == 1:  # one answer for all, private addresses included
-        groups[:] = known_groups[known_groups != ASK_RESOLVER][0]
-    merged: dict[int, Space] = {}
-    begin = 0
-    for family, bits in keys:
-        merged[family] = spaces[family].where(groups[inverse.reshape(-1)[begin : begin + len(bits)]])
-        begin += len(bits)
-    shared = int(groups[-1]) if confines else -1
-    return _renumbered(merged, lists, int(groups[inverse.reshape(-1)[-1]]), shared)
+    orders: npt.NDArray[np.uint16] = np.where(np.take_along_axis(cost, ranked, axis=1) < np.inf, ranked, NOBODY).astype(
+        np.uint16
+    )
+    return orders
 
 
 def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallback: int, shared: int) -> Table:

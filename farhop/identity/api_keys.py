@@ -155,19 +155,16 @@ class Keyring:
     ) -> Principal | NotIdentified | Outcome:
         """The principal of an `Authorization` header, or of an `x-api-key` where there is none, or why it is nobody's.
         Never raises on what came in."""
-        if authorization is not None:
-            found = self._identify(authorization)
-            if x_api_key is not None and isinstance(found, Principal):
-                other = self._identify(b"Bearer " + x_api_key)
-                if isinstance(other, Principal) and other != found:
-                    return TWO_CALLERS  # a placeholder that nobody knows is sent beside a key by many clients
-            return found
-        return MISSING_KEY if x_api_key is None else self._identify(b"Bearer " + x_api_key)
-
-    def _identify(self, authorization: bytes) -> Principal | NotIdentified | Outcome:
+        if authorization is None:
+            return MISSING_KEY if x_api_key is None else self.identify(b"Bearer " + x_api_key)
         credential = hashlib.sha256(authorization).digest()
         known = self.memo.get(credential)
-        return known if known is not None else self._learn(authorization, credential)
+        found = known if known is not None else self._learn(authorization, credential)
+        if x_api_key is not None and isinstance(found, Principal):
+            other = self.identify(b"Bearer " + x_api_key)
+            if isinstance(other, Principal) and other != found:
+                return TWO_CALLERS  # a placeholder that nobody knows is sent beside a key by many clients
+        return found
 
     def replace(self, lookup: Lookup) -> None:
         """Answer by another topology from now on; everything remembered is forgotten."""

@@ -249,6 +249,7 @@ class Relay:
         active = attempt.active
         if active.attempt is attempt and active.forward is not None:
             active.forward = replace(active.forward, target=target, address=address)
+            attempt.target = target
             self.react(machine.AttemptMoved(active.request.id, attempt.number, target, passed))
 
     def began(self, attempt: AttemptRun, status: int, now: float) -> None:
@@ -511,12 +512,15 @@ class Relay:
     # -- endings
 
     def _end_attempt(self, active: ActiveRequest, reason: Outcome, ended: machine.AttemptEnded | None = None) -> None:
-        """The attempt under way, if any, is over: stop it, keep what it said, and note it once. `ended`: in one piece,
-        and what its usage is was just worked out."""
+        """The attempt under way, if any, is over: stop it, keep what it said, and note it once. `ended`: its answer
+        came in one piece and is whole, so that nothing is to be stopped, and its usage was just worked out."""
         attempt, active.attempt = active.attempt, None
         if attempt is not None:
-            attempt.abort()
-            active.usage = attempt.usage if ended is None else ended.usage
+            if ended is None:
+                attempt.abort()
+                active.usage = attempt.usage
+            else:
+                active.usage = ended.usage
             try:
                 self._tier.attempt_over(active, attempt, reason)
             except Exception as error:  # noqa: BLE001 - as in _notify, which each request would call

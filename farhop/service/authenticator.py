@@ -108,8 +108,17 @@ class Authenticator(Protocol):
         """Whether spans and decisions of a request for this model may be kept here."""
 
 
+class LawHolder(Protocol):
+    """Who goes by a law: a tier's machine."""
+
+    @property
+    def law(self) -> Law:
+        """The law of now."""
+
+
 class KeyAuthenticator:
-    """The authenticator of a client listener standing in `region`. `law` and `offered` are read anew for each caller.
+    """The authenticator of a client listener standing in `region`. The holder's law and `offered` are read anew for
+    each caller.
 
     `offered` gives, for a set of regions, the models on offer there.
     """
@@ -120,11 +129,11 @@ class KeyAuthenticator:
     def __init__(
         self,
         region: str,
-        law: Callable[[], Law],
+        holder: LawHolder,
         offered: Callable[[frozenset[str]], Mapping[str, ModelFacts]],
         request_s: float,
     ) -> None:
-        self._region, self._law, self._under = region, law, law()
+        self._region, self._holder, self._under = region, holder, holder.law
         self._keyring = Keyring(self._under.topology.key)
         self._offered, self._request_s = offered, request_s
         # Priorities by InferenceObjective; the tier sets it.
@@ -136,7 +145,7 @@ class KeyAuthenticator:
 
     def also(self, issued: KeyBook, tokens: Tokens | None = None) -> None:
         """Let in by the keys of this book, too, and by these tokens."""
-        self._keyring = Keyring(self._law().topology.key, issued.get, lambda: wall().timestamp(), tokens)
+        self._keyring = Keyring(self._holder.law.topology.key, issued.get, lambda: wall().timestamp(), tokens)
         issued.changes.append(self._issued_anew)
 
     def _issued_anew(self) -> None:
@@ -146,7 +155,7 @@ class KeyAuthenticator:
 
     def caller(self, head: Head) -> Caller | Reply:
         """Who asks, or why they may not."""
-        law = self._law()
+        law = self._holder.law
         if law is not self._under:
             self._keyring.replace(law.topology.key)
             self._callers.clear()
@@ -179,7 +188,7 @@ class KeyAuthenticator:
 
     def _key_refusal(self, principal: Principal, head: Head) -> Reply | None:
         """Why an issued key is of no use here; None if it is."""
-        if principal.tenant not in self._law().topology.tenants:
+        if principal.tenant not in self._holder.law.topology.tenants:
             what = _WHAT.get(principal.key_id.partition(":")[0], "API key")
             return answers.refusal(outcome.UNKNOWN_KEY, f"this {what} is of a tenant that the law does not name")
         path = head.path.decode("latin-1")
@@ -202,7 +211,7 @@ class KeyAuthenticator:
         elsewhere = self.entry_refusal(principal.tenant, head.target)
         if elsewhere is not None and not host:
             return elsewhere
-        within = self._law().within(host) if host else ()
+        within = self._holder.law.within(host) if host else ()
         if within is None:
             detail = f"host name `{host}.`: there is no such place here; use another host name"
             return answers.refusal(outcome.INVALID_FIELD, detail, param="host")
@@ -224,7 +233,7 @@ class KeyAuthenticator:
 
     def _lies_in(self, within: tuple[str, ...]) -> bool:
         """Whether this balancer stands in one of these places."""
-        topology = self._law().topology
+        topology = self._holder.law.topology
         return self._region in topology.regions and not {self._region, *topology.ancestors(self._region)}.isdisjoint(
             within
         )
@@ -241,7 +250,7 @@ class KeyAuthenticator:
         self, tenant: str, narrow: tuple[tuple[str, ...], ...], key: str = "", patience_s: float | None = None
     ) -> Caller:
         """The caller for a tenant already identified (by key, or by an operator who asks on its behalf)."""
-        law = self._law()
+        law = self._holder.law
         known = law.topology.tenants.get(tenant)
         return Caller(
             tenant=tenant,
@@ -256,7 +265,7 @@ class KeyAuthenticator:
 
     def vouched(self, claims: RedirectToken) -> Caller | Reply:
         """The caller for whom a token of ours speaks, as far as the law of now lets this balancer read it."""
-        why = self._law().verdict(claims.tenant, "", Scope.ENTRY).why_not(self._region)
+        why = self._holder.law.verdict(claims.tenant, "", Scope.ENTRY).why_not(self._region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
         patience_s = min(claims.deadline_ms / 1e3, self._request_s)
@@ -265,7 +274,7 @@ class KeyAuthenticator:
 
     def entry_refusal(self, tenant: str, target: bytes) -> Reply | None:
         """None if a balancer in this region may read the tenant's requests."""
-        law = self._law()
+        law = self._holder.law
         verdict = law.verdict(tenant, "", Scope.ENTRY)
         why = verdict.why_not(self._region)
         if why is None:
@@ -279,7 +288,7 @@ class KeyAuthenticator:
 
     def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
         """The caller with what the body of its request asks for, and its header `lines`; or why that cannot be."""
-        law = self._law()
+        law = self._holder.law
         tenant = law.topology.tenants.get(caller.tenant)
         objective = next((value for name in _OBJECTIVES for value in values(lines, name)), b"").decode("latin-1")
         (slo,) = (*values(lines, _SLO), b"")[:1]
@@ -311,7 +320,7 @@ class KeyAuthenticator:
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
         """The models on offer in a region where this caller may use them, sorted, and what is said of them there."""
-        law = self._law()
+        law = self._holder.law
         everywhere = frozenset(law.topology.regions)
         offers = {everywhere: self._offered(everywhere)}  # by where it is lawful: mostly the same for all models
         models: dict[str, ModelFacts] = {}
@@ -325,7 +334,7 @@ class KeyAuthenticator:
 
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
-        return recorded(self._law(), caller.tenant, model, caller.narrow, self._region, caller.key)
+        return recorded(self._holder.law, caller.tenant, model, caller.narrow, self._region, caller.key)
 
 
 class GatewayAuthenticator(KeyAuthenticator):
@@ -337,12 +346,12 @@ class GatewayAuthenticator(KeyAuthenticator):
     def __init__(
         self,
         region: str,
-        law: Callable[[], Law],
+        holder: LawHolder,
         offered: Callable[[frozenset[str]], Mapping[str, ModelFacts]],
         request_s: float,
         header: str,
     ) -> None:
-        super().__init__(region, law, offered, request_s)
+        super().__init__(region, holder, offered, request_s)
         self._header = header.encode()
         self._details = {
             outcome.MISSING_KEY: f"the gateway must name the tenant, once, in the header `{header}`",
@@ -356,7 +365,7 @@ class GatewayAuthenticator(KeyAuthenticator):
         if len(named) != 1:
             return outcome.MISSING_KEY
         tenant = named[0].decode("latin-1")
-        return Principal(tenant, "") if tenant in self._law().topology.tenants else outcome.UNKNOWN_KEY
+        return Principal(tenant, "") if tenant in self._holder.law.topology.tenants else outcome.UNKNOWN_KEY
 
 
 def as_issued(caller: Caller, by: Principal | RedirectToken) -> Caller:

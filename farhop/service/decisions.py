@@ -30,11 +30,9 @@ class Reasons(Protocol):
     def record(self, decision: Any) -> dict[str, Any]:
         """Of it, what `explain` shows."""
 
-    def predicted_hit_tokens(self, decision: Any) -> float:
-        """How much of the prompt was expected to be cached where it went."""
-
-    def hit_source(self, decision: Any) -> str:
-        """What that rested on: one of telemetry.metrics.HIT_SOURCES."""
+    def predicted_hit(self, decision: Any) -> tuple[float, str]:
+        """How many tokens of the prompt were expected to be cached where it went, and what that rested on: one of
+        telemetry.metrics.HIT_SOURCES."""
 
     def predicted_ttft_ms(self, decision: Any) -> float | None:
         """How long the first token was expected to take from there."""

@@ -263,6 +263,8 @@ class Ingress:
             if request.alias:
                 onward, context.body_sha256 = None, b""  # both were of the body that came
                 self._mute_unless_recorded(context, caller, request.model)
+        if context.unknown_fields:
+            self.reader.count_unknown(context)
         if self.arrivals is not None:
             self.arrivals.arrived(exchange, caller, request.model)
         context.user = prompt.preferences.user

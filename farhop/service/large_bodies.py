@@ -95,10 +95,8 @@ def read(job: Job, body: bytes) -> ParsedBody:
     try:
         prompt = bodies.read(job.kind, body, job.path, job.headers, guard, lambda: job.only_model)
     except BodyError as error:
-        return ParsedBody(
-            None, error.outcome.reason, error.detail, error.param, sha256=digest, unknown=list(guard.unknown)
-        )
-    parsed = ParsedBody(_cut(prompt), sha256=digest, unknown=list(guard.unknown))
+        return ParsedBody(None, error.outcome.reason, error.detail, error.param, sha256=digest)
+    parsed = ParsedBody(_cut(prompt), sha256=digest, unknown=guard.met())
     if job.session_field:
         parsed.session = routing_keys.in_body(body, job.session_field)
     parsed.change = openai.change(body, prompt, openai.salt_of(job.kind, prompt, job.scope))

@@ -19,7 +19,7 @@ from farhop.balance.model_facts import UNKNOWN_FACTS
 from farhop.balance.prefix import chain
 from farhop.relay import answers
 from farhop.relay.formats import bodies, openai
-from farhop.relay.formats.field_guard import DEFAULT
+from farhop.relay.formats.field_guard import DEFAULT, OTHER
 from farhop.relay.formats.prompt import NO_PREFERENCES, TOOLS
 from farhop.service.authenticator import Caller
 from farhop.service.large_bodies import LARGE_BYTES, Job
@@ -96,6 +96,8 @@ class RequestReader:
             prompt = bodies.read(kind, exchange.body, head.path, lines, self._guard, lambda: self._only_model(caller))
         except bodies.BodyError as error:
             raise _refused(error) from None
+        finally:
+            context.unknown_fields = self._guard.met()
         if prompt.preferences is not NO_PREFERENCES or _LLM_D in lines or _OBJECTIVE in lines:
             caller = self._with_preferences(context, caller, prompt, lines)
         version = head.known.get(VERSION_HEADER)
@@ -120,8 +122,7 @@ class RequestReader:
     def read_apart(self, exchange: Exchange, parsed: ParsedBody, arrived_at: float) -> tuple[Request, Prompt]:
         """As `read`, of a large body that was read so. Raises RefusedError."""
         head, context, prompt = exchange.head, exchange.context, parsed.prompt
-        for name in parsed.unknown:
-            self._guard.count(name)
+        context.unknown_fields = parsed.unknown
         if context.caller.body_hash and parsed.sha256 != context.caller.body_hash:
             raise RefusedError(other_body())
         if prompt is None:
@@ -137,6 +138,8 @@ class RequestReader:
             prompt = bodies.read(kind, body, path, b"", self._guard, lambda: self._only_model(caller))
         except bodies.BodyError as error:
             raise _refused(error) from None
+        finally:
+            self._guard.met()  # nobody sends it
         asking = self._authenticator.with_preferences(caller, prompt.preferences, b"")
         if not isinstance(asking, Caller):
             raise RefusedError(asking)
@@ -178,7 +181,14 @@ class RequestReader:
             )
         except bodies.BodyError:
             return ()  # what may be asked for has been narrowed since: it was let in before
+        finally:
+            self._guard.met()  # they were counted when it came
         return chain.chain(prompt.canonical, seed_of(caller, prompt))
+
+    def count_unknown(self, context: RequestContext) -> None:
+        """Count the fields that nobody knows of a body that goes on: by name, if it may be recorded here."""
+        met = context.unknown_fields
+        self._guard.count(met if context.recorded else [OTHER] * len(met))
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
         """The models that the caller may use, and the names that stand for any of them, sorted."""

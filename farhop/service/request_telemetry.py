@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farhop.relay.active import ActiveRequest, Attempt
     from farhop.relay.formats.paths import Kind
     from farhop.relay.http.head import Head
-    from farhop.service.authenticator import Caller
+    from farhop.service.authenticator import Caller, LawHolder
     from farhop.service.clock import Clock
     from farhop.service.decisions import Decisions, Reasons
     from farhop.service.limits import Reservation
@@ -66,12 +66,6 @@ class Accounting(Protocol):
         """A request is over that was decided on."""
 
 
-class LawHolder(Protocol):
-    """Who goes by a law: a tier's machine."""
-
-    law: Law
-
-
 class CacheUse(msgspec.Struct, frozen=True):
     """What became of a request whose route lets answers be given again: `outcome` is hit, shared (it read another's
     along), miss or bypass, `why` a reason where there is one. Of an answer that was another's: in which `region`
@@ -97,7 +91,8 @@ class RequestContext(msgspec.Struct, eq=False):
     recorded; None: to be asked anew. `host`: as its client named us, where spans are recorded. `given`: where answers
     may be given again. `reserved`: of what its tenant may use. `decided`: the last decision that has a span.
     `law_epoch`: when it was sent on last, where that is written down. `body_sha256`: of the body as it is sent on, once
-    it was wanted. `active`: while it is relayed. `attempts`: target, and how it ended.
+    it was wanted. `unknown_fields`: of its body, by name. `active`: while it is relayed. `attempts`: target, and how it
+    ended.
     """
 
     trace: RequestTrace
@@ -117,6 +112,7 @@ class RequestContext(msgspec.Struct, eq=False):
     user: str = ""  # whom its body names
     law_epoch: int = 0
     body_sha256: bytes = b""
+    unknown_fields: list[str] = []
     relay_span: Span | None = None
     active: ActiveRequest | None = None
     attempts: tuple[tuple[str, str], ...] = ()
@@ -292,10 +288,6 @@ class RequestTelemetry:
             and not self.may_record(context.caller, active.request.model)
         ):
             self.mute(context)  # the law changed while it was under way
-        if usage is not None and usage.cached_tokens is not None and active.reasons is not None:
-            reasons, decision = self._reasons, active.reasons
-            predicted = reasons.predicted_hit_tokens(decision)
-            self._metrics.prefix(reasons.hit_source(decision), predicted, usage.cached_tokens)
         if context.trace.sampled:
             self._decided(active, context, now)  # one that sent it nowhere, or that a later one overtook
         if self.recorder is not None and self.recorder.recordings and context.recorded and self._is_clients(context):
@@ -366,7 +358,10 @@ class RequestTelemetry:
                 if usage is not None and usage.completion_tokens > 1 and reason is outcome.SERVED:
                     tpot_s = (now - active.began_at) / (usage.completion_tokens - 1)
         model = active.request.model if active is not None and active.forward is not None else ""
-        self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target, model, usage)
+        hit = None
+        if active is not None and active.reasons is not None and usage is not None and usage.cached_tokens is not None:
+            hit = self._reasons.predicted_hit(active.reasons)
+        self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target, model, usage, hit)
         if not context.trace.sampled:
             return
         attributes = self._request_attributes(active, usage) if active is not None else {}

@@ -28,6 +28,7 @@ from farhop.balance.machine import Tokens
 from farhop.config import ConfigError
 from farhop.relay.formats import messages
 from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import any_json
 from farhop.service.chat_form import ChatForm, MediaError
 from farhop.service.pieces import LOOK_CHARS, Pieces, head, safe
 
@@ -112,7 +113,7 @@ class ModelTokenizer:
         """The ids of a body's prompt; unless `whole`, those of its beginning may do. Raises UnreadableError."""
         if len(body) > BODY_BYTES_MAX:
             raise UnreadableError("length")
-        asked = msgspec.json.decode(body)
+        asked = any_json(body)
         if kind is Kind.COMPLETION:
             return self._completion(asked, whole=whole)
         if kind is Kind.MESSAGES:  # an engine makes a chat of it first

@@ -53,6 +53,8 @@ Reading = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str, str], f
 
 
 _Label = str | tuple[str, str] | None
+# A request that is over, as `finished` is told of it.
+_Over = tuple[str, int, float, float | None, float | None, str, str, "Usage | None", tuple[float, str] | None]
 
 
 class _OfModel:
@@ -81,8 +83,7 @@ class TierMetrics(Collector):
         self._const = (("tier", tier), ("region", region))
         self._instance = instance
         self.in_flight = 0
-        self.pending_over: list[tuple[str, int, float, float | None, float | None, str, str, Usage | None]] = []
-        self.pending_hits: list[tuple[str, float, float]] = []
+        self.pending_over: list[_Over] = []
         self._targets = Labels(TARGETS_MAX)
         self._reasons, self._versions = Labels(REASONS_MAX), Labels(VERSIONS_MAX)
         self._models: dict[str, _OfModel] = {}
@@ -169,15 +170,18 @@ class TierMetrics(Collector):
         target: str = "",
         model: str = "",
         usage: Usage | None = None,
+        hit: tuple[float, str] | None = None,
     ) -> None:
         """A request begun has ended. `status` is what the client got (0: it got none), `target` who served it. `model`
-        is what it asked for, if an engine was asked; `usage` what that says it took.
+        is what it asked for, if an engine was asked; `usage` what that says it took. `hit`, if that tells what was
+        cached: how many tokens were expected to be, and by which of HIT_SOURCES: `trie` is our own guess, `exact` what
+        the engine's KV events say.
 
         Refusals and residency denials are derived from this: do not count them apart.
         """
         self.in_flight -= 1
         over = self.pending_over
-        over.append((outcome.reason, status, duration_s, ttft_s, tpot_s, target, model, usage))
+        over.append((outcome.reason, status, duration_s, ttft_s, tpot_s, target, model, usage, hit))
         if len(over) >= AT_ONCE:
             self._count()
 
@@ -185,7 +189,7 @@ class TierMetrics(Collector):
         """Count those that are over. Many in turn take half of what they would between other work."""
         over, self.pending_over = self.pending_over, []
         requests, duration, ttft, tpot = self._requests, self._duration, self._ttft, self._tpot
-        for reason, status, duration_s, ttft_s, tpot_s, target, model, usage in over:
+        for reason, status, duration_s, ttft_s, tpot_s, target, model, usage, hit in over:
             key = (reason, status // 100)
             if key in requests:
                 requests[key] += 1
@@ -212,17 +216,21 @@ class TierMetrics(Collector):
                     buckets.total += value
                 else:
                     sound = False
+            if hit is not None and usage is not None and sound:
+                sound = self._compared(hit, usage.cached_tokens or 0)
             if not sound:
                 self._invalid.add(())
-        hits, self.pending_hits = self.pending_hits, []
-        for source, predicted_tokens, actual_tokens in hits:
-            if 0 <= predicted_tokens <= SAMPLE_MAX and 0 <= actual_tokens <= SAMPLE_MAX:
-                sums = self._prefixes[source]
-                sums[0] += predicted_tokens
-                sums[1] += actual_tokens
-                sums[2] += abs(predicted_tokens - actual_tokens)
-            else:
-                self._invalid.add(())
+
+    def _compared(self, hit: tuple[float, str], actual_tokens: int) -> bool:
+        """What was expected to be cached against what was; whether it makes sense."""
+        predicted_tokens, source = hit
+        if not (0 <= predicted_tokens <= SAMPLE_MAX and 0 <= actual_tokens <= SAMPLE_MAX):
+            return False
+        sums = self._prefixes[source]
+        sums[0] += predicted_tokens
+        sums[1] += actual_tokens
+        sums[2] += abs(predicted_tokens - actual_tokens)
+        return True
 
     def _took(self, usage: Usage, of: _OfModel | None) -> bool:
         """What the engine says a request took; whether it makes sense."""
@@ -295,15 +303,6 @@ class TierMetrics(Collector):
             served = self._ttft_by_version.setdefault(version, [0, 0.0])
             served[0] += 1
             served[1] += ttft_s
-
-    def prefix(self, source: str, predicted_tokens: float, actual_tokens: float) -> None:
-        """What was expected to be cached against the engine's `cached_tokens`; only where the engine tells.
-
-        `source` is one of HIT_SOURCES: `trie` is our own guess, `exact` what the engine's KV events say.
-        """
-        self.pending_hits.append(
-            (source, predicted_tokens, actual_tokens)
-        )  # counted with the request that is over by it
 
     def promised(self, promised_ttft_ms: float, actual_ttft_ms: float) -> None:
         """The TTFT a choice rested on against what it was."""

@@ -78,7 +78,7 @@ def _would_withdraw(bird: Bird | None) -> str:
 
 @verb(app, "status", "farhop anycast status")
 def status(
-    entry: Annotated[str, typer.Argument(metavar="[ENTRY]", help="Of this entry alone.", show_default=False)] = "",
+    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="Of this entry alone.", show_default=False)] = "",
     *,
     where: Where,
 ) -> int:

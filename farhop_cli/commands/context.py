@@ -33,7 +33,7 @@ def context_use(name: ContextName, dry_run: DryRun = False) -> None:
 
 @context_app.command("show", epilog="Example:  farhop context show")
 def context_show(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", show_default=False, help="Else the current one.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Else the current one.")] = "",
     as_json: Json = False,
 ) -> None:
     """Print a context; secrets are named, never shown."""

@@ -69,7 +69,7 @@ def law_unset(why: Why, by: By = None, after: After = None, *, where: Where) -> 
 
 @verb(law_app, "diff", "farhop law diff law.yaml    or:  farhop law diff --epoch 3")
 def law_diff(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", show_default=False, help=LAW_FILE)] = "",
+    file: Annotated[str, typer.Argument(metavar="FILE", show_default=False, help=LAW_FILE)] = "",
     epoch: Annotated[int | None, typer.Option("--epoch", help="Not what stands, but a law that was.")] = None,
     *,
     where: Where,
@@ -114,7 +114,7 @@ def law_sign(
 @verb(law_app, "verify", "farhop law verify --config global.yaml")
 def law_verify(
     file: Annotated[
-        str, typer.Argument(metavar="[FILE]", show_default=False, help="A signed law; else what stands in each hub.")
+        str, typer.Argument(metavar="FILE", show_default=False, help="A signed law; else what stands in each hub.")
     ] = "",
     public: Annotated[
         list[str] | None,

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 Region = Annotated[str, typer.Argument(help="The region.", autocompletion=known_regions)]
 SomeRegion = Annotated[
     str,
-    typer.Argument(metavar="[REGION]", help="Of this region alone.", show_default=False, autocompletion=known_regions),
+    typer.Argument(metavar="REGION", help="Of this region alone.", show_default=False, autocompletion=known_regions),
 ]
 OneRegion = Annotated[str, typer.Option("--region", help="Of this region alone.", autocompletion=known_regions)]
 DrainedRegion = Annotated[
     str,
-    typer.Argument(metavar="[REGION]", help="The region.", show_default=False, autocompletion=known_regions),
+    typer.Argument(metavar="REGION", help="The region.", show_default=False, autocompletion=known_regions),
 ]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]
 Model = Annotated[str, typer.Option("--model", help="The requests for which model.")]
 Against = Annotated[
     str,
     typer.Argument(
-        metavar="[FILE]", show_default=False, help="As `get --json` prints it; or -; or a balancer's configuration."
+        metavar="FILE", show_default=False, help="As `get --json` prints it; or -; or a balancer's configuration."
     ),
 ]
 
@@ -82,6 +82,13 @@ class Verbs(TyperGroup):
         """By name, as help lists them."""
         order = ("get", "set", "unset", "diff", "history")
         return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Who leaves the verb out (`farhop drain tokyo`) is told which there are."""
+        if args[0] not in self.commands and not ctx.resilient_parsing:
+            verbs = ", ".join(self.list_commands(ctx))
+            ctx.fail(f"{args[0]!r} is no command of `{ctx.command_path}`; use one of {verbs}")
+        return super().resolve_command(ctx, args)
 
 
 NOUNS = {

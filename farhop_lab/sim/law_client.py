@@ -30,7 +30,7 @@ class LawClient:
     def __init__(self, region: str, law: Law, adopt: Callable[[Law], None]) -> None:
         self.refused: list[str] = []
         self.book = LawBook({}, law, adopt, self.refused.append)
-        self.authenticator = KeyAuthenticator(region, lambda: self.law, lambda _regions: {}, REQUEST_S)
+        self.authenticator = KeyAuthenticator(region, self, lambda _regions: {}, REQUEST_S)
 
     @property
     def law(self) -> Law:

@@ -222,7 +222,7 @@ class Process:
             keys=world.keys, state=self.disk,  # type: ignore[arg-type]
         )  # fmt: skip
         self.book.judged = world.judged
-        self.authenticator = KeyAuthenticator(self.region, lambda: self.flow.law, lambda _regions: {}, 600.0)
+        self.authenticator = KeyAuthenticator(self.region, self.flow, lambda _regions: {}, 600.0)
         self.book.remember()
         if isinstance(self.flow, RegionalFlow):
             self.flow.fleet.journal.listen()

@@ -268,7 +268,7 @@ class GlobalBalancer:
         """Where clients come in, and who asks what of them."""
         config = self.config
         self.authenticator = KeyAuthenticator(
-            config.region, lambda: self.flow.law,
+            config.region, self.flow,
             lambda regions: self.flow.regions.view.models(regions), config.limits.request_s,
         )  # fmt: skip
         self.telemetry.may_record, self.telemetry.under = self.authenticator.recorded, self.flow

@@ -248,13 +248,9 @@ class DecisionReasons:
             "unlawful": dict(decision.verdict.excluded),
         }
 
-    def predicted_hit_tokens(self, decision: Decision) -> float:
-        """What the chosen region was thought to hold."""
-        return decision.chosen.hit_tokens if decision.chosen is not None else 0.0
-
-    def hit_source(self, decision: Decision) -> str:  # noqa: ARG002
-        """Regions tell what they hold in nodes of the trie."""
-        return "trie"
+    def predicted_hit(self, decision: Decision) -> tuple[float, str]:
+        """What the chosen region was thought to hold. Regions tell what they hold in nodes of the trie."""
+        return (decision.chosen.hit_tokens if decision.chosen is not None else 0.0), "trie"
 
     def predicted_ttft_ms(self, decision: Decision) -> float | None:
         """The wire, the wait and the prefill there, and what first tokens took longer than that of late."""

@@ -27,7 +27,7 @@ from farhop.balance.prefix.trie import PrefixTrie
 from farhop.config import Part
 from global_lb.fleet.instances import Instances
 from global_lb.fleet.scaling import Scaling
-from global_lb.fleet.table import FREE, Field, Table, remaining, row_of
+from global_lb.fleet.table import FREE, Field, Table, least_token_ms, remaining, row_of
 from global_lb.fleet.view import View
 from topology.lineage import Lineages, merged
 
@@ -333,8 +333,8 @@ class Regions:
 
     def load_of(self, instance: Instance) -> UnacknowledgedLoad:
         """What was sent to an instance of this view and is not acknowledged; asked for when more is. Later changes: see
-        `settled`."""
-        self._moved(instance.region, whole=False)
+        `load_changed`."""
+        self.load_changed(instance.region)
         load = self.loads[instance.region, instance.name]
         self._turn = load.turn = self._turn + 1
         return load
@@ -358,7 +358,7 @@ class Regions:
 
     def caches(self, region: str, chain: tuple[int, ...]) -> None:
         """The region holds this prefix now."""
-        if region in self.trie:
+        if region in self.trie.mirrors:
             self.trie.insert(region, chain)
             for on_sent in self.sent:
                 on_sent(region, chain)
@@ -414,14 +414,14 @@ class Regions:
             share = cached_tokens / chosen.believed_tokens
             self.cache_hit_calibration[chosen.region].update(max(CALIBRATION_MIN, min(1.0, share)), now)
             self._calibration_due = min(self._calibration_due, now + _CALIBRATION_AGES_S)
-            self._moved(chosen.region, whole=False)
+            self.load_changed(chosen.region)
 
     def _age(self, now: float) -> None:
         """What was found of believed hits grows old."""
         self._calibration_due = inf
         for name, cache_hit_calibration in self.cache_hit_calibration.items():
             if name in self.view.regions and cache_hit_calibration.value < _BELIEVED:
-                self._moved(name, whole=False)
+                self.load_changed(name)
                 if cache_hit_calibration.at(now) < _BELIEVED:
                     self._calibration_due = now + _CALIBRATION_AGES_S
 
@@ -446,13 +446,15 @@ class Regions:
         candidates = self._candidates(lawful, request.model, now, without, random_draw)
         table, places = candidates.table, candidates.places
         self._write(request.model, table, now)
-        block, sent, least_ms = table.block, table.sent, table.token_least_ms if places is None else None
+        block, sent, least_ms = table.block, table.sent, table.token_least_ms
         if places is not None:
             block, sent = block[:, places], sent[:, places]
+            least_ms = least_token_ms(block)
         field = Field(request, output_tokens, candidates.names, candidates.at, block, sent, candidates.here, least_ms)
         field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
         field.mean_uncached_bytes = self._mean_uncached_bytes.get(request.model)
         field.moving, field.any_full = bool(table.moving) or candidates.suspect, bool(table.full)
+        field.any_wait = bool(table.waited)
         field.hits(self.trie.match(request.chain), self.partial_blocks)
         if table.full or self._warm:
             self._guard(field, random_draw, now)
@@ -534,16 +536,17 @@ class Regions:
 
     # -- what they offer
 
-    def settled(self, region: str) -> None:
-        """What was sent to it is over in some way: what was sent to it was settled."""
-        self._moved(region, whole=False)
-
-    def _moved(self, region: str, *, whole: bool = True) -> None:
-        """Something of it changed, or only what was sent there and what held true: who asks next reads that anew."""
+    def load_changed(self, region: str) -> None:
+        """What was sent there, or what held true of its hits: who asks next reads that anew."""
         for model, table in self._tables.items():
             if region in table.at:
-                stale = self._stale[model]
-                stale[region] = whole or stale.get(region, False)
+                self._stale[model].setdefault(region, False)
+
+    def _moved(self, region: str) -> None:
+        """Something else of it changed: who asks next reads all of it anew."""
+        for model, table in self._tables.items():
+            if region in table.at:
+                self._stale[model][region] = True
 
     def _forget_tables(self) -> None:
         """Others can be asked from now on."""
@@ -568,11 +571,11 @@ class Regions:
         rows: list[tuple[str, Row]] = []
         sent: list[tuple[str, float, float, float]] = []
         for name, whole in stale.items():
-            able = self.instances.able(name, model)
-            if whole or len(self.view.regions[name].instances) > 1:  # another instance may be the better one now
+            instances = self.view.regions[name].instances
+            if whole or len(instances) > 1:  # another instance may be the better one now
                 rows.append((name, self._row(name, model, now)))
             else:
-                capacity, load = self.instances.capacity(able[0], model), self.loads[name, able[0].name]
+                capacity, load = self.instances.capacity(instances[0], model), self.loads[name, instances[0].name]
                 sent.append((name, *remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
         table.write(rows, sent)
         stale.clear()

@@ -224,11 +224,11 @@ class Table:
     """All regions that serve one model: `names`, each one's place (`at`), and the block of columns, a row per COLUMN;
     `sent` are the three that change with every request: wait, slots left, cache-hit calibration.
 
-    `here`: the place of the region that is not foreign, None without it. `full` and `moving`: who is. `token_least_ms`:
-    the quickest decoding.
+    `here`: the place of the region that is not foreign, None without it. `full` and `moving`: who is. `waited`: where
+    requests wait. `token_least_ms`: the quickest decoding.
     """
 
-    __slots__ = ("at", "block", "full", "here", "moving", "names", "sent", "token_least_ms")
+    __slots__ = ("at", "block", "full", "here", "moving", "names", "sent", "token_least_ms", "waited")
 
     def __init__(self, names: tuple[str, ...], here: str) -> None:
         self.names = names
@@ -238,6 +238,7 @@ class Table:
         self.sent: Column = np.zeros((_SENT, len(names)))
         self.full: set[str] = set()
         self.moving: set[str] = set()
+        self.waited: set[str] = set()
         self.token_least_ms = 0.0
 
     def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
@@ -247,6 +248,7 @@ class Table:
         for name, wait_ms, slots_left, calibration in sent:  # one by one: to make a column of them takes longer
             at = self.at[name]
             kept[_WAIT, at], kept[_LEFT, at], kept[_CALIBRATION, at] = wait_ms, slots_left, calibration
+            (self.waited.add if wait_ms else self.waited.discard)(name)
         places: list[int] = []
         figures: list[tuple[float, ...]] = []
         for name, row in rows:
@@ -255,11 +257,17 @@ class Table:
             figures.append(msgspec.structs.astuple(row))
             (self.full.add if row.full else self.full.discard)(name)
             (self.moving.add if row.drift_wait or row.drift_use else self.moving.discard)(name)
+            (self.waited.add if row.wait_ms else self.waited.discard)(name)
         if places:
             columns = np.array(figures).T
             self.sent[:, places], block = columns[:_SENT], self.block.copy()
             block[:, places] = columns[_SENT:]
-            self.block, self.token_least_ms = block, float(block[TOKEN].min())
+            self.block, self.token_least_ms = block, least_token_ms(block)
+
+
+def least_token_ms(block: Column) -> float:
+    """The least that a token costs at any of these; inf without any."""
+    return float(block[TOKEN].min(initial=inf))
 
 
 class Field(msgspec.Struct, eq=False, gc=False):
@@ -268,7 +276,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
     `beta`: what a later token counts beside the first. `mean_uncached_bytes`: what requests for the model leave to
     prefill; None: nobody knows, and it is taken to be this prompt. `penalty_ms` (None: nobody pays any) and `hot`
     (places) are by the hot guard; `absent` says why the other lawful ones are not here. `moving`: whether any of them
-    changes; `any_full`: whether any may be full.
+    changes; `any_full`, `any_wait`: whether any may be full, or have requests wait. `token_least_ms`: the least that a
+    token costs at any of them.
     """
 
     request: Request
@@ -278,7 +287,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     block: Column
     sent: Column
     here: int | None
-    _token_least_ms: float | None = None
+    token_least_ms: float
     prompt_bytes: int = 0
     body_bytes: int = 0
     stream: bool = False
@@ -289,6 +298,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     hot: frozenset[int] = _NOWHERE
     moving: bool = False
     any_full: bool = True
+    any_wait: bool = True
     spill_ms: float = 0.0
     _flights: float = 0.0  # round trips beyond the first that the body takes on an idle connection
     _covered: Column | None = None
@@ -325,11 +335,13 @@ class Field(msgspec.Struct, eq=False, gc=False):
         names = tuple(self.names[place] for place in kept)
         at = {name: place for place, name in enumerate(names)}
         here = kept.index(self.here) if self.here in kept else None
-        field = Field(self.request, self.output_tokens, names, at, self.block[:, kept], self.sent[:, kept], here)
+        block, sent = self.block[:, kept], self.sent[:, kept]
+        field = Field(self.request, self.output_tokens, names, at, block, sent, here, least_token_ms(block))
         field.absent = {**self.absent, **{name: why for name in self.names if name not in at}}
         field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
         field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
-        field.moving, field.any_full, field.spill_ms = self.moving, self.any_full, self.spill_ms
+        field.moving, field.any_full, field.any_wait = self.moving, self.any_full, self.any_wait
+        field.spill_ms = self.spill_ms
         field.mean_uncached_bytes = self.mean_uncached_bytes
         field._covered = self._covered[kept] if self._covered is not None else None
         return field
@@ -384,9 +396,10 @@ class Field(msgspec.Struct, eq=False, gc=False):
                 uncached = uncached - self._covered * sent[_CALIBRATION]
             prefill_ms = uncached * block[_PREFILL]
             predicted += prefill_ms
-            wait_ms, mean = sent[_WAIT], np.array(self._mean_uncached())
-            queue = np.minimum(wait_ms / np.maximum(mean * block[_PREFILL], _TINY), _ONE)
-            predicted += wait_ms * (_ONE + queue * uncached / mean)
+            if self.any_wait:
+                wait_ms, mean = sent[_WAIT], np.array(self._mean_uncached())
+                queue = np.minimum(wait_ms / np.maximum(mean * block[_PREFILL], _TINY), _ONE)
+                predicted += wait_ms * (_ONE + queue * uncached / mean)
             predicted += np.array(self.beta) * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], _ZERO)
             self._predicted = predicted
         return self._predicted
@@ -439,12 +452,6 @@ class Field(msgspec.Struct, eq=False, gc=False):
         )
         return uncertainty_ms
 
-    def least_token_ms(self) -> float:
-        """The least that a token costs at any of them."""
-        if self._token_least_ms is None:
-            self._token_least_ms = float(self.block[TOKEN].min())
-        return self._token_least_ms
-
     # -- one of them
 
     def scored(self, place: int, score: float, bias_ms: float = 0.0) -> Scored:
@@ -470,7 +477,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
             - covered * row.cache_hit_calibration * row.usd_per_prompt_byte
         )
         penalty_ms = self.penalty_ms.item(place) if self.penalty_ms is not None else 0.0
-        decode_ms = self.output_tokens * (row.tpot_ms - self.least_token_ms())
+        decode_ms = self.output_tokens * (row.tpot_ms - self.token_least_ms)
         interference_ms = self.output_tokens * (row.token_ms - row.tpot_ms)
         stall_ms = cost.stalled_ms(prefill_ms, row.alone_ms, row.batch)
         # An engine's step takes as long as the longer of the prompt and a token of those under way, and where all
@@ -478,10 +485,16 @@ class Field(msgspec.Struct, eq=False, gc=False):
         step_ms = max(prefill_ms, row.tpot_ms) + (0.5 * row.tpot_ms if row.batch >= 1.0 else 0.0)
         predicted_ms = row.rtt_ms + upload_ms + row.wait_ms + step_ms
         ttft_ms = corrected(predicted_ms, row.residual_ms)
+        behind_ms = 0.0
+        if row.wait_ms:
+            behind_ms = cost.behind_ms(
+                row.wait_ms,
+                uncached=uncached_bytes,
+                mean_uncached=self._mean_uncached(),
+                pace_ms=row.prefill_ms_per_byte,
+            )
         return Scored(  # in order: by name takes 8 us
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
-            self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms,
-            cost.behind_ms(row.wait_ms, uncached_bytes, self._mean_uncached(), row.prefill_ms_per_byte),
-            ttft_ms - predicted_ms,
+            self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms, behind_ms, ttft_ms - predicted_ms,
         )  # fmt: skip

@@ -178,10 +178,10 @@ class Prefixes:
     def sent(self, region: str, chain: Sequence[int]) -> None:
         """A prompt began to be served there and is in the trie: provisional, where the region tells what it holds."""
         known = self.regions.get(region)
-        if known is None or not known.known or known.young_nodes.most >= SENT_NODES_MAX:
+        if known is None or not chain or known.young_nodes.most >= SENT_NODES_MAX:
             return
-        nodes = known.young_nodes
-        if chain and chain[-1] not in nodes and not known.holds(chain[-1]):  # who has a node has those above it, too
+        nodes, last = known.young_nodes, chain[-1]  # who has a node has those above it, too
+        if last not in nodes and not known.holds(last) and known.known:
             known.young.append(chain)
             nodes.put(chain)
 

@@ -166,13 +166,15 @@ class GlobalFlow:
 
     def _began(self, event: machine.AttemptBegan, now: float) -> list[Command]:
         found = self._under_way(event)
-        if found is not None and not found[1].started:
-            self.ledger.began(event.id, now)
-            self._start(*found, event.status)
-            if event.status < 400:
-                self._speaks(*found, now)
-            if found[1].region in self._moving:
-                return [self._move_at(found[0], max(self._moving[found[1].region], now + MOVE_AGAIN_S))]
+        if found is None or found[1].started:
+            return []
+        state, attempt = found
+        self.ledger.began(event.id, now)
+        self._start(state, attempt, event.status)
+        if event.status < 400:
+            self._speaks(state, attempt, now)
+        if attempt.region in self._moving:
+            return [self._move_at(state, max(self._moving[attempt.region], now + MOVE_AGAIN_S))]
         return []
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -303,7 +305,7 @@ class GlobalFlow:
             self.displaced.pop(state.request.id, None)
         self.regions.liveness_of(attempt.region).relay_succeeded()
         attempt.load.settled(state.request.prompt_bytes, attempt.uncached_bytes)
-        self.regions.settled(attempt.region)
+        self.regions.load_changed(attempt.region)
         # The region holds this prefix now: known here only if the law lets a trace of it be kept here.
         if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
             self.regions.caches(attempt.region, state.request.chain)
@@ -626,7 +628,7 @@ class GlobalFlow:
             return [self.redirects.redirect(request, decision, instance, lawful, self.regions, now)]
         state.attempts += 1
         load, uncached_bytes = self.regions.load_of(instance), chosen.uncached_share * request.prompt_bytes
-        state.attempt = attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
+        state.attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
         load.sent(request.prompt_bytes, uncached_bytes)
         self.regions.asked(request.model, uncached_bytes)
@@ -635,7 +637,7 @@ class GlobalFlow:
             self._missed.update(decision.absent)
         wanted_by = request.first_token_by
         return [
-            self._look_again(state, attempt, now),
+            self._timer(state, min(request.deadline, now + LOOK_AGAIN_S)),
             (machine.Resume if state.resumes else machine.Forward)(
                 request.id,
                 state.attempts,
@@ -799,7 +801,7 @@ class GlobalFlow:
         if not attempt.started:
             settle = attempt.load.settled if counted else attempt.load.came_back
             settle(state.request.prompt_bytes, attempt.uncached_bytes)
-            self.regions.settled(attempt.region)
+            self.regions.load_changed(attempt.region)
 
 
 def _missed(state: RequestState, region: str) -> bool:

@@ -83,7 +83,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
         """Whether there is one alone who may be asked, or nobody who takes foreign requests, by reports of just now: a
         promise would only be a reason to refuse, one ocean after the other."""
         asked = self.asked
-        return asked is not None and (len(asked) == 1 or len(asked.full(now - FRESH_S)) == len(asked))
+        if asked is None:
+            return False
+        n_asked = len(asked.names)
+        return n_asked == 1 or len(asked.full(now - FRESH_S)) == n_asked
 
     @property
     def field(self) -> tuple[Scored, ...]:
@@ -135,19 +138,23 @@ def pick(
     shift = policy.shift(field)
     if policy.in_ms and (not route.plain or overrides.biases):
         score, bias_ms = _moved(field, score, route, overrides, now, notes)
-    unguarded, avoided = score, _avoided(field, policy)
-    if avoided is not None and policy.in_ms:
-        assert field.penalty_ms is not None
-        score = score + field.penalty_ms
-    ready = score if avoided is None or policy.in_ms or avoided.all() else np.where(avoided, np.inf, score)
+    unguarded = ready = score
+    avoided = _avoided(field, policy)
+    if avoided is not None:
+        if policy.in_ms:
+            assert field.penalty_ms is not None
+            score = ready = score + field.penalty_ms
+        elif not avoided.all():  # no milliseconds to add to: who is avoided comes last
+            ready = np.where(avoided, np.inf, score)
     ties = _near_ties(field, ready, avoided, policy, now)
-    if len(ties) == 1:
-        place = ties[0][0]
-    else:
+    place = ties[0][0]
+    if len(ties) > 1:
         among = [at for at, _ in ties]
         home = _affine(field, soft_affinity, among)
-        place = home if home is not None else _drawn(field, among, avoided, rng)
-        if home is not None:
+        if home is None:
+            place = _drawn(field, among, avoided, rng)
+        else:
+            place = home
             notes.append(f"near tie: the session stays in {field.names[home]}")
     if not route.plain:
         place = _kept(field, place, avoided, route, affinity, notes)

@@ -94,4 +94,4 @@ class Redirects:
         while redirected and redirected[0][0] <= now:
             _, region, load, n_bytes = redirected.popleft()
             load.came_back(n_bytes)
-            regions.settled(region)
+            regions.load_changed(region)

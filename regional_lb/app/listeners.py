@@ -72,7 +72,7 @@ class Listeners:
         self._hop_verifier = HopVerifier(config.hop.secrets(), config.region)
         above = peer_authenticator_of(config.tier, config.trust_domain)
         self.hop_authenticator = HopAuthenticator(self._hop_verifier, flow, clock, names_body=not above.mutual)
-        self.authenticator = KeyAuthenticator(config.region, lambda: flow.law, self._offered, config.limits.request_s)
+        self.authenticator = KeyAuthenticator(config.region, flow, self._offered, config.limits.request_s)
         instruments.telemetry.may_record, instruments.telemetry.under = self.authenticator.recorded, flow
         self._redirect_tokens = RedirectTokenVerifier(
             config.hop.secrets(), config.region, holder(config.instance, incarnation)
@@ -129,7 +129,7 @@ class Listeners:
             return HopAuthenticator(self._hop_verifier, self._flow, self._clock, names_body=True)
         if config.callers == "gateway":
             return GatewayAuthenticator(
-                self._config.region, lambda: self._flow.law, self._offered, self._config.limits.request_s,
+                self._config.region, self._flow, self._offered, self._config.limits.request_s,
                 config.tenant_header,
             )  # fmt: skip
         return self.authenticator

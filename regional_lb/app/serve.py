@@ -207,17 +207,14 @@ class PickReasons:
             "residual_ms": decision.residual_ms,
         }
 
-    def predicted_hit_tokens(self, decision: Pick) -> float:
-        """What the chosen replica was thought to hold."""
+    def predicted_hit(self, decision: Pick) -> tuple[float, str]:
+        """What the chosen replica was thought to hold, by its own word or by our guess."""
         chosen = decision.chosen
         if chosen is None:
-            return 0.0
+            return 0.0, "trie"
         # Once it has fetched what another computed, it holds all of it.
-        return chosen.hit_tokens if decision.prefill is None else chosen.hit_tokens + chosen.uncached_tokens
-
-    def hit_source(self, decision: Pick) -> str:
-        """The replica's own word, or our guess."""
-        return "exact" if decision.chosen is not None and decision.chosen.exact else "trie"
+        tokens = chosen.hit_tokens if decision.prefill is None else chosen.hit_tokens + chosen.uncached_tokens
+        return tokens, "exact" if chosen.exact else "trie"
 
     def predicted_ttft_ms(self, decision: Pick) -> float | None:
         """From when it was sent to its replica on."""

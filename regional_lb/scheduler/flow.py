@@ -242,7 +242,7 @@ class RegionalFlow:
         self.overdue_requests.over(left, event.id)
         self.fleet.ledger.release(event.id)
         self.fleet.ledger.reserve(event.id, replace(held, target=event.target))
-        state.replica, state.pick = event.target, None
+        state.replica, state.pick, state.paired = event.target, None, False
         self._will_cache(state)
         return self._fill(left, now)
 
@@ -633,6 +633,7 @@ class RegionalFlow:
             return []  # who was to prefill is on trial, and has one already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
+        state.paired = choice.prefill is not None
         if request.soft_session:
             self.wait_estimate.affinity.moved_in(request.soft_session, request.model, chosen.replica)
         if choice.policy.learns:

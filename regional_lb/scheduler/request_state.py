@@ -20,8 +20,9 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     its first token came, or, where the answer comes in one piece and does not show it, when that was due.
     `expected_ms`: within what time after it was sent its answer should begin. `variant` is what it waits for: its
     model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if nobody does; `whole`:
-    nobody is to do so any more. `declined`: it waits by choice (Pick.declined). `foreign`: it comes from another
-    region. `cached_tokens`: of its prompt, where most of it was cached when it was last tried and nobody had room.
+    nobody is to do so any more. `paired`: another replica computed, or computes, the prompt in the last attempt.
+    `declined`: it waits by choice (Pick.declined). `foreign`: it comes from another region. `cached_tokens`: of its
+    prompt, where most of it was cached when it was last tried and nobody had room.
     `late`: it has waited too long in a queue that stands, and stepped back; it waits until `late_until` at the most.
     `resumes`: how often its stream broke and was to go on elsewhere; `carrier`: what it then goes on by, None while
     nothing is to go on.
@@ -52,13 +53,9 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     carrier: Carrier | None = None
     late: bool = False
     late_until: float = 0.0
+    paired: bool = False
 
     @property
     def chosen(self) -> Scored | None:
         """What the last attempt was expected to meet."""
         return self.pick.chosen if self.pick is not None else None
-
-    @property
-    def paired(self) -> bool:
-        """Whether another replica computed, or computes, the prompt in the last attempt."""
-        return self.pick is not None and self.pick.prefill is not None

@@ -181,7 +181,7 @@ class Live:
     def close(self) -> None:
         for one in self.processes:
             one.send_signal(signal.SIGTERM)
-        assert not any(one.wait(10.0) for one in self.processes)
+        assert not any(one.wait(60) for one in self.processes)
         for one in self.processes:
             assert one.stdout is not None
             one.stdout.close()
@@ -275,19 +275,23 @@ def test_an_act_shows_first_and_asks_by_name(browser: Browser, live: Live) -> No
 TAB, ENTER, SPACE, ESCAPE, RIGHT, LEFT = "\ue004", "\ue007", "\ue00d", "\ue00c", "\ue014", "\ue012"
 
 
-def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live: Live) -> None:
+def choose_quick(browser: Browser, live: Live, region: str) -> None:
+    """Come to the form that begins the drill `quick` in this region, by keys, and have it looked at."""
     browser.go(live.url)
     browser.keys("5")
     until(lambda: "law-change" in browser.text("#begin-drill"))
-    assert "lose-a-region" not in browser.text("#begin-drill")  # a fault: this world takes none
     browser.js("document.getElementById('begin-drill').focus()")
     browser.keys("quick")
     until(lambda: "A region is drained for a moment" in browser.text("#begin-about"))
-    # One that must not run says why, and offers nothing.
     browser.keys(TAB)
-    browser.type("#begin-values input", "frankfurt")
+    browser.type("#begin-values input", region)
     browser.keys(ENTER)
     until(lambda: browser.js("return document.getElementById('act').open"))
+
+
+def test_a_drill_that_must_not_run_says_why_and_is_not_offered(browser: Browser, live: Live) -> None:
+    choose_quick(browser, live, "frankfurt")
+    assert "lose-a-region" not in browser.text("#begin-drill")  # a fault: this world takes none
     browser.keys("a rehearsal", ENTER)
     until(lambda: "It must not run now" in browser.text("#act-effects"))
     assert "last-site" in browser.text("#act-effects")
@@ -296,9 +300,11 @@ def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live:
     browser.keys(ESCAPE)
     until(lambda: not browser.js("return document.getElementById('act').open"))
     assert browser.js("return document.activeElement.name") == "region"  # where it was
-    # One that may: the plan, the checks, its name, each phase, the verdict, the report.
-    browser.type("#begin-values input", "virginia")
-    browser.keys(ENTER, "a rehearsal", ENTER)
+
+
+def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live: Live) -> None:
+    choose_quick(browser, live, "virginia")
+    browser.keys("a rehearsal", ENTER)
     until(lambda: "1. virginia is drained: drain virginia, for 1 s" in browser.text("#act-effects"))
     browser.keys("quick", ENTER)
     until(lambda: "by ann: a rehearsal" in browser.text("#going-state"))
@@ -321,8 +327,12 @@ def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live:
     until(lambda: "s ago" in browser.text("#moment"))
     assert browser.js("return location.hash") == "#world"
     assert not [one for one in browser.faults() if "/console/of/act" not in one]
-    # A console that did not stand then has its pictures from its report.
-    browser.go(live.console("--out", str(live.out)))
+    look_back_on_quick(browser, live.console("--out", str(live.out)))
+
+
+def look_back_on_quick(browser: Browser, url: str) -> None:
+    """A console that did not stand when it ran has its pictures from its report."""
+    browser.go(url)
     browser.view("drills")
     until(lambda: "Replay" in browser.text("#history tr[data-key^=quick-]"))
     browser.click("#history tr[data-key^=quick-] button")
@@ -506,70 +516,76 @@ class Stage:
 
     async def snapshots(self) -> Mapping[str, LastSnapshot]:
         self._look += 1
-        now, look, named = int(time.time() * 1e3), self._look, self._named
+        now, named = int(time.time() * 1e3), self._named
         found = {}
         for i in range(self._n):
             region = ("tokyo", "virginia", "frankfurt")[i] if i < 3 else f"region-{i}"
-            rows = {
-                f"{named}{region}-{k}": {
-                    "state": "up",
-                    "why": named or "proven",
-                    "in_flight": (look * 7 + k) % 60,
-                    "slots": 64,
-                    "running": (look + k) % 50,
-                    "waiting": 0,
-                    "kv": ((look * 3 + k) % 97) / 100,
-                    "hit": 0.4,
-                    "tpot_ms": 11.5,
-                    "prefill_ms": 0.2,
-                    "models": [named or "m"],
-                    "age_s": 0,
-                    "version": named or "v1",
-                }
-                for k in range(self._replicas)
-            }
-            lower = {
-                "tier": "regional",
-                "region": region,
-                "instance": "a",
-                "epoch": 1,
-                "replicas": rows,
-                "queued": look % 3,
-                "queue": {f"0 {named or 't'}": look % 3 + 1},
-                "under_way": look % 40,
-                "law": {"author": named, "why": named},
-            }
-            decision = {
-                "at": now,
-                "tenant": named or "t",
-                "model": named or "m",
-                "to": region,
-                "status": 200,
-                "outcome": "served",
-                "ttft_ms": 99,
-            }
-            upper = {
-                "tier": "global",
-                "region": region,
-                "instance": "a",
-                "epoch": 1,
-                "under_way": look % 30,
-                "trouble": named or None,
-                "arcs": {region: {"ok": 1.5 * look % 9}},
-                "decisions": {f"{look:08x}{i:08x}": decision},
-                "regions": {
-                    region: {
-                        "state": "up",
-                        "why": named or "ok",
-                        "wait_ms": look % 20,
-                        "used": 0.5,
-                        "drain": {"author": named, "why": named} if named else None,
-                    }
-                },
-            }
+            lower, upper = self._regional(region), self._global(region, f"{self._look:08x}{i:08x}", now)
             found[f"regional {region}{named}"] = LastSnapshot(lower, now, named, "regional", region)
             found[f"global {region}{named}"] = LastSnapshot(upper, now, "", "global", region)
         return found
+
+    def _regional(self, region: str) -> dict[str, Any]:
+        look, named = self._look, self._named
+        return {
+            "tier": "regional",
+            "region": region,
+            "instance": "a",
+            "epoch": 1,
+            "replicas": {f"{named}{region}-{k}": self._replica(k) for k in range(self._replicas)},
+            "queued": look % 3,
+            "queue": {f"0 {named or 't'}": look % 3 + 1},
+            "under_way": look % 40,
+            "law": {"author": named, "why": named},
+        }
+
+    def _replica(self, k: int) -> dict[str, Any]:
+        look, named = self._look, self._named
+        return {
+            "state": "up",
+            "why": named or "proven",
+            "in_flight": (look * 7 + k) % 60,
+            "slots": 64,
+            "running": (look + k) % 50,
+            "waiting": 0,
+            "kv": ((look * 3 + k) % 97) / 100,
+            "hit": 0.4,
+            "tpot_ms": 11.5,
+            "prefill_ms": 0.2,
+            "models": [named or "m"],
+            "age_s": 0,
+            "version": named or "v1",
+        }
+
+    def _global(self, region: str, decision_id: str, now: int) -> dict[str, Any]:
+        look, named = self._look, self._named
+        decision = {
+            "at": now,
+            "tenant": named or "t",
+            "model": named or "m",
+            "to": region,
+            "status": 200,
+            "outcome": "served",
+            "ttft_ms": 99,
+        }
+        seen = {
+            "state": "up",
+            "why": named or "ok",
+            "wait_ms": look % 20,
+            "used": 0.5,
+            "drain": {"author": named, "why": named} if named else None,
+        }
+        return {
+            "tier": "global",
+            "region": region,
+            "instance": "a",
+            "epoch": 1,
+            "under_way": look % 30,
+            "trouble": named or None,
+            "arcs": {region: {"ok": 1.5 * look % 9}},
+            "decisions": {decision_id: decision},
+            "regions": {region: seen},
+        }
 
     def law(self) -> Law:
         return self._law

@@ -73,7 +73,9 @@ async def test_what_cannot_be_is_refused_before_anything_is_touched(
     assert source.going() is None
 
 
-async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def soaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every drill passes its checks, and soaks until it is stopped."""
     stopped, asked_for = asyncio.Event(), []
 
     def stop(why: str) -> None:
@@ -84,15 +86,10 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path, monkey
         return []
 
     async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, progress: Any, begun: Any) -> Any:
-        outcome = SimpleNamespace(
-            run="run-1", canaries=[], findings=[], verdict=SimpleNamespace(value="ABORTED"), why=""
-        )
+        verdict, phase = SimpleNamespace(value="ABORTED"), SimpleNamespace(value="soaking")
+        outcome = SimpleNamespace(run="run-1", canaries=[], findings=[], verdict=verdict, why="")
         progress(f"{asked.why} by {asked.by}, {asked.values}")
-        begun(
-            SimpleNamespace(
-                outcome=outcome, stop=stop, live={}, run_=SimpleNamespace(phase=SimpleNamespace(value="soaking"))
-            )
-        )
+        begun(SimpleNamespace(outcome=outcome, stop=stop, live={}, run_=SimpleNamespace(phase=phase)))
         await stopped.wait()
         outcome.why = asked_for[0]
         return outcome
@@ -103,6 +100,10 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path, monkey
 
     for name, made in (("looked", looked), ("carried_out", carried_out), ("kept", kept)):
         monkeypatch.setattr(drills, name, made)
+
+
+@pytest.mark.usefixtures("soaks")
+async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path) -> None:
     source = _source(tmp_path)
     revision = (await source.plan(NAME, VALUES))["revision"]
     assert await source.begin(NAME, VALUES, revision, "a reason", "ann") == "run-1"

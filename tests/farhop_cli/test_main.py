@@ -119,6 +119,32 @@ def test_every_command_in_the_documents_is_one(monkeypatch):
                 command.make_context("farhop", rest)  # bad usage raises
 
 
+def mentioned():
+    """Each command that a sentence names (`farhop …`), with its file; what stands in capitals is any word."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        prose = "".join(path.read_text().split("```")[::2])
+        yield from ((path.name, line) for line in re.findall(r"`(?:\.venv/bin/)?farhop ([a-z][^`]+)`", prose))
+
+
+def test_every_command_in_a_sentence_is_one():
+    group, lines = typer.main.get_command(main.app()), list(mentioned())
+    assert len(lines) > 100
+    for name, line in lines:
+        command, words = group, shlex.split(line)
+        while hasattr(command, "list_commands") and words and not words[0].startswith(("-", "…")):
+            verbs = words[0].split("|")
+            if isinstance(command, RunsByDefault) and verbs[0] not in command.commands:
+                verbs = ["run"]
+            if verbs[0].isupper():
+                break
+            found = [command.get_command(None, verb) for verb in verbs]
+            assert all(found), (name, line)
+            command, words = found[0], words[1:]
+        known = {"--help"}.union(*(one.opts for one in command.params), *(one.secondary_opts for one in command.params))
+        given = {re.split("[=.,]", word)[0] for word in words if word.startswith("--")}
+        assert given <= known, (name, line)
+
+
 @pytest.mark.parametrize(
     "arguments", [("nonsense",), ("ask",), ("status", "--nonsense"), ("ask", "hi", "--max-tokens", "0"), ("bench", "x")]
 )
@@ -249,6 +275,12 @@ def test_a_mistyped_command_is_told_with_the_right_one(cli, words, right):
     result = cli.run(*words)
     assert result.exit_code == 2
     assert f"Did you mean {right}" in result.stderr
+
+
+def test_who_leaves_the_verb_out_is_told_which_there_are(cli):
+    result = cli.run("drain", "tokyo")
+    assert result.exit_code == 2
+    assert "drain`; use one of get, set, unset, diff, history" in result.stderr
 
 
 # -- where standard output is not what a command is used to

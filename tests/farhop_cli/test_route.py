@@ -89,3 +89,9 @@ def test_a_name_stands_for_models_and_none_for_a_name_that_does(cli, stands):
     assert stands.authored("route")[0] == [{"models": [{"model": "m"}, {"model": "huge"}], "model": "auto"}]
     round_ = ("route", "set", "virginia", "{models: [{model: auto}]}", "--model", "m", "--why", "x")
     assert "stands for others itself; name those in its place" in cli.failed(cli.run(*round_), 1)
+
+
+def test_a_mistyped_field_is_told_with_the_right_one(cli):
+    result = cli.run("route", "set", "virginia", "{polcy: nearest}", "--why", "x")
+    assert result.exit_code == 2
+    assert 'ROUTE: polcy: unknown field; did you mean "policy"?' in result.stderr

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from inprocess import Both, Engine, both, chat, head, send, streaming, tenant, topology, until
+from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
 
 from farhop.store.contract import LAW_KEY
 from farhop.store.sealed import inner
@@ -197,3 +197,15 @@ async def test_where_records_are_forbidden_from_now_on_none_is_kept(up: Both, en
     decision = answer.headers["x-farhop-decision"]
     for port in (up.global_admin, up.regional_admin):
         assert "error" in await admin(port, f"/decisions/{decision}")
+
+
+@pytest.mark.parametrize("size", [0, 300_000])  # read here, and in a process of its own
+async def test_where_records_are_forbidden_no_name_of_a_field_is_told_either(up: Both, size: int) -> None:
+    """A body's member that nobody knows is counted; its name is the client's word."""
+    await Etcd(up).law(2, tenant("anywhere", residency={**ANYWHERE, "logging": {"allow": ["jp"]}}), tenant("patient"))
+    messages = [{"role": "user", "content": "x" * size + "hello"}]
+    for key, field in (("sk-farhop-anywhere", "patient_4711"), ("sk-farhop-patient", "nothing_secret")):
+        body = {"model": MODEL, "messages": messages, field: 1}
+        assert (await send(up.entry, chat(body=body, key=key))).status == 200
+    for balancer in (up.global_, up.regional):
+        assert dict(balancer.plane.guard.unknown) == {"(other)": 1, "nothing_secret": 1}

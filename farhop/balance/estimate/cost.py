@@ -40,9 +40,9 @@ def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
     return in_flight * max(0.0, prefill_ms - alone_ms)
 
 
-def behind_ms(wait_ms: float, uncached: float, mean_uncached: float, pace_ms: float) -> float:
-    """What a prefill makes those wait, in sum, who come behind it: of a request with so much `uncached`, where in the
-    mean it is `mean_uncached`, at `pace_ms` for each of these units, and `wait_ms` go before it.
+def behind_ms(wait_ms: float, *, uncached: float, mean_uncached: float, pace_ms: float) -> float:
+    """What a prefill makes those wait, in sum, who come behind it: of a request with so much `uncached` (bytes or
+    tokens), where in the mean it is `mean_uncached`, at `pace_ms` for each of these, and `wait_ms` go before it.
 
     A queue in balance is as long behind who is served as it was before him when he came (Little 1961): of wait_ms /
     (mean_uncached * pace_ms) requests at each replica, each of which waits uncached * pace_ms longer. What is shorter

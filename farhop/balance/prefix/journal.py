@@ -80,13 +80,13 @@ class Journal:
 
     def insert(self, location: str, chain: Sequence[int], audience: Audience) -> None:
         """The location caches this path now; of those who may know of it, `audience` (None: all) is added."""
-        trie = self.trie
-        if audience is None and trie.observer is None:
+        trie, store = self.trie, self.trie.store
+        if audience is None and store.observer is None:
             trie.insert(location, chain)  # nobody to tell, and nothing to keep from anybody
             return
         if audience is not None and not self._may_restrict(len(chain)):
             return  # rather no hint at all than one without its law
-        trie.observer = self
+        store.observer = self
         if self.restricted.most:
             self._widen(chain, audience)  # first, so that nobody is told of a node before its parent
         self._audience = audience

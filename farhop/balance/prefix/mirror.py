@@ -103,9 +103,14 @@ class Mirrors:
         base = forest.depth[above]
         fits = min(len(nodes), mirror.depth_max - base)
         if fits > 0:
-            known, row = self._known(nodes, fits, base)
-            if row:
+            last = nodes[fits - 1]
+            known, row = fits, forest.shards[last & 255].get(last, 0)  # Forest.find: mostly all of them are known
+            if not row:
+                known, row = self._known(nodes, fits - 1)
+            if row and forest.depth[row] == base + known:
                 above = row
+            else:  # nobody holds any, or it is known as something else: see the module's head
+                known = 0
             new = self._append(mirror, above, base + known, nodes, known, fits) if known < fits else 0
             added = self._touch(mirror, above)
             mirror.nodes += new + added
@@ -115,16 +120,9 @@ class Mirrors:
         if mirror.used_bytes > mirror.limit_bytes:
             self.evict(mirror)
 
-    def _known(self, nodes: Sequence[int], most: int, base: int) -> tuple[int, int]:
+    def _known(self, nodes: Sequence[int], most: int) -> tuple[int, int]:
         """How many of the first `most` nodes anybody holds, and the row of the last of them (0: of none)."""
-        find, depth, last = self.forest.find, self.forest.depth, nodes[most - 1]
-        low, high, row = (
-            0,
-            most,
-            self.forest.shards[last & 255].get(last, 0),
-        )  # Forest.find: mostly all of them are known
-        if row:
-            low = most
+        find, low, high, row = self.forest.find, 0, most, 0
         while low < high:
             middle = (low + high + 1) >> 1
             at = find(nodes[middle - 1])
@@ -132,8 +130,6 @@ class Mirrors:
                 low, row = middle, at
             else:
                 high = middle - 1
-        if row and depth[row] != base + low:
-            return 0, 0  # it is known as something else: see the module's head
         return low, row
 
     def _append(self, mirror: Mirror, above: int, depth: int, nodes: Sequence[int], start: int, end: int) -> int:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from farhop.balance import outcome
 from farhop.relay.formats import audio, kserve, lenient, messages, openai, preferences, ranking, responses, shape
-from farhop.relay.formats.field_guard import DEFAULT
+from farhop.relay.formats.field_guard import DEFAULT, PLAIN
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import NO_PREFERENCES, BodyError, header, invalid
 from farhop.relay.http.head import without
@@ -119,7 +119,8 @@ def read(
                 fields, outline = shape.outlined(body, numeric)
             if body.count(b":") > shape.MEMBERS_MAX:
                 shape.check_members(fields)
-            guard.fields(fields)
+            if not (isinstance(fields, dict) and PLAIN.issuperset(fields)):  # else, as mostly, nothing is to be judged
+                guard.fields(fields)
             if fields is not None and not preferences.READ.isdisjoint(fields):
                 found = preferences.read(fields)
         prompt = openai.chat_of(outline, guard) if outline is not None and kind is Kind.CHAT else None
@@ -169,6 +170,8 @@ def _of(prompt: Prompt, model: str) -> Prompt:
 def _invalid_field(text: str) -> BodyError:
     problem, _, path = text.partition(" - at `$")
     param = path.rstrip("`").lstrip(".") or None
+    if param is not None and param.startswith("[...]"):  # of a member that is not known here, whose name is not told
+        param, path = None, ""
     if "missing required field `" in problem:
         missing = problem.split("`")[1]
         param = f"{param}.{missing}" if param else missing

@@ -17,7 +17,7 @@ import msgspec
 from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.openai import UNREADABLE
 from farhop.relay.formats.paths import Kind
-from farhop.relay.formats.prompt import invalid
+from farhop.relay.formats.prompt import any_json, invalid
 from farhop.relay.formats.shape import MEMBERS_MAX
 
 KEY_HEADER = b"x-farhop-cache-key"
@@ -61,10 +61,13 @@ def asked(
     if len(body) > BODY_BYTES_MAX:
         return "size"
     try:
-        document = msgspec.json.decode(body)
+        document = any_json(body)
     except UNREADABLE:
         return "body"
-    if not isinstance(document, dict) or len(document.get("logit_bias") or ()) > MEMBERS_MAX:  # dear to put in order
+    if not isinstance(document, dict):
+        return "body"
+    biases = document.get("logit_bias")
+    if isinstance(biases, dict) and len(biases) > MEMBERS_MAX:  # dear to put in order
         return "body"
     if named is None and kind in _SAMPLED and not _certain(document):
         return "sampled"
@@ -164,7 +167,7 @@ def _document(text: bytes) -> Document | None:
     if len(text) > CONVERTED_BYTES_MAX:
         return None
     try:
-        document = msgspec.json.decode(text)
+        document = any_json(text)
     except UNREADABLE:
         return None
     return document if isinstance(document, dict) else None
@@ -283,7 +286,7 @@ def stream(kind: Kind, document: bytes) -> tuple[bytes, bytes, bytes] | None:
     if kind not in _CONVERTIBLE or len(document) > CONVERTED_BYTES_MAX:
         return None
     try:
-        answer = msgspec.json.decode(document)
+        answer = any_json(document)
         usage, choices = answer.pop("usage", None), answer.pop("choices")
         if kind is Kind.CHAT:
             answer["object"] = "chat.completion.chunk"

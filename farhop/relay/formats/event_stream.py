@@ -8,6 +8,7 @@ apart, however much of it there is: a line of it takes three bytes, and in Pytho
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,6 +40,19 @@ def each(events: bytes) -> Iterator[bytes]:
         end = size if found is None else found.end()
         yield events[start:end]
         start = end
+
+
+# An event of any API has some 60 bytes and more.
+_EVENT_BYTES, _EVENTS_SPARED = 48, 128
+
+
+def is_crowded(events: bytes) -> bool:
+    """Whether events are so many and so short that no engine says anything by them. To look at each of 64 KiB of `a`
+    and a blank line takes 100 ms: such a part of a stream is not taken apart."""
+    most = _EVENTS_SPARED + len(events) // _EVENT_BYTES
+    if events.count(b"\n") + events.count(b"\r") <= 2 * most:  # an event has two ends of lines
+        return False
+    return next(islice(each(events), most, None), None) is not None
 
 
 def last_end(data: bytes | bytearray, start: int = 0) -> int:

@@ -18,7 +18,7 @@ from urllib.parse import unquote_plus, urlsplit
 
 import msgspec
 
-from farhop.relay.formats.prompt import invalid
+from farhop.relay.formats.prompt import invalid, json_decoder
 from farhop.relay.formats.shape import MEMBERS_MAX
 
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ KNOWN = frozenset(
         "vllm_xargs",
     )
 )  # fmt: skip
-_PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS, _METADATA}
+PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS, _METADATA}
+"""Members of a JSON body that `Guard.fields` has nothing to say of."""
 
 # How base64 of images, sound and films begins. Anything else where a medium stands that is no longer than a path may be
 # one: SGLang opens what is a file's name.
@@ -179,11 +180,12 @@ class Guard:
     """What the configuration allows beyond. `media_hosts` are `host` or `host:port`, in lower case; without, media come
     in the request alone. `unknown` counts fields that nobody knows, by name."""
 
-    __slots__ = ("media_hosts", "refuses_unknown", "unknown")
+    __slots__ = ("_met", "media_hosts", "refuses_unknown", "unknown")
 
     def __init__(self, media_hosts: Iterable[str] = (), *, refuse_unknown: bool = False) -> None:
         self.media_hosts, self.refuses_unknown = frozenset(media_hosts), refuse_unknown
         self.unknown: Counter[str] = Counter()
+        self._met: list[str] = []
 
     def adopt(self, other: Guard) -> None:
         """Allow what another does from now on."""
@@ -194,7 +196,7 @@ class Guard:
         if not isinstance(fields, dict):
             return  # its reader says so
         for name in fields:
-            if name not in _PLAIN and (value := fields[name]) is not None and not _within(name, value):
+            if name not in PLAIN and (value := fields[name]) is not None and not _within(name, value):
                 self._judge(name)
 
     def form(self, names: Iterable[str]) -> None:
@@ -259,13 +261,17 @@ class Guard:
             raise invalid(shown, f"`{shown}` differs from `{known}` by the case of its letters alone: write it so")
         if self.refuses_unknown:
             raise invalid(shown, f"`{shown}` is not a field that is known here: leave it out, or have it allowed")
-        self.count(shown)
+        self._met.append(shown)
 
-    def count(self, name: str) -> None:
-        """A field that nobody knows went on."""
-        if name not in self.unknown and len(self.unknown) >= _COUNTED_MAX:
-            name = OTHER
-        self.unknown[name] += 1
+    def met(self) -> list[str]:
+        """The fields that nobody knows of what was read since this was asked last."""
+        met, self._met = self._met, []
+        return met
+
+    def count(self, names: Iterable[str]) -> None:
+        """Such fields went on. Their names are a client's words: they are told only where it may be recorded."""
+        for name in names:
+            self.unknown[name if name in self.unknown or len(self.unknown) < _COUNTED_MAX else OTHER] += 1
 
 
 _TEXTS = ("text", "input_text")
@@ -284,7 +290,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Reader:
     """The reader of a kind whose body is a JSON object that says everything. `shape` is what of it is looked at."""
-    decode = msgspec.json.Decoder(shape).decode
+    decode = json_decoder(shape)
 
     def read(body: bytes, _path: bytes, _headers: bytes, guard: Guard) -> Prompt:
         return understand(decode(body), guard)

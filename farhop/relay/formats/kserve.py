@@ -12,7 +12,7 @@ import msgspec
 
 from farhop.relay.formats import paths, preferences, shape
 from farhop.relay.formats.field_guard import arguments
-from farhop.relay.formats.prompt import PAIR, Prompt, header, invalid, output_limit
+from farhop.relay.formats.prompt import PAIR, Prompt, header, invalid, json_decoder, output_limit
 from farhop.relay.formats.texts import texts
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Generate(msgspec.Struct, kw_only=True):
     parameters: _Parameters | None = None
 
 
-_infer = msgspec.json.Decoder(_Infer)
+_infer = json_decoder(_Infer)
 _generate = msgspec.json.Decoder(_Generate)
 # Flat, or nested as deep as shapes of texts are; at the first number it ends.
 _Nested: TypeAlias = list[str | list[str | list[str | list[str]]]]
@@ -68,7 +68,7 @@ def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
     fields = shape.check(json_part, "inputs")
     shape.check_members(fields)
     guard.fields(fields)
-    document = _infer.decode(json_part)
+    document = _infer(json_part)
     for tensor in (*document.inputs, *(document.outputs or ())):
         arguments("parameters", tensor.parameters)
     if not document.inputs:

@@ -32,7 +32,9 @@ from farhop.relay.formats.prompt import (
     how_many,
     in_order,
     invalid,
+    json_decoder,
     medium,
+    without_output,
 )
 from farhop.relay.formats.shape import MARK
 from farhop.relay.formats.texts import texts
@@ -287,18 +289,11 @@ def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
     else:
         given = texts(body.input, "input")
         canonical, opaque_bytes = given.canonical, -given.surplus_bytes
-    return Prompt(
-        body.model or "",
-        canonical,
-        max_tokens=NO_OUTPUT,
-        has_salt=body.cache_salt is not msgspec.UNSET,
-        cache_salt=body.cache_salt or "",
-        opaque_bytes=opaque_bytes,
-    )
+    return without_output(body, canonical, opaque_bytes)
 
 
 chat = json_reader(_Chat, _read_chat)
-_chat = msgspec.json.Decoder(_Chat).decode
+_chat = json_decoder(_Chat)
 
 
 def chat_of(outline: Outline, guard: Guard) -> Prompt | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from farhop.relay.formats.field_guard import json_reader
-from farhop.relay.formats.prompt import ITEM, NO_OUTPUT, PAIR, Prompt, invalid, medium
+from farhop.relay.formats.prompt import ITEM, NO_OUTPUT, PAIR, Prompt, invalid, medium, without_output
 from farhop.relay.formats.texts import texts
 
 if TYPE_CHECKING:
@@ -101,14 +101,7 @@ def _pairs(
         opaque_bytes += (len(query) + query_bytes) * (len(right) - 1)
     else:
         canonical = ITEM.join(PAIR.join((a, b)) for (a, _), (b, _) in zip(*sides, strict=True))
-    return Prompt(
-        body.model or "",
-        canonical,
-        max_tokens=NO_OUTPUT,
-        has_salt=body.cache_salt is not msgspec.UNSET,
-        cache_salt=body.cache_salt or "",
-        opaque_bytes=opaque_bytes,
-    )
+    return without_output(body, canonical, opaque_bytes)
 
 
 def _canonical(passage: Passage) -> tuple[bytes, int]:
@@ -122,14 +115,8 @@ def _canonical(passage: Passage) -> tuple[bytes, int]:
 def _read_generative_score(body: _GenerativeScore, _guard: Guard) -> Prompt:
     query, items = texts(body.query, "query"), texts(body.items, "items")
     count = items.canonical.count(ITEM) + 1
-    return Prompt(
-        body.model or "",
-        query.canonical + PAIR + items.canonical,
-        max_tokens=NO_OUTPUT,
-        has_salt=body.cache_salt is not msgspec.UNSET,
-        cache_salt=body.cache_salt or "",
-        opaque_bytes=len(query.canonical) * (count - 1) - query.surplus_bytes - items.surplus_bytes,
-    )
+    opaque_bytes = len(query.canonical) * (count - 1) - query.surplus_bytes - items.surplus_bytes
+    return without_output(body, query.canonical + PAIR + items.canonical, opaque_bytes)
 
 
 def _read_tokenize(body: _Tokenize, guard: Guard) -> Prompt:

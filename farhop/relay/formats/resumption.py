@@ -20,6 +20,7 @@ from farhop.balance.machine import Usage
 from farhop.relay.formats import stops
 from farhop.relay.formats.event_stream import SAYS, each
 from farhop.relay.formats.openai import UNREADABLE
+from farhop.relay.formats.prompt import any_json
 from farhop.relay.formats.stops import Stops
 
 if TYPE_CHECKING:
@@ -359,7 +360,7 @@ class Progress(ABC):
         if data == b"[DONE]":
             return self.end(sends_usage=sends_usage)
         try:
-            document = msgspec.json.decode(data, type=dict[str, Any])
+            document = any_json(data)
             choices = document["choices"]
         except (*UNREADABLE, KeyError):
             return event

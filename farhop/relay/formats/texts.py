@@ -34,7 +34,7 @@ _LARGEST = str(TOKEN_MAX).encode()
 _TOKEN_BYTES = 4  # of text that a token stands for, until its model is known better
 _BLANKS = b" \t\r\n"
 _text = msgspec.json.Decoder(str).decode
-_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_texts = msgspec.json.Decoder(list[str]).decode
 
 
 def texts(value: bytes | msgspec.Raw, param: str) -> Texts:
@@ -53,29 +53,37 @@ def texts(value: bytes | msgspec.Raw, param: str) -> Texts:
     first = raw[1:64].lstrip(_BLANKS)[:1] or raw[1:].lstrip(_BLANKS)[:1]
     if first == b"]":
         raise _empty(param)
-    if first.isdigit():
-        return _ids(raw, param)
-    items = [_item(bytes(item), param) for item in _list(raw)]
-    surplus_bytes = sum(item.surplus_bytes for item in items)
-    return Texts(ITEM.join(item.canonical for item in items), len(items), first == b'"', surplus_bytes)
+    if first == b'"':
+        try:
+            given = _texts(raw)
+        except msgspec.ValidationError:
+            raise _no_texts(param) from None
+        return Texts(ITEM.join([text.encode() for text in given]), len(given), is_text=True)
+    packed = raw.translate(None, _BLANKS)[1:-1]
+    return _ids([packed] if first.isdigit() else _lists(packed, param), param)
 
 
-def _item(raw: bytes, param: str) -> Texts:
-    if raw[:1] == b'"':
-        return Texts(_text(raw).encode(), 1, is_text=True)
-    return _ids(raw, param)
+def _lists(packed: bytes, param: str) -> list[bytes]:
+    """What stands in each of several lists that have no list in them."""
+    lists = packed[1:-1].split(b"],[")
+    between = len(lists) - 1
+    if packed[:1] != b"[" or packed[-1:] != b"]" or {packed.count(b"["), packed.count(b"]")} != {between + 1}:
+        raise _no_texts(param)
+    return lists
 
 
-def _ids(raw: bytes, param: str) -> Texts:
-    """A list of token ids."""
-    digits = raw.translate(None, _BLANKS)[1:-1]
-    if raw[:1] != b"[" or digits.translate(None, b"0123456789,"):
+def _ids(lists: list[bytes], param: str) -> Texts:
+    """Lists of token ids: what stands between the brackets of each."""
+    digits = lists[0] if len(lists) == 1 else b",".join(filter(None, lists))
+    if digits.translate(None, b"0123456789,"):
         raise _no_texts(param)
     commas = np.frombuffer(digits, np.uint8) == 0x2C
     if not _in_range(digits, commas):
         raise _no_texts(param)
     count = int(np.count_nonzero(commas)) + 1 if digits else 0
-    return Texts(TOKENS + digits, 1, is_text=False, surplus_bytes=len(digits) - _TOKEN_BYTES * count)
+    canonical = ITEM.join([TOKENS + one for one in lists])
+    surplus_bytes = sum(map(len, lists)) - _TOKEN_BYTES * count
+    return Texts(canonical, len(lists), is_text=False, surplus_bytes=surplus_bytes)
 
 
 def _in_range(digits: bytes, commas: np.ndarray[Any, np.dtype[np.bool_]]) -> bool:

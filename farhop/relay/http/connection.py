@@ -328,9 +328,13 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(self._no_room(exchange.tenant))
             return data
         exchange.held_bytes = held_bytes
-        if early is None and not self._counts(exchange):
-            self._refuse(_crowded())
-            return data
+        if early is None:
+            tenant = exchange.tenant
+            moved = tenant == self.tenant or self.is_hop or self._move_to(tenant)
+            exchange.counted = moved and self._listener.requests.take(1, tenant)
+            if not exchange.counted:
+                self._refuse(_crowded())
+                return data
         if whole_bytes is not None:
             exchange.body_bytes, exchange.body = whole_bytes, data[:whole_bytes]  # all of it is no copy
             self._complete(exchange)
@@ -347,16 +351,14 @@ class ClientConnection(asyncio.Protocol):
                 self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return data
 
-    def _counts(self, exchange: Exchange) -> bool:
-        """Count a request, and its connection, to its tenant's share. False if that is used up."""
-        tenant, listener = exchange.tenant, self._listener
-        if tenant != self.tenant and not self.is_hop:
-            if listener.slots is not None and not listener.slots.move(1, self.tenant, tenant):
-                return False
-            self.tenant = tenant
-            listener.unproven.pop(self, None)
-        exchange.counted = listener.requests.take(1, tenant)
-        return exchange.counted
+    def _move_to(self, tenant: str) -> bool:
+        """Count the connection to another tenant's share from now on. False if that is used up."""
+        slots = self._listener.slots
+        if slots is not None and not slots.move(1, self.tenant, tenant):
+            return False
+        self.tenant = tenant
+        self._listener.unproven.pop(self, None)
+        return True
 
     def _read_body(self, data: bytes, exchange: Exchange) -> bytes:
         assert self._body is not None
@@ -450,28 +452,32 @@ class ClientConnection(asyncio.Protocol):
         """Nothing is read after this exchange, and the connection ends with it."""
         self._close_after, self._reads_no_more = exchange, True
 
-    def _serve(self, exchange: Exchange) -> None:
-        self.answering = exchange
-        if exchange.early is not None:
-            exchange.reply(exchange.early)
-            return
-        if len(exchange.body) > _LARGE_BYTES:
-            exchange.waits = True
-            self._listener.large_bodies.add(partial(self._arrive, exchange))
-        else:
-            self._arrive(exchange)
-
-    def _arrive(self, exchange: Exchange) -> None:
-        """Have the handler read the request."""
+    def _serve_large(self, exchange: Exchange) -> None:
+        """A large body's turn to be read."""
         if self.answering is not exchange:
             return  # its client left meanwhile
         exchange.waits = False
         # What reading takes beside the body, at most: texts at four bytes a character, and the chain's copy of them.
-        reading_bytes = _READING * len(exchange.body) if len(exchange.body) > _LARGE_BYTES else 0
-        if reading_bytes and not self._budget.take(reading_bytes, exchange.tenant):
+        reading_bytes = _READING * len(exchange.body)
+        if not self._budget.take(reading_bytes, exchange.tenant):
             refused = _no_buffer()
             exchange.abandon(refused.outcome, refused.status)
             exchange.reply(refused)
+            return
+        try:
+            self._serve(exchange, now=True)
+        finally:
+            self._budget.give(reading_bytes, exchange.tenant)
+
+    def _serve(self, exchange: Exchange, *, now: bool = False) -> None:
+        """Have the handler read the request: a large one in its turn, unless that is `now`."""
+        self.answering = exchange
+        if exchange.early is not None:
+            exchange.reply(exchange.early)
+            return
+        if not now and len(exchange.body) > _LARGE_BYTES:
+            exchange.waits = True
+            self._listener.large_bodies.add(partial(self._serve_large, exchange))
             return
         try:
             self._handler.arrived(exchange)
@@ -483,9 +489,6 @@ class ClientConnection(asyncio.Protocol):
                 exchange.reply(reply)
             elif self.answering is exchange:
                 self.abort()
-        finally:
-            if reading_bytes:
-                self._budget.give(reading_bytes, exchange.tenant)
 
     def _advance(self) -> None:
         """Serve those who wait. A loop, not a recursion: an answer given at once comes back here from within."""

@@ -93,12 +93,14 @@ class AttemptRun:
         "number",
         "owner",
         "streams",
+        "target",
         "timing",
         "whole",
     )
 
     def __init__(self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float) -> None:
         self.owner, self.active, self.number = owner, active, number
+        self.target = active.forward.target if active.forward is not None else ""  # who is asked
         self._connection: UpstreamConnection | None = None
         self.last_activity_at = now  # when something of the answer came last; before that, when it was made
         self._silent_s = self._pause_s = 0.0  # at the last sweep, and the longest that ended, as sweeps see them
@@ -238,12 +240,6 @@ class AttemptRun:
         return self.owner.upstream_head(self.active, host, len(body)), body
 
     # -- for its owner
-
-    @property
-    def target(self) -> str:
-        """Who is asked."""
-        forward = self.active.forward
-        return forward.target if forward is not None else ""
 
     @property
     def usage(self) -> Usage | None:

@@ -56,19 +56,13 @@ class _Drain(Collector):
 class ConcurrentPairRun(AttemptRun):
     """Both halves under way: an attempt like others at the engine that answers, with the other half beside it."""
 
-    __slots__ = ("_asked_at", "_body", "_broke", "_half", "_prefill", "_prefill_owner")
+    __slots__ = ("_asked_at", "_body", "_half", "_prefill", "_prefill_owner")
 
     def __init__(self, owner: PrefillOwner, active: ActiveRequest, number: int, now: float, prefill: Prefill) -> None:
         super().__init__(owner, active, number, now)
         self._prefill, self._asked_at, self._prefill_owner = prefill, now, owner
         self._body = both_body(active.body, prefill)
         self._half: _Drain | None = _Drain(self._write, self._fetched, ANSWER_BYTES_MAX)
-        self._broke = False
-
-    @property
-    def target(self) -> str:
-        """Who is asked; of the two, whoever the attempt broke at."""
-        return self._prefill.target if self._broke else super().target
 
     def start(self, address: Address) -> None:
         """Get both connections."""
@@ -91,9 +85,12 @@ class ConcurrentPairRun(AttemptRun):
     def completed(self) -> None:
         """The answer is whole. The other engine has done its part, and may take a moment to say so."""
         half = self._half
-        if half is not None and self.status < 400 and not self.is_over:
+        if half is not None and not self.is_over:
             self._half = None
-            asyncio.get_running_loop().call_later(LINGER_S, half.abort)
+            if self.status < 400:
+                asyncio.get_running_loop().call_later(LINGER_S, half.abort)
+            else:
+                half.abort()
         super().completed()
 
     def check(self, now: float) -> None:
@@ -131,5 +128,6 @@ class ConcurrentPairRun(AttemptRun):
         half, self._half = self._half, None
         if half is not None:
             half.abort()
-        self._broke = not self.began
+        if not self.began:
+            self.target = self._prefill.target  # of the two it broke at this one
         self._prefill_owner.prefill_failed(self, reason)

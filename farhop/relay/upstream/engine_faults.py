@@ -14,6 +14,7 @@ import msgspec
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
+from farhop.relay.formats.prompt import any_json
 
 BODY_BYTES_MAX = 16 * 1024
 UNSPOKEN_BYTES_MAX = 512
@@ -47,7 +48,7 @@ def in_event(event: bytes) -> Outcome | None:
     if len(event) > BODY_BYTES_MAX:
         return None  # an error is small, and what is large is not taken apart
     try:
-        body: Any = msgspec.json.decode(event[start:].rstrip()) if start >= 0 else None
+        body: Any = any_json(event[start:].rstrip()) if start >= 0 else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(body, dict) or not body.get("error"):
@@ -98,7 +99,7 @@ class UnsupportedTap:
         if self._passes:
             return b""
         try:
-            body: Any = msgspec.json.decode(kept) if kept else {}
+            body: Any = any_json(kept) if kept else {}
         except (msgspec.DecodeError, UnicodeDecodeError):
             body = kept.strip() in (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
         self.unsupported = body is True or body == {} or body in _NOWHERE

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from farhop.balance import machine, outcome
 from farhop.relay import answers
 from farhop.relay.formats import resumption, text_resumption
-from farhop.relay.formats.event_stream import each
+from farhop.relay.formats.event_stream import each, is_crowded
 from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
 from farhop.relay.formats.resumption import Progress, Unresumable
 from farhop.relay.formats.text_resumption import TextProgress
@@ -170,9 +170,16 @@ class ResumableTap(StreamTap):
             events = self._slow(data)
         else:
             self._keep(events := data)
+        if is_crowded(events):
+            return self._let_go(events)
         if ERROR in events:  # in a text it would be escaped
             events = self._unbroken(events)
         return self._taken(events) if events else events
+
+    def _let_go(self, events: bytes) -> bytes:
+        """What no engine says: it passes as it is, unless it is to continue a stream, which cannot go on from there."""
+        self.progress.why_not = self.progress.why_not or "unreadable"
+        return b"" if self.progress.resumed else events
 
     def _unbroken(self, events: bytes) -> bytes:
         """What comes before an event that says the engine is broken; the rest is withheld."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop.relay.formats.event_stream import ANY_END, END_BYTES_MAX, each, last_end
+from farhop.relay.formats.event_stream import ANY_END, END_BYTES_MAX, each, is_crowded, last_end
 from farhop.relay.formats.openai import UNREADABLE, usage_of
 from farhop.relay.upstream import engine_faults
 
@@ -94,7 +94,7 @@ class StreamTap:
             del tail[:end]
             self._keep(whole)
             matters = self._finish or self._geo or has_usage(whole) or (self._hide and _finishes(whole))
-            events = list(each(whole)) if matters else [whole]
+            events = list(each(whole)) if matters and not is_crowded(whole) else [whole]
         self._tail, self._searched = tail or None, len(tail)
         if len(tail) > self.events_bytes_max:
             events.append(self._drain_tail())
@@ -108,9 +108,15 @@ class StreamTap:
         if self._finish and events:
             events.insert(0, self._finish)
             self._finish = b""
+        told = [event for event in events if has_usage(event)]
+        for event in (
+            *told[:1],
+            *told[1:][-1:],
+        ):  # of Anthropic's the first tells of the prompt; of all the last counts
+            self._read(event)
         passed: list[bytes] = []
         for event in events:
-            if not self._is_ours(event):
+            if not (told and self._is_ours(event)):
                 passed.append(event)
             elif passed and _finishes(passed[-1]):
                 passed[-1] = _with_rest_of(passed[-1], event)
@@ -125,15 +131,15 @@ class StreamTap:
         tail, self._tail, self._searched = bytes(self._tail or b""), None, 0
         return tail
 
-    def _is_ours(self, event: bytes) -> bool:
-        if not has_usage(event):
-            return False
+    def _read(self, event: bytes) -> None:
         start = event.find(b"{")
         usage = usage_of(event[start:].rstrip(), self.usage) if start >= 0 else None
-        if usage is None:
-            return False
-        self.usage = usage
-        return self._hide and b'"choices":[]' in event.replace(b" ", b"")
+        if usage is not None:
+            self.usage = usage
+
+    def _is_ours(self, event: bytes) -> bool:
+        """Whether it tells of the usage alone, which only we asked for."""
+        return self._hide and has_usage(event) and b'"choices":[]' in event.replace(b" ", b"")
 
     def rest(self) -> bytes:
         """What is left when the upstream ended as it should: an event without its end, passed on as it is."""

@@ -46,4 +46,4 @@ class Predictive(Policy):
 
     def shift(self, field: Field) -> float:
         """See Policy."""
-        return field.beta * field.output_tokens * field.least_token_ms()
+        return field.beta * field.output_tokens * field.token_least_ms

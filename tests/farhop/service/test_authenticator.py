@@ -24,6 +24,10 @@ from topology.law import Law, Scope
 LIMITED = "weights-70b"
 
 
+def under(law: Law) -> Any:
+    return SimpleNamespace(law=law)
+
+
 def world():  # type: ignore[no-untyped-def]
     rule = {"allow": ["jp"]}
     return topology(
@@ -90,7 +94,7 @@ def test_the_nearest_lawful_entry_is_named() -> None:
     """From Tokyo, Virginia is nearer than Frankfurt."""
     residency = {"processing": {"allow": ["world"]}, "entry": {"allow": ["de", "us"]}}
     near = topology(tenant("elsewhere", residency=residency))
-    authenticator = KeyAuthenticator("tokyo", lambda: Law(near), lambda _regions: {}, 60.0)
+    authenticator = KeyAuthenticator("tokyo", under(Law(near)), lambda _regions: {}, 60.0)
     answer = authenticator.entry_refusal("elsewhere", b"/x")
     assert answer is not None
     assert b"location: http://127.0.0.1:8100/x\r\n" in answer.extra
@@ -166,8 +170,8 @@ def test_records_follow_the_key_that_a_later_law_narrows() -> None:
         return Law(topology(one))
 
     now = law([])
-    asks = KeyAuthenticator("virginia", lambda: now, lambda _regions: {}, 600.0)
     flow: Any = SimpleNamespace(law=now, config=SimpleNamespace(region="virginia"))
+    asks = KeyAuthenticator("virginia", flow, lambda _regions: {}, 600.0)
     nothing: Any = SimpleNamespace()
     below = HopAuthenticator(nothing, flow, nothing, names_body=False)
     caller = asks.trusted("acme", (), "demo")
@@ -201,7 +205,7 @@ async def test_a_timeout_that_is_none_is_refused(up: Both, message: str) -> None
 
 
 def test_a_timeout_only_shortens_the_deadline() -> None:
-    authenticator = KeyAuthenticator("tokyo", lambda: Law(world()), lambda _regions: {}, 60.0)
+    authenticator = KeyAuthenticator("tokyo", under(Law(world())), lambda _regions: {}, 60.0)
     assert [authenticator.patience_of(one) for one in (None, b"2500", b"999999999999")] == [60.0, 2.5, 60.0]
 
 
@@ -258,7 +262,7 @@ def _head(*lines: bytes) -> Head:
 def test_a_gateway_says_for_whom_it_asks_once_and_of_those_who_are_known() -> None:
     law = Law(world())
     for name in ("x-farhop-tenant", "x-tenant"):
-        asks = GatewayAuthenticator("virginia", lambda: law, lambda _: [], 60.0, name)
+        asks = GatewayAuthenticator("virginia", under(law), lambda _: [], 60.0, name)
         line = name.encode() + b": "
         caller = asks.caller(_head(line + b"anywhere", b"authorization: Bearer sk-farhop-split"))
         assert isinstance(caller, Caller)
@@ -277,8 +281,8 @@ def test_a_gateway_says_for_whom_it_asks_once_and_of_those_who_are_known() -> No
 def test_an_objective_lowers_whoever_names_it_and_raises_where_a_gateway_does() -> None:
     law = Law(topology(tenant("mid", priority=4, tiers={"flex": 1})))
     fields = {"chat": 99, "batch": -3, "flex": 8, "low": 2}
-    keys = KeyAuthenticator("virginia", lambda: law, lambda _: [], 60.0)
-    gateway = GatewayAuthenticator("virginia", lambda: law, lambda _: [], 60.0, "x-farhop-tenant")
+    keys = KeyAuthenticator("virginia", under(law), lambda _: [], 60.0)
+    gateway = GatewayAuthenticator("virginia", under(law), lambda _: [], 60.0, "x-farhop-tenant")
     for asks, raised in ((keys, 4), (gateway, 9)):
         asks.objective = fields.get
 

@@ -66,7 +66,8 @@ def text(model: str | None = "m", content: str = "hello " * 200, **more: Any) ->
 def came(body: bytes, caller: Caller = ASKER, kind: Kind = Kind.CHAT) -> Any:
     """An exchange whose body is here."""
     head = SimpleNamespace(path=b"/v1/chat/completions", onward=b"", known={})
-    return SimpleNamespace(head=head, body=body, context=SimpleNamespace(kind=kind, caller=caller, law="a verdict"))
+    context = SimpleNamespace(kind=kind, caller=caller, law="a verdict", recorded=True, unknown_fields=[])
+    return SimpleNamespace(head=head, body=body, context=context)
 
 
 def refusal(error: pytest.ExceptionInfo[RefusedError]) -> tuple[str, str | None]:
@@ -147,7 +148,12 @@ def test_what_is_read_apart_is_what_is_read_here() -> None:
     assert error.value.reply.outcome is outcome.HOP_FORGED
     exchange.context.caller = ASKER
     request, prompt = made.read_apart(exchange, parsed, NOW)
-    assert dict(guard.unknown) == {"odd_field": 2}
+    assert dict(guard.unknown) == {}  # which is the ingress's to count, once it is known what may be recorded
+    assert exchange.context.unknown_fields == ["odd_field"]
+    made.count_unknown(exchange.context)
+    exchange.context.recorded = False
+    made.count_unknown(exchange.context)
+    assert dict(guard.unknown) == {"odd_field": 1, "(other)": 1}
     assert exchange.context.body_sha256 == parsed.onward_sha256 != b""
     here, same = reader().read(came(body))
     assert msgspec.structs.replace(request, id=here.id) == here

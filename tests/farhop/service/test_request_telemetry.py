@@ -224,11 +224,8 @@ class Reasons:
     def record(self, decision: Any) -> dict[str, Any]:
         return {"decision": decision}
 
-    def predicted_hit_tokens(self, decision: Any) -> float:
-        return 4.0
-
-    def hit_source(self, decision: Any) -> str:
-        return "exact"
+    def predicted_hit(self, decision: Any) -> tuple[float, str]:
+        return 4.0, "exact"
 
     def predicted_ttft_ms(self, decision: Any) -> float | None:
         return 20.0

@@ -112,7 +112,7 @@ def test_absurd_samples_are_counted_apart(metrics):
     serve(metrics, ttft_s=-1.0)
     serve(metrics, tpot_s=math.nan, target="tokyo")
     metrics.promised(math.nan, 5.0)
-    metrics.prefix("trie", math.inf, 1)
+    serve(metrics, usage=Usage(1, 0, 1), hit=(math.inf, "trie"))
     serve(metrics, usage=Usage(-5, 1))
     assert scraped(metrics, "farhop_invalid_samples_total") == {by(): 5}
     assert scraped(metrics, "farhop_ttft_seconds_count") == {by(): 0}
@@ -150,9 +150,8 @@ def test_targets_are_bounded(metrics, monkeypatch):
 
 
 def test_tokens_prefixes_and_promises(metrics):
-    serve(metrics, usage=Usage(100, 20, 64))
+    serve(metrics, usage=Usage(100, 20, 64), hit=(60.0, "exact"))
     serve(metrics, usage=Usage(10, 2))
-    metrics.prefix("exact", 60, 64)
     metrics.promised(400.0, 430.0)
     metrics.promised(400.0, 310.0)
     assert scraped(metrics, "farhop_tokens_total") == {
@@ -265,11 +264,10 @@ def test_a_gauge_of_two_labels(metrics):
 
 def test_what_is_over_is_counted_some_at_a_time_though_nobody_scrapes(metrics):
     for _ in range(3 * module.AT_ONCE + 1):
-        metrics.prefix("trie", 10.0, 8.0)
-        serve(metrics, target="tokyo", model="m", ttft_s=0.2, usage=Usage(7, 3, None))
-    assert (len(metrics.pending_over), len(metrics.pending_hits)) == (1, 1)
+        serve(metrics, target="tokyo", model="m", ttft_s=0.2, usage=Usage(10, 3, 8), hit=(10.0, "trie"))
+    assert len(metrics.pending_over) == 1
     times = 3 * module.AT_ONCE + 1
     assert scraped(metrics, "farhop_duration_seconds_count") == {by(): times}
     assert scraped(metrics, "farhop_prefix_predicted_tokens_total")[by(source="trie")] == 10.0 * times
-    assert scraped(metrics, "farhop_tokens_total")[by(kind="prompt")] == 7 * times
-    assert (metrics.pending_over, metrics.pending_hits) == ([], [])
+    assert scraped(metrics, "farhop_tokens_total")[by(kind="prompt")] == 10 * times
+    assert metrics.pending_over == []

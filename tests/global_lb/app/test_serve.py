@@ -206,10 +206,10 @@ def test_the_reasons_of_a_decision() -> None:
     assert record["not_serving"] == {"tokyo": "suspect: no recent report"}
     assert reasons.attributes(decision)["farhop.region"] == "tokyo"
     assert reasons.predicted_ttft_ms(decision) == 9.5
-    assert reasons.hit_source(decision) == "trie"
+    assert reasons.predicted_hit(decision) == (scored.hit_tokens, "trie")
     nowhere = Decision(verdict, {}, (), None)
     assert "farhop.region" not in reasons.attributes(nowhere)
-    assert (reasons.predicted_hit_tokens(nowhere), reasons.predicted_ttft_ms(nowhere)) == (0.0, None)
+    assert (reasons.predicted_hit(nowhere), reasons.predicted_ttft_ms(nowhere)) == ((0.0, "trie"), None)
 
 
 async def test_what_was_sent_is_acknowledged_under_our_own_name(up: Both) -> None:

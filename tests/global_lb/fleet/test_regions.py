@@ -244,7 +244,7 @@ def anew(regions: Regions, asked, lawful, now: float, without) -> list:
 
 def states(field) -> list:
     return [field.names, dict(field.absent), field.block.tolist(), field.sent.tolist(), field.here, field.hot,
-            None if field.penalty_ms is None else field.penalty_ms.tolist()]  # fmt: skip
+            field.any_wait, None if field.penalty_ms is None else field.penalty_ms.tolist()]  # fmt: skip
 
 
 STEPS = st.one_of(

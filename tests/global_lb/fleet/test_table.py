@@ -39,6 +39,18 @@ def test_what_is_sent_copies_no_more_than_what_changes_by_it() -> None:
     assert (found.wait_ms, found.slots_left, found.cache_hit_calibration) == (9.0, 3.0, 0.5)
 
 
+def test_where_requests_wait_is_known_and_where_none_does_no_queue_is_reckoned() -> None:
+    table = Table(("a", "b"), "a")
+    table.write([("a", row(0.0)), ("b", row(7.0))])
+    assert table.waited == {"b"}
+    table.write([], [("a", 3.0, 1.0, 1.0), ("b", 0.0, 1.0, 1.0)])
+    assert table.waited == {"a"}
+    regions = {"london": {"depth": 2, "wait_ms": 0.0}, "tokyo": {"depth": 1, "wait_ms": 0.0}}
+    with_queue, without = field(request("a"), **regions), field(request("a"), **regions)
+    without.any_wait = False
+    assert without.predicted_ms().tolist() == with_queue.predicted_ms().tolist()
+
+
 def test_a_part_of_a_field_is_the_same_for_those_in_it() -> None:
     found = field(request("a"), london={"depth": 2}, frankfurt={"depth": 1}, tokyo={"wait_ms": 50.0})
     found.penalty_ms, found.hot = np.array([0.0, 1.0, 2.0]), frozenset({1, 2})

@@ -32,9 +32,9 @@ NOW_S = 100.0
 
 def authenticator(region: str = "frankfurt", uses_max: int = 8) -> KeyAuthenticator:
     law, clock = Law(WORLD), SimpleNamespace(now=lambda: NOW_S)
-    flow = SimpleNamespace(law=law, config=SimpleNamespace(region=region))
+    flow: Any = SimpleNamespace(law=law, config=SimpleNamespace(region=region))
     verifier = RedirectTokenVerifier(KEYS, region, holder("r1", 3), uses_max)
-    made = KeyAuthenticator(region, lambda: law, lambda _regions: {}, 600.0)
+    made = KeyAuthenticator(region, flow, lambda _regions: {}, 600.0)
     made.by_token = RedirectedCallers(verifier, flow, clock).caller  # type: ignore[arg-type]
     return made
 

@@ -311,10 +311,9 @@ def test_the_reasons_of_a_pick() -> None:
     assert (record["chosen"], record["candidates"][0]["full"]) == ("one", False)
     assert reasons.attributes(pick)["farhop.reasons"] == ["one 12.5 turns"]
     assert reasons.attributes(pick)["farhop.policy"] == record["policy"] == "round-robin"
-    assert reasons.predicted_hit_tokens(pick) == 64.0
-    assert (reasons.hit_source(pick), record["candidates"][0]["hit_exact"]) == ("trie", False)
+    assert (reasons.predicted_hit(pick), record["candidates"][0]["hit_exact"]) == ((64.0, "trie"), False)
     pick.chosen = replace(pick.chosen, exact=True)
-    assert reasons.hit_source(pick) == "exact"
+    assert reasons.predicted_hit(pick) == (64.0, "exact")
     step_ms = 0.5 * 20.0  # it is at one when the request comes
     assert reasons.predicted_ttft_ms(pick) == record["ttft_ms"] == (100.0 + 36.0) * 0.5 + step_ms
     pick.residual_ms = 7.0
@@ -326,13 +325,13 @@ def test_the_reasons_of_a_pick() -> None:
     assert "farhop.prefill_replica" not in reasons.attributes(pick)
     pick.prefill = Scored("two", 0.0, 0.0, 100.0, 20.0, 0.25, 20.0)
     assert reasons.record(pick)["prefill"] == reasons.attributes(pick)["farhop.prefill_replica"] == "two"
-    assert reasons.predicted_hit_tokens(pick) == 100.0  # all of it, once it was fetched
+    assert reasons.predicted_hit(pick)[0] == 100.0  # all of it, once it was fetched
     assert reasons.predicted_ttft_ms(pick) == (20.0 + 100.0) * 0.25 + step_ms
     nobody = seen(room=False)
     assert reasons.attributes(nobody) == {}
     record = reasons.record(nobody)
     assert (record["chosen"], record["candidates"][0]["full"], record["ttft_ms"]) == (None, True, None)
-    assert (reasons.predicted_hit_tokens(nobody), reasons.predicted_ttft_ms(nobody)) == (0.0, None)
+    assert (reasons.predicted_hit(nobody), reasons.predicted_ttft_ms(nobody)) == ((0.0, "trie"), None)
 
 
 def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> None:

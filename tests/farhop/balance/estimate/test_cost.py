@@ -35,8 +35,10 @@ def test_terms_by_hand() -> None:
 
 
 def test_who_comes_behind_waits_for_what_a_request_has_more_than_others() -> None:
-    costs = [cost.behind_ms(300.0, uncached, 200.0, 1.0) for uncached in (0.0, 100.0, 200.0, 1000.0)]
-    assert costs == [0.0, 150.0, 300.0, 1500.0]
-    assert cost.behind_ms(0.0, 1000.0, 200.0, 1.0) == 0.0
-    assert cost.behind_ms(50.0, 200.0, 200.0, 1.0) == 12.5  # a quarter of a prefill is left of somebody's
-    assert cost.behind_ms(50.0, 200.0, 200.0, 0.0) == 50.0
+    def behind_ms(wait_ms: float, uncached: float, pace_ms: float = 1.0) -> float:
+        return cost.behind_ms(wait_ms, uncached=uncached, mean_uncached=200.0, pace_ms=pace_ms)
+
+    assert [behind_ms(300.0, uncached) for uncached in (0.0, 100.0, 200.0, 1000.0)] == [0.0, 150.0, 300.0, 1500.0]
+    assert behind_ms(0.0, 1000.0) == 0.0
+    assert behind_ms(50.0, 200.0) == 12.5  # a quarter of a prefill is left of somebody's
+    assert behind_ms(50.0, 200.0, pace_ms=0.0) == 50.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.relay.formats.event_stream import ANY_END, each, last_end
+from farhop.relay.formats.event_stream import ANY_END, each, is_crowded, last_end
 
 
 def by_the_standard(stream: bytes) -> list[bytes]:
@@ -78,3 +78,15 @@ def test_the_last_end_has_nothing_but_blank_lines_behind_those_before(before: by
 )  # fmt: skip
 def test_a_blank_line_ends_one_once_it_is_sure_to_be_blank(text: bytes, ends: list[int]) -> None:
     assert [found.end() for found in ANY_END.finditer(text)] == ends
+
+
+@pytest.mark.parametrize("event", [b"a\n\n", b"data:\n\n", b"a\r\r", b'"usage":{\n\n', b'{"error"\r\n\r\n'])
+def test_events_that_say_nothing_are_crowded(event: bytes) -> None:
+    assert is_crowded(event * (65_536 // len(event)))
+    assert not is_crowded(event * 64), "a few of them are no burden"
+
+
+@pytest.mark.parametrize("event", [b"data: " + b"x" * 54 + b"\n\n", b"event: a\r\ndata: " + b"x" * 40 + b"\r\n\r\n"])
+def test_events_of_an_engine_are_not_nor_are_comments_and_blank_lines(event: bytes) -> None:
+    for part in (event * 2000, b":\n\n" * 20_000 + event, b"\r" * 60_000, event + b": ping\n\n" * 9000 + event):
+        assert not is_crowded(part)

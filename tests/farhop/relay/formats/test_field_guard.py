@@ -286,7 +286,9 @@ def test_fields_that_nobody_knows_are_counted_by_name_and_bounded() -> None:
     rules = Guard()
     for i in range(300):
         _read(CHAT | {f"new_{i}": 1, "x": 2}, rules=rules)
+        rules.count(rules.met())
     _read(CHAT | {"a\n# HELP": 1}, rules=rules)
+    rules.count(rules.met())
     assert (rules.unknown["x"], len(rules.unknown)) == (300, 257)
     assert rules.unknown[field_guard.OTHER] == 45 + 1, (
         "of 256 names 255 were new; a name that is none counts with the rest"

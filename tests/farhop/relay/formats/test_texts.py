@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farhop.relay.formats import prompt
+from farhop.relay.formats import texts as module
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.formats.texts import texts
 
@@ -18,9 +19,40 @@ def test_texts() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [b"[{}]", b"{}", b"7", b"null", b'""', b"[]", b"[ ]", b"[-1]", b"[1.5]", b'[1,"a"]', b"[[[1]]]"]
+    "given",
+    [
+        b"[{}]",
+        b"{}",
+        b"7",
+        b"null",
+        b'""',
+        b"[]",
+        b"[ ]",
+        b"[-1]",
+        b"[1.5]",
+        b'[1,"a"]',
+        b'["a",1]',
+        b'["a",[1]]',
+        b'[[1],"a"]',
+        b"[[1],2]",
+        b"[[1],[[2]]]",
+        b"[[1],[2147483648]]",
+        b"[[1],null]",
+        b"[[[1]]]",
+        b"[[1],[2.5]]",
+    ],
 )
 def test_what_is_no_text_is_refused_by_name(given: bytes) -> None:
     with pytest.raises(BodyError) as caught:
         texts(given, "x")
     assert caught.value.param == "x"
+
+
+def test_several_lists_of_ids_are_looked_at_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8,000 of one id each took NumPy 90 ms."""
+    looked: list[bytes] = []
+    monkeypatch.setattr(module, "_in_range", lambda digits, _commas: looked.append(digits) or True)
+    read = texts(b"[" + b", ".join([b"[7, 8]", b"[]", b"[9]"] * 1000) + b"]", "x")
+    assert read.canonical == b"\xff".join([prompt.TOKENS + b"7,8", prompt.TOKENS, prompt.TOKENS + b"9"] * 1000)
+    assert (read.items, read.is_text, read.surplus_bytes) == (3000, False, 1000 * (3 + 1 - 12))
+    assert looked == [b",".join([b"7,8,9"] * 1000)]

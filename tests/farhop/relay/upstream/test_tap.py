@@ -273,3 +273,15 @@ def test_what_real_engines_say_was_used() -> None:
         assert used(LLAMA, name) == Usage(267, 6, 266, None)
     assert used(VLLM, "chat-goes-on-ids-stream") == Usage(20, 6, 0)
     assert used(VLLM, "completion-ids") == used(VLLM, "completion-ids-stream") == Usage(3, 6, 0)
+
+
+@pytest.mark.parametrize("usage", [b'{"prompt_tokens":-5}', b'{"completion_tokens":9e307}', b'{"prompt_tokens":7}'])
+def test_of_usage_told_again_and_again_the_last_is_read(monkeypatch: pytest.MonkeyPatch, usage: bytes) -> None:
+    """Each was read, and 64 KiB of them held the loop for up to 26 ms."""
+    read, usage_of = list[bytes](), tap.usage_of
+    monkeypatch.setattr(tap, "usage_of", lambda event, before: read.append(event) or usage_of(event, before))
+    made, event = StreamTap(True), b'data: {"choices":[],"usage":%b}\n\n' % usage
+    assert made.feed(event * 1000) == b""
+    assert made.feed(b'{"usage":{\n\n' * 5000) == b'{"usage":{\n\n' * 5000
+    assert len(read) == 3
+    assert made.usage == (Usage(7, 0, None) if usage == b'{"prompt_tokens":7}' else None)

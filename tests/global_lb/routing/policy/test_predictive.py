@@ -119,9 +119,9 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
         uncached_bytes = spelled.uncached_tokens * one["bytes_per_token"]
         wanted += cost.behind_ms(
             wait_ms,
-            uncached_bytes,
-            n_bytes if usual is None else max(usual, 1.0),
-            one["prefill_ms_per_token"] / one["bytes_per_token"],
+            uncached=uncached_bytes,
+            mean_uncached=n_bytes if usual is None else max(usual, 1.0),
+            pace_ms=one["prefill_ms_per_token"] / one["bytes_per_token"],
         )
         assert spelled.score == pytest.approx(wanted, rel=1e-6, abs=1e-6)
         decoding_ms = BETA * output * (one["tpot_ms"] - min(tokens_ms))
