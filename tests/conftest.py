@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import pytest
 import uvloop
+
+os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # that of trio, which selenium brings: 60 modules in every worker
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
@@ -39,21 +41,27 @@ VERSION_BEFORE = "e0c6e3d"  # the version that tests/deploy/test_skew.py runs be
 os.environ.setdefault("FARHOP_TEST_HOP", "x" * 32)  # the key between tiers that configurations of tests name
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
-# Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
-settings.register_profile("farhop", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("farhop")
-# Nor by which files a worker has imported by then: Hypothesis would read them all for constants to try, in each anew.
-assert callable(providers._get_local_constants)
-providers._get_local_constants = lambda: providers._local_constants  # none
-
 # `make test` plays this share of the examples that a test of a property names, `make test-system` all of them.
 EXAMPLES = float(os.environ.get("FARHOP_EXAMPLES", "1"))
 EXAMPLES_MIN = 10  # so many are always played, if as many are named
 
 
 def played(named: int) -> int:
-    """So many examples does a test of a property play that names so many."""
+    """So many examples does a test of a property play that names so many.
+
+    Only what is given within a test has to ask, and be marked `hypothesis`.
+    """
     return max(min(named, EXAMPLES_MIN), round(EXAMPLES * named))
+
+
+# Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
+settings.register_profile(
+    "farhop", deadline=None, derandomize=True, max_examples=played(100), suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("farhop")
+# Nor by which files a worker has imported by then: Hypothesis would read them all for constants to try, in each anew.
+assert callable(providers._get_local_constants)
+providers._get_local_constants = lambda: providers._local_constants  # none
 
 
 class RunningWorld:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Request
+    from farhop.balance.model_facts import ModelFacts
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
     from farhop.relay.formats.prompt import Prompt
@@ -215,7 +216,7 @@ class Ingress:
         if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
             return other_body()
         if kind is _MODELS:
-            return answers.Reply(200, model_list.listed(reader.models(caller), exchange.head.onward), outcome.SERVED)
+            return self._models(reader.models(caller), exchange.head)
         if kind is _VERSION:
             return answers.Reply(200, msgspec.json.encode({"version": release()}), outcome.SERVED)
         try:
@@ -223,6 +224,15 @@ class Ingress:
         except RefusedError as refused:
             return refused.reply
         return self._understood(exchange, context, request, prompt)
+
+    def _models(self, models: dict[str, ModelFacts], head: Head) -> Reply:
+        """All of them, or the one that is asked for."""
+        if not (model := paths.model_asked_about(head.path)):
+            return answers.Reply(200, model_list.listed(models, head.onward), outcome.SERVED)
+        if model not in models:
+            detail = f"the model `{model[:128]}` is none of those that `GET /v1/models` lists"
+            return answers.refusal(outcome.UNKNOWN_MODEL, detail, param="model")
+        return answers.Reply(200, model_list.described(model, models[model], head.onward), outcome.SERVED)
 
     def _parsed(self, exchange: Exchange, since: float, reading: asyncio.Future[ParsedBody]) -> Reply | None:
         """A large body is read: start relaying, or say what to answer instead."""

@@ -97,7 +97,8 @@ class RequestReader:
         except bodies.BodyError as error:
             raise _refused(error) from None
         finally:
-            context.unknown_fields = self._guard.met()
+            if self._guard.pending:
+                context.unknown_fields = self._guard.met()
         if prompt.preferences is not NO_PREFERENCES or _LLM_D in lines or _OBJECTIVE in lines:
             caller = self._with_preferences(context, caller, prompt, lines)
         version = head.known.get(VERSION_HEADER)

@@ -48,8 +48,8 @@ _MODE = "mode"  # the file that says what to count
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """What one request (or chunk) is made of in all counted processes. `syscalls` None: there is no strace, or it may
-    not look. `functions` are the frames by function, most first."""
+    """What one request (or chunk) is made of in all counted processes. `syscalls` None: there is no strace, it may not
+    look, or nobody asked. `functions` are the frames by function, most first."""
 
     frames: int
     c_calls: int
@@ -148,27 +148,27 @@ class Counted:
         self._folder, self._proxy, self._turn = folder, proxy, 0
         self._size = 1024
 
-    async def requests(self, *, opcodes: bool = False) -> Parts:
-        """What a small request is made of that is answered in one piece."""
+    async def requests(self, *, slowly: bool = False) -> Parts:
+        """What a small request is made of that is answered in one piece. `slowly`: opcodes and syscalls, too."""
         made = [bodies.request(body, HOST) for body in bodies.plain(self._size)]
         await self._send(made, WARM, 0.0)
-        return await self._parts(lambda: self._send(made, REQUESTS), REQUESTS, opcodes=opcodes)
+        return await self._parts(lambda: self._send(made, REQUESTS), REQUESTS, slowly=slowly)
 
-    async def chunks(self, *, opcodes: bool = False) -> Parts:
+    async def chunks(self, *, slowly: bool = False) -> Parts:
         """What a chunk is made of, in a stream that is alone."""
         made = [bodies.request(body, HOST) for body in bodies.streamed(self._size, CHUNKS, _PACE_MS)]
         await self._send(made, 1)
-        return await self._parts(lambda: self._send(made, STREAMS), STREAMS * (CHUNKS - 1), opcodes=opcodes)
+        return await self._parts(lambda: self._send(made, STREAMS), STREAMS * (CHUNKS - 1), slowly=slowly)
 
-    async def _parts(self, sent: Callable[[], Awaitable[None]], times: int, *, opcodes: bool) -> Parts:
+    async def _parts(self, sent: Callable[[], Awaitable[None]], times: int, *, slowly: bool) -> Parts:
         rounds = [await self._during("calls", sent) for _ in range(ROUNDS)]
-        steps = await self._during("opcodes", sent) if opcodes else {}
+        steps = await self._during("opcodes", sent) if slowly else {}
         frames = min((_each(calls, "frames", times) for calls in rounds), key=Counter.total)
         return Parts(
             frames=frames.total(),
             c_calls=min(_each(calls, "c_calls", times).total() for calls in rounds),
             opcodes=_each(steps, "opcodes", times).total() if steps else 0,
-            syscalls=await self._syscalls(sent, times),
+            syscalls=await self._syscalls(sent, times) if slowly else None,
             functions=dict(frames.most_common()),
         )
 
@@ -272,8 +272,8 @@ async def counted(subject: Subject) -> AsyncIterator[Counted]:
 async def _main() -> None:
     for subject in (tiers.OURS[0], tiers.OURS[2]):
         async with counted(subject) as row:
-            _show(f"{subject.name}, a request", await row.requests(opcodes=True))
-            _show(f"{subject.name}, a chunk", await row.chunks(opcodes=True))
+            _show(f"{subject.name}, a request", await row.requests(slowly=True))
+            _show(f"{subject.name}, a chunk", await row.chunks(slowly=True))
 
 
 def _show(what: str, parts: Parts) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,21 @@ import machine
 import pytest
 import yaml
 
-sys.path.insert(0, str(machine.DEPLOY / "grafana"))
-
-import generate
-
 PROMETHEUS = machine.DEPLOY / "prometheus"
 RULES = PROMETHEUS / "farhop.rules.yaml"
 PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 HEADINGS = ("## What it means", "## What to look at", "## What to do")
 SUFFIXES = ("_bucket", "_sum", "_count")
 PROCESS = {"process_open_fds", "process_max_fds", "process_cpu_seconds_total"}  # of prometheus_client's own collector
+
+
+@cache
+def generate() -> Any:
+    """deploy/grafana/generate.py, which reads all sources as it is imported: not in every worker."""
+    sys.path.insert(0, str(machine.DEPLOY / "grafana"))
+    import generate
+
+    return generate
 
 
 def rules() -> Iterator[dict[str, Any]]:
@@ -39,36 +45,38 @@ def asked(text: str) -> set[str]:
     """The metrics that a query or a page names, without a histogram's endings."""
     found = set(re.findall(r"\b(?:farhop|process)_[a-z0-9_]*[a-z0-9]\b", text))
     return {
-        next((name.removesuffix(end) for end in SUFFIXES if name.removesuffix(end) in generate.METRICS), name)
+        next((name.removesuffix(end) for end in SUFFIXES if name.removesuffix(end) in generate().METRICS), name)
         for name in found
     }
 
 
 def test_what_is_generated_is_what_stands_there() -> None:
-    stale = [str(path) for path, text in generate.files().items() if not path.exists() or path.read_text() != text]
+    files = generate().files()
+    stale = [str(path) for path, text in files.items() if not path.exists() or path.read_text() != text]
     assert not stale, f"run `make deploy`: {stale}"
+    assert {*(machine.DEPLOY / "grafana").glob("*.json")} == {path for path in files if path.suffix == ".json"}
 
 
 def test_every_metric_stands_in_a_dashboard() -> None:
     shown = {
         name
-        for _, panels in generate.DASHBOARDS.values()
+        for _, panels in generate().DASHBOARDS.values()
         for panel in panels
         for q in panel.queries
         for name in q.metrics
     }
-    hidden = set(generate.METRICS) - shown - {"farhop_build_info"}  # it names the regions to choose from
+    hidden = set(generate().METRICS) - shown - {"farhop_build_info"}  # it names the regions to choose from
     assert not hidden, f"give each a panel in deploy/grafana/generate.py, then `make deploy`: {sorted(hidden)}"
 
 
-@pytest.mark.parametrize("name", generate.DASHBOARDS)
-def test_a_dashboard_asks_for_what_there_is(name: str) -> None:
-    made = json.loads((machine.DEPLOY / "grafana" / f"{name}.json").read_text())
+@pytest.mark.parametrize("path", sorted((machine.DEPLOY / "grafana").glob("*.json")), ids=lambda path: path.stem)
+def test_a_dashboard_asks_for_what_there_is(path: Path) -> None:
+    made = json.loads(path.read_text())
     queries = [target["expr"] for panel in made["panels"] for target in panel["targets"]]
     assert queries
     for query in queries:
         assert asked(query)
-        assert asked(query) <= set(generate.METRICS), query
+        assert asked(query) <= set(generate().METRICS), query
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in made["panels"]]
     assert len(set(places)) == len(places)
     assert len({panel["id"] for panel in made["panels"]}) == len(places)
@@ -77,23 +85,23 @@ def test_a_dashboard_asks_for_what_there_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda: generate.rate("farhop_gone_total"), "no metric farhop_gone_total"),
-        (lambda: generate.rate("farhop_requests_total", "tenant"), "has no label tenant"),
-        (lambda: generate.now("farhop_replicas", where='colour="red"'), "has no label colour"),
-        (lambda: generate.rate("farhop_replicas"), "is no counter"),
-        (lambda: generate.now("farhop_requests_total"), "is no gauge"),
-        (lambda: generate.quantile(0.9, "farhop_replicas"), "is no histogram"),
+        (lambda: generate().rate("farhop_gone_total"), "no metric farhop_gone_total"),
+        (lambda: generate().rate("farhop_requests_total", "tenant"), "has no label tenant"),
+        (lambda: generate().now("farhop_replicas", where='colour="red"'), "has no label colour"),
+        (lambda: generate().rate("farhop_replicas"), "is no counter"),
+        (lambda: generate().now("farhop_requests_total"), "is no gauge"),
+        (lambda: generate().quantile(0.9, "farhop_replicas"), "is no histogram"),
     ],
 )
 def test_a_query_for_what_is_not_there_is_refused(make: Any, expected: str) -> None:
-    with pytest.raises(generate.UnknownError, match=expected):
+    with pytest.raises(generate().UnknownError, match=expected):
         make()
 
 
 @PROMTOOL
 def test_every_query_is_promql(tmp_path: Path) -> None:
     variables = {"$__rate_interval": "5m", "$region": ".*"}
-    queries = [q.expr for _, panels in generate.DASHBOARDS.values() for panel in panels for q in panel.queries]
+    queries = [q.expr for _, panels in generate().DASHBOARDS.values() for panel in panels for q in panel.queries]
     for variable, value in variables.items():
         queries = [query.replace(variable, value) for query in queries]
     path = tmp_path / "queries.yaml"
@@ -109,7 +117,7 @@ def test_the_rules_are_sound_and_fire_where_they_should() -> None:
 
 
 def test_rules_ask_for_what_there_is() -> None:
-    known = set(generate.METRICS) | PROCESS
+    known = set(generate().METRICS) | PROCESS
     gone = {one.get("alert", one.get("record")): asked(one["expr"]) - known for one in rules()}
     assert not {name: names for name, names in gone.items() if names}
 
@@ -129,7 +137,7 @@ def test_every_alert_has_its_page_and_every_page_its_alert() -> None:
         page = pages[name]
         assert page.startswith(f"# {name}\n")
         assert [line for line in page.splitlines() if line.startswith("## ")] == list(HEADINGS), name
-        assert asked(page) <= set(generate.METRICS) | PROCESS, name
+        assert asked(page) <= set(generate().METRICS) | PROCESS, name
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:

@@ -83,7 +83,7 @@ class Load:
     async def run(self, seconds_or: asyncio.Event) -> None:
         """Until the event."""
         async with asyncio.TaskGroup() as group:
-            for number in range(4):
+            for number in range(2):
                 group.create_task(self._client(0.0, stream=True))  # the next at once on the connection that was kept
                 group.create_task(self._client(0.0, stream=False))
                 group.create_task(self._client(0.1 + 0.1 * number, stream=False))  # it rests in between

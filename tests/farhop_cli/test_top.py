@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from typing import Any
-
-from textual.widgets import DataTable, Input, Static
+from typing import TYPE_CHECKING, Any
 
 from farhop.service.clock import wall
 from farhop.service.console.acts import Acts
@@ -14,10 +12,12 @@ from farhop.service.console.snapshot import LastSnapshot
 from farhop.service.operators import Operator
 from farhop.store.contract import override_key
 from farhop.store.documents.overrides import decode_drain
-from farhop_cli.top import Ask, Top
 from farhop_lab.memory_store import MemoryStore
 from topology.law import Law
 from topology.load import load, shipped
+
+if TYPE_CHECKING:
+    from farhop_cli.top import Top
 
 LAW = Law(load(shipped("three-regions")))
 HOSTILE = "[red]x[/] \x1b[2J"
@@ -61,14 +61,21 @@ class Source:
         return operator.name
 
 
+def _top(source: Source) -> Top:
+    """With Textual, which is imported where a test shows something: every worker reads this file."""
+    from farhop_cli.top import Top
+
+    return Top(source, "ann")
+
+
 def _cells(app: Top, name: str) -> list[list[str]]:
-    table: DataTable[Any] = app.query_one(f"#table-{name}", DataTable)
+    table: Any = app.query_one(f"#table-{name}")
     return [[str(cell) for cell in table.get_row(key)] for key in table.rows]
 
 
 async def test_it_shows_what_is_reported_and_drains_by_name() -> None:
     source = Source()
-    app = Top(source, "ann")
+    app = _top(source)
     async with app.run_test(size=(140, 40)) as pilot:
         regions = {row[0]: row for row in _cells(app, "regions")}
         assert regions["tokyo"][1:4] == ["● up", "75%", "3/4"]
@@ -79,7 +86,7 @@ async def test_it_shows_what_is_reported_and_drains_by_name() -> None:
         assert "\x1b" not in decision[2]
         source.state = "down"
         await app.look()
-        assert "✕ tokyo: down: as told" in str(app.query_one("#wrong", Static).content)
+        assert "✕ tokyo: down: as told" in str(app.query_one("#wrong").content)
         await pilot.press("p")
         source.state = "up"
         await app.look()
@@ -95,7 +102,7 @@ async def test_it_shows_what_is_reported_and_drains_by_name() -> None:
 
 
 async def test_a_look_while_it_ends_is_no_fault() -> None:
-    app = Top(Source(), "ann")
+    app = _top(Source())
     async with app.run_test():
         await app.query_one("#wrong").remove()
         await app.look()
@@ -103,15 +110,17 @@ async def test_a_look_while_it_ends_is_no_fault() -> None:
 
 async def _drain(app: Top, pilot: Any, source: Source) -> None:
     """The region under the cursor: why, the dry run, a wrong name, the right one."""
+    from farhop_cli.top import Ask
+
     await pilot.press("d")
     ask = app.screen
     assert isinstance(ask, Ask)
 
     async def answer(typed: str) -> str:
-        ask.query_one("#answer", Input).value = typed
+        ask.query_one("#answer").value = typed
         await pilot.press("enter")
         await pilot.pause()
-        return str(ask.query_one("#result", Static).content) if app.screen is ask else ""
+        return str(ask.query_one("#result").content) if app.screen is ask else ""
 
     assert "dry run" in await answer("patching")
     assert await source.store.get(override_key("virginia")) is None

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from inprocess import HOP_KEY, Engine, global_config, head, regional_config, send, tenant, topology, until
+from inprocess import HOP_KEY, Answer, Engine, global_config, head, regional_config, send, tenant, topology, until
 
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.main import GlobalBalancer
@@ -88,3 +88,17 @@ async def test_what_engines_say_of_a_model_goes_up_and_out(entries: dict[str, in
         assert text["llama"]["owned_by"] == "farhop"
         assert "parent" not in text["llama"]
         assert text["whisper"]["parent"] == "llama"
+
+
+async def test_one_of_them_is_told_to_whom_it_is_listed(entries: dict[str, int]) -> None:
+    async def one(entry: str, name: str, model: str) -> Answer:
+        return await send(entries[entry], head("GET", f"/v1/models/{model}", authorization=f"Bearer sk-farhop-{name}"))
+
+    for name, listed in LISTED.items():
+        for model in {model for models in LISTED.values() for model in models}:
+            answer = await one("global", name, model)
+            assert answer.status == (200 if model in listed else 404)
+            assert (answer.json["id"] if model in listed else answer.code) in (model, "model_not_found")
+    assert (await one("tokyo", "eu-only", "llama")).code == "model_not_found"
+    assert (await one("global", "anywhere", "none%2Fsuch")).json["error"]["message"].startswith("the model `none/such`")
+    assert (await send(entries["global"], head("GET", "/v1/models/llama"))).status == 401

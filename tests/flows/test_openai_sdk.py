@@ -93,6 +93,9 @@ def test_the_answer_says_where_and_why(client: openai.OpenAI) -> None:
 
 def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError, match="is none of those"):
+        client.models.retrieve("org/none")
 
 
 def test_an_unknown_key_is_an_authentication_error(running: RunningWorld) -> None:

@@ -178,14 +178,14 @@ _HEADERS = frozenset(
 
 class Guard:
     """What the configuration allows beyond. `media_hosts` are `host` or `host:port`, in lower case; without, media come
-    in the request alone. `unknown` counts fields that nobody knows, by name."""
+    in the request alone. `unknown` counts fields that nobody knows, by name; `pending` are those for `met`."""
 
-    __slots__ = ("_met", "media_hosts", "refuses_unknown", "unknown")
+    __slots__ = ("media_hosts", "pending", "refuses_unknown", "unknown")
 
     def __init__(self, media_hosts: Iterable[str] = (), *, refuse_unknown: bool = False) -> None:
         self.media_hosts, self.refuses_unknown = frozenset(media_hosts), refuse_unknown
         self.unknown: Counter[str] = Counter()
-        self._met: list[str] = []
+        self.pending: list[str] = []
 
     def adopt(self, other: Guard) -> None:
         """Allow what another does from now on."""
@@ -261,11 +261,11 @@ class Guard:
             raise invalid(shown, f"`{shown}` differs from `{known}` by the case of its letters alone: write it so")
         if self.refuses_unknown:
             raise invalid(shown, f"`{shown}` is not a field that is known here: leave it out, or have it allowed")
-        self._met.append(shown)
+        self.pending.append(shown)
 
     def met(self) -> list[str]:
         """The fields that nobody knows of what was read since this was asked last."""
-        met, self._met = self._met, []
+        met, self.pending = self.pending, []
         return met
 
     def count(self, names: Iterable[str]) -> None:

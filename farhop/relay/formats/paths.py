@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from urllib.parse import unquote
 
 import msgspec
 
@@ -87,6 +88,9 @@ _PATHS: dict[bytes, tuple[bytes, Kind]] = {
 _SEGMENT = rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MODEL_PATH = re.compile(rb"/v2/models/(%b)(?:/versions/%b)?/(infer|generate|generate_stream)" % (_SEGMENT, _SEGMENT))
 
+# One of the list of models, as OpenAI's and Anthropic's SDKs ask for it; a name's `/` they write as %2F.
+_MODELS, _ONE_MODEL = b"/v1/models/", re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@/%-]{0,383}")
+
 # APIs that keep state on one server: a balancer that may send the next request elsewhere cannot honour them.
 _STATEFUL = (
     b"/v1/files", b"/v1/batches", b"/v1/responses/", b"/v1/messages/batches", b"/v1/conversations", b"/v1/assistants",
@@ -147,7 +151,14 @@ def model_in(path: bytes) -> str:
     return "" if match is None else match[1].decode("ascii")
 
 
+def model_asked_about(path: bytes) -> str:
+    """Of a request for models, the one that is asked for; "" for all."""
+    return unquote(path[len(_MODELS) :].decode("ascii"))
+
+
 def _of_a_model(path: bytes) -> tuple[bytes, Kind] | None:
+    if path.startswith(_MODELS):
+        return (b"GET", Kind.MODELS) if _ONE_MODEL.fullmatch(path, len(_MODELS)) else None
     match = _MODEL_PATH.fullmatch(path)
     return None if match is None else (b"POST", Kind(match[2].decode("ascii")))
 

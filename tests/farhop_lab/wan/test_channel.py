@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from farhop_lab.wan.link import Link
 from farhop_lab.wan.tunnel import LinkLimits
+from tests.conftest import played
 
 STEPS = st.lists(
     st.one_of(
@@ -31,12 +32,13 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_what_arrives_is_what_was_sent(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     with asyncio.Runner(loop_factory=factory) as runner:
 
         @given(STEPS)
-        @settings(max_examples=25, deadline=None, derandomize=True)
+        @settings(max_examples=played(25), deadline=None, derandomize=True)
         def holds(steps: list[tuple[str, float]]) -> None:
             runner.run(_crosses(steps))
 

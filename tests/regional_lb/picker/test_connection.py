@@ -375,6 +375,7 @@ async def test_another_protocol_is_answered_what_this_port_speaks() -> None:
     assert wire.is_lost
 
 
+@pytest.mark.hypothesis
 def test_however_it_is_cut_the_same_comes_of_it() -> None:
     def play(cuts: list[int]) -> list[list[bytes]]:
         async def run() -> list[list[bytes]]:
@@ -405,6 +406,7 @@ def test_however_it_is_cut_the_same_comes_of_it() -> None:
     check()
 
 
+@pytest.mark.hypothesis
 def test_nothing_that_comes_is_more_than_the_end_of_its_connection() -> None:
     frames = st.builds(
         lambda kind, flags, stream, payload: http2.frame(kind, flags, stream, payload),

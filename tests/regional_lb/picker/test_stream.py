@@ -242,6 +242,7 @@ IN_TURN = (
 )
 
 
+@pytest.mark.hypothesis
 def test_in_whatever_order_messages_come_nothing_is_kept() -> None:
     async def world() -> None:
         async with stage() as one:

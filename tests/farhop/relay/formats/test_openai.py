@@ -16,6 +16,7 @@ from farhop.balance.machine import Usage
 from farhop.relay.formats import bodies, openai, shape
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import FIELD, ITEM, NO_OUTPUT, BodyError, Prompt
+from tests.conftest import played
 
 RUN = settings(max_examples=300, deadline=None, derandomize=True)
 
@@ -165,6 +166,7 @@ SPOILED = st.tuples(
 )
 
 
+@pytest.mark.hypothesis
 def test_of_a_large_chat_the_same_is_read_whether_its_long_texts_are_told_apart_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -187,7 +189,7 @@ def test_of_a_large_chat_the_same_is_read_whether_its_long_texts_are_told_apart_
         except BodyError as error:
             return error.outcome, error.detail, error.param
 
-    @settings(max_examples=600, deadline=None, derandomize=True)
+    @settings(max_examples=played(600), deadline=None, derandomize=True)
     @given(
         ANY_CHAT, st.sampled_from([None, 1]), st.booleans(), st.none() | SPOILED, st.sampled_from(["x", "\u00fc", "\n"])
     )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance import outcome
-from farhop.relay.formats.paths import _PATHS, Kind, PathRefusal, advised, classify, model_in
+from farhop.relay.formats.paths import _PATHS, Kind, PathRefusal, advised, classify, model_asked_about, model_in
 from farhop.relay.http import head
 
 RUN = settings(max_examples=500, deadline=None, derandomize=True)
@@ -49,6 +49,15 @@ def test_inference_passes(path: str, kind: Kind) -> None:
     assert classify(b"GET", b"/v1/models") is Kind.MODELS
 
 
+@pytest.mark.parametrize(
+    ("asked", "model"), [(b"", ""), (b"/m-1.5:x@y", "m-1.5:x@y"), (b"/org%2Fm", "org/m"), (b"/org/m", "org/m")]
+)
+def test_one_model_may_be_asked_about(asked: bytes, model: str) -> None:
+    assert classify(b"GET", b"/v1/models" + asked) is Kind.MODELS
+    assert isinstance(classify(b"POST", b"/v1/models" + asked), PathRefusal)
+    assert model_asked_about(b"/v1/models" + asked) == model
+
+
 def test_nothing_else_does() -> None:
     for path in [
         b"/",
@@ -58,6 +67,11 @@ def test_nothing_else_does() -> None:
         b"//v1/chat/completions",
         b"/V1/chat/completions",
         b"/v1/models/../x",
+        b"/v1/models/",
+        b"/v1/models/.x",
+        b"/v1/models/x y",
+        b"/v1/models/\xff",
+        b"/v1/models/" + b"x" * 385,
         b"/v1/%63hat/completions",
         b"/v1/chat/completions;x=1",
         b"/v1/chat/completions\n",
@@ -203,7 +217,11 @@ def test_the_table_in_the_docs_is_the_allow_list() -> None:
     of_models = {path for path in written if b"{" in path}
     assert written - of_models == set(_PATHS)
     fields = {path.replace(b"{model}", b"m").replace(b"{version}", b"1") for path in of_models}
-    assert {classify(b"POST", path) for path in fields} == {Kind.INFER, Kind.GENERATE, Kind.GENERATE_STREAM}
+    one_model = b"/v1/models/m"
+    assert classify(b"GET", one_model) is Kind.MODELS
+    asked = {classify(b"POST", path) for path in fields - {one_model}}
+    assert asked == {Kind.INFER, Kind.GENERATE, Kind.GENERATE_STREAM}
+    assert one_model in fields
     assert {row[2].strip() for row in rows} == {f"`{kind}`" for kind in Kind if kind not in GET} | {"–"}
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from farhop.balance import outcome
 from farhop.relay.formats import shape
 from farhop.relay.formats.prompt import BodyError
+from tests.conftest import played
 
-RUN = settings(max_examples=40, deadline=None, derandomize=True)
+RUN = settings(max_examples=played(40), deadline=None, derandomize=True)
 PAD = b'"pad":"' + b"x" * shape.SMALL_BYTES + b'"'
 TEXT = st.lists(st.sampled_from(["a", '"', "\\", "[", "{", "}", "]", ",", ":", "é", "\n", "x" * 9]), max_size=12).map(
     "".join
@@ -42,6 +43,7 @@ def _strings(body: bytes) -> list[int]:
     return found
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("doubtful", [0, 4096])
 def test_strings_are_found_where_a_plain_reader_finds_them(monkeypatch: pytest.MonkeyPatch, doubtful: int) -> None:
     monkeypatch.setattr(shape, "_DOUBTFUL_MAX", doubtful)
@@ -64,6 +66,7 @@ def test_few_strings_are_found_without_a_look_at_each_byte() -> None:
     assert shape.few_quotes(b'{"a":[' + b'"",' * 100 + b'""]}') is None
 
 
+@pytest.mark.hypothesis
 def test_what_is_left_of_a_body_has_its_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shape, "_LONG_BYTES", 8)
 

@@ -475,6 +475,47 @@ async def test_many_that_wait_do_not_exhaust_the_stack(stage: Any) -> None:
     assert found[-1].body == b'{"here":3001}'
 
 
+@pytest.mark.parametrize(
+    "asked", [b"GET /here HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /no HTTP/1.1\r\nhost: x\r\n\r\n", post()]
+)
+async def test_many_in_one_segment_are_served_a_few_in_a_turn_of_the_loop(
+    stage: Any, asked: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 KiB of requests that are refused held the loop for 0.2 s and more, before anybody was asked for a key."""
+    s = await stage(client_limits=ClientLimits(pipelined_max=100_000))
+    began: list[int] = []
+    read = ClientConnection._begin
+
+    def begin(connection: ClientConnection, *given: Any) -> bytes:
+        began[-1] += 1
+        return read(connection, *given)
+
+    taken = ClientConnection.data_received
+
+    def received(connection: ClientConnection, data: bytes) -> None:
+        began.append(0)
+        taken(connection, data)
+
+    monkeypatch.setattr(ClientConnection, "_begin", begin)
+    monkeypatch.setattr(ClientConnection, "data_received", received)
+    c, other = await s.client(), await s.client()
+    await c.send(asked * 500)
+    await other.send(GET_HERE)
+    assert (await other.read()).status == 200
+    assert len([await c.read() for _ in range(500)]) == 500
+    assert (max(began), sum(began)) == (16, 501)
+    assert s.budget.used_bytes == 0
+
+
+async def test_a_client_that_leaves_with_requests_put_off_leaves_nothing(stage: Any) -> None:
+    s = await stage()
+    c = await s.client()
+    await c.send(GET_HERE * 1500)
+    c.writer.transport.abort()
+    await until(lambda: not s.listener.open_connections)
+    assert s.budget.used_bytes == 0
+
+
 async def test_a_client_that_asks_and_does_not_read_gets_no_more_answers(stage: Any) -> None:
     s = await stage()
     c = await s.client()
