@@ -40,12 +40,15 @@ class Learning:
 
     def ended(self, state: RequestState, usage: Usage, now: float) -> bool:
         """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
-        request, lacks = state.request, False
-        self._fleet.estimates.now = now
-        self._fleet.estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
+        request, estimates, lacks = state.request, self._fleet.estimates, False
+        estimates.now = now
+        # As long as it would be thought to get today: what was expected of it may have been a guess, and the share that
+        # it is of that says nothing of those that are expected by answers.
+        expected = estimates.output_tokens(request.tenant, request.model, request.max_tokens)
+        estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
         self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
-        self._fleet.answer_ended(state.replica, usage.completion_tokens, state.need.output_tokens)
+        self._fleet.answer_ended(state.replica, usage.completion_tokens, expected)
         pick = state.pick
         chosen = pick.chosen if pick is not None and pick.prefill is None else None
         if chosen is not None:

@@ -18,6 +18,7 @@ from farhop_lab.sim.entry import RemoteRequest
 from farhop_lab.sim.measures import use_of
 from farhop_lab.sim.region import ENGINES_EVERY, SAMPLE_S
 from farhop_lab.sim.relay import ActiveRequest, SimulatedRelay
+from farhop_lab.sim.replicas import Host
 from farhop_lab.sim.wire import answer_bytes
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnginePool:
-    """A region's engines, which live and die together; no balancer of ours stands before them."""
+    """A region's replicas, by the names that routers know them by; no balancer of ours stands before them."""
 
     def __init__(self, context: SimContext, name: str, site: Site) -> None:
         self.context, self.name, self.site = context, name, site
@@ -58,9 +59,20 @@ class EnginePool:
         """Idle engines with empty caches. Harmless while they live."""
         if not self.alive:
             self.alive = True
-            self.engines: dict[str, Engine] = {
-                f"{self.name}/{r.name}": self.site.engine(self.context.timeline) for r in self.site.named()
+            self.hosts = {
+                f"{self.name}/{r.name}": Host(self.context.timeline, self.site.engine) for r in self.site.named()
             }
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """The replicas' engines as they are now."""
+        return {name: host.engine for name, host in self.hosts.items()}
+
+    def host(self, replica: str) -> Host:
+        """A replica's process, to break. KeyError for one that is not there, and while all are dead."""
+        if not self.alive:
+            raise KeyError(replica)
+        return self.hosts[f"{self.name}/{replica}"]
 
     def die(self) -> None:
         """They are gone; whoever is connected notices."""
@@ -70,15 +82,17 @@ class EnginePool:
             call.cut()
 
     def samples(self) -> dict[str, Sample] | None:
-        """What their metrics say now; None if nobody is at home."""
+        """What the metrics say of those that are ready, as any router's health checks have it: whoever is not told of
+        gets no more. None if nobody is at home."""
         if not self.alive:
             return None
-        return {name: Sample(*engine.metrics()) for name, engine in self.engines.items()}
+        ready = ((name, host.engine) for name, host in self.hosts.items() if host.answers and host.healthy)
+        return {name: Sample(*engine.metrics()) for name, engine in ready}
 
     def _measure(self) -> None:
         share = len(self.calls) / self.site.slots
         if self._samples % ENGINES_EVERY == 0:
-            self._seen = [engine.metrics() for engine in self.engines.values()]
+            self._seen = [host.engine.metrics() for host in self.hosts.values()]
         self._samples += 1
         engines = self._seen if self.alive else []
         self.context.measures.use[self.name].append(use_of(self.context.timeline.now, share, share, engines))
@@ -115,14 +129,12 @@ class EngineCall:
             self._arrive()  # at once: who comes at the same moment must find it there
 
     def _arrive(self) -> None:
-        far, relay = self._far, self._router.relay
-        if not far.alive:
-            self._back(relay.failed, outcome.CONNECT_FAILED)
-        elif (status := far.engines[self._target].submit(self)) == 200:
+        far = self._far
+        if far.alive and (host := far.hosts[self._target]).listens:
             far.calls[self.id] = self
+            host.take(self)
         else:
-            self._back(relay.began, status)
-            self._back(relay.ended, status, None)
+            self._back(self._router.relay.failed, outcome.CONNECT_FAILED)
 
     def _back(self, act: Callable[..., None], *args: object) -> None:
         self._router.context.wire.send(self._far.name, self._router.region, act, self._active, self, *args)
@@ -143,8 +155,16 @@ class EngineCall:
     def broke(self, _text: str) -> None:
         """See engines.Job."""
         if not self._over:
-            del self._far.calls[self.id]
+            self._far.calls.pop(self.id, None)
             self.cut()
+
+    def refused(self, status: int, _text: str = "") -> None:
+        """See replicas.HostedJob."""
+        if not self._over:
+            self._over = True
+            del self._far.calls[self.id]
+            self._back(self._router.relay.began, status)
+            self._back(self._router.relay.ended, status, None)
 
     def cut(self) -> None:
         """The engine died."""
@@ -162,7 +182,7 @@ class EngineCall:
     def _stop(self) -> None:
         self._over = True
         if self._far.calls.pop(self.id, None) is not None:
-            self._far.engines[self._target].abort(self.id)
+            self._far.hosts[self._target].abort(self.id)
 
 
 class PeerCall:

@@ -48,7 +48,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class EnginesSeen(Event, frozen=True):
-    """A region's engines answered a probe, by name; None where nobody is at home."""
+    """A region's engines answered a probe, by name those that are ready; None where nobody is at home."""
 
     region: str
     samples: dict[str, Sample] | None
@@ -110,12 +110,10 @@ class RouterState:
 
     def on_engines(self, event: EnginesSeen, now: float) -> None:
         """Take in a probe's answer."""
-        names = self.by_region[event.region]
-        if event.samples is None:
-            self.gone.update(names)
-            return
-        self.gone.difference_update(names)
-        self.seen.update((name, (sample, now)) for name, sample in event.samples.items())
+        ready = event.samples or {}
+        self.gone.update(self.by_region[event.region])
+        self.gone.difference_update(ready)
+        self.seen.update((name, (sample, now)) for name, sample in ready.items())
 
     def on_balancer(self, event: BalancerSeen) -> None:
         """Take in a probe's answer."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop_lab.sim.baselines.catalogue import RouterSpec
     from farhop_lab.sim.entry import ClientEntry, EntryProcess
+    from farhop_lab.sim.replicas import Host
     from farhop_lab.sim.sites import Site
     from topology.model import Topology
 
@@ -113,6 +114,10 @@ class RouterWorld(World):
             self.routers[region].rise()
 
     kill_regional = kill_global
+
+    def host(self, region: str, replica: str) -> Host:
+        """See World."""
+        return self.pools[region].host(replica)
 
     def lose_reports(self, region: str, share: float) -> None:
         """Refused: a baseline has no reports."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 from worlds import regional, replica, request
 
@@ -32,3 +33,17 @@ def test_an_answer_far_shorter_than_its_tokens_is_not_what_stands_behind_the_pro
         assert learning.holds_answer(state, ended) is holds
     ended = AttemptEnded("a", 1, 200, Usage(256, 100), chain=asked.chain, answer_bytes=4096)
     assert not learning.holds_answer(state, ended)  # nothing was heard behind the prompt
+
+
+def test_answers_far_longer_than_was_guessed_make_nobody_expect_more_than_they_had() -> None:
+    """40 of 1,500 tokens where 256 were guessed. 40 more take what they would with such answers, or little more."""
+    flow = regional(replica("r1", slots=256, kv_tokens=120_000))
+    for begin_s in (0.0, 60.0):
+        for n in range(40):
+            asked = request(f"{begin_s} {n}", max_tokens=4096, deadline=200.0)
+            flow.handle(RequestArrived(asked), begin_s)
+            flow.handle(AttemptBegan(asked.id, 1, 200), begin_s + 0.1)
+        if not begin_s:
+            for n in range(40):
+                flow.handle(AttemptEnded(f"{begin_s} {n}", 1, 200, Usage(256, 1500)), 30.0)
+    assert flow.fleet.whole.kv_taken_tokens.item(0) == pytest.approx(40 * (256 + 1500), rel=0.1)

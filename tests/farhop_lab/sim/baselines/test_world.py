@@ -4,6 +4,7 @@ import pytest
 
 from farhop.balance.machine import Request
 from farhop_lab.sim.baselines.world import FARHOP, RouterWorld, build, names
+from farhop_lab.sim.faults import Fault, FaultInjector
 from farhop_lab.sim.measures import Measures
 from farhop_lab.sim.sites import flat, gpus, station
 from farhop_lab.sim.world import World
@@ -102,3 +103,36 @@ def test_a_baselines_links_are_frozen_and_not_cut() -> None:
     for breaks in (world.cut, world.blackhole):
         with pytest.raises(ValueError, match="freeze them"):
             breaks("us", "eu")
+
+
+def asked_beside_a_fault(name: str, fault: Fault | None) -> Measures:
+    world = build(name, 3, flat(["us", "eu"], 90.0), {region: gpus("l4", 2) for region in ("us", "eu")})
+    for region in ("us", "eu"):
+        world.stream(4.0, lambda region=region: world.arrive(region, "t", 1200, answer_tokens=20), until=12.0)
+    if fault is not None:
+        FaultInjector(world).plan([fault])
+    return world.run(60.0)
+
+
+def whole_answers_s(measures: Measures) -> float:
+    return sum(record.ended_at - record.arrived_at for record in measures.records)
+
+
+@pytest.mark.parametrize("name", [FARHOP, "spill-llm-d", "gorgo-each", "skywalker"])
+def test_a_slow_replica_is_slow_whoever_routes(name: str) -> None:
+    slow = asked_beside_a_fault(name, Fault(2.0, 10.0, "slow", "us", "gpu-1", factor=10.0))
+    assert whole_answers_s(slow) > 1.1 * whole_answers_s(asked_beside_a_fault(name, None))
+    assert slow.outcomes == {"served": slow.arrived}
+
+
+@pytest.mark.parametrize("name", ["spill-llm-d", "gorgo-each", "skywalker"])
+@pytest.mark.parametrize("what", ["restart", "refuse", "pause"])
+def test_what_is_under_way_at_a_broken_replica_breaks_and_the_router_sees_it_at_its_next_look(
+    name: str, what: str
+) -> None:
+    measures = asked_beside_a_fault(name, Fault(6.4, 4.0, what, "us", "gpu-1"))
+    hurt = [record for record in measures.records if not record.served or record.attempts > 1]
+    assert hurt or what != "restart"
+    assert all(6.4 - 3.0 <= record.arrived_at <= 6.4 + 1.5 for record in hurt)
+    assert measures.open == 0
+    assert measures.violations == 0, measures.journal.first_violations
