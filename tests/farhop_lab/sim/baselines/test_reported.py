@@ -69,7 +69,7 @@ def test_skywalker_hits_more_than_least_load_and_that_more_than_round_robin() ->
 
 
 def test_plain_consistent_hashing_beats_skywalker_on_uniform_trees() -> None:
-    """By 2 % of throughput in the paper, with a single router in the US. (Here by 4 and 5 % with the first two seeds.)"""
+    """By 2 % of throughput in the paper, with a single router in the US. (Here by 4 and 5 % with seeds 1 and 2.)"""
     skywalker, hashing = (
         score(name, "trees", (2, 2, 2), (20, 10, 10), 60.0).requests_per_s
         for name in ("skywalker", "central-consistent-hash")
