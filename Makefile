@@ -16,7 +16,7 @@ WORKERS ?= 4
 # What share of its examples a test of a property plays in `make test` and `make coverage`; `make test-system` plays all.
 EXAMPLES ?= 0.1
 
-.PHONY: demo test test-system test-rest coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools screenshots clean
+.PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools screenshots clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -66,8 +66,7 @@ test-system: $(TESTS_STAMP)
 # Lines and branches, by the tests that mirror what ships: minutes. `make coverage TESTS=tests` takes all but the drills,
 # which a tracer slows beyond what they are about, and whose killed processes would tell nothing. Two figures: what
 # ships, and the lab (by these tests, so without its own it is low).
-MIRROR := $(addprefix tests/,topology proto farhop global_lb regional_lb entry_dns entry_anycast farhop_cli)
-coverage: TESTS ?= $(MIRROR)
+coverage: TESTS ?= tests/topology tests/proto tests/farhop tests/global_lb tests/regional_lb tests/entry_dns tests/entry_anycast tests/farhop_cli
 coverage: $(STAMP)
 	rm -f .coverage .coverage.*
 	FARHOP_EXAMPLES=$(EXAMPLES) $(BIN)/coverage run -m pytest -n $(WORKERS) -m 'not ($(APART))' --ignore=tests/drills $(TESTS)
@@ -75,10 +74,6 @@ coverage: $(STAMP)
 	$(BIN)/coverage report --skip-covered --skip-empty --sort=cover
 	@echo "Covered of what ships: $$($(BIN)/coverage report --format=total --omit='farhop_lab/*') % of lines and branches."
 	@echo "Covered of the lab: $$($(BIN)/coverage report --format=total --include='farhop_lab/*') % of lines and branches."
-
-# For the gate, after `make test-system` and `make coverage`: of `make test` what neither has run.
-test-rest: $(TESTS_STAMP)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) -m 'not ($(APART) or hypothesis)' $(addprefix --ignore=,$(MIRROR))
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
