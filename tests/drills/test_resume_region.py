@@ -30,9 +30,13 @@ STREAMS, TOKENS = 5, 400
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorld]:
-    """One world for all of them, in which what comes back has all of its traffic back at once."""
+    """One world for all of them, in which what comes back has all of its traffic back at once, and who may go anywhere
+    goes to the nearest region, however slow a busy machine has made it."""
     at_once: dict[str, Any] = {
-        "global_config": {"spill": {"ramp_per_s": 1e3}},
+        "global_config": {
+            "spill": {"ramp_per_s": 1e3},
+            "routes": [{"tenant": "anywhere", "policy": "nearest"}],
+        },
         "regional_config": {"health": {"slow_start_s": 0}},
     }
     settings = WorldSettings(replicas=1, speedup=2.0, **at_once)
