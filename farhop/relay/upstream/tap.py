@@ -109,10 +109,8 @@ class StreamTap:
             events.insert(0, self._finish)
             self._finish = b""
         told = [event for event in events if has_usage(event)]
-        for event in (
-            *told[:1],
-            *told[1:][-1:],
-        ):  # of Anthropic's the first tells of the prompt; of all the last counts
+        # Of Anthropic's the first tells of the prompt; of all the last counts.
+        for event in (*told[:1], *told[1:][-1:]):
             self._read(event)
         passed: list[bytes] = []
         for event in events:
