@@ -65,6 +65,7 @@ class Browser:
 
     def go(self, url: str) -> None:
         self.driver.get("about:blank")
+        self.faults()  # of the page that is left: its server may have closed while it still asked
         self.driver.get(url)
         until(lambda: self.js("return document.querySelectorAll('#regions tbody tr[data-key]').length"))
 
