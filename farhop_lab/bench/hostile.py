@@ -115,7 +115,7 @@ def crafted(size: int) -> dict[str, tuple[str, bytes]]:
         "numbers elsewhere": chat(b'"x"', b',"tools":' + many(b"1")),
         "members": chat(b'"x"', b"," + members),
         "members of a part": chat(b'[{"type":"image_url",%b}]' % b",".join(members.split(b",")[:16_000])),
-        "fractions that pass": chat(b'"x"', b',"tools":[' + many(b"9e307", 16_000) + b"]"),
+        "fractions that pass": chat(b'"x"', b',"tools":[' + many(b"9e307", 8000) + b"]"),
         "lists of an id that pass": ("/v1/completions", b'{"model":"bench","prompt":%b}' % many(b"[10000]", 8000)),
         "nesting": chat(b'"x"', b',"tools":' + b"[" * (size // 2) + b"]" * (size // 2)),
         "nesting unread": chat(b'"x"', b',"x":' + b'{"a":' * (size // 6) + b"1" + b"}" * (size // 6)),
