@@ -454,6 +454,25 @@ class Field(msgspec.Struct, eq=False, gc=False):
 
     # -- one of them
 
+    def fill_ms(self, place: int, like: int) -> float:
+        """What it would cost one of them to prefill what another holds of the prompt beyond it: those bytes, and the
+        tokens of the requests under way that they stall, as in the predictive score. 0 where it holds as much."""
+        if self._covered is None:
+            return 0.0
+        block, calibration = self.block, self.sent[_CALIBRATION]
+        held = self._covered.item(place) * calibration.item(place)
+        more = self._covered.item(like) * calibration.item(like) - held
+        if more <= 0.0:
+            return 0.0
+        pace, alone, batch = (block.item(row, place) for row in (_PREFILL, _ALONE, _BATCH))
+        with_more, without = (self.prompt_bytes - held) * pace, (self.prompt_bytes - held - more) * pace
+        stalled = cost.stalled_ms(with_more, alone, batch) - cost.stalled_ms(without, alone, batch)
+        return with_more - without + self.beta * stalled
+
+    def waits(self, place: int) -> bool:
+        """Whether requests wait at one of them."""
+        return self.sent.item(_WAIT, place) > 0.0
+
     def scored(self, place: int, score: float, bias_ms: float = 0.0) -> Scored:
         """One of them, with all that was predicted."""
         row = Row(*self.sent[:, place].tolist(), *self.block[:, place].tolist())

@@ -156,6 +156,11 @@ def pick(
         else:
             place = home
             notes.append(f"near tie: the session stays in {field.names[home]}")
+    is_settled = _affine(field, soft_affinity, (place,)) is not None  # its session is there, and will end
+    if place != field.here and not is_settled and _is_worth_holding_here(field, place, ready, avoided, policy, rng):
+        assert field.here is not None
+        notes.append(f"{here} is to hold what {field.names[place]} holds of it, too")
+        place = field.here
     if not route.plain:
         place = _kept(field, place, avoided, route, affinity, notes)
     field.forget()
@@ -277,6 +282,28 @@ def _affine(field: Field, affinity: SessionAffinity | None, ties: Sequence[int])
         return None
     place = field.at.get(affinity.near(request.soft_session, request.parent_session, request.model))
     return place if place in ties else None
+
+
+def _is_worth_holding_here(
+    field: Field, place: int, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, rng: Random
+) -> bool:
+    """Whether to prefill here what brings the request to `place`, so that its like need not go there any more.
+
+    The way for as long as they do, or the prefill once: nobody knows how many will come. Whoever pays it with a
+    probability of way / prefill pays, in the mean, as much for the way before as for the prefill, and so at most twice
+    what one who knew would have paid (ski rental, Karlin et al. 1988; this form, which remembers nothing: the tightest
+    against one who does not adapt is e / (e - 1)). Only where nobody waits here: a queue would be as much longer.
+    """
+    at_home = field.here
+    if at_home is None or not policy.uncertain_waits or (avoided is not None and avoided[at_home]):
+        return False
+    fill_ms = field.fill_ms(at_home, place)
+    if fill_ms <= 0.0 or field.waits(at_home):
+        return False
+    rtt_ms = field.rtt_ms
+    way_ms = rtt_ms.item(place) - rtt_ms.item(at_home)
+    spared_ms = min(way_ms, ready.item(place) - ready.item(at_home) + fill_ms)  # less where here is slower besides
+    return spared_ms > 0.0 and rng.random() * fill_ms < spared_ms
 
 
 def _drawn(field: Field, ties: Sequence[int], avoided: NDArray[np.bool_] | None, rng: Random) -> int:

@@ -52,7 +52,7 @@ _FLOAT_CHARS = 300  # of a fraction without an exponent that is none too many fo
 
 
 class _Fractions:
-    """Leaves each as it is, of so many: to round one such as `9e307` takes msgspec 14 us, and to look at it here 0.6."""
+    """Leaves each as it is, of so many: to round one such as `9e307` takes msgspec 14 us, to look at it here 0.6."""
 
     left = 0
 

@@ -114,3 +114,68 @@ def test_the_terms_of_a_score_in_ms_add_up_to_it(policy: str) -> None:
     assert any(one["price"] for one in terms.values())
     assert choose(field(request("a"), london={}), route=RouteConfig(policy="least-load")).terms() == {}
     assert choose(field(request("a"))).terms() == {}
+
+
+# -- what brings requests elsewhere is brought here
+
+CALM: dict[str, Any] = {"wait_ms": 0.0}
+LONG = request("a", 40_000, prefix="shared")
+CHAIN = len(LONG.chain)
+
+
+def shared(**regions: dict[str, Any]) -> Any:
+    """Tokyo, 150 ms away, holds all of a prompt of 10,000 tokens; here its prefill takes a second."""
+    places = {"london": {}, "tokyo": {"rtt_ms": 150.0, "depth": CHAIN}} | regions
+    return field(LONG, **{name: CALM | given for name, given in places.items()})
+
+
+def share_here(found: Any, times: int = 2000, **more: Any) -> float:
+    return [choose(found, seed, **more).chosen.region for seed in range(times)].count("london") / times
+
+
+def test_a_prefix_that_brings_requests_elsewhere_is_brought_here_as_often_as_the_way_is_worth_its_prefill() -> None:
+    found = shared()
+    fill_ms = found.fill_ms(found.at["london"], found.at["tokyo"])
+    assert 800.0 < fill_ms < 1000.0  # what its checkpoints cover
+    assert share_here(found) == pytest.approx(150.0 / fill_ms, abs=0.03)
+    notes = {choose(found, seed).notes for seed in range(50)}
+    assert notes == {(), ("london is to hold what tokyo holds of it, too",)}
+
+
+@pytest.mark.parametrize(
+    ("regions", "route"),
+    [
+        ({"london": {"wait_ms": 400.0}}, None),  # it would wait, and so would all behind it
+        ({"london": {"wait_ms": 20.0, "depth": CHAIN}, "tokyo": {"rtt_ms": 10.0, "depth": CHAIN}}, None),
+        ({"london": {"tpot_ms": 60.0}}, None),  # its decoding is slower by more than the way
+        ({"london": {"depth": CHAIN, "tpot_ms": 60.0}}, None),  # it holds as much: that is not why
+        ({"tokyo": {"rtt_ms": 150.0}, "london": {"tpot_ms": 60.0}}, None),  # nobody holds it
+        ({}, RouteConfig(policy="failover", regions=("tokyo",))),
+        ({}, RouteConfig(bias_ms={"london": 400.0})),  # an operator wants it elsewhere
+    ],
+)
+def test_it_stays_where_something_else_than_the_prefix_speaks_for_it(regions: Any, route: RouteConfig | None) -> None:
+    assert share_here(shared(**regions), 100, route=route) == 0.0
+
+
+def test_nothing_is_brought_to_who_is_hot_or_not_here() -> None:
+    found = shared()
+    found.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in found.names])
+    assert share_here(found, 100) == 0.0
+    elsewhere = field(LONG, frankfurt=CALM | {"rtt_ms": 90.0}, tokyo=CALM | {"rtt_ms": 150.0, "depth": CHAIN})
+    assert {choose(elsewhere, seed).chosen.region for seed in range(100)} == {"tokyo"}
+
+
+@pytest.mark.parametrize("like_it", [1, 3, 7, 20, 100])
+def test_to_bring_it_costs_at_most_twice_what_one_would_pay_who_knows_how_many_come(like_it: int) -> None:
+    found, away = shared(), 0
+    fill_ms = found.fill_ms(found.at["london"], found.at["tokyo"])
+    brought = 0
+    for world in range(300):
+        for one in range(like_it):
+            if choose(found, world * 1000 + one).chosen.region == "london":
+                brought += 1
+                break
+            away += 1
+    paid_ms = (150.0 * away + fill_ms * brought) / 300
+    assert paid_ms < 2.0 * min(150.0 * like_it, fill_ms) * 1.1
