@@ -460,8 +460,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
         if self._covered is None:
             return 0.0
         block, calibration = self.block, self.sent[_CALIBRATION]
-        held = self._covered.item(place) * calibration.item(place)
-        more = self._covered.item(like) * calibration.item(like) - held
+        held: float = self._covered.item(place) * calibration.item(place)
+        more: float = self._covered.item(like) * calibration.item(like) - held
         if more <= 0.0:
             return 0.0
         pace, alone, batch = (block.item(row, place) for row in (_PREFILL, _ALONE, _BATCH))
@@ -471,7 +471,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
 
     def waits(self, place: int) -> bool:
         """Whether requests wait at one of them."""
-        return self.sent.item(_WAIT, place) > 0.0
+        wait_ms: float = self.sent.item(_WAIT, place)
+        return wait_ms > 0.0
 
     def scored(self, place: int, score: float, bias_ms: float = 0.0) -> Scored:
         """One of them, with all that was predicted."""
