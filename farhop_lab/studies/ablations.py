@@ -2,8 +2,9 @@
 
 `without trie` nobody is believed to hold anything; `without reckoning` a report is believed as it is, whatever was sent
 since; `without late binding` a request goes to the best replica though that has no room, and waits in its engine;
-`without tpot` only the first token counts, in both tiers; `without tie draw` the least score takes all. For experiments
-alone: no product can be configured so.
+`without tpot` only the first token counts, in both tiers; `without tie draw` the least score takes all; `without
+bringing home` who is led elsewhere by a cached prefix goes there for as long as it is cached. For experiments alone: no
+product can be configured so.
 """
 
 from __future__ import annotations
@@ -147,6 +148,12 @@ class Undrawn(GlobalPredictive):
     uncertain_waits = False
 
 
+class Fetching(GlobalPredictive):
+    """The predictive score, and no prefix is brought home."""
+
+    brings_home = False
+
+
 class Makers(msgspec.Struct, frozen=True):
     """How a world builds its machines; None: as shipped."""
 
@@ -200,4 +207,5 @@ ABLATIONS: dict[str, Makers] = {
     "farhop-no-late-binding": Makers(make_regional=regional_maker(EarlyBinding)),
     "farhop-no-tpot": Makers(global_maker(policy=FirstTokenGlobal), regional_maker(policies=FirstTokenPolicies)),
     "farhop-no-tie-draw": Makers(make_global=global_maker(policy=Undrawn)),
+    "farhop-no-bringing-home": Makers(make_global=global_maker(policy=Fetching)),
 }

@@ -147,20 +147,9 @@ def pick(
         elif not avoided.all():  # no milliseconds to add to: who is avoided comes last
             ready = np.where(avoided, np.inf, score)
     ties = _near_ties(field, ready, avoided, policy, now)
-    place = ties[0][0]
-    if len(ties) > 1:
-        among = [at for at, _ in ties]
-        home = _affine(field, soft_affinity, among)
-        if home is None:
-            place = _drawn(field, among, avoided, rng)
-        else:
-            place = home
-            notes.append(f"near tie: the session stays in {field.names[home]}")
-    is_settled = _affine(field, soft_affinity, (place,)) is not None  # its session is there, and will end
-    if place != field.here and not is_settled and _is_worth_holding_here(field, place, ready, avoided, policy, rng):
-        assert field.here is not None
-        notes.append(f"{here} is to hold what {field.names[place]} holds of it, too")
-        place = field.here
+    place = ties[0][0] if len(ties) == 1 else _one_of(field, ties, avoided, soft_affinity, rng, notes)
+    if place != field.here and policy.brings_home:
+        place = _brought_home(field, place, ready, avoided, soft_affinity, rng, notes)
     if not route.plain:
         place = _kept(field, place, avoided, route, affinity, notes)
     field.forget()
@@ -284,26 +273,51 @@ def _affine(field: Field, affinity: SessionAffinity | None, ties: Sequence[int])
     return place if place in ties else None
 
 
-def _is_worth_holding_here(
-    field: Field, place: int, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, rng: Random
-) -> bool:
-    """Whether to prefill here what brings the request to `place`, so that its like need not go there any more.
+def _one_of(
+    field: Field,
+    ties: Sequence[tuple[int, float]],
+    avoided: NDArray[np.bool_] | None,
+    soft_affinity: SessionAffinity | None,
+    rng: Random,
+    notes: list[str],
+) -> int:
+    """Of near ties where the session is, else one that is drawn."""
+    among = [place for place, _ in ties]
+    home = _affine(field, soft_affinity, among)
+    if home is None:
+        return _drawn(field, among, avoided, rng)
+    notes.append(f"near tie: the session stays in {field.names[home]}")
+    return home
+
+
+def _brought_home(
+    field: Field,
+    place: int,
+    ready: Column,
+    avoided: NDArray[np.bool_] | None,
+    soft_affinity: SessionAffinity | None,
+    rng: Random,
+    notes: list[str],
+) -> int:
+    """`place`, or here if what brings the request there is to be prefilled here, so that its like need not go there.
 
     The way for as long as they do, or the prefill once: nobody knows how many will come. Whoever pays it with a
     probability of way / prefill pays, in the mean, as much for the way before as for the prefill, and so at most twice
-    what one who knew would have paid (ski rental, Karlin et al. 1988; this form, which remembers nothing: the tightest
-    against one who does not adapt is e / (e - 1)). Only where nobody waits here: a queue would be as much longer.
+    what one who knew would have paid (ski rental, Karlin et al. 1988; this form remembers nothing). Only where nobody
+    waits here: a queue would be as much longer. Not for a session that is there: it ends.
     """
-    at_home = field.here
-    if at_home is None or not policy.uncertain_waits or (avoided is not None and avoided[at_home]):
-        return False
-    fill_ms = field.fill_ms(at_home, place)
-    if fill_ms <= 0.0 or field.waits(at_home):
-        return False
-    rtt_ms = field.rtt_ms
-    way_ms = rtt_ms.item(place) - rtt_ms.item(at_home)
-    spared_ms = min(way_ms, ready.item(place) - ready.item(at_home) + fill_ms)  # less where here is slower besides
-    return spared_ms > 0.0 and rng.random() * fill_ms < spared_ms
+    here = field.here
+    if here is None or (avoided is not None and avoided[here]):
+        return place
+    fill_ms = field.fill_ms(here, place)
+    if fill_ms <= 0.0 or field.waits(here) or _affine(field, soft_affinity, (place,)) is not None:
+        return place
+    way_ms = field.rtt_ms.item(place) - field.rtt_ms.item(here)
+    spared_ms = min(way_ms, ready.item(place) - ready.item(here) + fill_ms)  # less where here is slower besides
+    if spared_ms <= 0.0 or rng.random() * fill_ms >= spared_ms:
+        return place
+    notes.append(f"{field.names[here]} is to hold what {field.names[place]} holds of it, too")
+    return here
 
 
 def _drawn(field: Field, ties: Sequence[int], avoided: NDArray[np.bool_] | None, rng: Random) -> int:

@@ -25,7 +25,8 @@ class Policy(ABC):
 
     `in_ms`: what is hot, biased or dear is so many milliseconds worse; in any other unit, who is hot comes after all
     who are not. `ties`: how much worse than the best, in its unit, still counts as equal; `uncertain_waits`: so
-    does what the waits are not known to.
+    does what the waits are not known to. `brings_home`: its score is Field.predicted_ms, and what leads requests
+    elsewhere by its cached prefix may be prefilled here.
     """
 
     name: ClassVar[str]
@@ -33,6 +34,7 @@ class Policy(ABC):
     in_ms: ClassVar[bool] = False
     ties: ClassVar[float] = 0.0
     uncertain_waits: ClassVar[bool] = False
+    brings_home: ClassVar[bool] = False
     wants_session: ClassVar[bool] = False
 
     @abstractmethod

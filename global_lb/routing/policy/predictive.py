@@ -24,7 +24,7 @@ class Predictive(Policy):
     """The default."""
 
     name, unit = "predictive", "ms"
-    in_ms = uncertain_waits = True
+    in_ms = uncertain_waits = brings_home = True
     ties = TIE_MS
 
     def score(self, field: Field) -> Column:

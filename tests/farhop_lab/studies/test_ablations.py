@@ -69,11 +69,12 @@ def test_without_reckoning_nothing_is_outstanding() -> None:
 
 
 def test_the_scores_lack_what_was_taken() -> None:
-    plain, first, undrawn = (
+    plain, first, undrawn, fetching = (
         world(name, {"a": gpus("l4", 1)}).balancers["a"][0].flow.routes.of("t", "llama").policy  # type: ignore[attr-defined]
-        for name in ("farhop", "farhop-no-tpot", "farhop-no-tie-draw")
+        for name in ("farhop", "farhop-no-tpot", "farhop-no-tie-draw", "farhop-no-bringing-home")
     )
     assert (plain.ties, plain.uncertain_waits) == (1.0, True)
     assert (undrawn.ties, undrawn.uncertain_waits) == (0.0, False)
+    assert (plain.brings_home, fetching.brings_home, fetching.uncertain_waits) == (True, False, True)
     assert type(first) is not type(plain)
     assert first.shift(None) == 0.0
