@@ -304,10 +304,11 @@ def _brought_home(
     The way for as long as they do, or the prefill once: nobody knows how many will come. Whoever pays it with a
     probability of way / prefill pays, in the mean, as much for the way before as for the prefill, and so at most twice
     what one who knew would have paid (ski rental, Karlin et al. 1988; this form remembers nothing). Only where nobody
-    waits here: a queue would be as much longer. Not for a session that is there: it ends.
+    waits here: a queue would be as much longer. Not for a session that is there, nor for an agent, whose prefix is its
+    own session's: they end (brought home, agents had 0.96 of their turns).
     """
     here = field.here
-    if here is None or (avoided is not None and avoided[here]):
+    if here is None or field.request.tools or (avoided is not None and avoided[here]):
         return place
     fill_ms = field.fill_ms(here, place)
     if fill_ms <= 0.0 or field.waits(here) or _affine(field, soft_affinity, (place,)) is not None:

@@ -6,6 +6,7 @@ from copy import copy
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from worlds import field, law, request
@@ -164,6 +165,11 @@ def test_nothing_is_brought_to_who_is_hot_or_not_here() -> None:
     assert share_here(found, 100) == 0.0
     elsewhere = field(LONG, frankfurt=CALM | {"rtt_ms": 90.0}, tokyo=CALM | {"rtt_ms": 150.0, "depth": CHAIN})
     assert {choose(elsewhere, seed).chosen.region for seed in range(100)} == {"tokyo"}
+
+
+def test_an_agent_stays_where_its_session_is() -> None:
+    places = {"london": CALM, "tokyo": CALM | {"rtt_ms": 150.0, "depth": CHAIN}}
+    assert share_here(field(msgspec.structs.replace(LONG, tools=True), **places), 100) == 0.0
 
 
 @pytest.mark.parametrize("like_it", [1, 3, 7, 20, 100])
