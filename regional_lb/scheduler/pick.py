@@ -389,12 +389,13 @@ def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) 
     """
     if not len(table):
         return 0.0
+    backlog_ms = table.backlog_tokens * table.prefill_ms_per_token
     if queued == 0:
         room = table.room(0.0, 0.0, now)
         if ANY(room):
-            return float(LEAST((table.backlog_tokens * table.prefill_ms_per_token)[room]))
+            return float(LEAST(backlog_ms[room]))
     fresh = table.fresh(now)
     # Others may use the engine, too: what it says it runs counts if that is more than ours.
     running = np.maximum(np.maximum(table.in_flight, np.where(fresh, table.running, 0.0)), 1.0)
     ahead = queued + elsewhere + float(table.waiting[fresh].sum())
-    return (ahead + 1.0) / float((running / table.service_ms).sum())
+    return max((ahead + 1.0) / float((running / table.service_ms).sum()), float(LEAST(backlog_ms)))
