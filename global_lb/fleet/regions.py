@@ -164,7 +164,7 @@ class Regions:
         self._seen: dict[str, tuple[State, str]] = {}  # what each was when candidates were found
         self.lineages = Lineages()  # what the models are based on, by all reports
         self._lineages: dict[str, Lineage] = {}  # by region
-        self._mean_uncached_bytes: dict[str, float] = {}  # by model: what requests left to prefill
+        self._mean_work_bytes: dict[str, float] = {}  # by model: what requests left to prefill
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
     def reconfigure(
@@ -348,13 +348,13 @@ class Regions:
         known = self.view.regions.get(region)
         return known is not None and any(model in instance.models for instance in known.instances)
 
-    def asked(self, model: str, uncached_bytes: float) -> None:
+    def asked(self, model: str, work_bytes: float) -> None:
         """A request for the model, which some region offers, went out with so much of it to prefill."""
-        means = self._mean_uncached_bytes
-        mean = means.get(model, uncached_bytes)
+        means = self._mean_work_bytes
+        mean = means.get(model, work_bytes)
         if model not in means and len(means) >= MODELS_MAX:
             del means[next(iter(means))]
-        means[model] = mean + _UNCACHED_LEARN * (uncached_bytes - mean)
+        means[model] = mean + _UNCACHED_LEARN * (work_bytes - mean)
 
     def caches(self, region: str, chain: tuple[int, ...]) -> None:
         """The region holds this prefix now."""
@@ -452,7 +452,7 @@ class Regions:
             least_ms = least_token_ms(block)
         field = Field(request, output_tokens, candidates.names, candidates.at, block, sent, candidates.here, least_ms)
         field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
-        field.mean_uncached_bytes = self._mean_uncached_bytes.get(request.model)
+        field.mean_work_bytes = self._mean_work_bytes.get(request.model)
         field.moving, field.any_full = bool(table.moving) or candidates.suspect, bool(table.full)
         field.any_wait = bool(table.waited)
         field.hits(self.trie.match(request.chain), self.partial_blocks)

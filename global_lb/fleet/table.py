@@ -107,10 +107,10 @@ def remaining(capacity: ModelReport, load: Outstanding) -> tuple[float, float]:
     """
     if not load.outstanding_bytes:
         return capacity.wait_ms, float(capacity.slots_free)
-    wait_ms, uncached_bytes = capacity.wait_ms, load.outstanding_uncached_bytes
-    if uncached_bytes > 0.0:  # shared by as many replicas as are ready
+    wait_ms, work_bytes = capacity.wait_ms, load.outstanding_work_bytes
+    if work_bytes > 0.0:  # shared by as many replicas as are ready
         ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
-        wait_ms += uncached_bytes / capacity.bytes_per_token * ms_per_token
+        wait_ms += work_bytes / capacity.bytes_per_token * ms_per_token
     return wait_ms, capacity.slots_free - load.outstanding_requests
 
 
@@ -150,6 +150,7 @@ def row_of(
     )  # fmt: skip
 
 
+_LONG_BYTES = int(cost.LONG_TOKENS * 4)  # of a shorter prompt attention is not counted
 _SENT = 3  # columns that change with every request
 COLUMNS = Row.__struct_fields__[_SENT:]
 _AT = {name: row for row, name in enumerate(COLUMNS)}
@@ -164,10 +165,11 @@ def _rows(*names: str) -> slice:
 
 # What a request brings is multiplied with each of these at once.
 _TIMES = _rows("rtt_ms", "token_ms")
-_USD_FIXED = _rows("usd_per_prompt_byte", "usd_per_output_token", "usd_per_body_byte")
+_USD_FIXED = _rows("usd_per_output_token", "usd_per_body_byte")
 _DRIFT = _rows("drift_at", "drift_wait", "drift_use")
 _RTT, _PREFILL, TOKEN = (_AT[n] for n in ("rtt_ms", "prefill_ms_per_byte", "token_ms"))
-_USD_BODY, _USD_ANSWER, _CACHED = (_AT[n] for n in ("usd_per_body_byte", "usd_per_answer_byte", "usd_per_prompt_byte"))
+_USD_BODY, _USD_ANSWER = (_AT[n] for n in ("usd_per_body_byte", "usd_per_answer_byte"))
+_USD_PROMPT = _AT["usd_per_prompt_byte"]
 _TPOT, _BATCH, _ALONE = (_AT[n] for n in ("tpot_ms", "batch", "alone_ms"))
 _FOREIGN, _USED, _FULL = (_AT[n] for n in ("foreign_tokens", "used_share", "full"))
 _BYTES_PER_TOKEN, _SLOTS_FREE, _SLOTS = (_AT[n] for n in ("bytes_per_token", "slots_free", "slots_total"))
@@ -182,7 +184,8 @@ class Scored(msgspec.Struct, frozen=True):
     request would cost there, hardware and traffic between regions. `residual_ms` is how much of `ttft_ms` is what first
     tokens took longer than predicted of late, which no score counts. As they count in the score: `decode_ms`, what its
     tokens take longer than a token costs where that is least; `interference_ms` and `stall_ms`, what its tokens and its
-    prefill cost those it joins; `behind_ms`, what its prefill costs those who come while it waits.
+    prefill cost those it joins; `behind_ms`, what its prefill costs those who come while it waits. `work_bytes`: what
+    is left of the prompt to prefill, as so many bytes at the beginning of a text as take as long (cost.prefill_work).
     """
 
     region: str
@@ -207,17 +210,12 @@ class Scored(msgspec.Struct, frozen=True):
     stall_ms: float = 0.0
     behind_ms: float = 0.0
     residual_ms: float = 0.0
+    work_bytes: float = 0.0
 
     @property
     def bare_ttft_ms(self) -> float:
         """By wire, wait and prefill alone: what regions are told, who judge it by what they know of the two last."""
         return self.rtt_ms + self.upload_ms + self.wait_ms + self.prefill_ms
-
-    @property
-    def uncached_share(self) -> float:
-        """What of the prompt is not believed to be cached there, 0..1."""
-        tokens = self.uncached_tokens + self.hit_tokens
-        return self.uncached_tokens / tokens if tokens > 0.0 else 1.0
 
 
 class Table:
@@ -273,7 +271,7 @@ def least_token_ms(block: Column) -> float:
 class Field(msgspec.Struct, eq=False, gc=False):
     """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
 
-    `beta`: what a later token counts beside the first. `mean_uncached_bytes`: what requests for the model leave to
+    `beta`: what a later token counts beside the first. `mean_work_bytes`: what requests for the model leave to
     prefill; None: nobody knows, and it is taken to be this prompt. `penalty_ms` (None: nobody pays any) and `hot`
     (places) are by the hot guard; `absent` says why the other lawful ones are not here. `moving`: whether any of them
     changes; `any_full`, `any_wait`: whether any may be full, or have requests wait. `token_least_ms`: the least that a
@@ -292,7 +290,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     body_bytes: int = 0
     stream: bool = False
     beta: float = BETA
-    mean_uncached_bytes: float | None = None
+    mean_work_bytes: float | None = None
     absent: Mapping[str, str] = _ALL_HERE
     penalty_ms: Column | None = None
     hot: frozenset[int] = _NOWHERE
@@ -342,7 +340,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
         field.moving, field.any_full, field.any_wait = self.moving, self.any_full, self.any_wait
         field.spill_ms = self.spill_ms
-        field.mean_uncached_bytes = self.mean_uncached_bytes
+        field.mean_work_bytes = self.mean_work_bytes
         field._covered = self._covered[kept] if self._covered is not None else None
         return field
 
@@ -391,30 +389,40 @@ class Field(msgspec.Struct, eq=False, gc=False):
             block, sent = self.block, self.sent
             brings = (1.0 + self._flights, self.beta * self.output_tokens)
             predicted: Column = np.array(brings).dot(block[_TIMES])
-            uncached = np.array(float(self.prompt_bytes))
-            if self._covered is not None:
-                uncached = uncached - self._covered * sent[_CALIBRATION]
-            prefill_ms = uncached * block[_PREFILL]
+            work = self._work_bytes()
+            prefill_ms = work * block[_PREFILL]
             predicted += prefill_ms
             if self.any_wait:
-                wait_ms, mean = sent[_WAIT], np.array(self._mean_uncached())
+                wait_ms, mean = sent[_WAIT], np.array(self._mean_work())
                 queue = np.minimum(wait_ms / np.maximum(mean * block[_PREFILL], _TINY), _ONE)
-                predicted += wait_ms * (_ONE + queue * uncached / mean)
+                predicted += wait_ms * (_ONE + queue * work / mean)
             predicted += np.array(self.beta) * block[_BATCH] * np.maximum(prefill_ms - block[_ALONE], _ZERO)
             self._predicted = predicted
         return self._predicted
 
-    def _mean_uncached(self) -> float:
-        return max(1.0, self.prompt_bytes if self.mean_uncached_bytes is None else self.mean_uncached_bytes)
+    def _work_bytes(self) -> Column:
+        """What of the prompt is left to prefill in each."""
+        uncached = np.array(float(self.prompt_bytes))
+        if self._covered is not None:
+            uncached = uncached - self._covered * self.sent[_CALIBRATION]
+        return uncached if self.prompt_bytes < _LONG_BYTES else self._work(uncached, self.block[_BYTES_PER_TOKEN])
+
+    def _work(self, uncached: cost.Amount, bytes_per_token: cost.Amount) -> cost.Amount:
+        """What so many bytes of the prompt, its last, take to prefill: as many at the beginning of a text."""
+        if self.prompt_bytes < _LONG_BYTES:
+            return uncached
+        return cost.prefill_work(uncached, self.prompt_bytes, cost.ATTENTION_TOKENS * bytes_per_token)
+
+    def _mean_work(self) -> float:
+        return max(1.0, self.prompt_bytes if self.mean_work_bytes is None else self.mean_work_bytes)
 
     def usd(self) -> Column:
         """What the request would cost in each: hardware as measured (row_of) or reported, and egress."""
         block, tokens = self.block, self.output_tokens
         answer_bytes = self._answer_bytes(block[_BYTES_PER_TOKEN])
-        usd: Column = np.array((self.prompt_bytes, tokens, self.body_bytes)).dot(block[_USD_FIXED])
+        usd: Column = np.array((tokens, self.body_bytes)).dot(block[_USD_FIXED])
         usd += answer_bytes * block[_USD_ANSWER]
-        if self._covered is not None:
-            usd -= self._covered * self.sent[_CALIBRATION] * block[_CACHED]
+        usd += self._work_bytes() * block[_USD_PROMPT]
         return usd
 
     def egress_usd(self, place: int, output_tokens: float | None = None) -> float:
@@ -465,7 +473,9 @@ class Field(msgspec.Struct, eq=False, gc=False):
         if more <= 0.0:
             return 0.0
         pace, alone, batch = (block.item(row, place) for row in (_PREFILL, _ALONE, _BATCH))
-        with_more, without = (self.prompt_bytes - held) * pace, (self.prompt_bytes - held - more) * pace
+        bytes_per_token = block.item(_BYTES_PER_TOKEN, place)
+        with_more = self._work(self.prompt_bytes - held, bytes_per_token) * pace
+        without = self._work(self.prompt_bytes - held - more, bytes_per_token) * pace
         stalled = cost.stalled_ms(with_more, alone, batch) - cost.stalled_ms(without, alone, batch)
         return with_more - without + self.beta * stalled
 
@@ -483,18 +493,18 @@ class Field(msgspec.Struct, eq=False, gc=False):
         hit = believed * row.cache_hit_calibration
         uncached = n - hit
         uncached_bytes = self.prompt_bytes - covered * row.cache_hit_calibration
-        prefill_ms = uncached_bytes * row.prefill_ms_per_byte
+        work_bytes = self._work(uncached_bytes, row.bytes_per_token)
+        prefill_ms = work_bytes * row.prefill_ms_per_byte
         upload_ms = self._flights * row.rtt_ms
         headroom = row.slots_left
         if headroom * uncached > row.foreign_tokens:
             headroom = row.foreign_tokens / uncached
         answer_bytes = self.output_tokens * (STREAM_TOKEN_BYTES if self.stream else row.bytes_per_token)
         usd = (
-            self.prompt_bytes * row.usd_per_prompt_byte
+            work_bytes * row.usd_per_prompt_byte
             + self.output_tokens * row.usd_per_output_token
             + self.body_bytes * row.usd_per_body_byte
             + answer_bytes * row.usd_per_answer_byte
-            - covered * row.cache_hit_calibration * row.usd_per_prompt_byte
         )
         penalty_ms = self.penalty_ms.item(place) if self.penalty_ms is not None else 0.0
         decode_ms = self.output_tokens * (row.tpot_ms - self.token_least_ms)
@@ -509,12 +519,13 @@ class Field(msgspec.Struct, eq=False, gc=False):
         if row.wait_ms:
             behind_ms = cost.behind_ms(
                 row.wait_ms,
-                uncached=uncached_bytes,
-                mean_uncached=self._mean_uncached(),
+                work=work_bytes,
+                mean_work=self._mean_work(),
                 pace_ms=row.prefill_ms_per_byte,
             )
         return Scored(  # in order: by name takes 8 us
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
             self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms, behind_ms, ttft_ms - predicted_ms,
+            work_bytes,
         )  # fmt: skip

@@ -304,7 +304,7 @@ class GlobalFlow:
         if self.displaced:
             self.displaced.pop(state.request.id, None)
         self.regions.liveness_of(attempt.region).relay_succeeded()
-        attempt.load.settled(state.request.prompt_bytes, attempt.uncached_bytes)
+        attempt.load.settled(state.request.prompt_bytes, attempt.work_bytes)
         self.regions.load_changed(attempt.region)
         # The region holds this prefix now: known here only if the law lets a trace of it be kept here.
         if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
@@ -627,11 +627,11 @@ class GlobalFlow:
             self._over(state)
             return [self.redirects.redirect(request, decision, instance, lawful, self.regions, now)]
         state.attempts += 1
-        load, uncached_bytes = self.regions.load_of(instance), chosen.uncached_share * request.prompt_bytes
-        state.attempt = Attempt(chosen.region, instance, load, uncached_bytes, now)
+        load, work_bytes = self.regions.load_of(instance), chosen.work_bytes
+        state.attempt = Attempt(chosen.region, instance, load, work_bytes, now)
         self.ledger.reserve(request.id, Reservation(chosen.region, int(chosen.uncached_tokens), 0))
-        load.sent(request.prompt_bytes, uncached_bytes)
-        self.regions.asked(request.model, uncached_bytes)
+        load.sent(request.prompt_bytes, work_bytes)
+        self.regions.asked(request.model, work_bytes)
         if state.last_resort and decision.absent and not request.once:
             self.displaced[request.id] = None
             self._missed.update(decision.absent)
@@ -800,7 +800,7 @@ class GlobalFlow:
         state.attempt = None
         if not attempt.started:
             settle = attempt.load.settled if counted else attempt.load.came_back
-            settle(state.request.prompt_bytes, attempt.uncached_bytes)
+            settle(state.request.prompt_bytes, attempt.work_bytes)
             self.regions.load_changed(attempt.region)
 
 

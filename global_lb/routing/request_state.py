@@ -26,7 +26,7 @@ class Attempt(msgspec.Struct, eq=False, gc=False):
     region: str
     instance: Instance
     load: UnacknowledgedLoad
-    uncached_bytes: float
+    work_bytes: float
     sent_at: float
     started: bool = False
     began_at: float = 0.0

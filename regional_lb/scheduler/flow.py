@@ -264,7 +264,7 @@ class RegionalFlow:
                 self.overdue_requests.began(elapsed_ms, state.expected_ms)
                 if not state.resumes:
                     self.fleet.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
-                ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.uncached_tokens
+                ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.work_tokens
                 if chosen.delay_ms:
                     self.fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
                 else:
@@ -638,12 +638,12 @@ class RegionalFlow:
             self.wait_estimate.affinity.moved_in(request.soft_session, request.model, chosen.replica)
         if choice.policy.learns:
             choice.policy.placed(chosen.replica, state.variant, self.fleet.whole)
-        uncached = int(chosen.uncached_tokens)
+        work_tokens = int(chosen.work_tokens)
         if self.fleet.adapters.names:
             self.fleet.adapters.sent(chosen.replica, request.model)
         ttft_ms = choice.prefill_ms
         answer = int(state.need.output_tokens)
-        reservation = Reservation(chosen.replica, 0 if half else uncached, own_tokens + answer, marks, answer)
+        reservation = Reservation(chosen.replica, 0 if half else work_tokens, own_tokens + answer, marks, answer)
         self.fleet.ledger.reserve(request.id, reservation)
         state.prefilled_at = now + ttft_ms / 1e3
         state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms

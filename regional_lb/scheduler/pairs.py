@@ -17,7 +17,7 @@ import numpy as np
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import Prefill
 from farhop.balance.outcome import Source
-from regional_lb.scheduler.pick import Scored, uncached_tokens
+from regional_lb.scheduler.pick import Scored, uncached_tokens, work_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,14 +49,15 @@ def soonest(need: Need, table: Table, hits: Hits, known: Known, now: float) -> S
     if not len(table):
         return None
     uncached = uncached_tokens(need, table, hits, known)
-    end_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    work = work_tokens(uncached, need.prompt_tokens)
+    end_ms = (table.backlog_tokens + work) * table.prefill_ms_per_token
     ready = np.where(table.room(uncached, 0.0, now), end_ms, np.inf)
     best = int(ready.argmin())
     if ready.item(best) == inf:
         return None
-    left = uncached.item(best)
+    left, own = uncached.item(best), work.item(best)
     return Scored(
-        table.of.names[best], end_ms.item(best), need.prompt_tokens - left, left, table.backlog_tokens.item(best),
+        table.of.names[best], end_ms.item(best), need.prompt_tokens - left, left, own, table.backlog_tokens.item(best),
         table.prefill_ms_per_token.item(best), table.tpot_ms.item(best),
     )  # fmt: skip
 
@@ -74,8 +75,9 @@ class Pairs:
         if half is None or not self._fleet.admit(half.replica, now):
             choice.prefill = None
             return None
-        tokens = int(half.uncached_tokens)
-        self._fleet.ledger.reserve(_key(state), Reservation(half.replica, tokens, tokens))
+        self._fleet.ledger.reserve(
+            _key(state), Reservation(half.replica, int(half.work_tokens), int(half.uncached_tokens))
+        )
         state.prefiller = half.replica
         replica = self._fleet.view.replicas[half.replica]
         if replica.handover == "vllm":
@@ -90,7 +92,7 @@ class Pairs:
         self._fleet.caches(name, state.request.chain, self._hints(state.request))
         if half is not None:
             elapsed_ms = (now - state.forwarded_at) * 1e3
-            self._fleet.computed(name, elapsed_ms, half.backlog_tokens + half.uncached_tokens, now)
+            self._fleet.computed(name, elapsed_ms, half.backlog_tokens + half.work_tokens, now)
         if not state.started:
             state.forwarded_at = state.prefilled_at = now
 

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-up of its own
 
+from farhop.balance.estimate.cost import LONG_TOKENS, prefill_work
 from farhop.balance.estimate.residual import corrected
 from regional_lb.fleet.table import ANY, LEAST, Rates
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from farhop.balance.estimate.cost import Amount
     from regional_lb.fleet.table import Column, Hits, Rows, Table
     from regional_lb.scheduler.policy import Need, Policy
     from regional_lb.scheduler.split import Assigned
@@ -38,12 +40,14 @@ FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
-    """A replica's score, in its policy's unit, and what is known of it for this request."""
+    """A replica's score, in its policy's unit, and what is known of it for this request. `work_tokens`: what is left of
+    the prompt to prefill, as cost.prefill_work has it; so is what is before it, `backlog_tokens`."""
 
     replica: str
     score: float
     hit_tokens: float
     uncached_tokens: float
+    work_tokens: float
     backlog_tokens: float
     prefill_ms_per_token: float
     tpot_ms: float
@@ -104,10 +108,11 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         """The replicas of the field, in the table's order."""
         rates, (uncached, score) = self._rates, self.block[:2]
         delay = np.zeros(len(score)) if self._delay is None else self._delay
-        told = uncached, score, rates.backlog_tokens, rates.prefill_ms_per_token, rates.tpot_ms, delay
+        work = work_tokens(uncached, self._prompt_tokens)
+        told = uncached, work, score, rates.backlog_tokens, rates.prefill_ms_per_token, rates.tpot_ms, delay
         return [
-            Scored(name, ms, self._prompt_tokens - left, left, backlog, pace, tpot, name in self._exact, late)
-            for name, left, ms, backlog, pace, tpot, late in zip(
+            Scored(name, ms, self._prompt_tokens - left, left, own, backlog, pace, tpot, name in self._exact, late)
+            for name, left, own, ms, backlog, pace, tpot, late in zip(
                 self._names, *(of.tolist() for of in told), strict=True
             )
         ]
@@ -121,9 +126,10 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         added = {"adapter": self._delay, "blocking": self._blocking}
         more = {of: ms for of, ms in added.items() if ms is not None}
         uncached, own_ms = self.block[:2]
+        work = work_tokens(uncached, self._prompt_tokens)
         for ms in more.values():
             own_ms = own_ms - ms
-        terms = policy.terms(self._rates, uncached, self._output_tokens, own_ms) | more
+        terms = policy.terms(self._rates, work, self._output_tokens, own_ms) | more
         parts = zip(*(ms.tolist() for ms in terms.values()), strict=True)
         return {name: dict(zip(terms, part, strict=True)) for name, part in zip(self._names, parts, strict=True)}
 
@@ -140,7 +146,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         one = self.prefill or self.chosen
         if one is None:
             return 0.0
-        return (one.backlog_tokens + one.uncached_tokens) * one.prefill_ms_per_token + one.delay_ms
+        return (one.backlog_tokens + one.work_tokens) * one.prefill_ms_per_token + one.delay_ms
 
     @property
     def predicted_ms(self) -> float:
@@ -186,26 +192,31 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         return tuple(name for name, room in zip(self._names, self._room.tolist(), strict=True) if not room)
 
 
-def _latest_ms(need: Need, table: Table, uncached: Column) -> Column:
+def work_tokens(uncached: Amount, prompt_tokens: float) -> Amount:
+    """See cost.prefill_work."""
+    return prefill_work(uncached, prompt_tokens) if prompt_tokens >= LONG_TOKENS else uncached
+
+
+def _latest_ms(need: Need, table: Table, work: Column) -> Column:
     """How long each takes for it at the most, if it is slower than it is thought to be by twice its uncertainty."""
-    prefill_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    prefill_ms = (table.backlog_tokens + work) * table.prefill_ms_per_token
     latest_ms: Column = (1.0 + 2.0 * table.uncertainty) * (prefill_ms + need.output_tokens * table.tpot_ms)
     return latest_ms
 
 
-def _work(table: Table, uncached: Column, row: int) -> tuple[float, float, float, float]:
-    """What one has to do: tokens left of the prompt and before it, ms for each, and for one of the answer."""
+def _work(table: Table, work: Column, row: int) -> tuple[float, float, float, float]:
+    """What one has to do: tokens' worth of the prompt and before it, ms for each, and for one of the answer."""
     return (
-        uncached.item(row),
+        work.item(row),
         table.backlog_tokens.item(row),
         table.prefill_ms_per_token.item(row),
         table.tpot_ms.item(row),
     )
 
 
-def _surest(need: Need, table: Table, uncached: Column, ready: Column) -> int:
+def _surest(need: Need, table: Table, work: Column, ready: Column) -> int:
     """Of those with room the one that is done first even if all are as slow as they may be."""
-    return int(np.where(ready < inf, _latest_ms(need, table, uncached), inf).argmin())
+    return int(np.where(ready < inf, _latest_ms(need, table, work), inf).argmin())
 
 
 def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> Column:
@@ -254,10 +265,12 @@ def pick(
     `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
-    score = policy.score(need, table, uncached, now)
+    long = need.prompt_tokens >= LONG_TOKENS
+    work = prefill_work(uncached, need.prompt_tokens) if long else uncached
+    score = policy.score(need, table, work, now)
     if delay_ms is not None and policy.unit == "ms":
         score = score + delay_ms
-    blocking_ms = policy.blocking_ms(table, uncached) if need.prompt_tokens >= BLOCKING_TOKENS else None
+    blocking_ms = policy.blocking_ms(table, work) if need.prompt_tokens >= BLOCKING_TOKENS else None
     if blocking_ms is not None:
         score = score + blocking_ms
     room = table.room(uncached, need.output_tokens, now, ahead=ahead)
@@ -276,31 +289,32 @@ def pick(
         if at_home is not None:
             row = at_home
         elif policy.explores and rng.random() < EXPLORED_SHARE:
-            usual, row = row, _explored(need, table, uncached, ready, policy, row, now, rng)
+            usual, row = row, _explored(need, table, work, ready, policy, row, now, rng)
             explored = row != usual
-        left, backlog, pace_ms, tpot_ms = _work(table, uncached, row)
+        own, backlog, pace_ms, tpot_ms = _work(table, work, row)
         if policy.explores:  # it might miss the request's deadline, by _latest_ms
             latest_ms = (1.0 + 2.0 * table.uncertainty.item(row)) * (
-                (backlog + left) * pace_ms + need.output_tokens * tpot_ms
+                (backlog + own) * pace_ms + need.output_tokens * tpot_ms
             )
             if latest_ms > (need.deadline - now) * 1e3:
-                row = _surest(need, table, uncached, ready)
-                left, backlog, pace_ms, tpot_ms = _work(table, uncached, row)
+                row = _surest(need, table, work, ready)
+                own, backlog, pace_ms, tpot_ms = _work(table, work, row)
+        left = uncached.item(row)
         chosen = Scored(
-            names[row], score.item(row), need.prompt_tokens - left, left, backlog, pace_ms, tpot_ms,
+            names[row], score.item(row), need.prompt_tokens - left, left, own, backlog, pace_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
     paces = table.paces()
-    own: Sequence[Any] = (uncached, score, table.backlog_tokens, table.in_flight)
+    columns: Sequence[Any] = (uncached, score, table.backlog_tokens, table.in_flight)
     if len(names) > FIELD_MAX:  # the best of them are remembered
         kept = least(score, FIELD_MAX)
         names = tuple([names[place] for place in kept.tolist()])
-        paces, own = paces[:, kept], [column[kept] for column in own]
+        paces, columns = paces[:, kept], [column[kept] for column in columns]
         room = room[kept]
         delay_ms = delay_ms[kept] if delay_ms is not None else None
         blocking_ms = blocking_ms[kept] if blocking_ms is not None else None
     return Pick(
-        policy, names, need.prompt_tokens, need.output_tokens, paces, b"".join(own),
+        policy, names, need.prompt_tokens, need.output_tokens, paces, b"".join(columns),
         None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, declined, explored,
     )  # fmt: skip
 
@@ -315,7 +329,7 @@ def _tied(home: str, best: int, ready: Column, table: Table, policy: Policy) -> 
 
 
 def _explored(
-    need: Need, table: Table, uncached: Column, ready: Column, policy: Policy, chosen: int, now: float, rng: Random
+    need: Need, table: Table, work: Column, ready: Column, policy: Policy, chosen: int, now: float, rng: Random
 ) -> int:
     """The most uncertain of those who may be as good as the chosen one; that itself where nobody is.
 
@@ -327,10 +341,10 @@ def _explored(
     if uncertainty.item(uncertainty.argmax()) < most:
         return chosen
     limit = ready.item(chosen) + max(policy.ties_floor, policy.ties_share * ready.item(chosen))
-    prefill_ms = (table.backlog_tokens + uncached) * table.prefill_ms_per_token
+    prefill_ms = (table.backlog_tokens + work) * table.prefill_ms_per_token
     may = ready - uncertainty * policy.at_stake(need, table, prefill_ms) <= limit
     may &= (1.0 - uncertainty) * prefill_ms <= limit
-    may &= _latest_ms(need, table, uncached) <= (need.deadline - now) * 1e3
+    may &= _latest_ms(need, table, work) <= (need.deadline - now) * 1e3
     may &= uncertainty >= most
     uncertain = np.where(may, uncertainty, 0.0)
     greatest = uncertain.item(uncertain.argmax())
@@ -375,7 +389,7 @@ def least(score: Column, most: int) -> Rows:
 def least_prefill(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> tuple[float, float]:
     """Uncached tokens and prefill in ms at the replica where that is shortest, were it idle. At least one row."""
     uncached = uncached_tokens(need, table, hits, known)
-    prefill_ms = uncached * table.prefill_ms_per_token
+    prefill_ms = work_tokens(uncached, need.prompt_tokens) * table.prefill_ms_per_token
     place = int(prefill_ms.argmin())
     return uncached.item(place), prefill_ms.item(place)
 
@@ -385,7 +399,8 @@ def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) 
 
     With room: the prefill backlog of the least burdened replica with room. Without: by Little's law one request leaves
     a replica every service_ms / in_flight, and all who are queued, here or in an engine, go first; with them as many as
-    are served `elsewhere`.
+    are served `elsewhere`. But no sooner than the least backlog is done: while an engine is at a long prefill nobody
+    begins there, however many leave.
     """
     if not len(table):
         return 0.0

@@ -17,7 +17,15 @@ from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.tokenizer_guard import Shape
 from regional_lb.fleet.view import model_of, variant_of
 from regional_lb.scheduler import admission, pairs
-from regional_lb.scheduler.pick import NOTHING, Known, expected_wait_ms, least_prefill, pick, uncached_tokens
+from regional_lb.scheduler.pick import (
+    NOTHING,
+    Known,
+    expected_wait_ms,
+    least_prefill,
+    pick,
+    uncached_tokens,
+    work_tokens,
+)
 from regional_lb.scheduler.policy import Need
 
 if TYPE_CHECKING:
@@ -412,4 +420,4 @@ def _service_ms(prompt_tokens: float, output_tokens: float, table: Table) -> flo
     and something over. At least one row."""
     prefill_ms, tpot_ms = table.prefill_ms_per_token, table.tpot_ms
     fastest_prefill_ms, fastest_tpot_ms = prefill_ms.item(prefill_ms.argmin()), tpot_ms.item(tpot_ms.argmin())
-    return MARGIN * (prompt_tokens * fastest_prefill_ms + output_tokens * fastest_tpot_ms)
+    return MARGIN * (work_tokens(prompt_tokens, prompt_tokens) * fastest_prefill_ms + output_tokens * fastest_tpot_ms)

@@ -46,7 +46,7 @@ def decide(
     found = field(
         asked, output_tokens, "virginia", **{name: _region(one, prompt_bytes) for name, one in fields.items()}
     )
-    found.mean_uncached_bytes = None if usual_tokens is None else usual_tokens * BYTES_PER_TOKEN
+    found.mean_work_bytes = None if usual_tokens is None else usual_tokens * BYTES_PER_TOKEN
     penalty_ms = np.array([fields[name].get("penalty_ms", 0.0) for name in found.names])
     found.penalty_ms = penalty_ms if penalty_ms.any() else None
     decision = pick(

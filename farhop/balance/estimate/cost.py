@@ -4,7 +4,22 @@ global_lb's `policy/predictive.py`.
 Invariants: every term is finite for finite input and never falls when a cost grows. Never reads a view or a ledger.
 """
 
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
 INIT_WINDOW_BYTES = 14_600  # 10 segments of 1460 bytes (RFC 6928)
+# How far into a text a token's attention takes as much arithmetic as its weights do: 2 P / (4 L d) tokens, for P
+# parameters that take part and L layers of attention over d values (Kaplan et al., arXiv 2001.08361, table 1).
+# Llama 3.1 8B 30,600, 70B 53,900; Qwen2.5 32B 49,600; gpt-oss-120b 34,000; of many experts, few of which take part,
+# less: DeepSeek-V3 14,800, Qwen3-30B-A3B 8,400.
+ATTENTION_TOKENS = 32_768.0
+LONG_TOKENS = 1024.0  # of a shorter text attention is not worth counting: 1.6 % at the most
+
+Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 
 def upload_ms(body_bytes: int, rtt_ms: float, init_window_bytes: int = INIT_WINDOW_BYTES) -> float:
@@ -31,6 +46,17 @@ def token_ms(tpot_ms: float, batch_interference_ms: float, in_flight: float) -> 
     return tpot_ms + batch_interference_ms * in_flight
 
 
+def prefill_work(uncached: Amount, prompt: float, attention: Amount | float = ATTENTION_TOKENS) -> Amount:
+    """What of a prompt is to be prefilled, as so many tokens at the beginning of a text as take as long.
+
+    Each of `uncached` tokens, the last of `prompt`, attends to all before it, prompt - uncached / 2 in the mean. Of
+    100,000 tokens nothing cached is the work of 250,000, the last 1,000 of them are that of 4,000: by what is uncached
+    alone a long prompt passes for what it costs less than half of, and a cached context for what can be had again.
+    All in bytes, if `attention` is.
+    """
+    return uncached * (1.0 + (prompt - 0.5 * uncached) / attention)
+
+
 def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
     """What a prefill makes the requests under way beside it wait, in sum.
 
@@ -40,15 +66,15 @@ def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
     return in_flight * max(0.0, prefill_ms - alone_ms)
 
 
-def behind_ms(wait_ms: float, *, uncached: float, mean_uncached: float, pace_ms: float) -> float:
-    """What a prefill makes those wait, in sum, who come behind it: of a request with so much `uncached` (bytes or
-    tokens), where in the mean it is `mean_uncached`, at `pace_ms` for each of these, and `wait_ms` go before it.
+def behind_ms(wait_ms: float, *, work: float, mean_work: float, pace_ms: float) -> float:
+    """What a prefill makes those wait, in sum, who come behind it: of a request with so much `work` (prefill_work, in
+    bytes or tokens), where in the mean it is `mean_work`, at `pace_ms` for each of these, and `wait_ms` go before it.
 
     A queue in balance is as long behind who is served as it was before him when he came (Little 1961): of wait_ms /
-    (mean_uncached * pace_ms) requests at each replica, each of which waits uncached * pace_ms longer. What is shorter
+    (mean_work * pace_ms) requests at each replica, each of which waits work * pace_ms longer. What is shorter
     than one of them is no queue but somebody's prefill, and counts by its share. Where only one's own wait counts, a
     missed prefix is free: five regions of eight L4, cold and near their capacity, sent each other a third of their work
     for queues that this made (docs/measurements/routing-trials.md).
     """
-    mean_ms = max(mean_uncached * pace_ms, 1e-9)
-    return wait_ms * min(wait_ms / mean_ms, 1.0) * uncached / mean_uncached
+    mean_ms = max(mean_work * pace_ms, 1e-9)
+    return wait_ms * min(wait_ms / mean_ms, 1.0) * work / mean_work

@@ -23,7 +23,7 @@ class Outstanding(Protocol):
         ...
 
     @property
-    def outstanding_uncached_bytes(self) -> float:
+    def outstanding_work_bytes(self) -> float:
         """Of them, those whose prefill is to be waited for."""
         ...
 
@@ -36,13 +36,13 @@ class Outstanding(Protocol):
 class CombinedLoad:
     """What is outstanding at several instances that share their replicas, now."""
 
-    __slots__ = ("outstanding_bytes", "outstanding_requests", "outstanding_uncached_bytes")
+    __slots__ = ("outstanding_bytes", "outstanding_requests", "outstanding_work_bytes")
 
     def __init__(self, reckonings: Iterable[Outstanding]) -> None:
-        self.outstanding_bytes = self.outstanding_uncached_bytes = self.outstanding_requests = 0.0
+        self.outstanding_bytes = self.outstanding_work_bytes = self.outstanding_requests = 0.0
         for one in reckonings:
             self.outstanding_bytes += one.outstanding_bytes
-            self.outstanding_uncached_bytes += one.outstanding_uncached_bytes
+            self.outstanding_work_bytes += one.outstanding_work_bytes
             self.outstanding_requests += one.outstanding_requests
 
 
@@ -53,14 +53,14 @@ class UnacknowledgedLoad:
     `turn` is kept for who sends: a number that says who was sent something last.
     """
 
-    __slots__ = ("_accepted", "_incarnation", "_pending", "_requests", "_resting", "_sent", "_uncached", "turn")
+    __slots__ = ("_accepted", "_incarnation", "_pending", "_requests", "_resting", "_sent", "_work", "turn")
 
     def __init__(self) -> None:
         self.turn = 0
         self._sent = 0.0
         self._accepted = 0.0
         self._pending = 0.0
-        self._uncached = 0.0  # of the pending
+        self._work = 0.0  # of the pending
         self._requests = 0  # that await their first byte
         self._incarnation = -1
         self._resting = False
@@ -78,34 +78,34 @@ class UnacknowledgedLoad:
         return max(0.0, min(self._sent - self._accepted, self._pending))
 
     @property
-    def outstanding_uncached_bytes(self) -> float:
+    def outstanding_work_bytes(self) -> float:
         """Of the outstanding bytes those to be prefilled, taking all that await their first byte as cached alike."""
-        return self._uncached * self.outstanding_bytes / self._pending if self._pending > 0.0 else 0.0
+        return self._work * self.outstanding_bytes / self._pending if self._pending > 0.0 else 0.0
 
     @property
     def outstanding_requests(self) -> float:
         """How many requests the outstanding bytes are, taking those that await their first byte as equally large."""
         return self._requests * self.outstanding_bytes / self._pending if self._pending > 0.0 else 0.0
 
-    def sent(self, n_bytes: float, uncached_bytes: float | None = None) -> None:
+    def sent(self, n_bytes: float, work_bytes: float | None = None) -> None:
         """A request of this size is on its way."""
         self._requests += 1
         self._sent += n_bytes
         self._pending += n_bytes
-        self._uncached += n_bytes if uncached_bytes is None else uncached_bytes
+        self._work += n_bytes if work_bytes is None else work_bytes
         self._resting = False
 
-    def settled(self, n_bytes: float, uncached_bytes: float | None = None) -> None:
+    def settled(self, n_bytes: float, work_bytes: float | None = None) -> None:
         """The receiver answered it, be it by a refusal: it has counted it, and it waits there no more."""
         self._requests = max(0, self._requests - 1)
         self._pending = max(0.0, self._pending - n_bytes)
-        less = n_bytes if uncached_bytes is None else uncached_bytes
+        less = n_bytes if work_bytes is None else work_bytes
         # What rounding leaves over must not stay.
-        self._uncached = min(max(0.0, self._uncached - less), self._pending) if self._requests else 0.0
+        self._work = max(0.0, self._work - less) if self._requests else 0.0
 
-    def came_back(self, n_bytes: float, uncached_bytes: float | None = None) -> None:
+    def came_back(self, n_bytes: float, work_bytes: float | None = None) -> None:
         """It never arrived, or nobody knows whether it did: count on no acknowledgement."""
-        self.settled(n_bytes, uncached_bytes)
+        self.settled(n_bytes, work_bytes)
         self._sent = max(self._accepted, self._sent - n_bytes)
 
     def acknowledged(self, incarnation: int, accepted: float) -> None:

@@ -1,11 +1,12 @@
 """`predictive`: the earliest first token, and what later tokens cost, in milliseconds.
 
-    ttft_ms(r)  = rtt_ms(r) + upload_ms(r, bytes) + wait_ms(r) + (n - hit(r)) * prefill_ms_per_token(r)
+    ttft_ms(r)  = rtt_ms(r) + upload_ms(r, bytes) + wait_ms(r) + work(r) * prefill_ms_per_token(r)
+    work(r)     = cost.prefill_work of n - hit(r), the last of n prompt tokens
     score_ms(r) = ttft_ms(r) + beta * (m * (token_ms(r) - min token) + stalled_ms(r)) + behind_ms(r)
     token_ms(r) = tpot_ms(r) + batch_interference_ms(r) * requests at each of its replicas: its cost to all of them
     stalled_ms  = what of the prefill exceeds a step, times those requests: they wait for it
-    behind_ms   = wait_ms(r) * (n - hit(r)) / n_mean * min(1, wait_ms(r) / (n_mean * prefill_ms_per_token(r))), where a
-                  request leaves n_mean to prefill in the mean: who comes behind waits, too
+    behind_ms   = wait_ms(r) * work(r) / mean * min(1, wait_ms(r) / (mean * prefill_ms_per_token(r))), where a
+                  request brings so much work in the mean: who comes behind waits, too
 
 Prompt tokens n are counted by each region's own learned bytes per token. Never writes.
 """

@@ -59,10 +59,10 @@ class Policy(ABC):
     learns: ClassVar[bool] = False
 
     @abstractmethod
-    def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:
+    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:
         """One score per row of the table, lower is better, as a new array.
 
-        `uncached_tokens`: what is left of the prompt to prefill at each. `now`: monotonic seconds.
+        `work_tokens`: what is left of the prompt to prefill at each (cost.prefill_work). `now`: monotonic seconds.
         """
 
     def at_stake(self, need: Need, table: Table, prefill_ms: Column) -> Column:  # noqa: ARG002
@@ -70,7 +70,7 @@ class Policy(ABC):
         as fast, doubled."""
         return prefill_ms
 
-    def blocking_ms(self, table: Table, uncached_tokens: Column) -> Column | None:  # noqa: ARG002
+    def blocking_ms(self, table: Table, work_tokens: Column) -> Column | None:  # noqa: ARG002
         """What taking it would cost those who come while its prefill lasts, for policies that score in ms: a part of
         the score. None where it costs them nothing anywhere."""
         return None
@@ -78,7 +78,7 @@ class Policy(ABC):
     def terms(
         self,
         rates: Rates,  # noqa: ARG002
-        uncached_tokens: Column,  # noqa: ARG002
+        work_tokens: Column,  # noqa: ARG002
         output_tokens: float,  # noqa: ARG002
         score: Column,
     ) -> dict[str, Column]:

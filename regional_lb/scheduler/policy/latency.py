@@ -37,14 +37,14 @@ class LeastLatency(Policy):
         self._peaks: dict[str, PeakEwma] = {}
         self._peak_ms, self._updated_at = PerReplica(0.0), PerReplica(0.0)
 
-    def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """See the module's head; PeakEwma.at for one replica."""
         peak_ms = self._peak_ms.of(table) * np.exp(np.minimum(self._updated_at.of(table) - now, 0.0) / TAU_S)
-        floor_ms = np.maximum(uncached_tokens * table.prefill_ms_per_token, _LEAST_MS)
+        floor_ms = np.maximum(work_tokens * table.prefill_ms_per_token, _LEAST_MS)
         score_ms: Column = np.maximum(peak_ms, floor_ms) * (table.in_flight + 1.0)
         return score_ms
 
-    def terms(self, rates: Rates, uncached_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:  # noqa: ARG002
+    def terms(self, rates: Rates, work_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:  # noqa: ARG002
         """See Policy: one request's time to the first byte, and as much again for each that is under way."""
         first_byte_ms: Column = score / (rates.in_flight + 1.0)
         return {"first byte": first_byte_ms, "others": score - first_byte_ms}

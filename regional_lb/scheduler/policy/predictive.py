@@ -1,14 +1,16 @@
 """`predictive`: milliseconds until the first token, and what later tokens cost. Needs no counter of its own.
 
-    score_ms(i) = (prefill backlog(i) + uncached(i)) * prefill_ms_per_token(i)
+    score_ms(i) = (prefill backlog(i) + work(i)) * prefill_ms_per_token(i)
                 + beta * (m * (token_ms(i) - min token_ms) + stalled_ms(i))
     token_ms(i) = tpot_ms(i) with one request more + batch_interference_ms(i) * in flight(i)
     stalled_ms(i) = what of the prefill exceeds a step * in flight(i)
 
-A token costs what the request itself waits for it, and what the request makes everybody beside it wait: engines decode
-all of a batch in one pass, so the second is as large as the first's growth, and without it a fleet is never level. So
-does a prefill: a missed prefix is paid by the whole batch. A prefill that would keep the last replica busy which is not
-busy with one for long is paid by all who come meanwhile, too: `blocking_ms`. Never writes.
+The work of a prefill is what is not cached, and more the more is before it (cost.prefill_work); the backlog is that
+of all who are to be prefilled there. A token costs what the request itself waits for it, and what the request makes
+everybody beside it wait: engines decode all of a batch in one pass, so the second is as large as the first's growth,
+and without it a fleet is never level. So does a prefill: a missed prefix is paid by the whole batch. A prefill that
+would keep the last replica busy which is not busy with one for long is paid by all who come meanwhile, too:
+`blocking_ms`. Never writes.
 """
 
 from __future__ import annotations
@@ -40,20 +42,20 @@ class Predictive(Policy):
     waits_ms = 50.0  # what is being prefilled at each counts in its scores; so much a detour through the queue may cost
     ties_share, ties_floor = 0.05, 1.0  # scores this close are equal within what prefill speed is known to
 
-    def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """See the module's head."""
         # cost.token_ms and .stalled_ms, all at once. A float beside a short column takes longer than the column itself.
         cost_ms = table.tpot_ms + table.batch_interference_ms * table.in_flight
-        prefill_ms = uncached_tokens * table.prefill_ms_per_token
+        prefill_ms = work_tokens * table.prefill_ms_per_token
         stalled_ms = np.maximum(prefill_ms - table.tpot_alone_ms, _ZERO) * table.in_flight
         later_ms = (cost_ms - array(cost_ms.item(cost_ms.argmin()))) * array(need.output_tokens) + stalled_ms
         score_ms: Column = table.backlog_tokens * table.prefill_ms_per_token + prefill_ms + _BETA * later_ms
         return score_ms
 
-    def blocking_ms(self, table: Table, uncached_tokens: Column) -> Column | None:
+    def blocking_ms(self, table: Table, work_tokens: Column) -> Column | None:
         """BETA times how long in all those who come during a long prefill are stalled, half of it each, where nobody
         else is left for them: by Little's law in flight / service time come in a millisecond."""
-        stalled_ms = uncached_tokens * table.prefill_ms_per_token - table.tpot_alone_ms
+        stalled_ms = work_tokens * table.prefill_ms_per_token - table.tpot_alone_ms
         if stalled_ms.item(stalled_ms.argmax()) < LONG_MS:
             return None
         open_rows = table.backlog_tokens <= table.step_tokens
@@ -69,11 +71,11 @@ class Predictive(Policy):
         stake_ms: Column = prefill_ms + BETA * need.output_tokens * table.tpot_ms
         return stake_ms
 
-    def terms(self, rates: Rates, uncached_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:
+    def terms(self, rates: Rates, work_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:
         """See Policy. `decode` is what its tokens take longer than a token costs where that is least; `interference`
         what they cost those under way there, `stall` what its prefill does."""
         pace_ms = rates.prefill_ms_per_token
-        backlog_ms, prefill_ms = rates.backlog_tokens * pace_ms, uncached_tokens * pace_ms
+        backlog_ms, prefill_ms = rates.backlog_tokens * pace_ms, work_tokens * pace_ms
         interference_ms = BETA * output_tokens * rates.batch_interference_ms * rates.in_flight
         stall_ms = BETA * np.maximum(prefill_ms - rates.tpot_alone_ms, 0.0) * rates.in_flight
         return {

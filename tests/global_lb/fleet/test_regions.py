@@ -413,8 +413,8 @@ def test_what_is_usually_left_of_a_prompt_is_learned_from_what_was_sent(regions:
         regions.asked(MODEL, 4000.0)
     for _ in range(100):
         regions.asked(MODEL, 1000.0)
-    usual = regions.field(request("a"), 1.0, frozenset(), 1.0).mean_uncached_bytes
+    usual = regions.field(request("a"), 1.0, frozenset(), 1.0).mean_work_bytes
     assert usual == pytest.approx(1000.0, rel=0.05)
     for n in range(2 * MODELS_MAX):
         regions.asked(f"model-{n}", 1.0)
-    assert regions.field(request("a"), 1.0, frozenset(), 1.0).mean_uncached_bytes is None  # forgotten, for want of room
+    assert regions.field(request("a"), 1.0, frozenset(), 1.0).mean_work_bytes is None  # forgotten, for want of room

@@ -137,7 +137,7 @@ def share_here(found: Any, times: int = 2000, **more: Any) -> float:
 def test_a_prefix_that_brings_requests_elsewhere_is_brought_here_as_often_as_the_way_is_worth_its_prefill() -> None:
     found = shared()
     fill_ms = found.fill_ms(found.at["london"], found.at["tokyo"])
-    assert 800.0 < fill_ms < 1000.0  # what its checkpoints cover
+    assert 800.0 < fill_ms < 1100.0  # what its checkpoints cover
     assert share_here(found) == pytest.approx(150.0 / fill_ms, abs=0.03)
     notes = {choose(found, seed).notes for seed in range(50)}
     assert notes == {(), ("london is to hold what tokyo holds of it, too",)}

@@ -323,7 +323,7 @@ def test_the_reasons_of_a_pick() -> None:
     pick.residual_ms = 0.0
     assert record["prefill"] is None
     assert "farhop.prefill_replica" not in reasons.attributes(pick)
-    pick.prefill = Scored("two", 0.0, 0.0, 100.0, 20.0, 0.25, 20.0)
+    pick.prefill = Scored("two", 0.0, 0.0, 100.0, 100.0, 20.0, 0.25, 20.0)
     assert reasons.record(pick)["prefill"] == reasons.attributes(pick)["farhop.prefill_replica"] == "two"
     assert reasons.predicted_hit(pick)[0] == 100.0  # all of it, once it was fetched
     assert reasons.predicted_ttft_ms(pick) == (20.0 + 100.0) * 0.25 + step_ms

@@ -15,7 +15,7 @@ NEED = Need(prompt_tokens=1000.0, output_tokens=50.0, bytes_per_token=4.0, chain
 
 
 def _chosen(uncached: float = 1000.0) -> Scored:
-    return Scored("d", 0.0, 1000.0 - uncached, uncached, 0.0, 0.1, 20.0)
+    return Scored("d", 0.0, 1000.0 - uncached, uncached, uncached, 0.0, 0.1, 20.0)
 
 
 def _p(name: str, **fields: object) -> object:

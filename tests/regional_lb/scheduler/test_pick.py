@@ -126,6 +126,13 @@ def test_expected_wait() -> None:
     assert expected_wait_ms(table(roomy, reserved=reserved[:1]), 0, 0.0) == pytest.approx(10.0)  # 100 tokens ahead
 
 
+def test_while_an_engine_is_at_a_long_prefill_nobody_begins_there_however_many_leave() -> None:
+    busy = [Reservation("r1", 0, 100) for _ in range(99)] + [Reservation("r1", 100_000, 100_000)]
+    one, two = (replica(name, slots=200, prefill_ms_per_token=0.1, tpot_ms=20.0) for name in ("r1", "r2"))
+    assert expected_wait_ms(table(one, reserved=busy), 0, 0.0) == pytest.approx(10_000.0)
+    assert expected_wait_ms(table(one, two, reserved=busy), 0, 0.0) == 0.0
+
+
 def test_what_others_run_at_an_engine_counts_for_its_wait() -> None:
     theirs = replica("r1", sample=sample(waiting=7, running=4), tpot_ms=20.0)
     # Eight go first or are it, four run: one leaves every 1.28 s.

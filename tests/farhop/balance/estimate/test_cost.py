@@ -1,5 +1,6 @@
 """The terms of the cost model, by hand."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,9 +35,25 @@ def test_terms_by_hand() -> None:
     assert [cost.stalled_ms(prefill_ms, 50.0, 20.0) for prefill_ms in (40.0, 50.0, 90.0)] == [0.0, 0.0, 800.0]
 
 
+def test_the_last_tokens_of_a_long_text_are_more_work_than_the_first() -> None:
+    assert cost.prefill_work(1_000.0, 1_000.0) == pytest.approx(1_015.0, rel=1e-3)
+    assert cost.prefill_work(100_000.0, 100_000.0) == pytest.approx(252_600.0, rel=1e-3)
+    assert cost.prefill_work(1_000.0, 100_000.0) == pytest.approx(4_036.0, rel=1e-3)
+    assert cost.prefill_work(0.0, 100_000.0) == 0.0
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1))
+@RUN
+def test_a_prompt_is_the_same_work_in_one_piece_as_in_two(first: float, second: float, share: float) -> None:
+    whole = first + second
+    parts = cost.prefill_work(first, first) + cost.prefill_work(second, whole)
+    assert cost.prefill_work(whole, whole) == pytest.approx(parts, rel=1e-9, abs=1e-9)
+    assert share * whole <= cost.prefill_work(share * whole, whole) * (1 + 1e-9)
+
+
 def test_who_comes_behind_waits_for_what_a_request_has_more_than_others() -> None:
     def behind_ms(wait_ms: float, uncached: float, pace_ms: float = 1.0) -> float:
-        return cost.behind_ms(wait_ms, uncached=uncached, mean_uncached=200.0, pace_ms=pace_ms)
+        return cost.behind_ms(wait_ms, work=uncached, mean_work=200.0, pace_ms=pace_ms)
 
     assert [behind_ms(300.0, uncached) for uncached in (0.0, 100.0, 200.0, 1000.0)] == [0.0, 150.0, 300.0, 1500.0]
     assert behind_ms(0.0, 1000.0) == 0.0

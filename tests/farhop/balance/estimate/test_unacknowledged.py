@@ -40,13 +40,13 @@ def test_what_is_cached_there_is_sent_but_not_prefilled() -> None:
     known = UnacknowledgedLoad()
     known.sent(100, 10)
     known.sent(100, 50)
-    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (200.0, 60.0)
+    assert (known.outstanding_bytes, known.outstanding_work_bytes) == (200.0, 60.0)
     known.acknowledged(1, 100.0)  # of which of the two is not known: half of both
-    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (100.0, 30.0)
+    assert (known.outstanding_bytes, known.outstanding_work_bytes) == (100.0, 30.0)
     known.settled(100, 10)
-    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (100.0, 50.0)
+    assert (known.outstanding_bytes, known.outstanding_work_bytes) == (100.0, 50.0)
     known.came_back(100, 50)
-    assert (known.outstanding_bytes, known.outstanding_uncached_bytes) == (0.0, 0.0)
+    assert (known.outstanding_bytes, known.outstanding_work_bytes) == (0.0, 0.0)
 
 
 def test_a_late_or_repeated_report_undoes_nothing() -> None:
@@ -99,11 +99,11 @@ def test_what_is_to_be_prefilled_is_a_part_of_what_is_outstanding(sent: list[tup
     known = UnacknowledgedLoad()
     for n_bytes, share, _ in sent:
         known.sent(n_bytes, share * n_bytes)
-        assert 0.0 <= known.outstanding_uncached_bytes <= known.outstanding_bytes * (1.0 + 1e-9)
+        assert 0.0 <= known.outstanding_work_bytes <= known.outstanding_bytes * (1.0 + 1e-9)
     for n_bytes, share, arrived in sent:
         (known.settled if arrived else known.came_back)(n_bytes, share * n_bytes)
-        assert 0.0 <= known.outstanding_uncached_bytes <= known.outstanding_bytes + 1e-6
-    assert known.outstanding_uncached_bytes == 0.0
+        assert 0.0 <= known.outstanding_work_bytes <= known.outstanding_bytes + 1e-6
+    assert known.outstanding_work_bytes == 0.0
 
 
 @given(STEPS)

@@ -65,7 +65,7 @@ def test_a_miss_is_paid_by_those_behind_it_where_others_wait() -> None:
     here, there = {"rtt_ms": 1.0, "wait_ms": 900.0}, {"rtt_ms": 101.0, "wait_ms": 700.0}
     for usual, costs in ((512.0, 2.0), (2048.0, 0.5)):
         found = field(request("a"), london={**here, "depth": 16}, tokyo=there)  # 1024 bytes, 25.6 ms
-        found.mean_uncached_bytes = usual
+        found.mean_work_bytes = usual
         one, other = Predictive().score(found).tolist()
         assert other - one == pytest.approx(101.0 - 1.0 - 200.0 + 25.6 + costs * 700.0)
     missed = field(request("a"), london=here, tokyo=there)
@@ -96,7 +96,7 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
     names = [f"r{n}" for n in range(len(reports))]
     asked = request("a", prompt_bytes=n_bytes, body_bytes=n_bytes, chain=())
     found = field(asked, output, "r0", **dict(zip(names, reports, strict=True)))
-    found.mean_uncached_bytes = usual
+    found.mean_work_bytes = usual
     policy = Predictive()
     shift, scores = policy.shift(found), policy.score(found)
     batches = [(512 - one["slots_free"]) / one["replicas_ready"] for one in reports]
@@ -106,7 +106,9 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
     for place, one in enumerate(reports):
         spelled = found.scored(place, scores.item(place) - shift)
         ttft_ms = one["rtt_ms"] + cost.upload_ms(n_bytes, one["rtt_ms"]) + spelled.wait_ms
-        ttft_ms += spelled.uncached_tokens * one["prefill_ms_per_token"]
+        uncached = spelled.uncached_tokens
+        work_tokens = cost.prefill_work(uncached, n_bytes / one["bytes_per_token"]) if n_bytes >= 4096 else uncached
+        ttft_ms += work_tokens * one["prefill_ms_per_token"]
         sent_tokens = one["unacknowledged_bytes"] / one["bytes_per_token"]
         wait_ms = one["wait_ms"] + sent_tokens * one["prefill_ms_per_token"] / one["replicas_ready"]
         assert spelled.wait_ms == pytest.approx(wait_ms)
@@ -116,11 +118,10 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
         alone_ms = max(0.0, one["tpot_ms"] - one["batch_interference_ms"] * batches[place])
         stalled_ms = cost.stalled_ms(spelled.prefill_ms, alone_ms, batches[place])
         wanted = ttft_ms + BETA * (output * (tokens_ms[place] - min(tokens_ms)) + stalled_ms)
-        uncached_bytes = spelled.uncached_tokens * one["bytes_per_token"]
         wanted += cost.behind_ms(
             wait_ms,
-            uncached=uncached_bytes,
-            mean_uncached=n_bytes if usual is None else max(usual, 1.0),
+            work=work_tokens * one["bytes_per_token"],
+            mean_work=n_bytes if usual is None else max(usual, 1.0),
             pace_ms=one["prefill_ms_per_token"] / one["bytes_per_token"],
         )
         assert spelled.score == pytest.approx(wanted, rel=1e-6, abs=1e-6)
