@@ -201,9 +201,7 @@ def canonical_chat(
     return b"".join(parts), media_bytes
 
 
-def _add_canonical(
-    message: Message, parts: list[bytes | memoryview], texts: Sequence[memoryview]
-) -> tuple[int, int]:
+def _add_canonical(message: Message, parts: list[bytes | memoryview], texts: Sequence[memoryview]) -> tuple[int, int]:
     """Add a message to the canonical text; returns how many media it has, and of how many bytes."""
     media = media_bytes = 0
     parts += (message.role.encode(), FIELD)

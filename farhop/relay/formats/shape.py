@@ -28,8 +28,8 @@ FRACTIONS_MAX = 8192  # read twice in each tier, 0.9 us each: 8 ms
 MEMBERS_MAX = 512
 _WIDE = frozenset(("logit_bias",))  # of tokens, and as many: nobody puts them in order
 DEPTH_MAX = 128  # engines' own readers give up between 128 (serde) and 1,000 (Python)
-# Of a body above SMALL_BYTES, where others wait for its reader: objects and lists count for four, since whoever looks at
-# one (a message, a part, a tool) takes 1 to 3 us, other values for one. 1,600 parts, or what 64 tools of some size are.
+# Of a body above SMALL_BYTES, where others wait for its reader: objects and lists count for four, since whoever looks
+# at one (a message, a part, a tool) takes 1 to 3 us, other values for one. 1,600 parts, or 64 tools of 32 members.
 LIGHT_ITEMS_MAX = 8192
 _OPENER_ITEMS = 4
 LIGHT_FRACTIONS_MAX = 1024
