@@ -117,8 +117,6 @@ def read(
                 fields = shape.once(body)
             else:
                 fields, outline = shape.outlined(body, numeric)
-            if body.count(b":") > shape.MEMBERS_MAX:
-                shape.check_members(fields)
             if not (isinstance(fields, dict) and PLAIN.issuperset(fields)):  # else, as mostly, nothing is to be judged
                 guard.fields(fields)
             if fields is not None and not preferences.READ.isdisjoint(fields):

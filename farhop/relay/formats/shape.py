@@ -117,9 +117,9 @@ def outlined(body: bytes | memoryview, numeric: str = "") -> tuple[Any, Outline 
     """
     if body[0:1] != b"{" and bytes(body).lstrip(b" \t\r\n")[:1] != b"{":
         return None, None  # no object: the reader says so at its first byte
+    body = bytes(body)
     if len(body) <= SMALL_BYTES:
         return once(body), None
-    body = bytes(body)
     if len(body) > 2 * _BEGINNING_BYTES:
         _count(skeleton_of(body[:_BEGINNING_BYTES]))  # what is too much already here need not be looked at whole
     spans = _long_texts(body)
@@ -294,18 +294,19 @@ _NUMERIC = bytes(0 if chr(byte) in "0123456789,.+-eE \t\r\n" else 1 for byte in 
 _CUT = b"-87e-53"
 
 
-def once(body: bytes | memoryview) -> Any:
-    """Refuse a body in which a key stands twice in one object, else return what it says. Raises BodyError, or msgspec's
-    errors.
+def once(body: bytes) -> Any:
+    """Refuse a body in which a key stands twice in one object, or which has an object of more than MEMBERS_MAX members,
+    else return what it says. Raises BodyError, or msgspec's errors.
 
     What is decoded has each key once: written again it has as many colons as the body, or some are gone.
     """
     _fractions.left = FRACTIONS_MAX
     document = _decode(body)
+    if _colons(body) > MEMBERS_MAX:
+        _check_members(document)
     again = _encode(document)
     if again == body:  # as compact writers write it: nothing was lost
         return document
-    body = bytes(body)
     if b"\\u003" in body:  # a colon by its number would come out as one more
         body = body.replace(b"\\u003a", b"\\u003b").replace(b"\\u003A", b"\\u003b")
         _fractions.left = FRACTIONS_MAX
@@ -315,8 +316,7 @@ def once(body: bytes | memoryview) -> Any:
     return document
 
 
-def check_members(fields: Any) -> None:
-    """Refuse what has an object of more than MEMBERS_MAX members; `fields` as read. Raises BodyError."""
+def _check_members(fields: Any) -> None:
     if not isinstance(fields, dict):
         return  # its reader says so
     level: list[Any] = [fields]
