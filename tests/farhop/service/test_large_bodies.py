@@ -197,6 +197,31 @@ async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
         await through_both(up, engine)
 
 
+async def test_a_body_of_thousands_of_parts_is_read_there_too_however_short_it_is(up: Both, engine: Engine) -> None:
+    """200 KB of pictures held either loop for 20 ms."""
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    body = text(10) | {"messages": [{"role": "user", "content": [picture] * 2000}]}
+    answer = await send(up.entry, chat("sk-farhop-t", body))
+    assert answer.status == 200, answer.body
+    seen = engine.seen[-1][1]
+    assert {name: seen[name] for name in body} == body
+    assert (up.global_.plane.large.counts["read"], up.regional.plane.large.counts["read"]) == (1, 1)
+    refused = await send(up.client, chat(body=body | {"model": 7}))
+    assert (refused.status, refused.json["error"]["param"]) == (400, "model")
+    await up.at_rest()
+
+
+async def test_an_agents_body_is_read_on_the_loop(up: Both) -> None:
+    """64 tools and 300 messages, half of them with a call of a tool."""
+    arguments = {f"a{i}": {"type": "string", "description": "what it is for"} for i in range(6)}
+    function = {"name": "f", "description": "x" * 200, "parameters": {"type": "object", "properties": arguments}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a1":"{[,"}'}}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "y" * 300}]
+    body = text(10) | {"messages": turns * 150, "tools": [{"type": "function", "function": function}] * 64}
+    assert (await send(up.entry, chat("sk-farhop-t", body))).status == 200
+    assert (up.global_.plane.large.counts["read"], up.regional.plane.large.counts["read"]) == (0, 0)
+
+
 async def test_a_mark_of_utf_8_is_taken_off_a_large_body_too(up: Both, engine: Engine) -> None:
     body = text(300_000)
     for entry in (up.entry, up.client):

@@ -213,6 +213,26 @@ async def test_bounds_hold() -> None:
         assert not any(one.held)
 
 
+async def test_a_stream_on_which_nothing_is_said_ends() -> None:
+    async with stage(1, limits={"head_s": 2}) as one:
+        left, other = one.stream(), one.stream()
+        left.take(wire.ProcessingRequest())  # which says nothing
+        other.take(asked())
+        for stream in (left, other):
+            stream.check(stream.received_at + 1.9)
+            assert not stream.is_over
+            stream.check(stream.received_at + 2.1)
+        assert (left.is_over, left.broken, other.is_over) == (True, "no request came within 2 s", False)
+        left.take(asked())
+        assert left.exchange is None
+        gone = one.stream()
+        gone.gone()
+        gone.take(asked())
+        assert gone.exchange is None
+        other.gone()
+        assert not any(one.held)
+
+
 # Of all messages there are some, in any order; after each the stream may be left.
 MESSAGES: dict[str, Callable[[], wire.ProcessingRequest]] = {
     "head": asked,
