@@ -197,8 +197,8 @@ def test_state_is_refused_with_its_reason(path: bytes) -> None:
     ("method", "path", "allow"),
     [
         (b"GET", b"/v1/completions", "POST"),
-        (b"HEAD", b"/v1/models", "GET"),
-        (b"DELETE", b"/v1/models", "GET"),
+        (b"HEAD", b"/v1/completions", "POST"),
+        (b"DELETE", b"/v1/models", "GET, HEAD"),
         (b"GET", b"/v2/models/m/infer", "POST"),
         (b"PUT", b"/v1/embeddings", "POST"),
     ],
@@ -207,7 +207,12 @@ def test_a_wrong_method_names_the_right_one(method: bytes, path: bytes, allow: s
     refusal = classify(method, path)
     assert isinstance(refusal, PathRefusal)
     assert (refusal.outcome, refusal.allow) == (outcome.METHOD_NOT_ALLOWED, allow)
-    assert allow in refusal.detail
+    assert f"answers {allow.partition(',')[0]} only" in refusal.detail
+
+
+@pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/m", b"/version"])
+def test_head_is_where_get_is(path: bytes) -> None:
+    assert classify(b"HEAD", path) is classify(b"GET", path)
 
 
 def test_the_table_in_the_docs_is_the_allow_list() -> None:
