@@ -46,7 +46,8 @@ class Entries:
             self._servers[name] = await asyncio.start_server(self._answer, HOSTS[name], self.port)
 
     async def down(self, *names: str) -> None:
-        for name in names:
+        """These, or without a name all of them."""
+        for name in names or tuple(self._servers):
             self._servers.pop(name).close()
 
     @staticmethod
@@ -225,4 +226,4 @@ async def test_without_etcd_it_goes_by_probes_and_by_grpc_and_with_neither_it_sa
         finally:
             await store.close()
             await child.stop()
-            await entries.down(*entries._servers)
+            await entries.down()
