@@ -227,8 +227,8 @@ class GatewayStream:
         self._expect("request headers", _BEGIN)
         self._phase = _READING
         picker, limits = self.picker, self.picker.limits
-        self._given = messages.fields(part.headers)
         try:
+            self._given = messages.fields(part.headers, limits.headers_max)
             request_head = head.read(messages.request_head(self._given, limits.head_bytes_max), limits.headers_max)
         except head.HeadError as error:
             self.exchange = self.answering = GatewayExchange(self, head.UNREAD)
@@ -302,8 +302,8 @@ class GatewayStream:
         self._expect("response headers", _SENT)
         self._phase, run = _ANSWERING, self._run
         assert run is not None
-        self._given = messages.fields(part.headers)
         try:
+            self._given = messages.fields(part.headers, self.picker.limits.headers_max)
             answer = head.answer(messages.answer_head(self._given), self.picker.limits.headers_max)
         except head.HeadError:
             run.lost(outcome.BAD_FRAMING)

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from picking import CHAT, DUPLEX, NONE, Stage, answered, asked, body, response_piece, sent, stage, text_of
 
+from regional_lb.picker import messages
+
 EVENT = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
 EVENTS = ("content-type", b"text/event-stream")
@@ -210,6 +212,30 @@ async def test_bounds_hold() -> None:
         unknown = one.stream()
         unknown.take(asked("sk-nobody"))
         assert sent(unknown)[0].immediate_response.status.code == 401
+        assert not any(one.held)
+
+
+async def test_headers_are_counted_before_any_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """170,000 of them stand in a message of 340 KB, and took 120 ms."""
+    async with stage(1, limits={"headers_max": 50}) as one:
+        many, some = asked(), asked()
+        for head, count in ((some, 30), (many, 200)):
+            for number in range(count):
+                head.request_headers.headers.headers.add(key=f"x-{number}", raw_value=b"y")
+        served = one.stream()
+        served.take(some)
+        served.take(body(CHAT))
+        assert sent(served)[0].HasField("request_headers")
+        answer = answered()
+        answer.response_headers.headers.CopyFrom(many.request_headers.headers)
+        monkeypatch.setattr(messages, "_joined", None)
+        served.take(answer)
+        assert sent(served)[-1].immediate_response.status.code == 502
+        refused = one.stream()
+        refused.take(many)
+        (reply,) = sent(refused)
+        assert reply.immediate_response.status.code == 431
+        assert b"too many headers: at most 50" in reply.immediate_response.body
         assert not any(one.held)
 
 
