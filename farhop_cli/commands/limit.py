@@ -84,6 +84,47 @@ UsdMonth = Annotated[
 ]
 
 
+Home = Annotated[
+    str,
+    typer.Option(
+        "--home",
+        metavar="REGION",
+        help="The region that counts the tenant's use; needed for its first limit.",
+        autocompletion=regions,
+    ),
+]
+SafeShare = Annotated[
+    float | None,
+    typer.Option(
+        "--safe-share",
+        metavar="SHARE",
+        min=0,
+        max=1,
+        help="Share (0 to 1) that global balancers may use while they cannot reach the home region.",
+    ),
+]
+Pool = Annotated[
+    str | None,
+    typer.Option(
+        "--pool", metavar="POOL", help="Share what is unused with limits of the same pool; '': leave the pool."
+    ),
+]
+Usage = Annotated[
+    Path | None,
+    typer.Option(
+        "--usage",
+        metavar="FOLDER",
+        help="With --dry-run: usage files; say what of their last day these limits would have refused.",
+    ),
+]
+Prices = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices", metavar="FILE", help="A price book, for --usage or if no balancer can be asked for its own."
+    ),
+]
+
+
 @verb(
     limit_app, "set", 'farhop limit set acme --home virginia --tokens-per-minute 100000 --why "contract"', writes=True
 )
@@ -104,45 +145,11 @@ def limit_set(
     concurrency: Concurrency = None,
     usd_per_day: UsdDay = None,
     usd_per_month: UsdMonth = None,
-    home: Annotated[
-        str,
-        typer.Option(
-            "--home",
-            metavar="REGION",
-            help="The region that counts the tenant's use; needed for its first limit.",
-            autocompletion=regions,
-        ),
-    ] = "",
-    safe_share: Annotated[
-        float | None,
-        typer.Option(
-            "--safe-share",
-            metavar="SHARE",
-            min=0,
-            max=1,
-            help="Share (0 to 1) that global balancers may use while they cannot reach the home region.",
-        ),
-    ] = None,
-    pool: Annotated[
-        str | None,
-        typer.Option(
-            "--pool", metavar="POOL", help="Share what is unused with limits of the same pool; '': leave the pool."
-        ),
-    ] = None,
-    usage: Annotated[
-        Path | None,
-        typer.Option(
-            "--usage",
-            metavar="FOLDER",
-            help="With --dry-run: usage files; say what of their last day these limits would have refused.",
-        ),
-    ] = None,
-    prices: Annotated[
-        Path | None,
-        typer.Option(
-            "--prices", metavar="FILE", help="A price book, for --usage or if no balancer can be asked for its own."
-        ),
-    ] = None,
+    home: Home = "",
+    safe_share: SafeShare = None,
+    pool: Pool = None,
+    usage: Usage = None,
+    prices: Prices = None,
     by: By = None,
     *,
     where: Where,

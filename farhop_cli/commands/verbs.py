@@ -96,56 +96,61 @@ def run_demo() -> None:
     raise typer.Exit(run())
 
 
+Scenario = Annotated[
+    str, typer.Argument(help="A scenario file, or a ready-made one: its topology, GPUs, demand and objective.")
+]
+Good = Annotated[
+    float | None,
+    typer.Option(
+        "--good",
+        metavar="SHARE",
+        min=0.01,
+        max=1.0,
+        help="Share of answers that must be good, 0.01 to 1. Default: the scenario's.",
+    ),
+]
+Ttft = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft", metavar="MS", min=1.0, help="Good: the first token comes within MS. Default: the scenario's."
+    ),
+]
+Tpot = Annotated[
+    float | None,
+    typer.Option("--tpot", metavar="MS", min=1.0, help="Good: a token takes at most MS. Default: the scenario's."),
+]
+Simulated = Annotated[
+    str | None,
+    typer.Option("--for", metavar="DURATION", help="Simulated time, such as 3m; at most 7d. Default: the scenario's."),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds",
+        metavar="N",
+        min=1,
+        max=100,
+        help="At most N runs of a fleet. Default: as many as it takes, at most 5.",
+    ),
+]
+Most = Annotated[int, typer.Option("--most", metavar="N", min=1, max=1000, help="At most N replicas in a region.")]
+Within = Annotated[str, typer.Option("--within", metavar="DURATION", help="Stop searching after this time.")]
+Results = Annotated[
+    Path | None, typer.Option("--out", metavar="FOLDER", help="Keep results here, and continue from earlier ones.")
+]
+
+
 @app.command("plan", epilog="Example:  farhop plan wildchat --good 0.95 --ttft 1500 --for 3m")
 def run_plan(
-    scenario: Annotated[
-        str, typer.Argument(help="A scenario file, or a ready-made one: its topology, GPUs, demand and objective.")
-    ],
-    good: Annotated[
-        float | None,
-        typer.Option(
-            "--good",
-            metavar="SHARE",
-            min=0.01,
-            max=1.0,
-            help="Share of answers that must be good, 0.01 to 1. Default: the scenario's.",
-        ),
-    ] = None,
-    ttft_ms: Annotated[
-        float | None,
-        typer.Option(
-            "--ttft", metavar="MS", min=1.0, help="Good: the first token comes within MS. Default: the scenario's."
-        ),
-    ] = None,
-    tpot_ms: Annotated[
-        float | None,
-        typer.Option("--tpot", metavar="MS", min=1.0, help="Good: a token takes at most MS. Default: the scenario's."),
-    ] = None,
-    length: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="DURATION", help="Simulated time, such as 3m; at most 7d. Default: the scenario's."
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds",
-            metavar="N",
-            min=1,
-            max=100,
-            help="At most N runs of a fleet. Default: as many as it takes, at most 5.",
-        ),
-    ] = None,
-    most: Annotated[
-        int, typer.Option("--most", metavar="N", min=1, max=1000, help="At most N replicas in a region.")
-    ] = 64,
-    within: Annotated[
-        str, typer.Option("--within", metavar="DURATION", help="Stop searching after this time.")
-    ] = "30m",
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Keep results here, and continue from earlier ones.")
-    ] = None,
+    scenario: Scenario,
+    good: Good = None,
+    ttft_ms: Ttft = None,
+    tpot_ms: Tpot = None,
+    length: Simulated = None,
+    seeds: Seeds = None,
+    most: Most = 64,
+    within: Within = "30m",
+    out: Results = None,
     as_json: Json = False,
 ) -> None:
     """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
@@ -190,66 +195,81 @@ def run_picker(config: Config) -> None:
     run(config, picks=True)
 
 
+EnginePorts = Annotated[
+    list[int] | None,
+    typer.Option("--port", metavar="PORT", help="Port to listen on; may be repeated. 0: any free one. Default: 8001."),
+]
+EngineHost = Annotated[
+    str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
+]
+EngineProfile = Annotated[
+    str | None, typer.Option("--profile", metavar="GPU", help="The GPU to emulate: l4, a100 or h100. Default: l4.")
+]
+EngineReplicas = Annotated[
+    int | None, typer.Option("--replicas", metavar="N", help="How many engines, on consecutive ports. Default: 1.")
+]
+EngineModel = Annotated[str | None, typer.Option("--model", help="The served model's name. Default: llama-3.1-8b.")]
+EngineSpeedup = Annotated[
+    float | None,
+    typer.Option("--speedup", metavar="FACTOR", help="How many times faster than the GPU. Default: 1."),
+]
+EngineSeed = Annotated[
+    int | None, typer.Option("--seed", metavar="SEED", help="Seed of what the engine writes. Default: 0.")
+]
+Wide = Annotated[bool | None, typer.Option("--wide", help="Write more than ASCII: CJK, emoji, accents.")]
+KvBlocks = Annotated[
+    int | None,
+    typer.Option("--kv-blocks", metavar="N", help="KV cache, in blocks of 16 tokens. Default: the GPU's."),
+]
+MeanOutputTokens = Annotated[
+    float | None, typer.Option(metavar="N", help="Mean tokens of answers without max_tokens. Default: 200.")
+]
+Adapters = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="The name of a LoRA adapter; may be repeated.")
+]
+MaxLoras = Annotated[int | None, typer.Option(metavar="N", help="How many adapters fit into a batch. Default: 1.")]
+LoraLoadMs = Annotated[
+    float | None, typer.Option(metavar="MS", help="How long it takes to load an adapter. Default: 200.")
+]
+DisaggregationMode = Annotated[str | None, typer.Option(metavar="MODE", help="As in SGLang: prefill or decode.")]
+BootstrapPort = Annotated[
+    int | None, typer.Option(metavar="PORT", help="Where decode engines find a prefill engine. Default: 8998.")
+]
+DcgmPort = Annotated[int | None, typer.Option(metavar="PORT", help="Serve a DCGM exporter's page here.")]
+KvEventsPort = Annotated[int | None, typer.Option(metavar="PORT", help="Publish KV events over ZMQ here.")]
+KvReplayPort = Annotated[int | None, typer.Option(metavar="PORT", help="Replay KV events here.")]
+KvEventsSchema = Annotated[
+    str | None, typer.Option(metavar="SCHEMA", help="How KV events are encoded: map or array (old). Default: map.")
+]
+TokenizerFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Read prompts by this tokenizer.json.")]
+WriteTokenizer = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Write a tokenizer.json and a chat template there, and end.")
+]
+
+
 @app.command("engine", epilog="Example:  farhop engine --profile l4 --port 8001 --replicas 2 --speedup 10")
 def run_engine(
-    port: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--port", metavar="PORT", help="Port to listen on; may be repeated. 0: any free one. Default: 8001."
-        ),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option("--profile", metavar="GPU", help="The GPU to emulate: l4, a100 or h100. Default: l4.")
-    ] = None,
-    replicas: Annotated[
-        int | None, typer.Option("--replicas", metavar="N", help="How many engines, on consecutive ports. Default: 1.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option("--model", help="The served model's name. Default: llama-3.1-8b.")
-    ] = None,
-    speedup: Annotated[
-        float | None,
-        typer.Option("--speedup", metavar="FACTOR", help="How many times faster than the GPU. Default: 1."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", metavar="SEED", help="Seed of what the engine writes. Default: 0.")
-    ] = None,
-    wide: Annotated[bool | None, typer.Option("--wide", help="Write more than ASCII: CJK, emoji, accents.")] = None,
-    kv_blocks: Annotated[
-        int | None,
-        typer.Option("--kv-blocks", metavar="N", help="KV cache, in blocks of 16 tokens. Default: the GPU's."),
-    ] = None,
-    mean_output_tokens: Annotated[
-        float | None, typer.Option(metavar="N", help="Mean tokens of answers without max_tokens. Default: 200.")
-    ] = None,
-    adapter: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="The name of a LoRA adapter; may be repeated.")
-    ] = None,
-    max_loras: Annotated[
-        int | None, typer.Option(metavar="N", help="How many adapters fit into a batch. Default: 1.")
-    ] = None,
-    lora_load_ms: Annotated[
-        float | None, typer.Option(metavar="MS", help="How long it takes to load an adapter. Default: 200.")
-    ] = None,
-    disaggregation_mode: Annotated[
-        str | None, typer.Option(metavar="MODE", help="As in SGLang: prefill or decode.")
-    ] = None,
-    bootstrap_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Where decode engines find a prefill engine. Default: 8998.")
-    ] = None,
-    dcgm_port: Annotated[int | None, typer.Option(metavar="PORT", help="Serve a DCGM exporter's page here.")] = None,
-    kv_events_port: Annotated[int | None, typer.Option(metavar="PORT", help="Publish KV events over ZMQ here.")] = None,
-    kv_replay_port: Annotated[int | None, typer.Option(metavar="PORT", help="Replay KV events here.")] = None,
-    kv_events_schema: Annotated[
-        str | None, typer.Option(metavar="SCHEMA", help="How KV events are encoded: map or array (old). Default: map.")
-    ] = None,
-    tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="Read prompts by this tokenizer.json.")] = None,
-    write_tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a tokenizer.json and a chat template there, and end.")
-    ] = None,
+    port: EnginePorts = None,
+    host: EngineHost = None,
+    profile: EngineProfile = None,
+    replicas: EngineReplicas = None,
+    model: EngineModel = None,
+    speedup: EngineSpeedup = None,
+    seed: EngineSeed = None,
+    wide: Wide = None,
+    kv_blocks: KvBlocks = None,
+    mean_output_tokens: MeanOutputTokens = None,
+    adapter: Adapters = None,
+    max_loras: MaxLoras = None,
+    lora_load_ms: LoraLoadMs = None,
+    disaggregation_mode: DisaggregationMode = None,
+    bootstrap_port: BootstrapPort = None,
+    dcgm_port: DcgmPort = None,
+    kv_events_port: KvEventsPort = None,
+    kv_replay_port: KvReplayPort = None,
+    kv_events_schema: KvEventsSchema = None,
+    tokenizer: TokenizerFile = None,
+    write_tokenizer: WriteTokenizer = None,
 ) -> None:
     """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
 
