@@ -231,7 +231,8 @@ def _print(planned: Plan, result: Result, found: Evidence | None) -> None:
     if usage is not None:
         cached = show.number(usage.cached_tokens)
         tokens = f" · {usage.prompt_tokens} prompt tokens ({cached} cached) + {usage.completion_tokens} written"
-    if _emulated(planned.running) and usage is not None and not usage.cached_tokens and "messages" in planned.body:
+    computed = usage is not None and not usage.cached_tokens and result.headers.get("x-farhop-cache") != "hit"
+    if _emulated(planned.running) and computed and "messages" in planned.body:
         tokens += " · ask again, and find the system prompt before your question cached"
     promised = _promised(found)
     show.line(f"ttft {result.ttft_ms:.1f} ms{promised} · {result.total_ms:.1f} ms in all{tokens}", "bold")

@@ -11,6 +11,8 @@ from farhop_cli.exits import FAULT, warn
 from farhop_lab.engine.main import EngineSettings
 from farhop_lab.engine.main import run as run_engine
 
+_REPEATED = {"ports": "port", "adapters": "adapter"}  # options that are given once for each
+
 
 def run(given: dict[str, Any]) -> None:
     """Serve until told to stop. Options not given (None) are the settings' own defaults."""
@@ -18,7 +20,8 @@ def run(given: dict[str, Any]) -> None:
         settings = EngineSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         for problem in error.errors():
-            where = "-".join(str(step) for step in problem["loc"][:1]).replace("_", "-").removesuffix("s")
+            field = "".join(str(step) for step in problem["loc"][:1])
+            where = _REPEATED.get(field, field).replace("_", "-")
             message = problem["msg"].removeprefix("Value error, ")
             warn(f"engine: --{where}: {message}" if where else f"engine: {message}")
         raise typer.Exit(FAULT) from None

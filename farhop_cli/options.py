@@ -24,48 +24,61 @@ PLAIN: dict[str, Any] = {
 
 World = Annotated[
     Path | None,
-    typer.Option("--world", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`."),
+    typer.Option(
+        "--world", metavar="FILE", envvar=ENVIRONMENT, help="File of the running world, written by `farhop up`."
+    ),
 ]
 Context = Annotated[
     str | None,
     typer.Option(
         "--context",
-        help="The fleet meant, by its name (`farhop context`). Default: FARHOP_CONTEXT, or the current one.",
+        metavar="NAME",
+        help="The fleet's context (`farhop context list`). Default: FARHOP_CONTEXT, or the current one.",
     ),
 ]
 Admin = Annotated[
     list[str] | None,
-    typer.Option(
-        "--admin", metavar="URL", help="Ask this admin port, and not those that etcd tells of; may be repeated."
-    ),
+    typer.Option("--admin", metavar="URL", help="Ask this admin port instead of those found in etcd; may be repeated."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Config = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="A global balancer's configuration: its etcd, its law, its admin port."),
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="A global balancer's configuration: use its etcd, law and admin port."
+    ),
 ]
 Etcd = Annotated[
     str | None,
     typer.Option(
-        "--etcd", help="HOST:PORT of an etcd without TLS; with --context, used in place of the context's etcd."
+        "--etcd",
+        metavar="HOST:PORT",
+        help="An etcd without TLS; with --context, instead of the context's etcd.",
     ),
 ]
 From = Annotated[
     str | None,
-    typer.Option("--from", help="Where the client is: a region, a city or LAT,LON. Default: the first region."),
+    typer.Option(
+        "--from", metavar="PLACE", help="Where the client is: a region, a city or LAT,LON. Default: the first region."
+    ),
 ]
-Allow = Annotated[str | None, typer.Option("--allow", help="Narrow the request to these places, such as eu,jp.")]
-Why = Annotated[str, typer.Option("--why", help="The reason, kept with the change.")]
+Allow = Annotated[
+    str | None, typer.Option("--allow", metavar="PLACES", help="Narrow the request to these places, such as eu,jp.")
+]
+Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with the change.")]
 Keys = Annotated[
     list[str] | None,
-    typer.Option("--key", metavar="TENANT=PLACE", help="A canary's API key: TENANT=env:NAME or TENANT=file:PATH."),
+    typer.Option(
+        "--key", metavar="TENANT=env:NAME|file:PATH", help="The API key of a tenant's canaries; may be repeated."
+    ),
 ]
-Drills = Annotated[Path | None, typer.Option("--folder", help="A folder of drills, beside those of etcd.")]
-Out = Annotated[Path, typer.Option("--out", help="Where reports of drills go, a folder each.")]
+Drills = Annotated[Path | None, typer.Option("--folder", metavar="FOLDER", help="A folder with more drills.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where reports of drills are written.")]
 OUT = Path(".farhop/drills")
-By = Annotated[str | None, typer.Option("--by", help="Who makes the change. Default: user@host.")]
+By = Annotated[str | None, typer.Option("--by", metavar="WHO", help="Who makes the change. Default: user@host.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and show the change, and write nothing.")]
-Length = Annotated[str, typer.Option("--for", help="For how long: 90s, 30m, 2h; at most 7d.")]
+Length = Annotated[
+    str, typer.Option("--for", metavar="DURATION", help="For how long, such as 90s, 30m, 2h; at most 7d.")
+]
 
 
 # Which fleet, for every command that is for one.

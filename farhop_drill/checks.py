@@ -177,8 +177,8 @@ def _last_entry(drill: Drill, facts: Facts) -> Finding:
 
 
 def _n_minus_1(drill: Drill, facts: Facts) -> Finding:
-    """Utilisation of each law zone that loses something: what its regions have under way and waiting, by the slots that
-    are left of them, in the same model."""
+    """Utilisation of each set of lawful regions that loses something: what they have under way and waiting, by the
+    slots that are left of them, in the same model."""
     law = Law(facts.topology)
     slots: dict[tuple[str, str], float] = {}
     used: dict[tuple[str, str], float] = {}
@@ -188,7 +188,7 @@ def _n_minus_1(drill: Drill, facts: Facts) -> Finding:
             busy = max(one.slots_total - one.slots_free, one.in_flight, one.used_share * one.slots_total)
             slots[at] = slots.get(at, 0.0) + one.slots_total
             used[at] = used.get(at, 0.0) + busy + one.queued_requests
-    worst, where = 0.0, "no law zone loses anything"
+    worst, where = 0.0, "no tenant's regions lose anything"
     for model in sorted({model for model, _ in slots}):
         zones = {law.verdict(name, model).lawful for name in facts.topology.tenants}
         for zone in sorted(zones, key=sorted):
@@ -199,7 +199,7 @@ def _n_minus_1(drill: Drill, facts: Facts) -> Finding:
             load = sum(used[model, name] for name in here)
             share = load / left if left > 0.0 else float("inf")
             if share >= worst and left > 0.0:
-                worst, where = share, f"{model} in {', '.join(here)}: {load:.0f} of {left:.0f} slots left"
+                worst, where = share, f"{model} in {', '.join(here)}: {load:.0f} requests on the {left:.0f} slots left"
     seen = f"{worst:.2f} at the most ({where}); {drill.utilisation_max:g} is allowed"
     return Finding("n-1", worst < drill.utilisation_max, seen)
 

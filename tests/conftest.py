@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -74,8 +75,12 @@ class RunningWorld:
         self._thread.start()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float = 300.0) -> T:
-        """Run a coroutine where the world lives."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+        """Run a coroutine where the world lives, to its end."""
+        return self.begin(work).result(timeout_s)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine where the world lives, meanwhile."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
         """Stop the world and its thread."""

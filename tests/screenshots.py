@@ -75,7 +75,7 @@ def main() -> None:
             browser.driver.execute_cdp_cmd(
                 "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
             )
-            asking = asyncio.run_coroutine_threadsafe(traffic(up, Random(7)), up._loop)
+            asking = up.begin(traffic(up, Random(7)))
             take(browser, live)
             asking.cancel()
         finally:

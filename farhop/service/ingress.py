@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from farhop.relay.http.head import Head
     from farhop.service.authenticator import Authenticator
     from farhop.service.clock import Clock
-    from farhop.service.large_bodies import ParsedBody
+    from farhop.service.large_bodies import LargeBodyReader, ParsedBody
     from farhop.service.limits import Limiter
     from farhop.service.prompt_tokens import PromptTokens
     from farhop.service.request_reader import RequestReader
@@ -210,8 +210,7 @@ class Ingress:
         if caller.body_mac is not None and not is_of(caller.body_mac, exchange.body):
             return other_body()
         if reader.large is not None and len(exchange.body) > LARGE_BYTES and kind not in _BODILESS:
-            parsed = reader.large.later(reader.job(exchange), exchange.body)
-            Waiting(exchange, self._telemetry, parsed, partial(self._parsed, exchange, self._clock.now()))
+            self._read_apart(reader.large, exchange)
             return None
         if caller.body_hash and hashlib.sha256(exchange.body).digest() != caller.body_hash:
             return other_body()
@@ -223,7 +222,15 @@ class Ingress:
             request, prompt = reader.read(exchange)
         except RefusedError as refused:
             return refused.reply
+        except bodies.HeavyError:
+            assert reader.large is not None  # else all are read here
+            self._read_apart(reader.large, exchange)
+            return None
         return self._understood(exchange, context, request, prompt)
+
+    def _read_apart(self, large: LargeBodyReader, exchange: Exchange) -> None:
+        parsed = large.later(self.reader.job(exchange), exchange.body, exchange.tenant)
+        Waiting(exchange, self._telemetry, parsed, partial(self._parsed, exchange, self._clock.now()))
 
     def _models(self, models: dict[str, ModelFacts], head: Head) -> Reply:
         """All of them, or the one that is asked for."""

@@ -67,8 +67,8 @@ class ModelNames(Protocol):
 
 class RequestReader:
     """What a listener's requests are read by. `guard` says what engines may be sent. `to_engines`: they are asked from
-    here, so that what they cache is kept apart. Bodies above LARGE_BYTES are read by `large`, where there is one:
-    `job` says how, `read_apart` goes on. `signs`: whether the hash of what is sent on is wanted, too."""
+    here, so that what they cache is kept apart. Bodies above LARGE_BYTES, and heavy ones, are read by `large`, where
+    there is one: `job` says how, `read_apart` goes on. `signs`: whether the hash of what is sent on is wanted, too."""
 
     def __init__(
         self,
@@ -89,11 +89,15 @@ class RequestReader:
         self.names: ModelNames | None = None  # while there are names that stand for other models
 
     def read(self, exchange: Exchange) -> tuple[Request, Prompt]:
-        """The request of an exchange whose body is here. Raises RefusedError."""
+        """The request of an exchange whose body is here. Raises RefusedError, or bodies.HeavyError where it is for
+        `large`."""
         head, context = exchange.head, exchange.context
         caller, kind, lines = context.caller, context.kind, head.onward
         try:
-            prompt = bodies.read(kind, exchange.body, head.path, lines, self._guard, lambda: self._only_model(caller))
+            prompt = bodies.read(
+                kind, exchange.body, head.path, lines, self._guard, lambda: self._only_model(caller),
+                light=self.large is not None,
+            )  # fmt: skip
         except bodies.BodyError as error:
             raise _refused(error) from None
         finally:
@@ -178,8 +182,11 @@ class RequestReader:
             return ()
         try:
             prompt = bodies.read(
-                exchange.context.kind, body, head.path, head.onward, self._guard, lambda: self._only_model(caller)
-            )
+                exchange.context.kind, body, head.path, head.onward, self._guard, lambda: self._only_model(caller),
+                light=self.large is not None,
+            )  # fmt: skip
+        except bodies.HeavyError:
+            return ()
         except bodies.BodyError:
             return ()  # what may be asked for has been narrowed since: it was let in before
         finally:

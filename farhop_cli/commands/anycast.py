@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farhop_cli.commands.wiring import verb
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, DryRun, Where
 
 if TYPE_CHECKING:
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
     from farhop.store.contract import Store
     from farhop.store.documents.announce import AnnounceReport
 
-app = typer.Typer(
+app = App(
     help="Announce an entry's prefixes by BGP while it is fit, or tell how that is.",
     epilog="Example:  farhop anycast run --config tokyo-anycast.yaml    then:  farhop anycast status",
     **PLAIN,
 )
-Config = Annotated[Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")]
+Config = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")
+]
 CONFIG = Path("farhop.yaml")
 
 
@@ -78,7 +81,9 @@ def _would_withdraw(bird: Bird | None) -> str:
 
 @verb(app, "status", "farhop anycast status")
 def status(
-    entry: Annotated[str, typer.Argument(metavar="ENTRY", help="Of this entry alone.", show_default=False)] = "",
+    entry: Annotated[
+        str, typer.Argument(metavar="ENTRY", help="Only this entry. Default: all.", show_default=False)
+    ] = "",
     *,
     where: Where,
 ) -> int:

@@ -14,16 +14,20 @@ from typing import Annotated
 import typer
 
 from farhop_cli.exits import fail
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, Json, duration_s
 
-app = typer.Typer(
+app = App(
     help="Measure what Farhop costs, how well it routes, and whether it holds.",
     epilog="Example:  farhop bench relay --quick --only regional,envoy",
     **PLAIN,
 )
 
-Quick = Annotated[bool, typer.Option("--quick", help="Shorter and rougher.")]
-Workers = Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes. Default: CPUs.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Take less time, with less precision.")]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", min=1, max=256, help="How many processes. Default: as many as CPUs."),
+]
 
 
 @app.callback()
@@ -51,8 +55,12 @@ def tenants(as_json: Json = False) -> None:
 
 @app.command("dns", epilog="Example:  farhop bench dns --networks 500000")
 def dns(
-    networks: Annotated[int, typer.Option("--networks", min=0, max=2_000_000, help="Client networks known.")] = 500_000,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, max=120, help="Of load, for each server.")] = 5.0,
+    networks: Annotated[
+        int, typer.Option("--networks", metavar="N", min=0, max=2_000_000, help="How many client networks are known.")
+    ] = 500_000,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="SECONDS", min=1, max=120, help="How long each server is under load.")
+    ] = 5.0,
     as_json: Json = False,
 ) -> None:
     """CPU time of a DNS answer.
@@ -66,7 +74,9 @@ def dns(
 
 @app.command("anycast", epilog="Example:  farhop bench anycast --repeats 5")
 def anycast(
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=50, help="Of each event, at each site.")] = 3,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", min=1, max=50, help="How often each event happens at each site.")
+    ] = 3,
     as_json: Json = False,
 ) -> None:
     """How long an anycast entry that dies leads clients astray.
@@ -81,7 +91,9 @@ def anycast(
 
 @app.command("upload", epilog="Example:  farhop bench upload --repeats 5")
 def upload(
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=50, help="Of each, by each setting of TCP.")] = 3,
+    repeats: Annotated[
+        int, typer.Option("--repeats", metavar="N", min=1, max=50, help="How often each is measured.")
+    ] = 3,
     as_json: Json = False,
 ) -> None:
     """Round trips of a large prompt over an ocean.
@@ -97,10 +109,20 @@ def upload(
 @app.command("relay", epilog="Example:  farhop bench relay --quick --only regional,envoy")
 def relay(
     quick: Quick = False,
-    only: Annotated[str, typer.Option("--only", help="Proxies whose names hold one of these words.")] = "",
-    repeats: Annotated[int | None, typer.Option("--repeats", min=1, max=20, help="Windows per figure; 3.")] = None,
+    only: Annotated[
+        str,
+        typer.Option(
+            "--only", metavar="WORDS", help="Only proxies whose names contain one of these, such as regional,envoy."
+        ),
+    ] = "",
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", metavar="N", min=1, max=20, help="Windows for each figure. Default: 3.")
+    ] = None,
     streams: Annotated[
-        int | None, typer.Option("--streams", min=0, max=10_000, help="Idle streams held open; 1000.")
+        int | None,
+        typer.Option(
+            "--streams", metavar="N", min=0, max=10_000, help="How many idle streams are held open. Default: 1000."
+        ),
     ] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Clients speak TLS to the proxies that can.")] = False,
     as_json: Json = False,
@@ -132,7 +154,7 @@ def picker(quick: Quick = False, as_json: Json = False) -> None:
 @app.command("soak", epilog="Example:  farhop bench soak --requests 1000000")
 def soak(
     requests: Annotated[
-        int, typer.Option("--requests", min=1000, max=100_000_000, help="How many requests.")
+        int, typer.Option("--requests", metavar="N", min=1000, max=100_000_000, help="How many requests.")
     ] = 1_000_000,
     as_json: Json = False,
 ) -> None:
@@ -193,7 +215,10 @@ def trie(quick: Quick = False, as_json: Json = False) -> None:
 
 @app.command("console", epilog="Example:  farhop bench console --seconds 30")
 def console(
-    seconds: Annotated[float, typer.Option("--seconds", min=5, max=60, help="Of each of the three windows.")] = 20.0,
+    seconds: Annotated[
+        float,
+        typer.Option("--seconds", metavar="SECONDS", min=5, max=60, help="The length of each of the three windows."),
+    ] = 20.0,
     as_json: Json = False,
 ) -> None:
     """CPU time and bytes of the console, of its server and page.
@@ -211,13 +236,24 @@ def console(
 )
 def ttft(
     quick: Quick = False,
-    rounds: Annotated[int | None, typer.Option("--rounds", min=5, max=10_000, help="How many; 60.")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", metavar="N", min=5, max=10_000, help="How many rounds. Default: 60, with --quick fewer."
+        ),
+    ] = None,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="A real engine, http://host:port. Default: one that answers at once.")
+        str | None,
+        typer.Option(
+            "--engine", metavar="URL", help="A real engine, http://host:port. Default: one that answers at once."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option("--model", help="With --engine: its model. Default: the first.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", exists=True, dir_okay=False, help="With --engine: its tokenizer.json.")
+        Path | None,
+        typer.Option(
+            "--tokenizer", metavar="FILE", exists=True, dir_okay=False, help="With --engine: its tokenizer.json."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -246,10 +282,18 @@ def sim(quick: Quick = False, as_json: Json = False) -> None:
 @app.command("routing", epilog="Example:  farhop bench routing --quick --seeds 3 --out results/routing")
 def routing(
     quick: Quick = False,
-    only: Annotated[str, typer.Option("--only", help="These scenarios, such as arena,push.")] = "",
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=20, help="How many. Default: by scenario.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
-    markdown: Annotated[Path | None, typer.Option("--markdown", help="Write the tables to this file, too.")] = None,
+    only: Annotated[
+        str, typer.Option("--only", metavar="SCENARIOS", help="Only these scenarios, such as arena,push.")
+    ] = "",
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", metavar="N", min=1, max=20, help="How many seeds. Default: by scenario.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Keep results here, and continue from earlier ones.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the tables to this file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Farhop beside other routers, simulated on the same work.
@@ -263,20 +307,34 @@ def routing(
 
 @app.command("worlds", epilog="Example:  farhop bench worlds --out results --markdown worlds.md    or:  --only 17")
 def worlds(
-    count: Annotated[int, typer.Option("--worlds", min=1, max=10_000, help="How many.")] = 200,
-    only: Annotated[int | None, typer.Option("--only", min=0, help="The world of this number alone.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="What the worlds are drawn from.")] = 1,
-    seeds: Annotated[int, typer.Option("--seeds", min=4, max=40, help="Of a world; half choose its rival.")] = 8,
-    length: Annotated[str, typer.Option("--for", help="The window that counts, 5s to 10m.")] = "20s",
+    count: Annotated[int, typer.Option("--worlds", metavar="N", min=1, max=10_000, help="How many.")] = 200,
+    only: Annotated[
+        int | None, typer.Option("--only", metavar="N", min=0, help="Only the world of this number.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="SEED", min=0, help="What the worlds are drawn from.")] = 1,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            "--seeds", metavar="N", min=4, max=40, help="How many seeds of each world; half of them choose its rival."
+        ),
+    ] = 8,
+    length: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="The window that is measured, 5s to 10m.")
+    ] = "20s",
     traces: Annotated[
-        Path | None, typer.Option("--traces", exists=True, file_okay=False, help="Draw from traces in here, too.")
+        Path | None,
+        typer.Option("--traces", metavar="FOLDER", exists=True, file_okay=False, help="Draw from these traces, too."),
     ] = None,
     workers: Workers = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Keep results here, and continue from earlier ones.")
+    ] = None,
     markdown: Annotated[
         Path | None,
         typer.Option(
-            "--markdown", help="Write the tables into this page, too: between its lines for them, if it is one."
+            "--markdown",
+            metavar="FILE",
+            help="Also write the tables into this page, between its markers if it has them.",
         ),
     ] = None,
     as_json: Json = False,
@@ -295,7 +353,16 @@ def worlds(
 @app.command("fidelity", epilog="Example:  farhop bench fidelity --quick")
 def fidelity(
     scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a ready-made one.")] = "fidelity",
-    speedup: Annotated[float, typer.Option("--speedup", min=0.1, max=100.0, help="Of the live world.")] = 1.0,
+    speedup: Annotated[
+        float,
+        typer.Option(
+            "--speedup",
+            metavar="FACTOR",
+            min=0.1,
+            max=100.0,
+            help="How many times faster than real time the live world runs.",
+        ),
+    ] = 1.0,
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
@@ -310,16 +377,26 @@ def fidelity(
 
 @app.command("chaos", epilog="Example:  farhop bench chaos --seeds 50 --out found    or:  --live --for 10m")
 def chaos(
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1_000_000, help="How many schedules; 200.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="The first of them; 0.")] = None,
-    workers: Workers = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Keep the shortest schedules that fail here.")] = None,
-    replay: Annotated[
-        Path | None, typer.Option("--replay", help="This schedule alone, from a file as --out keeps it.")
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", metavar="N", min=1, max=1_000_000, help="How many schedules. Default: 200.")
     ] = None,
-    live: Annotated[bool, typer.Option("--live", help="On real processes, not in virtual time.")] = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="SEED", min=0, help="The first schedule's seed. Default: 0.")
+    ] = None,
+    workers: Workers = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Keep the shortest failing schedules here.")
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option("--replay", metavar="FILE", help="Only this schedule, from a file that --out kept."),
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Use real processes instead of virtual time.")] = False,
     length: Annotated[
-        str | None, typer.Option("--for", help="With --live: how long faults begin: 30s to 1d; 10m.")
+        str | None,
+        typer.Option(
+            "--for", metavar="DURATION", help="With --live: for how long faults are made, 30s to 1d. Default: 10m."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -349,12 +426,17 @@ def _only_for(way: str, *given: tuple[str, object]) -> None:
 
 @app.command("resume", epilog="Example:  farhop bench resume --interruptions 10000")
 def resume(
-    interruptions: Annotated[int, typer.Option("--interruptions", min=1, max=10**6, help="How many.")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of all chance.")] = 1,
-    cost: Annotated[bool, typer.Option("--cost", help="Measure instead what a chunk costs more for it.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="Of engines that tell no token ids: by text.")] = False,
+    interruptions: Annotated[
+        int, typer.Option("--interruptions", metavar="N", min=1, max=10**6, help="How many.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option("--seed", metavar="SEED", min=0, help="The seed of all random choices.")] = 1,
+    cost: Annotated[bool, typer.Option("--cost", help="Measure only what it costs a chunk.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Use engines that tell no token ids: resume by text.")] = False,
     kills: Annotated[
-        int, typer.Option("--kill-region", min=0, max=1000, metavar="N", help="Instead kill a region under 48 streams.")
+        int,
+        typer.Option(
+            "--kill-region", min=0, max=1000, metavar="N", help="Only kill a region under 48 streams, N times."
+        ),
     ] = 0,
     as_json: Json = False,
 ) -> None:
@@ -375,8 +457,8 @@ def resume(
 
 @app.command("law", epilog="Example:  farhop bench law --worlds 1000")
 def law(
-    worlds: Annotated[int, typer.Option("--worlds", min=1, max=10**9, help="How many.")] = 10_000,
-    first: Annotated[int, typer.Option("--first", min=0, help="The number of the first world.")] = 0,
+    worlds: Annotated[int, typer.Option("--worlds", metavar="N", min=1, max=10**9, help="How many.")] = 10_000,
+    first: Annotated[int, typer.Option("--first", metavar="N", min=0, help="The number of the first world.")] = 0,
     workers: Workers = None,
     as_json: Json = False,
 ) -> None:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, DryRun, Json
 
-context_app = typer.Typer(
+context_app = App(
     help="Which fleet the commands are for, by name.", epilog="Example:  farhop context use production", **PLAIN
 )
 ContextName = Annotated[str, typer.Argument(help="The context's name.")]
@@ -33,7 +34,9 @@ def context_use(name: ContextName, dry_run: DryRun = False) -> None:
 
 @context_app.command("show", epilog="Example:  farhop context show")
 def context_show(
-    name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Else the current one.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", show_default=False, help="The context's name. Default: the current one.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Print a context; secrets are named, never shown."""
@@ -50,6 +53,60 @@ def context_unset(name: ContextName, dry_run: DryRun = False) -> None:
     raise typer.Exit(context.unset(name, dry_run=dry_run))
 
 
+# How etcd is reached.
+Etcd = Annotated[
+    list[str] | None,
+    typer.Option("--etcd", metavar="HOST:PORT", help="An endpoint of the fleet's etcd; may be repeated."),
+]
+Hub = Annotated[str, typer.Option("--hub", metavar="HUB", help="The hub of these endpoints, if the fleet has several.")]
+EtcdCa = Annotated[
+    Path | None, typer.Option("--etcd-ca", metavar="FILE", help="The authority (CA) of etcd's certificate.")
+]
+EtcdCert = Annotated[Path | None, typer.Option("--etcd-cert", metavar="FILE", help="Your certificate for etcd.")]
+EtcdKey = Annotated[Path | None, typer.Option("--etcd-key", metavar="FILE", help="The certificate's private key.")]
+EtcdUser = Annotated[str | None, typer.Option("--etcd-user", metavar="USER", help="The user name for etcd.")]
+EtcdPassword = Annotated[
+    str | None,
+    typer.Option("--etcd-password", metavar="env:NAME|file:PATH", help="Where the password for etcd is."),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow an etcd on another machine without TLS.")]
+
+# How admin ports are reached.
+Admin = Annotated[list[str] | None, typer.Option("--admin", metavar="URL", help="An admin port; may be repeated.")]
+Ca = Annotated[
+    Path | None, typer.Option("--ca", metavar="FILE", help="The authority (CA) of the admin ports' certificates.")
+]
+Cert = Annotated[Path | None, typer.Option("--cert", metavar="FILE", help="Your certificate for admin ports.")]
+Key = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The certificate's private key.")]
+Token = Annotated[
+    str | None, typer.Option("--token", metavar="env:NAME|file:PATH", help="Where the admin ports' token is.")
+]
+ServerName = Annotated[
+    str | None,
+    typer.Option(
+        "--server-name", metavar="NAME", help="The name in admin ports' certificates, such as {region}.{tier}.ex."
+    ),
+]
+
+# What is true of the fleet.
+Topology = Annotated[
+    str | None,
+    typer.Option(
+        "--topology", metavar="FILE|NAME", help="A topology's file or name. Default: the one that balancers have."
+    ),
+]
+Public = Annotated[
+    list[str] | None,
+    typer.Option("--public", metavar="[NAME=]FILE", help="A public key whose signatures count; may be repeated."),
+]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", metavar="FILE", help="Read the context from this file, such as deploy/compose/context.yaml."
+    ),
+]
+
+
 @context_app.command(
     "set",
     epilog="Example:  farhop context set production --etcd etcd-1:2379 --etcd etcd-2:2379 --etcd-ca etcd-ca.pem "
@@ -57,55 +114,23 @@ def context_unset(name: ContextName, dry_run: DryRun = False) -> None:
 )
 def context_set(
     name: ContextName,
-    etcd: Annotated[
-        list[str] | None,
-        typer.Option("--etcd", metavar="HOST:PORT", help="An endpoint of the fleet's etcd; may be repeated."),
-    ] = None,
-    hub: Annotated[
-        str, typer.Option("--hub", help="The hub these endpoints belong to, if the fleet has several.")
-    ] = "",
-    etcd_ca: Annotated[
-        Path | None, typer.Option("--etcd-ca", metavar="FILE", help="The authority (CA) of etcd's certificate.")
-    ] = None,
-    etcd_cert: Annotated[
-        Path | None, typer.Option("--etcd-cert", metavar="FILE", help="Your certificate for etcd.")
-    ] = None,
-    etcd_key: Annotated[Path | None, typer.Option("--etcd-key", metavar="FILE", help="Its key.")] = None,
-    etcd_user: Annotated[str | None, typer.Option("--etcd-user", help="The user name for etcd.")] = None,
-    etcd_password: Annotated[
-        str | None, typer.Option("--etcd-password", metavar="env:NAME|file:PATH", help="Where the password is.")
-    ] = None,
-    admin: Annotated[
-        list[str] | None, typer.Option("--admin", metavar="URL", help="An admin port; may be repeated.")
-    ] = None,
-    ca: Annotated[
-        Path | None, typer.Option("--ca", metavar="FILE", help="The authority (CA) of the admin ports' certificates.")
-    ] = None,
-    cert: Annotated[
-        Path | None, typer.Option("--cert", metavar="FILE", help="Your certificate for admin ports.")
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its key.")] = None,
-    token: Annotated[
-        str | None, typer.Option("--token", metavar="env:NAME|file:PATH", help="Where the admin ports' token is.")
-    ] = None,
-    server_name: Annotated[
-        str | None,
-        typer.Option("--server-name", help="What admin certificates name, such as {region}.{tier}.ex."),
-    ] = None,
-    topology: Annotated[
-        str | None, typer.Option("--topology", help="A topology's file or name, in place of what balancers tell.")
-    ] = None,
-    public: Annotated[
-        list[str] | None,
-        typer.Option("--public", metavar="[NAME=]PATH", help="A public key whose signatures count; may be repeated."),
-    ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow an etcd on another machine without TLS.")] = False,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", metavar="FILE", help="Take the context from this file, such as deploy/compose/context.yaml."
-        ),
-    ] = None,
+    etcd: Etcd = None,
+    hub: Hub = "",
+    etcd_ca: EtcdCa = None,
+    etcd_cert: EtcdCert = None,
+    etcd_key: EtcdKey = None,
+    etcd_user: EtcdUser = None,
+    etcd_password: EtcdPassword = None,
+    admin: Admin = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    token: Token = None,
+    server_name: ServerName = None,
+    topology: Topology = None,
+    public: Public = None,
+    insecure: Insecure = False,
+    file: File = None,
     make_current: Annotated[bool, typer.Option("--use", help="Make it the current one, too.")] = False,
     dry_run: DryRun = False,
 ) -> None:

@@ -8,16 +8,19 @@ from typing import Annotated
 import typer
 
 from farhop_cli.commands.wiring import verb
+from farhop_cli.help_page import App
 from farhop_cli.options import OUT, PLAIN, By, Drills, Keys, Out, Where
 
-app = typer.Typer(
+app = App(
     help="Rehearse a failure: check, inject, measure, restore, judge.",
     epilog="Example:  farhop drill run lose-a-region --set region=virginia",
     **PLAIN,
 )
 
-Name = Annotated[str, typer.Argument(help="A drill: of --folder, of etcd, a shipped one, or a file (.yaml).")]
-Sets = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the drill.")]
+Name = Annotated[str, typer.Argument(help="A drill's name (shipped, in etcd, or in --folder), or its file (.yaml).")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A parameter of the drill; may be repeated.")
+]
 
 
 @verb(app, "list", "farhop drill list --folder drills")
@@ -34,7 +37,7 @@ def check_drill(
     sets: Sets = None,
     keys: Keys = None,
     folder: Drills = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep it in etcd, if it is sound.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the drill in etcd, if it is valid.")] = False,
     *,
     where: Where,
 ) -> int:
@@ -55,7 +58,7 @@ def run_drill(
     keys: Keys = None,
     folder: Drills = None,
     out: Out = OUT,
-    why: Annotated[str, typer.Option("--why", help="The reason, kept with the change.")] = "",
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with the change.")] = "",
     by: By = None,
     *,
     where: Where,
@@ -73,10 +76,10 @@ def run_drill(
 
 @verb(app, "stop", 'farhop drill stop --all --why "incident 4711"', writes=True)
 def stop_drill(
-    run: Annotated[str, typer.Argument(help="A run, as `farhop drill run` named it. Default: whichever runs.")] = "",
-    all_: Annotated[bool, typer.Option("--all", help="The lever: stop what runs, and let none begin.")] = False,
-    release: Annotated[bool, typer.Option("--release", help="Take the lever back.")] = False,
-    why: Annotated[str, typer.Option("--why", help="The reason, kept with the change.")] = "asked to",
+    run: Annotated[str, typer.Argument(help="A run, as `farhop drill run` named it. Default: the one that runs.")] = "",
+    all_: Annotated[bool, typer.Option("--all", help="Stop what runs, and block new drills until --release.")] = False,
+    release: Annotated[bool, typer.Option("--release", help="Allow drills again.")] = False,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with the change.")] = "asked to",
     by: By = None,
     *,
     where: Where,
@@ -93,9 +96,12 @@ def stop_drill(
 @verb(app, "report", "farhop drill report --of lose-a-region --within 1h --verdict")
 def report_drill(
     run: Annotated[str, typer.Argument(help="A run. Default: the last one.")] = "",
-    of: Annotated[str, typer.Option("--of", metavar="DRILL", help="The last one of this drill.")] = "",
-    within: Annotated[str, typer.Option("--within", help="Only if it began within 90s, 30m, 2h.")] = "",
-    verdict: Annotated[bool, typer.Option("--verdict", help="Print the verdict alone.")] = False,
+    of: Annotated[str, typer.Option("--of", metavar="DRILL", help="The last run of this drill.")] = "",
+    within: Annotated[
+        str,
+        typer.Option("--within", metavar="DURATION", help="Only if it began within this time, such as 90s, 30m, 2h."),
+    ] = "",
+    verdict: Annotated[bool, typer.Option("--verdict", help="Print only the verdict.")] = False,
     *,
     where: Where,
 ) -> int:
@@ -117,12 +123,17 @@ def drill_history(
 
 @verb(app, "schedule", "farhop drill schedule drain-and-return --window 'tue 10:00-12:00' --every 14d", writes=True)
 def schedule_drill(
-    name: Annotated[str, typer.Argument(help="A drill to put on it. Without one: show the schedule.")] = "",
+    name: Annotated[str, typer.Argument(help="A drill to schedule. Default: show the schedule.")] = "",
     window: Annotated[
-        list[str] | None, typer.Option("--window", metavar="WINDOW", help="'mon-fri 09:00-17:00', in UTC; repeat.")
+        list[str] | None,
+        typer.Option(
+            "--window", metavar="WINDOW", help="When it may run, such as 'mon-fri 09:00-17:00' (UTC); may be repeated."
+        ),
     ] = None,
-    every: Annotated[str, typer.Option("--every", help="From one run to the next: 1h to 62d.")] = "14d",
-    remove: Annotated[bool, typer.Option("--remove", help="Take it off.")] = False,
+    every: Annotated[
+        str, typer.Option("--every", metavar="DURATION", help="The time from one run to the next, 1h to 62d.")
+    ] = "14d",
+    remove: Annotated[bool, typer.Option("--remove", help="Take the drill off the schedule.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Run what is due, until Ctrl-C.")] = False,
     sets: Sets = None,
     keys: Keys = None,
@@ -145,9 +156,16 @@ def schedule_drill(
 
 @verb(app, "faults", "farhop drill faults --compose farhop --context compose")
 def make_faults(
-    compose: Annotated[str, typer.Option("--compose", metavar="PROJECT", help="Of Docker's compose, here.")] = "",
-    kubernetes: Annotated[str, typer.Option("--kubernetes", metavar="NAMESPACE", help="By kubectl.")] = "",
-    kube_context: Annotated[str, typer.Option("--kube-context", help="Of kubectl. Default: the one in use.")] = "",
+    compose: Annotated[
+        str, typer.Option("--compose", metavar="PROJECT", help="Make faults in this compose project, on this machine.")
+    ] = "",
+    kubernetes: Annotated[
+        str,
+        typer.Option("--kubernetes", metavar="NAMESPACE", help="Make faults in this Kubernetes namespace, by kubectl."),
+    ] = "",
+    kube_context: Annotated[
+        str, typer.Option("--kube-context", metavar="CONTEXT", help="kubectl's context. Default: its current one.")
+    ] = "",
     *,
     where: Where,
 ) -> int:
@@ -163,7 +181,9 @@ def make_faults(
 @verb(app, "export", "farhop drill export lose-a-region --to experiment.json")
 def export_drill(
     name: Name,
-    to: Annotated[Path | None, typer.Option("--to", help="Write it there.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FILE", help="The file to write. Default: print it.")
+    ] = None,
     sets: Sets = None,
     folder: Drills = None,
     *,

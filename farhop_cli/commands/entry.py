@@ -11,20 +11,24 @@ from typing import Annotated
 
 import typer
 
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, Json
 
 Config = Annotated[
-    Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file of the DNS server (YAML).")
+    Path,
+    typer.Option(
+        "--config", "-c", metavar="FILE", envvar="FARHOP_CONFIG", help="Configuration file of the DNS server (YAML)."
+    ),
 ]
 CONFIG = Path("farhop.yaml")
 
-dns_app = typer.Typer(
+dns_app = App(
     help="Answer DNS questions for entries, and publish or check such answers.",
     epilog="Example:  farhop dns --config tokyo-dns.yaml",
     invoke_without_command=True,
     **{**PLAIN, "no_args_is_help": False},  # without arguments it runs, by $FARHOP_CONFIG
 )
-where_app = typer.Typer(**PLAIN)
+where_app = App(**PLAIN)
 
 
 @dns_app.callback()
@@ -43,14 +47,23 @@ def dns(context: typer.Context, config: Config = CONFIG) -> None:
 def check(
     zone: Annotated[str, typer.Argument(help="The zone that is delegated to `farhop dns`.")],
     name: Annotated[
-        list[str] | None, typer.Option("--name", metavar="NAME", help="Ask for this name too; may be repeated.")
+        list[str] | None, typer.Option("--name", metavar="NAME", help="Also ask for this name; may be repeated.")
     ] = None,
-    resolver: Annotated[str, typer.Option("--resolver", help="HOST[:PORT] that knows the delegation.")] = "",
+    resolver: Annotated[
+        str,
+        typer.Option(
+            "--resolver", metavar="HOST[:PORT]", help="A resolver that knows the delegation. Default: the system's."
+        ),
+    ] = "",
     server: Annotated[
         list[str] | None,
-        typer.Option("--server", metavar="HOST[:PORT]", help="Ask this instead of the delegated; may be repeated."),
+        typer.Option(
+            "--server", metavar="HOST[:PORT]", help="Ask this server instead of the delegated ones; may be repeated."
+        ),
     ] = None,
-    client: Annotated[str, typer.Option("--client", help="A client network to ask for, such as 203.0.113.0/24.")] = "",
+    client: Annotated[
+        str, typer.Option("--client", metavar="NETWORK", help="A client network to ask for, such as 203.0.113.0/24.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Tell what a resolver would see of a zone.
@@ -65,8 +78,13 @@ def check(
 @dns_app.command("publish", epilog="Example:  farhop dns publish --config tokyo-dns.yaml --once")
 def publish(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="As of `farhop dns`.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Write what holds now, and end.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="The DNS server's configuration. Default: that of `farhop dns`."
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Write the records once, and end.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written; write nothing.")] = False,
 ) -> None:
     """Keep entries' records in another server's zone.
@@ -81,11 +99,23 @@ def publish(
 @dns_app.command("latencies", epilog="Example:  farhop dns latencies --config tokyo-dns.yaml --least-ms 20")
 def latencies(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="As of `farhop dns`.")] = None,
-    admin: Annotated[str, typer.Option("--admin", help="URL of the server's admin port, if not the file's.")] = "",
-    token: Annotated[str, typer.Option("--token", envvar="FARHOP_TOKEN", help="For the admin port.")] = "",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="The DNS server's configuration. Default: that of `farhop dns`."
+        ),
+    ] = None,
+    admin: Annotated[
+        str, typer.Option("--admin", metavar="URL", help="The DNS server's admin port. Default: the configuration's.")
+    ] = "",
+    token: Annotated[
+        str, typer.Option("--token", metavar="TOKEN", envvar="FARHOP_TOKEN", help="The admin port's token.")
+    ] = "",
     least_ms: Annotated[
-        float, typer.Option("--least-ms", help="Show those that differ by so much, or lead elsewhere.")
+        float,
+        typer.Option(
+            "--least-ms", metavar="MS", help="Show networks that differ by at least MS, or lead to another entry."
+        ),
     ] = 20.0,
     as_json: Json = False,
 ) -> None:
@@ -101,11 +131,19 @@ def latencies(
 @where_app.command("where", epilog="Example:  farhop where 203.0.113.7 --tenant eu-only --config tokyo-dns.yaml")
 def where(
     client: Annotated[str, typer.Argument(help="The client's address.")],
-    tenant: Annotated[str, typer.Option("--tenant", help="For names of this tenant's class.")] = "",
+    tenant: Annotated[
+        str, typer.Option("--tenant", help="Ask for the names of this tenant. Default: the names for everybody.")
+    ] = "",
     config: Config = CONFIG,
-    admin: Annotated[str, typer.Option("--admin", help="URL of the server's admin port, if not the file's.")] = "",
-    token: Annotated[str, typer.Option("--token", envvar="FARHOP_TOKEN", help="For the admin port.")] = "",
-    offline: Annotated[bool, typer.Option("--offline", help="By the file alone, as if every entry were up.")] = False,
+    admin: Annotated[
+        str, typer.Option("--admin", metavar="URL", help="The DNS server's admin port. Default: the configuration's.")
+    ] = "",
+    token: Annotated[
+        str, typer.Option("--token", metavar="TOKEN", envvar="FARHOP_TOKEN", help="The admin port's token.")
+    ] = "",
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Go by the configuration alone, as if every entry were up.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Tell which entry DNS gives a client, why, and for which network.

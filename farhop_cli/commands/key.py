@@ -7,38 +7,45 @@ from typing import Annotated
 import typer
 
 from farhop_cli.commands.wiring import verb
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, By, Where, Why
 
-key_app = typer.Typer(
+key_app = App(
     help="API keys: issue, rotate, revoke and list them.",
     epilog='Example:  farhop key create acme --model llama --for 90d --why "nightly batch"',
     **PLAIN,
 )  # fmt: skip
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, as `farhop key list` prints it.")]
 Models = Annotated[
-    list[str] | None, typer.Option("--model", metavar="MODEL", help="For this model alone; may be repeated.")
+    list[str] | None, typer.Option("--model", metavar="MODEL", help="Only for this model; may be repeated.")
 ]
 Paths = Annotated[
     list[str] | None,
-    typer.Option("--path", metavar="PATH", help="For this path alone, such as /v1/embeddings; may be repeated."),
+    typer.Option("--path", metavar="PATH", help="Only for this path, such as /v1/embeddings; may be repeated."),
 ]
 Within = Annotated[
     list[str] | None,
     typer.Option("--within", metavar="PLACE", help="Only within this place, such as eu; may be repeated."),
 ]
-KeyLength = Annotated[str | None, typer.Option("--for", help="How long it is valid: 12h, 90d. Default: without end.")]
+KeyLength = Annotated[
+    str | None,
+    typer.Option("--for", metavar="DURATION", help="How long it is valid, such as 12h, 90d. Default: without end."),
+]
 
 
 @verb(key_app, "create", 'farhop key create acme --model llama --for 90d --why "nightly batch"', writes=True)
 def key_create(
-    tenant: Annotated[str, typer.Argument(help="Whose key it is: a tenant of the law.")],
+    tenant: Annotated[str, typer.Argument(help="The key's tenant, as in the law.")],
     why: Why,
     model: Models = None,
     path: Paths = None,
     within: Within = None,
     length: KeyLength = None,
     after: Annotated[
-        str | None, typer.Option("--after", help="How long until it becomes valid. Default: at once.")
+        str | None,
+        typer.Option(
+            "--after", metavar="DURATION", help="In how long it becomes valid, such as 12h. Default: at once."
+        ),
     ] = None,
     by: By = None,
     *,
@@ -57,7 +64,9 @@ def key_create(
 def key_rotate(
     id_: KeyId,
     why: Why,
-    grace: Annotated[str, typer.Option("--grace", help="How long the old key stays valid.")] = "24h",
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="DURATION", help="How long the old key stays valid.")
+    ] = "24h",
     length: KeyLength = None,
     by: By = None,
     *,

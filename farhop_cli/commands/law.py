@@ -7,23 +7,30 @@ from typing import Annotated
 import typer
 
 from farhop_cli.commands.wiring import Verbs, verb
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, By, Where, Why
 
-law_app = typer.Typer(
+law_app = App(
     help="The law that all balancers go by: who is served, where their prompts, records and hints may be.",
     epilog="Example:  farhop law get > law.yaml", cls=Verbs, **PLAIN,
 )  # fmt: skip
-LAW_FILE = "YAML with `tenants` and, if there are rules of models, `models`; or -; or a signed law."
+LAW_FILE = "A law as `farhop law get` prints it, or a signed one. -: standard input."
 LawFile = Annotated[str, typer.Argument(help=LAW_FILE)]
 After = Annotated[
-    int | None, typer.Option("--after", help="Only if the newest law is still of this epoch: the one you changed.")
+    int | None,
+    typer.Option("--after", metavar="EPOCH", help="Fail if the newest law is not of this epoch."),
 ]
 
 
 @verb(law_app, "get", "farhop law get > law.yaml")
 def law_get(
     epoch: Annotated[
-        int | None, typer.Option("--epoch", help="One that was replaced; see `farhop law history`.")
+        int | None,
+        typer.Option(
+            "--epoch",
+            metavar="EPOCH",
+            help="An earlier law, by its epoch (`farhop law history`). Default: the law now.",
+        ),
     ] = None,
     *,
     where: Where,
@@ -40,7 +47,9 @@ def law_get(
 @verb(law_app, "set", 'farhop law set law.yaml --why "eu-only may not use Ireland" --after 4', writes=True)
 def law_set(
     file: LawFile,
-    why: Annotated[str, typer.Option("--why", help="The reason, for whoever asks; a signed law says its own.")] = "",
+    why: Annotated[
+        str, typer.Option("--why", metavar="TEXT", help="The reason, kept with the change. A signed law has its own.")
+    ] = "",
     by: By = None,
     after: After = None,
     *,
@@ -70,7 +79,9 @@ def law_unset(why: Why, by: By = None, after: After = None, *, where: Where) -> 
 @verb(law_app, "diff", "farhop law diff law.yaml    or:  farhop law diff --epoch 3")
 def law_diff(
     file: Annotated[str, typer.Argument(metavar="FILE", show_default=False, help=LAW_FILE)] = "",
-    epoch: Annotated[int | None, typer.Option("--epoch", help="Not what stands, but a law that was.")] = None,
+    epoch: Annotated[
+        int | None, typer.Option("--epoch", metavar="EPOCH", help="Compare with an earlier law, by its epoch.")
+    ] = None,
     *,
     where: Where,
 ) -> int:
@@ -96,9 +107,15 @@ def law_history(where: Where) -> int:  # fmt: skip
 def law_sign(
     file: LawFile,
     key: Annotated[
-        str, typer.Option("--key", envvar="FARHOP_SIGNING_KEY", help="The private key's file: [NAME=]PATH.")
+        str,
+        typer.Option("--key", metavar="[NAME=]FILE", envvar="FARHOP_SIGNING_KEY", help="The private key's file."),
     ],
-    epoch: Annotated[int, typer.Option("--epoch", min=1, help="Above that of every law there was.")],
+    epoch: Annotated[
+        int,
+        typer.Option(
+            "--epoch", metavar="EPOCH", min=1, help="The signed law's epoch, above that of every earlier law."
+        ),
+    ],
     why: Why,
     by: By = None,
 ) -> None:
@@ -114,11 +131,11 @@ def law_sign(
 @verb(law_app, "verify", "farhop law verify --config global.yaml")
 def law_verify(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", show_default=False, help="A signed law; else what stands in each hub.")
+        str, typer.Argument(metavar="FILE", show_default=False, help="A signed law. Default: what is in each hub.")
     ] = "",
     public: Annotated[
         list[str] | None,
-        typer.Option("--public", metavar="[NAME=]PATH", help="A public key's file; may be repeated."),
+        typer.Option("--public", metavar="[NAME=]FILE", help="A public key's file; may be repeated."),
     ] = None,
     *,
     where: Where,

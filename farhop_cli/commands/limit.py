@@ -14,35 +14,115 @@ limit_app = group(
     "limit", "What tenants, their keys and models may use, fleet-wide.",
     'set acme --home virginia --requests-per-minute 600 --why "the contract"', "virginia",
 )  # fmt: skip
-LimitedTenant = Annotated[str, typer.Argument(metavar="TENANT", help="Whose requests.")]
+LimitedTenant = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant.")]
 OfKey = Annotated[
-    str, typer.Option("--key", help="Only for this key: an issued key's id, a name in the law, jwt:ISSUER, cert:NAME.")
+    str,
+    typer.Option(
+        "--key", metavar="KEY", help="Only for this key: an issued key's id, a name in the law, jwt:ISSUER, cert:NAME."
+    ),
 ]
-OnModel = Annotated[str, typer.Option("--model", help="For this model alone.")]
+OnModel = Annotated[str, typer.Option("--model", help="Only for this model.")]
 EachUser = Annotated[bool, typer.Option("--each-user", help="For each of its users separately.")]
 MOST = 1_000_000_000_000
-RequestsMinute = Annotated[int | None, typer.Option("--requests-per-minute", min=1, max=MOST, help="Requests.")]
-RequestsDay = Annotated[int | None, typer.Option("--requests-per-day", min=1, max=MOST, help="Requests.")]
+RequestsMinute = Annotated[
+    int | None, typer.Option("--requests-per-minute", metavar="N", min=1, max=MOST, help="At most N requests a minute.")
+]
+RequestsDay = Annotated[
+    int | None, typer.Option("--requests-per-day", metavar="N", min=1, max=MOST, help="At most N requests a day.")
+]
 InputMinute = Annotated[
-    int | None, typer.Option("--input-tokens-per-minute", min=1, max=MOST, help="Tokens of prompts.")
+    int | None,
+    typer.Option(
+        "--input-tokens-per-minute", metavar="N", min=1, max=MOST, help="At most N tokens of prompts a minute."
+    ),
 ]
-InputDay = Annotated[int | None, typer.Option("--input-tokens-per-day", min=1, max=MOST, help="Tokens of prompts.")]
+InputDay = Annotated[
+    int | None,
+    typer.Option("--input-tokens-per-day", metavar="N", min=1, max=MOST, help="At most N tokens of prompts a day."),
+]
 OutputMinute = Annotated[
-    int | None, typer.Option("--output-tokens-per-minute", min=1, max=MOST, help="Tokens of answers.")
+    int | None,
+    typer.Option(
+        "--output-tokens-per-minute", metavar="N", min=1, max=MOST, help="At most N tokens of answers a minute."
+    ),
 ]
-OutputDay = Annotated[int | None, typer.Option("--output-tokens-per-day", min=1, max=MOST, help="Tokens of answers.")]
+OutputDay = Annotated[
+    int | None,
+    typer.Option("--output-tokens-per-day", metavar="N", min=1, max=MOST, help="At most N tokens of answers a day."),
+]
 TokensMinute = Annotated[
-    int | None, typer.Option("--tokens-per-minute", min=1, max=MOST, help="Tokens of prompts and answers.")
+    int | None,
+    typer.Option(
+        "--tokens-per-minute", metavar="N", min=1, max=MOST, help="At most N tokens of prompts and answers a minute."
+    ),
 ]
 TokensDay = Annotated[
-    int | None, typer.Option("--tokens-per-day", min=1, max=MOST, help="Tokens of prompts and answers.")
+    int | None,
+    typer.Option(
+        "--tokens-per-day", metavar="N", min=1, max=MOST, help="At most N tokens of prompts and answers a day."
+    ),
 ]
-Concurrency = Annotated[int | None, typer.Option("--concurrency", min=1, max=MOST, help="Requests under way at once.")]
+Concurrency = Annotated[
+    int | None, typer.Option("--concurrency", metavar="N", min=1, max=MOST, help="At most N requests at once.")
+]
 LEAST_USD, MOST_USD = 0.000001, 1_000_000.0
 UsdDay = Annotated[
-    float | None, typer.Option("--usd-per-day", min=LEAST_USD, max=MOST_USD, help="USD, at the balancers' prices.")
+    float | None,
+    typer.Option(
+        "--usd-per-day", metavar="USD", min=LEAST_USD, max=MOST_USD, help="Cost a day, in USD at the balancers' prices."
+    ),
 ]
-UsdMonth = Annotated[float | None, typer.Option("--usd-per-month", min=LEAST_USD, max=MOST_USD, help="USD in 30 days.")]
+UsdMonth = Annotated[
+    float | None,
+    typer.Option(
+        "--usd-per-month",
+        metavar="USD",
+        min=LEAST_USD,
+        max=MOST_USD,
+        help="Cost in 30 days, in USD at the balancers' prices.",
+    ),
+]
+
+
+Home = Annotated[
+    str,
+    typer.Option(
+        "--home",
+        metavar="REGION",
+        help="The region that counts the tenant's use; needed for its first limit.",
+        autocompletion=regions,
+    ),
+]
+SafeShare = Annotated[
+    float | None,
+    typer.Option(
+        "--safe-share",
+        metavar="SHARE",
+        min=0,
+        max=1,
+        help="Share (0 to 1) that global balancers may use while they cannot reach the home region.",
+    ),
+]
+Pool = Annotated[
+    str | None,
+    typer.Option(
+        "--pool", metavar="POOL", help="Share what is unused with limits of the same pool; '': leave the pool."
+    ),
+]
+Usage = Annotated[
+    Path | None,
+    typer.Option(
+        "--usage",
+        metavar="FOLDER",
+        help="With --dry-run: usage files; say what of their last day these limits would have refused.",
+    ),
+]
+Prices = Annotated[
+    Path | None,
+    typer.Option(
+        "--prices", metavar="FILE", help="A price book, for --usage or if no balancer can be asked for its own."
+    ),
+]
 
 
 @verb(
@@ -65,27 +145,11 @@ def limit_set(
     concurrency: Concurrency = None,
     usd_per_day: UsdDay = None,
     usd_per_month: UsdMonth = None,
-    home: Annotated[
-        str, typer.Option("--home", help="The region whose balancer counts the limit for all.", autocompletion=regions)
-    ] = "",
-    safe_share: Annotated[
-        float | None,
-        typer.Option(
-            "--safe-share",
-            min=0,
-            max=1,
-            help="Share split among today's global balancers, for when the home is out of reach.",
-        ),
-    ] = None,
-    pool: Annotated[
-        str | None, typer.Option("--pool", help="Limits of one pool lend each other what idles; '' takes it out.")
-    ] = None,
-    usage: Annotated[
-        Path | None, typer.Option("--usage", help="With --dry-run: usage files; what of their last day it refuses.")
-    ] = None,
-    prices: Annotated[
-        Path | None, typer.Option("--prices", help="The price book: for --usage, or where no balancer tells its own.")
-    ] = None,
+    home: Home = "",
+    safe_share: SafeShare = None,
+    pool: Pool = None,
+    usage: Usage = None,
+    prices: Prices = None,
     by: By = None,
     *,
     where: Where,
@@ -115,7 +179,9 @@ def limit_unset(
     key: OfKey = "",
     model: OnModel = "",
     each_user: EachUser = False,
-    every: Annotated[bool, typer.Option("--all", help="All of the tenant's, also of its keys and models.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="All limits of the tenant, also of its keys and models.")
+    ] = False,
     why: Why = "not limited any more",
     by: By = None,
     *,

@@ -9,12 +9,13 @@ import typer
 
 from farhop_cli.commands.wiring import OneRegion, verb
 from farhop_cli.exits import fail
+from farhop_cli.help_page import App
 from farhop_cli.options import OUT, PLAIN, Allow, By, Drills, From, Json, Keys, Length, Out, Where
 
 # -- looking at a fleet
 
-status_app, explain_app, bundle_app, record_app, log_level_app, console_app = (typer.Typer(**PLAIN) for _ in range(6))
-top_app = typer.Typer(**PLAIN)
+status_app, explain_app, bundle_app, record_app, log_level_app, console_app = (App(**PLAIN) for _ in range(6))
+top_app = App(**PLAIN)
 
 
 @verb(status_app, "status", "farhop status    or:  farhop status --region tokyo --replicas --watch")
@@ -22,10 +23,10 @@ def status(
     regions: Annotated[bool, typer.Option("--regions", help="The regions, as each global balancer sees them.")] = False,
     replicas: Annotated[bool, typer.Option("--replicas", help="Regional balancers and their replicas.")] = False,
     prefixes: Annotated[bool, typer.Option("--prefixes", help="What each region is believed to have cached.")] = False,
-    law: Annotated[bool, typer.Option("--law", help="The law each balancer goes by, and what operators set.")] = False,
-    wide: Annotated[bool, typer.Option("--wide", help="All of these, and hubs, routes, splits and builds.")] = False,
+    law: Annotated[bool, typer.Option("--law", help="Each balancer's law, and what operators set.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="All of these; also hubs, routes, splits and builds.")] = False,
     region: OneRegion = "",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Draw it anew every 2 s, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 s, until Ctrl-C.")] = False,
     *,
     where: Where,
 ) -> int:
@@ -41,8 +42,10 @@ def status(
 
 @verb(console_app, "console", "farhop console    or:  farhop console --read-only --port 8900")
 def console(
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On 127.0.0.1; 0: any.")] = 0,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Show it, and let nobody act.")] = False,
+    port: Annotated[
+        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="The port on 127.0.0.1. 0: any free one.")
+    ] = 0,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Let nobody act.")] = False,
     keys: Keys = None,
     folder: Drills = None,
     out: Out = OUT,
@@ -63,7 +66,7 @@ def console(
 
 @verb(top_app, "top", "farhop top    or:  farhop top --context prod --read-only")
 def top(
-    read_only: Annotated[bool, typer.Option("--read-only", help="Show it, and let nobody act.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Let nobody act.")] = False,
     by: By = None,
     *,
     where: Where,
@@ -84,9 +87,15 @@ def top(
 
 @verb(explain_app, "explain", "farhop explain request.json --tenant japan-only --from Paris")
 def explain(
-    what: Annotated[str, typer.Argument(metavar="REQUEST.json|DECISION-ID", help="A body as for /v1, or an id.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|DECISION",
+            help="A request's body, as for /v1/chat/completions, or a decision's id.",
+        ),
+    ],
     origin: From = None,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose request it would be.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="The request's tenant.")] = None,
     allow: Allow = None,
     *,
     where: Where,
@@ -103,12 +112,17 @@ def explain(
 
 @verb(bundle_app, "bundle", "farhop bundle --out farhop-bundle.tar.gz")
 def bundle(
-    out: Annotated[str, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")] = "",
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The file to write. It must not exist.")] = "",
     balancer_config: Annotated[
         list[str] | None,
-        typer.Option("--add", metavar="FILE", help="Add a balancer's configuration, without its secrets."),
+        typer.Option(
+            "--add", metavar="FILE", help="Add this balancer's configuration, without its secrets; may be repeated."
+        ),
     ] = None,
-    decisions: Annotated[int, typer.Option("--decisions", min=0, max=200, help="Of each balancer, at most.")] = 50,
+    decisions: Annotated[
+        int,
+        typer.Option("--decisions", metavar="N", min=0, max=200, help="At most N recent decisions of each balancer."),
+    ] = 50,
     *,
     where: Where,
 ) -> int:
@@ -127,7 +141,7 @@ def bundle(
 
 @verb(record_app, "record", "farhop record --for 10m --out friday.jsonl")
 def record(
-    out: Annotated[str, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The file to write. It must not exist.")],
     length: Length = "10m",
     region: OneRegion = "",
     *,
@@ -163,17 +177,23 @@ def log_level(
 
 # -- what balancers wrote down
 
-usage_app = typer.Typer(**PLAIN)
+usage_app = App(**PLAIN)
 
 
 @usage_app.command("usage", epilog="Example:  farhop usage /var/lib/farhop/usage --tenant acme --by model,day")
 def usage(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where balancers write (usage.dir), or a copy.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Usage files: a balancer's usage.dir, or a copy of several.")
+    ],
     tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant's usage.")] = "",
-    by: Annotated[str, typer.Option("--by", help="Such as tenant,model,region,day.")] = "tenant,model",
-    since: Annotated[str, typer.Option("--since", help="From this day or moment on, such as 2026-11-01 (UTC).")] = "",
-    until: Annotated[str, typer.Option("--until", help="Before this day or moment (UTC).")] = "",
-    prices: Annotated[Path | None, typer.Option("--prices", help="The price book: what it comes to in money.")] = None,
+    by: Annotated[
+        str, typer.Option("--by", metavar="FIELDS", help="What to sum up by, such as tenant,model,region,day.")
+    ] = "tenant,model",
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="From this day or time on, such as 2026-11-01 (UTC).")
+    ] = "",
+    until: Annotated[str, typer.Option("--until", metavar="TIME", help="Before this day or time (UTC).")] = "",
+    prices: Annotated[Path | None, typer.Option("--prices", metavar="FILE", help="A price book, for costs.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -187,13 +207,22 @@ def usage(
     raise typer.Exit(run(Options(folder, tenant, by, since, until, prices, as_csv, as_json)))
 
 
-audit_app = typer.Typer(
+audit_app = App(
     help="Whether an audit log holds, and what it proves of a decision.",
     epilog="Example:  farhop audit verify /var/lib/farhop/audit/virginia/g1",
     **PLAIN,
 )
-LogFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="audit.dir/REGION/INSTANCE, or a copy.")]
-LogKey = Annotated[str, typer.Option("--key", help="The log's key: NAME+ID+KEY, or a file with it; else its vkey.")]
+LogFolder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="An audit log: audit.dir/REGION/INSTANCE, or a copy.")
+]
+LogKey = Annotated[
+    str,
+    typer.Option(
+        "--key",
+        metavar="KEY|FILE",
+        help="The log's public key, NAME+ID+KEY, or a file with it. Default: the log's own vkey.",
+    ),
+]
 
 
 @audit_app.command("verify", epilog="Example:  farhop audit verify virginia/g1 --key log.vkey --seen last-month")
@@ -201,7 +230,8 @@ def audit_verify(
     folder: LogFolder,
     key: LogKey = "",
     seen: Annotated[
-        list[Path] | None, typer.Option("--seen", metavar="PATH", help="A checkpoint that you kept; may be repeated.")
+        list[Path] | None,
+        typer.Option("--seen", metavar="FILE", help="An earlier checkpoint that you kept; may be repeated."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -217,12 +247,18 @@ def audit_verify(
 
 @audit_app.command("prove", epilog="Example:  farhop audit prove 5f2c9a0b11d3e8f7 virginia/g1 --name acme")
 def audit_prove(
-    decision: Annotated[str, typer.Argument(metavar="ID", help="As x-farhop-decision told the client.")],
+    decision: Annotated[
+        str, typer.Argument(metavar="ID", help="The decision's id, as in the answer's x-farhop-decision.")
+    ],
     folder: LogFolder,
     key: LogKey = "",
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="NAME", help="A tenant, model or key to know again; may be repeated."),
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="A tenant's, model's or key's name to recognize by its hash; may be repeated.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -239,7 +275,7 @@ def audit_prove(
 @audit_app.command("export", epilog="Example:  farhop audit export virginia/g1 --out audit.tar.gz")
 def audit_export(
     folder: LogFolder,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write. Nothing is written over.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write. It must not exist.")],
     key: LogKey = "",
 ) -> None:
     """Pack a verified audit log for an auditor, without its salt."""

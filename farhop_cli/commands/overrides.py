@@ -11,6 +11,7 @@ import typer
 
 from farhop_cli.commands.wiring import DrainedRegion, Model, Region, Tenant, group, noun, verb
 from farhop_cli.exits import fail
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, By, Length, Where, Why
 
 # -- drain
@@ -27,11 +28,13 @@ def drain_set(
     region: DrainedRegion = "",
     entry: DrainedEntry = "",
     length: Length = "1h",
-    over: Annotated[str, typer.Option("--over", help="Pace: new work moves away over this time. 0s: at once.")] = "10s",
+    over: Annotated[
+        str, typer.Option("--over", metavar="DURATION", help="How long it takes to move new work away. 0s: at once.")
+    ] = "10s",
     by: By = None,
-    force: Annotated[bool, typer.Option("--force", help="Do it even if it is the last region of a tenant.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Drain it even if it is the last region of a tenant.")] = False,
     move_streams: Annotated[
-        bool, typer.Option("--move-streams", help="Move streams under way elsewhere, too, at the same pace.")
+        bool, typer.Option("--move-streams", help="Move streams under way, too, in the same time.")
     ] = False,
     *,
     where: Where,
@@ -68,7 +71,7 @@ def _one_of(region: str, entry: str) -> None:
         fail("give either a region or --entry NAME")
 
 
-undrain_app = typer.Typer(**PLAIN)
+undrain_app = App(**PLAIN)
 verb(undrain_app, "undrain", "farhop undrain tokyo", writes=True)(drain_unset)
 
 
@@ -82,7 +85,9 @@ bias_app = group(
 @verb(bias_app, "set", 'farhop bias set tokyo --ms 50 --for 2h --why "link is dear tonight"', writes=True)
 def bias_set(
     region: Region,
-    ms: Annotated[float, typer.Option("--ms", help="Milliseconds added to its scores; below 0: taken off.")],
+    ms: Annotated[
+        float, typer.Option("--ms", metavar="MS", help="Milliseconds added to its scores; below 0: subtracted.")
+    ],
     why: Why,
     length: Length = "1h",
     by: By = None,
@@ -120,7 +125,7 @@ def pin_set(
     why: Why,
     tenant: Tenant = "",
     model: Model = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Nowhere else, even if it does not serve.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse requests while the region does not serve.")] = False,
     length: Length = "1h",
     by: By = None,
     *,
@@ -151,16 +156,20 @@ route_app = group(
     "set virginia '{answer: redirect}' --tenant acme --why \"streams are long\"", "virginia",
 )  # fmt: skip
 
+RoutedModel = Annotated[
+    str, typer.Option("--model", help="Only requests for this model (with --tenant: of that tenant).")
+]
+
 
 @verb(
     route_app, "set", "farhop route set virginia '{answer: redirect}' --tenant acme --why \"long streams\"", writes=True
 )
 def route_set(
-    region: Annotated[str, typer.Argument(help="The entry whose global balancers are to follow it.")],
-    route: Annotated[str, typer.Argument(help="YAML or JSON, with fields as under `routes`.")],
+    region: Annotated[str, typer.Argument(help="The entry's region, whose global balancers follow it.")],
+    route: Annotated[str, typer.Argument(help="YAML or JSON, with the fields of `routes[]` in a configuration.")],
     why: Why,
     tenant: Tenant = "",
-    model: Annotated[str, typer.Option("--model", help="The requests for which model; of the tenant, if both.")] = "",
+    model: RoutedModel = "",
     by: By = None,
     *,
     where: Where,
@@ -177,9 +186,9 @@ def route_set(
 
 @verb(route_app, "unset", "farhop route unset virginia --tenant acme", writes=True)
 def route_unset(
-    region: Annotated[str, typer.Argument(help="The entry.")],
+    region: Annotated[str, typer.Argument(help="The entry's region.")],
     tenant: Tenant = "",
-    model: Annotated[str, typer.Option("--model", help="The requests for which model; of the tenant, if both.")] = "",
+    model: RoutedModel = "",
     why: Why = "back to the configuration",
     by: By = None,
     *,
@@ -201,16 +210,19 @@ policy_app = group(
     'set tokyo least-load --why "comparing"',
 )  # fmt: skip
 OfModel = Annotated[
-    str | None, typer.Option("--model", help='Of this model; "": of all without their own. Left out: all of it.')
+    str | None,
+    typer.Option("--model", help="What is set for this model; '': for all other models. Default: everything."),
 ]
 
 
 @verb(policy_app, "set", 'farhop policy set tokyo least-load --why "comparing"', writes=True)
 def policy_set(
-    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
-    policy: Annotated[str, typer.Argument(help="The policy's name.")],
+    region: Annotated[str, typer.Argument(help="The region whose balancers follow it.")],
+    policy: Annotated[str, typer.Argument(help="A regional policy, such as predictive or least-load.")],
     why: Why,
-    model: Annotated[str, typer.Option("--model", help="For this model; else for all without their own.")] = "",
+    model: Annotated[
+        str, typer.Option("--model", help="Only for this model. Default: all models without their own.")
+    ] = "",
     by: By = None,
     *,
     where: Where,
@@ -234,9 +246,11 @@ split_app = group(
     split_app, "set", 'farhop split set tokyo --model llama-70b --weights v1=95,v2=5 --why "canary of v2"', writes=True
 )
 def split_set(
-    region: Annotated[str, typer.Argument(help="The region whose balancers are to follow it.")],
+    region: Annotated[str, typer.Argument(help="The region whose balancers follow it.")],
     model: Annotated[str, typer.Option("--model", help="The model whose versions share its traffic.")],
-    weights: Annotated[str, typer.Option("--weights", help="Such as v1=95,v2=5.")],
+    weights: Annotated[
+        str, typer.Option("--weights", metavar="VERSION=N,...", help="Each version's share, such as v1=95,v2=5.")
+    ],
     why: Why,
     by: By = None,
     *,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, Json, duration_s
 
 RUN_S = 1.0, 604_800.0  # of a simulated run
@@ -26,7 +27,7 @@ class RunsByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
+app = App(
     help="Simulate a scenario in virtual time, one router beside another.",
     epilog="Example:  farhop sim arena --policy farhop,skywalker --seeds 3\n\n"
     "`farhop sim SCENARIO` is `farhop sim run SCENARIO`, which has the options.",
@@ -38,17 +39,31 @@ app = typer.Typer(
 @app.command("run", epilog="Example:  farhop sim run arena --policy farhop,skywalker --seeds 3 --out results/arena")
 def run(
     scenario: Annotated[str, typer.Argument(help="A scenario file, or the name of a ready-made one.")],
-    policy: Annotated[str, typer.Option("--policy", help="Routers, such as farhop,skywalker. Default: its own.")] = "",
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, max=1000, help="How many. Default: its own.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="This one alone.")] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy", metavar="ROUTERS", help="Routers to compare, such as farhop,skywalker. Default: the scenario's."
+        ),
+    ] = "",
+    seeds: Annotated[
+        int | None,
+        typer.Option("--seeds", metavar="N", min=1, max=1000, help="How many seeds. Default: the scenario's."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="SEED", min=0, help="Only this seed.")] = None,
     length: Annotated[
-        str | None, typer.Option("--for", help="Simulated time, such as 10m, at most 7d. Default: its own.")
+        str | None,
+        typer.Option(
+            "--for", metavar="DURATION", help="Simulated time, such as 10m; at most 7d. Default: the scenario's."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Keep results here; what is there is not run again.")
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Keep results here, and continue from earlier ones.")
     ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", min=1, max=256, help="Processes. Default: CPUs.")] = None,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With --out: pictures, too.")] = True,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, max=256, help="How many processes. Default: as many as CPUs."),
+    ] = None,
+    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="With --out: write pictures, too.")] = True,
     as_json: Json = False,
 ) -> None:
     """Simulate a scenario in virtual time, one router beside another.
@@ -64,17 +79,24 @@ def run(
 @app.command("import", epilog="Example:  farhop sim import requests.jsonl --regions tokyo,virginia --out mine.yaml")
 def import_log(
     log: Annotated[Path, typer.Argument(help="A request log: JSON lines or one array, plain or gzipped.")],
-    out: Annotated[Path, typer.Option("--out", help="The scenario to write; its trace goes beside it.")],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="The scenario to write; its trace goes beside it.")
+    ],
     field: Annotated[
         list[str] | None,
         typer.Option("--field", metavar="NAME=PATH", help="Where a field is, such as at_s=meta.when; may be repeated."),
     ] = None,
     regions: Annotated[
-        str, typer.Option("--regions", help="Where requests came that name no region. Default: the topology's.")
+        str,
+        typer.Option(
+            "--regions",
+            metavar="REGIONS",
+            help="The regions of requests that name none, such as tokyo,virginia. Default: the topology's.",
+        ),
     ] = "",
-    topology: Annotated[str, typer.Option("--topology", "-t", help="A topology file or a ready-made world.")] = (
-        "three-regions"
-    ),
+    topology: Annotated[
+        str, typer.Option("--topology", "-t", metavar="FILE|NAME", help="A topology file or a ready-made world.")
+    ] = ("three-regions"),
     skip: Annotated[bool, typer.Option("--skip", help="Leave out lines that cannot be read, and count them.")] = False,
     as_json: Json = False,
 ) -> None:

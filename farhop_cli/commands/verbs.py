@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, WORLD_FILE, Allow, Context, DryRun, From, Json, World, duration_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-app = typer.Typer(**PLAIN)
+app = App(**PLAIN)
 
-Config = Annotated[Path, typer.Option("--config", "-c", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")]
+Config = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", envvar="FARHOP_CONFIG", help="Configuration file (YAML).")
+]
 
 
 RUN_S = 1.0, 604_800.0  # of a simulated run
@@ -38,24 +41,40 @@ def _loading() -> Iterator[None]:
 @app.command("up", epilog="Example:  farhop up --topology three-regions --profile a100 --replicas 2 --speedup 10")
 def run_up(
     topology: Annotated[
-        str, typer.Option("--topology", "-t", help="A topology file, or the name of a ready-made world.")
+        str,
+        typer.Option("--topology", "-t", metavar="FILE|NAME", help="A topology file, or a ready-made world."),
     ] = "three-regions",
     engine: Annotated[
         list[str] | None,
         typer.Option(
             "--engine",
             metavar="REGION=URL",
-            help="`emulated`, or REGION=URL of an engine of yours; repeat for several.",
+            help="Use an engine of yours in this region, or `emulated`; may be repeated.",
         ),
     ] = None,
-    etcd: Annotated[str | None, typer.Option("--etcd", help="HOST:PORT of an etcd of yours; else one is run.")] = None,
-    profile: Annotated[str, typer.Option("--profile", help="The GPU to emulate: l4, a100 or h100.")] = "a100",
-    replicas: Annotated[int, typer.Option("--replicas", min=1, max=64, help="Emulated engines per region.")] = 2,
-    speedup: Annotated[float, typer.Option("--speedup", help="How many times faster than real GPUs and wires.")] = 10.0,
+    etcd: Annotated[
+        str | None, typer.Option("--etcd", metavar="HOST:PORT", help="Use an etcd of yours. Default: start one.")
+    ] = None,
+    profile: Annotated[
+        str, typer.Option("--profile", metavar="GPU", help="The GPU to emulate: l4, a100 or h100.")
+    ] = "a100",
+    replicas: Annotated[
+        int, typer.Option("--replicas", metavar="N", min=1, max=64, help="Emulated engines per region.")
+    ] = 2,
+    speedup: Annotated[
+        float, typer.Option("--speedup", metavar="FACTOR", help="How many times faster than real GPUs and wires.")
+    ] = 10.0,
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="The first region's entry; the others follow. 0: any.")
+        int,
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="The first region's entry; the others get the next ports. 0: any free ones.",
+        ),
     ] = 8100,
-    model: Annotated[str, typer.Option("--model", help="Name of the model served.")] = "llama-3.1-8b",
+    model: Annotated[str, typer.Option("--model", help="The served model's name.")] = "llama-3.1-8b",
     world: World = None,
 ) -> None:
     """Run a whole world here until Ctrl-C: etcd, both tiers, engines."""
@@ -77,24 +96,61 @@ def run_demo() -> None:
     raise typer.Exit(run())
 
 
+Scenario = Annotated[
+    str, typer.Argument(help="A scenario file, or a ready-made one: its topology, GPUs, demand and objective.")
+]
+Good = Annotated[
+    float | None,
+    typer.Option(
+        "--good",
+        metavar="SHARE",
+        min=0.01,
+        max=1.0,
+        help="Share of answers that must be good, 0.01 to 1. Default: the scenario's.",
+    ),
+]
+Ttft = Annotated[
+    float | None,
+    typer.Option(
+        "--ttft", metavar="MS", min=1.0, help="Good: the first token comes within MS. Default: the scenario's."
+    ),
+]
+Tpot = Annotated[
+    float | None,
+    typer.Option("--tpot", metavar="MS", min=1.0, help="Good: a token takes at most MS. Default: the scenario's."),
+]
+Simulated = Annotated[
+    str | None,
+    typer.Option("--for", metavar="DURATION", help="Simulated time, such as 3m; at most 7d. Default: the scenario's."),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds",
+        metavar="N",
+        min=1,
+        max=100,
+        help="At most N runs of a fleet. Default: as many as it takes, at most 5.",
+    ),
+]
+Most = Annotated[int, typer.Option("--most", metavar="N", min=1, max=1000, help="At most N replicas in a region.")]
+Within = Annotated[str, typer.Option("--within", metavar="DURATION", help="Stop searching after this time.")]
+Results = Annotated[
+    Path | None, typer.Option("--out", metavar="FOLDER", help="Keep results here, and continue from earlier ones.")
+]
+
+
 @app.command("plan", epilog="Example:  farhop plan wildchat --good 0.95 --ttft 1500 --for 3m")
 def run_plan(
-    scenario: Annotated[str, typer.Argument(help="A scenario: its topology, GPUs, demand and objective count.")],
-    good: Annotated[
-        float | None, typer.Option("--good", min=0.01, max=1.0, help="Share of answers to be good.")
-    ] = None,
-    ttft_ms: Annotated[float | None, typer.Option("--ttft", min=1.0, help="Good: TTFT within these ms.")] = None,
-    tpot_ms: Annotated[float | None, typer.Option("--tpot", min=1.0, help="Good: TPOT within these ms.")] = None,
-    length: Annotated[str | None, typer.Option("--for", help="Simulated time, such as 3m, at most 7d.")] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds", min=1, max=100, help="Runs of a fleet at the most. Default: as many as ask enough, at most 5."
-        ),
-    ] = None,
-    most: Annotated[int, typer.Option("--most", min=1, max=1000, help="Replicas per region at the most.")] = 64,
-    within: Annotated[str, typer.Option("--within", help="Stop searching after so long.")] = "30m",
-    out: Annotated[Path | None, typer.Option("--out", help="Keep results here, and go on from there.")] = None,
+    scenario: Scenario,
+    good: Good = None,
+    ttft_ms: Ttft = None,
+    tpot_ms: Tpot = None,
+    length: Simulated = None,
+    seeds: Seeds = None,
+    most: Most = 64,
+    within: Within = "30m",
+    out: Results = None,
     as_json: Json = False,
 ) -> None:
     """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
@@ -139,31 +195,81 @@ def run_picker(config: Config) -> None:
     run(config, picks=True)
 
 
+EnginePorts = Annotated[
+    list[int] | None,
+    typer.Option("--port", metavar="PORT", help="Port to listen on; may be repeated. 0: any free one. Default: 8001."),
+]
+EngineHost = Annotated[
+    str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
+]
+EngineProfile = Annotated[
+    str | None, typer.Option("--profile", metavar="GPU", help="The GPU to emulate: l4, a100 or h100. Default: l4.")
+]
+EngineReplicas = Annotated[
+    int | None, typer.Option("--replicas", metavar="N", help="How many engines, on consecutive ports. Default: 1.")
+]
+EngineModel = Annotated[str | None, typer.Option("--model", help="The served model's name. Default: llama-3.1-8b.")]
+EngineSpeedup = Annotated[
+    float | None,
+    typer.Option("--speedup", metavar="FACTOR", help="How many times faster than the GPU. Default: 1."),
+]
+EngineSeed = Annotated[
+    int | None, typer.Option("--seed", metavar="SEED", help="Seed of what the engine writes. Default: 0.")
+]
+Wide = Annotated[bool | None, typer.Option("--wide", help="Write more than ASCII: CJK, emoji, accents.")]
+KvBlocks = Annotated[
+    int | None,
+    typer.Option("--kv-blocks", metavar="N", help="KV cache, in blocks of 16 tokens. Default: the GPU's."),
+]
+MeanOutputTokens = Annotated[
+    float | None, typer.Option(metavar="N", help="Mean tokens of answers without max_tokens. Default: 200.")
+]
+Adapters = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="The name of a LoRA adapter; may be repeated.")
+]
+MaxLoras = Annotated[int | None, typer.Option(metavar="N", help="How many adapters fit into a batch. Default: 1.")]
+LoraLoadMs = Annotated[
+    float | None, typer.Option(metavar="MS", help="How long it takes to load an adapter. Default: 200.")
+]
+DisaggregationMode = Annotated[str | None, typer.Option(metavar="MODE", help="As in SGLang: prefill or decode.")]
+BootstrapPort = Annotated[
+    int | None, typer.Option(metavar="PORT", help="Where decode engines find a prefill engine. Default: 8998.")
+]
+DcgmPort = Annotated[int | None, typer.Option(metavar="PORT", help="Serve a DCGM exporter's page here.")]
+KvEventsPort = Annotated[int | None, typer.Option(metavar="PORT", help="Publish KV events over ZMQ here.")]
+KvReplayPort = Annotated[int | None, typer.Option(metavar="PORT", help="Replay KV events here.")]
+KvEventsSchema = Annotated[
+    str | None, typer.Option(metavar="SCHEMA", help="How KV events are encoded: map or array (old). Default: map.")
+]
+TokenizerFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Read prompts by this tokenizer.json.")]
+WriteTokenizer = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Write a tokenizer.json and a chat template there, and end.")
+]
+
+
 @app.command("engine", epilog="Example:  farhop engine --profile l4 --port 8001 --replicas 2 --speedup 10")
 def run_engine(
-    port: Annotated[
-        list[int] | None, typer.Option("--port", metavar="PORT", help="Repeat for several. 0: any free one.")
-    ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
-    profile: Annotated[str | None, typer.Option("--profile", help="The GPU to emulate: l4, a100 or h100.")] = None,
-    replicas: Annotated[int | None, typer.Option("--replicas", help="How many, on consecutive ports.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Name of the model served.")] = None,
-    speedup: Annotated[float | None, typer.Option("--speedup", help="How many times faster than the GPU.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of what the engine writes.")] = None,
-    wide: Annotated[bool | None, typer.Option("--wide", help="Write more than ASCII: CJK, emoji, accents.")] = None,
-    kv_blocks: Annotated[int | None, typer.Option("--kv-blocks", help="KV cache in blocks of 16 tokens.")] = None,
-    mean_output_tokens: Annotated[float | None, typer.Option(help="Mean length of unbounded answers.")] = None,
-    adapter: Annotated[list[str] | None, typer.Option(metavar="NAME", help="A LoRA adapter; may be repeated.")] = None,
-    max_loras: Annotated[int | None, typer.Option(help="How many adapters fit a batch.")] = None,
-    lora_load_ms: Annotated[float | None, typer.Option(help="What loading an adapter takes.")] = None,
-    disaggregation_mode: Annotated[str | None, typer.Option(help="As SGLang's: prefill, or decode.")] = None,
-    bootstrap_port: Annotated[int | None, typer.Option(help="Of a prefill: where decode engines find it.")] = None,
-    dcgm_port: Annotated[int | None, typer.Option(help="Serve a DCGM exporter's page of these GPUs here.")] = None,
-    kv_events_port: Annotated[int | None, typer.Option(help="Publish KV events over ZMQ here.")] = None,
-    kv_replay_port: Annotated[int | None, typer.Option(help="Say KV events again here.")] = None,
-    kv_events_schema: Annotated[str | None, typer.Option(help="How events are worded: map, or array (old).")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Read prompts by this tokenizer.json.")] = None,
-    write_tokenizer: Annotated[Path | None, typer.Option(help="Write one, and a template, into a folder; end.")] = None,
+    port: EnginePorts = None,
+    host: EngineHost = None,
+    profile: EngineProfile = None,
+    replicas: EngineReplicas = None,
+    model: EngineModel = None,
+    speedup: EngineSpeedup = None,
+    seed: EngineSeed = None,
+    wide: Wide = None,
+    kv_blocks: KvBlocks = None,
+    mean_output_tokens: MeanOutputTokens = None,
+    adapter: Adapters = None,
+    max_loras: MaxLoras = None,
+    lora_load_ms: LoraLoadMs = None,
+    disaggregation_mode: DisaggregationMode = None,
+    bootstrap_port: BootstrapPort = None,
+    dcgm_port: DcgmPort = None,
+    kv_events_port: KvEventsPort = None,
+    kv_replay_port: KvReplayPort = None,
+    kv_events_schema: KvEventsSchema = None,
+    tokenizer: TokenizerFile = None,
+    write_tokenizer: WriteTokenizer = None,
 ) -> None:
     """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
 
@@ -189,19 +295,26 @@ def run_engine(
 
 @app.command("ask", epilog='Example:  farhop ask "Why is the sky blue?" --from LONDON --tenant eu-only')
 def ask(
-    prompt: Annotated[str, typer.Argument(help="What to ask; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="What to ask. -: standard input.")],
     origin: From = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="Ask as this tenant of the running world.")] = None,
     key: Annotated[str | None, typer.Option("--key", envvar="FARHOP_KEY", help="Ask with this API key.")] = None,
-    model: Annotated[str | None, typer.Option("--model", help="Default: the world's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Longest answer.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="The model to ask. Default: the world's.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", min=1, help="At most N tokens of answer.")
+    ] = None,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0, max=2, help="At 0 answers may be given again.")
+        float | None,
+        typer.Option(
+            "--temperature", metavar="T", min=0, max=2, help="Sampling temperature. At 0 the answer cache may answer."
+        ),
     ] = None,
     allow: Allow = None,
     completion: Annotated[bool, typer.Option("--completion", help="Use /v1/completions, not chat.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Sum up the gaps between tokens.")] = False,
-    url: Annotated[str | None, typer.Option("--url", help="Ask this entry, not the nearest.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Also show the gaps between tokens.")] = False,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="Ask this entry instead of the nearest.")
+    ] = None,
     context: Context = None,
     world: World = None,
     as_json: Json = False,
@@ -226,13 +339,13 @@ def check(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="FILE...", help="Topologies, laws and balancers' configurations, or the name of a ready-made world."
+            metavar="FILE...", help="Topologies, laws and balancers' configurations, or a ready-made world."
         ),
     ],
     no_secrets: Annotated[
         bool,
         typer.Option(
-            "--no-secrets", help="Elsewhere than where balancers run: keys and certificates not here are named only."
+            "--no-secrets", help="Do not fail for keys and certificates that are not on this machine; name them."
         ),
     ] = False,
     as_json: Json = False,
@@ -251,9 +364,9 @@ def check(
 
 @app.command("healthcheck", epilog="Example:  farhop healthcheck --config virginia-global.yaml --ready")
 def healthcheck(
-    url: Annotated[str | None, typer.Argument(help="Ask this URL, such as an engine's /health.")] = None,
+    url: Annotated[str | None, typer.Argument(help="Ask this URL instead, such as an engine's /health.")] = None,
     config: Config = Path("farhop.yaml"),
-    ready: Annotated[bool, typer.Option("--ready", help="Is it ready for work, not only alive?")] = False,
+    ready: Annotated[bool, typer.Option("--ready", help="Ask whether it is ready, not only alive.")] = False,
 ) -> None:
     """Ask the balancer in this container how it is.
 
@@ -266,7 +379,7 @@ def healthcheck(
 
 @app.command("hash-key", epilog="Example:  farhop hash-key --generate")
 def hash_key(
-    key: Annotated[str | None, typer.Argument(help="The key. Left out, it is read from standard input.")] = None,
+    key: Annotated[str | None, typer.Argument(help="The key. Default: read from standard input.")] = None,
     generate: Annotated[bool, typer.Option("--generate", help="Make a new key; print it and its hash.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -279,11 +392,15 @@ def hash_key(
     raise typer.Exit(run(key, generate, as_json))
 
 
-certs_app = typer.Typer(
+certs_app = App(
     help="Make certificates and keys for a fleet.", epilog="Example:  farhop certs init --dir certs", **PLAIN
 )
-Folder = Annotated[Path, typer.Option("--dir", help="Where the authority's files are, and new ones go.")]
-Domain = Annotated[str, typer.Option("--trust-domain", help="As in the configurations: whose names count.")]
+Folder = Annotated[
+    Path, typer.Option("--dir", metavar="FOLDER", help="The folder of the authority's files and of new ones.")
+]
+Domain = Annotated[
+    str, typer.Option("--trust-domain", metavar="DOMAIN", help="The trust domain, as in the configurations.")
+]
 CERTS_FOLDER, TRUST_DOMAIN = Path("certs"), "farhop.internal"
 
 
@@ -301,9 +418,9 @@ def certs_issue(
     region: Annotated[str, typer.Argument(help="The balancer's region, or the operator's name.")],
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="HOST", help="A name or address that clients use, too; repeat for several."),
+        typer.Option("--host", metavar="HOST", help="A further name or address in the certificate; may be repeated."),
     ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, max=825, help="How long it is good for.")] = 90,
+    days: Annotated[int, typer.Option("--days", metavar="DAYS", min=1, max=825, help="How long it is valid.")] = 90,
     folder: Folder = CERTS_FOLDER,
     trust_domain: Domain = TRUST_DOMAIN,
     dry_run: DryRun = False,
@@ -320,14 +437,25 @@ def certs_issue(
 @certs_app.command("hop-key", epilog="Example:  farhop certs hop-key --root hop.root --to paris > paris-hop.key")
 def certs_hop_key(
     root: Annotated[
-        Path | None, typer.Option("--root", help="The file of the fleet's root; without one, a new root is made.")
+        Path | None,
+        typer.Option("--root", metavar="FILE", help="The fleet's root key. Default: make a new one."),
     ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="For this region's balancers, to check tokens with.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="REGION", help="Print the key with which this region checks tokens.")
+    ] = None,
     of: Annotated[
-        str | None, typer.Option("--from", help="For this region's global balancers, to sign tokens with.")
+        str | None,
+        typer.Option(
+            "--from", metavar="REGION", help="Print the key with which this region's global balancers sign tokens."
+        ),
     ] = None,
     regions: Annotated[
-        str, typer.Option("--regions", help="With --from: those it sends requests to, such as paris,tokyo.")
+        str,
+        typer.Option(
+            "--regions",
+            metavar="REGIONS",
+            help="With --from: the regions that it sends requests to, such as paris,tokyo.",
+        ),
     ] = "",
 ) -> None:
     """Print a key of the hop token.

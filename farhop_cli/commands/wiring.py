@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from farhop_cli.help_page import App
 from farhop_cli.options import FLEET, PLAIN, DryRun, Json, Where
 from farhop_cli.options import regions as known_regions
 
@@ -22,19 +23,25 @@ if TYPE_CHECKING:
 Region = Annotated[str, typer.Argument(help="The region.", autocompletion=known_regions)]
 SomeRegion = Annotated[
     str,
-    typer.Argument(metavar="REGION", help="Of this region alone.", show_default=False, autocompletion=known_regions),
+    typer.Argument(
+        metavar="REGION", help="Only this region. Default: all.", show_default=False, autocompletion=known_regions
+    ),
 ]
-OneRegion = Annotated[str, typer.Option("--region", help="Of this region alone.", autocompletion=known_regions)]
+OneRegion = Annotated[
+    str, typer.Option("--region", help="Only this region. Default: all.", autocompletion=known_regions)
+]
 DrainedRegion = Annotated[
     str,
     typer.Argument(metavar="REGION", help="The region.", show_default=False, autocompletion=known_regions),
 ]
-Tenant = Annotated[str, typer.Option("--tenant", help="Whose requests.")]
-Model = Annotated[str, typer.Option("--model", help="The requests for which model.")]
+Tenant = Annotated[str, typer.Option("--tenant", help="Only requests of this tenant.")]
+Model = Annotated[str, typer.Option("--model", help="Only requests for this model.")]
 Against = Annotated[
     str,
     typer.Argument(
-        metavar="FILE", show_default=False, help="As `get --json` prints it; or -; or a balancer's configuration."
+        metavar="FILE",
+        show_default=False,
+        help="What `get --json` printed, or a balancer's configuration. -: standard input.",
     ),
 ]
 
@@ -106,7 +113,7 @@ def noun(name: str) -> Noun:
 
 def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
     """The commands of a noun, with those three that read, which are alike for all."""
-    made = typer.Typer(help=what, epilog=f"Example:  farhop {name} {example}", cls=Verbs, **PLAIN)
+    made = App(help=what, epilog=f"Example:  farhop {name} {example}", cls=Verbs, **PLAIN)
 
     @verb(made, "get", f"farhop {name} get {of}")
     def get(region: SomeRegion = "", *, where: Where) -> int:

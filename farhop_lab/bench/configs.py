@@ -42,14 +42,15 @@ http {{
 """
 
 
-def _nginx(folder: Path, files: int, inner: str) -> str:
+def nginx(folder: Path, files: int, inner: str) -> str:
+    """Its configuration around what stands in `http`; `files`: how many it may have open."""
     return _NGINX.format(folder=folder, files=files, connections=files, idle=_IDLE_S, inner=inner)
 
 
 def nginx_engines(folder: Path, hosts: Sequence[str], port: int, files: int) -> str:
     """An nginx that answers like an idle engine, at once. How many tokens a prompt is said to have goes by its size."""
     listen = "\n".join(f"    listen {host}:{port} backlog=4096;" for host in hosts)
-    return _nginx(folder, files, f"""  map $content_length $tokens {{
+    return nginx(folder, files, f"""  map $content_length $tokens {{
     default 256; "~^[0-9]{{5}}$" 8192; "~^[0-9]{{6}}$" 51200;
   }}
   map $content_length $cached {{
@@ -70,7 +71,7 @@ def nginx_proxy(folder: Path, port: int, targets: Targets, files: int, pair: Pai
     """nginx as the proxy."""
     tls = f"ssl_certificate {pair.cert_file}; ssl_certificate_key {pair.key_file};" if pair is not None else ""
     servers = "\n".join(f"    server {host}:{at};" for host, at in targets)
-    return _nginx(folder, files, f"""  upstream engines {{
+    return nginx(folder, files, f"""  upstream engines {{
 {servers}
     keepalive 2048;
     keepalive_requests 1000000000;

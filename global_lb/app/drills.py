@@ -34,7 +34,7 @@ ENDS_WITH_STDIN = "FARHOP_ENDS_WITH_STDIN"  # whoever has this ends when whoever
 
 
 class DrillsConfig(Part):
-    """Run drills by the schedule. `keys`: of each tenant class whose canaries are sent, its API key; `out`: the folder
+    """Run drills by the schedule. `keys`: of each tenant whose canaries are sent, its API key; `out`: the folder
     for reports; `context`: the fleet as an operator's command knows it, with the authority and the token by which other
     balancers' admin ports are asked. "": by this balancer's own configuration, which knows neither."""
 

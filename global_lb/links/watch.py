@@ -6,7 +6,8 @@ Reports are merged by (region, instance, incarnation, seq), never by a clock, wh
 report that is absurd, of an unknown region or under another's key is dropped and counted; a key's presence is not
 liveness and its deletion is not death; when hubs are gone the last view stands and the links carry on; an incarnation
 gives way to an earlier one only if it is silent and the earlier one is seen to go on (a clock set back between two
-starts). Never decides.
+starts), and so does a report to those of a lower number, if they go on for long (one that its instance never wrote).
+Never decides.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class Watcher:
         self._known_ms: dict[str, float] = {}  # by region, the wire time that the machine knows
         self.links: dict[tuple[str, str], BalancerLink] = {}  # to each balancer of each region, by both names
         self._up: dict[tuple[str, str], bool] = {}
-        self._past: dict[tuple[str, str], tuple[int, int]] = {}  # incarnation and seq of what came after all later ones
+        # Incarnation and seq of what came after all later ones, and since when that goes on.
+        self._past: dict[tuple[str, str], tuple[tuple[int, int], float]] = {}
         self._tasks = Tasks()
         self.retired = Tasks()
         self._closed = False
@@ -240,10 +242,11 @@ class Watcher:
             return self._doubt("too_many_instances")
         now = self._clock()
         if known is not None and (known[0].incarnation, known[0].seq) >= (report.incarnation, report.seq):
-            if known[0].incarnation == report.incarnation:
+            if known[0].incarnation != report.incarnation:
+                if not self._goes_on(name, report, known[1], now):
+                    return self._doubt("past_incarnation")
+            elif now - known[1] <= self.config.watch.report_age_s or not self._goes_on_for_long(name, report, now):
                 return None  # the other path was faster, or it is late
-            if not self._goes_on(name, report, known[1], now):
-                return self._doubt("past_incarnation")
         self._past.pop(name, None)
         self._reports[name] = (report, now)
         instances, instance = self._instances.setdefault(report.region, {}), self._instance(report, now)
@@ -276,10 +279,23 @@ class Watcher:
 
     def _goes_on(self, name: tuple[str, str], report: RegionReport, received_at: float, now: float) -> bool:
         """Whether a past incarnation is the one that lives: it counts on, while the later one has long been silent."""
-        before, at = self._past.get(name), (report.incarnation, report.seq)
-        self._past[name] = max(before, at) if before is not None else at
+        at, (before, _) = (report.incarnation, report.seq), self._past.get(name, ((0, 0), now))
+        self._came_late(name, report, now)
         silent = now - received_at > self.config.watch.report_age_s
-        return silent and before is not None and before[0] == at[0] and at[1] > before[1]
+        return silent and before[0] == at[0] and at[1] > before[1]
+
+    def _goes_on_for_long(self, name: tuple[str, str], report: RegionReport, now: float) -> bool:
+        """Whether an instance counts on below the number that it is known by, which came once: a hub that was cut off
+        and tells of the past does so at once."""
+        before, since = self._past.get(name, ((0, 0), now))
+        self._came_late(name, report, now)
+        goes_on = before[0] == report.incarnation and report.seq > before[1]
+        return goes_on and now - since > self.config.watch.report_age_s
+
+    def _came_late(self, name: tuple[str, str], report: RegionReport, now: float) -> None:
+        before, since = self._past.get(name, ((0, 0), now))
+        at = (report.incarnation, report.seq)
+        self._past[name] = max(before, at), since if before[0] == at[0] else now
 
     def _in_place(self, report: RegionReport) -> bool:
         """Whether it names addresses where balancers of its region may be: who can write a report cannot have prompts

@@ -5,8 +5,9 @@ an operation of its own, handed over between threads, and h2 makes an object and
 more than the choice (docs/measurements/performance.md). So frames are read here, and header blocks by hpack.
 Invariants: a call's messages are taken in order and answered in order, each exactly once; a call ends once; what fails
 ends its call and no other, unless the connection itself cannot be understood. Bounded: calls at once, a message's and a
-head's size, what is read while its answer cannot be sent, and how long the other end may be silent. Never looks into a
-message: that is its call's.
+head's size, messages that are not whole by the process's budget, what is read while its answer cannot be sent, how long
+the other end may be silent, what is done for one connection in a turn of the loop, and frames that bring nothing. Never
+looks into a message: that is its call's.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from regional_lb.picker.http2 import Http2Error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from farhop.balance.limits import ByteBudget
+
 # gRPC's status codes that are said here.
 OK, INVALID_ARGUMENT, NOT_FOUND = 0, 3, 5
 RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED = 8, 9, 12
@@ -34,6 +37,13 @@ _CONTINUATIONS_MAX = 16
 _UNSENT_BYTES_MAX = 256 * 1024  # of a call: beyond it no more of that call is let come
 _UNWRITTEN_BYTES_MAX = 1 << 20  # of a connection: beyond it nothing is read
 _JOINED_BYTES_MAX = 16 * 1024  # of one write: less is copied together, more is given as it is
+# In a turn of the loop some 2 ms are for one connection: a frame or a message takes 1 to 2 us, a call 30 more, and a
+# head, whose fields are each an object, 3 us for each of its bytes at worst.
+_TURN_WORK, _HEAD_WORK = 1024, 16
+# Frames that bring nothing (pings, settings, windows, empty data; a reset or a refused call is ten) may be so many more
+# than messages; each message makes up for some, and a second for some hundreds: a peer that keeps a connection alive
+# sends few.
+_IDLE_FRAMES_MAX, _IDLE_RESET, _IDLE_PER_MESSAGE, _IDLE_PER_SWEEP = 10_000, 10, 8, 250
 _LINGER_S = 5.0  # for the other end to close a call that we have ended
 _QUIET_S, _PING_S = 10.0, 5.0  # it is asked whether it lives; how long it has to say so
 _PING = http2.frame(http2.PING, 0, 0, b"farhop  ")
@@ -64,25 +74,28 @@ class Call(Protocol):
 
 
 class _Stream:
-    """A call on its stream. `partial`: of a message that is not whole; `unsent`: what waits for `window`; `room`: how
-    many bytes may still come, of which `taken` were taken since that was last said."""
+    """A call on its stream. `partial`: of a message that is not whole, of which `held` bytes are in the budget;
+    `unsent`: what waits for a window, which is `granted` beyond the one that all begin with; `room`: how many bytes may
+    still come, of which `taken` were taken since that was last said."""
 
     __slots__ = (
         "begun",
         "call",
         "closed",
         "ended_at",
+        "granted",
+        "held",
         "identity",
         "partial",
         "room",
         "taken",
         "unsent",
         "unsent_bytes",
-        "window",
     )
 
-    def __init__(self, identity: int, call: Call, window: int) -> None:
-        self.identity, self.call, self.window = identity, call, window
+    def __init__(self, identity: int, call: Call) -> None:
+        self.identity, self.call = identity, call
+        self.granted = self.held = 0
         self.partial = bytearray()
         self.unsent: deque[bytes | memoryview] = deque()
         self.unsent_bytes = self.taken = 0
@@ -106,9 +119,10 @@ class GatewayConnection(asyncio.Protocol):
         *,
         calls_max: int,
         message_bytes_max: int,
+        budget: ByteBudget,
     ) -> None:
         self._make, self._closed = call, closed
-        self._calls_max, self._message_bytes_max = calls_max, message_bytes_max
+        self._calls_max, self._message_bytes_max, self._budget = calls_max, message_bytes_max, budget
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._heads = Decoder(max_header_list_size=_HEADERS_BYTES_MAX)
@@ -119,13 +133,16 @@ class GatewayConnection(asyncio.Protocol):
         self._partial, self._needed = bytearray(), len(http2.PREFACE)
         self._greeted = self._settled = False
         self._block: tuple[int, bool, list[bytes]] | None = None
+        self._behind = b""  # what has come and is for the next turn
+        self._work = self._idle_frames = 0  # of this turn; of all, less what made up for them
         self.room, self._taken = _WINDOW_BYTES, 0
         # Writing: what may be sent, and what this turn says.
         self._window, self._stream_window = http2.WINDOW_BYTES, http2.WINDOW_BYTES
         self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
         self._reading = self._asked = self._paused = self._leaves = self.pinged = False
-        self.received_at = self._loop.time()
+        self._widened = False  # all streams may have more to send
+        self.received_at = self.called_at = self._loop.time()
 
     # -- asyncio.Protocol
 
@@ -142,8 +159,15 @@ class GatewayConnection(asyncio.Protocol):
         self._write()
 
     def data_received(self, data: bytes) -> None:
-        """Take all of it, then answer."""
-        self.received_at, self.pinged, self._reading = self._loop.time(), False, True
+        """Take all of it, or what is for one turn, then answer."""
+        self.received_at, self.pinged = self._loop.time(), False
+        if self._behind:
+            self._behind += data
+        else:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        self._reading, self._work = True, _TURN_WORK
         try:
             if self._partial:
                 self._partial += data
@@ -152,12 +176,30 @@ class GatewayConnection(asyncio.Protocol):
                 data = bytes(self._partial)
                 self._partial.clear()
             self._read(data)
+            self._check_idle()
         except Http2Error as error:
             self._end(error.code, str(error))
             return
         finally:
             self._reading = False
         self._flush()
+        if self._behind and self._transport is not None:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _check_idle(self) -> None:
+        if self._idle_frames > _IDLE_FRAMES_MAX:
+            raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+
+    def _go_on(self) -> None:
+        """Another turn for what has come. Of one that does not read, once it does."""
+        if self._transport is None or self._paused:
+            return
+        data, self._behind = self._behind, b""
+        if data:
+            self._take(data)
+        if not self._behind and not self._paused and self._transport is not None:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """The other end does not read: nothing more is heard of it until it does, so that nothing heaps up here."""
@@ -168,7 +210,9 @@ class GatewayConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """It reads again."""
         self._paused = False
-        if self._transport is not None:
+        if self._behind:
+            self._loop.call_soon(self._go_on)
+        elif self._transport is not None:
             self._transport.resume_reading()
         self._flush()
 
@@ -186,6 +230,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Apply the time limits, on the loop's clock."""
+        self._idle_frames = max(0, self._idle_frames - _IDLE_PER_SWEEP)
         for stream in tuple(self.streams.values()):
             if stream.ended_at is None:
                 stream.call.check(now)
@@ -216,6 +261,7 @@ class GatewayConnection(asyncio.Protocol):
         streams, self.streams = self.streams, {}
         self._due.clear()
         for stream in streams.values():
+            self._let_go(stream)
             if stream.ended_at is None:
                 stream.call.ended()
 
@@ -233,6 +279,10 @@ class GatewayConnection(asyncio.Protocol):
             self._greeted, at = True, len(http2.PREFACE)
         needed = http2.FRAME_HEAD_BYTES
         while end - at >= http2.FRAME_HEAD_BYTES:
+            if self._work <= 0:
+                self._behind = data[at:]
+                return
+            self._work -= 1
             size = int.from_bytes(data[at : at + 3])
             if size > http2.FRAME_BYTES_MAX:
                 raise Http2Error(http2.FRAME_SIZE_ERROR, "a frame is too large")
@@ -257,22 +307,23 @@ class GatewayConnection(asyncio.Protocol):
         if self._block is not None and (kind != http2.CONTINUATION or identity != self._block[0]):
             raise Http2Error(http2.PROTOCOL_ERROR, "a head must go on in the next frame")
         taking = _TAKING.get(kind)
-        if taking is not None:  # others are for later versions, and are passed over
+        if taking is not None:
             taking(self, flags, identity, payload)
+        else:  # of later versions, and priorities: passed over
+            self._idle_frames += 1
 
     def _settings(self, flags: int, identity: int, payload: bytes) -> None:
         if identity or (flags & http2.ACK and payload):
             raise Http2Error(http2.FRAME_SIZE_ERROR, "SETTINGS are of a connection, and an acknowledgement is empty")
         self._settled = True
+        self._idle_frames += 1
         if flags & http2.ACK:
             return
         for key, value in http2.read_settings(payload):
+            self._work -= 1
             if key == http2.INITIAL_WINDOW_SIZE:
-                more, self._stream_window = value - self._stream_window, value
-                for stream in self.streams.values():
-                    stream.window = self._wider(stream.window, more)
+                self._stream_window, self._widened = value, True
         self._put(http2.frame(http2.SETTINGS, http2.ACK, 0))
-        self._all_due()
 
     def _headers(self, flags: int, identity: int, payload: bytes) -> None:
         block = http2.unpadded(flags, payload)
@@ -296,10 +347,12 @@ class GatewayConnection(asyncio.Protocol):
             self._head(identity, b"".join(parts), ends=ends)
 
     def _head(self, identity: int, block: bytes, *, ends: bool) -> None:
+        self._work -= _HEAD_WORK + len(block)
+        http2.check_head(block)
         try:
             fields = dict(self._heads.decode(block, raw=True))  # also of what is refused: the table goes on
-        except HPACKError as error:
-            raise Http2Error(http2.COMPRESSION_ERROR, f"a head cannot be read: {error}") from None
+        except HPACKError:  # what it says may hold addresses of our memory
+            raise Http2Error(http2.COMPRESSION_ERROR, "a head cannot be read, or its fields are too large") from None
         if identity <= self._last:
             if identity in self.streams and not ends:
                 raise Http2Error(http2.PROTOCOL_ERROR, "a second head must be the end")
@@ -310,6 +363,7 @@ class GatewayConnection(asyncio.Protocol):
         self._last = identity
         kind = fields.get(b"content-type", b"")
         if len(self.streams) >= self._calls_max:
+            self._idle_frames += _IDLE_RESET
             self._put(http2.reset(identity, http2.REFUSED_STREAM))
         elif fields.get(b":method") != b"POST" or not kind.startswith(b"application/grpc"):
             self._refuse(identity, http2.UNSUPPORTED_MEDIA_TYPE, ends=ends)
@@ -322,11 +376,14 @@ class GatewayConnection(asyncio.Protocol):
                 self._due[identity] = stream
                 self._ask()
 
+        self.called_at = self.received_at
         call = self._make(path, wake)
         if call is None:
             self._refuse(identity, http2.BEGUN + http2.status(UNIMPLEMENTED, "there is no such method here"), ends=ends)
             return
-        stream = self.streams[identity] = _Stream(identity, call, self._stream_window)
+        stream = self.streams[identity] = _Stream(identity, call)
+        if call.status is not None:
+            self._due[identity] = stream
         if ends:
             self._ended(identity)
 
@@ -336,13 +393,15 @@ class GatewayConnection(asyncio.Protocol):
         self._taken += size
         if identity > self._last or not identity or self.room < 0:
             raise Http2Error(http2.PROTOCOL_ERROR, "DATA of no stream, or more of it than was allowed")
+        if not size or stream is None:
+            self._idle_frames += 1
         if stream is None:
             return  # what was on its way
         stream.room -= size
         stream.taken += size
         if stream.closed or stream.room < 0:
             raise Http2Error(http2.FLOW_CONTROL_ERROR, "DATA after the end, or more of it than was allowed")
-        if stream.call.status is None:
+        if stream.ended_at is None and stream.call.status is None:
             self._due[identity] = stream
             self._messages(stream, http2.unpadded(flags, payload))
         if flags & http2.END_STREAM:
@@ -356,6 +415,7 @@ class GatewayConnection(asyncio.Protocol):
             if len(partial) < _PREFIX_BYTES + int.from_bytes(partial[1:_PREFIX_BYTES]):
                 self._judge(stream, partial)
                 return
+            self._let_go(stream)
             data, stream.partial = partial, bytearray()  # type: ignore[assignment]  # as good to read as bytes are
         at, end, whole = 0, len(data), memoryview(data)
         while end - at >= _PREFIX_BYTES and stream.call.status is None:
@@ -365,12 +425,22 @@ class GatewayConnection(asyncio.Protocol):
                 break
             stream.call.take(whole[begin:until])
             at = until
+            self._work -= 1
+            if until == begin:
+                self._idle_frames += 1
+            elif self._idle_frames:
+                self._idle_frames = max(0, self._idle_frames - _IDLE_PER_MESSAGE)
         if at < end and stream.call.status is None:
             stream.partial += whole[at:]
             self._judge(stream, stream.partial)
 
     def _judge(self, stream: _Stream, partial: bytearray) -> None:
-        """Whether a message that is not whole may become so."""
+        """Whether a message that is not whole may become so, and be held until then."""
+        more = len(partial) - stream.held
+        if not self._budget.take(more):
+            self._fail(stream, RESOURCE_EXHAUSTED, "the balancer's buffers are full: retry later")
+            return
+        stream.held += more
         if len(partial) < _PREFIX_BYTES:
             return
         if partial[0]:
@@ -378,12 +448,19 @@ class GatewayConnection(asyncio.Protocol):
         elif int.from_bytes(partial[1:_PREFIX_BYTES]) > self._message_bytes_max:
             self._fail(stream, RESOURCE_EXHAUSTED, f"a message has at most {self._message_bytes_max} bytes")
 
+    def _let_go(self, stream: _Stream) -> None:
+        """What is held of a message."""
+        stream.partial = bytearray()
+        self._budget.give(stream.held)
+        stream.held = 0
+
     def _ended(self, identity: int) -> None:
         """The other end has said its last word on it."""
         stream = self.streams.get(identity)
         if stream is None:
             return
         stream.closed = True
+        self._let_go(stream)
         if stream.ended_at is None:
             stream.call.ended()
             self._due[identity] = stream
@@ -395,29 +472,33 @@ class GatewayConnection(asyncio.Protocol):
             raise Http2Error(http2.PROTOCOL_ERROR, "RST_STREAM of no stream")
         stream = self.streams.pop(identity, None)
         self._due.pop(identity, None)
-        if stream is not None and stream.ended_at is None:
-            stream.call.ended()
+        if stream is None or stream.ended_at is not None:
+            return
+        self._idle_frames += _IDLE_RESET
+        self._let_go(stream)
+        stream.call.ended()
 
     def _granted(self, _flags: int, identity: int, payload: bytes) -> None:
         more = int.from_bytes(payload) & 0x7FFF_FFFF
         if len(payload) != 4 or not more:
             raise Http2Error(http2.PROTOCOL_ERROR, "WINDOW_UPDATE by nothing")
+        self._idle_frames += 1
         if not identity:
-            self._window = self._wider(self._window, more)
-            self._all_due()
+            self._window = window = self._window + more
+            self._widened = True
         elif (stream := self.streams.get(identity)) is not None:
-            stream.window = self._wider(stream.window, more)
+            stream.granted += more
+            window = self._stream_window + stream.granted
             self._due[identity] = stream
-
-    @staticmethod
-    def _wider(window: int, more: int) -> int:
-        if window + more > http2.WINDOW_BYTES_MAX:
+        else:
+            return
+        if window > http2.WINDOW_BYTES_MAX:
             raise Http2Error(http2.FLOW_CONTROL_ERROR, "a window is too large")
-        return window + more
 
     def _ping(self, flags: int, _identity: int, payload: bytes) -> None:
         if len(payload) != 8:
             raise Http2Error(http2.FRAME_SIZE_ERROR, "PING has eight bytes")
+        self._idle_frames += 1
         if not flags & http2.ACK:
             self._put(http2.frame(http2.PING, http2.ACK, 0, payload))
 
@@ -430,9 +511,6 @@ class GatewayConnection(asyncio.Protocol):
 
     # -- what goes
 
-    def _all_due(self) -> None:
-        self._due.update((identity, stream) for identity, stream in self.streams.items() if stream.unsent)
-
     def _ask(self) -> None:
         """Flush soon, unless that is done anyway once all that came is taken."""
         if not self._reading and not self._asked:
@@ -443,6 +521,9 @@ class GatewayConnection(asyncio.Protocol):
         self._asked = False
         if self._transport is None or self._paused:
             return
+        if self._widened:
+            self._widened = False
+            self._due.update((identity, stream) for identity, stream in self.streams.items() if stream.unsent)
         while self._due:
             due, self._due = self._due, {}
             for stream in due.values():
@@ -478,9 +559,10 @@ class GatewayConnection(asyncio.Protocol):
 
     def _send(self, stream: _Stream) -> None:
         """As much as may be sent, in frames."""
-        unsent, room = stream.unsent, min(stream.window, self._window, stream.unsent_bytes)
-        stream.window -= max(room, 0)
-        self._window -= max(room, 0)
+        window = self._stream_window + stream.granted
+        unsent, room = stream.unsent, max(0, min(window, self._window, stream.unsent_bytes))
+        stream.granted -= room
+        self._window -= room
         while room > 0:
             size = left = min(room, http2.FRAME_BYTES_MAX)
             room -= size
@@ -501,7 +583,7 @@ class GatewayConnection(asyncio.Protocol):
         block = trailers if stream.begun else http2.BEGUN + trailers
         self._put(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream.identity, block))
         stream.ended_at = self._loop.time()
-        stream.partial.clear()
+        self._let_go(stream)
         stream.call.ended()
         if stream.closed:
             self.streams.pop(stream.identity, None)
@@ -516,6 +598,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def _refuse(self, identity: int, block: bytes, *, ends: bool) -> None:
         """It never becomes a call, and nothing of it is waited for."""
+        self._idle_frames += _IDLE_RESET
         self._put(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, identity, block))
         if not ends:
             self._put(http2.reset(identity, http2.NO_ERROR))

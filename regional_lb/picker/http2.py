@@ -11,6 +11,7 @@ from urllib.parse import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_SIZES_MAX = 2
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEAD_BYTES = 9
 FRAME_BYTES_MAX = 16_384  # the least that a peer must be able to take, and what is taken here
@@ -62,6 +63,21 @@ def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
         if key == MAX_FRAME_SIZE and not FRAME_BYTES_MAX <= value < 2**24:
             raise Http2Error(PROTOCOL_ERROR, "a frame's size is out of range")
         yield key, value
+
+
+def check_head(block: bytes) -> None:
+    """Refuse a head block that begins with more than two new sizes of the table: they take long to read, and no encoder
+    has more to say (RFC 7541, 4.2). Raises Http2Error."""
+    at = sizes = 0
+    while block[at : at + 1] and block[at] & 0xE0 == 0x20:
+        sizes += 1
+        if sizes > _SIZES_MAX:
+            raise Http2Error(COMPRESSION_ERROR, "a head changes the size of its table again and again")
+        more = block[at] & 0x1F == 0x1F  # the number goes on behind it
+        at += 1
+        while more and at < len(block):
+            more = block[at] >= 0x80
+            at += 1
 
 
 def window_update(stream: int, size: int) -> bytes:

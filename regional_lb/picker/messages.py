@@ -25,6 +25,7 @@ _SERVED = "x-gateway-destination-endpoint-served"
 _SUBSET_NAMESPACE, _SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _DETAILS = "response.code_details"
 VIA_UPSTREAM = "via_upstream"  # Envoy's word for an answer that is an upstream's own
+_GATEWAYS_HEADERS = 32
 PIECE_BYTES_MAX = 62_000  # of a body, in one message: Envoy's limit of a streamed piece is 64 KiB
 SUBSET_MAX = 4096  # endpoints in a hint
 
@@ -33,8 +34,11 @@ _FRAMING = frozenset((b"host", b"content-length", b"transfer-encoding", b"connec
 _GATEWAYS_OWN = (b":", b"x-envoy-")
 
 
-def fields(headers: wire.HeaderMap) -> list[tuple[bytes, bytes]]:
-    """Names in lower case, as HTTP/2 has them, and values."""
+def fields(headers: wire.HeaderMap, most: int) -> list[tuple[bytes, bytes]]:
+    """Names in lower case, as HTTP/2 has them, and values; `most` beside what HTTP/2 has in place of a first line, and
+    what a gateway adds. Raises HeadError, before any is looked at: of 300 KB there may be 170,000."""
+    if len(headers.headers) > most + _GATEWAYS_HEADERS:
+        raise HeadError(outcome.HEAD_TOO_LARGE, f"the head has too many headers: at most {most}")
     return [(one.key.encode(), one.raw_value or one.value.encode()) for one in headers.headers]
 
 

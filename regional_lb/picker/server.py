@@ -18,9 +18,17 @@ from grpc_health.v1 import health_pb2
 from msgspec.structs import replace
 
 from farhop.relay.http.listener import SWEEP_S, PortTakenError
-from farhop.relay.http.tls import Handshakes
+from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
 from farhop.service.tasks import until
-from regional_lb.picker.connection import FAILED_PRECONDITION, INVALID_ARGUMENT, NOT_FOUND, OK, Call, GatewayConnection
+from regional_lb.picker.connection import (
+    FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    OK,
+    RESOURCE_EXHAUSTED,
+    Call,
+    GatewayConnection,
+)
 from regional_lb.picker.stream import GatewayRun, GatewayStream
 
 if TYPE_CHECKING:
@@ -161,19 +169,28 @@ class PickerServer:
     # -- a connection, and its calls
 
     def _connection(self) -> asyncio.Protocol:
-        if len(self._connections) >= _CONNECTIONS_MAX:
+        if len(self._connections) >= _CONNECTIONS_MAX and not self._make_room():
             return _TurnedAway()
         connection = GatewayConnection(
             self._call, self._connections.discard,
             calls_max=max(1, min(self.requests.capacity, 2**31 - 1)),
-            message_bytes_max=self.limits.head_bytes_max + _MESSAGE_BYTES_OVER,
+            message_bytes_max=self.limits.head_bytes_max + _MESSAGE_BYTES_OVER, budget=self.budget,
         )  # fmt: skip
         self._connections.add(connection)
         return connection
 
+    def _make_room(self) -> bool:
+        """Have the connection give way that has brought nothing for longest."""
+        now = asyncio.get_running_loop().time()
+        among = [one for one in self._connections if now - one.called_at > GIVES_WAY_S and not _carries(one)]
+        if not among:
+            return False
+        min(among, key=lambda one: one.called_at).close()
+        return True
+
     def _call(self, path: bytes, wake: Callable[[], None]) -> Call | None:
         if path == _PROCESS:
-            return _Process(self, wake)
+            return _Process(self, wake) if len(self.open_streams) < self.requests.capacity else _Full()
         if path in (_CHECK, _WATCH):
             return _Health(self, wake, watches=path == _WATCH)
         return None
@@ -313,6 +330,33 @@ class _Process:
 
 
 _SERVED = (OK, "")
+
+
+class _Full:
+    """A request beyond those that may be open here, over all connections."""
+
+    __slots__ = ("outbox",)
+    status = (RESOURCE_EXHAUSTED, "as many requests are open here as may be: retry later")
+
+    def __init__(self) -> None:
+        self.outbox: deque[bytes] = deque()
+
+    def take(self, message: bytes | memoryview) -> None:
+        """See Call."""
+
+    def sent(self) -> None:
+        """See Call."""
+
+    def ended(self) -> None:
+        """See Call."""
+
+    def check(self, now: float) -> None:
+        """See Call."""
+
+
+def _carries(connection: GatewayConnection) -> bool:
+    """Whether a request is on it."""
+    return any(isinstance(stream.call, _Process) for stream in connection.streams.values())
 
 
 class _TurnedAway(asyncio.Protocol):

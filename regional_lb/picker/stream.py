@@ -227,8 +227,8 @@ class GatewayStream:
         self._expect("request headers", _BEGIN)
         self._phase = _READING
         picker, limits = self.picker, self.picker.limits
-        self._given = messages.fields(part.headers)
         try:
+            self._given = messages.fields(part.headers, limits.headers_max)
             request_head = head.read(messages.request_head(self._given, limits.head_bytes_max), limits.headers_max)
         except head.HeadError as error:
             self.exchange = self.answering = GatewayExchange(self, head.UNREAD)
@@ -302,8 +302,8 @@ class GatewayStream:
         self._expect("response headers", _SENT)
         self._phase, run = _ANSWERING, self._run
         assert run is not None
-        self._given = messages.fields(part.headers)
         try:
+            self._given = messages.fields(part.headers, self.picker.limits.headers_max)
             answer = head.answer(messages.answer_head(self._given), self.picker.limits.headers_max)
         except head.HeadError:
             run.lost(outcome.BAD_FRAMING)
@@ -457,8 +457,8 @@ class GatewayStream:
     def gone(self) -> None:
         """The gateway has ended the stream. What was not answered has lost its client; an answer that does not come by
         here is over with it."""
-        exchange, run = self.exchange, self._run
-        if exchange is None or self.is_over:
+        run = self._run
+        if self.is_over:
             return
         if self._phase == _ANSWERING and not self._sees_answers and run is not None:
             run.completed()
@@ -475,8 +475,10 @@ class GatewayStream:
             exchange.abandon(outcome.CLIENT_LEFT, 0)
 
     def check(self, now: float) -> None:
-        """Apply the time limits to a request that is being read."""
+        """Apply the time limits to a request that is being read, or has not begun."""
         exchange, limits = self.exchange, self.picker.limits
+        if self._phase == _BEGIN and now - self._since > limits.head_s:
+            self.abort(f"no request came within {limits.head_s:g} s")
         if exchange is None or self._phase != _READING:
             return
         quiet_s, reading_s = now - self.received_at, now - self._since

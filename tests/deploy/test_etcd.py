@@ -37,16 +37,16 @@ class Hub:
         )  # fmt: skip
 
     def put(self, user: str, key: str) -> bool:
-        return self._ran(user, "put", key, "x")
+        return self.ran(user, "put", key, "x")
 
     def get(self, user: str, key: str) -> bool:
-        return self._ran(user, "get", key)
+        return self.ran(user, "get", key)
 
     def keys(self, user: str) -> str:
         found = ["etcdctl", "--user", f"{user}:{user}-password", "get", "--prefix", "--keys-only", "/farhop/v1/region/"]
         return subprocess.run(found, env=self._environment, capture_output=True, text=True, check=True).stdout
 
-    def _ran(self, user: str, *arguments: str) -> bool:
+    def ran(self, user: str, *arguments: str) -> bool:
         command = ["etcdctl", "--user", f"{user}:{user}-password", *arguments]
         ended = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
         assert ended.returncode == 0 or "permission denied" in ended.stderr, ended.stderr
@@ -76,7 +76,7 @@ def test_a_region_writes_its_own_keys_alone_and_its_balancer_works_with_that(tmp
                 "/farhop/v1/override/drain/virginia",
                 "/farhop/v1/replica/virginia/gpu-1",
             ):
-                assert hub._ran("operators", "del", key)
+                assert hub.ran("operators", "del", key)
             await _balanced(etcd.endpoint, hub, tmp_path)
 
     uvloop.run(drill())

@@ -46,7 +46,8 @@ class Entries:
             self._servers[name] = await asyncio.start_server(self._answer, HOSTS[name], self.port)
 
     async def down(self, *names: str) -> None:
-        for name in names:
+        """These, or without a name all of them."""
+        for name in names or tuple(self._servers):
             self._servers.pop(name).close()
 
     @staticmethod
@@ -158,6 +159,50 @@ def fields(model: Any) -> dict[str, Any]:
     return {name: getattr(model, name) for name in model.__struct_fields__}
 
 
+async def without_etcd(server: Server, entries: Entries, region: Region) -> None:
+    """Entries' statuses are followed, and so are their regions' loads."""
+    await entries.down("tokyo")
+    await server.until_first("frankfurt")
+    assert "tokyo" not in await server.answers(), "known to be down while lawful ones are not"
+    await entries.up("tokyo")
+    await server.until_first("tokyo")
+    await region.say(busy(2, 0, region.address))
+    await server.until_entry("tokyo", lambda one: one["share"] < 1.0)
+    await region.say(busy(3, 8, region.address))
+    await server.until_entry("tokyo", lambda one: one["share"] == 1.0)
+
+
+async def without_anything(server: Server, entries: Entries, region: Region) -> None:
+    """The last view holds, and after `frozen_s` only distance and law count."""
+
+    async def lost() -> bool:
+        return "out of contact" in (await server.status())["notice"]
+
+    await server.until(lost, "it says that etcd is gone")
+    await region.stop()
+    await entries.down("frankfurt")
+    await server.until_entry("frankfurt", lambda one: one["state"] == "down")
+    await entries.down("tokyo", "virginia")
+    await server.until_entry("frankfurt", lambda one: one["state"] == "unknown")
+    await server.until_first("tokyo")
+    assert await server.answers("eu") == ["frankfurt"]
+    await entries.up("virginia")
+    await server.until_first("virginia")
+
+
+async def back_again(server: Server, entries: Entries, etcd: EmbeddedEtcd, store: EtcdStore) -> None:
+    """What an operator sets in etcd is followed as ever."""
+    await entries.up("tokyo", "frankfurt")
+    await etcd.start()
+    drain = EntryDrainOverride(
+        region="tokyo", entry="tokyo", why="kernel", author="ann", at=datetime(2026, 5, 1, tzinfo=UTC), for_s=600.0
+    )
+    await store.put(drain.key, encode_override(drain))
+    await server.until_entry("tokyo", lambda one: one["state"] == "drained")
+    await server.until_last("tokyo")  # once probes have found it up: what is down is left out
+    assert (await server.answers())[0] == "frankfurt"
+
+
 async def test_without_etcd_it_goes_by_probes_and_by_grpc_and_with_neither_it_says_so(
     tmp_path: Path, region: Region
 ) -> None:
@@ -182,47 +227,12 @@ async def test_without_etcd_it_goes_by_probes_and_by_grpc_and_with_neither_it_sa
 
             await server.until(speaks, "its reports come by gRPC")
             etcd.pause()
-
-            # Entries' statuses are followed without etcd, and so are their regions' loads.
-            await entries.down("tokyo")
-            await server.until_first("frankfurt")
-            assert "tokyo" not in await server.answers(), "known to be down while lawful ones are not"
-            await entries.up("tokyo")
-            await server.until_first("tokyo")
-            await region.say(busy(2, 0, region.address))
-            await server.until_entry("tokyo", lambda one: one["share"] < 1.0)
-            await region.say(busy(3, 8, region.address))
-            await server.until_entry("tokyo", lambda one: one["share"] == 1.0)
+            await without_etcd(server, entries, region)
             etcd.resume()
             await etcd.kill()
-
-            async def lost() -> bool:
-                return "out of contact" in (await server.status())["notice"]
-
-            await server.until(lost, "it says that etcd is gone")
-            # Cut off from all: the last view holds, and after `frozen_s` only distance and law count.
-            await region.stop()
-            await entries.down("frankfurt")
-            await server.until_entry("frankfurt", lambda one: one["state"] == "down")
-            await entries.down("tokyo", "virginia")
-            await server.until_entry("frankfurt", lambda one: one["state"] == "unknown")
-            await server.until_first("tokyo")
-            assert await server.answers("eu") == ["frankfurt"]
-            await entries.up("virginia")
-            await server.until_first("virginia")
-
-            # And back.
-            await entries.up("tokyo", "frankfurt")
-            await etcd.start()
-            drain = EntryDrainOverride(
-                region="tokyo", entry="tokyo", why="kernel", author="ann", at=datetime(2026, 5, 1, tzinfo=UTC),
-                for_s=600.0,
-            )  # fmt: skip
-            await store.put(drain.key, encode_override(drain))
-            await server.until_entry("tokyo", lambda one: one["state"] == "drained")
-            await server.until_last("tokyo")  # once probes have found it up: what is down is left out
-            assert (await server.answers())[0] == "frankfurt"
+            await without_anything(server, entries, region)
+            await back_again(server, entries, etcd, store)
         finally:
             await store.close()
             await child.stop()
-            await entries.down(*entries._servers)
+            await entries.down()

@@ -57,6 +57,7 @@ class FakeWorld:
     pages: dict[tuple[str, str], str] = field(default_factory=dict)
     requests: list[tuple[str, dict[str, str], dict[str, Any]]] = field(default_factory=list)
     questions: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)  # the path of each request
     ports: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def application(self) -> web.Application:
@@ -74,6 +75,7 @@ class FakeWorld:
 
     def _who(self, request: web.Request) -> tuple[str, str]:
         who = self.ports[request.transport.get_extra_info("sockname")[1]]
+        self.asked.append(request.path)
         if who in self.silent:
             request.transport.abort()
             raise web.HTTPServiceUnavailable  # which the aborted transport does not carry
@@ -144,7 +146,7 @@ async def world(tmp_path, monkeypatch):
     for who in [*((region, role) for region in REGIONS for role in ROLES), ("", "collector")]:
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        port = site._server.sockets[0].getsockname()[1]
+        port = runner.addresses[-1][1]
         fake.ports[port], at[who] = who, f"http://127.0.0.1:{port}"
     fake.file = WorldFile(
         pid=os.getpid(),

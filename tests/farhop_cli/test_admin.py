@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 
-import aiohttp
 import pytest
 
 from farhop_cli import admin
@@ -80,11 +79,3 @@ async def test_an_answer_without_end_is_cut(world, http, made, monkeypatch):
     world.status["virginia", "global_admin"] = made.global_status(tokyo="up")
     with pytest.raises(AdminError, match="more than 64 bytes"):
         await admin.get(http, world.file.regions["virginia"].global_admin, "/status")
-
-
-def test_sessions_are_bounded_in_patience():
-    async def made() -> aiohttp.ClientTimeout:
-        async with admin.session() as http:
-            return http._client.timeout
-
-    assert asyncio.run(made()).total == admin.ANSWER_S

@@ -11,7 +11,7 @@ def test_every_wrong_option_is_shown_on_a_line_of_its_own(cli):
     arguments = ("--profile", "foo", "--speedup", "0", "--port", "99999", "--kv-blocks", "0", "--seed", "-1")
     output = cli.failed(cli.run("engine", *arguments), 2).splitlines()
     assert len(output) == 5
-    for option in ("--profile", "--speedup", "--port", "--kv-block", "--seed"):
+    for option in ("--profile:", "--speedup:", "--port:", "--kv-blocks:", "--seed:"):
         assert any(f"engine: {option}" in line for line in output)
     assert any("l4, a100, h100" in line for line in output)
 

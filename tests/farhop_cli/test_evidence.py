@@ -30,18 +30,10 @@ async def gathered(here, result, tenant="anywhere"):
 
 async def test_a_record_written_a_moment_later_is_waited_for(world, here, made):
     async def later() -> None:
-        while not asked:
+        while not world.asked:
             await asyncio.sleep(0.01)
         world.records["virginia", "global_admin"] = made.record(None)
 
-    asked: list[str] = []
-    answer = world._who
-
-    def watched(request):
-        asked.append(request.path)
-        return answer(request)
-
-    world._who = watched
     world.records["virginia", "regional_admin"] = made.record(None)
     found, _ = await asyncio.gather(gathered(here, result_of(world, made.decision)), later())
     assert found.global_.record is not None

@@ -102,3 +102,22 @@ async def test_one_of_them_is_told_to_whom_it_is_listed(entries: dict[str, int])
     assert (await one("tokyo", "eu-only", "llama")).code == "model_not_found"
     assert (await one("global", "anywhere", "none%2Fsuch")).json["error"]["message"].startswith("the model `none/such`")
     assert (await send(entries["global"], head("GET", "/v1/models/llama"))).status == 401
+
+
+async def test_head_says_of_the_list_what_get_does_and_no_byte_of_it(entries: dict[str, int]) -> None:
+    """On one connection, so that a body which should not be there would be read as the next answer."""
+    key = "Bearer sk-farhop-no-rinna-in-japan"
+    for entry in ("virginia", "global"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", entries[entry])
+        heads = []
+        for method in ("HEAD", "GET", "HEAD"):
+            writer.write(f"{method} /v1/models HTTP/1.1\r\nhost: farhop\r\nauthorization: {key}\r\n\r\n".encode())
+            lines = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+            heads.append(lines)
+            if method == "GET":
+                size = int(lines.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                assert (await reader.readexactly(size)).startswith(b'{"object":"list"')
+        assert heads[0].startswith(b"HTTP/1.1 200 ")
+        assert heads[0] == heads[1] == heads[2]
+        writer.close()
+        await writer.wait_closed()

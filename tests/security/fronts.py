@@ -77,7 +77,7 @@ def _nginx(folder: Path, ports: list[int], targets: list[int], header: str) -> s
   }}"""
         for port, target in zip(ports, targets, strict=True)
     )
-    return configs._nginx(folder, 1024, servers)
+    return configs.nginx(folder, 1024, servers)
 
 
 def _haproxy(_folder: Path, ports: list[int], targets: list[int], header: str) -> str:

@@ -16,6 +16,7 @@ from farhop.relay.formats import audio, kserve, lenient, messages, openai, prefe
 from farhop.relay.formats.field_guard import DEFAULT, PLAIN
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import NO_PREFERENCES, BodyError, header, invalid
+from farhop.relay.formats.shape import HeavyError
 from farhop.relay.http.head import without
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard, Reader
     from farhop.relay.formats.prompt import Prompt
 
-__all__ = ["BodyError", "read"]
+__all__ = ["BodyError", "HeavyError", "read"]
 
 READERS: dict[Kind, Reader] = {
     Kind.CHAT: openai.chat,
@@ -100,13 +101,13 @@ def _none() -> str:
 
 def read(
     kind: Kind, body: bytes, path: bytes = b"", headers: bytes = b"", guard: Guard = DEFAULT,
-    default_model: Callable[[], str] = _none,
+    default_model: Callable[[], str] = _none, *, light: bool = False,
 ) -> Prompt:  # fmt: skip
     """Read a request's body: `path` is without its query, `headers` are its header lines ready to be sent on,
     `guard` says what engines may be told, `default_model` which model is meant where none is named, "" if that cannot
-    be told.
+    be told. `light`: what takes longer to read than others should wait for it is not read.
 
-    Raises BodyError naming the field.
+    Raises BodyError naming the field; HeavyError for what is not light.
     """
     try:
         found, outline = NO_PREFERENCES, None
@@ -116,7 +117,7 @@ def read(
             if len(body) <= shape.SMALL_BYTES and body[:1] == b"{":
                 fields = shape.once(body)
             else:
-                fields, outline = shape.outlined(body, numeric)
+                fields, outline = shape.outlined(body, numeric, light=light)
             if not (isinstance(fields, dict) and PLAIN.issuperset(fields)):  # else, as mostly, nothing is to be judged
                 guard.fields(fields)
             if fields is not None and not preferences.READ.isdisjoint(fields):

@@ -160,7 +160,10 @@ _BASE64 = (
 )  # fmt: skip
 _MEDIA = frozenset(("url", "image", "image_url", "video", "video_url", "audio", "audio_url"))
 _PATH_CHARS_MAX = 4095  # Linux' PATH_MAX, less the NUL
-_EXEMPT = frozenset(("text", "type", "detail", "format", "role", "name", "title", "mime_type", "media_type"))
+_EXEMPT = frozenset((
+    "text", "type", "detail", "format", "role", "name", "title", "mime_type", "media_type", "filename",
+))  # fmt: skip
+_OF_MEDIA = _MEDIA | _EXEMPT | {"input_audio", "data"}  # as most parts have: of no family
 _COUNTED_MAX = 256  # names; a client must not be able to make more
 OTHER = "(other)"
 _QUERY_FIELDS_MAX = 64  # some 4 us each, and nobody is known yet
@@ -219,22 +222,31 @@ class Guard:
 
     def _medium(self, value: dict[str, Any], at: str) -> None:
         for name, member in value.items():
-            folded = name.casefold()
-            family = _FIELDS.get(folded) or (_TENSORS if folded.endswith("_embeds") else None)
-            if family is not None and member is not None:
-                raise _refused(name, family)
-            for one in member if isinstance(member, list) else (member,):
-                if isinstance(one, dict):
-                    self._medium(one, at)
-                elif isinstance(one, str) and name not in _EXEMPT and name != "filename":
-                    self._location(one, at, is_medium=name in _MEDIA)
+            if name not in _OF_MEDIA:
+                folded = name.casefold()
+                family = _FIELDS.get(folded) or (_TENSORS if folded.endswith("_embeds") else None)
+                if family is not None and member is not None:
+                    raise _refused(name, family)
+            if isinstance(member, str):
+                if name not in _EXEMPT:
+                    self._location(member, at, is_medium=name in _MEDIA)
+            elif isinstance(member, dict):
+                self._medium(member, at)
+            elif isinstance(member, list):
+                for one in member:
+                    if isinstance(one, dict):
+                        self._medium(one, at)
+                    elif isinstance(one, str) and name not in _EXEMPT:
+                        self._location(one, at, is_medium=name in _MEDIA)
 
     def _location(self, text: str, at: str, *, is_medium: bool) -> None:
         """Whether this is content, or a place that the configuration allows: base64 has neither colon nor dot, and that
         of a medium its beginning."""
+        if text[:5].lower() == "data:":
+            return
         plain = ":" not in text and "." not in text
         may_be_path = is_medium and 0 < len(text) <= _PATH_CHARS_MAX and not text.startswith(_BASE64)
-        if text[:5].lower() == "data:" or (plain and not may_be_path):
+        if plain and not may_be_path:
             return
         if self.media_hosts:
             try:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from farhop.balance import outcome
 from farhop.balance.machine import Usage
 from farhop.relay.formats import field_guard
 from farhop.relay.formats.field_guard import json_reader
@@ -27,6 +28,7 @@ from farhop.relay.formats.prompt import (
     PART,
     TOOLS,
     AnswerText,
+    BodyError,
     Prompt,
     generated,
     how_many,
@@ -56,6 +58,7 @@ _SALTED = frozenset((
 ))  # fmt: skip
 _SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
 _UNLIMITED = -1  # llama.cpp's, and of clients made for it
+MEDIA_MAX = 2048  # a part that is no text takes 2 us to look at, and 1 us to hash; no engine takes as many
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
 
 
@@ -178,25 +181,29 @@ def canonical_chat(
     """The canonical text of a chat, and how much media it has, in bytes. `messages` is not empty; `texts` are those
     that it has the marks of (shape.Outline)."""
     parts: list[bytes | memoryview] = []
-    media_bytes = 0
+    media = media_bytes = 0
     if tools:
         parts += (TOOLS, in_order(tools), ITEM)
     for message in messages:
         text = message.content
         if not isinstance(text, str) or message.name or message.tool_call_id or message.tool_calls:
-            media_bytes += _add_canonical(message, parts, texts)
+            count, size = _add_canonical(message, parts, texts)
+            media, media_bytes = media + count, media_bytes + size
         elif texts and text[:1] == MARK:
             parts += (message.role.encode(), FIELD, texts[int(text[1:])], ITEM)
         else:  # as most are
             parts += (message.role.encode(), FIELD, text.encode(), ITEM)
+    if media > MEDIA_MAX:
+        detail = f"the body has too many parts that are no text: at most {MEDIA_MAX}; send it in several requests"
+        raise BodyError(outcome.INVALID_FIELD, detail)
     # The last message is open: its next turn, or its continuation, goes on from here.
     parts.pop()
     return b"".join(parts), media_bytes
 
 
-def _add_canonical(message: Message, parts: list[bytes | memoryview], texts: Sequence[memoryview]) -> int:
-    """Add a message to the canonical text; returns how much media it has, in bytes."""
-    media_bytes = 0
+def _add_canonical(message: Message, parts: list[bytes | memoryview], texts: Sequence[memoryview]) -> tuple[int, int]:
+    """Add a message to the canonical text; returns how many media it has, and of how many bytes."""
+    media = media_bytes = 0
     parts += (message.role.encode(), FIELD)
     if isinstance(message.content, str):
         marked = texts and message.content[:1] == MARK
@@ -205,14 +212,15 @@ def _add_canonical(message: Message, parts: list[bytes | memoryview], texts: Seq
         for i, part in enumerate(message.content):
             text, size = _content_part(part)
             parts += (PART, text) if i else (text,)
-            media_bytes += size
+            if size:
+                media, media_bytes = media + 1, media_bytes + size
     # One field more, two or three: which are there can be told from their number.
     if message.name or message.tool_call_id:
         parts += (FIELD, (message.name or "").encode(), FIELD, (message.tool_call_id or "").encode())
     if message.tool_calls:
         parts += (FIELD, in_order(message.tool_calls))
     parts.append(ITEM)
-    return media_bytes
+    return media, media_bytes
 
 
 def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:

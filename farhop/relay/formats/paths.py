@@ -118,10 +118,10 @@ def classify(method: bytes, path: bytes) -> Kind | PathRefusal:
     if known is None:
         return _unknown(path)
     wanted, kind = known
-    if method != wanted:
-        allow = wanted.decode()
-        return PathRefusal(outcome.METHOD_NOT_ALLOWED, f"this path answers {allow} only", allow)
-    return kind
+    if method == wanted or (method == b"HEAD" and wanted == b"GET"):  # RFC 9110, 9.1: whoever serves one serves both
+        return kind
+    allow = "GET, HEAD" if wanted == b"GET" else wanted.decode()
+    return PathRefusal(outcome.METHOD_NOT_ALLOWED, f"this path answers {allow} only", allow)
 
 
 HEALTH, READY = b"/health", b"/ready"

@@ -145,6 +145,51 @@ async def test_who_stalls_or_dies_fails_one_body_and_the_next_has_another(
     assert apart.counts == {"read": 2, "here": 0, "failed": 1}
 
 
+async def test_each_tenant_has_its_turn_and_who_left_has_none(
+    apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred bodies of one tenant are not before the one of another."""
+    go, order = threading.Event(), list[bytes]()
+
+    def ask(_job: Job, body: bytes) -> ParsedBody:
+        assert go.wait(60.0)
+        order.append(body)
+        if body == b"crowd 2":
+            raise ReaderError("it died")
+        return ParsedBody(None, detail=body.decode())
+
+    monkeypatch.setattr(apart, "_ask", ask)
+    crowd = [apart.later(job(), b"crowd %d" % number, "crowd") for number in range(5)]
+    one, other, left = (apart.later(job(), name.encode(), name) for name in ("one", "other", "left"))
+    left.cancel()
+    crowd[3].cancel()
+    again = apart.later(job(), b"one again", "one")
+    go.set()
+    found = await asyncio.gather(*crowd, one, other, again, return_exceptions=True)
+    assert order == [b"crowd 0", b"crowd 1", b"one", b"other", b"crowd 2", b"one again", b"crowd 4"]
+    assert isinstance(found[2], ReaderError)
+    assert isinstance(found[3], asyncio.CancelledError)
+    assert (await other).detail == "other"
+
+
+async def test_who_leaves_while_it_is_read_holds_up_nobody(
+    apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def ask(_job: Job, body: bytes) -> ParsedBody:
+        begun.set()
+        assert go.wait(60.0)
+        return ParsedBody(None, detail=body.decode())
+
+    monkeypatch.setattr(apart, "_ask", ask)
+    first, second = apart.later(job(), b"first"), apart.later(job(), b"second")
+    await asyncio.to_thread(begun.wait, 60.0)
+    first.cancel()
+    go.set()
+    assert (await second).detail == "second"
+
+
 async def test_where_no_process_can_be_started_a_thread_reads(
     apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +240,31 @@ async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
     async with both(engine, topology(tenant("t"))) as up:
         assert up.global_.reader.signs() == (region == "older")
         await through_both(up, engine)
+
+
+async def test_a_body_of_thousands_of_parts_is_read_there_too_however_short_it_is(up: Both, engine: Engine) -> None:
+    """200 KB of pictures held either loop for 20 ms."""
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    body = text(10) | {"messages": [{"role": "user", "content": [picture] * 2000}]}
+    answer = await send(up.entry, chat("sk-farhop-t", body))
+    assert answer.status == 200, answer.body
+    seen = engine.seen[-1][1]
+    assert {name: seen[name] for name in body} == body
+    assert (up.global_.plane.large.counts["read"], up.regional.plane.large.counts["read"]) == (1, 1)
+    refused = await send(up.client, chat(body=body | {"model": 7}))
+    assert (refused.status, refused.json["error"]["param"]) == (400, "model")
+    await up.at_rest()
+
+
+async def test_an_agents_body_is_read_on_the_loop(up: Both) -> None:
+    """64 tools and 300 messages, half of them with a call of a tool."""
+    arguments = {f"a{i}": {"type": "string", "description": "what it is for"} for i in range(6)}
+    function = {"name": "f", "description": "x" * 200, "parameters": {"type": "object", "properties": arguments}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a1":"{[,"}'}}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "y" * 300}]
+    body = text(10) | {"messages": turns * 150, "tools": [{"type": "function", "function": function}] * 64}
+    assert (await send(up.entry, chat("sk-farhop-t", body))).status == 200
+    assert (up.global_.plane.large.counts["read"], up.regional.plane.large.counts["read"]) == (0, 0)
 
 
 async def test_a_mark_of_utf_8_is_taken_off_a_large_body_too(up: Both, engine: Engine) -> None:

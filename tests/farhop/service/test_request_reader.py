@@ -13,7 +13,7 @@ from farhop.balance import outcome
 from farhop.balance.machine import Request
 from farhop.balance.model_facts import UNKNOWN_FACTS, ModelFacts
 from farhop.relay import answers
-from farhop.relay.formats.bodies import BodyError
+from farhop.relay.formats.bodies import BodyError, HeavyError
 from farhop.relay.formats.field_guard import Guard
 from farhop.relay.formats.paths import Kind
 from farhop.service import large_bodies, request_reader
@@ -207,3 +207,16 @@ def test_models_are_those_on_offer_and_the_names_that_stand_for_them() -> None:
     made.names = Names()
     assert made.models(ASKER) == {"m": KNOWN, "short": UNKNOWN_FACTS, "z": KNOWN}
     assert "short" not in made.models(msgspec.structs.replace(ASKER, models=("m",)))
+
+
+def test_what_is_heavy_is_for_the_process_beside_where_there_is_one() -> None:
+    """Only where others wait: what a body would be, once and unasked, is read here."""
+    parts = [{"type": "text", "text": ""}] * 3000
+    heavy = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": parts}]})
+    beside: Any = SimpleNamespace()
+    with pytest.raises(HeavyError):
+        reader(large=beside).read(came(heavy))
+    assert reader(large=beside).chain_anew(came(heavy), heavy) == ()
+    assert reader().read(came(heavy))[0].body_bytes == len(heavy)
+    assert reader().chain_anew(came(heavy), heavy)
+    assert reader(large=beside).compose(ASKER, Kind.CHAT, heavy)[0].body_bytes == len(heavy)

@@ -84,10 +84,12 @@ class Passage:
         self.forward: Any = Forward("1", 1, "tokyo", **{**fields, **forward})
 
 
-def tier() -> GlobalTier:
-    signer = HopSigner({"k1": HOP_KEY.encode()}, "k1", "virginia")
+SIGNER = HopSigner({"k1": HOP_KEY.encode()}, "k1", "virginia")
+
+
+def tier(flow: Flow | None = None) -> GlobalTier:
     log = logs.Throttled(logs.get("test"), 1.0, Clock().now)
-    return GlobalTier(Observed(), log, flow=Flow(), signer=signer, instance="virginia/g1", clock=Clock())  # type: ignore[arg-type]
+    return GlobalTier(Observed(), log, flow=flow or Flow(), signer=SIGNER, instance="virginia/g1", clock=Clock())  # type: ignore[arg-type]
 
 
 REQUEST = request_line(b"POST", b"/v1/chat/completions", 2)
@@ -127,13 +129,13 @@ def read(tier_: GlobalTier, passage: Passage) -> tuple[HopClaims, Any]:
 
 def reporting(*versions: tuple[int, int]) -> GlobalTier:
     """Over instances of Tokyo, each at this port, that read these versions of the hop token."""
-    made = tier()
     instances = tuple(
         Instance(f"i{n}", "tokyo", Address("10.0.0.1", port), 1, 0.0, -7_000.0, False, 0.0, {}, hop_version=version)
         for n, (port, version) in enumerate(versions)
     )
-    made._flow.regions = SimpleNamespace(view=View({"tokyo": Region("tokyo", 166.0, instances)}))  # type: ignore[assignment]
-    return made
+    flow = Flow()
+    flow.regions = SimpleNamespace(view=View({"tokyo": Region("tokyo", 166.0, instances)}))  # type: ignore[assignment]
+    return tier(flow)
 
 
 def test_a_region_that_reads_it_gets_the_bodys_mac_and_any_other_its_hash() -> None:
@@ -145,7 +147,7 @@ def test_a_region_that_reads_it_gets_the_bodys_mac_and_any_other_its_hash() -> N
         passage = Passage(address=Address("10.0.0.1", 2))
         assert read(older, passage) == (replace(read(older, passage)[0], body=sha256(b"{}").digest()), None)
     mutual = reporting((2, 3))
-    mutual.resign(mutual._signer, lambda _region: True)
+    mutual.resign(SIGNER, lambda _region: True)
     found, mac = read(mutual, Passage())
     assert (found.body, mac) == (b"", None), "mutual TLS keeps the body"
 

@@ -228,6 +228,42 @@ async def test_an_incarnation_from_the_future_gives_way_to_the_one_that_goes_on(
         assert found.view.regions["tokyo"].instances[0].incarnation == 2
 
 
+async def test_a_report_that_its_instance_never_wrote_does_not_hide_it_for_ever() -> None:
+    """Who writes an unsigned store put a number there that was never reached: the region was suspect until it began
+    anew."""
+    clock = Clock()
+    async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):
+
+        def received_at() -> float:
+            return found.view.regions["tokyo"].instances[0].received_at
+
+        watcher.on_report(a_report(seq=7))
+        watcher.on_report(a_report(seq=10**12))
+        forged_at, seq, accepted = clock.at, 7, []
+        for _ in range(12):
+            clock.at, seq = clock.at + 1.0, seq + 1
+            for _path in ("link", "store"):
+                assert watcher.on_report(a_report(seq=seq)) is None
+            accepted.append(received_at() == clock.at)
+        assert accepted == [False] * 7 + [True] * 5  # 3 s of silence, and 3 s of counting on
+        assert forged_at < received_at()
+        assert found.refused == []
+
+
+async def test_a_hub_that_tells_of_the_past_is_no_sign_of_life() -> None:
+    clock = Clock()
+    async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):
+        watcher.on_report(a_report(seq=100))
+        last = clock.at
+        clock.at += 10.0
+        for seq in range(50, 100):
+            watcher.on_report(a_report(seq=seq))
+        for _ in range(9):  # and a key that only stands there
+            clock.at += 1.0
+            watcher.on_report(a_report(seq=99))
+        assert found.view.regions["tokyo"].instances[0].received_at == last
+
+
 async def test_a_past_incarnation_is_never_believed_while_the_later_one_speaks() -> None:
     clock = Clock()
     async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):

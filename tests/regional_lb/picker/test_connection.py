@@ -13,6 +13,7 @@ from hpack import Decoder, Encoder
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farhop.balance.limits import ByteBudget
 from regional_lb.picker import http2
 from regional_lb.picker.connection import GatewayConnection
 
@@ -50,17 +51,19 @@ class Echo:
 class Wire:
     """A transport that keeps what is written, and the connection on it, which has said its first words."""
 
-    def __init__(self, calls_max: int = 100) -> None:
+    def __init__(self, calls_max: int = 100, budget_bytes: int = 64 << 20) -> None:
         self.calls: list[Echo] = []
         self.written = bytearray()
         self.is_over = self.is_lost = False
         self.reads = True
         self._heads, self._encoder = Decoder(), Encoder()
+        self.budget = ByteBudget(budget_bytes)
         self.connection = GatewayConnection(
             self._call,
             lambda _: setattr(self, "is_lost", True),
             calls_max=calls_max,
             message_bytes_max=MESSAGE_BYTES_MAX,
+            budget=self.budget,
         )
         self.connection.connection_made(self)  # type: ignore[arg-type]
 
@@ -341,6 +344,7 @@ def broken() -> dict[str, Callable[[Wire], bytes]]:
         "a head without end": lambda wire: wire.head(1, flags=0) + frame(http2.CONTINUATION, 0, 1) * 17,
         "a head too large": lambda wire: wire.head(1, flags=0) + frame(http2.CONTINUATION, 0, 1, b"x" * 16_000) * 2,
         "a head that cannot be read": lambda _: frame(http2.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"),
+        "a head of sizes": lambda _: frame(http2.HEADERS, 4, 1, b"\x20\x3f\x80\x00\x20"),
         "a continuation of nothing": lambda _: frame(http2.CONTINUATION, 4, 1),
         "a push": lambda _: frame(http2.PUSH_PROMISE, 4, 1),
         "a reset of nothing": lambda _: http2.reset(1, 0),
@@ -365,6 +369,147 @@ async def test_a_connection_that_breaks_the_protocol_ends_and_its_calls_with_it(
     assert code(wire.sent()) != http2.NO_ERROR
     assert wire.is_lost
     assert all(call.told_over for call in wire.calls)
+
+
+FLOODS: dict[str, Callable[[Wire, int], bytes]] = {
+    "pings": lambda _wire, _n: http2.frame(http2.PING, 0, 0, b"12345678"),
+    "settings": lambda _wire, _n: http2.settings({http2.INITIAL_WINDOW_SIZE: 9}),
+    "acknowledgements": lambda _wire, _n: http2.frame(http2.SETTINGS, http2.ACK, 0),
+    "windows": lambda _wire, _n: http2.window_update(0, 1),
+    "windows of a call": lambda _wire, _n: http2.window_update(1, 1),
+    "windows of no call": lambda _wire, _n: http2.window_update(7, 1),
+    "empty data": lambda _wire, _n: http2.frame(http2.DATA, 0, 1),
+    "data of no call": lambda _wire, _n: http2.frame(http2.DATA, 0, 3, b"x"),
+    "empty messages": lambda _wire, _n: data(1, message(b"")) + http2.frame(http2.PRIORITY, 0, 1, b"12345"),
+    "priorities": lambda _wire, _n: http2.frame(http2.PRIORITY, 0, 1, b"12345"),
+    "frames of later versions": lambda _wire, _n: http2.frame(77, 0, 0),
+    "resets": lambda wire, n: wire.head(5 + 2 * n, b"/held") + http2.reset(5 + 2 * n, 8),
+    "unknown methods": lambda wire, n: wire.head(5 + 2 * n, b"/unknown"),
+    "plain HTTP": lambda wire, n: wire.head(5 + 2 * n, b"/echo", (b":method", b"GET")),
+}
+
+
+@pytest.mark.parametrize("what", FLOODS)
+async def test_who_floods_is_told_to_calm_down_and_others_have_their_turns(what: str) -> None:
+    """256 KB of resets held the loop for 300 ms, and so for as long as they came."""
+    wire = Wire()
+    wire.greet()
+    wire.send(wire.head(1, b"/held"), wire.head(3, b"/held"), http2.reset(3, 8))
+    calls, sent = len(wire.calls), []
+    for begin in range(0, 20_000, 2000):
+        if not wire.is_over:
+            wire.send(*[FLOODS[what](wire, begin + n) for n in range(2000)])
+        assert len(wire.calls) - calls <= 64, "it is left for the next turn of the loop"
+        while not wire.is_over and wire.connection._behind:
+            assert not wire.reads, "no more is to come before"
+            calls = len(wire.calls)
+            await asyncio.sleep(0)
+        calls = len(wire.calls)
+        sent += wire.sent()
+    assert code(sent) == http2.ENHANCE_YOUR_CALM
+    assert wire.is_lost
+    assert all(call.told_over for call in wire.calls)
+    assert wire.budget.used == 0
+
+
+async def test_who_sends_messages_may_say_what_goes_with_them() -> None:
+    """A window for each, a ping now and then, and some clients that leave."""
+    wire = Wire()
+    wire.greet()
+    wire.send(wire.head(1))
+    for n in range(4000):
+        wire.send(data(1, message(b"x")), http2.window_update(1, 6), http2.window_update(0, 6))
+        if n % 10 == 0:
+            wire.send(http2.frame(http2.PING, 0, 0, b"12345678"))
+            wire.send(wire.head(3 + 2 * n, b"/held"), data(3 + 2 * n, message(b"y")), http2.reset(3 + 2 * n, 8))
+    assert body_of(wire.sent(), 1) == message(b"x") * 4000
+    for _ in range(40):
+        wire.connection.sweep(wire.connection.received_at)
+    assert wire.connection._idle_frames == 0  # and what keeps it alive is forgotten in time
+
+
+async def test_what_is_left_for_the_next_turn_waits_for_who_does_not_read() -> None:
+    wire = Wire()
+    wire.greet()
+    wire.send(*[http2.frame(http2.PING, 0, 0, b"12345678")] * 3000)
+    wire.connection.pause_writing()
+    await asyncio.sleep(0)
+    wire.connection.data_received(http2.frame(http2.PING, 0, 0, b"the last"))  # was on its way
+    behind = len(wire.connection._behind)
+    assert behind
+    wire.connection.resume_writing()
+    assert not wire.reads
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert wire.reads
+    assert len(pings := wire.sent()) == 3001
+    assert pings[-1][3] == b"the last"
+
+
+async def test_a_window_for_all_is_not_a_walk_over_all_for_each_word() -> None:
+    """5 KB of settings beside 1,000 calls took 110 ms."""
+
+    class Walked(dict[int, Any]):
+        walks = 0
+
+        def items(self) -> Any:
+            self.walks += 1
+            return super().items()
+
+        def values(self) -> Any:
+            self.walks += 1
+            return super().values()
+
+    wire = Wire(calls_max=1000)
+    wire.greet(window=5)
+    wire.send(*[wire.head(1 + 2 * n) for n in range(20)], *[data(1 + 2 * n, message(b"x")) for n in range(20)])
+    walked = wire.connection.streams = Walked(wire.connection.streams)
+    sizes = b"".join(b"\0\4" + (size % 6).to_bytes(4) for size in range(500))
+    wire.send(http2.frame(http2.SETTINGS, 0, 0, sizes), *[http2.window_update(0, 1)] * 300)
+    assert walked.walks == 1
+    wire.sent()
+    wire.send(http2.settings({http2.INITIAL_WINDOW_SIZE: 6}))
+    assert [body_of(found, 1 + 2 * n) for found in [wire.sent()] for n in range(20)] == [b"x"] * 20
+
+
+async def test_messages_that_are_not_whole_are_in_the_budget() -> None:
+    """Of 1,000 calls each could hold a megabyte."""
+    wire = Wire(budget_bytes=100_000)
+    wire.greet()
+    half = message(b"x" * 80_000)[:60_000]
+    wire.send(*[wire.head(1 + 2 * n, b"/held") for n in range(8)], data(1, half))
+    assert wire.budget.used == len(half)
+    wire.send(data(3, half))
+    (refused,) = wire.heads(wire.sent())
+    assert refused[b"grpc-status"] == b"8"
+    assert refused[b"grpc-message"] == b"the balancer's buffers are full: retry later"
+    assert wire.budget.used == len(half)
+    wire.send(data(1, message(b"x" * 80_000)[60_000:] + message(b"y")[:3]))
+    assert [len(text) for text in wire.calls[0].taken] == [80_000]
+    assert wire.budget.used == 3
+    for end in (
+        lambda: http2.reset(5, 8),
+        lambda: data(7, b"", last=True),
+        lambda: data(9, message(b"z")[6:] + b"\1\0\0\0\0"),  # of no length that there is
+    ):
+        stream = {http2.RST_STREAM: 5}.get(end()[3]) or int.from_bytes(end()[5:9])
+        wire.send(data(stream, half[:500]))
+        assert wire.budget.used > 3
+        wire.send(end())
+        wire.send(http2.reset(stream, 8))
+        assert wire.budget.used == 3
+    wire.connection.close()
+    assert wire.budget.used == 0
+
+
+async def test_of_a_call_that_failed_nothing_more_is_taken() -> None:
+    """It was, of one that had said nothing: a request that nobody would answer, and whose slot nobody gave back."""
+    wire = Wire()
+    wire.greet()
+    wire.send(wire.head(1, b"/held"))
+    wire.calls[0].ended = lambda: None  # type: ignore[method-assign]  # it does not say that it is over
+    wire.send(data(1, b"\0" + (MESSAGE_BYTES_MAX + 1).to_bytes(4)), data(1, message(b"x")))
+    assert wire.calls[0].taken == []
 
 
 async def test_another_protocol_is_answered_what_this_port_speaks() -> None:
@@ -443,7 +588,10 @@ async def test_grpcio_at_the_other_end_gets_large_messages_back_both_ways_at_onc
     open_: list[GatewayConnection] = []
 
     def made() -> GatewayConnection:
-        open_.append(GatewayConnection(call, lambda _: None, calls_max=100, message_bytes_max=MESSAGE_BYTES_MAX))
+        budget = ByteBudget(64 << 20)
+        open_.append(
+            GatewayConnection(call, lambda _: None, calls_max=100, message_bytes_max=MESSAGE_BYTES_MAX, budget=budget)
+        )
         return open_[-1]
 
     server = await asyncio.get_running_loop().create_server(made, "127.0.0.1", 0)

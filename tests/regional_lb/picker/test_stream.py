@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from picking import CHAT, DUPLEX, NONE, Stage, answered, asked, body, response_piece, sent, stage, text_of
 
+from regional_lb.picker import messages
+
 EVENT = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
 EVENTS = ("content-type", b"text/event-stream")
@@ -210,6 +212,50 @@ async def test_bounds_hold() -> None:
         unknown = one.stream()
         unknown.take(asked("sk-nobody"))
         assert sent(unknown)[0].immediate_response.status.code == 401
+        assert not any(one.held)
+
+
+async def test_headers_are_counted_before_any_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """170,000 of them stand in a message of 340 KB, and took 120 ms."""
+    async with stage(1, limits={"headers_max": 50}) as one:
+        many, some = asked(), asked()
+        for head, count in ((some, 30), (many, 200)):
+            for number in range(count):
+                head.request_headers.headers.headers.add(key=f"x-{number}", raw_value=b"y")
+        served = one.stream()
+        served.take(some)
+        served.take(body(CHAT))
+        assert sent(served)[0].HasField("request_headers")
+        answer = answered()
+        answer.response_headers.headers.CopyFrom(many.request_headers.headers)
+        monkeypatch.setattr(messages, "_joined", None)
+        served.take(answer)
+        assert sent(served)[-1].immediate_response.status.code == 502
+        refused = one.stream()
+        refused.take(many)
+        (reply,) = sent(refused)
+        assert reply.immediate_response.status.code == 431
+        assert b"too many headers: at most 50" in reply.immediate_response.body
+        assert not any(one.held)
+
+
+async def test_a_stream_on_which_nothing_is_said_ends() -> None:
+    async with stage(1, limits={"head_s": 2}) as one:
+        left, other = one.stream(), one.stream()
+        left.take(wire.ProcessingRequest())  # which says nothing
+        other.take(asked())
+        for stream in (left, other):
+            stream.check(stream.received_at + 1.9)
+            assert not stream.is_over
+            stream.check(stream.received_at + 2.1)
+        assert (left.is_over, left.broken, other.is_over) == (True, "no request came within 2 s", False)
+        left.take(asked())
+        assert left.exchange is None
+        gone = one.stream()
+        gone.gone()
+        gone.take(asked())
+        assert gone.exchange is None
+        other.gone()
         assert not any(one.held)
 
 

@@ -58,78 +58,84 @@ def test_one_model_may_be_asked_about(asked: bytes, model: str) -> None:
     assert model_asked_about(b"/v1/models" + asked) == model
 
 
-def test_nothing_else_does() -> None:
-    for path in [
-        b"/",
-        b"",
-        b"/v1",
-        b"/v1/chat/completions/",
-        b"//v1/chat/completions",
-        b"/V1/chat/completions",
-        b"/v1/models/../x",
-        b"/v1/models/",
-        b"/v1/models/.x",
-        b"/v1/models/x y",
-        b"/v1/models/\xff",
-        b"/v1/models/" + b"x" * 385,
-        b"/v1/%63hat/completions",
-        b"/v1/chat/completions;x=1",
-        b"/v1/chat/completions\n",
-        b"/v1/embeddings#/v1/chat/completions",
-        b"/v1/audio/speech",
-        # vLLM, SGLang, TGI
-        b"/flush_cache",
-        b"/update_weights",
-        b"/v1/load_lora_adapter",
-        b"/sleep",
-        b"/wake_up",
-        b"/reset_prefix_cache",
-        b"/collective_rpc",
-        b"/pause",
-        b"/metrics",
-        b"/health",
-        b"/ready",
-        b"/v1/messages/",
-        b"/server_info",
-        b"/tokenizer_info",
-        b"/generate",
-        b"/generate_stream",
-        b"/invocations",
-        b"/pooling",
-        # Triton
-        b"/v2",
-        b"/v2/health/ready",
-        b"/v2/repository/index",
-        b"/v2/repository/models/m/load",
-        b"/v2/repository/models/m/unload",
-        b"/v2/systemsharedmemory/region/x/register",
-        b"/v2/cudasharedmemory/region/x/register",
-        b"/v2/trace/setting",
-        b"/v2/logging",
-        b"/v2/models/m",
-        b"/v2/models/m/config",
-        b"/v2/models/m/stats",
-        b"/v2/models/m/trace/setting",
-        b"/v2/models/../infer",
-        b"/v2/models/./infer",
-        b"/v2/models//infer",
-        b"/v2/models/a%2fb/infer",
-        b"/v2/models/a/b/infer",
-        b"/v2/models/m;x/infer",
-        b"/v2/models/m/versions//infer",
-        b"/v2/models/m/versions/../infer",
-        b"/v2/models/m/versions/../../../repository/models/m/infer",
-        b"/v2/models/m/infer/",
-        b"/v2/models/m/Infer",
-        b"/v2/models/m/infer\n",
-        b"/v2/models/" + b"m" * 129 + b"/infer",
-    ]:
-        for method in [b"GET", b"POST"]:
-            refusal = classify(method, path)
-            assert isinstance(refusal, PathRefusal)
-            assert refusal.outcome is outcome.PATH_NOT_ALLOWED
-            assert "/v1/chat/completions" in refusal.detail, "the remedy is named"
-            assert "/v2/models/MODEL" in refusal.detail
+MISWRITTEN = (
+    b"/",
+    b"",
+    b"/v1",
+    b"/v1/chat/completions/",
+    b"//v1/chat/completions",
+    b"/V1/chat/completions",
+    b"/v1/models/../x",
+    b"/v1/models/",
+    b"/v1/models/.x",
+    b"/v1/models/x y",
+    b"/v1/models/\xff",
+    b"/v1/models/" + b"x" * 385,
+    b"/v1/%63hat/completions",
+    b"/v1/chat/completions;x=1",
+    b"/v1/chat/completions\n",
+    b"/v1/embeddings#/v1/chat/completions",
+    b"/v1/audio/speech",
+)
+OF_ENGINES = (  # vLLM, SGLang, TGI
+    b"/flush_cache",
+    b"/update_weights",
+    b"/v1/load_lora_adapter",
+    b"/sleep",
+    b"/wake_up",
+    b"/reset_prefix_cache",
+    b"/collective_rpc",
+    b"/pause",
+    b"/metrics",
+    b"/health",
+    b"/ready",
+    b"/v1/messages/",
+    b"/server_info",
+    b"/tokenizer_info",
+    b"/generate",
+    b"/generate_stream",
+    b"/invocations",
+    b"/pooling",
+)
+OF_TRITON = (
+    b"/v2",
+    b"/v2/health/ready",
+    b"/v2/repository/index",
+    b"/v2/repository/models/m/load",
+    b"/v2/repository/models/m/unload",
+    b"/v2/systemsharedmemory/region/x/register",
+    b"/v2/cudasharedmemory/region/x/register",
+    b"/v2/trace/setting",
+    b"/v2/logging",
+    b"/v2/models/m",
+    b"/v2/models/m/config",
+    b"/v2/models/m/stats",
+    b"/v2/models/m/trace/setting",
+    b"/v2/models/../infer",
+    b"/v2/models/./infer",
+    b"/v2/models//infer",
+    b"/v2/models/a%2fb/infer",
+    b"/v2/models/a/b/infer",
+    b"/v2/models/m;x/infer",
+    b"/v2/models/m/versions//infer",
+    b"/v2/models/m/versions/../infer",
+    b"/v2/models/m/versions/../../../repository/models/m/infer",
+    b"/v2/models/m/infer/",
+    b"/v2/models/m/Infer",
+    b"/v2/models/m/infer\n",
+    b"/v2/models/" + b"m" * 129 + b"/infer",
+)
+
+
+@pytest.mark.parametrize("paths", [MISWRITTEN, OF_ENGINES, OF_TRITON], ids=["miswritten", "of engines", "of Triton"])
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+def test_nothing_else_does(paths: tuple[bytes, ...], method: bytes) -> None:
+    for path in paths:
+        refusal = classify(method, path)
+        assert isinstance(refusal, PathRefusal)
+        assert refusal.outcome is outcome.PATH_NOT_ALLOWED
+        assert "/v1/chat/completions" in refusal.detail, "the remedy is named"
+        assert "/v2/models/MODEL" in refusal.detail
 
 
 def lax(target: bytes) -> bytes:
@@ -197,8 +203,8 @@ def test_state_is_refused_with_its_reason(path: bytes) -> None:
     ("method", "path", "allow"),
     [
         (b"GET", b"/v1/completions", "POST"),
-        (b"HEAD", b"/v1/models", "GET"),
-        (b"DELETE", b"/v1/models", "GET"),
+        (b"HEAD", b"/v1/completions", "POST"),
+        (b"DELETE", b"/v1/models", "GET, HEAD"),
         (b"GET", b"/v2/models/m/infer", "POST"),
         (b"PUT", b"/v1/embeddings", "POST"),
     ],
@@ -207,7 +213,12 @@ def test_a_wrong_method_names_the_right_one(method: bytes, path: bytes, allow: s
     refusal = classify(method, path)
     assert isinstance(refusal, PathRefusal)
     assert (refusal.outcome, refusal.allow) == (outcome.METHOD_NOT_ALLOWED, allow)
-    assert allow in refusal.detail
+    assert f"answers {allow} only" in refusal.detail
+
+
+@pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/m", b"/version"])
+def test_head_is_where_get_is(path: bytes) -> None:
+    assert classify(b"HEAD", path) is classify(b"GET", path)
 
 
 def test_the_table_in_the_docs_is_the_allow_list() -> None:

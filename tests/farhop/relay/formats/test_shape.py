@@ -122,6 +122,42 @@ def test_numbers_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
         shape.check(_many("1", 20_100), "a")
 
 
+@pytest.mark.parametrize("before", ["", "-", "0."])
+def test_numbers_have_so_many_digits_and_no_more(before: str) -> None:
+    """60 integers of 4,000 digits took 40 ms; what stands in a string is text."""
+    for at in range(0, 130, 13):  # wherever it begins
+        there = f'"{"x" * at}",{before}'
+        shape.check(_many(there + "7" * shape.DIGITS_MAX, 80))
+        with pytest.raises(BodyError, match="too many digits: at most 128"):
+            shape.check(_many(there + "7" * (shape.DIGITS_MAX + 1), 80))
+    shape.check(_many(f'"{"7" * 200}"', 80))
+
+
+def test_a_number_too_long_at_the_end_of_what_is_no_json_is_found() -> None:
+    with pytest.raises(BodyError, match="too many digits"):
+        shape.check(_many("1", 9000)[:-1] + b',"b":' + b"7" * 4000)
+
+
+@pytest.mark.parametrize("item", ["{}", "[]", '{"a":{"b":1}}', '""', "[1]", "1", "{}" + " " * 16])
+def test_what_takes_long_is_told_from_what_does_not(item: str) -> None:
+    each = 1 + 4 * (item.count("{") + item.count("["))
+    most = shape.LIGHT_ITEMS_MAX // each
+    shape.outlined(_many(item, most - 10), light=True)
+    with pytest.raises(shape.HeavyError):
+        shape.outlined(_many(item, most + 4), light=True)
+    shape.outlined(_many(item, most + 4))  # where nobody waits
+
+
+def test_token_ids_are_light_where_they_are_not_built_and_fractions_heavy_by_the_thousand() -> None:
+    ids = _many("12345", shape.LIGHT_ITEMS_MAX + 10)
+    shape.outlined(ids, "a", light=True)
+    with pytest.raises(shape.HeavyError):
+        shape.outlined(ids, light=True)
+    shape.outlined(_many("0.5", shape.LIGHT_FRACTIONS_MAX), light=True)
+    with pytest.raises(shape.HeavyError):
+        shape.outlined(_many("0.5", shape.LIGHT_FRACTIONS_MAX + 1), light=True)
+
+
 @pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ('{"a":', "}"), ('[{"b":', "}]")])
 def test_nesting_is_bounded(opens: str, closes: str) -> None:
     def nested(depth: int) -> bytes:
