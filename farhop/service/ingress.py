@@ -229,7 +229,7 @@ class Ingress:
         return self._understood(exchange, context, request, prompt)
 
     def _read_apart(self, large: LargeBodyReader, exchange: Exchange) -> None:
-        parsed = large.later(self.reader.job(exchange), exchange.body)
+        parsed = large.later(self.reader.job(exchange), exchange.body, exchange.tenant)
         Waiting(exchange, self._telemetry, parsed, partial(self._parsed, exchange, self._clock.now()))
 
     def _models(self, models: dict[str, ModelFacts], head: Head) -> Reply:

@@ -4,9 +4,10 @@
     answers
 
 The process is started for the first large body and goes with its balancer. It reads one at a time, which bounds what
-reading takes, and holds no keys. Invariants: what it says of a body is what `read` would say in the balancer; nothing
-is unpickled; one that stalls or dies fails the body that it had, and the next has a new one. Where no process can be
-started a thread reads, and holds the interpreter's lock. Never decides anything, never logs a body.
+reading takes, of each tenant in turn, so that none waits behind all of another's; and it holds no keys. Invariants:
+what it says of a body is what `read` would say in the balancer; nothing is unpickled; one that stalls or dies fails the
+body that it had, and the next has a new one. Where no process can be started a thread reads, and holds the
+interpreter's lock. Never decides anything, never logs a body.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from struct import Struct
+from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -210,18 +214,51 @@ class ParserProcess:
         self.link.close()
 
 
+_Asked: TypeAlias = "tuple[asyncio.Future[ParsedBody], Job, bytes]"
+
+
 class LargeBodyReader:
     """Those of one balancer. `counts` says how it went: `read`, `here` (no process could be started), `failed`."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "large-bodies")
         self.process: ParserProcess | None = None
-        self._closed = False
+        self._waiting: dict[str, deque[_Asked]] = {}  # by tenant, in turn
+        self._reads = self._closed = False
         self.counts = {"read": 0, "here": 0, "failed": 0}
 
-    def later(self, job: Job, body: bytes) -> asyncio.Future[ParsedBody]:
-        """What `read` returns, in its turn. ReaderError where the process stalled or died."""
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._ask, job, body)
+    def later(self, job: Job, body: bytes, tenant: str = "") -> asyncio.Future[ParsedBody]:
+        """What `read` returns, in its tenant's turn. ReaderError where the process stalled or died. Cancelled before
+        its turn it is not read."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append((future, job, body))
+        self._next()
+        return future
+
+    def _next(self) -> None:
+        while self._waiting and not self._reads:
+            tenant = next(iter(self._waiting))
+            asked = self._waiting.pop(tenant)
+            future, job, body = asked.popleft()
+            if asked:
+                self._waiting[tenant] = asked  # behind all others
+            if not future.done():
+                self._reads = True
+                reading = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, job, body)
+                reading.add_done_callback(partial(self._read, future))
+
+    def _read(self, future: asyncio.Future[ParsedBody], reading: asyncio.Future[ParsedBody]) -> None:
+        self._reads = False
+        error = None if reading.cancelled() else reading.exception()  # asked for, whoever is still there to hear it
+        if future.done():
+            pass  # nobody is
+        elif reading.cancelled():
+            future.cancel()
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(reading.result())
+        self._next()
 
     def _ask(self, job: Job, body: bytes) -> ParsedBody:
         if self.process is None:
@@ -245,6 +282,10 @@ class LargeBodyReader:
     def close(self) -> None:
         """Read no more; whoever waits gets an error."""
         self._closed = True
+        for asked in self._waiting.values():
+            for future, _, _ in asked:
+                future.cancel()
+        self._waiting.clear()
         process = self.process  # the thread may part with it at this very moment
         if process is not None:
             process.end()

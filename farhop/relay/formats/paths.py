@@ -121,7 +121,7 @@ def classify(method: bytes, path: bytes) -> Kind | PathRefusal:
     if method == wanted or (method == b"HEAD" and wanted == b"GET"):  # RFC 9110, 9.1: whoever serves one serves both
         return kind
     allow = "GET, HEAD" if wanted == b"GET" else wanted.decode()
-    return PathRefusal(outcome.METHOD_NOT_ALLOWED, f"this path answers {wanted.decode()} only", allow)
+    return PathRefusal(outcome.METHOD_NOT_ALLOWED, f"this path answers {allow} only", allow)
 
 
 HEALTH, READY = b"/health", b"/ready"

@@ -186,7 +186,7 @@ async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.Client
         ({"body": {}, "tenant": 5}, "Expected `str`"),
         (_question(body={}), "missing required field `messages`"),
         (_question(body="text"), "Expected `object`"),
-        (_question(path="/v1/models"), "answers GET only"),
+        (_question(path="/v1/models"), "answers GET, HEAD only"),
         (_question(path="/flush_cache"), "inference paths"),
         (_question(path="/v1/\u2603"), "inference paths"),
         (_question(allow="eu"), "Expected `array`"),

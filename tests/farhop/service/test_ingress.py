@@ -93,7 +93,7 @@ async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_
     ("request_head", "status", "code", "message"),
     [
         (head("GET", "/v1/chat/completions"), 405, "method_not_allowed", "POST"),
-        (head("POST", "/v1/models", content_length="0"), 405, "method_not_allowed", "GET"),
+        (head("POST", "/v1/models", content_length="0"), 405, "method_not_allowed", "GET, HEAD"),
         (head("POST", "/flush_cache", content_length="0"), 404, "path_not_allowed", "/v1/chat/completions"),
         (head("POST", "/v1/load_lora_adapter", content_length="0"), 404, "path_not_allowed", "inference paths"),
         (head("POST", "/v1/files", content_length="0"), 404, "path_not_allowed", "stateful"),

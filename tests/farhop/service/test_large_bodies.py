@@ -145,6 +145,51 @@ async def test_who_stalls_or_dies_fails_one_body_and_the_next_has_another(
     assert apart.counts == {"read": 2, "here": 0, "failed": 1}
 
 
+async def test_each_tenant_has_its_turn_and_who_left_has_none(
+    apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred bodies of one tenant are not before the one of another."""
+    go, order = threading.Event(), list[bytes]()
+
+    def ask(_job: Job, body: bytes) -> ParsedBody:
+        assert go.wait(60.0)
+        order.append(body)
+        if body == b"crowd 2":
+            raise ReaderError("it died")
+        return ParsedBody(None, detail=body.decode())
+
+    monkeypatch.setattr(apart, "_ask", ask)
+    crowd = [apart.later(job(), b"crowd %d" % number, "crowd") for number in range(5)]
+    one, other, left = (apart.later(job(), name.encode(), name) for name in ("one", "other", "left"))
+    left.cancel()
+    crowd[3].cancel()
+    again = apart.later(job(), b"one again", "one")
+    go.set()
+    found = await asyncio.gather(*crowd, one, other, again, return_exceptions=True)
+    assert order == [b"crowd 0", b"crowd 1", b"one", b"other", b"crowd 2", b"one again", b"crowd 4"]
+    assert isinstance(found[2], ReaderError)
+    assert isinstance(found[3], asyncio.CancelledError)
+    assert (await other).detail == "other"
+
+
+async def test_who_leaves_while_it_is_read_holds_up_nobody(
+    apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def ask(_job: Job, body: bytes) -> ParsedBody:
+        begun.set()
+        assert go.wait(60.0)
+        return ParsedBody(None, detail=body.decode())
+
+    monkeypatch.setattr(apart, "_ask", ask)
+    first, second = apart.later(job(), b"first"), apart.later(job(), b"second")
+    await asyncio.to_thread(begun.wait, 60.0)
+    first.cancel()
+    go.set()
+    assert (await second).detail == "second"
+
+
 async def test_where_no_process_can_be_started_a_thread_reads(
     apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,7 +213,7 @@ def test_a_wrong_method_names_the_right_one(method: bytes, path: bytes, allow: s
     refusal = classify(method, path)
     assert isinstance(refusal, PathRefusal)
     assert (refusal.outcome, refusal.allow) == (outcome.METHOD_NOT_ALLOWED, allow)
-    assert f"answers {allow.partition(',')[0]} only" in refusal.detail
+    assert f"answers {allow} only" in refusal.detail
 
 
 @pytest.mark.parametrize("path", [b"/v1/models", b"/v1/models/m", b"/version"])
