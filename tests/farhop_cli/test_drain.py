@@ -63,7 +63,7 @@ def test_undrain_is_short_for_drain_unset(cli, stands):
     assert "by ann at " in result.stdout
     assert "virginia takes new requests again" in result.stdout
     assert drained(stands) is None
-    assert "no drain stands there; nothing was changed" in cli.failed(cli.run("undrain", "virginia"), 1)
+    assert "no drain is set; nothing was changed" in cli.failed(cli.run("undrain", "virginia"), 1)
     assert 'did you mean "tokyo"?' in cli.failed(cli.run("undrain", "tokio"), 2)
 
 
