@@ -86,7 +86,7 @@ def run_up(
 
 @app.command("demo", epilog="Example:  farhop demo")
 def run_demo() -> None:
-    """Boot the default world and check, a line each, what Farhop is for.
+    """Start the default world, and check what Farhop does, line by line.
 
     Real processes, real kills; about a minute. Exit code 1 if a check does not hold.
     """
@@ -155,8 +155,8 @@ def run_plan(
 ) -> None:
     """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
 
-    By search over simulated runs. Exit code 1 if no fleet within --most is enough, 2 where a region asks too seldom to
-    tell.
+    By search over simulated runs. Exit code 1 if no fleet within --most is enough, 2 if a region has too few requests
+    to tell.
     """
     from farhop_cli.plan import Options, run
 
@@ -368,9 +368,9 @@ def healthcheck(
     config: Config = Path("farhop.yaml"),
     ready: Annotated[bool, typer.Option("--ready", help="Ask whether it is ready, not only alive.")] = False,
 ) -> None:
-    """Ask the balancer in this container how it is.
+    """Ask the balancer in this container whether it is alive, or ready.
 
-    Exit code 1 if it is not well.
+    Exit code 1 if it is not.
     """
     from farhop_cli.healthcheck import run
 
@@ -458,9 +458,9 @@ def certs_hop_key(
         ),
     ] = "",
 ) -> None:
-    """Print a key of the hop token.
+    """Print a hop key.
 
-    A new root, or what one region is given of it.
+    Without options a new root; with --root and --to or --from, the key of one region.
     """
     from farhop_cli.certs import hop_key
 

@@ -117,7 +117,7 @@ def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
 
     @verb(made, "get", f"farhop {name} get {of}")
     def get(region: SomeRegion = "", *, where: Where) -> int:
-        """Show what stands in etcd: who set it, why, and until when."""
+        """Show what is set, by whom, why, and until when."""
         from farhop_cli import setting
 
         return setting.get(noun(name), region, where)
@@ -129,10 +129,10 @@ def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
         *,
         where: Where,
     ) -> int:
-        """Tell what would change if a file stood there instead.
+        """Compare what is set with a file.
 
-        Exit code 1 if anything. Without a file: what goes before the balancers' configurations, all of which `unset`
-        would take away.
+        Exit code 1 if they differ. Without a file: show what overrides the balancers' configurations, which `unset`
+        would remove.
         """
         from farhop_cli import setting
 
@@ -142,7 +142,7 @@ def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
     def history(region: SomeRegion = "", *, where: Where) -> int:
         """List what was set and unset, when, by whom and why.
 
-        As far back as etcd remembers: until it is compacted (`--auto-compaction-retention`). Nothing else keeps it.
+        As far back as etcd's last compaction (`--auto-compaction-retention`). Nothing else keeps it.
         """
         from farhop_cli import setting
 
