@@ -83,7 +83,7 @@ COMMANDS = {
     "anycast": LazyCommand(
         "anycast", "app", "Announce an entry's prefixes by BGP while it is ready, and show the state."
     ),
-    "engine": LazyCommand("verbs", "app", "Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."),
+    "engine": LazyCommand("engine", "app", "Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."),
 }
 
 
