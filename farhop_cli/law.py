@@ -137,7 +137,7 @@ def history(where: Where) -> int:
         known = [one for one in map(_read, (entry.value for entry in entries)) if one is not None]
         known.sort(key=lambda one: one.epoch, reverse=True)
         if len(known) < len(entries):
-            warn(f"{len(entries) - len(known)} of what stands there cannot be read")
+            warn(f"{len(entries) - len(known)} entries there cannot be read")
         if where.as_json:
             laws = [{**{n: getattr(one, n) for n in _SIGNED}, "tenants": len(one.tenants)} for one in known]
             show.json({"law": laws})

@@ -59,7 +59,7 @@ def unset(noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: Whe
 
     def make(before: Setting | None) -> None:
         if before is None:
-            fail(f"{setting.title(whom)}: no {noun.name} stands there; nothing was changed", NEGATIVE)
+            fail(f"{setting.title(whom)}: no {noun.name} is set; nothing was changed", NEGATIVE)
 
     return setting.change(noun, here, SettingChange(key, "", whom, make, notes=notes), where)
 

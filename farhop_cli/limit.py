@@ -193,7 +193,7 @@ def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | 
         items = list(before.items) if before is not None else []
         left = [item for item in items if whose is not None and item.whom != whom]
         if before is not UNREADABLE and len(left) == len(items):
-            fail(f"{setting.title(whom)}: no limit stands there; nothing was changed", NEGATIVE)
+            fail(f"{setting.title(whom)}: no limit is set; nothing was changed", NEGATIVE)
         shared = {name: value for item in items[:1] for name, value in item.value.items() if name in _TENANTS}
         return _encoded(tenant, left, shared, authorship) if left else None
 

@@ -1,4 +1,4 @@
-"""`farhop log-level`: have balancers log more, or less, until they start anew. Changes nothing else."""
+"""`farhop log-level`: set how much balancers log, until their next start. Changes nothing else."""
 
 from __future__ import annotations
 

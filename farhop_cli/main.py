@@ -31,39 +31,41 @@ class LazyCommand(NamedTuple):
 
 COMMANDS = {
     "up": LazyCommand("verbs", "app", "Run a whole world here until Ctrl-C: etcd, both tiers, engines."),
-    "demo": LazyCommand("verbs", "app", "Boot the default world and check, a line each, what Farhop is for."),
+    "demo": LazyCommand("verbs", "app", "Start the default world, and check what Farhop does, line by line."),
     "ask": LazyCommand("verbs", "app", "Send a request; show its answer, decision and trace."),
-    "explain": LazyCommand("look", "explain_app", "Tell where a request would go, or why one went."),
+    "explain": LazyCommand("look", "explain_app", "Show where a request would go, or why one went where it did."),
     "status": LazyCommand("look", "status_app", "Sum up the fleet: what is wrong, where the load is, which law."),
-    "console": LazyCommand("look", "console_app", "Serve a page that shows the fleet move, and tells why."),
-    "top": LazyCommand("look", "top_app", "Show the fleet move in this terminal: regions, replicas, decisions, law."),
-    "context": LazyCommand("context", "context_app", "Which fleet the commands are for, by name."),
-    "bundle": LazyCommand("look", "bundle_app", "Collect in one file what a bug report needs, and no secret."),
+    "console": LazyCommand(
+        "look", "console_app", "Serve a web page that shows the fleet live, and why requests go where they go."
+    ),
+    "top": LazyCommand("look", "top_app", "Show the fleet live in this terminal: regions, replicas, decisions, law."),
+    "context": LazyCommand("context", "context_app", "Contexts: which fleet the commands are for."),
+    "bundle": LazyCommand("look", "bundle_app", "Collect what a bug report needs into one file, without secrets."),
     "record": LazyCommand("look", "record_app", "Record a trace of what the fleet serves, for sim and plan."),
-    "usage": LazyCommand("look", "usage_app", "Sum up who used what, and what it came to, from usage files."),
-    "audit": LazyCommand("look", "audit_app", "Whether an audit log holds, and what it proves of a decision."),
-    "log-level": LazyCommand("look", "log_level_app", "Have balancers log more, or less, until they start anew."),
+    "usage": LazyCommand("look", "usage_app", "Sum up who used what, and what it cost, from usage files."),
+    "audit": LazyCommand("look", "audit_app", "Verify an audit log, and prove decisions from it."),
+    "log-level": LazyCommand("look", "log_level_app", "Set how much balancers log, until their next start."),
     "law": LazyCommand(
         "law",
         "law_app",
         "The law that all balancers go by: who is served, where their prompts, records and hints may be.",
     ),
     "route": LazyCommand(
-        "overrides", "route_app", "How an entry chooses regions and answers, before its configuration."
+        "overrides", "route_app", "How an entry chooses regions and answers; overrides its configuration."
     ),
     "split": LazyCommand("overrides", "split_app", "What share of a model's traffic each version gets in a region."),
     "policy": LazyCommand(
-        "overrides", "policy_app", "By which policy a region picks replicas, before its configuration."
+        "overrides", "policy_app", "The policy by which a region picks replicas; overrides its configuration."
     ),
     "bias": LazyCommand("overrides", "bias_app", "Draw requests to a region, or away from it, for a while."),
     "pin": LazyCommand("overrides", "pin_app", "Send a tenant's or a model's requests to one region, for a while."),
     "drain": LazyCommand("overrides", "drain_app", "Move a region's new work, or an entry's clients, elsewhere."),
-    "undrain": LazyCommand("overrides", "undrain_app", "Take a drain back; the region comes back at a pace."),
+    "undrain": LazyCommand("overrides", "undrain_app", "End a drain; the region takes its work back gradually."),
     "drill": LazyCommand("drill", "app", "Rehearse a failure: check, inject, measure, restore, judge."),
     "check": LazyCommand(
         "verbs", "app", "Check maps, laws and configurations, each and together: every error at once."
     ),
-    "healthcheck": LazyCommand("verbs", "app", "Ask the balancer in this container how it is."),
+    "healthcheck": LazyCommand("verbs", "app", "Ask the balancer in this container whether it is alive, or ready."),
     "key": LazyCommand("key", "key_app", "API keys: issue, rotate, revoke and list them."),
     "limit": LazyCommand("limit", "limit_app", "What tenants, their keys and models may use, fleet-wide."),
     "hash-key": LazyCommand("verbs", "app", "Print the hash that a topology holds of an API key."),
@@ -76,12 +78,12 @@ COMMANDS = {
     "global": LazyCommand("verbs", "app", "Run a global balancer."),
     "regional": LazyCommand("verbs", "app", "Run a regional balancer."),
     "picker": LazyCommand("verbs", "app", "Run a regional balancer that picks endpoints for gateways (Envoy)."),
-    "dns": LazyCommand("entry", "dns_app", "Answer DNS questions for entries, and publish or check such answers."),
-    "where": LazyCommand("entry", "where_app", "Tell which entry DNS gives a client, why, and for which network."),
+    "dns": LazyCommand("entry", "dns_app", "Answer DNS questions for entries, and publish or check the answers."),
+    "where": LazyCommand("entry", "where_app", "Show which entry DNS gives a client, why, and for which network."),
     "anycast": LazyCommand(
-        "anycast", "app", "Announce an entry's prefixes by BGP while it is fit, or tell how that is."
+        "anycast", "app", "Announce an entry's prefixes by BGP while it is ready, and show the state."
     ),
-    "engine": LazyCommand("verbs", "app", "Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."),
+    "engine": LazyCommand("engine", "app", "Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU."),
 }
 
 

@@ -118,7 +118,7 @@ def unset(document: RegionDocument, whom: Mapping[str, str] | None, why: str, by
         items = before.items if before is not None else ()
         left = [item for item in items if whom is not None and item.whom != scope]
         if before is not UNREADABLE and len(left) == len(items):
-            fail(f"{setting.title(scope)}: no {noun.name} stands there; nothing was changed", NEGATIVE)
+            fail(f"{setting.title(scope)}: no {noun.name} is set; nothing was changed", NEGATIVE)
         return document.encoded(left, by_whom)
 
     back = (f"{setting.title(scope)}: as configured",)

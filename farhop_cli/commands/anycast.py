@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farhop.store.documents.announce import AnnounceReport
 
 app = App(
-    help="Announce an entry's prefixes by BGP while it is fit, or tell how that is.",
+    help="Announce an entry's prefixes by BGP while it is ready, and show the state.",
     epilog="Example:  farhop anycast run --config tokyo-anycast.yaml    then:  farhop anycast status",
     **PLAIN,
 )
@@ -30,7 +30,7 @@ CONFIG = Path("farhop.yaml")
 
 @app.command("run", epilog="Example:  farhop anycast run --config tokyo-anycast.yaml")
 def run(config: Config = CONFIG) -> None:
-    """Announce an entry while it is fit.
+    """Announce an entry's prefixes while it is ready.
 
     Until SIGTERM: then drain, withdraw, and end.
     """
@@ -43,8 +43,8 @@ def run(config: Config = CONFIG) -> None:
 def withdraw(config: Config = CONFIG, dry_run: DryRun = False) -> None:
     """Withdraw what a dead announcer left.
 
-    Empties what BIRD includes, and has it read: for a service manager, when all of an announcer is dead. An ExaBGP of
-    ours ends with its announcer, and nothing is left to withdraw. Exit code 1 if BIRD did not take it.
+    For a service manager, after an announcer died: empties the file that BIRD includes, and has BIRD read it. ExaBGP
+    ends with its announcer and needs no withdrawal. Exit code 1 if BIRD did not take it.
     """
     from entry_anycast.app.config import AnycastConfig
     from entry_anycast.speakers.watchdog import withdraw_bird
@@ -87,9 +87,9 @@ def status(
     *,
     where: Where,
 ) -> int:
-    """Tell what each announcer wants announced, what is, and why.
+    """Show what announcers announce, and why.
 
-    Exit code 1 if any differs for longer than a moment, or none of them announces.
+    Beside it what they should announce. Exit code 1 if these differ for longer than a moment, or no entry is announced.
     """
     from farhop_cli import fleet, setting
 

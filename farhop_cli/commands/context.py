@@ -11,7 +11,7 @@ from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, DryRun, Json
 
 context_app = App(
-    help="Which fleet the commands are for, by name.", epilog="Example:  farhop context use production", **PLAIN
+    help="Contexts: which fleet the commands are for.", epilog="Example:  farhop context use production", **PLAIN
 )
 ContextName = Annotated[str, typer.Argument(help="The context's name.")]
 
@@ -47,7 +47,7 @@ def context_show(
 
 @context_app.command("unset", epilog="Example:  farhop context unset staging")
 def context_unset(name: ContextName, dry_run: DryRun = False) -> None:
-    """Take a context away. Exit code 1 if there is none of that name."""
+    """Remove a context. Exit code 1 if there is none of that name."""
     from farhop_cli import context
 
     raise typer.Exit(context.unset(name, dry_run=dry_run))

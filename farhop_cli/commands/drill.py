@@ -41,9 +41,9 @@ def check_drill(
     *,
     where: Where,
 ) -> int:
-    """Tell whether a drill is sound, and may be run now.
+    """Check whether a drill is valid, and may run now.
 
-    Every error at once (exit code 2), then every safety check. Exit code 1 if one does not hold. Touches nothing.
+    Shows every error at once (exit code 2), then every safety check (exit code 1 if one fails). Touches nothing.
     """
     from farhop_cli.drill import check
     from farhop_cli.drill_fleet import Asked
@@ -65,8 +65,8 @@ def run_drill(
 ) -> int:
     """Run a drill: check, inject, measure, restore, judge.
 
-    Exit code 0 for PASS alone: FAIL, ABORTED and NOT_RUN are 1. Ctrl-C, SIGTERM and a lost terminal roll it back.
-    With --dry-run it is checked, and nothing is touched.
+    Exit code 0 only for PASS; 1 for FAIL, ABORTED and NOT_RUN. Ctrl-C, SIGTERM and a lost terminal roll it back. With
+    --dry-run it is only checked.
     """
     from farhop_cli.drill import run
     from farhop_cli.drill_fleet import Asked
@@ -105,7 +105,7 @@ def report_drill(
     *,
     where: Where,
 ) -> int:
-    """Tell what a run came to. Exit code 0 for PASS alone."""
+    """Show the result of a run. Exit code 0 only for PASS."""
     from farhop_cli.drill import print_run
 
     return print_run(run, of, within, verdict, where)
@@ -171,7 +171,7 @@ def make_faults(
 ) -> int:
     """Make faults in a fleet of compose or Kubernetes, for drills.
 
-    Until Ctrl-C. What stands then, or is not renewed any more, is mended.
+    Until Ctrl-C, which restores what is still broken. A fault that its drill no longer renews is restored, too.
     """
     from farhop_cli.drill import faults
 

@@ -23,7 +23,7 @@ Config = Annotated[
 CONFIG = Path("farhop.yaml")
 
 dns_app = App(
-    help="Answer DNS questions for entries, and publish or check such answers.",
+    help="Answer DNS questions for entries, and publish or check the answers.",
     epilog="Example:  farhop dns --config tokyo-dns.yaml",
     invoke_without_command=True,
     **{**PLAIN, "no_args_is_help": False},  # without arguments it runs, by $FARHOP_CONFIG
@@ -66,7 +66,7 @@ def check(
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """Tell what a resolver would see of a zone.
+    """Check what resolvers see of a zone.
 
     Asks the delegation, each server and each family. Exit code 1 if anything is wrong.
     """
@@ -119,7 +119,7 @@ def latencies(
     ] = 20.0,
     as_json: Json = False,
 ) -> None:
-    """Tell where geography and entries' measurements disagree.
+    """Show where geography and entries' measurements disagree.
 
     For each client network that entries measured: what either says, what counts, and where it leads.
     """
@@ -146,7 +146,7 @@ def where(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell which entry DNS gives a client, why, and for which network.
+    """Show which entry DNS gives a client, why, and for which network.
 
     Exit code 1 if the law leaves it none.
     """

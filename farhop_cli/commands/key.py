@@ -53,7 +53,7 @@ def key_create(
 ) -> int:
     """Issue a key. It is shown once, and kept as its SHA-256.
 
-    Whoever brings it is the tenant, within what the law gives the tenant and what is said here. All balancers follow.
+    Its requests are the tenant's, under the law and narrowed by these options. All balancers follow.
     """
     from farhop_cli.key import create
 
@@ -72,7 +72,7 @@ def key_rotate(
     *,
     where: Where,
 ) -> int:
-    """Issue a key in another's place; both are good for a while.
+    """Replace a key by a new one; both are valid for a while.
 
     Exit code 1 if there is none, if it is revoked, or if it was rotated already.
     """

@@ -35,9 +35,9 @@ def law_get(
     *,
     where: Where,
 ) -> int:
-    """Print the law that stands in etcd, or the topology's.
+    """Print the law in etcd or, without one, the topology's.
 
-    Change what it prints, and `farhop law set` it.
+    Edit what it prints, and set it with `farhop law set`.
     """
     from farhop_cli.law import get
 
@@ -55,10 +55,10 @@ def law_set(
     *,
     where: Where,
 ) -> int:
-    """Put a law in the place of the one that stands, under a new epoch.
+    """Replace the law, under a new epoch.
 
-    It is checked first, every fault at once. It is signed if FARHOP_SIGNING_KEY names a private key's file. Exit code 1
-    if it has faults, or somebody else changed it meanwhile.
+    A law with faults is not set; all faults are shown at once. It is signed if FARHOP_SIGNING_KEY names a private key's
+    file. Exit code 1 if it has faults, or somebody else changed the law meanwhile.
     """
     from farhop_cli.law import put
 
@@ -69,7 +69,7 @@ def law_set(
 def law_unset(why: Why, by: By = None, after: After = None, *, where: Where) -> int:
     """Go back to the topology's own law, under a new epoch.
 
-    No law in force is ever undone by taking it away.
+    A law is never undone by deleting it: this sets a new one.
     """
     from farhop_cli.law import unset
 
@@ -85,7 +85,7 @@ def law_diff(
     *,
     where: Where,
 ) -> int:
-    """Check a law, and tell what it would change.
+    """Check a law, and show what it would change.
 
     Exit code 1 if it has faults, or would change anything. Without a file: what changed since --epoch, or, without
     that, what `farhop law unset` would change.
@@ -119,9 +119,9 @@ def law_sign(
     why: Why,
     by: By = None,
 ) -> None:
-    """Print a law with your signature; it reaches nothing.
+    """Sign a law, and print it; nothing is set.
 
-    Somebody else can then `farhop law set` it, without your key.
+    Somebody else can then set it with `farhop law set`, without your key.
     """
     from farhop_cli.law import sign
 
@@ -140,9 +140,9 @@ def law_verify(
     *,
     where: Where,
 ) -> int:
-    """Tell whether a law counts, by its signature.
+    """Check a law's signature.
 
-    By the keys of a balancer's configuration, or by these. Exit code 1 if it does not.
+    By the keys of a balancer's configuration, or those of --public. Exit code 1 if it does not count.
     """
     from farhop_cli.law import verify
 

@@ -187,9 +187,9 @@ def limit_unset(
     *,
     where: Where,
 ) -> int:
-    """Take a limit away.
+    """Remove a limit.
 
-    That of the tenant, of a key or of a model; with --all every one. Exit code 1 if none stands there.
+    That of the tenant, of a key or of a model; with --all every one. Exit code 1 if none is set.
     """
     from farhop_cli.limit import unset
 

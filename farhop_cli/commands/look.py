@@ -32,8 +32,8 @@ def status(
 ) -> int:
     """Sum up the fleet: what is wrong, where the load is, which law.
 
-    In at most ten lines, and then what else is asked for. Exit code 1 if a region is down; 3 if not every balancer
-    answered, and then it is said which did not and how; 2 if none did.
+    In ten lines at most, then the tables that the options ask for. Exit code 1: a region is down; 2: no balancer
+    answered; 3: some did not, and are named.
     """
     from farhop_cli.status import Asked, run
 
@@ -53,10 +53,9 @@ def console(
     *,
     where: Where,
 ) -> int:
-    """Serve a page that shows the fleet move, and tells why.
+    """Serve a web page that shows the fleet live, and why requests go where they go.
 
-    From what each balancer says, on this machine, until Ctrl-C. The address that is printed has a token in it, good for
-    this run alone.
+    On 127.0.0.1, until Ctrl-C. The printed address has a token that is good for this run only.
     """
     from farhop_cli.console import run
     from farhop_cli.drill_fleet import Asked
@@ -71,7 +70,7 @@ def top(
     *,
     where: Where,
 ) -> int:
-    """Show the fleet move in this terminal: regions, replicas, decisions, law.
+    """Show the fleet live in this terminal: regions, replicas, decisions, law.
 
     Keys: 1 to 4 choose a table, d drains the region under the cursor and u takes that back, p pauses, q quits.
     """
@@ -100,7 +99,7 @@ def explain(
     *,
     where: Where,
 ) -> int:
-    """Tell where a request would go, or why one went.
+    """Show where a request would go, or why one went where it did.
 
     Nothing is sent to an engine, and only balancers that the tenant's law lets read the request are asked. Exit code 3
     if a balancer that might know a decision could not be asked.
@@ -126,13 +125,11 @@ def bundle(
     *,
     where: Where,
 ) -> int:
-    """Collect in one file what a bug report needs, and no secret.
+    """Collect what a bug report needs into one file, without secrets.
 
-    Status, metrics, law, recent decisions, versions, and configurations without their secrets.
-
-    Secrets are withheld: no key, token or password of a configuration, and no hash of an API key. Decisions never hold
-    prompts. Look at what it holds before you send it: it names hosts, regions, tenants and models. Exit code 3 if not
-    every balancer answered.
+    Status, metrics, law, recent decisions, versions and configurations. It has no prompts, no key, token or password,
+    and no hash of an API key. It names hosts, regions, tenants and models: look through it before you send it. Exit
+    code 3 if not every balancer answered.
     """
     from farhop_cli.bundle import run
 
@@ -149,9 +146,9 @@ def record(
 ) -> int:
     """Record a trace of what the fleet serves, for sim and plan.
 
-    Moments, lengths, which prompts begin alike (by salted fingerprints), sessions and pauses. No text, tenant or key;
-    and nothing of tenants whose law keeps records from a balancer. Exit code 1 if nothing came, 3 if not every balancer
-    was heard to its end.
+    Of each request its time, its lengths, which prompts begin alike (by salted fingerprints), its session and the pause
+    before it. No text, tenant or key, and no requests of tenants whose law forbids records at a balancer. Exit code 1
+    if no request came, 3 if a balancer was not heard to the end.
     """
     from farhop_cli.options import duration_s
     from farhop_cli.record import run
@@ -166,9 +163,9 @@ def log_level(
     *,
     where: Where,
 ) -> int:
-    """Have balancers log more, or less, until they start anew.
+    """Set how much balancers log, until their next start.
 
-    Needs the right to act at their admin ports. Exit code 3 if not all of them do.
+    Needs the right `act` at their admin ports. Exit code 3 if some balancers did not follow.
     """
     from farhop_cli.log_level import run
 
@@ -197,10 +194,10 @@ def usage(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Sum up who used what, and what it came to, from usage files.
+    """Sum up who used what, and what it cost, from usage files.
 
-    Each record counts once, however often it was written or copied there. With --prices every record is priced by the
-    epoch it was made under. Exit code 1 if there is none, 3 if some lines could not be read.
+    Each record counts once, even if several files have it. With --prices every record is priced by the epoch it was
+    made under. Exit code 1 if there is no record, 3 if some lines could not be read.
     """
     from farhop_cli.usage import Options, run
 
@@ -208,7 +205,7 @@ def usage(
 
 
 audit_app = App(
-    help="Whether an audit log holds, and what it proves of a decision.",
+    help="Verify an audit log, and prove decisions from it.",
     epilog="Example:  farhop audit verify /var/lib/farhop/audit/virginia/g1",
     **PLAIN,
 )
@@ -235,10 +232,10 @@ def audit_verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compute a whole audit log anew, and tell whether it holds.
+    """Verify a whole audit log.
 
-    With --seen also that nothing of what an earlier checkpoint signed was changed or removed since. Exit code 1 if it
-    does not hold.
+    With --seen also that nothing that an earlier checkpoint signed was changed or removed. Exit code 1 if it does not
+    verify.
     """
     from farhop_cli.audit import verify
 
@@ -265,7 +262,7 @@ def audit_prove(
     """Prove under which law a request was decided, and how.
 
     With --json the entry, its inclusion proof and the checkpoint, for any RFC 6962 verifier. Exit code 1 if the log has
-    nothing on it, or does not hold.
+    no such decision, or does not verify.
     """
     from farhop_cli.audit import prove
 

@@ -39,7 +39,7 @@ def drain_set(
     *,
     where: Where,
 ) -> int:
-    """Drain a region or, with --entry, an entry. It stands under a lease and ends by itself.
+    """Drain a region or, with --entry, an entry. It ends by itself.
 
     A region's new work goes elsewhere; an entry's new clients do: `farhop dns` leaves it out, and `farhop anycast`
     drains and withdraws its routes. Exit code 1 if it is refused, since a tenant would have no region left.
@@ -56,7 +56,7 @@ def drain_set(
 
 @verb(drain_app, "unset", "farhop drain unset tokyo", writes=True)
 def drain_unset(region: DrainedRegion = "", entry: DrainedEntry = "", *, where: Where) -> int:
-    """Take a drain back; the region comes back at a pace.
+    """End a drain; the region takes its work back gradually.
 
     Tells who had set it and why. Exit code 1 if it is not drained. `farhop undrain` is the same.
     """
@@ -94,7 +94,7 @@ def bias_set(
     *,
     where: Where,
 ) -> int:
-    """Make a region count as worse or better than it is.
+    """Make a region count as better or worse than it is.
 
     Ends by itself, as a drain does. It acts where scores are milliseconds (docs/reference/policies.md).
     """
@@ -105,7 +105,7 @@ def bias_set(
 
 @verb(bias_app, "unset", "farhop bias unset tokyo", writes=True)
 def bias_unset(region: Region, *, where: Where) -> int:
-    """Take a bias back. Exit code 1 if there is none."""
+    """End a bias. Exit code 1 if there is none."""
     from farhop_cli.bias_pin import unset_bias
 
     return unset_bias(region, where)
@@ -133,8 +133,7 @@ def pin_set(
 ) -> int:
     """Pin a tenant's or a model's requests to a region.
 
-    Ends by itself, as a drain does. While the region does not serve, requests go where they would else. Never widens
-    the law.
+    Ends by itself, as a drain does. While the region does not serve, requests go elsewhere. It never widens the law.
     """
     from farhop_cli.bias_pin import set_pin
 
@@ -143,7 +142,7 @@ def pin_set(
 
 @verb(pin_app, "unset", "farhop pin unset --tenant eu-only", writes=True)
 def pin_unset(tenant: Tenant = "", model: Model = "", *, where: Where) -> int:
-    """Take a pin back. Exit code 1 if there is none."""
+    """End a pin. Exit code 1 if there is none."""
     from farhop_cli.bias_pin import unset_pin
 
     return unset_pin(tenant, model, where)
@@ -152,7 +151,7 @@ def pin_unset(tenant: Tenant = "", model: Model = "", *, where: Where) -> int:
 # -- route
 
 route_app = group(
-    "route", "How an entry chooses regions and answers, before its configuration.",
+    "route", "How an entry chooses regions and answers; overrides its configuration.",
     "set virginia '{answer: redirect}' --tenant acme --why \"streams are long\"", "virginia",
 )  # fmt: skip
 
@@ -174,10 +173,10 @@ def route_set(
     *,
     where: Where,
 ) -> int:
-    """Make an entry choose and answer by a route.
+    """Set how an entry chooses regions and answers.
 
-    Without --tenant and --model, for all without a route of their own. Exit code 1 if somebody else changed it
-    meanwhile, or the routes cannot stand together.
+    Without --tenant and --model it is for all requests without a route of their own. Exit code 1 if somebody else
+    changed it meanwhile, or the routes contradict one another.
     """
     from farhop_cli.route import put
 
@@ -196,7 +195,7 @@ def route_unset(
 ) -> int:
     """Go back to the configuration.
 
-    Without --tenant and --model, for all. Exit code 1 if nothing stands there.
+    Without --tenant and --model, for all. Exit code 1 if nothing is set.
     """
     from farhop_cli.route import unset
 
@@ -206,7 +205,7 @@ def route_unset(
 # -- policy, split
 
 policy_app = group(
-    "policy", "By which policy a region picks replicas, before its configuration.",
+    "policy", "The policy by which a region picks replicas; overrides its configuration.",
     'set tokyo least-load --why "comparing"',
 )  # fmt: skip
 OfModel = Annotated[
@@ -227,7 +226,7 @@ def policy_set(
     *,
     where: Where,
 ) -> int:
-    """Make a region pick replicas by a policy.
+    """Set the policy by which a region picks replicas.
 
     Exit code 1 if somebody else changed it meanwhile.
     """
@@ -258,7 +257,7 @@ def split_set(
 ) -> int:
     """Split a model's traffic between its versions.
 
-    Canary, A/B, or all at once to another. The weights change alone: rules and stickiness stay. Exit code 1 if somebody
+    For a canary, an A/B test or a switch. Only the weights change: rules and stickiness stay. Exit code 1 if somebody
     else changed it meanwhile.
     """
     from farhop_cli.by_model import set_split
@@ -273,7 +272,7 @@ def _unset_by_model(app: typer.Typer, name: str) -> None:
     ) -> int:
         """Go back to the configuration.
 
-        For one model or all. Exit code 1 if nothing stands there.
+        For one model or all. Exit code 1 if nothing is set.
         """
         from farhop_cli import by_model
 

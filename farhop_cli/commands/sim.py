@@ -102,7 +102,7 @@ def import_log(
 ) -> None:
     """Make a scenario of a request log of your own.
 
-    It needs moments and lengths in tokens; it takes sessions, regions and how long answers took where they are there.
+    It needs times and lengths in tokens; it also takes sessions, regions and how long answers took, if they are there.
     Fields are looked for by the names that OpenAI, gateways and SDKs use. Texts are neither needed nor kept.
     """
     from farhop_cli import sim_import

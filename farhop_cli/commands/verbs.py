@@ -5,18 +5,14 @@ Rooms are imported when their command runs, so that help is quick.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from farhop_cli.commands.wiring import loading
 from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, WORLD_FILE, Allow, Context, DryRun, From, Json, World, duration_s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 app = App(**PLAIN)
 
@@ -26,16 +22,6 @@ Config = Annotated[
 
 
 RUN_S = 1.0, 604_800.0  # of a simulated run
-
-
-@contextlib.contextmanager
-def _loading() -> Iterator[None]:
-    """For the rooms of a process that runs on: to load them makes no garbage, and to look for some takes a tenth."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @app.command("up", epilog="Example:  farhop up --topology three-regions --profile a100 --replicas 2 --speedup 10")
@@ -78,7 +64,7 @@ def run_up(
     world: World = None,
 ) -> None:
     """Run a whole world here until Ctrl-C: etcd, both tiers, engines."""
-    with _loading():
+    with loading():
         from farhop_cli.up import Options, run
 
     run(Options(topology, engine or [], etcd, profile, replicas, speedup, port, model, world or WORLD_FILE))
@@ -86,11 +72,11 @@ def run_up(
 
 @app.command("demo", epilog="Example:  farhop demo")
 def run_demo() -> None:
-    """Boot the default world and check, a line each, what Farhop is for.
+    """Start the default world, and check what Farhop does, line by line.
 
     Real processes, real kills; about a minute. Exit code 1 if a check does not hold.
     """
-    with _loading():
+    with loading():
         from farhop_cli.demo import run
 
     raise typer.Exit(run())
@@ -155,8 +141,8 @@ def run_plan(
 ) -> None:
     """Plan capacity: replicas per region, N and N-1, with and without routing between regions.
 
-    By search over simulated runs. Exit code 1 if no fleet within --most is enough, 2 where a region asks too seldom to
-    tell.
+    By search over simulated runs. Exit code 1 if no fleet within --most is enough, 2 if a region has too few requests
+    to tell.
     """
     from farhop_cli.plan import Options, run
 
@@ -168,7 +154,7 @@ def run_plan(
 @app.command("global", epilog="Example:  farhop global --config virginia-global.yaml")
 def run_global(config: Config) -> None:
     """Run a global balancer."""
-    with _loading():
+    with loading():
         from global_lb.app.main import run
 
     run(config)
@@ -177,7 +163,7 @@ def run_global(config: Config) -> None:
 @app.command("regional", epilog="Example:  farhop regional --config virginia-regional.yaml")
 def run_regional(config: Config) -> None:
     """Run a regional balancer."""
-    with _loading():
+    with loading():
         from regional_lb.app.main import run
 
     run(config)
@@ -189,108 +175,10 @@ def run_picker(config: Config) -> None:
 
     The same process as `farhop regional`; its configuration must have a `picker`.
     """
-    with _loading():
+    with loading():
         from regional_lb.app.main import run
 
     run(config, picks=True)
-
-
-EnginePorts = Annotated[
-    list[int] | None,
-    typer.Option("--port", metavar="PORT", help="Port to listen on; may be repeated. 0: any free one. Default: 8001."),
-]
-EngineHost = Annotated[
-    str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on. Default: 127.0.0.1.")
-]
-EngineProfile = Annotated[
-    str | None, typer.Option("--profile", metavar="GPU", help="The GPU to emulate: l4, a100 or h100. Default: l4.")
-]
-EngineReplicas = Annotated[
-    int | None, typer.Option("--replicas", metavar="N", help="How many engines, on consecutive ports. Default: 1.")
-]
-EngineModel = Annotated[str | None, typer.Option("--model", help="The served model's name. Default: llama-3.1-8b.")]
-EngineSpeedup = Annotated[
-    float | None,
-    typer.Option("--speedup", metavar="FACTOR", help="How many times faster than the GPU. Default: 1."),
-]
-EngineSeed = Annotated[
-    int | None, typer.Option("--seed", metavar="SEED", help="Seed of what the engine writes. Default: 0.")
-]
-Wide = Annotated[bool | None, typer.Option("--wide", help="Write more than ASCII: CJK, emoji, accents.")]
-KvBlocks = Annotated[
-    int | None,
-    typer.Option("--kv-blocks", metavar="N", help="KV cache, in blocks of 16 tokens. Default: the GPU's."),
-]
-MeanOutputTokens = Annotated[
-    float | None, typer.Option(metavar="N", help="Mean tokens of answers without max_tokens. Default: 200.")
-]
-Adapters = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="The name of a LoRA adapter; may be repeated.")
-]
-MaxLoras = Annotated[int | None, typer.Option(metavar="N", help="How many adapters fit into a batch. Default: 1.")]
-LoraLoadMs = Annotated[
-    float | None, typer.Option(metavar="MS", help="How long it takes to load an adapter. Default: 200.")
-]
-DisaggregationMode = Annotated[str | None, typer.Option(metavar="MODE", help="As in SGLang: prefill or decode.")]
-BootstrapPort = Annotated[
-    int | None, typer.Option(metavar="PORT", help="Where decode engines find a prefill engine. Default: 8998.")
-]
-DcgmPort = Annotated[int | None, typer.Option(metavar="PORT", help="Serve a DCGM exporter's page here.")]
-KvEventsPort = Annotated[int | None, typer.Option(metavar="PORT", help="Publish KV events over ZMQ here.")]
-KvReplayPort = Annotated[int | None, typer.Option(metavar="PORT", help="Replay KV events here.")]
-KvEventsSchema = Annotated[
-    str | None, typer.Option(metavar="SCHEMA", help="How KV events are encoded: map or array (old). Default: map.")
-]
-TokenizerFile = Annotated[Path | None, typer.Option(metavar="FILE", help="Read prompts by this tokenizer.json.")]
-WriteTokenizer = Annotated[
-    Path | None, typer.Option(metavar="FOLDER", help="Write a tokenizer.json and a chat template there, and end.")
-]
-
-
-@app.command("engine", epilog="Example:  farhop engine --profile l4 --port 8001 --replicas 2 --speedup 10")
-def run_engine(
-    port: EnginePorts = None,
-    host: EngineHost = None,
-    profile: EngineProfile = None,
-    replicas: EngineReplicas = None,
-    model: EngineModel = None,
-    speedup: EngineSpeedup = None,
-    seed: EngineSeed = None,
-    wide: Wide = None,
-    kv_blocks: KvBlocks = None,
-    mean_output_tokens: MeanOutputTokens = None,
-    adapter: Adapters = None,
-    max_loras: MaxLoras = None,
-    lora_load_ms: LoraLoadMs = None,
-    disaggregation_mode: DisaggregationMode = None,
-    bootstrap_port: BootstrapPort = None,
-    dcgm_port: DcgmPort = None,
-    kv_events_port: KvEventsPort = None,
-    kv_replay_port: KvReplayPort = None,
-    kv_events_schema: KvEventsSchema = None,
-    tokenizer: TokenizerFile = None,
-    write_tokenizer: WriteTokenizer = None,
-) -> None:
-    """Run emulated engines: OpenAI-like servers with a GPU's timing and no GPU.
-
-    `POST /lab/fault {"kind": "stuck", "for_s": 30}` breaks one (oom, fast-500, slow, stuck, dead-green, xid), DELETE
-    mends it.
-    """
-    if write_tokenizer is not None:
-        from farhop_lab.engine.tokenizer_file import write
-
-        raise typer.Exit(write(write_tokenizer))
-    with _loading():
-        from farhop_cli.engine import run
-
-    run({
-        "ports": port or [8001], "host": host, "profile": profile, "replicas": replicas, "model": model,
-        "speedup": speedup, "seed": seed, "wide": wide, "kv_blocks": kv_blocks,
-        "mean_output_tokens": mean_output_tokens, "dcgm_port": dcgm_port, "adapters": adapter,
-        "max_loras": max_loras, "lora_load_ms": lora_load_ms,
-        "kv_events_port": kv_events_port, "kv_replay_port": kv_replay_port, "kv_events_schema": kv_events_schema,
-        "tokenizer": tokenizer, "disaggregation_mode": disaggregation_mode, "bootstrap_port": bootstrap_port,
-    })  # fmt: skip
 
 
 @app.command("ask", epilog='Example:  farhop ask "Why is the sky blue?" --from LONDON --tenant eu-only')
@@ -368,9 +256,9 @@ def healthcheck(
     config: Config = Path("farhop.yaml"),
     ready: Annotated[bool, typer.Option("--ready", help="Ask whether it is ready, not only alive.")] = False,
 ) -> None:
-    """Ask the balancer in this container how it is.
+    """Ask the balancer in this container whether it is alive, or ready.
 
-    Exit code 1 if it is not well.
+    Exit code 1 if it is not.
     """
     from farhop_cli.healthcheck import run
 
@@ -458,9 +346,9 @@ def certs_hop_key(
         ),
     ] = "",
 ) -> None:
-    """Print a key of the hop token.
+    """Print a hop key.
 
-    A new root, or what one region is given of it.
+    Without options a new root; with --root and --to or --from, the key of one region.
     """
     from farhop_cli.certs import hop_key
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 # All that the processes of a world import; by name, for the lab stands below the command.
 PRELOADED = (
-    "farhop_cli.main", "farhop_cli.commands.verbs", "farhop_cli.engine", "global_lb.app.main", "regional_lb.app.main",
+    "farhop_cli.main", "farhop_cli.commands.verbs", "farhop_cli.commands.engine", "farhop_cli.engine",
+    "global_lb.app.main", "regional_lb.app.main",
     # What exports spans is imported where there are any, the last of it as an exporter is made: half of what a process
     # has to do to begin.
     "farhop.telemetry.recording", "farhop_lab.engine.tracing", "opentelemetry.exporter.otlp.proto.http.trace_exporter",

@@ -40,7 +40,7 @@ def test_a_pin_is_for_a_tenant_or_a_model(cli, stands):
     assert "gpu test" in cli.run("pin", "unset", "--tenant", "eu-only").stdout
     assert "and nowhere else" in cli.run("pin", "unset", "--model", "a/b").stdout
     assert stored(stands) == {}
-    assert "model a/b: no pin stands there" in cli.failed(cli.run("pin", "unset", "--model", "a/b"), 1)
+    assert "model a/b: no pin is set" in cli.failed(cli.run("pin", "unset", "--model", "a/b"), 1)
 
 
 def test_a_pin_that_the_law_passes_over_is_refused(cli, stands):

@@ -63,7 +63,7 @@ def test_undrain_is_short_for_drain_unset(cli, stands):
     assert "by ann at " in result.stdout
     assert "virginia takes new requests again" in result.stdout
     assert drained(stands) is None
-    assert "no drain stands there; nothing was changed" in cli.failed(cli.run("undrain", "virginia"), 1)
+    assert "no drain is set; nothing was changed" in cli.failed(cli.run("undrain", "virginia"), 1)
     assert 'did you mean "tokyo"?' in cli.failed(cli.run("undrain", "tokio"), 2)
 
 
@@ -146,7 +146,7 @@ def test_an_entry_is_drained_beside_the_regions(cli, stands, entries):
     assert "entry tokyo-1: drained, over 10s" in cli.run("drain", "get").stdout
     assert "entry tokyo-1: drained, over 10s" in cli.run("drain", "history").stdout
     assert cli.run("undrain", "--entry", "tokyo-1").exit_code == 0
-    assert "no drain stands there" in cli.failed(cli.run("drain", "unset", "--entry", "tokyo-1"), 1)
+    assert "no drain is set" in cli.failed(cli.run("drain", "unset", "--entry", "tokyo-1"), 1)
     assert 'did you mean "tokyo-2"?' in cli.failed(cli.run("drain", "set", "--entry", "tokyo-3", "--why", "x"), 2)
 
 
