@@ -107,7 +107,11 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
         spelled = found.scored(place, scores.item(place) - shift)
         ttft_ms = one["rtt_ms"] + cost.upload_ms(n_bytes, one["rtt_ms"]) + spelled.wait_ms
         uncached = spelled.uncached_tokens
-        work_tokens = cost.prefill_work(uncached, n_bytes / one["bytes_per_token"]) if n_bytes >= 4096 else uncached
+        work_tokens = (
+            cost.prefill_work(uncached, n_bytes / one["bytes_per_token"])
+            if n_bytes >= 4 * cost.LONG_TOKENS
+            else uncached
+        )
         ttft_ms += work_tokens * one["prefill_ms_per_token"]
         sent_tokens = one["unacknowledged_bytes"] / one["bytes_per_token"]
         wait_ms = one["wait_ms"] + sent_tokens * one["prefill_ms_per_token"] / one["replicas_ready"]
