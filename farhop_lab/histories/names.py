@@ -460,7 +460,8 @@ def as_it_began(
     configured = dict(chosen._configured) if chosen is not None else {}
     if is_global(flow):
         return GLOBAL, config, law, seed, configured, dict(more or {}), for_all
-    return REGIONAL, config, law, seed, configured, dict(more._configured) if more is not None else {}, for_all
+    splits = {model: _given(config) for model, config in more._configured.items()} if more is not None else {}
+    return REGIONAL, config, law, seed, configured, splits, for_all
 
 
 # What is done to a machine, by the numbers that files hold.
