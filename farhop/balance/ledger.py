@@ -22,8 +22,9 @@ Tokens: TypeAlias = NDArray[np.float64]
 
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
-    """What one request takes at a target: `prefill_tokens` until its prefill is done, `kv_tokens` until it is over, of
-    which `answer_tokens` are those of its answer. `began_at`: since when that comes (monotonic seconds), None before.
+    """What one request takes at a target: `prefill_tokens` (their work: cost.prefill_work) until its prefill is done,
+    `kv_tokens` until it is over, of which `answer_tokens` are those of its answer. `began_at`: since when that comes
+    (monotonic seconds), None before.
 
     `marks` name its prompt's beginnings (chain.marks), for others to know what they share with it.
     """

@@ -300,7 +300,7 @@ class ReplicaLoad(_message.Message):
     in_flight: _builtins.int
     """requests"""
     prefill_tokens: _builtins.int
-    """tokens still to be prefilled"""
+    """work still to be prefilled (cost.prefill_work), in tokens"""
     kv_tokens: _builtins.int
     """tokens of KV cache"""
     taken: _builtins.int

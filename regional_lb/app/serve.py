@@ -195,6 +195,7 @@ class PickReasons:
                     "hit_tokens": s.hit_tokens,
                     "hit_exact": s.exact,
                     "uncached_tokens": s.uncached_tokens,
+                    "work_tokens": s.work_tokens,
                     "backlog_tokens": s.backlog_tokens,
                     "delay_ms": s.delay_ms,
                     "prefill_ms_per_token": s.prefill_ms_per_token,
