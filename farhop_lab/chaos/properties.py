@@ -234,14 +234,14 @@ def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
 
 
 def _global_books(balancer: BalancerProcess, flow: GlobalFlow) -> list[tuple[str, float]]:
-    reckonings = flow.regions.loads.values()
+    sent = flow.regions.loads.values()
     return [
         ("requests under way", max(balancer.relay.under_way, flow.under_way)),
         ("reservations", len(flow.ledger)),
         ("held requests", len(flow.held)),
         ("retries in the budget", flow.budget.retrying),
-        ("bytes outstanding", sum(one.outstanding_bytes for one in reckonings)),
-        ("requests outstanding", sum(one.outstanding_requests for one in reckonings)),
+        ("bytes outstanding", sum(one.outstanding_bytes for one in sent)),
+        ("requests outstanding", sum(one.outstanding_requests for one in sent)),
     ]
 
 

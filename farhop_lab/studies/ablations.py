@@ -1,10 +1,10 @@
 """Farhop without one of its parts: the shipped machines with that part taken from them, to see what it earns.
 
-`without trie` nobody is believed to hold anything; `without reckoning` a report is believed as it is, whatever was sent
-since; `without late binding` a request goes to the best replica though that has no room, and waits in its engine;
-`without tpot` only the first token counts, in both tiers; `without tie draw` the least score takes all; `without
-bringing home` who is led elsewhere by a cached prefix goes there for as long as it is cached. For experiments alone: no
-product can be configured so.
+`without trie` nobody is believed to hold anything; `without unacknowledged load` a report is believed as it is,
+whatever was sent since; `without late binding` a request goes to the best replica though that has no room, and waits
+in its engine; `without tpot` only the first token counts, in both tiers; `without tie draw` the least score takes
+all; `without bringing home` who is led elsewhere by a cached prefix goes there for as long as it is cached. For
+experiments alone: no product can be configured so.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class TrielessRegional(regional_flow.RegionalFlow):
         return super().handle(_blind(event), now)
 
 
-class Unreckoning(global_flow.GlobalFlow):
+class OnReportsAlone(global_flow.GlobalFlow):
     """What it sent is nothing to it once it is on its way."""
 
     def _dispatch(
@@ -203,7 +203,7 @@ def regional_maker(
 
 ABLATIONS: dict[str, Makers] = {
     "farhop-no-trie": Makers(global_maker(TrielessGlobal), regional_maker(TrielessRegional)),
-    "farhop-no-reckoning": Makers(make_global=global_maker(Unreckoning)),
+    "farhop-no-unacknowledged-load": Makers(make_global=global_maker(OnReportsAlone)),
     "farhop-no-late-binding": Makers(make_regional=regional_maker(EarlyBinding)),
     "farhop-no-tpot": Makers(global_maker(policy=FirstTokenGlobal), regional_maker(policies=FirstTokenPolicies)),
     "farhop-no-tie-draw": Makers(make_global=global_maker(policy=Undrawn)),

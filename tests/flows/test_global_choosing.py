@@ -134,7 +134,7 @@ def test_before_any_region_has_reported_nothing_is_said_not_to_exist(play) -> No
     play(flow).on(RequestArrived(request("a"))).expect(answered("a", outcome.NO_REGION))
 
 
-def test_dead_reckoning_shifts_load_between_two_reports(play) -> None:
+def test_unacknowledged_load_shifts_requests_between_two_reports(play) -> None:
     flow = worldwide(view=seen(instance("london"), instance("frankfurt")))
     targets = [flow.handle(RequestArrived(request(f"q{n}")), 0.0)[-1].target for n in range(4)]
     # Each 256 tokens sent to London add 12.8 ms to its wait; Frankfurt is 11 ms further.

@@ -210,12 +210,12 @@ def field(asked: Request, output_tokens: float = 100.0, here: str = "london", /,
     }
     rows = []
     for name, one in regions.items():
-        reckoning = UnacknowledgedLoad()
+        unacknowledged = UnacknowledgedLoad()
         if "unacknowledged_bytes" in one:
-            reckoning.sent(one["unacknowledged_bytes"])
+            unacknowledged.sent(one["unacknowledged_bytes"])
         row = row_of(
             capacity(**{key: value for key, value in one.items() if key not in about}),
-            reckoning,
+            unacknowledged,
             rtt_ms=one.get("rtt_ms", RTT_MS.get(name, 50.0)),
             cache_hit_calibration=one.get("cache_hit_calibration", 1.0),
             rates=one.get("rates", (0.0, 0.0, 0.0)),

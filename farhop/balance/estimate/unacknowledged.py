@@ -1,4 +1,4 @@
-"""Dead reckoning: how much of what was sent to a region its last report cannot know of yet.
+"""Unacknowledged load: how much of what was sent to a region its last report cannot know of yet.
 
 Counts are cumulative prompt bytes on both sides (the sender's here, the receiver's in its report), so that reports may
 be lost, repeated or late. Invariants: outstanding is never negative and never more than what still awaits its first
@@ -38,9 +38,9 @@ class CombinedLoad:
 
     __slots__ = ("outstanding_bytes", "outstanding_requests", "outstanding_work_bytes")
 
-    def __init__(self, reckonings: Iterable[Outstanding]) -> None:
+    def __init__(self, loads: Iterable[Outstanding]) -> None:
         self.outstanding_bytes = self.outstanding_work_bytes = self.outstanding_requests = 0.0
-        for one in reckonings:
+        for one in loads:
             self.outstanding_bytes += one.outstanding_bytes
             self.outstanding_work_bytes += one.outstanding_work_bytes
             self.outstanding_requests += one.outstanding_requests

@@ -60,12 +60,12 @@ def outstanding(name: str) -> float:
     for _ in range(8):
         it.arrive("a", "t")
     flow = it.balancers["a"][0].flow
-    return sum(reckoning.outstanding_bytes for reckoning in flow.regions.loads.values())  # type: ignore[attr-defined]
+    return sum(load.outstanding_bytes for load in flow.regions.loads.values())  # type: ignore[attr-defined]
 
 
-def test_without_reckoning_nothing_is_outstanding() -> None:
+def test_without_unacknowledged_load_nothing_is_outstanding() -> None:
     assert outstanding("farhop") == 8 * 1024
-    assert outstanding("farhop-no-reckoning") == 0.0
+    assert outstanding("farhop-no-unacknowledged-load") == 0.0
 
 
 def test_the_scores_lack_what_was_taken() -> None:

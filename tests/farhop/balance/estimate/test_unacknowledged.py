@@ -1,4 +1,4 @@
-"""Dead reckoning: exact where reports come in order, and never worse than too little where they do not."""
+"""Unacknowledged load: exact where reports come in order, and never worse than too little where they do not."""
 
 from __future__ import annotations
 
