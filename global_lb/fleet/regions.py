@@ -52,7 +52,7 @@ MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
 CANDIDATES_MAX = 1024
-_UNCACHED_LEARN = 0.05  # what each request weighs in how much of a prompt is left to prefill in the mean
+_WORK_LEARN = 0.05  # what each request weighs in how much of a prompt is left to prefill in the mean
 
 _UNKNOWN = Liveness()  # down: it never had a report or a channel
 
@@ -164,7 +164,7 @@ class Regions:
         self._seen: dict[str, tuple[State, str]] = {}  # what each was when candidates were found
         self.lineages = Lineages()  # what the models are based on, by all reports
         self._lineages: dict[str, Lineage] = {}  # by region
-        self._mean_work_bytes: dict[str, float] = {}  # by model: what requests left to prefill
+        self._mean_work_bytes: dict[str, float] = {}  # by model: what requests left to prefill (cost.prefill_work)
         self._models: set[str] = set()  # ever offered: a region that is gone takes none out of the catalogue
 
     def reconfigure(
@@ -354,7 +354,7 @@ class Regions:
         mean = means.get(model, work_bytes)
         if model not in means and len(means) >= MODELS_MAX:
             del means[next(iter(means))]
-        means[model] = mean + _UNCACHED_LEARN * (work_bytes - mean)
+        means[model] = mean + _WORK_LEARN * (work_bytes - mean)
 
     def caches(self, region: str, chain: tuple[int, ...]) -> None:
         """The region holds this prefix now."""

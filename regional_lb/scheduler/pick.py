@@ -265,8 +265,7 @@ def pick(
     `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
-    long = need.prompt_tokens >= LONG_TOKENS
-    work = prefill_work(uncached, need.prompt_tokens) if long else uncached
+    work = work_tokens(uncached, need.prompt_tokens)
     score = policy.score(need, table, work, now)
     if delay_ms is not None and policy.unit == "ms":
         score = score + delay_ms

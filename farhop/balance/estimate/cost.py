@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 INIT_WINDOW_BYTES = 14_600  # 10 segments of 1460 bytes (RFC 6928)
 # How far into a text a token's attention takes as much arithmetic as its weights do: 2 P / (4 L d) tokens, for P
-# parameters that take part and L layers of attention over d values (Kaplan et al., arXiv 2001.08361, table 1).
+# parameters that take part and L layers of attention over d values (PaLM, arXiv 2204.02311, appendix B: of its 6 P and
+# 12 L d for a token of context a forward pass takes a third).
 # Llama 3.1 8B 30,600, 70B 53,900; Qwen2.5 32B 49,600; gpt-oss-120b 34,000; of many experts, few of which take part,
 # less: DeepSeek-V3 14,800, Qwen3-30B-A3B 8,400.
 ATTENTION_TOKENS = 32_768.0
