@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from worlds import fleet, replica
 
+from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
 from regional_lb.fleet.view import Sample
@@ -112,6 +113,24 @@ def test_a_long_prompt_waits_for_who_holds_it_and_is_not_computed_anew_elsewhere
         reserved=[Reservation("r1", 1_500, 4_500)],
     )
     assert pick(LONG, full, [(chain.bytes_at(38), 0)], Predictive(), 0.0, Random(1)).chosen.replica == "r2"
+
+
+def test_of_a_long_prompt_the_work_counts_not_the_tokens() -> None:
+    """Both compute 10,000 tokens: one all of its prompt, the other the end of a long one. And what each score is made
+    of adds up to it."""
+    rows = table(*(replica(name, slots=8, kv_tokens=500_000, prefill_ms_per_token=0.1) for name in ("r1", "r2")))
+    for prompt_tokens in (10_000.0, 100_000.0):
+        need = Need(prompt_tokens=prompt_tokens, output_tokens=100.0, bytes_per_token=4.0)
+        held = ((prompt_tokens - 10_000.0) * need.bytes_per_token, rows.of.at["r1"])
+        choice = pick(need, rows, [held], Predictive(), 0.0, Random(1))
+        chosen, work = choice.chosen, prefill_work(10_000.0, prompt_tokens)
+        assert (chosen.uncached_tokens, chosen.work_tokens) == (10_000.0, pytest.approx(work))
+        assert choice.prefill_ms == pytest.approx(0.1 * work)
+        for scored in choice.field:
+            assert sum(choice.terms()[scored.replica].values()) == pytest.approx(scored.score)
+            assert choice.terms()[scored.replica]["prefill"] == pytest.approx(0.1 * scored.work_tokens)
+    short = pick(NEED, rows, [], Predictive(), 0.0, Random(1)).chosen
+    assert short.work_tokens == short.uncached_tokens
 
 
 def test_expected_wait() -> None:
