@@ -21,6 +21,18 @@ Config = Annotated[
     ),
 ]
 CONFIG = Path("farhop.yaml")
+ServerConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="The DNS server's configuration. Default: that of `farhop dns`."
+    ),
+]
+ServerAdmin = Annotated[
+    str, typer.Option("--admin", metavar="URL", help="The DNS server's admin port. Default: the configuration's.")
+]
+ServerToken = Annotated[
+    str, typer.Option("--token", metavar="TOKEN", envvar="FARHOP_TOKEN", help="The admin port's token.")
+]
 
 dns_app = App(
     help="Answer DNS questions for entries, and publish or check the answers.",
@@ -78,12 +90,7 @@ def check(
 @dns_app.command("publish", epilog="Example:  farhop dns publish --config tokyo-dns.yaml --once")
 def publish(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", metavar="FILE", help="The DNS server's configuration. Default: that of `farhop dns`."
-        ),
-    ] = None,
+    config: ServerConfig = None,
     once: Annotated[bool, typer.Option("--once", help="Write the records once, and end.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written; write nothing.")] = False,
 ) -> None:
@@ -99,18 +106,9 @@ def publish(
 @dns_app.command("latencies", epilog="Example:  farhop dns latencies --config tokyo-dns.yaml --least-ms 20")
 def latencies(
     context: typer.Context,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", "-c", metavar="FILE", help="The DNS server's configuration. Default: that of `farhop dns`."
-        ),
-    ] = None,
-    admin: Annotated[
-        str, typer.Option("--admin", metavar="URL", help="The DNS server's admin port. Default: the configuration's.")
-    ] = "",
-    token: Annotated[
-        str, typer.Option("--token", metavar="TOKEN", envvar="FARHOP_TOKEN", help="The admin port's token.")
-    ] = "",
+    config: ServerConfig = None,
+    admin: ServerAdmin = "",
+    token: ServerToken = "",
     least_ms: Annotated[
         float,
         typer.Option(
@@ -135,12 +133,8 @@ def where(
         str, typer.Option("--tenant", help="Ask for the names of this tenant. Default: the names for everybody.")
     ] = "",
     config: Config = CONFIG,
-    admin: Annotated[
-        str, typer.Option("--admin", metavar="URL", help="The DNS server's admin port. Default: the configuration's.")
-    ] = "",
-    token: Annotated[
-        str, typer.Option("--token", metavar="TOKEN", envvar="FARHOP_TOKEN", help="The admin port's token.")
-    ] = "",
+    admin: ServerAdmin = "",
+    token: ServerToken = "",
     offline: Annotated[
         bool, typer.Option("--offline", help="Go by the configuration alone, as if every entry were up.")
     ] = False,
