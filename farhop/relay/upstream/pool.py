@@ -251,7 +251,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._unread += data
             return
         self._read_some(data)
-        if self._unread:
+        if self.unread_bytes:
             self._listen()
 
     def _read_some(self, data: bytes) -> None:
