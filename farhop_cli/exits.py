@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from farhop_cli.show import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -25,8 +27,8 @@ def fail(text: str, code: int = FAULT) -> NoReturn:
 
 
 def warn(text: str) -> None:
-    """Say one line on stderr and go on."""
-    typer.echo(f"farhop: {' '.join(text.split())}", err=True)
+    """Say one line on stderr and go on. What others answered may stand in it."""
+    typer.echo(f"farhop: {printable(' '.join(text.split()))}", err=True)
 
 
 def first_of(error: Exception) -> str:
