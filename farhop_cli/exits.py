@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from farhop_cli.show import printable
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -28,6 +26,8 @@ def fail(text: str, code: int = FAULT) -> NoReturn:
 
 def warn(text: str) -> None:
     """Say one line on stderr and go on. What others answered may stand in it."""
+    from farhop_cli.show import printable  # which brings rich with it, and nearly no command fails
+
     typer.echo(f"farhop: {printable(' '.join(text.split()))}", err=True)
 
 
