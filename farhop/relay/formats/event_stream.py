@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 END_BYTES_MAX = 4
-# Behind LF a CR at the end of what is there yet is undecided: it may be the half of CR LF.
-_END = rb"(?:\r?\n\r?\n|\r\r\n?|\n\r(?=[^\n]))"
+# Behind LF a CR at the end of what is there yet is undecided: it may be the half of CR LF. Each way begins with a
+# letter of its own, so that it is searched for at 1 ns a byte, and not at 20.
+_END = rb"(?:\n(?:\n|\r\n|\r(?=[^\n]))|\r(?:\n\n|\n\r\n|\r\n?))"
 ANY_END = re.compile(_END)
 _LAST_END = re.compile(rb"(?s:.*)" + _END)
 # Blank lines, and comments as far as a blank line ends them: a CR at the end is decided here, since nothing is held.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from farhop.balance import machine
 
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
-EVENT_BYTES_MAX = 4 * 1024 * 1024
+EVENT_BYTES_MAX = 16 * 1024  # of other events: to look for what one may hold takes 2 ms
 TOKENS_MAX = 1 << 19  # kept of one stream, prompt and answer
 CHAT, TARGET = b"/v1/chat/completions", b"/v1/completions"
 ASKS = b'"return_token_ids":true,'  # goes into the body behind its first brace

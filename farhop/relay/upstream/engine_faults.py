@@ -19,17 +19,16 @@ from farhop.relay.formats.prompt import any_json
 BODY_BYTES_MAX = 16 * 1024
 UNSPOKEN_BYTES_MAX = 512
 
-# As PyTorch, CUDA, ROCm's HIP, cuBLAS and TensorRT-LLM word it, and engines pass it on.
-_MEMORY = re.compile(
-    rb"\b(?:CUDA|HIP|XPU|GPU)\b[^\"\n]{0,200}out of memory|OutOfMemoryError|ERROR_OUT_OF_MEMORY|STATUS_ALLOC_FAILED",
-    re.IGNORECASE,
-)
+# As PyTorch, CUDA, ROCm's HIP, cuBLAS and TensorRT-LLM word it, and engines pass it on; in small letters.
+_MEMORY = re.compile(rb"outofmemoryerror|error_out_of_memory|status_alloc_failed")
+_NO_ROOM, _NEAR_BYTES = b"out of memory", 204  # in a line about a GPU, which is named as near before it
+_GPU = re.compile(rb"\b(?:cuda|hip|xpu|gpu)\b")
 _BROKEN = re.compile(
-    rb"(?:CUDA|HIP)(?: runtime| driver| kernel)? error|device-side assert|illegal memory access|uncorrectable ECC"
-    rb"|unspecified launch failure|CUDNN_STATUS_|CUBLAS_STATUS_|NCCL (?:error|failure)"
-    rb"|nccl(?:Unhandled|System|Internal)|fallen off the bus"
-    rb"|EngineDeadError|EngineCore encountered an issue|Background loop (?:is not running|has errored)",
-    re.IGNORECASE,
+    rb"cuda(?: runtime| driver| kernel)? error|hip(?: runtime| driver| kernel)? error"
+    rb"|device-side assert|illegal memory access|uncorrectable ecc"
+    rb"|unspecified launch failure|cudnn_status_|cublas_status_|nccl (?:error|failure)"
+    rb"|nccl(?:unhandled|system|internal)|fallen off the bus"
+    rb"|enginedeaderror|enginecore encountered an issue|background loop (?:is not running|has errored)",
 )
 FAULT_STATUSES = frozenset((424, *range(500, 600)))
 """HTTP statuses of answers whose body is an engine's account of a failure."""
@@ -37,9 +36,21 @@ FAULT_STATUSES = frozenset((424, *range(500, 600)))
 
 def in_text(text: bytes) -> Outcome | None:
     """What an error's text says is broken, None if it names nothing of the kind."""
-    if _MEMORY.search(text):
+    text = text.lower()
+    if _MEMORY.search(text) or _has_no_room(text):
         return outcome.ENGINE_OUT_OF_MEMORY
     return outcome.ENGINE_BROKEN if _BROKEN.search(text) else None
+
+
+def _has_no_room(text: bytes) -> bool:
+    at = text.find(_NO_ROOM)
+    while at >= 0:
+        start = max(0, at - _NEAR_BYTES)
+        start = max(start, text.rfind(b'"', start, at), text.rfind(b"\n", start, at))
+        if _GPU.search(text, start, at):
+            return True
+        at = text.find(_NO_ROOM, at + 1)
+    return False
 
 
 def in_event(event: bytes) -> Outcome | None:

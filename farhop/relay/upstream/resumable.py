@@ -45,6 +45,10 @@ _CONTINUES = b"continue-"  # of a tier that asks: the body is a continuation, by
 _GOES_ON_ELSEWHERE = (outcome.ENGINE_BROKEN, outcome.ENGINE_OUT_OF_MEMORY)
 _BREAKS = (outcome.DIED_MID_STREAM, outcome.STALLED, *_GOES_ON_ELSEWHERE)
 _NO_BREAKS = (outcome.SERVED, outcome.CLIENT_LEFT, outcome.STOPPING, outcome.DEADLINE)  # a begun stream ends so, too
+# A stream's first event tells the ids of its prompt, in some bytes each, and what a template added: it may be as long
+# as the prompt makes it, of ids.
+_IDS_BYTES_MAX, _BYTES_PER_ID, _TEMPLATE_BYTES_MAX = 4 * 1024 * 1024, 8, 64 * 1024
+_LISTED, _LOOKED_AT = b"0123456789, ", 4096
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
 
 ResumeMode = Literal["off", "exact", "text"]
@@ -141,15 +145,22 @@ class ResumableTap(StreamTap):
     whether the client gets to see it. `broke` is what it says.
     """
 
-    __slots__ = ("_resumption", "broke", "progress", "withheld")
-
-    events_bytes_max = resumption.EVENT_BYTES_MAX
+    __slots__ = ("_endless", "_first_bytes_max", "_resumption", "_said", "broke", "progress", "withheld")
 
     def __init__(
-        self, hide_usage: bool, transcript: Transcript | None, geo: str, progress: Progress, owner: Resumption
+        self,
+        hide_usage: bool,
+        transcript: Transcript | None,
+        geo: str,
+        progress: Progress,
+        owner: Resumption,
+        body_bytes: int = 0,
     ) -> None:
         super().__init__(hide_usage, transcript, geo)
         self.progress, self._resumption = progress, owner
+        ids_bytes = _BYTES_PER_ID * (body_bytes + progress.tokens)
+        self._first_bytes_max = _TEMPLATE_BYTES_MAX + min(_IDS_BYTES_MAX, ids_bytes)
+        self._said = self._endless = False  # an event has passed; a part of one has
         self.broke: Outcome | None = None
         self.withheld = b""
 
@@ -167,14 +178,23 @@ class ResumableTap(StreamTap):
             or (b'"usage"' in data and has_usage(data))
             or (self._hide and (self._finish or FINISHES in data or FINISHES_SPACED in data))
         ):
+            self._endless = False
             events = self._slow(data)
         else:
             self._keep(events := data)
-        if is_crowded(events):
+        if self._endless or is_crowded(events):
             return self._let_go(events)
+        self._said = self._said or b"data:" in events
         if ERROR in events:  # in a text it would be escaped
             events = self._unbroken(events)
         return self._taken(events) if events else events
+
+    def _is_endless(self, tail: bytearray) -> bool:
+        """See StreamTap."""
+        self._endless = len(tail) > resumption.EVENT_BYTES_MAX and (
+            self._said or len(tail) > self._first_bytes_max or bool(tail[-_LOOKED_AT:].strip(_LISTED))
+        )
+        return self._endless
 
     def _let_go(self, events: bytes) -> bytes:
         """What no engine says: it passes as it is, unless it is to continue a stream, which cannot go on from there."""
@@ -185,7 +205,7 @@ class ResumableTap(StreamTap):
         """What comes before an event that says the engine is broken; the rest is withheld."""
         start = 0
         for event in each(events):
-            self.broke = engine_faults.in_event(event)
+            self.broke = engine_faults.in_event(event) if ERROR in event else None
             if self.broke in _GOES_ON_ELSEWHERE:
                 self.withheld = events[start:]
                 return events[:start]
@@ -332,7 +352,8 @@ class ResumableRun(AttemptRun):
             self._progress.version = answer.known.get(VERSION, b"")
         elif self._asked == offered or (self._asked == IDS and offered):
             self._onward += RESUME + b": " + self._asked + b"\r\n"
-        self._tap = made(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption)
+        body_bytes = active.request.body_bytes
+        self._tap = made(active.hide_usage, self._transcript, active.geo, self._progress, self._resumption, body_bytes)
 
     def received(self, data: bytes) -> None:
         """See AttemptRun. It begins with its first whole event: before that nothing is known to go on from, and the
@@ -435,7 +456,7 @@ class ContinuedRun(ResumableRun):
             self._give_up(outcome.DIED_BEFORE_START if busy else outcome.ENGINE_ERROR)
             return
         made = TextTap if isinstance(self._progress, TextProgress) else ExactTap
-        self._tap = made(True, None, "", self._progress, self._resumption)
+        self._tap = made(True, None, "", self._progress, self._resumption, self.active.request.body_bytes)
 
     def received(self, data: bytes) -> None:
         """See AttemptRun."""

@@ -30,6 +30,7 @@ TAIL_BYTES = 4 * 1024
 KEPT_BYTES_MAX = 16 * 1024  # of a segment's events, for the error that may be in it
 END = b"\n\n"
 ERROR = b'"error"'
+_LAST_EVENTS = 4  # an error, `[DONE]`, and what is behind it
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 # An answer says its end once, and in a text these quotes would be escaped.
 FINISHES, FINISHES_SPACED = b'"finish_reason":"', b'"finish_reason": "'
@@ -48,8 +49,6 @@ class StreamTap:
     __slots__ = (
         "_before", "_finish", "_geo", "_hide", "_last", "_searched", "_tail", "_transcript", "fault", "usage",
     )  # fmt: skip
-
-    events_bytes_max = EVENT_BYTES_MAX
 
     def __init__(self, hide_usage: bool, transcript: Transcript | None = None, geo: str = "") -> None:
         self._hide, self._transcript, self._geo = hide_usage, transcript, geo
@@ -96,12 +95,16 @@ class StreamTap:
             matters = self._finish or self._geo or has_usage(whole) or (self._hide and _finishes(whole))
             events = list(each(whole)) if matters and not is_crowded(whole) else [whole]
         self._tail, self._searched = tail or None, len(tail)
-        if len(tail) > self.events_bytes_max:
+        if self._is_endless(tail):
             events.append(self._drain_tail())
             if self._transcript is not None:
                 self._transcript.miss()
         passed = self._passed(events)
         return b"".join(passed if not self._geo else map(self._echoed, passed))
+
+    def _is_endless(self, tail: bytearray) -> bool:
+        """Whether nobody waits for the end of this event."""
+        return len(tail) > EVENT_BYTES_MAX
 
     def _passed(self, events: list[bytes]) -> list[bytes]:
         """Those of them that the client is to see now."""
@@ -144,7 +147,7 @@ class StreamTap:
         tail = self._drain_tail()
         for segment in (self._before, self._last, tail):
             if ERROR in segment:
-                for event in ANY_END.split(segment):
+                for event in ANY_END.split(segment)[-_LAST_EVENTS:]:
                     self.fault = engine_faults.in_event(event) or self.fault
         self._before = self._last = b""
         passed = self._passed([tail] if tail else [])
@@ -159,6 +162,8 @@ def _finishes(event: bytes) -> bool:
 def _with_rest_of(event: bytes, hidden: bytes) -> bytes:
     """An event that goes before another which the client does not see: what that one tells beside the usage it would
     have told itself, had it been the last."""
+    if len(event) + len(hidden) > KEPT_BYTES_MAX:
+        return event  # it tells more than any engine does there
     try:
         known, shown = (_members(one[one.index(b"{") :].rstrip()) for one in (event, hidden))
     except (*UNREADABLE, ValueError):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 BLOCKS_A_TURN = 2048  # 1 to 2 ms
 MESSAGE_BLOCKS = 32  # to receive and judge a message takes as long as so many
+EVENT_BLOCKS = 8  # the same of an event, whatever it changes
 SILENCE_S = 2.0  # of a replay
 REPLAY_S = 30.0  # a whole one
 REPLAY_EVERY_S = 1.0  # an engine whose numbers always jump is not asked for ever
@@ -198,7 +199,7 @@ class _Stream:
             return
         turn: list[KvEvent] = []
         for of_event in changes:
-            blocks = 1
+            blocks = EVENT_BLOCKS
             for change in of_event:
                 turn.append(change)
                 blocks += len(change.hashes) if isinstance(change, Stored | Removed) else 0

@@ -23,6 +23,7 @@ COUNT_MAX = 1_000_000_000
 _COUNTER_MAX = 1e18
 _DIGITS_MAX = 10
 ADAPTERS_MAX = 1024
+_LORA_LINES_MAX = 2048
 
 
 class Series(NamedTuple):
@@ -175,7 +176,12 @@ def _slots(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> int 
 def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:
     """What the latest line says; None where there is none. Each combination of adapters has a line, for ever."""
     latest, newest = -1.0, b""
-    for labels, number in page.series(name):
+    try:
+        lines = page.series(name, _LORA_LINES_MAX)
+    except PageError:  # the rest of the page stands
+        dropped("lines")
+        return None
+    for labels, number in lines:
         at = _sound(number, _COUNTER_MAX)
         if at is None:
             dropped("value")

@@ -16,6 +16,8 @@ _AFTER_NAME = frozenset(b"{ \t")
 _SAME_BYTES = 32  # fewer than a line with its labels has
 _TRUSTED_PAGES = 64
 _NEAR_BYTES = 256
+LINES_MAX = 512  # of one name: ranks by ranks. Each takes 2 to 3 us
+_LINE_BYTES_MAX = 128 * 1024  # to the value: names of adapters
 
 
 class PageError(Exception):
@@ -64,17 +66,17 @@ class Page:
         self._places = places or Places()
         self._places.expect(len(text))
 
-    def series(self, name: bytes) -> list[tuple[bytes, bytes]]:
-        """Labels (as they stand) and value of each line of exactly this name. Raises PageError."""
+    def series(self, name: bytes, most: int = LINES_MAX) -> list[tuple[bytes, bytes]]:
+        """Labels (as they stand) and value of each line of exactly this name, at most so many. Raises PageError."""
         text, known = self._text, self._places.of
         before = known.get(name)
-        ends = self._near(name, before) if before is not None else None
+        ends = self._near(name, before, most) if before is not None else None
         if ends is None:
-            ends = known[name] = self._ends(name, 0, len(text))
+            ends = known[name] = self._ends(name, 0, len(text), most)
         found: list[tuple[bytes, bytes]] = []
         for end in ends:
-            match = _REST.match(text, end)
-            if match is None:
+            match = _REST.match(text, end, end + _LINE_BYTES_MAX)
+            if match is None or match.end() == end + _LINE_BYTES_MAX:
                 raise PageError("line", f"{name.decode()}: not a line of metrics")
             found.append((match[1] or b"", match[2]))
         return found
@@ -86,27 +88,31 @@ class Page:
             known = self._places.labels[text] = labels_of(text)
         return known
 
-    def _ends(self, name: bytes, start: int, stop: int) -> list[int]:
-        """Where the name ends in each of its lines that begins within a part of the page."""
+    def _ends(self, name: bytes, start: int, stop: int, most: int) -> list[int]:
+        """Where the name ends in each of its lines that begins within a part of the page. Raises PageError where those
+        that begin with it are more than so many."""
         text, line = self._text, b"\n" + name
         ends: list[int] = []
         if not start and text.startswith(name) and text[len(name)] in _AFTER_NAME:
             ends.append(len(name))
-        at = text.find(line, start, stop)
+        at, left = text.find(line, start, stop), most
         while at >= 0:
+            left -= 1
+            if left < 0:
+                raise PageError("lines", f"{name.decode()}: more than {most} lines")
             end = at + len(line)
             if text[end] in _AFTER_NAME:
                 ends.append(end)
             at = text.find(line, end, stop)
         return ends
 
-    def _near(self, name: bytes, before: list[int]) -> list[int] | None:
+    def _near(self, name: bytes, before: list[int], most: int) -> list[int] | None:
         """The same of the whole page, if there are as many as before, each near where it was; else None."""
         ends: list[int] = []
         reached = 0
         for end in before:
             start, reached = max(reached, end - _NEAR_BYTES, 0), end + _NEAR_BYTES
-            ends += self._ends(name, start, reached)
+            ends += self._ends(name, start, reached, most)
         return ends if len(ends) == len(before) else None
 
 

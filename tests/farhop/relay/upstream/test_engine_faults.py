@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -44,6 +45,43 @@ def test_error_texts_of_engines(text: bytes, expected: Outcome | None) -> None:
     assert made.rest() == b""
     assert made.fault is expected
     assert made.usage is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"GPU " + b"x" * 199 + b" out of memory", OOM),
+        (b"GPU " + b"x" * 300 + b" out of memory", None),
+        (b"GPU\nout of memory", None),
+        (b'"GPU" out of memory', None),
+        (b"GPUs are out of memory", None),
+        (b"a host is out of memory; so is XPU: out of memory", OOM),
+    ],
+)
+def test_a_gpu_that_has_no_room_is_named_near_by(text: bytes, expected: Outcome | None) -> None:
+    assert in_text(text) is expected
+
+
+@pytest.mark.parametrize("word", [b"GPU ", b"HIP ", b"nccl ", b"GPU out of memor ", b'GPU" out of memory '])
+def test_no_error_takes_long_to_read(word: bytes) -> None:
+    """16 KiB of a GPU's name took 20 ms."""
+    text, took = word * (engine_faults.BODY_BYTES_MAX // len(word)), list[float]()
+    for _ in range(5):
+        began = time.process_time()
+        in_text(text)
+        took.append(time.process_time() - began)
+    assert min(took) < 4e-3
+
+
+def test_of_errors_one_after_another_the_last_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error is a stream's last event but for `[DONE]`: each of 16 KiB of them was read, for 15 ms."""
+    read = list[bytes]()
+    monkeypatch.setattr(engine_faults, "in_event", lambda event: read.append(event) or in_event(event))
+    made = StreamTap(hide_usage=False)
+    made.feed(b'data: {"error":{"code":400}}\n\n' * 200 + b'data: {"error":{"code":500}}\n\ndata: [DONE]\n\n')
+    made.rest()
+    assert made.fault is outcome.ENGINE_ERROR
+    assert len(read) < 5
 
 
 def test_of_a_failure_without_end_only_the_beginning_is_kept() -> None:

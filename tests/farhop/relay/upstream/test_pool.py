@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from relay_wire import SSE, Line, Upstream, chunk, plain, post, until
 from farhop.balance import machine, outcome
 from farhop.balance.machine import Address
 from farhop.relay.upstream import pool
+from farhop.relay.upstream.attempt import AttemptRun
 from farhop.relay.upstream.pool import UpstreamLimits
 
 JSON = b"content-type: application/json\r\n"
@@ -632,3 +634,97 @@ async def test_a_pool_closes_while_it_connects(stage: Any) -> None:
     await s.pool.close()
     assert s.pool.connections == 0
     assert seen == []
+
+
+# -- of one connection so much is read in a turn of the loop
+
+
+class Turns:
+    """Counts what an attempt is told of an answer in each turn of the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turn, self.bytes, self.over = 0, Counter[int](), False
+        received = AttemptRun.received
+
+        def counting(run: AttemptRun, data: bytes) -> None:
+            self.bytes[self.turn] += len(data)
+            received(run, data)
+
+        monkeypatch.setattr(AttemptRun, "received", counting)
+        self._tick()
+
+    def _tick(self) -> None:
+        self.turn += 1
+        if not self.over:
+            asyncio.get_running_loop().call_soon(self._tick)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_says_much_at_once_is_read_a_little_in_a_turn(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """uvloop reads a connection 32 times in one turn, 8 MB, and each event of a stream costs: that much of usage held
+    the loop for 1.1 s."""
+    s = await stage()
+    event = b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n'
+    body = event * (4 * 1024 * 1024 // len(event))
+    s.upstream.answer = lambda _m: SSE + chunk(body) + b"0\r\n\r\n" if stream else plain(body)
+    turns = Turns(monkeypatch)
+    c = await s.client()
+    for _ in range(2):  # the connection is kept
+        await c.send(post())
+        answer = await c.read()
+        assert answer.body == body
+    turns.over = True
+    assert len(s.upstream.lines) == 1
+    # Twice where the last of what was here and the first of what comes next meet in one.
+    assert max(turns.bytes.values()) <= 2 * (pool.EVENTS_A_TURN if stream else pool.BYTES_A_TURN)
+
+
+async def test_what_is_not_read_yet_waits_for_its_client_too(stage: Any) -> None:
+    s = await stage()
+    event = b"data: " + b"x" * 64_000 + b"\n\n"
+    s.upstream.answer = lambda _m: SSE + chunk(event * 500) + b"0\r\n\r\n"  # more than the kernel's buffers
+    c = await s.client()
+    c.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await c.send(post())
+    (connection,) = await _connections(s)
+    most = still = before = 0
+    while still < 50:
+        await asyncio.sleep(0.005)
+        most, unread = max(most, connection.unread_bytes), connection.unread_bytes
+        still, before = (still + 1 if unread == before and not connection.transport.is_reading() else 0), unread
+    assert most <= 256 * 1024
+    c.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    assert (await c.read()).body == event * 500
+    assert connection.unread_bytes == 0
+    await c.send(post())
+    c.abort()
+    await until(lambda: s.pool.connections == 0)
+
+
+async def _connections(s: Any) -> list[pool.UpstreamConnection]:
+    await until(lambda: s.pool.connections)
+    return list(s.pool._all)
+
+
+async def test_what_came_before_the_end_of_a_connection_is_read_first(stage: Any) -> None:
+    s = await stage()
+    body = b"data: x\n\n" * 20_000
+    s.upstream.script = once(s, b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + body, then="close")
+    answer = await s.ask(post())
+    assert answer.body == body
+    assert answer.whole
+    assert lost(s) == "served"
+
+
+@pytest.mark.parametrize("behind", [b"x", b"x" * 300_000])
+async def test_what_nobody_asked_for_behind_much_is_noticed(stage: Any, behind: bytes) -> None:
+    s = await stage()
+    event = b"data: x\n\n"
+    s.upstream.answer = lambda _m: SSE + chunk(event * 1000) + b"0\r\n\r\n" + behind
+    c = await s.client()
+    for _ in range(2):
+        await c.send(post())
+        assert (await c.read()).body == event * 1000
+    assert len(s.upstream.lines) == 2

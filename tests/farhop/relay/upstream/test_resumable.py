@@ -11,9 +11,10 @@ from farhop.balance import outcome
 from farhop.balance.machine import Usage
 from farhop.balance.prefix import chain
 from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
-from farhop.relay.formats.resumption import CHAT, plan
+from farhop.relay.formats.resumption import CHAT, EVENT_BYTES_MAX, plan
 from farhop.relay.formats.text_resumption import TEXT_BYTES_MAX, TextProgress
 from farhop.relay.formats.transcript import Continuation, Transcript
+from farhop.relay.upstream.pool import EVENTS_A_TURN
 from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
 
 BODY = msgspec.json.encode({"model": "m", "messages": [], "max_tokens": 9, "stream": True})
@@ -65,6 +66,45 @@ def test_what_no_engine_says_passes_untouched_and_ends_what_could_go_on(
         assert (progress.why_not, progress.can_resume, tap.broke) == ("unreadable", False, None)
         progress.resumed = 1
         assert tap.feed(flood) == b"", "it is to continue a stream, and does not"
+
+
+def in_turns(tap: ExactTap, data: bytes) -> bytes:
+    """As a connection reads it."""
+    return b"".join(tap.feed(data[at : at + EVENTS_A_TURN]) for at in range(0, len(data), EVENTS_A_TURN))
+
+
+def test_an_event_is_as_long_as_the_ids_of_its_prompt_make_it() -> None:
+    ours = owner(1 << 30)
+    progress = ours.of(CHAT, BODY, "acme", "m")
+    assert progress is not None
+    tap, ids = ExactTap(False, None, "", progress, ours, 200_000), list(range(100_000, 200_000))
+    told = event([1], ids)
+    assert in_turns(tap, told) == told.replace(msgspec.json.encode(ids), b"null").replace(b"[1]", b"null")
+    assert progress.can_resume
+    assert list(progress.prompt) == ids
+
+
+@pytest.mark.parametrize(
+    ("body_bytes", "first", "letters"),
+    [(200_000, b"", b'"token_ids":[1],'), (200_000, b"", b"[]"), (10, b"", b"1,"), (200_000, event([1], [5]), b"1,")],
+)
+def test_what_is_longer_for_another_reason_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, body_bytes: int, first: bytes, letters: bytes
+) -> None:
+    """One event of 4 MiB held the loop for up to 600 ms."""
+    ours = owner(1 << 30)
+    progress = ours.of(CHAT, BODY, "acme", "m")
+    assert progress is not None
+    tap, taken, take = ExactTap(False, None, "", progress, ours, body_bytes), list[int](), ExactProgress.take
+    tap.feed(first)
+    monkeypatch.setattr(ExactProgress, "take", lambda self, data: taken.append(len(data)) or take(self, data))
+    long = b'data: {"a":[' + letters * (1_000_000 // len(letters)) + b"1]}\n\n"
+    assert in_turns(tap, long).replace(b":null", b":[1]") == long
+    assert tap.held_bytes < 100_000
+    assert max(taken) <= EVENT_BYTES_MAX + (64 * 1024 if letters == b"1," else EVENTS_A_TURN)
+    assert (progress.why_not, progress.can_resume) == ("unreadable", False)
+    progress.resumed = 1
+    assert in_turns(tap, long[:-2]) == b"", "it is to continue a stream, and does not"
 
 
 def test_pieces_of_events_pass_whole_and_without_ids() -> None:

@@ -241,6 +241,13 @@ def test_the_end_of_an_answer_waits_for_the_next_event_and_no_longer() -> None:
     assert made.rest() == finish.replace(b"}\n", b',"timings":{"a":1}}\n')
 
 
+def test_what_is_told_beside_the_usage_at_great_length_is_told_to_nobody() -> None:
+    """To put two events of 256 KB together took 20 ms."""
+    more = b"," + b",".join(b'"%d":1' % number for number in range(20_000)) + b"}"
+    for finish, usage in ((END_OF_ANSWER, WITH_MORE[:-1] + more), (END_OF_ANSWER[:-1] + more, WITH_MORE)):
+        assert through(finish + b"\n\n" + usage + b"\n\n", [], True) == (finish + b"\n\n", Usage(7, 3, None))
+
+
 def test_lines_that_end_with_cr_pass_as_they_come() -> None:
     made = StreamTap(False)
     assert made.feed(b"data: 1\r\r") == b"data: 1\r\r"

@@ -105,6 +105,46 @@ async def test_others_have_their_turns_however_much_an_engine_says_at_once(
     assert turns >= SAID // 400
 
 
+async def test_events_of_one_batch_that_change_nothing_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,048 of them in a turn took 11 ms."""
+    read, most, last, turns = 0, 0, 0, 0
+    loop = asyncio.get_running_loop()
+
+    def refused(_reason: str) -> None:
+        nonlocal read
+        read += 1
+
+    def tick() -> None:
+        nonlocal most, last, turns
+        most, last, turns = max(most, read - last), read, turns + 1
+        if read < 20_000:
+            loop.call_soon(tick)
+
+    said = [[(0).to_bytes(8, "big"), batch(*[["Unknown"]] * 20_000)]]
+
+    class Talker:
+        async def receive(self) -> list[bytes]:
+            if not said:
+                await asyncio.Event().wait()
+            return said.pop()
+
+        def close(self) -> None:
+            pass
+
+    async def opened(*_: object) -> Talker:
+        return Talker()
+
+    monkeypatch.setattr(kv_events, "open_link", opened)
+    config = ReplicaConfig(url="http://127.0.0.1:1", models=["m"], name="one", kv_events=f"tcp://{HOST}:1")
+    listener = KvListener(lambda _event: None, refused, time.monotonic)
+    loop.call_soon(tick)
+    listener.listen([config])
+    while read < 20_000:
+        await asyncio.sleep(0)
+    await listener.close()
+    assert most <= kv_events.BLOCKS_A_TURN // kv_events.EVENT_BLOCKS
+
+
 @asynccontextmanager
 async def listening(port: int, replay: int | None = None, ranks: int = 1) -> AsyncIterator[Recorded]:
     config = ReplicaConfig(

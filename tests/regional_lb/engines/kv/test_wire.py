@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +124,45 @@ def test_more_events_than_any_engine_has_are_no_batch() -> None:
     assert len(list(read_batch(b"\x92\x01\xdd" + EVENTS_MAX.to_bytes(4, "big") + events, _no))) == EVENTS_MAX
     with pytest.raises(BatchError, match="batch"):
         read_batch(b"\x92\x01\xdd" + (EVENTS_MAX + 1).to_bytes(4, "big") + events + b"\xc0", pytest.fail)
+
+
+def _many(count: int, item: bytes) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+def _event(*fields: bytes) -> bytes:
+    return b"\x92\x01\x91" + bytes((0x90 + len(fields),)) + b"".join(fields)
+
+
+_STORED = (pack("BlockStored"), b"\x91\x07", b"\xc0", b"\x91\x01", b"\x01", b"\xc0", b"\xc0", b"\xc0")
+
+
+@pytest.mark.parametrize(
+    ("payload", "reasons"),
+    [
+        (_many(700_000, b"\x01"), None),
+        (b"\xdf" + (60_000).to_bytes(4, "big") + b"".join(b"\xa5%05d\x01" % n for n in range(60_000)), None),
+        (_event(*_STORED, _many(700_000, b"\x90")), ["value"]),
+        (_event(*_STORED, _many(90_000, b"\x90")), ["value"]),
+        (_event(pack("BlockRemoved"), _many(300_000, b"\x01")), ["event"]),
+        (_event(pack("BlockMoved"), _many(300_000, b"\x90")), ["kind"]),
+    ],
+)
+def test_what_is_small_and_very_many_is_not_built(payload: bytes, reasons: list[str] | None) -> None:
+    """One message of 760 KiB held the loop for up to 230 ms."""
+    dropped = list[str]()
+    tracemalloc.start()
+    try:
+        if reasons is None:
+            with pytest.raises(BatchError, match="batch"):
+                read_all(payload, dropped.append)
+        else:
+            read_all(payload, dropped.append)
+            assert dropped == reasons
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * len(payload), "lists, maps and numbers take 8 to 64 bytes each"
 
 
 def test_nesting_without_end_is_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from regional_lb.engines.config import ENGINE_NAMES
 from regional_lb.engines.signals.engines import ANY, COUNT_MAX, ENGINES, read_page
-from regional_lb.engines.signals.exposition import PageError
+from regional_lb.engines.signals.exposition import PageError, Places
 from regional_lb.fleet.view import Lora, Sample
 
 PAGES = Path(__file__).parent / "pages"
@@ -213,3 +213,34 @@ def test_adapters_that_make_no_sense_are_dropped_and_counted() -> None:
     found = read_page((WAITING + many).encode(), 0.0, pytest.fail).lora
     assert found is not None
     assert (found.max, len(found.running)) == (1024, 1024)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm:num_requests_waiting 1\n", 'vllm:kv_cache_usage_perc{a="b"} -1\n', "vllm:num_requests_waiting_of_x 1\n",
+        'vllm:cache_config_info{num_gpu_blocks="1",block_size="2"} 1\n',
+    ],
+)  # fmt: skip
+def test_a_page_of_one_line_again_and_again_is_refused(line: str) -> None:
+    """4 MiB of them, asked for twice a second, held the loop for up to 400 ms."""
+    text = WAITING + line * 1000
+    places = Places()
+    for _ in range(2):
+        with pytest.raises(PageError, match="more than 512 lines") as caught:
+            read_page(text.encode(), 0.0, pytest.fail, places=places)
+        assert caught.value.reason == "lines"
+
+
+def test_of_adapters_that_have_very_many_lines_nothing_is_known_and_the_page_stands() -> None:
+    for lines, expected in ((2000, []), (2100, ["lines"])):
+        dropped: list[str] = []
+        page = WAITING + "".join(LORA % ("2", f"a{n}", "", n + 1) for n in range(lines))
+        found = read_page(page.encode(), 0.0, dropped.append)
+        assert (found.waiting, found.lora is None, dropped) == (0, bool(expected), expected)
+
+
+def test_a_line_without_end_is_none() -> None:
+    text = WAITING + "vllm:cache_config_info{" + 'a="1",' * 30_000 + "} 1\n"
+    with pytest.raises(PageError, match="not a line"):
+        read(text)
