@@ -60,6 +60,17 @@ def test_the_last_resort_finds_a_smaller_reserve_and_passes_that_no_more(play) -
     book.on(AttemptEnded("q1", 1, 200, None)).expect(sent("late", "r1"))
 
 
+def test_where_many_are_under_way_a_few_places_are_reserved(play) -> None:
+    """A twentieth of 400 slots would be 20."""
+    flow = regional(replica("r1", slots=400, kv_tokens=1_000_000, prefill_ms_per_token=0.001, prefill_tokens_max=100_000))
+    book = play(flow)
+    for n in range(392):
+        book.on(RequestArrived(request(f"q{n}", 64, **LAST))).expect(sent(f"q{n}", "r1"))
+    book.on(RequestArrived(request("late", 64, **LAST))).expect(held("late"))  # log2 392 is 8.6: eight are kept
+    for n in range(8):
+        book.on(RequestArrived(request(f"o{n}", 64, **OWN))).expect(held(f"o{n}"), sent(f"o{n}", "r1"))
+
+
 def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
     terms = ForeignConfig(reserve_share=0.5, last_resort_reserve_share=0.5)
     flow = regional(replica("r1", **ROOMY, prefill_ms_per_token=0.01), foreign=terms)
