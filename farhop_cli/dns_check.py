@@ -21,6 +21,7 @@ import dns.rdatatype
 import dns.resolver
 import typer
 
+from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail
 
 _TIMEOUT_S = 2.0
@@ -58,7 +59,7 @@ def run(zone: str, names: list[str], resolver: str, servers: list[str], client: 
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))
     else:
         for one in found:
-            typer.echo(f"{'ok  ' if one.good else 'BAD '} {one.what}: {one.text}")
+            typer.echo(f"{'ok  ' if one.good else 'BAD '} {one.what}: {show.printable(one.text)}")
     return 0 if all(one.good for one in found) else NEGATIVE
 
 

@@ -25,8 +25,10 @@ def fail(text: str, code: int = FAULT) -> NoReturn:
 
 
 def warn(text: str) -> None:
-    """Say one line on stderr and go on."""
-    typer.echo(f"farhop: {' '.join(text.split())}", err=True)
+    """Say one line on stderr and go on. What others answered may stand in it."""
+    from farhop_cli.show import printable  # which brings rich with it, and nearly no command fails
+
+    typer.echo(f"farhop: {printable(' '.join(text.split()))}", err=True)
 
 
 def first_of(error: Exception) -> str:

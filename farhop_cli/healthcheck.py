@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
+from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, first_of, warn
 
 ANSWER_S = 3.0
@@ -31,7 +32,8 @@ def run(url: str | None, config: Path, ready: bool) -> int:
         warn(f"{url} cannot be reached: {reason}; is the process up, and is this its port?")
         return NEGATIVE
     well = status // 100 == 2
-    typer.echo(body.strip() if well else f"{url}: status {status}: {body.strip()}")
+    body = show.printable(body.strip())
+    typer.echo(body if well else f"{url}: status {status}: {body}")
     return 0 if well else NEGATIVE
 
 

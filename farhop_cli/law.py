@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-import typer
 import yaml
 
 from farhop.service import effect
@@ -226,7 +225,7 @@ def _file(name: str) -> dict[str, Any]:
 
 def _print_problems(error: TopologyError) -> NoReturn:
     for one in error.problems:
-        typer.echo(f"farhop: {error.source}: {one}", err=True)
+        warn(f"{error.source}: {one}")
     count = len(error.problems)
     fail(f"{error.source}: {count} problem{'s' * (count != 1)}; nothing was changed", NEGATIVE)
 

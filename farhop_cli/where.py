@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from farhop.config import ConfigError, load
+from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, first_of
 from topology.problems import TopologyError
 
@@ -58,18 +59,16 @@ def latencies(config: Path, admin: str, token: str, least_ms: float, as_json: bo
     if as_json:
         typer.echo(json.dumps(differ, indent=2))
         return 0
-    table = Table(box=None, pad_edge=False)
-    for title in ("network", "region", "geography", "measured", "counts", "nearest", "why geography stays"):
-        table.add_column(title)
+    rows = list[tuple[str, ...]]()
     for one in differ:
         nearest = one["now"] if one["before"] == one["now"] else f"{one['before'] or '?'} -> {one['now']}"
         for at, (region, ms) in enumerate(one["measured"].items()):
             by, counts = one["predicted"].get(region), one["costs"].get(region)
             cells = ["?" if by is None else f"{by:.0f}", f"{ms:.0f}", "-" if counts is None else f"{counts:.0f}"]
             first = (one["network"], nearest, one["why"]) if at == 0 else ("", "", "")
-            table.add_row(first[0], region, *cells, first[1], first[2])
-    if differ:
-        Console(width=160).print(table)
+            rows.append((first[0], region, *cells, first[1], first[2]))
+    if rows:
+        _table(("network", "region", "geography", "measured", "counts", "nearest", "why geography stays"), rows)
     apart = f"{len(differ)} not as geography says (by {least_ms:g} ms)"
     typer.echo(f"{len(found)} networks measured, {apart}, {len(moved)} led elsewhere")
     return 0
@@ -120,22 +119,26 @@ def _admin_of(config: Path) -> str:
 def _print(found: dict[str, Any]) -> None:
     whose = f"names of tenant {found['tenant']}" if found["tenant"] else "names for everybody"
     note = f"; {found['known']}" if found["known"] else ""
-    typer.echo(
-        f"{found['client']}, {whose}, law epoch {found['law_epoch']}: the answer holds for {found['network']}{note}"
-    )
-    table = Table(box=None, pad_edge=False)
-    for title in ("place", "entry", "region", "ms", "state", "share", "why"):
-        table.add_column(title)
+    answer = f"law epoch {found['law_epoch']}: the answer holds for {found['network']}{note}"
+    typer.echo(show.printable(f"{found['client']}, {whose}, {answer}"))
+    rows = list[tuple[str, ...]]()
     for one in found["entries"]:
         ms = "?" if one["ms"] is None else f"{one['ms'] + one['bias_ms']:g}"
         if one["ms"] is not None and one["geography_ms"] != one["ms"]:
             by = "nothing" if one["geography_ms"] is None else f"{one['geography_ms']:g}"
             ms += f" (by geography {by})"
         place = str(one["place"] or "-")
-        table.add_row(place, one["entry"], one["region"], ms, one["state"], f"{one['share']:.0%}", one["why"])
-    Console(width=160).print(table)
+        rows.append((place, one["entry"], one["region"], ms, one["state"], f"{one['share']:.0%}", one["why"]))
+    _table(("place", "entry", "region", "ms", "state", "share", "why"), rows)
     for line in without_subnet(found["without_subnet"]):
-        typer.echo(line)
+        typer.echo(show.printable(line))
+
+
+def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    table = Table(*titles, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(show.printable, row))
+    Console(width=160, markup=False, highlight=False, emoji=False).print(table)
 
 
 def without_subnet(found: dict[str, Any]) -> list[str]:

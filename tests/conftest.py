@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
 from farhop_lab.bench.proxies import ENVOY
+from farhop_lab.sim import huge_pages
 from farhop_lab.world.client import Result, answer
 from farhop_lab.world.fork_server import kept_waiting_s
 from farhop_lab.world.world import World, WorldSettings
@@ -292,6 +293,14 @@ def _spans_in_fewer_exports() -> Iterator[None]:
     as it has it. Few tests look at spans, and none at how soon they come."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", str(SPANS_EVERY_MS))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_huge_pages() -> Iterator[None]:
+    """A worker keeps hundreds of MB of tests: to have those on huge pages takes 0.7 s, more than any run here gains."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(huge_pages, "WORTH_IT", 1 << 60)
         yield
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import grpc
+import msgspec
 
 from farhop.balance.machine import Address
 from farhop.store.grpc_options import FIXED_WINDOW
@@ -16,12 +17,25 @@ if TYPE_CHECKING:
     from farhop.service.certificates import Certificates
     from farhop.service.region_connections import RegionConnections
 
+
+def _answers_at_most(sizes: dict[str, int]) -> str:
+    """A gRPC service config, by method of a regional balancer."""
+    methods = [
+        {"name": [{"service": "farhop.wire.v1.Region", "method": method}], "maxResponseMessageBytes": size}
+        for method, size in sizes.items()
+    ]
+    return msgspec.json.encode({"methodConfig": methods}).decode()
+
+
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
     ("grpc.use_local_subchannel_pool", 1),
     *FIXED_WINDOW,
+    # gRPC reads a message whole before anybody may judge it: 4 MiB, its default, of small fields hold the loop for up
+    # to 0.3 s. A report of 256 models has some 100 KB, a piece of a cache 200; a law may be longer.
+    ("grpc.service_config", _answers_at_most({"Prefixes": 512 * 1024, "Reports": 1024 * 1024, "Ping": 64 * 1024})),
 )
 
 

@@ -8,7 +8,7 @@ clock. Never looks at health.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -45,15 +45,20 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 SLOTS = 256  # of an engine that does not tell, as vLLM has it on most GPUs
+_T = TypeVar("_T", str, int)
 _UNLISTED = Listing((), frozenset())
+
+
+_NONE = msgspec.Raw(b"null")
+_IDS_MAX = 4096  # one for each model, one for its permissions: to read so many takes 4 ms
 
 
 class _Model(msgspec.Struct):
     id: str
     root: str | None = None
     parent: str | None = None
-    max_model_len: Any = None  # of engines that have no such thing it may be anything
-    owned_by: Any = None
+    max_model_len: msgspec.Raw = _NONE  # of engines that have no such thing it may be anything
+    owned_by: msgspec.Raw = _NONE
 
 
 class _Models(msgspec.Struct):
@@ -66,6 +71,8 @@ _MODEL = re.compile(r"[!-~]{1,256}")
 
 def read_listing(body: bytes) -> Listing:
     """What an OpenAI-like `GET /v1/models` answered. Raises PageError for what is none, or lists nothing."""
+    if body.count(b'"id"') > _IDS_MAX:
+        raise PageError("size", f"/v1/models: more than {_IDS_MAX} ids")
     try:
         models = _decoder.decode(body).data
     except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors
@@ -83,16 +90,23 @@ def read_listing(body: bytes) -> Listing:
     ids = ids[:MODELS_MAX]
     by_id = {model.id: model for model in reversed(models)}
     facts = {model: known for model in ids if (known := _facts(by_id[model])) != UNKNOWN_FACTS}
-    engine = by_id[ids[0]].owned_by
     based = {model: bases[model] for model in ids}
-    return Listing(ids, frozenset(names), based, adapters, facts, engine if isinstance(engine, str) else "")
+    return Listing(ids, frozenset(names), based, adapters, facts, _value(by_id[ids[0]].owned_by, str) or "")
 
 
 def _facts(model: _Model) -> ModelFacts:
     """What its engine says of it, as far as a report can pass it on."""
-    most = model.max_model_len
-    known = most if type(most) is int and 0 < most <= COUNT_LIMIT else 0
+    most = _value(model.max_model_len, int) or 0
+    known = most if 0 < most <= COUNT_LIMIT else 0
     return ModelFacts(known, _short(model.root), _short(model.parent))
+
+
+def _value(raw: msgspec.Raw, kind: type[_T]) -> _T | None:
+    """What stands there, if it is of this kind."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except ValueError:
+        return None
 
 
 def _short(name: str | None) -> str:

@@ -23,6 +23,17 @@ def test_a_warning_goes_on(capsys):
     assert capsys.readouterr().err == "farhop: careful\n"
 
 
+def test_what_others_say_drives_no_terminal(monkeypatch):
+    """Answers and documents stand in errors: a terminal took their escapes."""
+    said = list[str]()
+    monkeypatch.setattr(typer, "echo", lambda text, **_: said.append(text))
+    warn("status 500: \x1b]0;owned\x07\x1b[2J\x9b31m\u202eno")
+    with pytest.raises(typer.Exit):
+        fail("\x1b[31mno")
+    assert all(one.isprintable() for one in said)
+    assert "owned" in said[0]
+
+
 @pytest.mark.parametrize(("text", "says"), [("", ""), ("one", "one"), ("one\ntwo\nthree", "one (and 2 more)")])
 def test_of_many_problems_a_line_tells_the_first_and_how_many(text, says):
     assert first_of(ValueError(text)) == says

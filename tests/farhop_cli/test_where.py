@@ -9,6 +9,7 @@ import pytest
 import typer
 import yaml
 
+from farhop_cli import where
 from farhop_cli.where import latencies, run, without_subnet
 from topology.load import document, shipped
 
@@ -147,3 +148,17 @@ def test_without_a_configuration_it_says_whose_is_meant(cli, tmp_path):
     for words in (("where", "192.0.2.1"), ("dns", "--config", str(tmp_path / "nowhere.yaml"), "latencies")):
         text = cli.failed(cli.run(*words), 2)
         assert text.endswith("cannot be read: No such file or directory; --config is the DNS server's configuration\n")
+
+
+def test_what_the_server_says_drives_no_terminal(capsys) -> None:
+    evil = "\x1b]0;owned\x07[link=http://evil]x[/link]\u202e"
+    entry = {"place": evil, "entry": evil, "region": evil, "ms": 1.0, "bias_ms": 0.0, "geography_ms": 1.0,
+             "state": evil, "share": 1.0, "why": evil}  # fmt: skip
+    without = {"entries": [evil], "by": "all", "kept_back": {evil: evil}}
+    where._print({
+        "client": evil, "tenant": evil, "known": evil, "law_epoch": 1, "network": evil, "entries": [entry],
+        "without_subnet": without,
+    })  # fmt: skip
+    told = capsys.readouterr().out
+    assert told.replace("\n", "").isprintable()
+    assert "[link=http://evil]x" in told

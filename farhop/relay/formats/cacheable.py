@@ -128,6 +128,7 @@ def _chunk(event: bytes) -> Document | None:
 
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ERRORS_MAX = 64  # to look at one takes 2 us
 _GIVEN_UP = re.compile(rb'"finish_reason"\s*:\s*"(?:abort|error)"')
 
 
@@ -152,6 +153,8 @@ def _is_object(body: bytes) -> bool:
 
 def _has_error(body: bytes, *, stream: bool) -> bool:
     """In a text it would be escaped, but a member of something else may be called so, too."""
+    if body.count(b'"error"') > _ERRORS_MAX:
+        return True  # no good answer has so many members of that name
     at = body.find(b'"error"')
     while at >= 0:
         begin, end = (body.rfind(b"\n\n", 0, at), body.find(b"\n\n", at)) if stream else (0, -1)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
 EVENT_BYTES_MAX = 16 * 1024  # of other events: to look for what one may hold takes 2 ms
+# A plan stands as long as its stream, beyond what is counted of that: 60,000 stop strings would be 3.4 MB.
+_KEPT_BYTES_MAX, _STOPS_BYTES_MAX, _STOPS_MAX = 8192, 8192, 64
 TOKENS_MAX = 1 << 19  # kept of one stream, prompt and answer
 CHAT, TARGET = b"/v1/chat/completions", b"/v1/completions"
 ASKS = b'"return_token_ids":true,'  # goes into the body behind its first brace
@@ -140,6 +142,8 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     if not chat and not _is_one(document.get("prompt")):
         raise Unresumable("answers")
     kept = msgspec.json.encode({name: value for name, value in document.items() if name in _KEPT})
+    if len(kept) > _KEPT_BYTES_MAX:
+        raise Unresumable("too_long")
     limit = _number(document, "max_completion_tokens") if chat else None
     limit = _number(document, "max_tokens") if limit is None else limit
     if not chat and "max_tokens" not in document:
@@ -159,11 +163,14 @@ def _wants_each(document: dict[str, msgspec.Raw]) -> bool:
 
 
 def _stops(document: dict[str, msgspec.Raw]) -> tuple[str, ...]:
+    listed = bytes(document.get("stop", b"null"))
+    if len(listed) > _STOPS_BYTES_MAX:
+        raise Unresumable("stop_strings")
     try:
-        texts = stops.named(bytes(document.get("stop", b"null")))
+        texts = stops.named(listed)
     except UNREADABLE:
         raise Unresumable("unreadable") from None
-    if any(not 0 < len(text) <= stops.LONGEST_CHARS_MAX for text in texts):
+    if len(texts) > _STOPS_MAX or any(not 0 < len(text) <= stops.LONGEST_CHARS_MAX for text in texts):
         raise Unresumable("stop_strings")
     return texts
 

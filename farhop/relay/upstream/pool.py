@@ -185,7 +185,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._due = False
         if self._unread and not self._behind:
             data, self._unread = self._unread, b""
-            self._read_some(data)
+            self.data_received(data)
             self._listen()
         if self._lost is not None and not self._unread:
             self._over(*self._lost)
@@ -250,12 +250,6 @@ class UpstreamConnection(asyncio.Protocol):
         if self._unread:  # TLS had more
             self._unread += data
             return
-        self._read_some(data)
-        if self.unread_bytes:
-            self._listen()
-
-    def _read_some(self, data: bytes) -> None:
-        """Read a turn's worth; the rest stays unread."""
         if len(data) > self._turn_bytes:
             data = self._put_off(data)
         attempt = self.attempt
@@ -287,9 +281,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._settle(attempt, keep=not more)
 
     def _put_off(self, data: bytes) -> bytes:
-        """Keep what is too much for a turn; the rest of it."""
+        """Keep what is too much for a turn, for the next ones; what is for this one."""
         size = self._turn_bytes
         self._unread = data[size:] + self._unread
+        self._listen()
         return data[:size]
 
     def _read(self, data: bytes, attempt: UpstreamHandler) -> bytes | None:

@@ -147,6 +147,7 @@ def from_wire(message: region_pb2.Report) -> RegionReport:
     """The report in a protobuf message. Raises DocumentError as `decode` does."""
     if len(message.models) > MODELS_LIMIT:  # before copying, not after
         raise DocumentError("models", f"{len(message.models)} entries, at most {MODELS_LIMIT}")
+    _check_length("accepted_bytes", len(message.accepted_bytes), ACCEPTED_LIMIT)
     fields = dict(zip(RegionReport.__struct_fields__, _REPORT_OF(message), strict=True))
     fields["models"] = tuple(map(_model_from_wire, message.models[:]))
     accepted = message.accepted_bytes

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLOTS_MAX = 1_000_000
+_PAGE_BYTES_MAX, _LISTS_MAX = 256 * 1024, 8192  # lists and objects, and what looks like them in a template: 4 ms
 _BATCH_THEMSELVES = ("tensorrtllm", "vllm")
 
 
@@ -70,6 +71,8 @@ BY_MODEL = frozenset(("triton",))
 
 def read_slots(engine: str, body: bytes) -> int | None:
     """What an answer from one of the engine's PAGES says; None where it says nothing of use."""
+    if len(body) > _PAGE_BYTES_MAX or body.count(b"[") + body.count(b"{") > _LISTS_MAX:
+        return None
     try:
         slots = PAGES[engine][1](msgspec.json.decode(body))
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):  # msgspec's own are ValueErrors

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -154,3 +155,33 @@ async def test_a_connection_ends_after_so_many_messages(monkeypatch) -> None:
             assert (await read_answer(reader)).answer
         assert await ended(reader)
         writer.close()
+
+
+async def test_many_questions_at_once_hold_up_nobody() -> None:
+    """1,000 of them, from anybody, kept the questions by UDP waiting for 30 ms."""
+    turn, answered, over = 0, Counter[int](), False
+    loop = asyncio.get_running_loop()
+
+    def tick() -> None:
+        nonlocal turn
+        turn += 1
+        if not over:
+            loop.call_soon(tick)
+
+    async with serving(9) as (server, port):
+        answer = server.answers.answer
+
+        class Counted:
+            def answer(self, data: bytes, host: str, *, udp: bool) -> bytes | None:
+                answered[turn] += 1
+                return answer(data, host, udp=udp)
+
+        server.answers = Counted()
+        tick()
+        reader, writer = await connect(port)
+        writer.write(FRAMED * 900)
+        for _ in range(900):
+            assert (await read_answer(reader)).answer
+        over = True
+        writer.close()
+    assert max(answered.values()) == 1

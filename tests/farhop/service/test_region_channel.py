@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 from farhop_wire import region_pb2, region_pb2_grpc
@@ -18,6 +20,24 @@ def test_addresses_and_silence() -> None:
     assert address_of("10.0.0.1:80") == Address("10.0.0.1", 80)
     assert address_of("[fd00::1]:80") == Address("fd00::1", 80)
     assert (silence_s(0.1), silence_s(3.0)) == (1.0, 6.0)
+
+
+async def test_what_is_larger_than_it_can_be_is_not_read() -> None:
+    """gRPC builds a message before anybody may judge it: 4 MiB of small fields held the loop for up to 0.3 s."""
+
+    class Talkative(Region):
+        async def Ping(self, request: Any, _context: Any) -> Any:
+            return region_pb2.PingReply(nonce=request.nonce, quiet_ms=range(request.nonce))
+
+    region = Talkative()
+    await region.start()
+    async with channel(RegionConnections.model_validate(PROCESS), "tokyo", region.address, None, 0.1) as way:
+        stub = region_pb2_grpc.RegionStub(way)
+        assert len((await stub.Ping(region_pb2.PingRequest(nonce=1000), timeout=20.0)).quiet_ms) == 1000
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Ping(region_pb2.PingRequest(nonce=100_000), timeout=20.0)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await region.stop()
 
 
 async def test_it_leads_to_the_balancer_and_through_a_proxy_where_one_is_named() -> None:

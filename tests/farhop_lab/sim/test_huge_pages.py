@@ -41,6 +41,7 @@ def test_it_is_asked_for_when_a_run_is_worth_it_and_each_time_it_has_doubled(mon
     asked: list[int] = []
     measures = SimpleNamespace(arrived=0)
     world: Any = SimpleNamespace(measures=measures)
+    monkeypatch.setattr(huge_pages, "WORTH_IT", WORTH_IT)
     monkeypatch.setattr(huge_pages, "ask", lambda: asked.append(measures.arrived))
     growing = Growing(world)
     for measures.arrived in range(0, 5 * WORTH_IT, 100):

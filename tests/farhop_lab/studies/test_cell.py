@@ -11,7 +11,7 @@ import pytest
 from farhop.balance.health.reading import State
 from farhop_lab.scenarios.load import Scenario, find, parse, shipped_names
 from farhop_lab.scenarios.schema import LASTING
-from farhop_lab.studies import routers
+from farhop_lab.studies import cell, routers
 from farhop_lab.studies.cell import GARBAGE, Key, Result, prepared, run, seldom_tidied
 from global_lb.routing.flow import GlobalFlow
 
@@ -199,7 +199,9 @@ def test_what_a_caller_had_frozen_stays_frozen_and_nothing_else_does(
     monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: before)
+    monkeypatch.setattr(cell, "_found_frozen", False)
+    counted: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(before) or before)
     monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
     monkeypatch.setattr(gc, "unfreeze", lambda: done.append("thawed"))
     threshold = gc.get_threshold()
@@ -208,3 +210,7 @@ def test_what_a_caller_had_frozen_stays_frozen_and_nothing_else_does(
         assert done == ["frozen"] * (before == 0)
     assert gc.get_threshold() == threshold
     assert done == ["frozen", "thawed"] * (before == 0)
+    with seldom_tidied():
+        pass
+    assert done == ["frozen", "thawed"] * (before == 0) * 2
+    assert counted == ([7] if before else [0, 0])  # what was found is known then: counting takes 40 ms

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
+
 import pytest
 from engine_pages import ENGINES, LLAMA, VLLM, Page, pages
 from hypothesis import given, settings
@@ -197,3 +200,23 @@ def test_nothing_else_that_real_engines_say_is_a_list_of_models(engine: str) -> 
         if page.name != "models":
             with pytest.raises(PageError):
                 read_listing(page.body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"data":[{"id":"a","max_model_len":[' + b"[]," * 300_000 + b"1]}]}",
+        b'{"data":[{"id":"a","owned_by":[' + b"{}," * 300_000 + b"1]}]}",
+        b'{"data":[' + b'{"id":"a"},' * 90_000 + b'{"id":"a"}]}',
+    ],
+)
+def test_of_a_listing_nothing_is_built_that_is_of_no_use(body: bytes) -> None:
+    """1 MiB took up to 145 ms."""
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(PageError):
+            assert read_listing(body).ids == ("a",)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(body)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -15,6 +17,20 @@ ASKED = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tok
 
 def planned(path: bytes = CHAT, **more: Any) -> Plan:
     return plan(path, msgspec.json.encode({**ASKED, **more}))
+
+
+def test_a_plan_is_small_whatever_it_is_made_of() -> None:
+    """It stands as long as its stream, and nobody counts it: 234 KiB of stop strings made one of 3.4 MB."""
+    biases = dict.fromkeys(map(str, range(20_000)), 1)
+    for more in ({"stop": ["a"] * 60_000}, {"logit_bias": biases}, {"stop": ["a"] * 64}):
+        encoded = msgspec.json.encode({**ASKED, **more})
+        tracemalloc.start()
+        with contextlib.suppress(Unresumable):
+            made = plan(CHAT, encoded)
+            assert made.stops
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kept < 32_768
 
 
 @pytest.mark.parametrize(
@@ -34,6 +50,9 @@ def planned(path: bytes = CHAT, **more: Any) -> Plan:
         ({"prompt_logprobs": 0}, "logprobs"),
         ({"stop": "x" * 1025}, "stop_strings"),
         ({"stop": ["a", ""]}, "stop_strings"),
+        ({"stop": ["a"] * 65}, "stop_strings"),
+        ({"stop": ["x" * 1000] * 9}, "stop_strings"),
+        ({"logit_bias": dict.fromkeys(map(str, range(2000)), 1)}, "too_long"),
         ({"stop": ["a", 3]}, "unreadable"),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"include_reasoning": False}, "tools_or_reasoning"),
