@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class ForeignConfig(Part):
-    """Work from other regions. At most `reserve_share` of slots and KV tokens is kept for own work when a request comes
-    that other regions could take, and at most `last_resort_reserve_share` from those that wait here or that nobody else
-    would take (`reserved_share`). A promised time to first token is broken beyond factor * it + slack."""
+    """Work from other regions. `reserve_share` of slots and KV tokens is kept for own work when a request comes that
+    other regions could take, and at most `last_resort_reserve_share` from those that wait here or that nobody else
+    would take (`last_headroom`). A promised time to first token is broken beyond factor * it + slack."""
 
     reserve_share: Share = 0.1
     last_resort_reserve_share: Share = 0.05
@@ -91,26 +91,28 @@ def refusal(request: Request, region: str, law: Law, view: View, now: float) -> 
     return None
 
 
-def reserved_share(share: float, under_way: float) -> float:
-    """How much is kept for own work: `share` at most, and of n requests under way what log2 n of them take.
-
-    While foreign requests are kept out, whatever becomes free is own work's. So with each place reserved the chance
-    that own work finds none falls by its share of what is served (trunk reservation: F. P. Kelly, "Loss networks",
-    Annals of Applied Probability 1, 1991): of the order of log n is enough, and more stands idle while others wait.
-    """
-    return min(share, log2(under_way) / under_way) if under_way > 2.0 else share  # of up to 2 that is no less than half
-
-
 def headroom(table: Table, reserve_share: float, sums: Sums | None = None) -> Headroom:
     """What these healthy replicas have left for work from other regions. Of few slots, less than one is reserved.
     `sums` are the table's, where they are known."""
     in_flight, sums = table.in_flight, sums or table.sums()
-    reserve_share = reserved_share(reserve_share, sums.in_flight)
     free = int(TOTAL(np.maximum(table.slots - in_flight, 0.0)))
     kv_taken = float(TOTAL(np.minimum(table.kv_taken_tokens, table.kv_tokens)))
     kv_left = (1.0 - reserve_share) * sums.kv_tokens - kv_taken
     slots = max(0, free - int(reserve_share * sums.slots))
     return Headroom(slots, max(0.0, kv_left), not np.logical_and.reduce(in_flight), free)
+
+
+def last_headroom(table: Table, reserve_share: float) -> Headroom:
+    """The same for foreign requests with nowhere else to go: of n requests under way at most what log2 n of them take
+    is reserved.
+
+    While those are kept out, whatever becomes free is own work's. So with each place reserved the chance that own work
+    finds none falls by its share of what is served (trunk reservation: F. P. Kelly, "Loss networks", Annals of Applied
+    Probability 1, 1991): of the order of log n is enough, and more stands idle while they wait.
+    """
+    sums = table.sums()
+    under_way = max(2.0, sums.in_flight)
+    return headroom(table, min(reserve_share, log2(under_way) / under_way), sums)
 
 
 def is_foreign(request: Request, region: str) -> bool:

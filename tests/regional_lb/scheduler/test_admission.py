@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import log2
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +10,7 @@ from worlds import REGIONS, law, replica, request
 
 from farhop.balance import outcome
 from regional_lb.fleet.view import view_of
-from regional_lb.scheduler.admission import ForeignConfig, refusal, reserved_share
+from regional_lb.scheduler.admission import ForeignConfig, refusal
 
 VIEW = view_of([replica("r1")])
 LAW = law()
@@ -54,13 +52,3 @@ def test_the_last_resort_is_kept_no_more_from_than_any_foreign_refusal() -> None
         ForeignConfig(reserve_share=0.01)
     with pytest.raises(ValidationError, match="reserve_share"):
         ForeignConfig(reserve_share=-1)
-
-
-@given(st.floats(0.0, 1.0), st.integers(0, 100_000))
-@settings(max_examples=100, deadline=None, derandomize=True)
-def test_no_more_is_reserved_than_the_share_and_the_logarithm_of_those_under_way(share: float, under_way: int) -> None:
-    kept = reserved_share(share, float(under_way))
-    assert kept <= share
-    assert kept * under_way <= max(1.0, log2(max(1, under_way))) + 1e-9 or under_way <= 2
-    assert kept == share or kept >= log2(under_way) / under_way - 1e-9, "nor less than either"
-    assert reserved_share(share, under_way + 1.0) <= kept
