@@ -26,6 +26,7 @@ from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
+from tests.conftest import NO_CERTIFICATES
 from topology.load import document, shipped
 
 NAMES = ("virginia", "frankfurt", "tokyo")
@@ -215,7 +216,7 @@ async def test_without_etcd_it_goes_by_probes_and_by_grpc_and_with_neither_it_sa
         await store.put(report_key("tokyo", "r1"), encode(busy(1, 8, region.address)))
         await region.say(busy(1, 8, region.address))
         path = config(tmp_path, etcd.endpoint, port, admin, entry_port)
-        child = Child("dns", ["dns", "--config", str(path)], tmp_path / "dns.log", {})
+        child = Child("dns", ["dns", "--config", str(path)], tmp_path / "dns.log", NO_CERTIFICATES)
         await child.start(PATIENCE_S)
         server = Server(child, port, admin)
         try:

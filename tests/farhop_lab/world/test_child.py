@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from farhop_lab.world.child import Child, ChildError
+from tests.conftest import NO_CERTIFICATES
 
 SPINS = """import threading
 def spin():
@@ -80,7 +81,7 @@ def test_children_live_though_grpc_speaks_as_they_are_started() -> None:
 
 
 async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
-    one = Child("an engine", ENGINE, tmp_path / "log", {})
+    one = Child("an engine", ENGINE, tmp_path / "log", NO_CERTIFICATES)
     assert one.pid is None
     ready = await one.start()
     assert ready.split()[-1].startswith("127.0.0.1:")
@@ -97,7 +98,7 @@ async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
 
 
 async def test_what_dies_before_it_is_ready_is_reported_with_its_last_output(tmp_path: Path) -> None:
-    one = Child("an engine", [*ENGINE, "--profile", "abacus"], tmp_path / "log", {})
+    one = Child("an engine", [*ENGINE, "--profile", "abacus"], tmp_path / "log", NO_CERTIFICATES)
     with pytest.raises(ChildError, match=r"an engine: did not start; it said: .*abacus"):
         await one.start()
     assert one.pid is None
