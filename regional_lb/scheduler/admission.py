@@ -9,6 +9,7 @@ refused.
 
 from __future__ import annotations
 
+from math import log2
 from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 class ForeignConfig(Part):
     """Work from other regions. `reserve_share` of slots and KV tokens is kept for own work when a request comes that
-    other regions could take, and `last_resort_reserve_share` from those that wait here or that nobody else would take.
-    A promised time to first token is broken beyond factor * it + slack."""
+    other regions could take, and at most `last_resort_reserve_share` from those that wait here or that nobody else
+    would take (`last_headroom`). A promised time to first token is broken beyond factor * it + slack."""
 
     reserve_share: Share = 0.1
     last_resort_reserve_share: Share = 0.05
@@ -99,6 +100,19 @@ def headroom(table: Table, reserve_share: float, sums: Sums | None = None) -> He
     kv_left = (1.0 - reserve_share) * sums.kv_tokens - kv_taken
     slots = max(0, free - int(reserve_share * sums.slots))
     return Headroom(slots, max(0.0, kv_left), not np.logical_and.reduce(in_flight), free)
+
+
+def last_headroom(table: Table, reserve_share: float) -> Headroom:
+    """The same for foreign requests with nowhere else to go: of n requests under way at most what log2 n of them take
+    is reserved.
+
+    While those are kept out, whatever becomes free is own work's. So with each place reserved the chance that own work
+    finds none falls by its share of what is served (trunk reservation: F. P. Kelly, "Loss networks", Annals of Applied
+    Probability 1, 1991): of the order of log n is enough, and more stands idle while they wait.
+    """
+    sums = table.sums()
+    under_way = max(2.0, sums.in_flight)
+    return headroom(table, min(reserve_share, log2(under_way) / under_way), sums)
 
 
 def is_foreign(request: Request, region: str) -> bool:

@@ -104,14 +104,15 @@ class Shop:
         return Counter(name for _, name in self.sent[:count])
 
 
-@pytest.mark.parametrize("at_once", [4, 16, 64])
-def test_two_alike_share_alike_though_their_configured_speed_is_wrong(at_once: int) -> None:
+# 400 at 64 at once are 6 answers a client: one seed is up to 23 apart by chance, of fewer clients up to 7.
+@pytest.mark.parametrize(("at_once", "seeds"), [(4, (3,)), (16, (3,)), (64, (3, 4, 5))])
+def test_two_alike_share_alike_though_their_configured_speed_is_wrong(at_once: int, seeds: tuple[int, ...]) -> None:
     shares: Counter[str] = Counter()
-    for seed in (3, 4, 5):  # 400 at 64 at once are 6 answers a client: one seed is up to 23 apart by chance
+    for seed in seeds:
         shop = Shop(2, seed=seed)
         shop.clients(at_once)
         shares += shop.run_requests(400)
-    assert all(abs(n - 600) <= 30 for n in (shares["gpu-0"], shares["gpu-1"])), shares
+    assert all(abs(n - 200 * len(seeds)) <= 10 * len(seeds) for n in (shares["gpu-0"], shares["gpu-1"])), shares
 
 
 @pytest.mark.parametrize(

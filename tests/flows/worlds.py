@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farhop.balance.estimate.estimates import Estimates
 from farhop.balance.estimate.unacknowledged import UnacknowledgedLoad
@@ -24,6 +24,10 @@ from regional_lb.scheduler.queue import QueueConfig
 from topology.law import Law
 from topology.model import Key, Region, Residency, Rule, Tenant, Topology
 
+if TYPE_CHECKING:
+    from farhop_lab.sim.measures import Measures
+    from farhop_lab.sim.world import World
+
 MODEL = "llama"
 OTHER_MODEL = "qwen"
 SEED = seed_of(MODEL, "", "", "")
@@ -35,6 +39,14 @@ REGIONS = {
     "tokyo": Region("tokyo", "Tokyo", "JP", frozenset({"apac"}), 35.7, 139.7, ("https://tokyo.example",)),
 }
 RTT_MS = {"frankfurt": 12.0, "london": 1.0, "tokyo": 220.0}  # from London
+
+
+def until_concluded(world: World, at_least: float, at_most: float) -> Measures:
+    """Let time pass until nobody is left of those who came: a world at rest goes on with its reports and its pings."""
+    measures = world.run(at_least)
+    while measures.open and world.now < at_most:
+        measures = world.run(min(at_most, world.now + 1.0))
+    return measures
 
 
 def law(epoch: int = 1, **rules: Rule | Residency) -> Law:
