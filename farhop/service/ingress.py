@@ -282,6 +282,7 @@ class Ingress:
                 self._mute_unless_recorded(context, caller, request.model)
         if context.unknown_fields:
             self.reader.count_unknown(context)
+            context.unknown_fields = []  # up to 512 names, for as long as a stream is open
         if self.arrivals is not None:
             self.arrivals.arrived(exchange, caller, request.model)
         context.user = prompt.preferences.user

@@ -26,7 +26,7 @@ def event_of(update: peers_pb2.PeerUpdate, epoch: int, *, first: bool) -> PeerRe
     """A message as the machine takes it. Raises PeerUpdateError for what no balancer in its right mind would send."""
     if len(update.loads) > LOADS_MAX or len(update.queued) > MODELS_LIMIT:
         raise PeerUpdateError("peer_too_many")
-    if sum(len(path.nodes) for path in update.cached) > NODES_MAX:
+    if len(update.cached) > NODES_MAX or sum(len(path.nodes) for path in update.cached) > NODES_MAX:
         raise PeerUpdateError("peer_too_many")
     same_law = update.law_epoch == epoch
     return PeerReported(

@@ -153,6 +153,18 @@ async def test_a_body_that_cannot_be_routed_names_the_field(
     assert engine.seen == []
 
 
+async def test_names_of_fields_that_nobody_knows_are_not_held(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts, count = list[Any](), RequestReader.count_unknown
+
+    def counting(reader: RequestReader, context: Any) -> None:
+        contexts.append(context)
+        count(reader, context)
+
+    monkeypatch.setattr(RequestReader, "count_unknown", counting)
+    assert (await send(up.entry, chat(body={**streaming(), "odd_field": 1}))).status == 200
+    assert [context.unknown_fields for context in contexts] == [[], []]
+
+
 async def test_models_are_listed_in_openais_shape(up: Both) -> None:
     for port in (up.entry, up.client):
         answer = await send(port, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))

@@ -147,3 +147,29 @@ async def test_one_connection_has_so_many_calls_at_once_and_no_more() -> None:
         region.may.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert answers.count(region_pb2.PingReply()) >= control_port.CALLS_MAX
+
+
+async def test_a_request_that_is_too_large_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    """4 MiB of names of attempts held the loop for 60 ms."""
+    read = list[int]()
+
+    class Counting(Broken):
+        async def Ping(self, request: region_pb2.PingRequest, context: Any) -> region_pb2.PingReply:
+            read.append(len(request.attempts))
+            return region_pb2.PingReply()
+
+    async with served(Counting()) as (_, channel):
+        stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]
+        much = ["a"] * 200_000
+        await stub.Ping(region_pb2.PingRequest(attempts=much[:10_000]), timeout=10.0)
+        for asked in (
+            lambda: stub.Ping(region_pb2.PingRequest(attempts=much), timeout=10.0),
+            lambda: stub.Reports(region_pb2.ReportsRequest(balancer="x" * 300_000), timeout=10.0).read(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="at most 262144 bytes") as caught:
+                await asked()
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with pytest.raises(grpc.aio.AioRpcError, match="sender: a printable name"):  # a law is long
+            await stub.Law(region_pb2.LawExchange(document=b"x" * 1_000_000), timeout=10.0)
+    assert read == [10_000]
+    assert caplog.records == []
