@@ -205,6 +205,10 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
+        if self.address.tls is not None:
+            # Whatever uvloop has not handed over when the other side closes it drops: while we do not read, it reads on
+            # for no more than one piece, and sees the end behind that only once we read again.
+            transport.set_read_buffer_limits(1, 0)  # type: ignore[attr-defined]
         self._pool.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

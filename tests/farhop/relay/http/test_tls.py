@@ -371,3 +371,41 @@ def test_reasons_are_bounded_words() -> None:
     for error in (TimeoutError(), ConnectionResetError(), ConnectionAbortedError(), ssl.SSLError(1, "odd"), OSError()):
         assert tls.reason_of(error) in tls.REASONS
     assert tls.text_of(OSError()) == "failed"
+
+
+def _hasty(answer: bytes, context: ssl.SSLContext, server: socket.socket) -> None:
+    """Gives each connection an answer, says goodbye, and waits for none: as Go and nginx do."""
+    while True:
+        try:
+            raw, _ = server.accept()
+        except OSError:
+            return
+        with raw, context.wrap_socket(raw, server_side=True) as line:
+            while b"\r\n\r\n" not in line.recv(65_536):
+                pass
+            line.sendall(answer)
+            line.setblocking(False)
+            with contextlib.suppress(OSError):
+                line.unwrap()
+
+
+@pytest.mark.parametrize("events", [1_000, 5_000, 20_000])
+@pytest.mark.parametrize("counted", [True, False])
+async def test_what_came_before_an_end_over_tls_is_read_first(stage: Any, pki: Pki, events: int, counted: bool) -> None:
+    """While we do not read, uvloop drops what is there once the other side has closed."""
+    s = await stage(believing=lambda: pki.connects())
+    body = b"".join(b"data: %040d\n\n" % number for number in range(events))
+    length = b"content-length: %d\r\n" % len(body) if counted else b""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n" + length + b"\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        s.flow.addresses = [Address("127.0.0.1", server.getsockname()[1], tls="127.0.0.1")]
+        thread = threading.Thread(target=_hasty, args=(head + body, pki.listens().context(), server))
+        thread.start()
+        try:
+            for _ in range(5):
+                answer = await s.ask(post())
+                assert (answer.status, len(answer.body), answer.whole) == (200, len(body), True)
+                assert answer.body == body
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            await asyncio.to_thread(thread.join)
