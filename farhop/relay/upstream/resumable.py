@@ -48,7 +48,7 @@ _NO_BREAKS = (outcome.SERVED, outcome.CLIENT_LEFT, outcome.STOPPING, outcome.DEA
 # A stream's first event tells the ids of its prompt, in some bytes each, and what a template added: it may be as long
 # as the prompt makes it, of ids.
 _IDS_BYTES_MAX, _BYTES_PER_ID, _TEMPLATE_BYTES_MAX = 4 * 1024 * 1024, 8, 64 * 1024
-_LISTED, _LOOKED_AT = b"0123456789, ", 4096
+_LISTED, _LOOKED_AT, _BEHIND_BYTES = b"0123456789, ", 4096 + 512, 512  # what is behind the ids may be here, too
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
 
 ResumeMode = Literal["off", "exact", "text"]
@@ -192,7 +192,7 @@ class ResumableTap(StreamTap):
     def _is_endless(self, tail: bytearray) -> bool:
         """See StreamTap."""
         self._endless = len(tail) > resumption.EVENT_BYTES_MAX and (
-            self._said or len(tail) > self._first_bytes_max or bool(tail[-_LOOKED_AT:].strip(_LISTED))
+            self._said or len(tail) > self._first_bytes_max or bool(tail[-_LOOKED_AT:-_BEHIND_BYTES].strip(_LISTED))
         )
         return self._endless
 

@@ -84,6 +84,18 @@ def test_an_event_is_as_long_as_the_ids_of_its_prompt_make_it() -> None:
     assert list(progress.prompt) == ids
 
 
+@pytest.mark.parametrize("cut", [*range(1, 60), 1000])
+def test_wherever_such_an_event_is_cut_it_is_waited_for(cut: int) -> None:
+    ours = owner(1 << 30)
+    progress = ours.of(CHAT, BODY, "acme", "m")
+    assert progress is not None
+    tap = ExactTap(False, None, "", progress, ours, 20_000)
+    told = event([1], list(range(100_000, 103_000)))[:-3] + b',"system_fingerprint":"abc","usage":null}\n\n'
+    assert tap.feed(told[:-cut]) == b""
+    assert b"100000" not in tap.feed(told[-cut:])
+    assert progress.can_resume
+
+
 @pytest.mark.parametrize(
     ("body_bytes", "first", "letters"),
     [(200_000, b"", b'"token_ids":[1],'), (200_000, b"", b"[]"), (10, b"", b"1,"), (200_000, event([1], [5]), b"1,")],
