@@ -23,7 +23,7 @@ COUNT_MAX = 1_000_000_000
 _COUNTER_MAX = 1e18
 _DIGITS_MAX = 10
 ADAPTERS_MAX = 1024
-_LORA_LINES_MAX = 2048
+_LORA_LINES_MAX = 8192  # a page of 4 MiB has about as many: they are never taken off it
 
 
 class Series(NamedTuple):
@@ -175,19 +175,12 @@ def _slots(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> int 
 
 def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:
     """What the latest line says; None where there is none. Each combination of adapters has a line, for ever."""
-    latest, newest = -1.0, b""
     try:
-        lines = page.series(name, _LORA_LINES_MAX)
-    except PageError:  # the rest of the page stands
-        dropped("lines")
+        newest = page.newest(name, _LORA_LINES_MAX)
+    except PageError as error:  # the rest of the page stands
+        dropped(error.reason)
         return None
-    for labels, number in lines:
-        at = _sound(number, _COUNTER_MAX)
-        if at is None:
-            dropped("value")
-        elif at > latest:
-            latest, newest = at, labels
-    if latest < 0.0:
+    if newest is None:
         return None
     known = labels_of(newest)
     most = known.get(b"max_lora", b"")

@@ -17,6 +17,7 @@ _SAME_BYTES = 32  # fewer than a line with its labels has
 _TRUSTED_PAGES = 64
 _NEAR_BYTES = 256
 LINES_MAX = 512  # of one name: ranks by ranks. Each takes 2 to 3 us
+_ALIKE_MAX = 8192  # that begin with it
 _LINE_BYTES_MAX = 128 * 1024  # to the value: names of adapters
 
 
@@ -66,20 +67,38 @@ class Page:
         self._places = places or Places()
         self._places.expect(len(text))
 
-    def series(self, name: bytes, most: int = LINES_MAX) -> list[tuple[bytes, bytes]]:
-        """Labels (as they stand) and value of each line of exactly this name, at most so many. Raises PageError."""
+    def series(self, name: bytes) -> list[tuple[bytes, bytes]]:
+        """Labels (as they stand) and value of each line of exactly this name, at most LINES_MAX. Raises PageError."""
         text, known = self._text, self._places.of
         before = known.get(name)
-        ends = self._near(name, before, most) if before is not None else None
+        ends = self._near(name, before) if before is not None else None
         if ends is None:
-            ends = known[name] = self._ends(name, 0, len(text), most)
-        found: list[tuple[bytes, bytes]] = []
+            ends = known[name] = self._ends(name, 0, len(text), LINES_MAX)
+        return [self._line(name, end) for end in ends]
+
+    def newest(self, name: bytes, most: int) -> bytes | None:
+        """Labels of its line with the greatest value; None: it has none. Of at most so many, each of which takes 1 us.
+        Raises PageError."""
+        text, best, place = self._text, -1.0, -1
+        ends = self._ends(name, 0, len(text), most)
         for end in ends:
-            match = _REST.match(text, end, end + _LINE_BYTES_MAX)
-            if match is None or match.end() == end + _LINE_BYTES_MAX:
-                raise PageError("line", f"{name.decode()}: not a line of metrics")
-            found.append((match[1] or b"", match[2]))
-        return found
+            stop = text.find(b"\n", end)
+            words = text[text.rfind(b"}", end, stop) + 1 : stop].split(None, 1)
+            try:
+                value = float(words[0])
+            except (ValueError, IndexError):
+                continue
+            if value > best:
+                best, place = value, end
+        if ends and place < 0:
+            raise PageError("value", f"{name.decode()}: of none of its lines the value makes sense")
+        return self._line(name, place)[0] if ends else None
+
+    def _line(self, name: bytes, end: int) -> tuple[bytes, bytes]:
+        match = _REST.match(self._text, end, end + _LINE_BYTES_MAX)
+        if match is None or match.end() == end + _LINE_BYTES_MAX:
+            raise PageError("line", f"{name.decode()}: not a line of metrics")
+        return match[1] or b"", match[2]
 
     def labels(self, text: bytes) -> dict[bytes, bytes]:
         """As `labels_of`, for those that stay as they are. Not to be changed."""
@@ -89,30 +108,29 @@ class Page:
         return known
 
     def _ends(self, name: bytes, start: int, stop: int, most: int) -> list[int]:
-        """Where the name ends in each of its lines that begins within a part of the page. Raises PageError where those
-        that begin with it are more than so many."""
+        """Where the name ends in each of its lines that begins within a part of the page. Raises PageError where there
+        are more than so many, or of longer names."""
         text, line = self._text, b"\n" + name
         ends: list[int] = []
         if not start and text.startswith(name) and text[len(name)] in _AFTER_NAME:
             ends.append(len(name))
-        at, left = text.find(line, start, stop), most
+        at, left = text.find(line, start, stop), _ALIKE_MAX
         while at >= 0:
-            left -= 1
-            if left < 0:
-                raise PageError("lines", f"{name.decode()}: more than {most} lines")
-            end = at + len(line)
+            end, left = at + len(line), left - 1
             if text[end] in _AFTER_NAME:
                 ends.append(end)
+            if left < 0 or len(ends) > most:
+                raise PageError("lines", f"{name.decode()}: more than {most} lines")
             at = text.find(line, end, stop)
         return ends
 
-    def _near(self, name: bytes, before: list[int], most: int) -> list[int] | None:
+    def _near(self, name: bytes, before: list[int]) -> list[int] | None:
         """The same of the whole page, if there are as many as before, each near where it was; else None."""
         ends: list[int] = []
         reached = 0
         for end in before:
             start, reached = max(reached, end - _NEAR_BYTES, 0), end + _NEAR_BYTES
-            ends += self._ends(name, start, reached, most)
+            ends += self._ends(name, start, reached, LINES_MAX)
         return ends if len(ends) == len(before) else None
 
 

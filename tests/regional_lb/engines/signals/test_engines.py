@@ -224,7 +224,7 @@ def test_adapters_that_make_no_sense_are_dropped_and_counted() -> None:
 )  # fmt: skip
 def test_a_page_of_one_line_again_and_again_is_refused(line: str) -> None:
     """4 MiB of them, asked for twice a second, held the loop for up to 400 ms."""
-    text = WAITING + line * 1000
+    text = WAITING + line * 9000
     places = Places()
     for _ in range(2):
         with pytest.raises(PageError, match="more than 512 lines") as caught:
@@ -233,11 +233,22 @@ def test_a_page_of_one_line_again_and_again_is_refused(line: str) -> None:
 
 
 def test_of_adapters_that_have_very_many_lines_nothing_is_known_and_the_page_stands() -> None:
-    for lines, expected in ((2000, []), (2100, ["lines"])):
+    for lines, expected in ((8000, []), (8200, ["lines"])):
         dropped: list[str] = []
         page = WAITING + "".join(LORA % ("2", f"a{n}", "", n + 1) for n in range(lines))
         found = read_page(page.encode(), 0.0, dropped.append)
         assert (found.waiting, found.lora is None, dropped) == (0, bool(expected), expected)
+
+
+def test_lines_of_longer_names_are_others() -> None:
+    """vLLM tells why requests wait, by rank: with the ranks' own lines these were too many."""
+    ranks = "".join(f'vllm:num_requests_waiting{{engine="{rank}"}} 1\n' for rank in range(400))
+    reasons = "".join(
+        f'vllm:num_requests_waiting_by_reason{{engine="{rank}",reason="{why}"}} 1\n'
+        for rank in range(400)
+        for why in ("capacity", "deferred")
+    )
+    assert read_page((ranks + reasons + "vllm:num_requests_running 0\n").encode(), 0.0, pytest.fail).waiting == 400
 
 
 def test_a_line_without_end_is_none() -> None:
