@@ -26,7 +26,7 @@ BATCH_BYTES_MAX = 768 * 1024  # a step of 16k tokens takes about 100 KB
 EVENTS_MAX = 32_768  # of a batch: as many have 24 bytes each, and one that names a block has more
 # Nothing is built of what is small and very many: lists of lists take 0.3 ms for each KiB.
 EVENT_BYTES_MAX = 384 * 1024  # 64k tokens
-_EXTRAS_BYTES_MAX = 64 * 1024
+_EXTRAS_BYTES_MAX = 256 * 1024  # 16k tokens of images, of two names a block
 _NAMES_MAX, _FIELDS_MAX = 32_768, 64
 BLOCKS_AT_ONCE = 1024
 BLOCK_TOKENS_MAX = 65_536
@@ -85,7 +85,9 @@ def _as_array(event: type[_Event]) -> type[Any]:
 _Word = BlockStored | BlockRemoved | AllBlocksCleared
 _fields = msgspec.msgpack.Decoder(_Fields)
 _events = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=EVENTS_MAX)])
-_extra_keys = msgspec.msgpack.Decoder(list[Any] | None)
+_extra_keys = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=_NAMES_MAX)] | None)
+_keys = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=_FIELDS_MAX)] | None)
+_NO_KEYS = (b"\xc0", b"\x90")
 _text = msgspec.msgpack.Decoder(str)
 _KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 _of_map = msgspec.msgpack.Decoder(_Word)
@@ -189,5 +191,9 @@ def _extras(event: BlockStored, adapter: str) -> tuple[bytes, ...]:
         return ()
     if len(given) != len(event.block_hashes):
         raise ValueError("extra_keys must be one for each of block_hashes")
-    extras = tuple(canonical_keys([key for key in keys if key != adapter] if keys else ()) for keys in given)
+    if adapter:
+        own = msgspec.Raw(msgspec.msgpack.encode(adapter))
+        extras = tuple(canonical_keys([key for key in _keys.decode(keys) or () if key != own]) for keys in given)
+    else:  # as they stand: to encode them again would bring the same
+        extras = tuple(b"" if (keys := bytes(raw)) in _NO_KEYS else b"\xff" + keys for raw in given)
     return extras if any(extras) else ()

@@ -65,6 +65,20 @@ def test_what_keeps_caches_apart() -> None:
     assert picture.extras[1] not in (b"", canonical_keys([["another", 3]]))
 
 
+@pytest.mark.parametrize("adapter", [None, "sql"])
+def test_a_step_of_pictures_has_a_name_and_a_place_of_each_by_block(adapter: str | None) -> None:
+    """A step of 16k tokens: to keep lists of lists few, it was refused whole."""
+    blocks = 1024
+    pictures = [[f"{block:064x}", -3] for block in range(blocks)]
+    event = {
+        **STORED, "block_hashes": list(range(blocks)), "token_ids": [150_000] * blocks * 16, "block_size": 16,
+        "lora_name": adapter, "extra_keys": [[picture, *([adapter] if adapter else [])] for picture in pictures],
+    }  # fmt: skip
+    (change,), dropped = read(event)
+    assert dropped == []
+    assert change.extras == tuple(canonical_keys([picture]) for picture in pictures)
+
+
 def test_other_media_and_other_layers_are_passed_over() -> None:
     assert read({**STORED, "medium": "CPU"}, ["BlockRemoved", [1], "DISK"]) == ([], [])
     assert read({**STORED, "kv_cache_spec_kind": "sliding_window"}) == ([], [])
@@ -143,7 +157,7 @@ _STORED = (pack("BlockStored"), b"\x91\x07", b"\xc0", b"\x91\x01", b"\x01", b"\x
         (_many(700_000, b"\x01"), None),
         (b"\xdf" + (60_000).to_bytes(4, "big") + b"".join(b"\xa5%05d\x01" % n for n in range(60_000)), None),
         (_event(*_STORED, _many(700_000, b"\x90")), ["value"]),
-        (_event(*_STORED, _many(90_000, b"\x90")), ["value"]),
+        (_event(*_STORED, _many(90_000, b"\x90")), ["event"]),
         (_event(pack("BlockRemoved"), _many(300_000, b"\x01")), ["event"]),
         (_event(pack("BlockMoved"), _many(300_000, b"\x90")), ["kind"]),
     ],
