@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from farhop.service.region_connections import RegionConnections
 
 
+# gRPC reads a message whole before anybody may judge it: 4 MiB, its default, of small fields hold the loop for up to
+# 0.3 s. A report of 256 models has some 100 KB, and whatever engines call theirs it has no more than this; a piece of a
+# cache has 200. A law may be longer.
+REPORT_BYTES_MAX = 1024 * 1024
+
+
 def _answers_at_most(sizes: dict[str, int]) -> str:
     """A gRPC service config, by method of a regional balancer."""
     methods = [
@@ -33,9 +39,7 @@ _OPTIONS = (
     # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
     ("grpc.use_local_subchannel_pool", 1),
     *FIXED_WINDOW,
-    # gRPC reads a message whole before anybody may judge it: 4 MiB, its default, of small fields hold the loop for up
-    # to 0.3 s. A report of 256 models has some 100 KB, a piece of a cache 200; a law may be longer.
-    ("grpc.service_config", _answers_at_most({"Prefixes": 512 * 1024, "Reports": 1024 * 1024, "Ping": 64 * 1024})),
+    ("grpc.service_config", _answers_at_most({"Prefixes": 512 * 1024, "Reports": REPORT_BYTES_MAX, "Ping": 64 * 1024})),
 )
 
 

@@ -110,7 +110,7 @@ def _value(raw: msgspec.Raw, kind: type[_T]) -> _T | None:
 
 
 def _short(name: str | None) -> str:
-    return name if name and len(name) <= TEXT_LIMIT and name.isprintable() else ""
+    return name if name and name.isprintable() and len(name.encode()) <= TEXT_LIMIT else ""
 
 
 class Members:

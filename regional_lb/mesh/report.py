@@ -65,6 +65,7 @@ UNKNOWN = -1  # in place of a time, as region.proto has it
 QUIET_LIMIT_S = 86_400.0
 FINAL_REPORT_S = 1.0  # how long a store may take to hear that we are going
 STREAMS_MAX = 256
+_BASES_LETTERS_MAX = 2048  # of one model: with 256 of them a report stays within what global balancers take
 
 
 class Reporter(region_pb2_grpc.RegionServicer):
@@ -146,7 +147,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             prefill_ms = min(flow.fleet.speeds[name].prefill_ms_per_token for name in replicas)
             tpot_ms, batch_interference_ms = min(flow.fleet.speeds[name].tpot_ms for name in replicas), 0.0
         bases = flow.law.lineage.get(model, frozenset())
-        if bases is not None and len(bases) > BASES_LIMIT:
+        if bases is not None and (len(bases) > BASES_LIMIT or sum(map(len, bases)) > _BASES_LETTERS_MAX):
             bases = None  # one left out would bind nobody: then none is known
         gpus, facts = self._served_by(model)
         sums = owned.sums()

@@ -145,6 +145,13 @@ def test_an_adapter_is_based_on_its_parent_as_listed_and_as_configured() -> None
     assert lineage["alone"] == {"mute": None}
 
 
+def test_what_a_name_takes_in_a_report_is_bounded() -> None:
+    for letters, known in ((128, True), (129, False)):
+        root = "\N{LATIN SMALL LETTER E WITH ACUTE}" * letters
+        facts = read_listing(f'{{"data":[{{"id":"a","root":"{root}"}}]}}'.encode()).facts
+        assert (facts["a"].root == root) if known else not facts
+
+
 @pytest.mark.parametrize(("models", "known"), [(BASES_LIMIT, True), (BASES_LIMIT + 1, False)])
 def test_an_adapter_that_may_be_based_on_more_models_than_are_told_is_of_none_that_is_known(
     models: int, known: bool

@@ -17,11 +17,13 @@ from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, RequestArrived, Usage
+from farhop.service.region_channel import REPORT_BYTES_MAX
 from farhop.store.contract import ChangeKind, report_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import (
     ACCEPTED_LIMIT,
     BASES_LIMIT,
+    MODELS_LIMIT,
     RATE_LIMIT_MS,
     WAIT_LIMIT_MS,
     ModelReport,
@@ -155,16 +157,16 @@ async def test_names_that_a_balancer_invents_leave_room_for_the_report() -> None
     assert 100 < len(document.accepted_bytes) < ISSUERS_MAX
 
 
-def named_at_length(models: int, bases: int) -> RegionalFlow:
+def named_at_length(models: int, bases: int, letters: int = 250) -> RegionalFlow:
     """Of an engine that says so much that etcd does not take it."""
-    names = {f"m{n:0250}": frozenset(f"{n}-{base:0250}" for base in range(bases)) for n in range(models)}
+    names = {f"m{n:0250}": frozenset(f"{n}-{base:0{letters}}" for base in range(bases)) for n in range(models)}
     flow = regional(replica("a", models=frozenset(names), lineage=names))
     assert flow.law.lineage.keys() == names.keys()
     return flow
 
 
 async def test_an_engine_that_names_more_than_etcd_takes_neither_hides_its_region_nor_keeps_it_from_starting() -> None:
-    flow = named_at_length(64, 32)
+    flow = named_at_length(256, 7)
     value = live(flow)
     with pytest.raises(DocumentError, match="bytes"):
         encode(value.build())
@@ -175,20 +177,33 @@ async def test_an_engine_that_names_more_than_etcd_takes_neither_hides_its_regio
         assert "only over gRPC" in why
         async with calling(value) as stub:
             call = stub.Reports(region_pb2.ReportsRequest(balancer="g"))
-            assert len(from_wire(await call.read()).models) == 64
+            assert len(from_wire(await call.read()).models) == 256
             call.cancel()
         flow.handle(swapped(replica("a")), asyncio.get_running_loop().time())
         await until(lambda: any(one.models for _, one in store.written))
         assert value.published("hub") == {"hub": None}
-        flow.handle(swapped(*named_at_length(64, 32).fleet.view.replicas.values()), asyncio.get_running_loop().time())
+        flow.handle(swapped(*named_at_length(256, 7).fleet.view.replicas.values()), asyncio.get_running_loop().time())
         await until(lambda: value.published("hub")["hub"] is not None)
     assert store.written[-1][1].draining, "and its end is told"
 
 
-async def test_a_model_of_more_bases_than_a_report_names_has_none_that_are_known() -> None:
-    for bases, unknown in ((BASES_LIMIT, False), (BASES_LIMIT + 1, True)):
-        found = reporter(named_at_length(1, bases)).build().models[0]
-        assert (len(found.bases), found.base_unknown) == (0 if unknown else bases, unknown)
+@pytest.mark.parametrize(
+    ("bases", "letters", "unknown"),
+    [(BASES_LIMIT, 50, False), (BASES_LIMIT + 1, 50, True), (BASES_LIMIT, 250, True), (7, 250, False)],
+)
+async def test_a_model_of_more_bases_than_a_report_names_has_none_that_are_known(
+    bases: int, letters: int, unknown: bool
+) -> None:
+    found = reporter(named_at_length(1, bases, letters)).build().models[0]
+    assert (len(found.bases), found.base_unknown) == (0 if unknown else bases, unknown)
+
+
+@pytest.mark.parametrize("bases", [7, 32])
+async def test_whatever_engines_name_global_balancers_take_the_report(bases: int) -> None:
+    """Two engines hid their region: they said 1 MiB."""
+    found, path = reporter(named_at_length(MODELS_LIMIT, bases)).build(), "\N{LATIN SMALL LETTER E WITH ACUTE}" * 128
+    models = tuple(replace(model, root=path, parent=path) for model in found.models)
+    assert to_wire(replace(found, models=models)).ByteSize() < REPORT_BYTES_MAX
 
 
 SIZES = st.sampled_from([0, 1, 37, 10_000, 10**6])
