@@ -26,9 +26,14 @@ def fail(text: str, code: int = FAULT) -> NoReturn:
 
 def warn(text: str) -> None:
     """Say one line on stderr and go on. What others answered may stand in it."""
-    from farhop_cli.show import printable  # which brings rich with it, and nearly no command fails
-
     typer.echo(f"farhop: {printable(' '.join(text.split()))}", err=True)
+
+
+def printable(text: str) -> str:
+    """The text without what would drive a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def first_of(error: Exception) -> str:

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, fail, first_of, warn
+from farhop_cli.exits import NEGATIVE, fail, first_of, printable, warn
 
 ANSWER_S = 3.0
 ALIVE, READY = "/healthz", "/readyz"
@@ -32,7 +31,7 @@ def run(url: str | None, config: Path, ready: bool) -> int:
         warn(f"{url} cannot be reached: {reason}; is the process up, and is this its port?")
         return NEGATIVE
     well = status // 100 == 2
-    body = show.printable(body.strip())
+    body = printable(body.strip())
     typer.echo(body if well else f"{url}: status {status}: {body}")
     return 0 if well else NEGATIVE
 

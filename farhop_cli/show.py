@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
+from farhop_cli.exits import printable as printable
+
 PIPED_COLUMNS = 200  # a file or a pager has no width of its own; nothing is cut there
 NONE = "–"
 DRY = "dry run, nothing is written: "
@@ -99,13 +101,6 @@ def streamed(text: str) -> None:
     """A piece of an answer, at once. Piped, it passes as it came."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
-
-
-def printable(text: str) -> str:
-    """The text without what would drive a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def number(value: object, digits: int = 1) -> str:

@@ -13,6 +13,7 @@ from entry_dns.answers.signing import ZoneKeys, delegation
 from entry_dns.answers.zones import NamePlan, ZonePlan
 from entry_dns.app.config import DnsListen
 from entry_dns.app.workers import bind
+from farhop_cli import dns_check
 from farhop_cli.dns_check import run
 from tests.entry_dns.answers.test_signing import KEY
 from tests.entry_dns.conftest import served
@@ -74,6 +75,13 @@ def test_a_zone_that_is_well(server, capsys) -> None:
     assert f"{server} TCP NS" in found
     ds = delegation(wire("entry.example"), KEY.dnskey)
     assert found["DNSSEC entry.example."] == f"its parent needs DS {KEY.tag} 13 2 {ds[4:].hex()}"
+
+
+def test_what_servers_say_drives_no_terminal(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(dns_check, "_of_server", lambda *_: [dns_check.Finding("a", True, "\x1b[2J")])
+    monkeypatch.setattr(dns_check, "_signed", lambda *_: [])
+    run("entry.example", [], "", ["127.0.0.1:1"], "", False)
+    assert capsys.readouterr().out == "ok   a: \N{REPLACEMENT CHARACTER}[2J\n"
 
 
 def test_a_zone_that_is_not_served_there_and_a_network_that_the_law_forbids(server, capsys) -> None:

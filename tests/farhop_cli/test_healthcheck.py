@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +17,7 @@ class _Health(BaseHTTPRequestHandler):
         ready = self.path == "/healthz"
         self.send_response(200 if ready else 503)
         self.end_headers()
-        self.wfile.write(b"alive\n" if ready else b"not ready\n")
+        self.wfile.write(b"alive\n" if ready else b"\x1b[2J\n" if self.path == "/evil" else b"not ready\n")
 
     def log_message(self, *_: object) -> None:
         pass
@@ -49,6 +51,18 @@ def test_alive_and_not_ready_by_the_configuration(cli, tmp_path: Path, port: int
 
 def test_a_url(cli, port: int) -> None:
     assert cli.run("healthcheck", f"http://127.0.0.1:{port}/healthz").exit_code == 0
+
+
+def test_what_it_answers_drives_no_terminal(cli, port: int) -> None:
+    assert cli.run("healthcheck", f"http://127.0.0.1:{port}/evil").stdout.endswith(
+        "503: \N{REPLACEMENT CHARACTER}[2J\n"
+    )
+
+
+def test_a_check_without_a_fault_brings_no_tables_with_it() -> None:
+    """It is run every few seconds beside each balancer: rich took a fifth of it."""
+    told = "import sys, farhop_cli.healthcheck; print('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_nobody_listens(cli, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ class UpstreamConnection(asyncio.Protocol):
         reads, transport = not (self._behind or self._unread), self.transport
         if transport is not None and not transport.is_closing() and transport.is_reading() != reads:
             (transport.resume_reading if reads else transport.pause_reading)()
-        if self._unread and not (self._due or self._behind):
+        if self._unread and not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._go_on)
 

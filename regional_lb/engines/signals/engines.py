@@ -23,7 +23,6 @@ COUNT_MAX = 1_000_000_000
 _COUNTER_MAX = 1e18
 _DIGITS_MAX = 10
 ADAPTERS_MAX = 1024
-_LORA_LINES_MAX = 8192  # a page of 4 MiB has about as many: they are never taken off it
 
 
 class Series(NamedTuple):
@@ -176,7 +175,7 @@ def _slots(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> int 
 def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:
     """What the latest line says; None where there is none. Each combination of adapters has a line, for ever."""
     try:
-        newest = page.newest(name, _LORA_LINES_MAX)
+        newest = page.newest(name)
     except PageError as error:  # the rest of the page stands
         dropped(error.reason)
         return None

@@ -17,7 +17,7 @@ _SAME_BYTES = 32  # fewer than a line with its labels has
 _TRUSTED_PAGES = 64
 _NEAR_BYTES = 256
 LINES_MAX = 512  # of one name: ranks by ranks. Each takes 2 to 3 us
-_ALIKE_MAX = 8192  # that begin with it
+_ALIKE_MAX = 8192  # that begin with it; a page has about as many of adapters, which are never taken off it
 _LINE_BYTES_MAX = 128 * 1024  # to the value: names of adapters
 
 
@@ -76,11 +76,10 @@ class Page:
             ends = known[name] = self._ends(name, 0, len(text), LINES_MAX)
         return [self._line(name, end) for end in ends]
 
-    def newest(self, name: bytes, most: int) -> bytes | None:
-        """Labels of its line with the greatest value; None: it has none. Of at most so many, each of which takes 1 us.
-        Raises PageError."""
+    def newest(self, name: bytes) -> bytes | None:
+        """Labels of its line with the greatest value; None: it has none. Each takes 1 us. Raises PageError."""
         text, best, place = self._text, -1.0, -1
-        ends = self._ends(name, 0, len(text), most)
+        ends = self._ends(name, 0, len(text), _ALIKE_MAX)
         for end in ends:
             stop = text.find(b"\n", end)
             words = text[text.rfind(b"}", end, stop) + 1 : stop].split(None, 1)

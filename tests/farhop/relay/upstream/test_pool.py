@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from relay_wire import SSE, Line, Upstream, chunk, plain, post, until
@@ -701,6 +702,20 @@ async def test_what_is_not_read_yet_waits_for_its_client_too(stage: Any) -> None
     await c.send(post())
     c.abort()
     await until(lambda: s.pool.connections == 0)
+
+
+async def test_who_falls_behind_while_a_turn_is_due_gets_no_more(stage: Any) -> None:
+    s = await stage()
+    told, body = list[bytes](), b"data: x\n\n" * 5000
+    connection = pool.UpstreamConnection(s.pool, s.upstream.address)
+    connection.attempt = Mock(received=told.append)
+    connection.data_received(SSE + chunk(body))
+    connection.pause()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(told) == 1
+    connection.resume()
+    await until(lambda: b"".join(told) == body)
 
 
 async def _connections(s: Any) -> list[pool.UpstreamConnection]:

@@ -14,6 +14,7 @@ from farhop.relay.formats.exact_resumption import ExactProgress, HopProgress
 from farhop.relay.formats.resumption import CHAT, EVENT_BYTES_MAX, plan
 from farhop.relay.formats.text_resumption import TEXT_BYTES_MAX, TextProgress
 from farhop.relay.formats.transcript import Continuation, Transcript
+from farhop.relay.upstream import engine_faults
 from farhop.relay.upstream.pool import EVENTS_A_TURN
 from farhop.relay.upstream.resumable import ExactTap, Resumption, TextTap
 
@@ -117,6 +118,18 @@ def test_what_is_longer_for_another_reason_is_not_waited_for(
     assert (progress.why_not, progress.can_resume) == ("unreadable", False)
     progress.resumed = 1
     assert in_turns(tap, long[:-2]) == b"", "it is to continue a stream, and does not"
+
+
+def test_only_an_event_that_names_an_error_is_looked_at_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, looked, in_event = owner(), list[bytes](), engine_faults.in_event
+    progress = ours.of(CHAT, BODY, "acme", "m")
+    assert progress is not None
+    monkeypatch.setattr(engine_faults, "in_event", lambda event: looked.append(event) or in_event(event))
+    error = b'data: {"error":{"message":"CUDA error","code":500}}\n\n'
+    tap = ExactTap(False, None, "", progress, ours)
+    tap.feed(event([1], [5]) + event([2]) * 50 + error + event([3]) * 50)
+    assert looked == [error]
+    assert tap.broke is outcome.ENGINE_BROKEN
 
 
 def test_pieces_of_events_pass_whole_and_without_ids() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 
 import msgspec
 import pytest
@@ -237,6 +238,14 @@ def test_a_bad_message_is_refused():
     message.models.extend([message.models[0]] * 300)
     with pytest.raises(DocumentError, match="at most 256"):
         from_wire(message)
+    message = to_wire(REPORT)
+    message.accepted_bytes.update({str(number): 1.0 for number in range(50_000)})
+    tracemalloc.start()
+    with pytest.raises(DocumentError, match="at most 4096"):
+        from_wire(message)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000, "it is counted before it is copied"
 
 
 def test_a_report_too_large_is_refused_by_its_sender():

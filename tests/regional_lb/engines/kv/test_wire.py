@@ -179,6 +179,13 @@ def test_what_is_small_and_very_many_is_not_built(payload: bytes, reasons: list[
     assert peak < 3 * len(payload), "lists, maps and numbers take 8 to 64 bytes each"
 
 
+@pytest.mark.parametrize(("blocks", "dropped"), [(4096, []), (8192, ["value"])])
+def test_an_event_is_as_long_as_64k_tokens_make_it(blocks: int, dropped: list[str]) -> None:
+    """To read twice as many takes 10 ms."""
+    names, ids = [2**62 + block for block in range(blocks)], [150_000] * blocks * 16
+    assert read({**STORED, "block_hashes": names, "token_ids": ids, "block_size": 16})[1] == dropped
+
+
 def test_nesting_without_end_is_refused() -> None:
     deep = b"\x91" * 500_000 + b"\x90"
     with pytest.raises(BatchError, match="batch"):
