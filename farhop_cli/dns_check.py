@@ -21,8 +21,7 @@ import dns.rdatatype
 import dns.resolver
 import typer
 
-from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.exits import NEGATIVE, fail, printable
 
 _TIMEOUT_S = 2.0
 _LEAK = "some resolvers then ask the others without a client subnet"
@@ -59,7 +58,7 @@ def run(zone: str, names: list[str], resolver: str, servers: list[str], client: 
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))
     else:
         for one in found:
-            typer.echo(f"{'ok  ' if one.good else 'BAD '} {one.what}: {show.printable(one.text)}")
+            typer.echo(f"{'ok  ' if one.good else 'BAD '} {one.what}: {printable(one.text)}")
     return 0 if all(one.good for one in found) else NEGATIVE
 
 

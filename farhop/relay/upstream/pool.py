@@ -111,6 +111,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_pool",
         "_quiet_bytes",
         "_received",
+        "_taken_bytes",
         "_turn_bytes",
         "_unread",
         "address",
@@ -137,14 +138,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._received = False
         self._quiet_bytes = 0
         self._turn_bytes = BYTES_A_TURN
-        self._unread = b""  # what came, and is for the next turns
+        self._unread, self._taken_bytes = b"", 0  # what came, and is for the next turns but for its beginning
         self._due = self._behind = False  # the next turn is asked for; the client is behind
         self._lost: tuple[Exception | None] | None = None  # the connection is gone, and there is something unread
 
     @property
     def unread_bytes(self) -> int:
         """What came and waits for its turn."""
-        return len(self._unread)
+        return len(self._unread) - self._taken_bytes
 
     @property
     def usable(self) -> bool:
@@ -184,8 +185,12 @@ class UpstreamConnection(asyncio.Protocol):
         """The next turn of what is here."""
         self._due = False
         if self._unread and not self._behind:
-            data, self._unread = self._unread, b""
-            self.data_received(data)
+            begin = self._taken_bytes
+            end = self._taken_bytes = begin + self._turn_bytes
+            data = self._unread[begin:end]
+            if end >= len(self._unread):
+                self._unread, self._taken_bytes = b"", 0
+            self.data_received(data, kept=True)
             self._listen()
         if self._lost is not None and not self._unread:
             self._over(*self._lost)
@@ -197,7 +202,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once and tell nobody: the engine sees its client leave."""
-        self.attempt, self._unread = None, b""
+        self.attempt, self._unread, self._taken_bytes = None, b"", 0
         if self.transport is not None:
             self.transport.abort()
 
@@ -250,9 +255,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._ended = True
         return False
 
-    def data_received(self, data: bytes) -> None:
-        if self._unread:  # TLS had more
-            self._unread += data
+    def data_received(self, data: bytes, *, kept: bool = False) -> None:  # a parameter and no frame more for each chunk
+        if self._unread and not kept:  # TLS had more
+            self._unread, self._taken_bytes = self._unread[self._taken_bytes :] + data, 0
             return
         if len(data) > self._turn_bytes:
             data = self._put_off(data)
@@ -287,7 +292,12 @@ class UpstreamConnection(asyncio.Protocol):
     def _put_off(self, data: bytes) -> bytes:
         """Keep what is too much for a turn, for the next ones; what is for this one."""
         size = self._turn_bytes
-        self._unread = data[size:] + self._unread
+        if self.attempt is None:  # it has just given up
+            return data[:size]
+        if self._unread:  # it is what was taken last from there, or its end
+            self._taken_bytes -= len(data) - size
+        else:
+            self._unread, self._taken_bytes = data, size
         self._listen()
         return data[:size]
 
@@ -356,7 +366,7 @@ class UpstreamConnection(asyncio.Protocol):
             raise FramingError("too much framing without a body")
 
     def _settle(self, attempt: UpstreamHandler, keep: bool) -> None:
-        self.attempt, self._unread, self._behind = None, b"", False
+        self.attempt, self._unread, self._taken_bytes, self._behind = None, b"", 0, False
         transport = self.transport
         if transport is not None:
             # An answer may come before the request was sent whole: the rest of it must not open the next one.

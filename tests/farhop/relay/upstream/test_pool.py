@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,6 +13,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from relay_wire import SSE, Line, Upstream, chunk, plain, post, until
 
 from farhop.balance import machine, outcome
@@ -716,6 +719,44 @@ async def test_who_falls_behind_while_a_turn_is_due_gets_no_more(stage: Any) -> 
     assert len(told) == 1
     connection.resume()
     await until(lambda: b"".join(told) == body)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.integers(1, 300_000), min_size=1, max_size=4), st.booleans(), st.integers(0, 200), st.booleans())
+def test_all_of_an_answer_comes_in_order_however_it_is_cut(
+    sizes: list[int], stream: bool, head_cut: int, together: bool
+) -> None:
+    """Bytes are counted up, so that a piece that is lost, doubled or out of its place is seen."""
+    body = b"".join(b"%07d " % number for number in range(sum(sizes) // 8 + 1))
+    answer = SSE + chunk(body) + b"0\r\n\r\n" if stream else plain(body)
+    cuts = itertools.accumulate(sizes, initial=head_cut)
+    pieces = [answer[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(answer)])]
+
+    async def scenario() -> tuple[bytes, int]:
+        told, lent = list[bytes](), Mock(limits=pool.UpstreamLimits())
+        connection = pool.UpstreamConnection(lent, Address("e", 1))
+        connection.attempt = Mock(received=told.append)
+        for piece in pieces:
+            if piece:
+                connection.data_received(piece)
+            if not together:
+                await asyncio.sleep(0)
+        while connection.unread_bytes:
+            await asyncio.sleep(0)
+        return b"".join(told), lent.give_back.call_count + lent.distrust.call_count
+
+    assert asyncio.run(scenario()) == (body, 0)  # without a transport it is not given back
+
+
+async def test_who_gives_up_at_the_head_is_told_nothing_of_the_rest_and_nobody_is_distrusted(stage: Any) -> None:
+    s = await stage()
+    connection = pool.UpstreamConnection(s.pool, s.upstream.address)
+    connection.attempt = Mock(answered=lambda _: connection.abort())
+    connection.data_received(SSE + chunk(b"data: x\n\n" * 50_000))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert connection.unread_bytes == 0
+    assert not s.pool._distrusted
 
 
 async def _connections(s: Any) -> list[pool.UpstreamConnection]:
