@@ -44,6 +44,8 @@ class Job(msgspec.Struct, frozen=True):
 class _Sent:
     """One request on a lent connection (pool.UpstreamHandler)."""
 
+    streams = False
+
     def __init__(self, request: bytes) -> None:
         self._request, self._loop = request, asyncio.get_running_loop()
         self._began_at = 0.0

@@ -33,7 +33,9 @@ class Occupancy:
 
     def changed(self, before: Load, load: Load, now: float) -> None:
         """One of the targets has this load now, and had that one."""
-        self._advance(now)
+        if now > self._at:  # as in _advance: twice for each request
+            self._under_way_s += self.in_flight * (now - self._at)
+            self._at = now
         more = load.in_flight - before.in_flight
         self.in_flight += more
         self._decoding += load.decoding - before.decoding

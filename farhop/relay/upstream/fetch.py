@@ -47,6 +47,8 @@ class Collector:
 
     __slots__ = ("_body", "_connection", "_done", "_head", "_most", "_over", "_write")
 
+    streams = False
+
     def __init__(
         self, write: Callable[[UpstreamConnection], None], done: Callable[[Fetched | FetchError], None], bytes_max: int
     ) -> None:

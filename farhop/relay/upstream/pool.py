@@ -56,7 +56,10 @@ class UpstreamLimits(msgspec.Struct, frozen=True):
 
 
 class UpstreamHandler(Protocol):
-    """Whoever a connection is lent to: one attempt, one probe."""
+    """Whoever a connection is lent to: one attempt, one probe. `streams`: whether the answer, once its head is here, is
+    one of events."""
+
+    streams: bool
 
     def connected(self, connection: UpstreamConnection) -> None:
         """The connection is yours: write the request."""
@@ -284,7 +287,7 @@ class UpstreamConnection(asyncio.Protocol):
             attempt.broke(error)
             return
         if rest is not None and self.attempt is attempt:
-            more = bool(rest or self._unread)
+            more = rest or self._unread
             if more:  # behind a whole answer: nobody asked for that
                 self._pool.distrust(self.address)
             self._settle(attempt, keep=not more)
@@ -309,15 +312,15 @@ class UpstreamConnection(asyncio.Protocol):
             answer, data = self._read_head(data)
             if answer is None:
                 return None
-            if answer.known.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
-                self._turn_bytes = EVENTS_A_TURN
             attempt.answered(answer)
+            if attempt.streams:
+                self._turn_bytes = EVENTS_A_TURN
+                if len(data) > EVENTS_A_TURN:
+                    data = self._put_off(data)
             if self._body is None:
                 return data
             if not data:
                 return None
-            if len(data) > self._turn_bytes:
-                data = self._put_off(data)
         body = self._body
         assert body is not None
         if type(body) is LengthBody and body.left == len(data):  # as mostly: all that was missing

@@ -735,7 +735,7 @@ def test_all_of_an_answer_comes_in_order_however_it_is_cut(
     async def scenario() -> tuple[bytes, int]:
         told, lent = list[bytes](), Mock(limits=pool.UpstreamLimits())
         connection = pool.UpstreamConnection(lent, Address("e", 1))
-        connection.attempt = Mock(received=told.append)
+        connection.attempt = Mock(received=told.append, streams=stream)
         for piece in pieces:
             if piece:
                 connection.data_received(piece)
