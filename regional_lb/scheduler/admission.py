@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class ForeignConfig(Part):
     """Work from other regions. `reserve_share` of slots and KV tokens is kept for own work when a request comes that
     other regions could take, and at most `last_resort_reserve_share` from those that wait here or that nobody else
-    would take (`last_headroom`). A promised time to first token is broken beyond factor * it + slack."""
+    would take (`last_resort_headroom`). A promised time to first token is broken beyond factor * it + slack."""
 
     reserve_share: Share = 0.1
     last_resort_reserve_share: Share = 0.05
@@ -102,7 +102,7 @@ def headroom(table: Table, reserve_share: float, sums: Sums | None = None) -> He
     return Headroom(slots, max(0.0, kv_left), not np.logical_and.reduce(in_flight), free)
 
 
-def last_headroom(table: Table, reserve_share: float) -> Headroom:
+def last_resort_headroom(table: Table, reserve_share: float) -> Headroom:
     """The same for foreign requests with nowhere else to go: of n requests under way at most what log2 n of them take
     is reserved.
 

@@ -240,14 +240,14 @@ class WaitEstimate:
 
     def left_for_foreign(self, variant: str, now: float) -> admission.Headroom:
         """What those who are in have left for foreign requests who wait here, or whom nobody else would take."""
-        return admission.last_headroom(self.able(variant, now), self._foreign.last_resort_reserve_share)
+        return admission.last_resort_headroom(self.able(variant, now), self._foreign.last_resort_reserve_share)
 
     def fits_foreign(self, state: RequestState, now: float) -> bool:
         """Whether one of those fits beside the reserve now."""
         table = self.able(state.variant, now)
         if not len(table):
             return False
-        left = admission.last_headroom(table, self._foreign.last_resort_reserve_share)
+        left = admission.last_resort_headroom(table, self._foreign.last_resort_reserve_share)
         uncached, _ = least_prefill(state.need, table, *self.hits(state.need, table.of))
         return left.takes(uncached + state.need.output_tokens)
 

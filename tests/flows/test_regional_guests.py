@@ -19,7 +19,7 @@ from regional_lb.scheduler.admission import (
     foreign_refusal,
     headroom,
     is_foreign,
-    last_headroom,
+    last_resort_headroom,
 )
 
 GUEST = {"entry_region": "tokyo", "issuer": "tokyo/g1", "promised_ttft_ms": 400.0}
@@ -140,13 +140,13 @@ def test_from_the_last_resort_no_more_is_kept_than_the_share_and_the_logarithm_o
     share: float, under_way: int
 ) -> None:
     book = fleet(replica("r1", slots=200, kv_tokens=200_000), reserved=[Reservation("r1", 0, 1000)] * under_way)
-    free, left = headroom(book.whole, 0.0), last_headroom(book.whole, share)
+    free, left = headroom(book.whole, 0.0), last_resort_headroom(book.whole, share)
     kept, most = free.slots - left.slots, 200 * log2(max(2, under_way)) / max(2, under_way)
     assert kept <= share * 200
     assert kept <= most
     assert left.slots == 0 or kept >= int(min(share * 200, most)), "nor less than either"
     assert (free.kv_tokens - left.kv_tokens) / 1000 <= min(share * 200, most) + 1e-9
-    assert last_headroom(fleet().whole, share).slots == 0
+    assert last_resort_headroom(fleet().whole, share).slots == 0
 
 
 def test_who_is_foreign() -> None:
