@@ -234,13 +234,18 @@ async def test_a_gap_that_nobody_fills_is_counted_and_what_was_known_is_forgotte
     with engine(ports[0]) as found:  # nobody at the replay's port
         async with listening(*ports) as result:
             await until(lambda: result.refused == ["kv_replay"])
-            found.publish(batch(stored(1)))
-            await until(lambda: result.exact(1) == 2.0)
+            await until(lambda: result.exact(1) == 2.0 or _as_its_first(found, batch(stored(1))))
             found.seq += 1
             found.publish(batch(stored(2)))
             await until(lambda: result.least(2) == 2.0)
             assert (result.exact(1), result.least(1)) == (None, 0.0)
             assert result.refused == ["kv_replay", "kv_replay", "kv_gap"]
+
+
+def _as_its_first(value: KvPublisher, payload: bytes) -> None:
+    """Where nothing is said again: who subscribed may have come after what was said before."""
+    value.seq = 0
+    value.publish(payload)
 
 
 @pytest.mark.parametrize("replays", [True, False])
