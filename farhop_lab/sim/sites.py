@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop.balance.machine import Address
+from farhop.balance.model_facts import ModelFacts
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.sequence import TextModel
 from farhop_lab.sim.engines import Gpu, Station
@@ -139,6 +140,7 @@ def gpus(
         prefill_ms_per_token=known.prefill_ms_per_token,
         tpot_ms=known.decode_floor_ms,
         token_ids=token_ids,
+        facts={MODEL: ModelFacts(known.context_tokens)},  # as its list of models says
     )
     make = partial(Gpu, profile=known, text_model=TextModel(MODEL, seed, answer_tokens_mean))
     return Site(replica=replica, engine=make, replicas=replicas)

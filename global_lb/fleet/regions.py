@@ -458,7 +458,8 @@ class Regions:
         field.hits(self.trie.match(request.chain), self.partial_blocks)
         if table.full or self._warm:
             self._guard(field, random_draw, now)
-        return field
+        answer_bytes = (request.max_tokens or output_tokens) * table.bytes_per_token
+        return field if request.prompt_bytes + answer_bytes <= table.context_least_bytes else field.that_hold_it()
 
     # -- who may be asked
 

@@ -73,7 +73,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     `slots_left`: slots free, less what was sent there and is not acknowledged. `foreign_tokens`: what it takes from
     here, infinite if it is here. `full`: 1 if that is nothing. `drift_...`: how fast its wait (ms a second) and its use
     (slots a second) change, and since when that is known. `residual_ms`: by how much first tokens came later than was
-    predicted of late.
+    predicted of late. `context_tokens`: the longest request that it can hold, infinite where it does not say.
     """
 
     wait_ms: float
@@ -99,6 +99,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     drift_wait: float = 0.0
     drift_use: float = 0.0
     residual_ms: float = 0.0
+    context_tokens: float = inf
 
 
 def remaining(capacity: ModelReport, load: Outstanding) -> tuple[float, float]:
@@ -147,6 +148,7 @@ def row_of(
         headroom, capacity.used_share, float(headroom <= 0.0), capacity.tpot_ms, batch, alone_ms,
         *rates,
         residual_ms,
+        capacity.context_tokens or inf,
     )  # fmt: skip
 
 
@@ -173,6 +175,7 @@ _USD_PROMPT = _AT["usd_per_prompt_byte"]
 _TPOT, _BATCH, _ALONE = (_AT[n] for n in ("tpot_ms", "batch", "alone_ms"))
 _FOREIGN, _USED, _FULL = (_AT[n] for n in ("foreign_tokens", "used_share", "full"))
 _BYTES_PER_TOKEN, _SLOTS_FREE, _SLOTS = (_AT[n] for n in ("bytes_per_token", "slots_free", "slots_total"))
+_CONTEXT = _AT["context_tokens"]
 _WAIT, _LEFT, _CALIBRATION = range(_SENT)  # the rows of the small block
 
 
@@ -223,10 +226,14 @@ class Table:
     `sent` are the three that change with every request: wait, slots left, cache-hit calibration.
 
     `here`: the place of the region that is not foreign, None without it. `full` and `moving`: who is. `waited`: where
-    requests wait. `token_least_ms`: the quickest decoding.
+    requests wait. `token_least_ms`: the quickest decoding. `context_least_bytes`: prompt and answer of the shortest
+    request that one of them may be unable to hold.
     """
 
-    __slots__ = ("at", "block", "full", "here", "moving", "names", "sent", "token_least_ms", "waited")
+    __slots__ = (
+        "at", "block", "bytes_per_token", "context_least_bytes", "full", "here", "moving", "names", "sent",
+        "token_least_ms", "waited",
+    )  # fmt: skip
 
     def __init__(self, names: tuple[str, ...], here: str) -> None:
         self.names = names
@@ -238,6 +245,7 @@ class Table:
         self.moving: set[str] = set()
         self.waited: set[str] = set()
         self.token_least_ms = 0.0
+        self.context_least_bytes, self.bytes_per_token = inf, 0.0
 
     def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
         """These regions are so now; of others the wait, the slots left and the cache-hit calibration changed (`sent`:
@@ -261,6 +269,8 @@ class Table:
             self.sent[:, places], block = columns[:_SENT], self.block.copy()
             block[:, places] = columns[_SENT:]
             self.block, self.token_least_ms = block, least_token_ms(block)
+            self.bytes_per_token = float(block[_BYTES_PER_TOKEN].max())
+            self.context_least_bytes = float((block[_CONTEXT] * block[_BYTES_PER_TOKEN]).min())
 
 
 def least_token_ms(block: Column) -> float:
@@ -343,6 +353,14 @@ class Field(msgspec.Struct, eq=False, gc=False):
         field.mean_work_bytes = self.mean_work_bytes
         field._covered = self._covered[kept] if self._covered is not None else None
         return field
+
+    def that_hold_it(self) -> Field:
+        """Those that can hold the request, prompt and answer together. All of them where none can: how long it is is an
+        estimate, and the refusal is the engine's to word."""
+        block, answer_tokens = self.block, self.request.max_tokens or self.output_tokens
+        holds = block[_CONTEXT] >= self.prompt_bytes / block[_BYTES_PER_TOKEN] + answer_tokens
+        places = holds.nonzero()[0].tolist()
+        return self if len(places) in (0, len(holds)) else self.only(places, "cannot hold so long a request")
 
     def penalise(self, places: NDArray[np.bool_]) -> None:
         """These pay what the hot guard asks, too."""

@@ -67,6 +67,8 @@ class Fleet:
         self._able: dict[str, Subset] = {}
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
+        self.least_context_tokens = inf  # the shortest request that somebody cannot hold
+        self._context_tokens: dict[str, dict[str, float]] = {}  # how long one may be, by model and replica
         self.still = False  # the last event said nothing that was not known
         self.alive = ""  # who showed a sign of life with the last event: more than that its server answers
         self._reduced: dict[str, ReducedCapacity] = {}  # those that are: hardly ever anybody
@@ -119,7 +121,17 @@ class Fleet:
             table.describe(row, replica)
             self._write(name)
             table.filled[row] = self.trie.filled(name)
+        self._measure_contexts()
         return view
+
+    def _measure_contexts(self) -> None:
+        """Find out how long a request may be at each replica, for each model that it serves or prefills for."""
+        known: dict[str, dict[str, float]] = {}
+        for name, replica in self.view.replicas.items():
+            for model in replica.models:
+                known.setdefault(model, {})[name] = replica.context_tokens(model)
+        self._context_tokens = known
+        self.least_context_tokens = min((min(of.values()) for of in known.values()), default=inf)
 
     def age(self, now: float) -> None:
         """Bring what grows old up to date: to be called with the first event after `speeds.due`."""
@@ -167,6 +179,8 @@ class Fleet:
         self.whole.describe(row, replica)
         if replica.kv_tokens != known.kv_tokens:
             self._write(name)
+        if sample.kv_tokens != (before.kv_tokens if before is not None else None):
+            self._measure_contexts()
         return name
 
     def _probed(self, event: ReplicaProbed, now: float) -> str | None:
@@ -255,6 +269,17 @@ class Fleet:
             self._reduce(now)
         known = self._able.get(variant)
         return known if known is not None and known.names else self._find_able(variant, now)
+
+    def too_short(self, model: str, context_tokens: float) -> tuple[str, ...]:
+        """The replicas of a model that cannot hold a request of so many tokens, prompt and answer together."""
+        known = self._context_tokens.get(model, {})
+        return tuple(name for name, most in known.items() if most < context_tokens)
+
+    def most_context_tokens(self, model: str, names: Iterable[str]) -> float:
+        """The longest request that one of these replicas of a model can hold; infinite where one does not say, or there
+        is none."""
+        known = self._context_tokens.get(model, {})
+        return max((known[name] for name in names), default=inf)
 
     def settled_until(self, now: float) -> float:
         """Until when who is able is known if nothing happens; `now` while the capacity of any is reduced."""

@@ -110,6 +110,14 @@ class Replica(msgspec.Struct, frozen=True):
     token_ids: bool = False
     writes_on: Literal["", "solid", "text"] = ""
 
+    def context_tokens(self, model: str) -> float:
+        """The longest request of a model, prompt and answer together, that it can hold: by what its engine says of the
+        model (of an adapter, of what that is based on) and of its whole cache; infinite where it says neither."""
+        facts = self.facts.get(model, UNKNOWN_FACTS)
+        length = facts.max_model_len or self.facts.get(facts.parent, UNKNOWN_FACTS).max_model_len
+        cache = self.sample.kv_tokens if self.sample is not None else None
+        return min(length or inf, cache or inf)
+
     def takes_up(self, carrier: Carrier) -> bool:
         """Whether a stream that goes on by this can go on there."""
         if carrier == "ids":

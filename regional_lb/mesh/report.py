@@ -150,6 +150,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         if bases is not None and (len(bases) > BASES_LIMIT or sum(map(len, bases)) > _BASES_LETTERS_MAX):
             bases = None  # one left out would bind nobody: then none is known
         gpus, facts = self._served_by(model)
+        longest = flow.fleet.most_context_tokens(model, ready.of.names)
         sums = owned.sums()
         left = admission.headroom(owned, flow.config.foreign.reserve_share, sums)
         return ModelReport(
@@ -177,6 +178,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             max_model_len=facts.max_model_len,
             root=facts.root,
             parent=facts.parent,
+            context_tokens=int(longest) if longest < inf else 0,
             **flow.scaling.reported(model),
         )
 
@@ -441,7 +443,7 @@ def moved(old: RegionReport, new: RegionReport) -> bool:
 def _model_moved(old: ModelReport, new: ModelReport) -> bool:
     if (old.model, old.replicas_ready, old.replicas_total) != (new.model, new.replicas_ready, new.replicas_total):
         return True
-    if (old.bases, old.base_unknown) != (new.bases, new.base_unknown):
+    if (old.bases, old.base_unknown, old.context_tokens) != (new.bases, new.base_unknown, new.context_tokens):
         return True
     # From none to some or back: the amount is that of the KV cache.
     were, are = ((one.headroom_foreign_tokens > 0, one.usable_share > 0.0) for one in (old, new))

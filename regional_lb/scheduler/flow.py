@@ -490,7 +490,7 @@ class RegionalFlow:
         known = self.fleet.view.replicas.get(state.replica)
         carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
         unable = self.fleet.view.unable_to_resume(state.request.model, carrier)
-        others = self.wait_estimate.serving(state.variant, now, (state.replica, *unable))
+        others = self.wait_estimate.others(state, now, (state.replica, *unable))
         if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
             return [*again]
         return [*again, machine.Move(state.request.id, state.attempts)]
@@ -555,7 +555,7 @@ class RegionalFlow:
             lost = next((name for name in asked if name in silent), "")
             if not lost or state.started or request.id not in self.requests:
                 continue
-            others = self.wait_estimate.serving(state.variant, now, (state.replica, *state.tried))
+            others = self.wait_estimate.others(state, now, (state.replica, *state.tried))
             halved = lost == state.prefiller
             if not others and not halved:
                 continue  # it may yet answer
@@ -572,7 +572,7 @@ class RegionalFlow:
             state = self.requests.get(request_id)
             if state is None or state.started or state.replica != replica or state.paired:
                 continue
-            others = self.wait_estimate.serving(state.variant, now, (replica, *state.tried))
+            others = self.wait_estimate.others(state, now, (replica, *state.tried))
             need, reason = state.need, outcome.FIRST_BYTE_TIMEOUT
             if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
                 continue
@@ -596,10 +596,10 @@ class RegionalFlow:
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
             state.declined = False
             return []
-        barred = self.wait_estimate.outside(request) if request.among is not None else ()
-        if state.carrier is not None:
-            barred = (*barred, *self.fleet.view.unable_to_resume(request.model, state.carrier))
-        if state.tried and not self.wait_estimate.serving(state.variant, now, (*state.tried, *barred)):
+        barred: tuple[str, ...] = ()
+        if request.among is not None or state.carrier is not None:
+            barred = self.wait_estimate.barred(state, now)
+        if state.tried and not self.wait_estimate.others(state, now, state.tried):
             state.tried = ()  # better the same replica again than none
         choosy = state.held_at is None or now - state.held_at < CHOOSY_S
         choice = self.wait_estimate.consider(
@@ -769,7 +769,8 @@ class RegionalFlow:
         if starved is not None:
             if released := self._release(self.requests[starved.id], table, now, aside, ahead=ahead):
                 return released
-            aside = (able.names[int(table.kv_taken_tokens.argmin())],)
+            its = self.wait_estimate.others(self.requests[starved.id], now, ()) or able  # who can take it
+            aside = (its.names[int(self.fleet.table(its).kv_taken_tokens.argmin())],)
         # What is free may be the reserve: then foreign requests, however many, do not stand before those it is for.
         foreign = self.queue.foreign(variant)
         kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1

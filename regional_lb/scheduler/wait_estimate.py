@@ -83,9 +83,10 @@ class WaitEstimate:
         else:
             bytes_per_token = estimates.bytes_per_token(request.model)
             prompt_tokens = request.prompt_bytes / bytes_per_token
+        output_tokens = estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         return Need(
             prompt_tokens=prompt_tokens,
-            output_tokens=estimates.output_tokens(request.tenant, request.model, request.max_tokens),
+            output_tokens=output_tokens,
             bytes_per_token=bytes_per_token,
             chain=request.chain,
             session=request.session,
@@ -94,6 +95,8 @@ class WaitEstimate:
             deadline=request.deadline,
             variant=request.model,
             recomputed=request.recomputed,
+            # An engine holds all that may come to be the answer, and refuses what does not fit.
+            context_tokens=prompt_tokens + (request.max_tokens or output_tokens),
         )
 
     def goes_by_tokens(self, request: Request) -> bool:
@@ -153,6 +156,8 @@ class WaitEstimate:
         if assigned is not None and need.variant != assigned.variant:
             need = replace(need, variant=assigned.variant)
         able = self._fleet.able(need.variant, now)
+        if need.context_tokens > self._fleet.least_context_tokens:
+            without = (*without, *self._too_short(need, request.model, now, without))
         if without or not able.names:
             able = self.serving(need.variant, now, without)
         if aside:
@@ -194,6 +199,26 @@ class WaitEstimate:
         among = request.among
         return () if among is None else tuple(name for name in self._fleet.view.replicas if name not in among)
 
+    def _too_short(self, need: Need, model: str, now: float, without: tuple[str, ...]) -> tuple[str, ...]:
+        """The replicas that cannot hold so long a request, if one that can serves beside those `without`. Where none
+        does it is not kept from them: its length is an estimate, and the refusal is theirs to word."""
+        short = self._fleet.too_short(model, need.context_tokens)
+        return short if short and self.serving(need.variant, now, (*short, *without)) else ()
+
+    def barred(self, state: RequestState, now: float) -> tuple[str, ...]:
+        """The replicas that a request may not go to: its gateway does not let it, they do not take up its stream, or
+        cannot hold it."""
+        request, barred = state.request, self.outside(state.request)
+        if state.carrier is not None:
+            barred = (*barred, *self._fleet.view.unable_to_resume(request.model, state.carrier))
+        if state.need.context_tokens > self._fleet.least_context_tokens:
+            barred = (*barred, *self._too_short(state.need, request.model, now, barred))
+        return barred
+
+    def others(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
+        """Who may take a request, but for these."""
+        return self.serving(state.variant, now, (*without, *self.barred(state, now)))
+
     def _half(self, request: Request, need: Need, now: float, without: tuple[str, ...]) -> Scored | None:
         """Who would prefill for one that only decodes; None if nobody has room. Better one that failed it before."""
         able = self._fleet.able_to_prefill(request.model, "sglang", now)
@@ -230,7 +255,7 @@ class WaitEstimate:
         if promised_ms is None or not admission.is_foreign(request, self._region):
             return None
         variant = variant or request.model
-        table = self.able(variant, now)
+        table = self._holding(need, request.model, variant, now)
         if not len(table):
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
@@ -244,7 +269,7 @@ class WaitEstimate:
 
     def fits_foreign(self, state: RequestState, now: float) -> bool:
         """Whether one of those fits beside the reserve now."""
-        table = self.able(state.variant, now)
+        table = self._holding(state.need, state.request.model, state.variant, now)
         if not len(table):
             return False
         left = admission.last_resort_headroom(table, self._foreign.last_resort_reserve_share)
@@ -339,6 +364,12 @@ class WaitEstimate:
     def able(self, variant: str, now: float) -> Table:
         """The replicas that serve the variant and may take work. Not to be kept: it goes on changing."""
         return self._fleet.table(self.serving(variant, now))
+
+    def _holding(self, need: Need, model: str, variant: str, now: float) -> Table:
+        """Of those, who can hold the request; all of them where nobody can."""
+        if need.context_tokens <= self._fleet.least_context_tokens:
+            return self.able(variant, now)
+        return self._fleet.table(self.serving(variant, now, self._too_short(need, model, now, ())))
 
     def _kept(self, request: Request) -> str:
         """The version that holds the earlier turns of the request's conversation; "" if none does or several.

@@ -74,6 +74,20 @@ def test_slow_decode_is_worth_a_hop(play) -> None:
     play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
 
 
+def test_a_long_request_goes_where_somebody_can_hold_it(play) -> None:
+    view = seen(instance("london", context_tokens=1000), instance("frankfurt", context_tokens=4000), instance("tokyo"))
+    flow = worldwide(view=view)
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 3600))).expect(sent("a", "london"))  # 900 tokens, and 100 of an answer
+        .on(RequestArrived(request("b", 3601))).expect(sent("b", "frankfurt"))
+        .on(RequestArrived(request("c", 3201, max_tokens=200))).expect(sent("c", "frankfurt"))
+        .on(RequestArrived(request("d", 40_000))).expect(sent("d", "tokyo"))  # which does not say
+        .on(RequestArrived(request("e", 40_000, tenant="european"))).expect(sent("e", "london"))  # none that it may
+    )  # fmt: skip
+    assert flow.consider(request("f", 3601), 0.0).absent == {"london": "cannot hold so long a request"}
+
+
 def test_of_one_region_the_instance_that_waits_least_is_asked(play) -> None:
     flow = worldwide(view=seen(instance("london", "a", wait_ms=50.0), instance("london", "b", wait_ms=10.0)))
     b = Expected(machine.Forward, address=instance("london", "b").tier)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from playbook import Expected, answered, held, sent, timer
 from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
 from farhop.balance.ledger import Reservation
-from farhop.balance.machine import AttemptBegan, AttemptEnded, ClientLeft, RequestArrived, TimerFired, Usage
-from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample
+from farhop.balance.machine import (
+    AttemptBegan,
+    AttemptEnded,
+    AttemptFailed,
+    ClientLeft,
+    RequestArrived,
+    TimerFired,
+    Usage,
+)
+from farhop.balance.model_facts import ModelFacts
+from regional_lb.fleet.view import Replica, ReplicaProbed, ReplicaSampled, Sample
 
 NOTHING = ()
 
@@ -68,6 +79,73 @@ def test_a_scrape_grown_old_says_nothing(play) -> None:
         play(flow)
         .at(12.0).on(RequestArrived(request("a"))).expect(held("a"))
         .at(13.0).on(ReplicaProbed("r1", True)).expect(sent("a", "r1"))
+    )  # fmt: skip
+
+
+def long(name: str, tokens: int, **fields) -> Replica:
+    """Whose engine takes so many tokens, prompt and answer together."""
+    return replica(name, facts={MODEL: ModelFacts(tokens)}, slots=9, prefill_tokens_max=9999, **fields)
+
+
+def test_a_long_request_goes_to_who_can_hold_it_and_waits_for_that(play) -> None:
+    flow = regional(long("short", 1000), long("long", 8000, prefill_ms_per_token=1.0, kv_tokens=3000))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 3600))).expect(sent("a", "short"))  # 900 tokens, and 100 of an answer
+        .on(RequestArrived(request("b", 3601))).expect(sent("b", "long"))
+        .on(RequestArrived(request("c", 8000))).expect(held("c"))
+        .on(RequestArrived(request("d", 400))).expect(held("d"), sent("d", "short"))  # not held up
+        .at(1.0).on(AttemptBegan("b", 1, 200)).expect()
+        .at(2.0).on(ended("b")).expect(sent("c", "long"))
+    )  # fmt: skip
+
+
+def test_where_nobody_can_hold_it_an_engine_says_so(play) -> None:
+    flow = regional(long("r1", 1000))
+    play(flow).on(RequestArrived(request("a", 8000))).expect(sent("a", "r1"))
+
+
+def test_who_failed_a_long_request_has_it_again_where_nobody_else_can_hold_it(play) -> None:
+    flow = regional(long("short", 1000), long("long", 8000))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 8000))).expect(sent("a", "long"))
+        .at(0.1).on(AttemptFailed("a", 1, outcome.DIED_BEFORE_START)).expect(sent("a", "long", attempt=2))
+    )  # fmt: skip
+
+
+def test_while_who_can_hold_it_is_down_the_others_are_asked(play) -> None:
+    flow = regional(long("short", 1000), long("long", 8000))
+    for _ in range(3):
+        flow.handle(ReplicaProbed("long", False), 0.0)
+    play(flow).on(RequestArrived(request("a", 8000))).expect(sent("a", "short"))
+
+
+def test_an_engine_holds_no_more_than_its_cache_and_an_adapter_what_its_base_does(play) -> None:
+    sample = Sample(at=-9.0, waiting=0, running=0, kv_tokens=1500)
+    small = replica("small", facts={MODEL: ModelFacts(8000)}, sample=sample)
+    assert (small.context_tokens(MODEL), replica("r").context_tokens(MODEL)) == (1500, inf)
+    tuned = replica("r", facts={MODEL: ModelFacts(4000), "tuned": ModelFacts(0, "", MODEL)})
+    assert tuned.context_tokens("tuned") == 4000
+    flow = regional(small, long("long", 8000, prefill_ms_per_token=1.0))
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 5600))).expect(sent("a", "small"))
+        .on(RequestArrived(request("b", 5601))).expect(sent("b", "long"))
+        # What its engine says of its cache anew is what it holds from then on.
+        .at(1.0).on(ReplicaSampled("small", Sample(1.0, 0, 0, kv_tokens=9000))).expect()
+        .on(RequestArrived(request("c", 5601))).expect(sent("c", "small"))
+    )  # fmt: skip
+
+
+def test_guests_are_let_in_by_who_can_hold_them(play) -> None:
+    flow = regional(long("short", 1000), long("long", 8000, kv_tokens=2100))
+    guest = {"issuer": "g", "entry_region": "tokyo", "promised_ttft_ms": 9e3}
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 7600))).expect(sent("a", "long"))
+        .on(RequestArrived(request("b", 7600, **guest))).expect(answered("b", outcome.FOREIGN_FULL))
+        .on(RequestArrived(request("c", 400, **guest))).expect(sent("c", "short"))
     )  # fmt: skip
 
 

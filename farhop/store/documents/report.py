@@ -51,7 +51,9 @@ class ModelReport(msgspec.Struct, frozen=True):
     should be there, beyond `replicas_min` and `replicas_max` if need be (farhop.balance.scaling); a `replicas_max` of
     0: an older build, which does not say. They are of all of the region, whoever owns what.
     `bases` are the models whose rules bind this one, too; `base_unknown`: it is an adapter of a base nobody knows.
-    `max_model_len`, `root` and `parent` are as farhop.balance.model_facts has them.
+    `max_model_len`, `root` and `parent` are as farhop.balance.model_facts has them: the length that every engine takes.
+    `context_tokens`: the longest request, prompt and answer together, that one of the ready replicas can hold; 0 where
+    nobody knows.
     """
 
     model: str
@@ -83,6 +85,7 @@ class ModelReport(msgspec.Struct, frozen=True):
     max_model_len: int = 0
     root: str = ""
     parent: str = ""
+    context_tokens: int = 0
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +190,7 @@ _MOST = {
     "load_replicas": COUNT_LIMIT,
     "batch_interference_ms": RATE_LIMIT_MS,
     "max_model_len": COUNT_LIMIT,
+    "context_tokens": COUNT_LIMIT,
 }  # fmt: skip
 _PARTS = (
     ("replicas_ready", "replicas_total"), ("replicas_min", "replicas_max"), ("slots_free", "slots_total"),
@@ -229,6 +233,7 @@ def _sound(model: ModelReport) -> bool:
         and not model.parent
         and (not model.root or _are_texts((model.root,)))
         and 0 <= model.max_model_len <= most
+        and 0 <= model.context_tokens <= most
         and len(model.gpu_types) <= GPU_TYPES_LIMIT
         and _are_texts(model.gpu_types)
         and 0 <= model.replicas_ready <= model.replicas_total <= most

@@ -26,7 +26,8 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     """One request in the model's tokens. `chain`, `session` (0: none) and `tenant` may keep it at a replica.
 
     `path` are the tokens themselves, where they are known; `deadline` is in monotonic seconds. `variant`: what it waits
-    for, its model or a version of it. `recomputed`: nothing that is cached is of use to it.
+    for, its model or a version of it. `recomputed`: nothing that is cached is of use to it. `context_tokens`: what an
+    engine must be able to hold for it, prompt and answer together.
     """
 
     prompt_tokens: float
@@ -39,6 +40,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     deadline: float = inf
     variant: str = ""
     recomputed: bool = False
+    context_tokens: float = 0.0
 
 
 class Policy(ABC):

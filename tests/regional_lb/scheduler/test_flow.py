@@ -24,6 +24,7 @@ from farhop.balance.health.reading import State
 from farhop.balance.health.replica import HealthConfig, Mode
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, ClientLeft, Forward, Hold, RequestArrived, SetTimer, TimerFired, Usage
+from farhop.balance.model_facts import ModelFacts
 from farhop.balance.prefix.chain import bytes_at, marks
 from regional_lb.fleet.adapters import LOAD_MS
 from regional_lb.fleet.table import SAMPLE_FRESH_S
@@ -98,6 +99,7 @@ class RegionalMachine(RuleBasedStateMachine):
         role = "prefill" if name.startswith("p") else "mixed"
         own = {"models": frozenset(MODELS_OF[name]), "kv_tokens": 3000, "prefill_tokens_max": 900, "role": role}
         own["token_ids"] = name != "r3"
+        own["facts"] = {MODEL: ModelFacts({"r2": 900, "p1": 900}.get(name, 4000))}
         return replica(name, **{**own, "slots": 3, "version": version, **fields})
 
     def _lawful(self, one: machine.Request) -> frozenset[str]:
@@ -123,6 +125,7 @@ class RegionalMachine(RuleBasedStateMachine):
     def _may_take(self, name: str, rider: Rider, now: float) -> None:
         target = self.flow.fleet.view.replicas[name]
         assert rider.request.model in target.models
+        self._holds(target, rider, now)
         assigned, split = self.flow.requests[rider.request.id].assigned, self.flow.splits.of(rider.request.model)
         if target.role != "prefill" and assigned is not None and split is not None and not split.config.fallback:
             assert target.version == assigned.version
@@ -145,6 +148,16 @@ class RegionalMachine(RuleBasedStateMachine):
             assert load.prefill_tokens - last < 2 * target.prefill_tokens_max
         sample = target.sample
         assert sample is None or (sample.queued or 0) == 0 or now - sample.at >= SAMPLE_FRESH_S
+
+    def _holds(self, target: Replica, rider: Rider, now: float) -> None:
+        """Whether it can hold the request, or nobody can who may take it."""
+        state, model = self.flow.requests[rider.request.id], rider.request.model
+        if target.role == "prefill" or state.need.context_tokens <= target.context_tokens(model):
+            return
+        view = self.flow.fleet.view
+        unable = view.unable_to_resume(model, state.carrier) if state.carrier is not None else ()
+        for other in self.flow.wait_estimate.serving(state.variant, now, unable).names:
+            assert view.replicas[other].context_tokens(model) < state.need.context_tokens
 
     def _held_at(self, name: str) -> list[Reservation]:
         """What riders hold there, by the ledger's own word: whole attempts, and prefill halves."""
