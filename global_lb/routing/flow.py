@@ -333,7 +333,8 @@ class GlobalFlow:
     # -- the world's edges
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
-        """Who is under way stays where the prompt is; whoever is sent from now on, or again, goes by this law, too."""
+        """Who is under way stays where the prompt is, once all of it is there; whoever is sent from now on, or again,
+        goes by this law, too."""
         if not event.law.supersedes(self.law):
             return []
         return self._go_by(event.law.knowing(self.regions.lineages.of), now)
@@ -352,7 +353,14 @@ class GlobalFlow:
             self.regions.forget_prefixes()  # whose nodes they are nobody can tell any more
             for forgotten in self.forgotten:
                 forgotten()
-        return self._wake(now)
+        recalled = [
+            machine.Recall(request_id, state.attempts)
+            for request_id, state in self.requests.items()
+            if (attempt := state.attempt) is not None
+            and not attempt.started
+            and attempt.region not in law.request_verdict(state.request).lawful
+        ]
+        return self._wake(now) + recalled
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.redirects.settle(self.regions, now)

@@ -421,7 +421,7 @@ class RegionalFlow:
     # -- the world's edges
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
-        """Waiting requests that are not lawful any more are answered at once; requests at an engine stay there."""
+        """Waiting requests that are not lawful any more are answered at once; those sent whole to an engine stay there."""
         if not event.law.supersedes(self.law):
             return []
         return self._go_by(event.law.knowing(self.fleet.lineages.of), now)
@@ -445,11 +445,16 @@ class RegionalFlow:
         else:
             self.fleet.narrowed(law.epoch)
         commands: list[Command] = []
-        for state in [state for state in self.requests.values() if not state.replica]:
+        recalled: list[Command] = []
+        for state in [state for state in self.requests.values() if not state.started]:
             refusal = admission.unlawful(state.request, self.config.region, self.law)
-            if refusal is not None:
+            if refusal is None:
+                continue
+            if state.replica:
+                recalled.append(machine.Recall(state.request.id, state.attempts))
+            else:
                 commands.append(self._refuse(state, refusal.outcome, refusal.detail, now))
-        return commands + self._fill_all(now)
+        return commands + self._fill_all(now) + recalled
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         stood = {name for name, one in self.fleet.view.replicas.items() if not one.draining}
