@@ -421,7 +421,7 @@ class RegionalFlow:
     # -- the world's edges
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
-        """Waiting requests that are not lawful any more are answered at once; those sent whole to an engine stay there."""
+        """Waiting requests that are no longer lawful are answered at once; those sent whole to an engine stay there."""
         if not event.law.supersedes(self.law):
             return []
         return self._go_by(event.law.knowing(self.fleet.lineages.of), now)
