@@ -375,6 +375,14 @@ class Move(Command, frozen=True):
     attempt: int
 
 
+class Recall(Command, frozen=True):
+    """The law of now forbids its target: take this attempt back unless all of it has been sent, and tell so
+    (AttemptFailed or PrefillFailed, `unlawful_here`); else leave it as it is, and tell nothing."""
+
+    id: str
+    attempt: int
+
+
 class SetTimer(Command, frozen=True):
     """Wake the machine for this request at `at` (monotonic seconds)."""
 

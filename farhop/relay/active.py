@@ -59,6 +59,9 @@ class Attempt(Protocol):
     def abort(self) -> None:
         """Stop the work upstream at once; tells nobody."""
 
+    def recall(self) -> None:
+        """The law forbids its upstream from now on: give it up unless all of it has been sent."""
+
     def pause(self) -> None:
         """The client is behind."""
 

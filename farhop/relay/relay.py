@@ -113,6 +113,7 @@ class Relay:
             machine.Redirect: self._redirect,
             machine.Cancel: self._cancel,
             machine.Move: self._move,
+            machine.Recall: self._recall,
             machine.SetTimer: self._set_timer,
         }
 
@@ -461,6 +462,10 @@ class Relay:
         if attempt.began and attempt.resumable:
             owner.outcomes["moved", ""] += 1
             self.failed(attempt, outcome.STOPPING)
+
+    def _recall(self, active: ActiveRequest, command: machine.Recall, _now: float) -> None:
+        if active.attempt is not None and active.attempt.number == command.attempt:
+            active.attempt.recall()
 
     def _set_timer(self, active: ActiveRequest, command: machine.SetTimer, now: float) -> None:
         if active.timer is not None:

@@ -47,6 +47,7 @@ _DETAILS = {
     outcome.UNKNOWN_KEY: "this API key is not known",
     outcome.KEY_NOT_VALID: "this API key was revoked, has expired, or is not valid yet: ask for another",
 }
+_UNREADABLE = "this balancer may not read the request: "
 _WHAT = {"jwt": "token", "cert": "certificate"}  # by how a Principal's key_id begins
 _TIMEOUT_DIGITS_MAX = 12
 # Host names that stand for a residency: OpenRouter's, and those that OpenAI's SDKs write for `data_residency`.
@@ -100,6 +101,9 @@ class Authenticator(Protocol):
 
     def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
         """The caller with what the body of its request asks for, and its header `lines`; or why that cannot be."""
+
+    def shut_out(self, caller: Caller) -> Reply | None:
+        """Why whoever was let in before the law changed may not be read any more; None if it may."""
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
         """The models this caller may use, sorted, and what is said of them where it may."""
@@ -267,10 +271,15 @@ class KeyAuthenticator:
         """The caller for whom a token of ours speaks, as far as the law of now lets this balancer read it."""
         why = self._holder.law.verdict(claims.tenant, "", Scope.ENTRY).why_not(self._region)
         if why is not None:
-            return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
+            return answers.refusal(outcome.ENTRY_FORBIDDEN, _UNREADABLE + why)
         patience_s = min(claims.deadline_ms / 1e3, self._request_s)
         caller = self.trusted(claims.tenant, claims.narrow, claims.key, patience_s)
         return caller if not claims.key_id else as_issued(caller, claims)
+
+    def shut_out(self, caller: Caller) -> Reply | None:
+        """See Authenticator. Not sent elsewhere: its host's name, or a token that is used up, may have let it in."""
+        why = self._holder.law.verdict(caller.tenant, "", Scope.ENTRY).why_not(self._region)
+        return None if why is None else answers.refusal(outcome.ENTRY_FORBIDDEN, _UNREADABLE + why)
 
     def entry_refusal(self, tenant: str, target: bytes) -> Reply | None:
         """None if a balancer in this region may read the tenant's requests."""
@@ -283,7 +292,7 @@ class KeyAuthenticator:
         nearest = sorted(verdict.lawful, key=lambda name: (world.rtt_ms(self._region, name), name))
         entry = next((url for name in nearest for url in world.regions[name].entry), None)
         if entry is None:
-            return answers.refusal(outcome.ENTRY_FORBIDDEN, f"this balancer may not read the request: {why}")
+            return answers.refusal(outcome.ENTRY_FORBIDDEN, _UNREADABLE + why)
         return answers.redirect(entry.rstrip("/") + target.decode("latin-1"), outcome.ENTRY_FORBIDDEN)
 
     def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:

@@ -392,6 +392,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     ),
     112: _fields(machine.AttemptMoved, "id attempt target passed"),
     113: _fields(machine.Move, "id attempt"),
+    118: _fields(machine.Recall, "id attempt"),
 }
 
 TAGS: dict[int, Tag] = {number: tag for number, (_, tag) in _KINDS.items()}

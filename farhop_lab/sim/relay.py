@@ -150,6 +150,7 @@ class SimulatedRelay:
             machine.Answer: self._answer,
             machine.Cancel: self._cancel,
             machine.Move: self._move,
+            machine.Recall: self._recall,
             machine.SetTimer: self._set_timer,
         }
 
@@ -296,6 +297,9 @@ class SimulatedRelay:
                 active.generated += generated
                 self._stop(active)
                 self.react(machine.AttemptFailed(active.request.id, command.attempt, outcome.STOPPING, resumable=True))
+
+    def _recall(self, active: ActiveRequest, command: machine.Recall) -> None:
+        """What is sent here has left at once."""
 
     def _hold(self, active: ActiveRequest, _command: machine.Hold) -> None:
         active.held = True

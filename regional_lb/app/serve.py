@@ -108,6 +108,9 @@ class HopAuthenticator:
         """Within the residency that the body names, once more: by the map of this region."""
         return narrowed(self._flow.law, caller, preferences)
 
+    def shut_out(self, caller: Caller) -> None:
+        """See Authenticator. Where a request came in is not asked here, and admission asks for the rest anew."""
+
     def models(self, _caller: Caller) -> dict[str, ModelFacts]:
         """The models served here."""
         view = self._flow.fleet.view

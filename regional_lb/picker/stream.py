@@ -126,6 +126,9 @@ class GatewayRun(AttemptRun):
             return
         self._stream.send(self, ",".join(str(address) for _, address in self._places), request_head, body)
 
+    def recall(self) -> None:
+        """See active.Attempt. The gateway has it."""
+
     def answer(self, answer: head.AnswerHead, served: str, details: str) -> None:
         """The answer's head is here, from the endpoint `served` ("": not reported)."""
         if details and details != messages.VIA_UPSTREAM and not served:

@@ -101,6 +101,8 @@ class Referee:
             assert (rider.state, rider.attempt) == ("started", command.attempt), "only what has begun has a stream"
             assert rider.request.stream
             rider.moves = True
+        elif isinstance(command, machine.Recall):
+            assert (rider.state, rider.attempt) == ("sent", command.attempt), "what has begun is never taken back"
         elif isinstance(command, machine.Cancel):
             assert (rider.state, rider.attempt) == ("sent", command.attempt), "what has begun is never given up"
             rider.state, rider.refused_by = "failed", ()  # time has passed, as on hold

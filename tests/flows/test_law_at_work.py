@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
+from inprocess import MODEL, Both, Engine, both, chat, head, read, send, streaming, tenant, topology, until
 
 from farhop.store.contract import LAW_KEY
 from farhop.store.sealed import inner
@@ -96,6 +97,75 @@ async def test_what_runs_ends_and_what_comes_is_refused_with_the_clause(up: Both
     assert (nowhere.status, nowhere.code) == (503, "no_region_serving")
     assert int(nowhere.headers["retry-after"]) == 2
     assert len(engine.seen) == 1
+
+
+class SlowProxy:
+    """An HTTP proxy on the way to a region, which lets nobody through while it `holds`, and then no byte upwards."""
+
+    def __init__(self) -> None:
+        self.goes = asyncio.Event()
+        self.goes.set()
+        self.waiting, self.passed = 0, bytearray()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        self.waiting += 1
+        await self.goes.wait()
+        host, port = asked.split()[1].decode().split(":")
+        there, onward = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 ok\r\n\r\n")
+        await asyncio.gather(self._pump(reader, onward, self.passed), self._pump(there, writer, bytearray()))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: bytearray) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                await self.goes.wait()
+                seen += data
+                writer.write(data)
+        writer.close()
+
+
+@pytest.mark.parametrize("size", [0, 14_000_000])
+async def test_no_byte_follows_to_a_region_once_the_law_forbids_it(engine: Engine, size: int) -> None:
+    """While the way there is being opened, and while a long prompt is on its way."""
+    proxy = SlowProxy()
+    server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, both(engine, topology(), global_={"proxies": {"virginia": url}}) as up:
+        if size:  # on a connection that stands
+            assert (await send(up.entry, chat())).status == 200
+        proxy.goes.clear()
+        proxy.waiting, before = 0, len(engine.seen)
+        asked = asyncio.create_task(send(up.entry, chat(body=streaming("x" * size + "THE END"))))
+        await until(lambda: up.global_.flow.under_way == 1 and (size or proxy.waiting))
+        (state,) = up.global_.flow.requests.values()
+        await until(lambda: state.attempt is not None)
+        await Etcd(up).law(2, tenant("anywhere", residency={"processing": {"allow": ["world"], "deny": ["us"]}}))
+        proxy.goes.set()
+        answer = await asked
+        assert (answer.status, answer.code) == (503, "no_region_serving")
+        assert "virginia: unlawful_here" in answer.json["error"]["message"]
+        await up.at_rest()
+        assert b"THE END" not in proxy.passed
+        assert len(engine.seen) == before
+        assert up.global_.flow.regions.liveness["virginia"].read(time.monotonic()).state == "up"
+
+
+async def test_a_body_on_its_way_when_the_law_closes_the_entry_is_not_looked_at(up: Both, engine: Engine) -> None:
+    whole = chat(body=streaming())
+    for port in (up.entry, up.client):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(whole[:-20])
+        await until(lambda: up.global_.metrics.in_flight + up.regional.metrics.in_flight == 1)
+        epoch = up.global_.flow.law.epoch + 1
+        await Etcd(up).law(epoch, tenant("anywhere", residency={**ANYWHERE, "entry": {"allow": ["jp"]}}))
+        writer.write(whole[-20:])
+        answer = read(await reader.read())
+        writer.close()
+        assert (answer.status, answer.code) == (451, "entry_forbidden")
+        assert "entry allows only jp" in answer.json["error"]["message"]
+        await Etcd(up).law(epoch + 1, tenant("anywhere"))
+    assert engine.seen == []
 
 
 async def test_a_region_that_knows_a_newer_law_refuses_by_it(up: Both, engine: Engine) -> None:

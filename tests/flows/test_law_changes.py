@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from playbook import answered, held, sent
+from playbook import Expected, answered, held, sent, timer
 from worlds import instance, law, regional, replica, report_in, request, seen, worldwide
 
 from farhop.balance import outcome
@@ -15,7 +15,9 @@ from farhop.balance.machine import (
     AttemptFailed,
     AttemptRefused,
     LawChanged,
+    Recall,
     RequestArrived,
+    Resume,
     TimerFired,
 )
 from global_lb.fleet.regions import OPENS_MAX_S, OPENS_S
@@ -26,6 +28,11 @@ from topology.model import Residency, Rule
 
 def to(epoch: int, **rules: Rule | Residency) -> LawChanged:
     return LawChanged(law(epoch, **rules))
+
+
+def recalled(request_id: str, attempt: int = 1) -> Expected:
+    """What was not sent whole is to be taken back."""
+    return Expected(Recall, id=request_id, attempt=attempt)
 
 
 ALL, TOKYO = frozenset({"london", "frankfurt", "tokyo"}), frozenset({"tokyo"})
@@ -42,10 +49,41 @@ def test_the_next_attempt_goes_by_both_laws(play) -> None:
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "london", lawful=ALL))
         .on(RequestArrived(request("b", tenant="german"))).expect(sent("b", "frankfurt"))
-        .on(to(2, anyone=JP, german=Rule(allow=("world",)))).expect()
+        .on(to(2, anyone=JP, german=Rule(allow=("world",)))).expect(recalled("a"))
         .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", "tokyo", attempt=2, lawful=TOKYO))
         .on(AttemptRefused("b", 1, outcome.QUEUE_FULL)).expect(answered("b", outcome.NO_REGION))  # it came under DE
         .on(RequestArrived(request("c", tenant="german"))).expect(sent("c", "london"))
+    )  # fmt: skip
+
+
+def test_what_is_not_there_yet_goes_elsewhere_and_holds_nothing_against_the_region(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(RequestArrived(request("b", tenant="other"))).expect(sent("b", "frankfurt"))
+        .on(to(2, anyone=JP)).expect(recalled("a"))
+        .on(AttemptFailed("a", 1, outcome.UNLAWFUL_HERE)).expect(sent("a", "tokyo", attempt=2, lawful=TOKYO))
+        .on(to(3, anyone=Rule(allow=("atlantis",)))).expect(recalled("a", 2))
+        .on(AttemptFailed("a", 2, outcome.UNLAWFUL_HERE)).expect(answered("a", outcome.UNLAWFUL))
+        .on(AttemptBegan("b", 1, 200)).expect()
+        .on(AttemptEnded("b", 1, 200, None)).expect()
+    )  # fmt: skip
+    assert all(flow.regions.liveness_of(region).read(0.0).state == "up" for region in ("london", "tokyo"))
+    assert len(flow.ledger) == 0
+
+
+def test_a_stream_that_was_to_go_on_where_the_law_no_longer_lets_it_goes_on_elsewhere(play) -> None:
+    flow = worldwide()
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(AttemptBegan("a", 1, 200)).expect()
+        .on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True))
+        .expect(timer("a"), Expected(Resume, id="a", target="frankfurt", attempt=2))
+        .on(to(2, anyone=Rule(allow=("uk", "JP")))).expect(recalled("a", 2))
+        .on(AttemptFailed("a", 2, outcome.UNLAWFUL_HERE))
+        .expect(timer("a"), Expected(Resume, id="a", target="tokyo", attempt=3))
     )  # fmt: skip
 
 
@@ -176,7 +214,7 @@ def test_a_region_refuses_by_the_law_it_knows_whatever_the_token_says(play) -> N
     (
         play(flow)
         .on(RequestArrived(request("a", **token))).expect(sent("a", "r1"))
-        .on(to(2, anyone=JP)).expect()
+        .on(to(2, anyone=JP)).expect(recalled("a"))
         .on(RequestArrived(request("b", **token))).expect(
             answered("b", outcome.UNLAWFUL_HERE, detail=lambda value: "allows only JP" in value))
         .on(AttemptFailed("a", 1, outcome.CONNECT_FAILED)).expect(answered("a", outcome.UNLAWFUL_HERE))
@@ -191,10 +229,20 @@ def test_who_waits_in_a_queue_it_may_not_be_served_from_is_answered_at_once(play
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
         .on(RequestArrived(request("b"))).expect(held("b"))
         .on(RequestArrived(request("c", tenant="other"))).expect(held("c"))
-        .on(to(2, anyone=EU)).expect(answered("b", outcome.UNLAWFUL_HERE))
+        .on(to(2, anyone=EU)).expect(answered("b", outcome.UNLAWFUL_HERE), recalled("a"))
         .on(to(1)).expect()
         .on(AttemptEnded("a", 1, 200, None)).expect(sent("c", "r1"))
     )  # fmt: skip
+
+
+def test_what_no_engine_has_whole_is_taken_back_from_it(play) -> None:
+    flow = regional(replica("r1"))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
+    book.on(to(2, anyone=EU)).expect(recalled("a"))
+    book.on(AttemptFailed("a", 1, outcome.UNLAWFUL_HERE)).expect(
+        answered("a", outcome.UNLAWFUL_HERE, detail=lambda value: "allows only eu" in value)
+    )
+    assert (len(flow.fleet.ledger), flow.fleet.standing.read("r1", 0.0).state) == (0, "up")
 
 
 def test_a_token_may_name_regions_that_this_map_lacks(play) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playbook import Expectation, Playbook, answered, held, sent, timer
+from playbook import Expectation, Expected, Playbook, answered, held, sent, timer
 from worlds import MODEL, law, regional, replica, request, swapped
 
 from farhop.balance import outcome
@@ -16,9 +16,11 @@ from farhop.balance.machine import (
     AttemptEnded,
     AttemptFailed,
     ClientLeft,
+    LawChanged,
     Prefill,
     PrefillEnded,
     PrefillFailed,
+    Recall,
     RequestArrived,
     TimerFired,
     Usage,
@@ -196,6 +198,15 @@ def test_the_law_is_asked_again_between_two_pairs(play: Play) -> None:
     book.on(PrefillFailed("a", 1, outcome.DIED_BEFORE_START)).expect(answered("a", outcome.UNLAWFUL_HERE))
     book.on(PrefillFailed("b", 1, outcome.ENGINE_ERROR)).expect(answered("b", outcome.UNLAWFUL_HERE))
     assert len(flow.fleet.ledger) == 0
+
+
+def test_a_law_that_forbids_it_between_the_halves_keeps_it_from_the_second(play: Play) -> None:
+    flow = _flow("p1")
+    book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
+    book.on(LawChanged(law(epoch=2, anyone=Rule(allow=("eu",))))).expect(Expected(Recall, id="q", attempt=1))
+    book.on(PrefillFailed("q", 1, outcome.UNLAWFUL_HERE)).expect(answered("q", outcome.UNLAWFUL_HERE))
+    assert len(flow.fleet.ledger) == 0
+    assert {flow.fleet.standing.read(name, 0.0).state for name in ("p1", "d1")} == {"up"}
 
 
 def test_a_prefiller_that_leaves_the_view_ends_what_it_has(play: Play) -> None:

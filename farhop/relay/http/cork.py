@@ -61,6 +61,10 @@ class Cork:
     def _at_once(self, transport: asyncio.Transport, data: bytes) -> None:
         _send(transport, [*self._held.pop(transport, ()), data])
 
+    def holds(self, transport: asyncio.Transport) -> bool:
+        """Whether something written to it waits for the end of the turn."""
+        return transport in self._held
+
     def flush(self) -> None:
         """Send what is held, now."""
         held, self._held = self._held, {}

@@ -287,6 +287,16 @@ class AttemptRun:
         if self._connection is not None and self._connection.attempt is self:
             self._connection.abort()
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether all of the request has left us."""
+        return self._connection is not None and self._connection.has_sent
+
+    def recall(self) -> None:
+        """See active.Attempt. Of what was sent in part no more leaves us, and the rest is of no use there."""
+        if not self._over and not self.is_sent:
+            self._give_up(outcome.UNLAWFUL_HERE)
+
     def pause(self) -> None:
         """The client is behind: stop reading upstream."""
         self._paused = True

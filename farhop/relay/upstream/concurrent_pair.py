@@ -82,6 +82,12 @@ class ConcurrentPairRun(AttemptRun):
             half.abort()
         super().abort()
 
+    @property
+    def is_sent(self) -> bool:
+        """See AttemptRun: to both."""
+        half = self._half
+        return super().is_sent and (half is None or (half.connection is not None and half.connection.has_sent))
+
     def completed(self) -> None:
         """The answer is whole. The other engine has done its part, and may take a moment to say so."""
         half = self._half

@@ -118,6 +118,11 @@ class PrefillRun:
         """Stop the work upstream at once; tells nobody."""
         self._collector.abort()
 
+    def recall(self) -> None:
+        """See active.Attempt. Who is to answer has not been sent it."""
+        self.abort()
+        self._owner.prefill_failed(self, outcome.UNLAWFUL_HERE)
+
     @property
     def held_bytes(self) -> int:
         """What is kept of the answer now."""

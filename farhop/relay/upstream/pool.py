@@ -165,6 +165,12 @@ class UpstreamConnection(asyncio.Protocol):
         if self.transport is not None:
             self._pool.cork.write(self.transport, data)
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether nothing that was written waits here."""
+        transport = self.transport
+        return transport is None or not (transport.get_write_buffer_size() or self._pool.cork.holds(transport))
+
     def pause(self) -> None:
         """Stop reading: the client is behind."""
         self._behind = True

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from relay_stage import Poked
 from relay_wire import SSE, Line, Message, chunk, plain, post, until
 
 from farhop.balance import machine
@@ -224,6 +225,32 @@ async def test_a_cancel_goes_to_both(stage: Any, how: str) -> None:
         client.abort()
     await until(lambda: s.upstream.gone >= 2)
     assert s.tier.attempts == [(1, "client_left" if how == "client" else "deadline_exceeded")]
+
+
+@pytest.mark.parametrize("unread", ["prefill", "decode", ""])
+async def test_what_one_of_both_has_not_got_whole_is_recalled_from_both(stage: Any, unread: str) -> None:
+    s, _ = await _together(stage)
+    end, has = asyncio.Event(), 0
+
+    async def script(line: Line) -> None:
+        nonlocal has
+        head = await line.reader.readuntil(b"\r\n\r\n")
+        role = "prefill" if b"host: " + THERE.encode() in head else "decode"
+        said = b"THE END" if role == unread else b""
+        while b"THE END" not in said:
+            said = said[-8:] + await line.reader.read(65536)
+        has += 1
+        if has == 2:
+            s.flow.live["r1"] = 2  # nobody else is there to be asked
+            s.relay.react(Poked([machine.Recall("r1", 1)]))
+        await until(lambda: has == 2)
+        await (end.wait() if unread else line.send(SAID if role == "decode" else TOKEN))
+
+    s.upstream.script = script
+    answer = await s.ask(post(msgspec.json.encode({**BODY, "prompt": "x" * 14_000_000 + "THE END"})))
+    end.set()
+    assert (answer.status, has) == (451 if unread else 200, 2)
+    assert s.tier.attempts == [(1, "unlawful_here" if unread else "served")]
 
 
 async def test_a_tier_that_breaks_costs_this_request_only(stage: Any) -> None:

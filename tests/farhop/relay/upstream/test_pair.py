@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from relay_stage import Poked
 from relay_wire import SSE, Line, Message, chunk, plain, post, until
 
-from farhop.balance import machine
+from farhop.balance import machine, outcome
 from farhop.balance.machine import Command, Forward, Prefill, Request
 from farhop.relay.upstream.pair import ANSWER_BYTES_MAX, decode_body, prefill_body, where_is_it
 from farhop.relay.upstream.pool import UpstreamLimits
@@ -196,6 +196,29 @@ async def test_a_deadline_stops_either_half(stage: Any, half: int) -> None:
     assert len(s.upstream.asked) == half
     assert s.tier.attempts == [(1, "deadline_exceeded")]
     await until(lambda: s.upstream.gone >= 1)
+
+
+@pytest.mark.parametrize("half", [1, 2])
+async def test_what_is_recalled_between_the_halves_has_no_second_one(stage: Any, half: int) -> None:
+    """What the engine that answers has whole stays there."""
+    s = await _paired(stage, whole_next=False)
+
+    async def script(line: Line) -> None:
+        while True:
+            asked = await s.upstream.request(line)
+            if _is_prefill(asked) and half == 2:
+                await line.send(OK)
+                continue
+            s.relay.react(Poked([machine.Recall("r1", 2), machine.Recall("r1", 1)]))
+            if half == 2:
+                await line.send(SAID)
+
+    s.upstream.script = script
+    answer = await s.ask(post(msgspec.json.encode(BODY)))
+    assert (answer.status, len(s.upstream.asked)) == ((451, 1) if half == 1 else (200, 2))
+    assert s.tier.attempts == [(1, "unlawful_here" if half == 1 else "served")]
+    failed = [event.outcome for event in s.flow.events if isinstance(event, machine.PrefillFailed)]
+    assert failed == ([outcome.UNLAWFUL_HERE] if half == 1 else [])
 
 
 async def test_a_machine_that_breaks_between_the_halves_has_no_second_one(stage: Any) -> None:
