@@ -68,6 +68,7 @@ class Fleet:
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
         self.least_context_tokens = inf  # the shortest request that somebody cannot hold
+        self.contexts_differ = False  # between replicas of some model
         self._context_tokens: dict[str, dict[str, float]] = {}  # how long one may be, by model and replica
         self.still = False  # the last event brought nothing new
         self.alive = ""  # the replica that showed a sign of life with the last event: more than an answer of its server
@@ -133,6 +134,7 @@ class Fleet:
                 known.setdefault(model, {})[name] = replica.context_tokens(model)
         self._context_tokens = known
         self.least_context_tokens = min((min(of.values()) for of in known.values()), default=inf)
+        self.contexts_differ = any(min(of.values()) < max(of.values()) for of in known.values())
 
     def age(self, now: float) -> None:
         """Refresh what ages. Call it with the first event after `speeds.due`."""
@@ -282,7 +284,12 @@ class Fleet:
         """The longest request (tokens) that one of these replicas of a model can hold; infinite if one does not say, or
         there is none."""
         known = self._context_tokens.get(model, {})
-        return max((known[name] for name in names), default=inf)
+        return max((known.get(name, inf) for name in names), default=inf)
+
+    def holds_longer(self, model: str, name: str) -> bool:
+        """Whether another replica of a model can hold longer requests than this one."""
+        known = self._context_tokens.get(model, {})
+        return max(known.values(), default=0.0) > known.get(name, inf)
 
     def settled_until(self, now: float) -> float:
         """Until when the set of able replicas stays the same if no event comes; `now` while the capacity of any is
