@@ -1,10 +1,10 @@
 """Whether a request may enter this region at all: the law once more, the model, the time left.
 
-The law is this region's own copy; with the hop token's set the intersection holds. Work from other regions is served
-only beside a reserve for this region's own, however it came. Sent on a promise, it could go elsewhere: it enters only
-if it fits beside the whole reserve and the promise can be kept. Without one nobody else would take it: it may wait, and
-the reserve that it is then kept from is the smaller one configured for that. Never fails open: what is unknown is
-refused.
+The law is this region's own copy, intersected with the lawful set of the hop token. Foreign requests (from other
+regions) are only served beside a reserve for this region's own clients. One that was sent with a promise could go
+elsewhere: it enters only if it fits beside the whole reserve and the promise can be kept. One without a promise has
+nowhere else to go: it may wait, and only the smaller, last-resort reserve is kept from it. Never fails open: whatever
+is unknown is refused.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 class ForeignConfig(Part):
-    """Work from other regions. `reserve_share` of slots and KV tokens is kept for own work when a request comes that
-    other regions could take, and at most `last_resort_reserve_share` from those that wait here or that nobody else
-    would take (`last_resort_headroom`). A promised time to first token is broken beyond factor * it + slack."""
+    """Terms for foreign requests. `reserve_share` of slots and KV tokens is kept for own work from requests that other
+    regions could take, and at most `last_resort_reserve_share` from those that wait here or that no other region would
+    take (`last_resort_headroom`). A promised time to the first token is broken beyond factor * promise + slack (ms)."""
 
     reserve_share: Share = 0.1
     last_resort_reserve_share: Share = 0.05
@@ -49,7 +49,8 @@ class ForeignConfig(Part):
 
 
 class Headroom(msgspec.Struct, frozen=True):
-    """What replicas have left beside the reserve, and whether any of them is idle; `slots_free` with the reserve."""
+    """What replicas have left beside the reserve, and whether any of them is idle; `slots_free` includes the
+    reserve."""
 
     slots: int
     kv_tokens: float
@@ -70,7 +71,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 def unlawful(request: Request, region: str, law: Law) -> Refusal | None:
-    """Why the law keeps the request out of here; None if it does not. The token's law and ours each may."""
+    """Why the law keeps the request out of this region; None if it does not. The token's lawful set and our own law can
+    each do so."""
     if request.lawful is not None and region not in request.lawful:
         return Refusal(outcome.UNLAWFUL_HERE, f"the hop token does not allow region {region}")
     verdict = law.request_verdict(request)
@@ -106,9 +108,9 @@ def last_resort_headroom(table: Table, reserve_share: float) -> Headroom:
     """The same for foreign requests with nowhere else to go: of n requests under way at most what log2 n of them take
     is reserved.
 
-    While those are kept out, whatever becomes free is own work's. So with each place reserved the chance that own work
-    finds none falls by its share of what is served (trunk reservation: F. P. Kelly, "Loss networks", Annals of Applied
-    Probability 1, 1991): of the order of log n is enough, and more stands idle while they wait.
+    While those are kept out, whatever becomes free goes to own work. So each reserved place multiplies the chance that
+    own work finds none by its share of the load (trunk reservation: F. P. Kelly, "Loss networks", Annals of Applied
+    Probability 1, 1991): a reserve of the order of log n is enough, and a larger one stands idle while they wait.
     """
     sums = table.sums()
     under_way = max(2.0, sums.in_flight)
@@ -123,10 +125,10 @@ def is_foreign(request: Request, region: str) -> bool:
 def foreign_refusal(
     promised_ms: float, kv_tokens: float, left: Headroom, expected_ttft_ms: float, terms: ForeignConfig
 ) -> Refusal | None:
-    """Why a foreign request that others could take may not enter; None if it may. `kv_tokens`: what it would take of
-    the cache.
+    """Why a foreign request that other regions could take may not enter; None if it may. `kv_tokens`: the KV cache that
+    it would take.
 
-    That others wait here is no reason: it is sent where it is expected to wait least, that being counted.
+    A queue here is no reason to refuse: the global tier counted it when it chose this region.
     """
     if not left.takes(kv_tokens):
         return Refusal(outcome.FOREIGN_FULL, "what is free is kept for this region's own requests")

@@ -1,12 +1,13 @@
-"""Which requests a replica should long have begun, by what a healthy one of its load would have done by now.
+"""Which requests a replica should long have begun, judged by what a healthy replica with its load would have done.
 
-A replica that is frozen closes nothing and refuses nothing: what it was sent waits there until probes give it up. So
-each request is due: when the prompts before it and its own were computed, times how late first tokens are hereabouts,
-as measured. What is due is overdue once its replica has shown no sign of life for as long: no answer begun or
-ended, no number on its metrics page that moved, no KV event. A slow replica shows those, however late it is.
+A frozen replica closes no connection and refuses nothing: requests sent there wait until probes take it down. So each
+request has a due time: the expected time for the prompts before it and its own, times how late first tokens usually are
+here, as measured. A due request is overdue once its replica has shown no sign of life for as long: no answer began or
+ended, no number on its metrics page changed, no KV event came. A slow replica shows those, however late it is.
 
-Invariants: no age is fixed, but the CONFIRM_S that a sign of life has to arrive; nothing is held against anybody for a
-time in which nobody was listened to; memory is bounded by what is under way. Never moves anything, never reads a clock.
+Invariants: no fixed age is used, except the CONFIRM_S that a sign of life has to arrive; time in which this balancer
+did not listen counts against no replica; memory is bounded by what is under way. Never moves anything, never reads a
+clock.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from farhop.balance.machine import Event
 
 CONFIRM_S = 0.6  # after it was due: metrics are looked at more often than that
 CHECK_S = 0.2  # how often to ask; with CONFIRM_S what is overdue moves within a second
-_DEAF_S = 1.0  # so long without being asked, we were not listening ourselves
-_NOISE_MS = 20.0  # by which short times differ without meaning
+_DEAF_S = 1.0  # if not called for this long, this balancer itself was stalled
+_NOISE_MS = 20.0  # differences of short times below this mean nothing
 _WEIGHT = 0.02
 _LATE, _SPREAD = 0.5, 0.5  # of logarithms, before anything was measured: some 12 times what was expected
 _SPREADS = 4.0  # of a normal distribution 1 in 30,000 lies beyond, and signs of life must be missing, too
@@ -26,7 +27,7 @@ _FACTORS = 3.0, 30.0
 
 
 class OverdueCheckDue(Event, frozen=True):
-    """CHECK_S went by: engines that say nothing bring no event about by which that could be seen."""
+    """CHECK_S have passed. Needed because a silent engine causes no event."""
 
 
 def _factor(late: float, spread: float) -> float:
@@ -35,7 +36,8 @@ def _factor(late: float, spread: float) -> float:
 
 
 class OverdueRequests:
-    """See the module's head. `factor`: so many times what is expected until a first token, it is due."""
+    """See the module's docstring. `factor`: a request is due after so many times the expected time to its first
+    token."""
 
     def __init__(self) -> None:
         self._late, self._spread = _LATE, _SPREAD
@@ -60,7 +62,8 @@ class OverdueRequests:
         self.factor = _factor(self._late, self._spread)
 
     def over(self, replica: str, request_id: str, alive_at: float | None = None) -> None:
-        """It waits there no longer: it began, ended, or went away. `alive_at`: its replica showed a sign of life."""
+        """The request waits there no longer: it began, ended, or left. `alive_at`: when its replica showed a sign of
+        life."""
         waiting = self.waiting.get(replica)
         if waiting is None:
             return
@@ -77,7 +80,7 @@ class OverdueRequests:
             self.alive_at[replica] = now
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
-        """The requests to be moved if they can be, with their replicas; to be asked when `due`."""
+        """The overdue requests, with their replicas, to be moved if possible. Ask again at `due`."""
         deaf, self._asked_at = now - self._asked_at > _DEAF_S, now
         self.due = now + CHECK_S if self.waiting else inf
         if deaf:

@@ -1,10 +1,10 @@
-"""Prefill here, decode there: which replica computes a prompt for the one that answers, and what becomes of that half.
+"""Prefill here, decode there: which replica computes a prompt for the one that answers, and how that half ends.
 
-Invariants: the prefill's reservation is held under a key of its own from the Forward until PrefillEnded or
-PrefillFailed, or until the request's attempt is over however, and is given back once; a pair teaches nobody anything
-about the half it did not do (a decode engine that fetched KV reports nearly all of the prompt as cached). Never chooses
-the replica that answers: that is the pick's. Where both are asked at once (SGLang) the first half may outlast the
-second's beginning, and its failure then is its own.
+Invariants: the prefill's reservation is held under its own key from the Forward until PrefillEnded or PrefillFailed, or
+until the request's attempt ends in any way, and is released once; a replica's estimates learn nothing from the half
+that another replica did (a decode engine that fetched KV reports nearly all of the prompt as cached). Never chooses the
+replica that answers: the pick does. If both are asked at once (SGLang), the first half may still run when the answer
+begins; its failure then counts only against its own replica.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ PAIR_MIN_TOKENS = 256
 
 
 def prefiller(need: Need, chosen: Scored, table: Table, hits: Hits, known: Known, now: float) -> Scored | None:
-    """As `soonest`; None as well if too little of the prompt is missing at the chosen one."""
+    """As `soonest`; also None if too few of the prompt's tokens are uncached at the chosen replica."""
     return None if chosen.uncached_tokens <= PAIR_MIN_TOKENS else soonest(need, table, hits, known, now)
 
 
 def soonest(need: Need, table: Table, hits: Hits, known: Known, now: float) -> Scored | None:
-    """Of these healthy prefill replicas with room the one that would be done first, None if there is none."""
+    """The one of these healthy prefill replicas with room that would finish first; None if there is none."""
     if not len(table):
         return None
     uncached = uncached_tokens(need, table, hits, known)
@@ -63,14 +63,15 @@ def soonest(need: Need, table: Table, hits: Hits, known: Known, now: float) -> S
 
 
 class Pairs:
-    """The halves under way. `state.prefiller` names the one of a request, "" if there is none. `hints` says where a
-    trace of a request's prefix may be known."""
+    """The prefill halves under way. `state.prefiller` is the replica of a request's half, "" if there is none. `hints`
+    gives the verdict on where a request's prefix may be known."""
 
     def __init__(self, fleet: Fleet, hints: Callable[[Request], Verdict], rng: Random) -> None:
         self._fleet, self._hints, self._rng = fleet, hints, rng
 
     def begin(self, state: RequestState, choice: Pick, now: float) -> Prefill | None:
-        """Reserve what the pick wants computed elsewhere; None if nothing, or the replica may not take it now."""
+        """Reserve room for the prefill that the pick gives to another replica; None if there is none, or the replica
+        may not take it now."""
         half = choice.prefill
         if half is None or not self._fleet.admit(half.replica, now):
             choice.prefill = None
@@ -97,7 +98,8 @@ class Pairs:
             state.forwarded_at = state.prefilled_at = now
 
     def failed(self, state: RequestState, reason: Outcome, now: float) -> str:
-        """It was not. Who failed; an engine that refused the request (4xx) did not, but is not asked again for it."""
+        """The prompt was not computed. Returns the replica that failed. An engine that refused the request (4xx) did
+        not fail, but is not asked again for it."""
         name = state.prefiller
         self.over(state)
         if reason.source is Source.ENGINE:
@@ -108,7 +110,7 @@ class Pairs:
         return name
 
     def give_back(self, state: RequestState) -> None:
-        """Give back all that a request holds: its attempt is over, or it is."""
+        """Release all that a request holds: its attempt, or the request itself, is over."""
         self._fleet.ledger.release(state.request.id)
         if state.prefiller:
             self.over(state)

@@ -1,6 +1,6 @@
-"""How long a request may stand in the region's queue: after what wait it is late, and whether it may wait on then.
+"""How long a request may wait in the region's queue: after which wait it is late, and whether it may keep waiting then.
 
-Reads the queue and what a request would meet. Never changes the queue, and never answers anybody.
+Reads the queue and the wait estimate. Never changes the queue, and never answers a request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.request_state import RequestState
     from regional_lb.scheduler.wait_estimate import WaitEstimate
 
-LATE_MIN_S = 1e-3  # where what is wanted cannot be had
+LATE_MIN_S = 1e-3  # if the objective cannot be met
 
 
 class Patience:
@@ -28,15 +28,16 @@ class Patience:
         self.config, self._queue, self._wait_estimate, self._weight_of = config, queue, wait_estimate, weight_of
 
     def crowds(self, state: RequestState, more: int = 0) -> bool:
-        """Whether its tenant has its share of those who wait, or more, with so many `more`: see RequestQueue.crowds."""
+        """Whether its tenant, with `more` requests in addition, has at least its share of the queue: see
+        RequestQueue.crowds."""
         request = state.request
         weight = self._weight_of(request.tenant)
         return self._queue.crowds(state.variant, request.priority, request.tenant, weight, more)
 
     def waits_on(self, state: RequestState, now: float) -> bool:
-        """Whether one that waited too long goes on waiting: not where it stepped back already, or has waited as long as
-        anybody may. Where another region may have room for it, that is no longer than its first token was wanted in:
-        let go as soon as it steps back, it would find less of its prompt cached, and as little room."""
+        """Whether a request that has waited too long may keep waiting: not if it stepped back already, or has waited as
+        long as any may. If another region may have room for it, the limit is its time-to-first-token objective: let go
+        as soon as it steps back, it would find less of its prompt cached, and as little room."""
         request, config = state.request, self.config
         if state.late:
             return False
@@ -47,14 +48,13 @@ class Patience:
         return now < state.late_until
 
     def most_s(self, state: RequestState, now: float) -> float:
-        """How long a request may wait: less where its band's queue stands, and is no burst that will be worked off.
-        Who takes long to prefill may wait for as much longer.
-
-        First come, first served, everybody would wait as long as anybody may, and all that is served be late. A queue
-        stands where the oldest has always been late (CoDel, RFC 8289), not where it merely was never empty: that it is
-        for long stretches at 0.9 of capacity, and nobody need be refused. Who is late already still goes before nobody.
-        What it waited in regions that let it go counts; where no queue stands it may wait that little once more. Who
-        stepped back is in nobody's way, and may wait as long as anybody.
+        """How long a request may wait, in seconds: less if its band's queue stands, rather than being a burst that is
+        worked off. A request that takes longer to prefill may wait proportionally longer. First come, first served,
+        every request would wait for the whole limit, and all that are served would be late. A queue stands if its
+        oldest request has always been late (CoDel, RFC 8289). One that merely is never empty does not stand: at 0.9 of
+        capacity that lasts for long stretches, and no request need be refused. The wait in regions that released the
+        request counts; if no queue stands here, it may wait that long once more. A request that stepped back blocks no
+        other, and may wait as long as any.
         """
         if state.late:
             return self.config.wait_s
@@ -65,13 +65,15 @@ class Patience:
         return min(config.wait_s, self.late_s(state, now) + (0.0 if stands else waited_s))
 
     def late_s(self, state: RequestState, now: float) -> float:
-        """After what wait in all it is late, or cannot be in time any more if its client says what that is."""
+        """The total wait (seconds) after which the request is late or, if its client gave an objective, can no longer
+        meet it."""
         objective_s, prefill_s = self._objective_s(state, now), self._wait_estimate.prefill_s(state, now)
         if state.request.first_token_by is None:
             return max(LATE_SHARE * objective_s, SLOWDOWN_MAX * prefill_s)
         return max(min(LATE_SHARE * objective_s, objective_s - prefill_s), LATE_MIN_S)
 
     def _objective_s(self, state: RequestState, now: float) -> float:
-        """Within how long its first token was wanted when it began to wait, wherever that was."""
+        """The request's time-to-first-token objective (seconds), counted from when it began to wait, in whichever
+        region."""
         by, since = state.request.first_token_by, now if state.held_at is None else state.held_at
         return self.config.ttft_objective_s if by is None else by - since + state.request.waited_s

@@ -1,8 +1,8 @@
-"""Which replica: filter (room), score, and let the policy choose among those with room; now and then, of those who
-may be as good as its choice, the one of whom least is known.
+"""Which replica: filter by room, score, and let the policy choose among those with room. Now and then the pick is,
+among replicas that may be as good as that choice, the one of which least is known.
 
-Room is what makes late binding work: without it (`Table.room`) the request waits here, where it can still go to
-whichever replica frees first. Never reserves: the flow does, in the same breath.
+Room (`Table.room`) is what makes late binding work: if no replica has it, the request waits here, where it can still go
+to whichever replica frees first. Never reserves: the flow does, before anything else can happen.
 """
 
 from __future__ import annotations

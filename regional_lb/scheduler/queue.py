@@ -1,26 +1,26 @@
-"""Where requests wait when every replica is full: a line per model, in it bands of priority, in those fair turns.
+"""Where requests wait when every replica is full: a line per model, priority bands within a line, fair turns in a band.
 
-Where traffic is split between versions of a model each of them has its own line: here a "model" is any variant.
+If traffic is split between versions of a model, each version has its own line: here a "model" is any variant.
 
-Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996): who is served moves on
-by work / weight, who comes anew starts where the least served of those waiting stands, and only what is served
-counts. Work is the prompt's tokens and OUTPUT_WORTH times the answer's (Sheng et al. 2024, "Fairness in Serving Large
-Language Models"), as expected when the turn is taken, and as they were once that is known (`settle`).
+Within a band tenants take turns by virtual time (start-time fair queuing, Goyal et al. 1996). Serving a tenant advances
+its virtual time by work / weight; a tenant that was absent starts at the lowest virtual time of those waiting; only
+served requests count. Work is the prompt's tokens plus OUTPUT_WORTH times the answer's (Sheng et al. 2024, "Fairness in
+Serving Large Language Models"): estimated when the turn is taken, corrected once it is known (`settle`).
 
-A tenant's own requests go by how long they have waited for each unit of work that they are, longest first (highest
-response ratio next, Brinch Hansen 1971): what is soon done keeps few waiting and goes before what is large, which its
-own waiting brings forward, so that nothing starves. Of those of one size the oldest is first.
+Within a tenant the request with the longest wait per unit of work goes first (highest response ratio next, Brinch
+Hansen 1971): short requests go before large ones, and waiting brings large ones forward, so that nothing starves. Of
+requests of equal size the oldest is first.
 
-Who has waited too long in a queue that stands steps back (`step_back`): it goes on waiting behind all who have not, so
-that those are served promptly, and is served when there is room again, in place of being refused in every burst. Only
-tenants step back that have their share of those who wait, or more (`crowds`): a queue stands for their sake, and who
-asks for less goes on taking its turns beside a flood.
+A request that has waited too long in a standing queue steps back (`step_back`): it waits behind all that have not, so
+that those are served promptly, and is served when there is room again, instead of being refused in every burst. Only
+requests of tenants with at least their share of the queue step back (`crowds`): these tenants cause the queue; a tenant
+that asks for less keeps its turns beside their flood.
 
-Invariants: at most `requests_max` and `tokens_max` wait, one alone whatever its size; a request is in here once
-or not at all; what waits for one model never stands before another's; nobody waits behind a lower band, but every
-STARVED_EVERY-th turn is the oldest's once it is older than `starvation_s`, none that stepped back, and no foreign
-request's while own work waits; a foreign request never keeps own work of its band out. Never decides where a request
-goes, and never knows how large the reserve is.
+Invariants: at most `requests_max` requests and `tokens_max` tokens wait, but one request alone always may; a request is
+in the queue once or not at all; requests for one model never block another model's; no request waits behind a lower
+band, except that every STARVED_EVERY-th turn is the oldest request's once that is older than `starvation_s` (not one
+that stepped back, and not a foreign one while own work waits); a foreign request never keeps own work of its band out.
+Never decides where a request goes, and never knows how large the reserve is.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
 OF_LATE_S = 30.0
 RELIEVED_SHARE = 0.5  # of what is late
-# Of the time within which a first token is wanted: who has waited so long in a queue that stands is late. Were it all
-# but what the prompt takes to prefill, all who are served would be served at the last moment, and what was expected too
-# soon be late: in a random world at capacity 26 of 100 were in time then, 38 with a half.
+# The share of the time-to-first-token objective after which a request in a standing queue is late. With the whole
+# objective less the prefill time, every request would be served at the last moment, and any that takes longer than
+# expected would be late: in a random world at capacity 26 of 100 were in time then, and 38 with a half.
 LATE_SHARE = 0.5
-MODELS_MAX = 1024  # whose bands are remembered beyond their last request
-STARVED_EVERY = 4  # more often, and sustained overload, where all are old, would undo bands and fairness
+MODELS_MAX = 1024  # models whose bands are remembered after their last request
+STARVED_EVERY = 4  # more often, and sustained overload, in which all requests are old, would undo bands and fairness
 OUTPUT_WORTH = 2.0  # an answer's token takes about as much of an engine as two of a prompt; so are they priced
 _FINISHES_MAX = 1024
-# In a queue that stands, what a prompt waits over what it takes to prefill, where its client does not say what it
-# wants: objectives are commonly set as such a multiple. With less the longest of all step back first, and are prefilled
-# one after another when everybody else is done: at 3, code completions at 0.9 of capacity ended 3 % later than where
-# each goes to the least loaded.
+# If the client gives no objective: in a standing queue a request is late once it has waited this many times its prefill
+# time, as objectives are commonly set as such a multiple. With a smaller number the longest prompts step back first,
+# and are prefilled one after another when all others are done: at 3, code completions at 0.9 of capacity ended 3 %
+# later than with least load.
 SLOWDOWN_MAX = 4.0
 _SAME = 1.0 - 1e-9  # sums of weights drift
 _COMPARED_MAX = 128  # of a tenant's oldest, at every turn: comparing one costs a fifth of a microsecond
@@ -67,10 +67,10 @@ def work(prompt_tokens: float, output_tokens: float) -> float:
 
 
 class QueueConfig(Part):
-    """Bounds of what waits here. `ttft_objective_s` is within how long a first token is wanted where the client does
-    not say. Where whoever is the oldest has waited longer than half of that for `stands_s` on end, more comes than is
-    served: then who has waited that long, and for SLOWDOWN_MAX times what its own prompt takes, steps back, or
-    everybody would wait so long; where another region may have room it is let go when its time is over."""
+    """Bounds of the queue. `ttft_objective_s`: the objective for the time to the first token, if the client gives none.
+    If the oldest request has always waited longer than half of it for `stands_s`, more requests come than are served.
+    Then a request that has waited that long, and for SLOWDOWN_MAX times its own prefill time, steps back, or all would
+    wait so long. If another region may have room, it is released to it when its time is over."""
 
     requests_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000_000)] = 4_000_000
@@ -81,7 +81,7 @@ class QueueConfig(Part):
 
     @property
     def late_s(self) -> float:
-        """Who has waited so long is late, if its client does not say what it wants."""
+        """The wait after which a request is late, if its client gives no objective."""
         return LATE_SHARE * self.ttft_objective_s
 
 
@@ -179,8 +179,9 @@ class _Band:
         self.finishes: dict[str, float] = {}
 
     def note(self, late_s: float, now: float) -> None:
-        """How long the oldest has waited. Late above its own `late_s` or else this, no more below half of it: about the
-        limit itself, where those who are too late are being refused, nothing is to change."""
+        """Note how long the oldest has waited. It is late above its own `late_s` (or else this one), and no longer late
+        below half of it: the hysteresis keeps the state steady near the limit, where late requests are being
+        refused."""
         oldest = next(iter(self.by_id.values()))
         since, late_s = oldest.since, oldest.late_s or late_s
         if now - since < RELIEVED_SHARE * late_s:
@@ -200,7 +201,7 @@ class _Band:
         tenant.requests[waiting.id] = waiting
 
     def _begins(self, name: str) -> float:
-        """The virtual time at which a tenant is due of which nothing waits."""
+        """The virtual time at which a tenant with nothing waiting is due."""
         return max(min((t.start for t in self.tenants.values()), default=0.0), self.finishes.get(name, 0.0))
 
     def ahead(self, name: str, weight: float) -> int:
@@ -224,7 +225,8 @@ class _Band:
                 del self.finishes[next(iter(self.finishes))]
 
     def settle(self, name: str, virtual: float) -> None:
-        """A turn that the tenant took was so much longer in virtual time than was thought, or shorter."""
+        """Correct a turn that the tenant took: it was this much longer in virtual time than estimated (negative:
+        shorter)."""
         tenant = self.tenants.get(name)
         if tenant is not None:
             tenant.start += virtual
@@ -249,7 +251,8 @@ class _Band:
 
 
 class _Taken(msgspec.Struct, frozen=True, eq=False):
-    """A turn: whose, in which band, and what was counted for it. A band that emptied since is nobody's any more."""
+    """A turn that was taken: the tenant, the band, and the work counted for it. The band may have emptied and be
+    gone."""
 
     band: _Band
     tenant: str
@@ -319,7 +322,7 @@ class _Line:
 
 
 class RequestQueue:
-    """The queue of one region's balancer instance. Where a model is named that nothing waits for, there is nothing."""
+    """The queue of one regional balancer. For a model that nothing waits for, every reading is empty or 0."""
 
     __slots__ = ("_came", "_starvation_s", "by_id", "lines", "requests_max", "taken", "tokens", "tokens_max")
 
@@ -332,7 +335,7 @@ class RequestQueue:
         self.tokens = 0.0
 
     def set_limits(self, requests_max: int, tokens_max: int, starvation_s: float) -> None:
-        """By these bounds from now on; who waits goes on waiting."""
+        """Use these bounds from now on; requests that wait keep waiting."""
         self.requests_max, self.tokens_max, self._starvation_s = requests_max, tokens_max, starvation_s
 
     def __len__(self) -> int:
@@ -347,7 +350,7 @@ class RequestQueue:
         return len(line) if line is not None else 0
 
     def on_time(self, model: str) -> int:
-        """How many of those have not stepped back: all that somebody who comes now finds before him."""
+        """How many of those have not stepped back: all that a new request finds ahead of it."""
         line = self.lines.get(model)
         return len(line.by_id) if line is not None else 0
 
@@ -366,8 +369,8 @@ class RequestQueue:
         return line.foreign + line.late_foreign if line is not None else 0
 
     def note(self, model: str, late_s: float, now: float) -> None:
-        """Take down how long the oldest of each band has waited for the model: asked for whenever somebody may come or
-        go, so that `stands_s` can tell a queue that stands from one that is worked off."""
+        """Record how long the oldest of each band has waited for the model. Called whenever a request may come or go,
+        so that `stands_s` can tell a standing queue from one that is being worked off."""
         line = self.lines.get(model)
         if line is not None:
             for at, band in line.bands.items():
@@ -375,8 +378,8 @@ class RequestQueue:
                     band.note(late_s, now)
 
     def stands_s(self, model: str, priority: int, now: float) -> float:
-        """For how long the oldest of the band, whoever that was, has always waited too long (see `note`). 0 where
-        others of a lower band came of late: they are to suffer first."""
+        """For how long (seconds) the oldest request of the band, whichever it was, has always been late (see `note`). 0
+        if requests of a lower band came lately: those are to step back first."""
         line = self.lines.get(model)
         band = line.bands.get(priority) if line is not None else None
         if band is None or band.late_since is None:
@@ -386,8 +389,8 @@ class RequestQueue:
         return now - band.late_since
 
     def outlived(self, request_id: str, most_s: float, now: float) -> bool:
-        """Whether it has waited longer than `most_s`, and somebody of its band or above has not. KeyError if it is not
-        here."""
+        """Whether the request has waited longer than `most_s`, and another of its band or above has not. KeyError if it
+        is not here."""
         waiting, since = self.by_id[request_id], now - most_s
         if waiting.since - waiting.waited_s >= since:
             return False
@@ -409,8 +412,9 @@ class RequestQueue:
         return sum(len(band.by_id) for band in above) + (own.ahead(tenant, weight) if own is not None else 0)
 
     def crowds(self, model: str, priority: int, tenant: str, weight: float, more: int = 0) -> bool:
-        """Whether the tenant, with so many `more` of its requests, has its share by weight of those who wait for the
-        model in its band and have not stepped back, or more than that. Where nobody has more, everybody does."""
+        """Whether the tenant, with `more` requests in addition, has at least its share by weight of the requests that
+        wait for the model in its band and have not stepped back. If no tenant has more than its share, all of them
+        count."""
         line = self.lines.get(model)
         band = line.bands.get(priority) if line is not None else None
         if band is None:
@@ -420,7 +424,7 @@ class RequestQueue:
         return (waiting + more) * weights >= _SAME * (len(band.by_id) + more) * weight
 
     def models(self) -> list[str]:
-        """The models waited for: those with the highest band first, then whoever's oldest is oldest."""
+        """The models waited for: those with the highest band first, then the one with the oldest request."""
         lines = self.lines
         return sorted(lines, key=lambda model: (-max(lines[model].bands), lines[model].oldest.since))
 
@@ -447,9 +451,8 @@ class RequestQueue:
         late: bool = False,
         late_s: float = 0.0,
     ) -> None:
-        """Let a request wait, of so many tokens, of which so many are cached, and an answer of probably so many;
-        `late`: behind those who have not waited too long; `late_s` as a Waiting's. ValueError if it does already, or
-        there is no room."""
+        """Let a request wait: its prompt tokens, the cached ones of them, and the expected answer tokens. `late`:
+        behind those that are not late; `late_s`: as Waiting's. ValueError if it waits already, or there is no room."""
         if request_id in self.by_id:
             raise ValueError(f"request {request_id!r} waits already")
         if not self.fits(tokens):
@@ -468,8 +471,8 @@ class RequestQueue:
         self._came.setdefault(model, {})[priority] = now
 
     def step_back(self, request_id: str) -> None:
-        """Behind all who have not waited too long, whatever their band; among those who have, as it stood. KeyError if
-        it is not here."""
+        """Move the request behind all that are not late, whatever their band; among the late ones it keeps its order.
+        KeyError if it is not here."""
         waiting = self.by_id[request_id]
         if waiting.late:
             return
@@ -480,8 +483,8 @@ class RequestQueue:
         line.push(waiting, weight)
 
     def reassign(self, variants: Mapping[str, str]) -> None:
-        """From now on these requests, by id, wait for these variants, each as old as it is. In lines that somebody
-        leaves or joins, turns begin anew."""
+        """Let these requests, by id, wait for these variants from now on; each keeps its age. In lines that a request
+        leaves or joins, turns start afresh."""
         moved = {i: line for i, line in variants.items() if i in self.by_id and self.by_id[i].model != line}
         touched = {*moved.values(), *(self.by_id[i].model for i in moved)}
         weights = {
@@ -501,8 +504,8 @@ class RequestQueue:
                 self.lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
 
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:
-        """Take a request out, wherever it stands; `served` has its tenant pay for the turn, which is to be settled.
-        None if it is not here."""
+        """Take a request out, wherever it stands. `served`: charge its tenant for the turn, to be corrected by
+        `settle`. None if it is not here."""
         waiting = self.by_id.pop(request_id, None)
         if waiting is None:
             return None
@@ -516,8 +519,8 @@ class RequestQueue:
         return waiting
 
     def settle(self, request_id: str, actual: float | None) -> None:
-        """A request that was served is over, and was this much `work` (None: nobody knows, what was counted stands).
-        No news of one that never waited, or is settled."""
+        """A served request is over; it was this much `work` (None: unknown, the estimate stands). Ignored for a request
+        that never waited, or is settled already."""
         taken = self.taken.pop(request_id, None)
         if taken is not None and actual is not None:
             taken.band.settle(taken.tenant, (actual - taken.work) / taken.weight)
@@ -532,12 +535,11 @@ class RequestQueue:
         *,
         foreign: bool = False,
     ) -> Waiting | None:
-        """Whose place a request may take when it does not fit: the newest of the lowest band below it; else, of those
-        who wait in its band, the newest foreign request, if it is none itself; else the newest of the tenant that has
-        most of the room for one model, by weight, if that is more than its own tenant would have then, and no foreign
-        request takes the place of own work. So neither one tenant nor one model fills the room alone.
-
-        None if nobody has to make way, or that one place would not do.
+        """The request that must give way to one that does not fit: the newest of the lowest band below it; else, in its
+        own band, the newest foreign request, if the new one is not foreign; else the newest of the tenant that holds
+        most of the queue for one model, by weight, if that is more than the new request's tenant would then hold. A
+        foreign request never takes the place of own work. So neither one tenant nor one model fills the queue alone.
+        None if none has to give way, or one place would not be enough.
         """
         lowest = min((band for line in self.lines.values() for band in line.bands), default=priority)
         if lowest < priority:
@@ -564,14 +566,14 @@ class RequestQueue:
         return next((w for w in reversed(self.by_id.values()) if w.foreign and w.band == priority), None)
 
     def _most(self, priority: int) -> _Tenant | None:
-        """The tenant that has most of the room for one model in this band."""
+        """The tenant that holds most of the queue for one model in this band."""
         bands = (line.bands[priority] for line in self.lines.values() if priority in line.bands)
         return max(
             (tenant for band in bands for tenant in band.tenants.values()), key=attrgetter("share"), default=None
         )
 
     def starved(self, model: str, now: float) -> Waiting | None:
-        """The oldest waiting for the model, if it is too old and the next turn is its."""
+        """The oldest request waiting for the model, if it is starving and the next turn is its own."""
         line = self.lines.get(model)
         if (
             line is None
