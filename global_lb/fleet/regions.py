@@ -1,7 +1,7 @@
-"""What is known of the regions beyond one view of them, and who of them may be asked: life, caches, what was sent.
+"""What is known about the regions beyond one view (liveness, caches, what was sent), and which of them may be asked.
 
-Invariants: it survives the swaps of views; nobody is offered who is not lawful, not alive, or drained, and suspects
-only if nobody is better; to ask changes nothing but what is kept to answer sooner. Never scores and never chooses.
+Invariants: it survives view swaps; a region that is not lawful, not alive or drained is never a candidate, and a
+suspect one only if there is none better; reading changes nothing but caches. Never scores and never chooses.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from global_lb.fleet.view import Instance, Region
     from topology.lineage import Lineage
 
-CALIBRATION_MIN = 0.1  # never 0: a region believed to hold nothing would never be asked to prove the opposite
+CALIBRATION_MIN = 0.1  # never 0: a region thought to hold nothing would never get a request that proves the opposite
 CALIBRATION_TAU_S = 60.0  # how fast that is forgotten where nobody is sent any more: what it says it holds is believed
 _CALIBRATION_AGES_S, _BELIEVED = 1.0, 0.999
 MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
-OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: nobody is sent away for days
+OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: no client is told to wait for days
 CANDIDATES_MAX = 1024
 _WORK_LEARN = 0.05  # what each request weighs in how much of a prompt is left to prefill in the mean
 
@@ -58,7 +58,8 @@ _UNKNOWN = Liveness()  # down: it never had a report or a channel
 
 
 class Spill(Part):
-    """When a region is hot (shares of its use, seconds), how fast it is come back to, and what both cost its score."""
+    """When a region is hot (shares in use, seconds), how fast it takes requests again, and what both add to its score
+    (ms)."""
 
     at: Annotated[float, Bound(gt=0, le=10)] = 0.90
     return_at: Annotated[float, Bound(gt=0, le=10)] = 0.75
@@ -82,16 +83,18 @@ _SPILL = Spill()
 
 
 class Hits(msgspec.Struct):
-    """Prompt tokens of all answers that said so: believed to be cached when they were sent, and cached in truth."""
+    """Prompt tokens over all answers that reported cached tokens: those predicted to be cached, and those found
+    cached."""
 
     predicted_tokens: float = 0.0
     actual_tokens: float = 0.0
 
 
 class _Candidates(msgspec.Struct, frozen=True):
-    """Who of a lawful set may be asked for a model: places in the table (None: all), until when if nothing happens.
+    """The regions of a lawful set that may be asked for a model: their places in the table (None: all), and until when
+    that holds if no event comes (monotonic seconds).
 
-    `suspect`: there is nobody better, so that some of them may be silent.
+    `suspect`: there are none better, so some of these may be silent.
     """
 
     table: Table
@@ -115,13 +118,13 @@ def _alike(was: tuple[Instance, ...], are: tuple[Instance, ...]) -> bool:
 
 
 def _models(region: Region) -> Collection[str]:
-    """All that any of its balancers speaks of."""
+    """All models that any of its balancers reports."""
     instances = region.instances
     return instances[0].models if len(instances) == 1 else {model for one in instances for model in one.models}
 
 
 class Regions:
-    """What is known of the regions beyond one view of them: life, cached prefixes, what was sent. Survives swaps.
+    """What is known about the regions beyond one view: liveness, cached prefixes, what was sent. Survives view swaps.
 
     `cache_hit_calibration` is the share (CALIBRATION_MIN..1) of the believed hits that proved true in a region lately.
     `guards` are by region and model, from when it could first be used; `here` is the region whose own work is not
@@ -170,7 +173,7 @@ class Regions:
     def reconfigure(
         self, spill: Spill, prices: Mapping[str, Price], pilots: Mapping[str, PilotConfig] | None = None
     ) -> None:
-        """From now on by these. Who is hot or coming back goes on from where it is."""
+        """Use these bounds from now on. A region that is hot or coming back keeps its state."""
         if (pilots or {}).keys() != self.scaling.pilots.keys():
             for gone in self.scaling.pilots.keys() - (pilots or {}).keys():
                 self._uncap(gone)
@@ -306,7 +309,8 @@ class Regions:
         self._settled[region] = (known, usable) if calm else None
 
     def standing(self, region: str, now: float) -> tuple[State, bool, Collection[str]]:
-        """What a request on hold waits for: the region's state, whether it takes any at all, and for which models."""
+        """What decides whether a held request can go: the region's state, whether it takes requests at all, and for
+        which models."""
         health = self.liveness.get(region, _UNKNOWN).read(now)
         return health.state, health.share > 0.0, self.instances.served(region).keys()
 
@@ -317,14 +321,14 @@ class Regions:
         )
 
     def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
-        """What a refusal tells is newer than the instance's report, and holds until the next one."""
+        """A refusal's figures are newer than the instance's report, and count until its next one."""
         if model not in instance.models or (instance.region, instance.name) not in self.loads:
             return
         self.instances.refused(instance, model, reason, wait_ms)
         self._moved(instance.region)
 
     def liveness_of(self, region: str) -> Liveness:
-        """The region's liveness, to be changed by what was seen of it."""
+        """The region's liveness, for the caller to update with what it observed."""
         known = self.liveness.get(region)
         if known is None:
             known = self.liveness[region] = Liveness(self._config)
@@ -332,24 +336,24 @@ class Regions:
         return known
 
     def load_of(self, instance: Instance) -> UnacknowledgedLoad:
-        """What was sent to an instance of this view and is not acknowledged; asked for when more is. Later changes: see
-        `load_changed`."""
+        """The unacknowledged load of an instance of this view, for the caller to add what it sends. Report later
+        changes with `load_changed`."""
         self.load_changed(instance.region)
         load = self.loads[instance.region, instance.name]
         self._turn = load.turn = self._turn + 1
         return load
 
     def may_exist(self, model: str) -> bool:
-        """Whether some region offers the model or once did; before any has reported, whatever is asked for."""
+        """Whether some region offers the model or once did; True for any name until a region has reported."""
         return model in self._models or not self._models or len(self._models) >= MODELS_MAX
 
     def offers(self, region: str, model: str) -> bool:
-        """Whether some balancer of the region speaks of the model, be it able to serve it now or not."""
+        """Whether some balancer of the region reports the model, able to serve it now or not."""
         known = self.view.regions.get(region)
         return known is not None and any(model in instance.models for instance in known.instances)
 
     def asked(self, model: str, work_bytes: float) -> None:
-        """A request for the model, which some region offers, went out with so much of it to prefill."""
+        """A request for the model was sent, with so much prompt to prefill (updates the model's mean work)."""
         means = self._mean_work_bytes
         mean = means.get(model, work_bytes)
         if model not in means and len(means) >= MODELS_MAX:
@@ -364,14 +368,13 @@ class Regions:
                 on_sent(region, chain)
 
     def forget_prefixes(self) -> None:
-        """Nobody is known to hold anything, until it is reported or sent again."""
+        """Forget all prefixes of all regions, until they are reported or sent again."""
         for region in self.trie.locations:
             self.trie.clear(region)
 
     def opens_in_s(self, lawful: frozenset[str], waits_ms: Mapping[str, float], now: float) -> float:
-        """In how many seconds the first of these regions may serve again, as far as anybody can tell.
-
-        A drain tells its end, a region that refused what waiting there would take; who is silent may be back any time.
+        """In how many seconds the first of these regions may serve again, as far as is known: a drain says when it
+        ends, a refusal how long the wait would be; a silent region may be back any time.
         """
         soonest = OPENS_MAX_S
         for region in lawful:
@@ -386,8 +389,8 @@ class Regions:
         return max(OPENS_MIN_S, soonest)
 
     def began(self, model: str, chosen: Scored, elapsed_ms: float) -> None:
-        """A stream's first token came so long after it was sent to the region that was chosen. Used from the region's
-        next report on, which a request that it took brings."""
+        """A stream's first token came so long after it was sent to the chosen region. The correction is used from the
+        region's next report on."""
         residual = self._residuals.get((chosen.region, model))
         if residual is None:
             if chosen.region not in self.view.regions:
@@ -396,8 +399,9 @@ class Regions:
         residual.seen(chosen.ttft_ms - chosen.residual_ms, elapsed_ms)
 
     def compare(self, request: Request, chosen: Scored | None, usage: Usage, now: float) -> None:
-        """What share of a believed hit was true tells how long blocks stay resident in that region, and what was found
-        beyond it where prompts of this beginning part. Nothing of an engine that does not tell."""
+        """Learn from an answer's cached tokens: the share of a predicted hit that was found calibrates later
+        predictions there; tokens found beyond it tell where prompts with this beginning diverge. Nothing is learned if
+        the engine does not report them."""
         cached_tokens = usage.cached_tokens
         if cached_tokens is None:
             return
@@ -417,7 +421,7 @@ class Regions:
             self.load_changed(chosen.region)
 
     def _age(self, now: float) -> None:
-        """What was found of believed hits grows old."""
+        """Let the cache-hit calibration return towards 1 with time."""
         self._calibration_due = inf
         for name, cache_hit_calibration in self.cache_hit_calibration.items():
             if name in self.view.regions and cache_hit_calibration.value < _BELIEVED:
@@ -434,10 +438,11 @@ class Regions:
         without: frozenset[str] = frozenset(),
         rng: Random | None = None,
     ) -> Field:
-        """Lawful regions that can be asked, and why the other lawful ones cannot. Suspects only if nobody is better.
+        """The lawful regions that can be asked, and why the other lawful ones cannot. Suspect ones only if none is
+        better.
 
-        One drained at a pace is used by a shrinking share of the requests, and one that came back is cold for
-        a growing one; `rng` draws them, None: none. A session is drawn once: it moves away, and back, as a whole.
+        A region drained at a pace is used by a shrinking share of the requests, and one that came back is unpenalised
+        for a growing one; `rng` draws them, None: none. A session is drawn once: it moves away, and back, as a whole.
         """
         # One draw for all: regions that come back together keep their order among themselves.
         random_draw = 1.0 if rng is None else hashing.fraction(request.session) if request.session else rng.random()
@@ -466,7 +471,7 @@ class Regions:
     def _candidates(
         self, lawful: frozenset[str], model: str, now: float, without: frozenset[str], random_draw: float
     ) -> _Candidates:
-        """Of now: that of the last time anybody asked, if nothing has changed since."""
+        """The present candidates; the cached ones if nothing has changed since they were computed."""
         for region in self._touched:
             health = self.liveness[region].read(now)
             if self._seen.get(region) != (health.state, health.why):
@@ -504,7 +509,7 @@ class Regions:
             elif not self.instances.able(name, model):
                 absent[name] = "no ready replica of this model" if name in self.view.regions else "never heard of"
             elif self.scaling.asleep(name) and health.state is State.UP:
-                asleep.append(name)  # better than who is silent, and than nobody
+                asleep.append(name)  # better than a silent region, and than none
                 absent[name] = "pilot-light: asleep"
             else:
                 admitted = health.state is State.UP or random_draw < health.share
@@ -519,7 +524,7 @@ class Regions:
         return _Candidates(table, names, at, places, at.get(self._here), not (sure or asleep), absent, until)
 
     def _guard(self, field: Field, random_draw: float, now: float) -> None:
-        """Who is hot, and who pays for it or for having been away."""
+        """Which regions are hot, and which pay a penalty for that or for having been away."""
         penalty_ms, hot = np.zeros(len(field)), set(field.full())
         penalty_ms[list(hot)] = self._spill.penalty_ms
         model, at = field.request.model, field.at
@@ -538,13 +543,14 @@ class Regions:
     # -- what they offer
 
     def load_changed(self, region: str) -> None:
-        """What was sent there, or what held true of its hits: who asks next reads that anew."""
+        """The unacknowledged load or the cache-hit calibration of a region changed: the next decision reads them
+        again."""
         for model, table in self._tables.items():
             if region in table.at:
                 self._stale[model].setdefault(region, False)
 
     def _moved(self, region: str) -> None:
-        """Something else of it changed: who asks next reads all of it anew."""
+        """Something else about the region changed: the next decision reads its whole row again."""
         for model, table in self._tables.items():
             if region in table.at:
                 self._stale[model][region] = True
@@ -560,7 +566,7 @@ class Regions:
         if table is None:
             names = self.instances.serving(model)
             table = Table(names, self._here)
-            if names:  # what nobody serves is not kept: anybody may ask for anything
+            if names:  # no table is kept for a model that nobody serves: clients may ask for any name
                 self._tables[model] = table
                 self._stale[model] = dict.fromkeys(names, True)
         return table
@@ -601,8 +607,8 @@ class Regions:
         )
 
     def best_instance(self, region: str, model: str) -> Instance | None:
-        """The region's instance to ask: the least wait, with what was sent to each. Of equals the one with the most
-        slots left, then each in turn, lest one process carry all that its region gets."""
+        """The region's instance to ask: the one with the least wait, counting what was sent to each. Of equals the one
+        with the most slots left, then each in turn, so that one process does not carry all of the region's load."""
         able = self.instances.able(region, model)
         if len(able) < 2:
             return able[0] if able else None

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 Column: TypeAlias = NDArray[np.float64]
 
-# How much of a later token counts against the first: some, or all goes to the nearest region until decoding collapses
-# (GORGO). An objective of 2 to 5 s for the first token and 150 to 250 ms for the others trades them at about this for
-# an answer of 200 tokens. On ten random worlds (3 seeds) 0.1 gives 1.02 times the good answers of 0.05, at most 8 % on
-# agents, for 5 to 40 ms of the first token's p90 where load is light; 0.15 no more than that. Who offers tools reads
-# nothing before the answer is whole: more weight gives it more turns, and first tokens that are later
-# (docs/measurements/routing-trials.md). All of it would be right if decoding were as well foreseen as the first token
-# is.
+# The weight (beta) of a later token's time against the first token's. With 0, all requests go to the nearest region
+# until decoding collapses (GORGO). Objectives of 2 to 5 s for the first token and 150 to 250 ms per later token trade
+# the two at about this rate for an answer of 200 tokens. On ten random worlds (3 seeds) 0.1 gives 1.02 times the good
+# answers of 0.05, at most 8 % on agents, for 5 to 40 ms of the first token's p90 under light load; 0.15 gives no more.
+# A client with tools reads nothing before the answer is whole: more weight gives it more turns, but later first tokens
+# (docs/measurements/routing-trials.md). A weight of 1 would be right if decoding could be predicted as well as the
+# first token.
 BETA, BETA_TOOLS = 0.1, 0.25
 STREAM_TOKEN_BYTES = (
     250.0  # of an SSE chunk that carries a token; an answer in one piece has the model's bytes per token
@@ -51,11 +51,11 @@ _NO_PARTIAL_BLOCKS = PartialBlocks()
 _NO_REQUEST = Request("", "", "", 0, 0, (), 0.0)
 _ALL_HERE: Mapping[str, str] = MappingProxyType({})
 _NOWHERE: frozenset[int] = frozenset()  # Python makes each a new one, of 216 bytes
-_LEAST_MS = 1e-6  # a penalty that is configured to nothing still tells who pays it
+_LEAST_MS = 1e-6  # a penalty configured as 0 must still mark the regions that pay it
 
 
 class Price(msgspec.Struct, frozen=True):
-    """What a region costs, by the topology: an hour of one GPU, and a GB that leaves it."""
+    """A region's prices in the topology, in USD: one GPU for an hour, and a GB of egress."""
 
     usd_per_gpu_hour: float = 0.0
     egress_usd_per_gb: float = 0.0
@@ -103,8 +103,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 def remaining(capacity: ModelReport, load: Outstanding) -> tuple[float, float]:
-    """An instance's wait in ms and its slots left: its report, less what was sent since to all who share it and is not
-    acknowledged yet. A plain pair: a named one takes twice as long to make, and every request makes one.
+    """An instance's wait in ms and its slots left: its report, corrected by the unacknowledged load of all instances
+    that share its replicas. A plain tuple: a named one takes twice as long to make, and every request makes one.
     """
     if not load.outstanding_bytes:
         return capacity.wait_ms, float(capacity.slots_free)
@@ -217,7 +217,8 @@ class Scored(msgspec.Struct, frozen=True):
 
     @property
     def bare_ttft_ms(self) -> float:
-        """By wire, wait and prefill alone: what regions are told, who judge it by what they know of the two last."""
+        """Time to the first token by round trip, wait and prefill alone (ms). This is the promise sent to a region,
+        which compares it with its own wait and prefill."""
         return self.rtt_ms + self.upload_ms + self.wait_ms + self.prefill_ms
 
 
@@ -248,8 +249,8 @@ class Table:
         self.context_least_bytes, self.bytes_per_token = inf, 0.0
 
     def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
-        """These regions are so now; of others the wait, the slots left and the cache-hit calibration changed (`sent`:
-        they do with every request). The decisions that look at the blocks of before go on seeing those."""
+        """Replace these regions' rows; of the regions in `sent` only the wait, the slots left and the cache-hit
+        calibration, which change with every request. Earlier decisions keep the blocks that they were made from."""
         kept = self.sent = self.sent.copy()
         for name, wait_ms, slots_left, calibration in sent:  # one by one: to make a column of them takes longer
             at = self.at[name]
@@ -324,11 +325,11 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return len(self.names)
 
     def forget(self) -> None:
-        """Let go of the request, but for its sizes: decisions are remembered, and a chain is large."""
+        """Drop the request except for its sizes: decisions are remembered, and a prefix chain is large."""
         self.request = _NO_REQUEST
 
     def hits(self, depths: Mapping[str, int], partial_blocks: PartialBlocks = _NO_PARTIAL_BLOCKS) -> None:
-        """These regions hold the prefix chain to these depths, and what is known to follow there."""
+        """Set how deep each of these regions holds the prefix chain, and how many bytes beyond it."""
         at, n_bytes, nodes = self.at, self.prompt_bytes, self.request.chain
         for name, depth in depths.items():
             place = at.get(name)
@@ -355,15 +356,15 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return field
 
     def that_hold_it(self) -> Field:
-        """Those that can hold the request, prompt and answer together. All of them where none can: how long it is is an
-        estimate, and the refusal is the engine's to word."""
+        """The regions that can hold the request, prompt and answer together; all of them if none can, since its length
+        is an estimate, and the refusal is for the engine to give."""
         block, answer_tokens = self.block, self.request.max_tokens or self.output_tokens
         holds = block[_CONTEXT] >= self.prompt_bytes / block[_BYTES_PER_TOKEN] + answer_tokens
         places = holds.nonzero()[0].tolist()
         return self if len(places) in (0, len(holds)) else self.only(places, "cannot hold so long a request")
 
     def penalise(self, places: NDArray[np.bool_]) -> None:
-        """These pay what the hot guard asks, too."""
+        """Make these regions pay the hot guard's penalty, too."""
         penalty_ms = self.penalty_ms if self.penalty_ms is not None else np.zeros(len(self.names))
         self.penalty_ms = np.where(places, np.maximum(penalty_ms, max(self.spill_ms, _LEAST_MS)), penalty_ms)
 
@@ -388,7 +389,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return left
 
     def full(self, since: float = -inf) -> list[int]:
-        """Places that take nothing from here, by reports no older than that."""
+        """The places of regions that take no requests from here, by reports no older than that."""
         if not self.any_full:
             return []
         places: list[int] = (self.block[_FULL] * (self.block[_DRIFT][0] >= since)).nonzero()[0].tolist()
@@ -419,14 +420,15 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return self._predicted
 
     def _work_bytes(self) -> Column:
-        """What of the prompt is left to prefill in each."""
+        """The uncached bytes of the prompt in each region."""
         uncached = np.array(float(self.prompt_bytes))
         if self._covered is not None:
             uncached = uncached - self._covered * self.sent[_CALIBRATION]
         return uncached if self.prompt_bytes < _LONG_BYTES else self._work(uncached, self.block[_BYTES_PER_TOKEN])
 
     def _work(self, uncached: cost.Amount, bytes_per_token: cost.Amount) -> cost.Amount:
-        """What so many bytes of the prompt, its last, take to prefill: as many at the beginning of a text."""
+        """The work of prefilling the prompt's last n bytes, as bytes at a text's beginning that take as long
+        (cost.prefill_work)."""
         if self.prompt_bytes < _LONG_BYTES:
             return uncached
         return cost.prefill_work(uncached, self.prompt_bytes, cost.ATTENTION_TOKENS * bytes_per_token)
@@ -444,7 +446,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return usd
 
     def egress_usd(self, place: int, output_tokens: float | None = None) -> float:
-        """What the traffic to and from one of them costs, for so many tokens of answer; None: as many as expected."""
+        """USD of egress for the request to and from one region, for so many answer tokens; None: the expected
+        number."""
         tokens = self.output_tokens if output_tokens is None else output_tokens
         bytes_per_token = STREAM_TOKEN_BYTES if self.stream else self.block.item(_BYTES_PER_TOKEN, place)
         to, back = self.block.item(_USD_BODY, place), self.block.item(_USD_ANSWER, place)
@@ -454,7 +457,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return self.output_tokens * (STREAM_TOKEN_BYTES if self.stream else bytes_per_token)
 
     def headroom(self) -> Column:
-        """Slots left, and no more than what each takes from other regions has room for."""
+        """Slots left in each region, limited by the KV tokens that it takes from other regions."""
         uncached: Column = np.empty(len(self.names))
         uncached.fill(self.prompt_bytes)  # np.full takes three times as long
         if self._covered is not None:
@@ -481,8 +484,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
     # -- one of them
 
     def fill_ms(self, place: int, like: int) -> float:
-        """What it would cost one of them to prefill what another holds of the prompt beyond it: those bytes, and the
-        tokens of the requests under way that they stall, as in the predictive score. 0 where it holds as much."""
+        """The cost (ms) for one region of prefilling the part of the prompt that another holds and it does not: the
+        prefill, and the stall of the requests under way there, as in the predictive score. 0 if it holds as much."""
         if self._covered is None:
             return 0.0
         block, calibration = self.block, self.sent[_CALIBRATION]

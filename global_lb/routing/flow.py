@@ -1,9 +1,9 @@
 """The global tier's machine: law -> policy -> pick, the next runner-up on refusal or failure, and what is learned.
 
-Invariants: a request is forwarded only to a region that is lawful by the law it came under *and* by the law of now;
-it is never tried twice at one region unless none is left untried after a transport failure, or all that are left turned
-it away for the sake of others; it holds at most one reservation; every request is concluded exactly once. Never awaits,
-never opens anything, never sees a body.
+Invariants: a request is forwarded only to a region that is lawful by the law it came under *and* by the law in force;
+it is never tried twice at one region, unless none is left untried after a transport failure, or all regions left
+refused it in favour of other requests; it holds at most one reservation; every request is concluded exactly once. Never
+awaits, never opens anything, never sees a body.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     AttemptEvent = machine.AttemptBegan | machine.AttemptEnded | machine.AttemptFailed | machine.AttemptRefused
 
 RESUMES_MAX = 3  # of one stream, as in a region
-# So long at most a broken stream waits for a region that takes it up. Where much breaks at once those that live answer
-# late: to give up a connection takes 3 s, to hear of whoever was silent a report (1 s), to ask both anew some 8 s.
+# The longest wait of a broken stream for a region that continues it. If much breaks at once, the remaining regions
+# answer late: giving up a connection takes 3 s, the next report of a silent region 1 s, and asking both again some 8 s.
 RESUME_WAIT_S = 20.0
 MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained region: somebody may have room, or it be further
 LOOK_AGAIN_S = 1.0  # after an attempt was sent that has not begun
@@ -65,8 +65,8 @@ ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it bef
 
 
 class FlowConfig(msgspec.Struct, frozen=True):
-    """Bounds of one global balancer. `trie_bytes` is the prompt text mirrored per region, not memory; `https_only`:
-    its clients come by TLS, and are not redirected to anything less. `unicast_url` leads to this balancer alone."""
+    """Bounds of one global balancer. `trie_bytes` is the prompt text mirrored per region, not memory; `https_only`: its
+    clients use TLS, and are never redirected to plain HTTP. `unicast_url` leads to this balancer alone."""
 
     region: str
     trie_bytes: int = 256 * 1024 * 1024
@@ -79,8 +79,8 @@ class FlowConfig(msgspec.Struct, frozen=True):
 
 
 class Reconfigured(machine.Event, frozen=True):
-    """The map, the law over it and what else is configured, whole: from now on these. The region is the same, and so
-    is what a start alone sets (`trie_bytes`, `liveness`, `https_only`)."""
+    """The topology, the law applied to it and the rest of the configuration, as a whole, are these from now on. The
+    region and what only a start sets (`trie_bytes`, `liveness`, `https_only`) are unchanged."""
 
     law: Law
     config: FlowConfig
@@ -89,7 +89,8 @@ class Reconfigured(machine.Event, frozen=True):
 
 
 class GlobalFlow:
-    """See the module's head. `patience_s` gives how long a tenant's requests wait when no lawful region serves."""
+    """See the module's docstring. `patience_s` gives how long (seconds) a tenant's requests wait while no lawful region
+    serves."""
 
     def __init__(
         self,
@@ -228,8 +229,9 @@ class GlobalFlow:
         return self._came_back(state, attempt, event.outcome, now, counted=False)
 
     def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:
-        """After a failure in mid-stream: from another region, where the law of now and the bounds let it. If nobody is
-        thought to serve just now it waits: its client has a part of the answer, and whoever could go on may be back."""
+        """After a failure in mid-stream: continue from another region, if the law in force and the bounds allow it. If
+        nobody is thought to serve just now it waits: its client has a part of the answer, and whoever could go on may
+        be back."""
         request = state.request
         state.broke |= {attempt.region}
         lawful = state.lawful & self.law.request_verdict(request).lawful
@@ -240,7 +242,8 @@ class GlobalFlow:
             return [machine.Answer(event.id, event.outcome, f"region {attempt.region} failed while answering")]
         self._withdraw(state, attempt, counted=True)
         state.resumes += 1
-        # Where it broke it is not asked again while there is another; what others said before it began is long past.
+        # The region where it broke is not asked again while there is another. Refusals from before the stream began are
+        # outdated.
         refusals = {**state.refusals, attempt.region: event.outcome}
         state.refusals = {region: reason for region, reason in refusals.items() if region in state.broke}
         state.waits_ms.clear()
@@ -276,13 +279,14 @@ class GlobalFlow:
         return [self._look_again(state, attempt, now)]
 
     def _look_again(self, state: RequestState, attempt: Attempt, now: float) -> Command:
-        """To see whether its region still lives: a request that is swallowed brings no event of its own."""
+        """Set a timer to see whether the request's region is still alive: a request that is lost on the way causes no
+        event."""
         deadline = state.request.deadline
         return self._timer(state, deadline if attempt.started else min(deadline, now + LOOK_AGAIN_S))
 
     def _swallowed(self, state: RequestState, attempt: Attempt, now: float) -> bool:
-        """Whether an attempt that has not begun is better given up: its region is down, or in doubt and another not. Of
-        one that left the map nobody hears any more: the relay's time limits hold."""
+        """Whether an attempt that has not begun should be given up: its region is down, or suspect while another is
+        not. A region that left the topology reports no more: there only the relay's time limits apply."""
         if attempt.region not in self.law.topology.regions:
             return False
         health = State.UP if attempt.started else self.regions.liveness_of(attempt.region).read(now).state
@@ -293,7 +297,8 @@ class GlobalFlow:
         return other is not None and self.regions.liveness_of(other.region).read(now).state is State.UP
 
     def _under_way(self, event: AttemptEvent) -> tuple[RequestState, Attempt] | None:
-        """The request, and the attempt if it is this very one: an event of an earlier one changes nothing."""
+        """The request and its current attempt, if the event is about that one; an event of an earlier attempt changes
+        nothing."""
         state = self.requests.get(event.id)
         if state is None or state.attempt is None or state.attempts != event.attempt:
             return None
@@ -306,13 +311,13 @@ class GlobalFlow:
         self.regions.liveness_of(attempt.region).relay_succeeded()
         attempt.load.settled(state.request.prompt_bytes, attempt.work_bytes)
         self.regions.load_changed(attempt.region)
-        # The region holds this prefix now: known here only if the law lets a trace of it be kept here.
+        # The region holds this prefix now. It is recorded only if the law allows hints of it here.
         if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
             self.regions.caches(attempt.region, state.request.chain)
 
     def _speaks(self, state: RequestState, attempt: Attempt, now: float) -> None:
-        """An answer begins to come: it is under way from now on, and what was promised is held against what was seen.
-        One in one piece shows no first token, and a stream that goes on elsewhere is another request there."""
+        """An answer begins: it counts as under way from now on, and its first token's time is compared with the
+        promise. One in one piece shows no first token, and a stream that goes on elsewhere is another request there."""
         request, chosen = state.request, state.decision.chosen if state.decision is not None else None
         if chosen is None or not request.stream or state.resumes:
             return
@@ -333,14 +338,15 @@ class GlobalFlow:
     # -- the world's edges
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
-        """Who is under way stays where the prompt is, once all of it is there; whoever is sent from now on, or again,
-        goes by this law, too."""
+        """Requests under way stay where their prompt is, once all of it is there; every later dispatch must obey this
+        law, too."""
         if not event.law.supersedes(self.law):
             return []
         return self._go_by(event.law.knowing(self.regions.lineages.of), now)
 
     def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
-        """As with a law: who is under way stays, and each further attempt goes by this, too."""
+        """As with a law: requests under way stay where they are, and every further attempt obeys the new
+        configuration."""
         self.config = event.config
         self.regions.on_map = frozenset(event.law.topology.regions)
         self.regions.reconfigure(event.config.spill, event.prices, event.config.pilots)
@@ -350,7 +356,7 @@ class GlobalFlow:
     def _go_by(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
         if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
-            self.regions.forget_prefixes()  # whose nodes they are nobody can tell any more
+            self.regions.forget_prefixes()  # a hash does not say whose prompt it was made from
             for forgotten in self.forgotten:
                 forgotten()
         recalled = [
@@ -409,7 +415,7 @@ class GlobalFlow:
         self._moving.pop(event.region, None)
         return commands
 
-    # -- streams that leave a drained region: at its pace, each by its own timer, and only where another would take it
+    # -- streams that leave a drained region: at its pace, each by its own timer, and only if another region takes it
 
     def _move_away(self, region: str, over_s: float, now: float) -> list[Command]:
         known = region in self._moving
@@ -423,7 +429,8 @@ class GlobalFlow:
         return self._timer(state, min(state.request.deadline, at))
 
     def _move(self, state: RequestState, attempt: Attempt, now: float) -> list[Command]:
-        """Whether the stream can go on at all the relay knows; what cannot ends where it is."""
+        """Ask the relay to move the stream, which knows whether it can be continued; one that cannot finishes where it
+        is."""
         if self.regions.liveness_of(attempt.region).forced.read(now) is None:
             del self._moving[attempt.region]
             return [self._look_again(state, attempt, now)]
@@ -445,9 +452,11 @@ class GlobalFlow:
         return self._wake(now)
 
     def _changed(self, region: str, change: Callable[[], None], now: float) -> list[Command]:
-        """A region's life or offer changes. What it was until now may have come by time alone, unseen: see to both.
+        """A region's liveness or offer changes. Its state until now may have changed by time alone, unnoticed: handle
+        both changes.
 
-        Whoever is on hold is looked at if it can be asked otherwise than before; once in LOOK_HELD_S in any case.
+        Held requests are looked at if the region can now take requests that it could not before, or the reverse; in any
+        case once in LOOK_HELD_S.
         """
         regions = self.regions
         before = regions.standing(region, now) if self.held else None
@@ -464,8 +473,9 @@ class GlobalFlow:
         return commands
 
     def _fetch(self, region: str, now: float) -> list[Command]:
-        """Send to a region what went elsewhere without a promise while it was away, and it would begin at once, long
-        before the queues where that stands; the oldest first, and one that is not better off speaks for all like it.
+        """Move requests back to a region that has returned: those that went elsewhere without a promise while it was
+        away, if it would begin them at once, long before the queues where they wait. The oldest first; if one would
+        gain nothing, the others like it are not tried.
 
         Who has a promise is let go by the region that cannot keep it. Who has none stands there for as long as anybody
         may, and a region that died leaves hundreds of those behind: they would wait on beside one that is back idle.
@@ -496,7 +506,8 @@ class GlobalFlow:
         return commands
 
     def _better_at(self, region: str, state: RequestState, attempt: Attempt, now: float) -> Decision | None:
-        """The decision for that region, if it would begin at once there, and long before the queue where it stands."""
+        """The decision to move a waiting request to that region, if it would begin there at once and long before its
+        turn where it waits; None otherwise."""
         if now >= state.request.deadline or state.attempts + 1 >= retry.ATTEMPTS_MAX:
             return None
         decision = self.consider(state.request, now, state.lawful)
@@ -508,7 +519,8 @@ class GlobalFlow:
         return decision if sooner else None
 
     def _wake(self, now: float) -> list[Command]:
-        """Let those on hold go who can now. One that cannot speaks for all like it, as there may be many."""
+        """Dispatch held requests that can go now. If one cannot, the others like it are not tried, as there may be
+        many."""
         commands: list[Command] = []
         stuck: set[Any] = set()
         self._woken_at = now
@@ -535,7 +547,7 @@ class GlobalFlow:
         self, request: Request, now: float, within: frozenset[str] | None = None, without: frozenset[str] = frozenset(),
         verdict: Verdict | None = None,
     ) -> Decision:  # fmt: skip
-        """Decide for a request by the law of now, and inside `within` where given, `without` those tried already.
+        """Decide for a request by the law in force, inside `within` if given, and `without` the regions already tried.
         `verdict` is the law's, if it was asked just now.
 
         Changes nothing; `explain` asks the same way.
@@ -560,8 +572,8 @@ class GlobalFlow:
         return msgspec.structs.replace(decision, notes=(model_steps.alias_note(request), *decision.notes))
 
     def resolve(self, request: Request, allowed: Sequence[str], now: float) -> Request | cascade.Unresolved | None:
-        """The request for the model that its name stands for now; None where that is the model itself and there is none
-        beside. `allowed` are the models of its API key, empty for any. Changes nothing."""
+        """The request for the model that its name stands for now; None if the name is a model's own and stands for no
+        other. `allowed` are the models of its API key, empty for any. Changes nothing."""
         steps = self.routes.cascade(request.tenant, request.model)
         if not steps:
             return None
@@ -581,15 +593,15 @@ class GlobalFlow:
         return msgspec.structs.replace(request, fallbacks=found.fallbacks, narrow=found.narrow)
 
     def _answer_tokens(self, request: Request) -> float:
-        """What a request's answers may be at most, or where it does not say are likely to be."""
+        """The tokens of a request's answers: the most it allows or, if it sets no limit, the number expected."""
         if request.max_tokens is not None:
             return float(request.max_tokens * request.answers)
         return self.estimates.output_tokens(request.tenant, request.model, None) * request.answers
 
     def _decide(self, state: RequestState, now: float, verdict: Verdict | None = None) -> Decision:
-        """The law twice: that of the request's arrival bounds that of now. Those who turned it away are asked again,
-        without a promise, once nobody else is left who would serve it about as soon, or the client has waited for
-        enough of them."""
+        """Decide by both laws: the one of the request's arrival and the one in force. Regions that refused it in favour
+        of others are asked again, without a promise, once no other region would serve it about as soon, or enough of
+        them have refused."""
         decision = self.consider(state.request, now, state.lawful, frozenset(state.refusals), verdict)
         if not state.refusals:
             state.last_resort = state.last_resort or decision.is_last_resort(now)
@@ -614,8 +626,8 @@ class GlobalFlow:
     def _dispatch(
         self, state: RequestState, now: float, verdict: Verdict | None = None, decision: Decision | None = None
     ) -> list[Command]:
-        """Send the request to the best region it may go to, or conclude or hold it. `verdict` as for `consider`;
-        `decision`: where, if that was decided just now."""
+        """Send the request to the best region it may go to, or conclude or hold it. `verdict`: as for `consider`;
+        `decision`: the region, if it was decided just now."""
         request = state.request
         if now >= request.deadline:
             return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
@@ -685,7 +697,7 @@ class GlobalFlow:
         instance, request = attempt.instance, state.request
         if request.body_hash and reason in BROKE_OFF:
             process = (instance.region, instance.name, str(instance.incarnation))
-            # Silence from before it was sent there is none of its doing.
+            # The request is not to blame if the region fell silent before it was sent there.
             last_seen_at = max(attempt.sent_at, self.regions.view.reported_at(process))
             self._suspects.broke_off((request.tenant, request.body_hash), process, last_seen_at, now)
 
@@ -702,7 +714,7 @@ class GlobalFlow:
         return [] if request.id in self.held and state.due == due else self._hold(state, due)
 
     def _hold(self, state: RequestState, due: float) -> list[Command]:
-        """It waits until somebody can be asked, and is looked at when due at the latest."""
+        """Hold the request until a region can be asked; its timer looks at it again at the latest."""
         request_id, timer = state.request.id, self._timer(state, due)
         if request_id in self.held:
             return [timer]
@@ -716,7 +728,7 @@ class GlobalFlow:
     def _came_back(
         self, state: RequestState, attempt: Attempt, reason: Outcome, now: float, *, counted: bool
     ) -> list[Command]:
-        """An attempt ended before the first byte: the next runner-up, within the retry rules, or an answer.
+        """An attempt ended before the first byte: try the next runner-up, within the retry rules, or answer.
 
         `counted`: the region has counted the request, so that its next reports will acknowledge it.
         """
@@ -733,22 +745,23 @@ class GlobalFlow:
             state.budgeted = self.budget.take()
         if reason.source is Source.TRANSPORT:
             state.transport_retries += 1
-            # A region that tells of its replica's failure has tried what it could; one that did not speak may yet.
+            # A region that reports its replica's failure has tried what it could; a region that did not answer may
+            # still have others.
             tried = frozenset(state.refusals)
             if not counted and self.consider(state.request, now, state.lawful, tried).chosen is None:
                 del state.refusals[region]  # better the same region again than none
         elif state.request.fallbacks and not state.last_resort:
             tried = frozenset(state.refusals)
             if self.consider(state.request, now, state.lawful, tried).chosen is None:
-                # Before any is asked for the last resort, where the request may stand in line for long.
+                # Before a region is asked as the last resort, where the request may wait in its queue for long.
                 instead = self._fall_back(state, now, room=True)
                 if instead is not None:
                     return [instead]
         return self._dispatch(state, now)
 
     def _fall_back(self, state: RequestState, now: float, *, room: bool = False) -> Command | None:
-        """Instead of a refusal for want of room: another model that its name stands for, if one is served where the
-        request may go. Not where the law or the path is what is refused."""
+        """Instead of a refusal for lack of room: another model that the requested name stands for, if one is served
+        where the request may go. Not if the law or the path is the reason for the refusal."""
         request = state.request
         wanted = [one for one in state.refusals.values() if one.source is not Source.LAW and one is not _NO_PATH]
         if not request.fallbacks or state.resumes or (state.refusals and not wanted):
@@ -763,8 +776,8 @@ class GlobalFlow:
         return machine.FallBack(request.id, found, state.decision)
 
     def _wait(self, state: RequestState, now: float) -> list[Command]:
-        """A broken stream that was tried elsewhere as often as may be at once is tried again later; [] for what is
-        none, or has waited."""
+        """Try a broken stream again later, if it was tried elsewhere as often as allowed at once; [] for other
+        requests, and for a stream that has waited its time."""
         full = state.attempts >= retry.ATTEMPTS_MAX or len(self.held) >= self.config.held_max
         if not state.resumes or state.held_until is None or now >= state.held_until or full:
             return []
@@ -813,5 +826,5 @@ class GlobalFlow:
 
 
 def _missed(state: RequestState, region: str) -> bool:
-    """Whether the region was away when the request was sent where it is."""
+    """Whether the region was away when the request was sent to the region where it now waits."""
     return state.decision is not None and region in state.decision.absent

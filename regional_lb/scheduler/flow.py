@@ -3,11 +3,11 @@
 Reads from top to bottom: the events of a request, the events of the world around it, dispatch (to a replica or into
 the queue, and out of it), retries, and endings.
 
-Invariants: a request holds at most one reservation, from its Forward until its attempt is over, beside that of its
-prefill half (regional_lb.scheduler.pairs); it is in the queue or holds a reservation or is being concluded, never two
-of them; every request that arrives is concluded exactly once, by an Answer, by its attempt's end or by its client
-leaving; nothing is forwarded that is not lawful here at that moment. Never awaits, never opens anything, never sees a
-body.
+Invariants: a request holds at most one reservation, from its Forward until its attempt is over, beside the one for its
+prefill half (regional_lb.scheduler.pairs); it is in exactly one of three states: queued, holding a reservation, or
+being concluded; every request that arrives is concluded exactly once, by an Answer, by its attempt's end or by its
+client leaving; nothing is forwarded unless it is lawful here at that moment. Never awaits, never opens anything, never
+sees a body.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ if TYPE_CHECKING:
 
 _HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
 
-MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained replica: another may have room
+MOVE_AGAIN_S = 2.0  # until a stream that could not leave a drained replica tries again: another may have room
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-CHOOSY_S = 2.0  # how long a request waits for who serves it sooner than who has room: others may go on coming there
+CHOOSY_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
@@ -82,8 +82,8 @@ _GAVE_UP = {
 
 
 class FlowConfig(msgspec.Struct, frozen=True):
-    """Bounds of one region's balancer. `instance` is its name among those with whom it shares replicas; "": alone.
-    `move_over_s`: streams leave a drained replica over so many seconds; None: they end there."""
+    """Bounds of one regional balancer. `instance` is its name among its peers, which share its replicas; "": it is
+    alone. `move_over_s`: streams leave a drained replica over so many seconds; None: they end there."""
 
     region: str
     instance: str = ""
@@ -96,8 +96,8 @@ class FlowConfig(msgspec.Struct, frozen=True):
 
 
 class Reconfigured(machine.Event, frozen=True):
-    """The map, the law over it and what else is configured, whole: from now on these. Region, instance and `health`
-    are those of the start."""
+    """The topology, the law applied to it and the rest of the configuration, as a whole, are these from now on. Region,
+    instance and `health` are those of the start."""
 
     law: Law
     config: FlowConfig
@@ -106,7 +106,7 @@ class Reconfigured(machine.Event, frozen=True):
 
 
 class RegionalFlow:
-    """See the module's head. `weight_of` gives a tenant's share of its band."""
+    """See the module's docstring. `weight_of` gives a tenant's weight within its priority band."""
 
     def __init__(
         self,
@@ -172,13 +172,13 @@ class RegionalFlow:
         return commands
 
     def still_until(self, news: int, now: float) -> float:
-        """Until when all is as it was after so much news, unless there is more: nobody's health is other than then.
-        Not after `now` where there is some."""
+        """The time (monotonic seconds) until which nothing changes by itself: no replica's health does, unless another
+        event arrives. Not after `now` if there was an event after the caller's count."""
         return self.fleet.settled_until(now) if self.news == news else now
 
     def wants_tokens(self, request: Request, now: float) -> bool:
-        """Whether this request should arrive with its prompt's tokens; else they may follow (PromptTokenized). Not
-        where it would be refused, or waits in line for longer than they take."""
+        """Whether this request must arrive with its prompt's tokens; otherwise they may follow (PromptTokenized). False
+        if it would be refused, or waits in the queue for longer than tokenizing takes."""
         if self.queue.waiting(request.model) or not self.wait_estimate.goes_by_tokens(request):
             return False
         return admission.refusal(request, self.config.region, self.law, self.fleet.view, now) is None
@@ -227,7 +227,8 @@ class RegionalFlow:
         return placed or self._hold(state, now)
 
     def _moved(self, event: machine.AttemptMoved, now: float) -> list[Command]:
-        """What it takes, it takes elsewhere. Nothing is learned from how long it takes there: nobody expected it."""
+        """Move the request's reservation to the replica it went to. Nothing is learned from its times there, since none
+        were predicted."""
         state, held = self._under_way(event), self.fleet.ledger.held(event.id)
         if (
             state is None
@@ -274,7 +275,7 @@ class RegionalFlow:
         return moves + self._fill(state.replica, now)
 
     def _start(self, state: RequestState, event: machine.AttemptBegan | machine.AttemptEnded, now: float) -> None:
-        """Its first byte is here, alone or with all others."""
+        """The answer's first byte is here, alone or with the whole answer."""
         state.started = True
         self.fleet.answered(state.replica, event.status, now, state.forwarded_at)
         if event.load is not None:
@@ -303,7 +304,7 @@ class RegionalFlow:
         if failed:
             self.fleet.lingers(held, state.forwarded_at, now)
         if event.status < 400:
-            # Of a stream in pieces nobody knows how long the engine took for which.
+            # A stream that was continued elsewhere tells nothing of one engine's decode time.
             lacks = event.usage is not None and not state.resumes and self.learning.ended(state, event.usage, now)
             lacks = lacks or (event.whole and state.paired and state.replica not in self.fleet.view.decode_only)
             chain = event.chain if self.learning.holds_answer(state, event) else state.request.chain if lacks else ()
@@ -339,7 +340,7 @@ class RegionalFlow:
         return [*self._elsewhere(state, failed, event.outcome, now), *self._fill(failed, now)]
 
     def _resume(self, state: RequestState, failed: str, event: machine.AttemptFailed, now: float) -> list[Command]:
-        """After a failure in mid-stream: from another replica, where the law of now and the bounds let it."""
+        """After a failure in mid-stream: continue from another replica, if the law in force and the bounds allow it."""
         request, state.carrier = state.request, event.carried_by
         unable = self.fleet.view.unable_to_resume(request.model, state.carrier)
         if state.resumes >= RESUMES_MAX or not self.wait_estimate.serving(state.variant, now, unable):
@@ -352,8 +353,8 @@ class RegionalFlow:
         return self._again(state, now)
 
     def _tokenized(self, event: machine.PromptTokenized, now: float) -> list[Command]:  # noqa: ARG002
-        """Where it is under way already they are compared with what its engine counts; where it waits it is placed by
-        them."""
+        """The prompt's tokens are here. If the request is under way they are compared with the engine's count; if it
+        waits, it is placed by them."""
         state = self.requests.get(event.id)
         if state is None or (state.request.tokens is not None and state.request.tokens.whole):
             return []
@@ -413,20 +414,20 @@ class RegionalFlow:
         return [self._timer(state, state.request.deadline), *self._fill(state.replica, now)]
 
     def _under_way(self, event: AttemptEvent | machine.PrefillEnded | machine.PrefillFailed) -> RequestState | None:
-        """The request if this very attempt of it is under way: what is said of an earlier one is no news."""
+        """The request, if the event is about its current attempt; None for an event of an earlier attempt."""
         state = self.requests.get(event.id)
         return state if state is not None and state.replica and state.attempts == event.attempt else None
 
     # -- the world's edges
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
-        """Who waits and may not stay is told at once; whom an engine has been sent whole stays there."""
+        """Waiting requests that are no longer lawful are answered at once; those sent whole to an engine stay there."""
         if not event.law.supersedes(self.law):
             return []
         return self._go_by(event.law.knowing(self.fleet.lineages.of), now)
 
     def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
-        """As with a law: who is with an engine stays, and each further attempt goes by this, too."""
+        """As with a law: requests at an engine stay there, and every further attempt obeys the new configuration."""
         queue = event.config.queue
         self.config = event.config
         self._patience.config = queue
@@ -466,7 +467,7 @@ class RegionalFlow:
     # -- streams that leave a drained replica: at a pace, each by its own timer, and only where another has room
 
     def _leaves(self, state: RequestState) -> bool:
-        """Whether it is a stream under way at a drained replica, which is to go on elsewhere."""
+        """Whether the request is a stream at a drained replica that should continue elsewhere."""
         if self.config.move_over_s is None or not state.started or state.resumes >= RESUMES_MAX:
             return False
         known = self.fleet.view.replicas.get(state.replica)
@@ -485,7 +486,8 @@ class RegionalFlow:
         return self._timer(state, min(state.request.deadline, at))
 
     def _move(self, state: RequestState, now: float) -> list[Command]:
-        """Whether the stream can go on at all the relay knows; what cannot ends where it is."""
+        """Ask the relay to move the stream, which knows whether it can be continued; one that cannot finishes where it
+        is."""
         need, again = state.need, [self._move_at(state, now + MOVE_AGAIN_S)]
         known = self.fleet.view.replicas.get(state.replica)
         carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
@@ -504,19 +506,20 @@ class RegionalFlow:
         return self._fill_all(now)
 
     def _refusals_changed(self, event: RefusalsChanged, now: float) -> list[Command]:  # noqa: ARG002
-        """For who comes from now on: who is in stays."""
+        """Refusals apply to new requests only; those already admitted stay."""
         self.refusals = Refusals(event.by_model)
         return []
 
     def _reassign(self, changed: frozenset[str]) -> None:
-        """The splits of these models are others now: so may be whose turn it is."""
+        """The splits of these models have changed, and with them perhaps the order of their queues."""
         concerned = [state for state in self.requests.values() if state.request.model in changed]
         for state in concerned:
             self._assign(state)
         self.queue.reassign({state.request.id: state.variant for state in concerned})
 
     def _assign(self, state: RequestState) -> None:
-        """Find out what it is for. What is under way is not disturbed: it counts when it is placed anew."""
+        """Determine which version the request is for. A request under way is not disturbed: this counts when it is
+        placed again."""
         state.assigned = assigned = self.wait_estimate.assign(state.request)
         state.variant = state.request.model if assigned is None else assigned.variant
         if state.need.variant != state.variant:
@@ -539,11 +542,13 @@ class RegionalFlow:
 
     @property
     def overdue_check_due(self) -> float:
-        """When to bring OverdueCheckDue, infinite while nobody waits for an answer to begin."""
+        """When to send OverdueCheckDue next (monotonic seconds); infinite while no request waits for its answer to
+        begin."""
         return self.overdue_requests.due
 
     def _given_up(self, now: float) -> list[Command]:
-        """What probes gave up has swallowed what it was sent and never began: others are asked, if there are any."""
+        """Probes took replicas down: requests there whose answer never began are tried at other replicas, if there are
+        any."""
         commands: list[Command] = []
         silent, self.fleet.silent = self.fleet.silent, []
         for state in list(self.requests.values()):
@@ -566,7 +571,8 @@ class RegionalFlow:
         return commands
 
     def _move_overdue(self, now: float) -> list[Command]:
-        """What a healthy replica would long have begun is asked of another that has room for it, if there is one."""
+        """Requests that a healthy replica would long have begun are tried at another replica with room, if there is
+        one."""
         commands: list[Command] = []
         for replica, request_id in self.overdue_requests.overdue(now):
             state = self.requests.get(request_id)
@@ -590,8 +596,8 @@ class RegionalFlow:
     def _place(
         self, state: RequestState, now: float, aside: tuple[str, ...] = (), *, ahead: bool = False
     ) -> list[Command]:
-        """Forward the request if some replica but those `aside` has room, a foreign request beside the reserve; []
-        otherwise. `ahead`: see Table.room."""
+        """Forward the request if some replica, except those in `aside`, has room (for a foreign request: beside the
+        reserve); [] otherwise. `ahead`: see Table.room."""
         request = state.request
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
             state.declined = False
@@ -620,7 +626,8 @@ class RegionalFlow:
         chosen, need = choice.chosen, state.need
         if not self.fleet.admit(chosen.replica, now):
             return []
-        # A cached prefix cannot be evicted while it is used, so a hit takes room as well, but for what is shared.
+        # A cached prefix cannot be evicted while it is used, so a hit takes room, too, except for the part shared with
+        # others.
         marks = chain.marks(request.chain)
         shared_tokens = self.fleet.shared_bytes(chosen.replica, need.chain, marks) / need.bytes_per_token
         own_tokens = int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
@@ -664,20 +671,21 @@ class RegionalFlow:
         ]
 
     def _will_cache(self, state: RequestState) -> None:
-        """Its replica counts as holding its prompt from now on: who comes next stands behind it there, and finds it
-        computed. What another prefills for it is there once it has begun."""
+        """Count the prompt as cached at its replica from now on: a later request with the same beginning waits behind
+        it there and finds it computed. A prompt that another replica prefills is cached here once the answer has
+        begun."""
         if state.replica not in self.fleet.view.decode_only:  # what that took over it does not keep for the next
             self.fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
 
     def _will_not_cache(self, state: RequestState) -> None:
-        """It refused the prompt, or went away before it answered."""
+        """Forget the cached prompt: the replica refused it, or died before it answered."""
         if (chosen := state.chosen) is not None:
             believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
             self.fleet.mirror.missed(state.replica, state.request.chain, believed_bytes)
 
     def _holds(self, replica: str, tokens: float) -> bool:
-        """Whether its KV cache has room: of a prefix that it has cached less may be in use already than its room for
-        the request was measured by."""
+        """Whether the replica's KV cache has room for the request. `room` assumed the whole cached prefix to be in use
+        already; less of it may be."""
         return self.fleet.whole.holds(replica, tokens)
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
@@ -700,8 +708,8 @@ class RegionalFlow:
             most_s = self.config.queue.wait_s - request.waited_s
         if most_s <= 0.0:
             return self._last_call(state, now)
-        # By the longest wait there is: where the queue stands, those ahead are let go for their own sake, and who comes
-        # now is next sooner than their number says.
+        # By the longest wait allowed: in a standing queue some of those ahead will be let go, so a new request is
+        # served sooner than their number suggests.
         if self.wait_estimate.hopeless(state, weight, self.config.queue.wait_s - request.waited_s, now):
             return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
@@ -722,11 +730,12 @@ class RegionalFlow:
         )  # fmt: skip
         state.held_at = now if state.held_at is None else state.held_at
         commands += [machine.Hold(request.id), self._timer(state, min(request.deadline, now + most_s))]
-        # Alone in its variant it was just tried; before others it may be due, and among them the one that fits.
+        # If it is alone in its variant, it was just tried. Otherwise it may be its turn, or it may be the one that
+        # fits.
         return commands + self._fill_variant(state.variant, now) if self.queue.waiting(state.variant) > 1 else commands
 
     def _fill(self, replica: str, now: float) -> list[Command]:
-        """Give what was freed at a replica to those who wait for what it serves."""
+        """Give the room freed at a replica to requests that wait for the variants it serves."""
         if not self.queue.by_id or replica not in self.fleet.view.replicas:
             return []
         serves = self.fleet.view.replicas[replica].models
@@ -741,7 +750,7 @@ class RegionalFlow:
         return [c for variant in self.queue.models() for c in self._fill_variant(variant, now)]
 
     def _fill_variant(self, variant: str, now: float) -> list[Command]:
-        """Let go as many as there is room for, or all of them if nobody is there to serve."""
+        """Release as many waiting requests as there is room for, or all of them if no replica can serve them."""
         commands: list[Command] = []
         while waiting := self.queue.waiting(variant):
             self.queue.note(variant, self.config.queue.late_s, now)
@@ -763,7 +772,8 @@ class RegionalFlow:
         return commands
 
     def _release_one(self, variant: str, able: Subset, now: float, *, ahead: bool) -> list[Command]:
-        """The best prefix match among the first in line. While one starves, a replica is kept free until it fits."""
+        """Release the best prefix match among the first in the queue. While a request starves, a replica is kept free
+        until it fits."""
         table, starved = self.fleet.table(able), self.queue.starved(variant, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
@@ -771,7 +781,8 @@ class RegionalFlow:
                 return released
             its = self.wait_estimate.others(self.requests[starved.id], now, ()) or able  # who can take it
             aside = (its.names[int(self.fleet.table(its).kv_taken_tokens.argmin())],)
-        # What is free may be the reserve: then foreign requests, however many, do not stand before those it is for.
+        # The free room may be the reserve: then foreign requests, however many, must not block the region's own
+        # requests.
         foreign = self.queue.foreign(variant)
         kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
         for own in (True,) if kept else (False, True) if foreign else (False,):
@@ -782,7 +793,8 @@ class RegionalFlow:
         return []
 
     def _release_fallen(self, variant: str, now: float, *, ahead: bool) -> list[Command]:
-        """One that all replicas of its version failed and those of another may take: its line waits for the former."""
+        """Release a request that failed at all replicas of its version, if another version may serve it: its own queue
+        waits for the former."""
         if model_of(variant) == variant:
             return []
         for state in [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
@@ -794,7 +806,7 @@ class RegionalFlow:
     def _release(
         self, state: RequestState, able: Table, now: float, aside: tuple[str, ...], *, ahead: bool
     ) -> list[Command]:
-        """Forward one that waits, or refuse it if it may not go any more; [] if it must go on waiting."""
+        """Forward a waiting request, or refuse it if it is not allowed any more; [] if it must keep waiting."""
         request = state.request
         refusal = admission.refusal(request, self.config.region, self.law, self.fleet.view, now)
         if refusal is not None:
@@ -813,8 +825,8 @@ class RegionalFlow:
         return placed
 
     def _last_call(self, state: RequestState, now: float) -> list[Command]:
-        """It may wait no longer: whoever waited by choice takes who has room now. Who may wait on steps back, or stays
-        in its tenant's turn where that has less than its share."""
+        """The request's time to wait is over. One that waited by choice takes a replica with room now. One that may
+        wait longer steps back, or keeps its turn if its tenant has less than its share of the queue."""
         if state.declined:
             state.held_at = -inf
             placed = self._place(state, now)
@@ -831,7 +843,8 @@ class RegionalFlow:
     def _elsewhere(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:
         """After a failure before the first byte: another replica, within the retry rules, or an answer."""
         if not self._may_go_on(state, reason):
-            # What ended two replicas says so however the second ended, so that its client does not ask again at once.
+            # A request that ended two replicas is answered so, however the second ended: its client must not ask again
+            # at once.
             if (suspected := self._suspected(state, now)) is not None:
                 return [suspected]
             return [self._refuse(state, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
@@ -840,7 +853,7 @@ class RegionalFlow:
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
         if reason is outcome.PATH_UNSUPPORTED and not self.wait_estimate.serving(state.variant, now, state.tried):
-            return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # who has no such path has none a moment later
+            return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # an engine will not grow the path
         return self._again(state, now)
 
     def _may_go_on(self, state: RequestState, reason: Outcome) -> bool:
@@ -864,13 +877,13 @@ class RegionalFlow:
         request = state.request
         if request.body_hash and reason in BROKE_OFF:
             body = (request.tenant, request.body_hash)
-            # Its server may answer for an engine that says it is broken: that is no sign of life.
+            # A server may still answer for its broken engine: that answer is no sign of life.
             last_seen_at = -inf if reason is outcome.ENGINE_BROKEN else self.fleet.view.sampled_at((state.replica,))
             self._suspects.broke_off(body, (state.replica,), last_seen_at, now)
 
     def _suspected(self, state: RequestState, now: float) -> Answer | None:
-        """The answer where two replicas are gone that it was under way at. Nobody waits here until that is sure: the
-        next scrapes show it, and the client may ask again then."""
+        """The answer if two replicas died while this request was under way at them. The request is not held until that
+        is certain: the next scrapes show it, and the client may ask again then."""
         request = state.request
         if not request.body_hash:
             return None
@@ -884,8 +897,9 @@ class RegionalFlow:
     # -- endings
 
     def _fall_back(self, request: Request, reason: Outcome, attempts: int, now: float) -> Command | None:
-        """Instead of a refusal: another model that its name stands for, if one is served here; of those the first with
-        room, else the first, where it may wait. Not where the law, path or request itself is what is refused."""
+        """Instead of a refusal: another model that the requested name stands for, if one is served here: the first with
+        room, else the first, where the request may wait. Not if the request was refused by the law, for its path, or
+        for its content."""
         final = reason.source is Source.LAW or reason is outcome.PATH_UNSUPPORTED or not reason.retryable
         if not request.fallbacks or final or request.continues is not None or request.once:
             return None
@@ -916,7 +930,8 @@ class RegionalFlow:
         return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
     def _over(self, state: RequestState, alive_at: float | None = None) -> None:
-        """Forget a request and give back all it held. `alive_at`: its replica showed a sign of life then."""
+        """Forget a request and release all it held. `alive_at`: when its replica showed a sign of life (monotonic
+        seconds)."""
         request_id = state.request.id
         del self.requests[request_id]
         self.overdue_requests.over(state.replica, request_id, alive_at)

@@ -1,6 +1,6 @@
-"""What a request would meet in this region now: its need, who could take it, whom it would get, how long it would wait.
+"""What a request would meet in this region now: its need, the replicas that could take it, the pick, and the wait.
 
-Everything is read here, for the flow, for reports and for `explain` alike. Never changes anything.
+The flow, reports and `explain` all read it here. Never changes anything.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.request_state import RequestState
     from regional_lb.scheduler.split import Assigned, Splits
 
-# What a deadline cuts off was computed for nothing, and in overload all who wait longest are just about to be cut off:
-# at 4 times its capacity a simulated region serves 18 % of that with a margin of 1.0, and 99 % with 1.25.
+# An answer that is cut off at its deadline was computed for nothing, and in overload those that waited longest are all
+# about to be cut off. At 4 times its capacity a simulated region serves 18 % of that capacity in time with a margin of
+# 1.0, and 99 % with 1.25.
 MARGIN = 1.25
 HOPELESS = 2.0  # times as long as it may: the expectation errs
 CACHED_SHARE = 0.5  # below it a cached prefix is no reason to go before others
 
 
 def shape_of(request: Request) -> Shape:
-    """What the rendering of a request's prompt depends on."""
+    """What determines how a request's prompt is rendered by the chat template."""
     rendering = request.tokens.shape if request.tokens is not None else ""
     return Shape(request.model, request.key or request.tenant, rendering)
 
@@ -75,7 +76,7 @@ class WaitEstimate:
         self._foreign = foreign
 
     def need_of(self, request: Request) -> Need:
-        """The request in its model's tokens: counted where they are known, else estimated."""
+        """What the request needs, in its model's tokens: counted if they are known, else estimated."""
         estimates, path = self._fleet.estimates, self.path_of(request) if request.tokens is not None else None
         if path is not None and request.tokens is not None and request.tokens.whole:
             prompt_tokens = float(path.tokens)
@@ -100,8 +101,8 @@ class WaitEstimate:
         )
 
     def goes_by_tokens(self, request: Request) -> bool:
-        """Whether a prompt's tokens, or more of them than are known, say where it goes: there is a choice, somebody
-        tells what it caches, and may cache more than those that are known."""
+        """Whether a decision depends on the prompt's tokens, or on more of them than are known: there is a choice of
+        replicas, and one that publishes KV events may have cached more than the known tokens."""
         names = self._fleet.view.by_model.get(request.model, ())
         if len(names) < 2 or request.recomputed or not any(map(self._fleet.blocks.reports, names)):
             return False
@@ -111,7 +112,7 @@ class WaitEstimate:
         return path is not None and not self._fleet.blocks.ends_within(path)
 
     def path_of(self, request: Request) -> Path | None:
-        """Its tokens as nodes; None where there are none that are gone by."""
+        """The prompt's tokens as a path of block nodes; None if tokens are unknown or not trusted."""
         tokens = request.tokens
         if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.guard.believes(shape_of(request)):
             return None
@@ -119,9 +120,8 @@ class WaitEstimate:
         return Path(tokens.ids, adapter, tokens.cache_salt)
 
     def hits(self, need: Need, some: Subset) -> tuple[Hits, Known]:
-        """How many bytes of the prompt each of these replicas is thought to hold, and what is known of it in tokens.
-
-        Where a replica's events tell all it holds, that; where they tell a part, the more of that and of our mirror.
+        """How many bytes of the prompt each of these replicas is estimated to hold, and what its events say in tokens.
+        If a replica's events are complete, they count; if they are partial, the larger of events and mirror counts.
         """
         if need.recomputed:
             return (), NOTHING
@@ -129,7 +129,8 @@ class WaitEstimate:
         return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
 
     def assign(self, request: Request) -> Assigned | None:
-        """The version that the split in force gives the request; None where none is, or it is for any."""
+        """The version that the split in force assigns to the request; None without a split, or if any version will
+        do."""
         split = self._splits.of(request.model)
         return None if split is None else split.assign(request, self._fleet.view.by_variant, self._kept)
 
@@ -146,10 +147,10 @@ class WaitEstimate:
         choosy: bool = True,
         ahead: bool = False,
     ) -> Pick | None:
-        """Score the healthy replicas for a request; None if there are none. `whole`: without one that prefills.
-
-        `without` failed it before, another version's are better; `aside` are kept free. `assigned` is what `assign`
-        said, if it was asked before. `choosy`, `ahead`: see pick.
+        """Score the healthy replicas for a request; None if there are none. `whole`: do not divide it into a prefill
+        and a decode half. `without`: replicas that failed it before; even those of another version are preferred to
+        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `choosy`,
+        `ahead`: see pick.
         """
         if assigned is None and self._splits.by_model:
             assigned = self.assign(request)
@@ -195,19 +196,19 @@ class WaitEstimate:
         return choice
 
     def outside(self, request: Request) -> tuple[str, ...]:
-        """The replicas that its gateway does not let it go to."""
+        """The replicas that the request's gateway excludes."""
         among = request.among
         return () if among is None else tuple(name for name in self._fleet.view.replicas if name not in among)
 
     def _too_short(self, need: Need, model: str, now: float, without: tuple[str, ...]) -> tuple[str, ...]:
-        """The replicas that cannot hold so long a request, if one that can serves beside those `without`. Where none
-        does it is not kept from them: its length is an estimate, and the refusal is theirs to word."""
+        """The replicas that cannot hold so long a request, provided that one outside `without` can. If none can, no
+        replica is excluded: the length is an estimate, and the refusal is for the engine to give."""
         short = self._fleet.too_short(model, need.context_tokens)
         return short if short and self.serving(need.variant, now, (*short, *without)) else ()
 
     def barred(self, state: RequestState, now: float) -> tuple[str, ...]:
-        """The replicas that a request may not go to: its gateway does not let it, they do not take up its stream, or
-        cannot hold it."""
+        """The replicas that a request may not go to: its gateway excludes them, they cannot continue its stream, or
+        they cannot hold it."""
         request, barred = state.request, self.outside(state.request)
         if state.carrier is not None:
             barred = (*barred, *self._fleet.view.unable_to_resume(request.model, state.carrier))
@@ -216,17 +217,18 @@ class WaitEstimate:
         return barred
 
     def others(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
-        """Who may take a request, but for these."""
+        """The replicas that may take a request, except `without`."""
         return self.serving(state.variant, now, (*without, *self.barred(state, now)))
 
     def _half(self, request: Request, need: Need, now: float, without: tuple[str, ...]) -> Scored | None:
-        """Who would prefill for one that only decodes; None if nobody has room. Better one that failed it before."""
+        """The replica that would prefill for one that only decodes; None if none has room. One that failed the request
+        before is better than none."""
         able = self._fleet.able_to_prefill(request.model, "sglang", now)
         others = able.without(without) or able
         return pairs.soonest(need, self._fleet.table(others), *self.hits(need, others), now)
 
     def nobody_for(self, state: RequestState, now: float) -> bool:
-        """Whether nobody able serves its variant, or only such as decode alone, who cannot take this one now."""
+        """Whether no able replica serves the request's variant, or only decode replicas that cannot take it now."""
         request, decode_only = state.request, self._fleet.view.decode_only
         able = self.serving(state.variant, now, self.outside(request))
         if decode_only and not (
@@ -236,7 +238,7 @@ class WaitEstimate:
         return not able
 
     def why_nobody(self, state: RequestState, now: float) -> str:
-        """Why a request is refused where nobody is able."""
+        """Why a request is refused when no replica is able to serve it."""
         which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
         if not self.serving(state.variant, now):
             return f"no replica of {which} is healthy"
@@ -249,8 +251,8 @@ class WaitEstimate:
         return f"no replica of {which} takes one with several prompts or answers, or that asks what its prompt was"
 
     def turned_away(self, request: Request, need: Need, now: float, variant: str = "") -> admission.Refusal | None:
-        """Why a foreign request that others could take may not enter; None for who is none, and for one whom nobody
-        else would take. That nobody is healthy is for the queue to say."""
+        """Why a foreign request that other regions could take may not enter; None if it may, if it is not foreign, or
+        if no other region would take it. If no replica is healthy, the queue says so."""
         promised_ms = request.promised_ttft_ms
         if promised_ms is None or not admission.is_foreign(request, self._region):
             return None
@@ -264,11 +266,11 @@ class WaitEstimate:
         return admission.foreign_refusal(promised_ms, uncached + need.output_tokens, left, expected_ms, self._foreign)
 
     def left_for_foreign(self, variant: str, now: float) -> admission.Headroom:
-        """What those who are in have left for foreign requests who wait here, or whom nobody else would take."""
+        """What requests under way leave for foreign requests that wait here or that no other region would take."""
         return admission.last_resort_headroom(self.able(variant, now), self._foreign.last_resort_reserve_share)
 
     def fits_foreign(self, state: RequestState, now: float) -> bool:
-        """Whether one of those fits beside the reserve now."""
+        """Whether such a foreign request fits beside the reserve now."""
         table = self._holding(state.need, state.request.model, state.variant, now)
         if not len(table):
             return False
@@ -277,33 +279,37 @@ class WaitEstimate:
         return left.takes(uncached + state.need.output_tokens)
 
     def parts(self, model: str) -> list[tuple[float, str]]:
-        """What new requests for the model are for: shares (their sum is 1) and variants. A variant has one part."""
+        """The variants that new requests for the model are for, each with its share (the sum is 1). A variant is its
+        own only part."""
         split = self._splits.of(model)
         if split is None or not split.shares:
             return [(1.0, model)]
         return [(share, variant_of(model, version)) for version, share in split.shares.items()]
 
     def wait_ms(self, model: str, now: float) -> float:
-        """What one more request for the model, or variant, would wait before its prefill begins, in the mean over its
-        parts; 0 where nobody serves it."""
+        """How long one more request for the model, or variant, would wait before its prefill begins, in ms, averaged
+        over its parts; 0 if nobody serves it."""
         parts = self.parts(model)
         if len(parts) == 1:  # nearly always, and 20 times a second
             return self._wait_ms(parts[0][1], self._queue.on_time(parts[0][1]), now)
         return sum(share * self._wait_ms(variant, self._queue.on_time(variant), now) for share, variant in parts)
 
     def _wait_ms(self, variant: str, queued: int, now: float) -> float:
-        # Of those who wait at another balancer of the region as many are served before ours as stand before it here.
+        # Of the requests waiting at another balancer of the region, as many are served before ours as are ahead of it
+        # here.
         return expected_wait_ms(
             self.able(variant, now), queued, now, self.queued_elsewhere(model_of(variant), queued + 1)
         )
 
     def queued_elsewhere(self, model: str, most: float = inf) -> int:
-        """Requests for the model that wait at other balancers of the region; of each, `most` at most."""
+        """Requests for the model that wait at other balancers of the region, counting at most `most` of each
+        balancer's."""
         shares = self._fleet.shares
         return shares.queued(model, most) if shares is not None else 0
 
     def used_share(self, model: str, now: float) -> float:
-        """What share of slots or of KV cache, whichever is more, is taken or waited for, in the mean over its parts."""
+        """The share of slots or of KV cache, whichever is larger, that is in use or waited for, averaged over the
+        model's parts."""
         parts = self.parts(model)
         if len(parts) == 1:
             return self._used(parts[0][1], now)
@@ -331,9 +337,8 @@ class WaitEstimate:
         return sum(share for share, variant in parts if admission.headroom(self.able(variant, now), kept).slots)
 
     def offered(self, model: str, now: float) -> Table:
-        """The able replicas that new requests for the model may go to: without those of versions that draw nobody.
-
-        Not to be kept: it goes on changing.
+        """The able replicas that new requests for the model may go to, without those of versions of weight 0. Do not
+        keep the result: it changes in place.
         """
         (_, first), *others = self.parts(model)
         if not others:
@@ -343,13 +348,13 @@ class WaitEstimate:
         return self._fleet.table(able.without(frozenset(able.names) - wanted))
 
     def owned(self, model: str, now: float) -> Table:
-        """Of those on offer, the ones that are ours to report to the world. Not to be kept either."""
+        """Those of `offered` that this balancer owns, and so reports to the global tier. Do not keep the result."""
         offered = self.offered(model, now)
         return offered if self._fleet.shares is None else self._fleet.table(self._fleet.owned(offered.of))
 
     def serving(self, variant: str, now: float, without: tuple[str, ...] = ()) -> Subset:
-        """Who may take what waits for a variant: those of its version, or, if none is able and the split lets it
-        fall back, those of any."""
+        """The replicas that may take requests waiting for a variant: those of its version or, if none is able and the
+        split allows a fallback, those of any version."""
         able = self._fleet.able(variant, now)
         if without:
             able = able.without(without)
@@ -362,20 +367,21 @@ class WaitEstimate:
         return self._fleet.able(model, now).without(without) if split is None or split.config.fallback else able
 
     def able(self, variant: str, now: float) -> Table:
-        """The replicas that serve the variant and may take work. Not to be kept: it goes on changing."""
+        """The replicas that serve the variant and may take work. Do not keep the result: it changes in place."""
         return self._fleet.table(self.serving(variant, now))
 
     def _holding(self, need: Need, model: str, variant: str, now: float) -> Table:
-        """Of those, who can hold the request; all of them where nobody can."""
+        """The replicas of `able` that can hold the request; all of them if none can."""
         if need.context_tokens <= self._fleet.least_context_tokens:
             return self.able(variant, now)
         return self._fleet.table(self.serving(variant, now, self._too_short(need, model, now, ())))
 
     def _kept(self, request: Request) -> str:
-        """The version that holds the earlier turns of the request's conversation; "" if none does or several.
+        """The version that holds the earlier turns of the request's conversation; "" if none or several do.
 
-        Half of the prompt must be cached with that version alone. And the cached path must end where this prompt goes
-        on: a beginning from which others went on, too, is what many conversations share, and would keep all of them.
+        At least half of the prompt must be cached with that version only, and the cached path must end where this
+        prompt continues. A beginning that others continued, too, is shared by many conversations: it would tie all of
+        them to one version.
         """
         hits = self._fleet.trie.match(request.chain)
         deep = {name for name, depth in hits.items() if 2 * chain.bytes_at(depth) >= request.prompt_bytes}
@@ -389,10 +395,10 @@ class WaitEstimate:
         return versions.pop() if len(versions) == 1 else ""
 
     def hopeless(self, state: RequestState, weight: float, most_s: float, now: float) -> bool:
-        """Whether it would wait far longer than it may, `most_s` at the most, behind those whose turn is before its.
+        """Whether the request would wait far longer than it may (at most `most_s`), behind those due before it.
 
-        Who would be the next never would: waiting for that costs nothing. Somebody must be able to serve it. `weight`
-        is its tenant's.
+        Never true for the next in turn, since its waiting costs nothing. Some replica must be able to serve it.
+        `weight` is its tenant's.
         """
         ahead = self._queue.ahead(state.variant, state.request.priority, state.request.tenant, weight)
         if not ahead:
@@ -402,27 +408,28 @@ class WaitEstimate:
         return self._wait_ms(state.variant, ahead, now) > HOPELESS * patience_ms
 
     def too_late(self, request: Request, need: Need, table: Table, now: float) -> bool:
-        """Whether it would hardly be served by its deadline if it were sent on now. At least one row."""
+        """Whether the request could hardly be served by its deadline if it were sent now. `table` has at least one
+        row."""
         return (request.deadline - now) * 1e3 < self._service_ms(request, need, table)
 
     def prefill_s(self, state: RequestState, now: float) -> float:
-        """What its whole prompt takes to prefill at the fastest; 0 where nobody able serves it."""
+        """Seconds to prefill its whole prompt at the fastest able replica; 0 if there is none."""
         pace_ms = self.able(state.variant, now).prefill_ms_per_token
         return state.need.prompt_tokens * pace_ms.item(pace_ms.argmin()) / 1e3 if len(pace_ms) else 0.0
 
     def _service_ms(self, request: Request, need: Need, table: Table) -> float:
-        """See the function, but for who was never answered: nobody is refused for the length of an answer that is a
-        guess, since who is refused for it is never answered, and the guess stands."""
+        """As the function of this name, except for tenants that never got an answer: a guessed answer length must not
+        be a reason to refuse, since a refused tenant gets no answer, and the guess would never be corrected."""
         known = self._fleet.estimates.knows_output(request.tenant, request.model)
         return _service_ms(need.prompt_tokens, need.output_tokens if known else 1.0, table)
 
     def in_turn(
         self, first: list[RequestState], table: Table, now: float, *, ahead: bool = False
     ) -> list[RequestState]:
-        """The first in line, in the order in which they are offered what is free at the healthy replicas of `table`.
+        """The first in the queue, in the order in which they are offered free room at the healthy replicas of `table`.
 
-        Band by band, who stepped back last: who would miss its deadline if all of them went before; then who finds
-        most of its prompt cached where there is room; then as they are due.
+        By priority band, those that stepped back last. Within a band: first a request that would miss its deadline if
+        all others went before it; then the one with most of its prompt cached where there is room; then in turn.
         """
         if len(first) < 2:
             return first
@@ -441,14 +448,14 @@ class WaitEstimate:
 
 
 def _patience_ms(request: Request, service_ms: float, most_s: float, now: float) -> float:
-    """How long a request that takes so long to serve may wait, `most_s` at the most, and still be served by its
-    deadline."""
+    """How long a request with this service time may wait (at most `most_s`) and still be served by its deadline, in
+    ms."""
     return max(0.0, min((request.deadline - now) * 1e3 - service_ms, most_s * 1e3))
 
 
 def _service_ms(prompt_tokens: float, output_tokens: float, table: Table) -> float:
-    """What serving a request takes at the fastest as they are now (decoding is slower beside others), nothing cached,
-    and something over. At least one row."""
+    """Milliseconds to serve a request at the fastest replica under its present load, with nothing cached, plus a
+    margin. At least one row."""
     prefill_ms, tpot_ms = table.prefill_ms_per_token, table.tpot_ms
     fastest_prefill_ms, fastest_tpot_ms = prefill_ms.item(prefill_ms.argmin()), tpot_ms.item(tpot_ms.argmin())
     return MARGIN * (work_tokens(prompt_tokens, prompt_tokens) * fastest_prefill_ms + output_tokens * fastest_tpot_ms)
