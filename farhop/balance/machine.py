@@ -302,7 +302,8 @@ class Forward(Command, frozen=True):
     to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it. With
     `prefill` the prompt is computed there: PrefillEnded or PrefillFailed says how that went. `waited_s`: what the
     request waited in queues of regions asked before. `first_token_by`: by when the target is to begin its answer, so
-    that it is with the client in time; None where the client does not say.
+    that it is with the client in time; None where the client does not say. `longer`: another can hold longer requests
+    than the target, so that a refusal for its length is no answer yet (outcome.TOO_LONG).
     """
 
     id: str
@@ -315,6 +316,7 @@ class Forward(Command, frozen=True):
     prefill: Prefill | None = None
     waited_s: float = 0.0
     first_token_by: float | None = None
+    longer: bool = False
 
 
 class Resume(Forward, frozen=True):

@@ -130,6 +130,8 @@ QUEUE_FULL = _declare(Source.REGION, "queue_full", retryable=True)
 QUEUE_TIMEOUT = _declare(Source.REGION, "queue_timeout", retryable=True)
 # Every replica that was asked says in so many words that it has no such path: another's engine may.
 PATH_UNSUPPORTED = _declare(Source.REGION, "path_not_supported_by_engine", retryable=True)
+# An engine says that it cannot hold so long a request, where another's can. The word is OpenAI's.
+TOO_LONG = _declare(Source.REGION, "context_length_exceeded", retryable=True)
 # The region does not accept our token: keys or clocks of the two tiers disagree. Not the client's doing.
 HOP_REJECTED = _declare(Source.REGION, "hop_token_rejected", retryable=True)
 MODEL_NOT_HERE = _declare(Source.REGION, "model_not_in_region", retryable=True)

@@ -82,6 +82,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.QUEUE_TIMEOUT: (503, "overloaded_error"),
     outcome.HOP_REJECTED: (502, "server_error"),
     outcome.PATH_UNSUPPORTED: (501, "invalid_request_error"),
+    outcome.TOO_LONG: (400, "invalid_request_error"),
     outcome.MODEL_NOT_HERE: (404, "invalid_request_error"),
     outcome.REFUSED_BY_OPERATOR: (503, "overloaded_error"),
     outcome.FOREIGN_FULL: (503, "overloaded_error"),

@@ -87,7 +87,7 @@ class Prompt:
 
 class ActiveRequest:
     """One request at one tier. `target` is where the last attempt went, "" before the first. `generated` is what came
-    of attempts whose stream is to go on elsewhere."""
+    of attempts whose stream is to go on elsewhere, `longer` as in the last Forward."""
 
     __slots__ = (
         "attempt",
@@ -95,6 +95,7 @@ class ActiveRequest:
         "client",
         "generated",
         "held",
+        "longer",
         "prompt",
         "request",
         "started",
@@ -108,7 +109,7 @@ class ActiveRequest:
         self.attempts = 0
         self.timer: Call | None = None
         self.target = ""
-        self.started = self.held = False
+        self.started = self.held = self.longer = False
         self.generated = b""
 
     def last_word(self) -> Client:
@@ -206,7 +207,9 @@ class SimulatedRelay:
 
     def began(self, active: ActiveRequest, attempt: Attempt, status: int) -> None:
         """The first byte is here."""
-        if active.attempt is attempt:
+        if status == 400 and active.longer:  # engines here refuse nothing but what they cannot hold
+            self.failed(active, attempt, outcome.TOO_LONG)
+        elif active.attempt is attempt:
             self.react(machine.AttemptBegan(active.request.id, attempt.number, status))
             if active.attempt is attempt and not active.started:  # to its client one that goes on does not begin anew
                 active.started = True
@@ -278,6 +281,7 @@ class SimulatedRelay:
         if self.clock() >= active.request.deadline:
             self._wrong(f"{request_id} was forwarded past its deadline")
         active.attempts, active.target, active.held = command.attempt, command.target, False
+        active.longer = command.longer
         active.attempt = self._attempt(active, command)
 
     def _resume(self, active: ActiveRequest, command: machine.Resume) -> None:

@@ -352,6 +352,11 @@ class Regions:
         known = self.view.regions.get(region)
         return known is not None and any(model in instance.models for instance in known.instances)
 
+    def context_tokens(self, region: str, model: str) -> float:
+        """The longest request for the model that the region can hold; infinite where it does not say."""
+        able = self.instances.able(region, model)
+        return max((self.instances.capacity(one, model).context_tokens or inf for one in able), default=inf)
+
     def asked(self, model: str, work_bytes: float) -> None:
         """A request for the model was sent, with so much prompt to prefill (updates the model's mean work)."""
         means = self._mean_work_bytes
@@ -459,7 +464,7 @@ class Regions:
         field.absent, field.spill_ms = candidates.absent, self._spill.penalty_ms
         field.mean_work_bytes = self._mean_work_bytes.get(request.model)
         field.moving, field.any_full = bool(table.moving) or candidates.suspect, bool(table.full)
-        field.any_wait = bool(table.waited)
+        field.any_wait, field.contexts_differ = bool(table.waited), table.contexts_differ
         field.hits(self.trie.match(request.chain), self.partial_blocks)
         if table.full or self._warm:
             self._guard(field, random_draw, now)

@@ -228,12 +228,12 @@ class Table:
 
     `here`: the place of the region that is not foreign, None without it. `full` and `moving`: who is. `waited`: where
     requests wait. `token_least_ms`: the quickest decoding. `context_least_bytes`: prompt and answer of the shortest
-    request that one of them may be unable to hold.
+    request that one of them may be unable to hold; `contexts_differ`: whether another holds longer ones.
     """
 
     __slots__ = (
-        "at", "block", "bytes_per_token", "context_least_bytes", "full", "here", "moving", "names", "sent",
-        "token_least_ms", "waited",
+        "at", "block", "bytes_per_token", "context_least_bytes", "contexts_differ", "full", "here", "moving", "names",
+        "sent", "token_least_ms", "waited",
     )  # fmt: skip
 
     def __init__(self, names: tuple[str, ...], here: str) -> None:
@@ -246,7 +246,7 @@ class Table:
         self.moving: set[str] = set()
         self.waited: set[str] = set()
         self.token_least_ms = 0.0
-        self.context_least_bytes, self.bytes_per_token = inf, 0.0
+        self.context_least_bytes, self.bytes_per_token, self.contexts_differ = inf, 0.0, False
 
     def write(self, rows: Iterable[tuple[str, Row]], sent: Iterable[tuple[str, float, float, float]] = ()) -> None:
         """Replace these regions' rows; of the regions in `sent` only the wait, the slots left and the cache-hit
@@ -271,6 +271,7 @@ class Table:
             block[:, places] = columns[_SENT:]
             self.block, self.token_least_ms = block, least_token_ms(block)
             self.bytes_per_token = float(block[_BYTES_PER_TOKEN].max())
+            self.contexts_differ = bool(block[_CONTEXT].min() < block[_CONTEXT].max())
             self.context_least_bytes = float((block[_CONTEXT] * block[_BYTES_PER_TOKEN]).min())
 
 
@@ -285,8 +286,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
     `beta`: what a later token counts beside the first. `mean_work_bytes`: what requests for the model leave to
     prefill; None: nobody knows, and it is taken to be this prompt. `penalty_ms` (None: nobody pays any) and `hot`
     (places) are by the hot guard; `absent` says why the other lawful ones are not here. `moving`: whether any of them
-    changes; `any_full`, `any_wait`: whether any may be full, or have requests wait. `token_least_ms`: the least that a
-    token costs at any of them.
+    changes; `any_full`, `any_wait`: whether any may be full, or have requests wait; `contexts_differ`: whether some may
+    hold longer requests than others. `token_least_ms`: the least that a token costs at any of them.
     """
 
     request: Request
@@ -308,6 +309,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     moving: bool = False
     any_full: bool = True
     any_wait: bool = True
+    contexts_differ: bool = False
     spill_ms: float = 0.0
     _flights: float = 0.0  # round trips beyond the first that the body takes on an idle connection
     _covered: Column | None = None
@@ -350,7 +352,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
         field.penalty_ms = self.penalty_ms[kept] if self.penalty_ms is not None else None
         field.hot = frozenset(at[self.names[place]] for place in self.hot if self.names[place] in at)
         field.moving, field.any_full, field.any_wait = self.moving, self.any_full, self.any_wait
-        field.spill_ms = self.spill_ms
+        field.spill_ms, field.contexts_differ = self.spill_ms, self.contexts_differ
         field.mean_work_bytes = self.mean_work_bytes
         field._covered = self._covered[kept] if self._covered is not None else None
         return field
@@ -362,6 +364,11 @@ class Field(msgspec.Struct, eq=False, gc=False):
         holds = block[_CONTEXT] >= self.prompt_bytes / block[_BYTES_PER_TOKEN] + answer_tokens
         places = holds.nonzero()[0].tolist()
         return self if len(places) in (0, len(holds)) else self.only(places, "cannot hold so long a request")
+
+    def holds_longer(self, region: str) -> bool:
+        """Whether another of them can hold longer requests than this region."""
+        contexts = self.block[_CONTEXT]
+        return bool(contexts.max() > contexts[self.at[region]])
 
     def penalise(self, places: NDArray[np.bool_]) -> None:
         """Make these regions pay the hot guard's penalty, too."""

@@ -60,6 +60,7 @@ _UNSPOKEN = (
     "take a model that is served for them"
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
+_NOBODY_HOLDS = "no engine of this model that the request may go to can hold so long a one"
 AT_ONCE_MS = 100.0  # whoever waits no longer than that stands in no queue
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
@@ -212,7 +213,9 @@ class GlobalFlow:
             state.waits_ms[attempt.region] = event.wait_ms
         if event.outcome is outcome.QUEUE_TIMEOUT:
             state.waited_s += now - attempt.sent_at
-        if event.outcome.source is Source.REGION:
+        if event.outcome is outcome.TOO_LONG:
+            self._too_long(state, attempt)
+        elif event.outcome.source is Source.REGION:
             self.regions.refused(attempt.instance, state.request.model, event.outcome, event.wait_ms)
         return self._came_back(state, attempt, event.outcome, now, counted=counted)
 
@@ -221,12 +224,24 @@ class GlobalFlow:
         if found is None:
             return []
         state, attempt = found
+        if event.outcome is outcome.TOO_LONG:  # an engine's word, which the region passed on
+            self.regions.liveness_of(attempt.region).relay_succeeded()
+            self._too_long(state, attempt)
+            return self._came_back(state, attempt, event.outcome, now, counted=True)
         if outcome.blames_target(event.outcome) and not event.target_lives:
             self.regions.liveness_of(attempt.region).relay_failed(now)
             self._broke_off(state, attempt, event.outcome, now)
         if attempt.started:
             return self._resume(state, attempt, event, now)
         return self._came_back(state, attempt, event.outcome, now, counted=False)
+
+    def _too_long(self, state: RequestState, attempt: Attempt) -> None:
+        """That region refused it for its length: who can hold no longer requests need not be asked."""
+        model = state.request.model
+        held_tokens = self.regions.context_tokens(attempt.region, model)
+        for region in state.lawful:
+            if self.regions.context_tokens(region, model) <= held_tokens:
+                state.refusals.setdefault(region, outcome.TOO_LONG)
 
     def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:
         """After a failure in mid-stream: continue from another region, if the law in force and the bounds allow it. If
@@ -655,7 +670,7 @@ class GlobalFlow:
         if state.last_resort and decision.absent and not request.once:
             self.displaced[request.id] = None
             self._missed.update(decision.absent)
-        wanted_by = request.first_token_by
+        wanted_by, asked = request.first_token_by, decision.asked
         return [
             self._timer(state, min(request.deadline, now + LOOK_AGAIN_S)),
             (machine.Resume if state.resumes else machine.Forward)(
@@ -668,6 +683,7 @@ class GlobalFlow:
                 decision,
                 waited_s=state.waited_s,
                 first_token_by=None if wanted_by is None else wanted_by - chosen.rtt_ms / 1e3,
+                longer=asked is not None and asked.contexts_differ and asked.holds_longer(chosen.region),
             ),
         ]
 
@@ -685,7 +701,7 @@ class GlobalFlow:
         crowded = not held and len(self.held) >= self.config.held_max
         if state.refusals and (instead := self._fall_back(state, now)) is not None:
             return [instead]
-        if crowded or now >= state.held_until or state.law_refused(lawful) or state.unsupported:
+        if crowded or now >= state.held_until or state.law_refused(lawful) or state.all_say(_NO_PATH):
             return [self._exhausted(state, decision.verdict, now)]
         due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
         return [] if held and now < state.due else self._hold(state, due)  # []: it waits already
@@ -791,8 +807,10 @@ class GlobalFlow:
         if state.law_refused(lawful):
             why = state.summary() if lawful else admission.summary(verdict, state.lawful)
             return self._answer(state, outcome.UNLAWFUL, why)
-        if state.unsupported:
+        if state.all_say(_NO_PATH):
             return self._answer(state, outcome.PATH_UNSUPPORTED, _UNSPOKEN)
+        if state.all_say(outcome.TOO_LONG):
+            return self._answer(state, outcome.TOO_LONG, _NOBODY_HOLDS)
         return self._answer(
             state, outcome.NO_REGION, state.summary(), self.regions.opens_in_s(lawful, state.waits_ms, now)
         )

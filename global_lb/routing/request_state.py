@@ -64,10 +64,9 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         """Whether every lawful region's own copy of the law said no."""
         return all(self.refusals.get(region) in _UNLAWFUL_THERE for region in lawful)
 
-    @property
-    def unsupported(self) -> bool:
-        """Whether all who were asked have no engine with its path."""
-        return bool(self.refusals) and all(reason is outcome.PATH_UNSUPPORTED for reason in self.refusals.values())
+    def all_say(self, reason: Outcome) -> bool:
+        """Whether all who were asked, if any was, refused it for this."""
+        return bool(self.refusals) and all(one is reason for one in self.refusals.values())
 
     def summary(self) -> str:
         """What became of it, region by region, for the client."""

@@ -1,4 +1,4 @@
-"""What is known of the replicas beyond one view of them: standing, load, speed, cached prefixes. Survives swaps.
+"""What is known about the replicas beyond one view: standing, load, speed, cached prefixes. Survives view swaps.
 
 Everything a pick reads of it stands in a Table as well, kept in step here: whoever changes a replica's health, load or
 speed does so through the fleet. Never chooses.
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Fleet:
-    """See the module's head. Names of replicas that are not (or no more) in the view are no news to any call."""
+    """See the module's docstring. Every method ignores names of replicas that are not (or no longer) in the view."""
 
     def __init__(self, config: HealthConfig, estimates: Estimates, shares: Shares | None = None) -> None:
         self.estimates, self.shares = estimates, shares
@@ -59,18 +59,19 @@ class Fleet:
         self.adapters = Adapters()
         self.unreported_hits = UnreportedHits()
         self.answer_lengths: dict[str, AnswerLengths] = {}  # by replica: each has its own mixture of work
-        self.now = 0.0  # whoever owns this says with each event
+        self.now = 0.0  # set by the owner before each event
         self.lineages = Lineages()
         self.ledger = Ledger(self._loaded, columns=True)
         self.whole = Table(Subset((), np.empty(0, dtype=np.intp)))  # a row for each replica of the view
-        # Who is able, by variant, as long as nothing happens to anybody's health and no back-off ends.
+        # The able replicas by variant; valid until a replica's health changes or a back-off ends.
         self._able: dict[str, Subset] = {}
         self._able_until = inf
         self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
         self.least_context_tokens = inf  # the shortest request that somebody cannot hold
+        self.contexts_differ = False  # between replicas of some model
         self._context_tokens: dict[str, dict[str, float]] = {}  # how long one may be, by model and replica
-        self.still = False  # the last event said nothing that was not known
-        self.alive = ""  # who showed a sign of life with the last event: more than that its server answers
+        self.still = False  # the last event brought nothing new
+        self.alive = ""  # the replica that showed a sign of life with the last event: more than an answer of its server
         self._reduced: dict[str, ReducedCapacity] = {}  # those that are: hardly ever anybody
         self._handlers: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
@@ -90,12 +91,13 @@ class Fleet:
         return tuple(self._handlers)
 
     def handle(self, event: Event, now: float) -> str | None:
-        """Take what the world said of replicas. The one replica whose room it may have changed, None: any, "": none."""
+        """Take an event about replicas. Returns the one replica whose room it may have changed; None: any; "": none."""
         self.alive, self.still, self.now = "", False, now
         return self._handlers[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
-        """Take a new view: what came is not heard of yet, what left is forgotten. The view as it is kept here."""
+        """Take a new view: nothing is known yet of replicas that came; those that left are forgotten. Returns the view
+        as kept here."""
         before = self.view.replicas
         self.view = view = view_of([_renewed(replica, before.get(name)) for name, replica in view.replicas.items()])
         for name, replica in view.replicas.items():
@@ -132,9 +134,10 @@ class Fleet:
                 known.setdefault(model, {})[name] = replica.context_tokens(model)
         self._context_tokens = known
         self.least_context_tokens = min((min(of.values()) for of in known.values()), default=inf)
+        self.contexts_differ = any(min(of.values()) < max(of.values()) for of in known.values())
 
     def age(self, now: float) -> None:
-        """Bring what grows old up to date: to be called with the first event after `speeds.due`."""
+        """Refresh what ages. Call it with the first event after `speeds.due`."""
         self.estimates.now = now
         self.speeds.refresh(now)
         self.whole.rate(self.speeds)
@@ -148,7 +151,7 @@ class Fleet:
         self._sampled(ReplicaSampled(name, replace(known.sample, at=now, queued=None, lora=None, **newer)), now)
 
     def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
-        """A replica said how it is doing: its entry and its row are renewed, whoever else there is."""
+        """A replica was scraped: renew its entry and its row, and nobody else's."""
         name, sample = event.target, event.sample
         known = self.view.replicas.get(name)
         if known is None:
@@ -156,8 +159,9 @@ class Fleet:
         before = known.sample
         if before is None or sample.moved(before):
             self.alive = name
-        # What we sent and it has not begun is on its way, is bounded by tokens (Table.room), and is over within a step,
-        # long before the next scrape: held against the engine it would idle until then.
+        # What we sent and the engine has not begun is on its way there. It is bounded by tokens (Table.room), and
+        # begins within a step, long before the next scrape. If it counted as the engine's queue, the engine would idle
+        # until then.
         queued = max(0, sample.waiting - self.ledger.load(name).prefills)
         if queued == 1 and before is not None and sample.at - before.at < SAMPLE_FRESH_S:
             queued = min(1, before.waiting)
@@ -212,7 +216,7 @@ class Fleet:
         return Paces(self.estimates.learned(), {name: (address[name], one) for name, one in measured.items()})
 
     def _taught(self, learned: Paces, now: float) -> None:
-        """Begin with what another learned, where nothing was learned here."""
+        """Start from what another balancer learned, for everything of which nothing was learned here."""
         assert self.shares is not None
         self.estimates.now = now
         self.estimates.adopt(learned.estimates)
@@ -227,7 +231,7 @@ class Fleet:
         changed = self.shares.on_report(event)
         for entry in event.cached:
             if self.journal.epoch not in (None, event.epoch):
-                entry = replace(entry, audience=frozenset())  # by another law than ours nobody knows who may know
+                entry = replace(entry, audience=frozenset())  # another law than ours
             if self.shares.serves(event.peer, entry.replica):
                 self.journal.insert(entry.replica, entry.chain, entry.audience)
                 self.shares.recent.add(entry)
@@ -248,14 +252,15 @@ class Fleet:
         )
 
     def _rewrite_loads(self, names: Iterable[str]) -> str | None:
-        """Write the write_load of these anew. The one of them, "" if there is none, None if there are more."""
+        """Rewrite these replicas' load in the table. Returns the replica if there is one, "" if none, None if there are
+        more."""
         written = [name for name in names if name in self.view.replicas]
         for name in written:
             self._write_load(self.whole.of.at[name], self.view.replicas[name], self.ledger.load(name))
         return None if len(written) > 1 else written[0] if written else ""
 
     def owned(self, some: Subset) -> Subset:
-        """Those that are ours to report to the world: all of them where nobody shares them."""
+        """The replicas that this balancer reports to the global tier: all of them if no peer shares them."""
         if self.shares is None:
             return some
         return some.without([name for name in some.names if not self.shares.owns(name)])
@@ -276,17 +281,23 @@ class Fleet:
         return tuple(name for name, most in known.items() if most < context_tokens)
 
     def most_context_tokens(self, model: str, names: Iterable[str]) -> float:
-        """The longest request that one of these replicas of a model can hold; infinite where one does not say, or there
-        is none."""
+        """The longest request (tokens) that one of these replicas of a model can hold; infinite if one does not say, or
+        there is none."""
         known = self._context_tokens.get(model, {})
-        return max((known[name] for name in names), default=inf)
+        return max((known.get(name, inf) for name in names), default=inf)
+
+    def holds_longer(self, model: str, name: str) -> bool:
+        """Whether another replica of a model can hold longer requests than this one."""
+        known = self._context_tokens.get(model, {})
+        return max(known.values(), default=0.0) > known.get(name, inf)
 
     def settled_until(self, now: float) -> float:
-        """Until when who is able is known if nothing happens; `now` while the capacity of any is reduced."""
+        """Until when the set of able replicas stays the same if no event comes; `now` while the capacity of any is
+        reduced."""
         return now if self.standing.reducing else self._able_until
 
     def mode(self, model: str, now: float) -> Mode:
-        """How the replicas of a model may be used: PANIC overlooks ejections, ALL_DOWN has nobody left."""
+        """How the replicas of a model may be used: in PANIC ejections are ignored, in ALL_DOWN none is left."""
         self.able(model, now)
         return self.standing.modes.get(model, Mode.EMPTY)
 
@@ -295,7 +306,8 @@ class Fleet:
         return self.able(prefill_variant(model, handover), now)
 
     def table(self, some: Subset) -> Table:
-        """The rows of these replicas. Not to be kept: it may be the fleet's own, which goes on changing."""
+        """The rows of these replicas. Do not keep the result: it may be the fleet's own table, which changes in
+        place."""
         return self.whole.only(some)
 
     def _find_able(self, variant: str, now: float) -> Subset:
@@ -321,19 +333,21 @@ class Fleet:
         return self.standing.admit(name, now)
 
     def answered(self, name: str, status: int, now: float, sent_at: float = inf) -> None:
-        """An answer to a request sent at `sent_at` began. A 5xx is the replica's fault but for 501, a 4xx is not."""
+        """An answer to a request sent at `sent_at` began. A 5xx counts as the replica's failure, except 501; a 4xx does
+        not."""
         if self.standing.answered(name, status not in outcome.ENGINES_FAULTS, now, sent_at):
             self._recheck_able(name, now)
 
     def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> None:
-        """An answer said that something is broken there; `began_well` if it had begun as none that failed."""
+        """An answer reported that something is broken there; `began_well`: it had begun with a good status."""
         if self.standing.broke(name, reason, now, began_well=began_well, sent_at=sent_at):
             self._recheck_able(name, now)
 
     def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
-        """What a request sent at `since` held at its replica when it failed; `reason` where no answer came to its end.
+        """Keep counting what a request sent at `since` held at its replica when it failed (black_hole); `reason`: the
+        outcome, if no answer was completed.
 
-        Nothing lingers where nobody was at home, which is an ejection's business, nor where our own bound was met.
+        Nothing is kept if the connection was refused (ejection handles that), nor if one of our own bounds was met.
         """
         mine = reason is None or (outcome.blames_target(reason) and reason is not outcome.CONNECT_FAILED)
         if mine and held is not None and held.target in self.speeds:
@@ -345,24 +359,26 @@ class Fleet:
         if reason is outcome.CONNECT_FAILED:
             if self.standing.refused(name, now):
                 self._recheck_able(name, now)
-                self._forget(name)  # nobody at home: whoever comes back comes back with an empty cache
+                self._forget(name)  # connection refused: the process that comes back has an empty cache
         elif outcome.blames_target(reason):
             self.answered(name, 500, now, sent_at)
 
     def _forget(self, name: str) -> None:
-        """Another process goes by its name, or will: what was known of the last one's memory is void."""
+        """The replica is, or will be, another process: forget what was known about the cache and adapters of the last
+        one."""
         self.adapters.forget(name)
         self.speeds.restarted(name)
         self.trie.clear(name)
         self.unreported_hits.forget(name)
 
     def shared_bytes(self, name: str, chain: tuple[int, ...], marks: tuple[int, ...]) -> float:
-        """Of a prompt with these marks, what somebody else under way at the replica holds in its KV cache anyway."""
+        """How many bytes of a prompt with these marks another request under way at the replica holds in its KV cache
+        anyway."""
         shared = self.ledger.shared(name, marks)
         return self.mirror.partial_blocks.bytes_behind(chain, marked_depth(shared)) if shared else 0.0
 
     def caches(self, name: str, chain: tuple[int, ...], hints: Verdict | None = None) -> None:
-        """The replica holds this prefix now. `hints` says where that may be known: without, nowhere."""
+        """The replica holds this prefix now. `hints`: the verdict on where that may be known; None: nowhere."""
         row = self.whole.of.at.get(name)
         if row is None:
             return
@@ -377,19 +393,20 @@ class Fleet:
             self.shares.recent.add(Cached(name, chain, audience, own=True))
 
     def narrowed(self, epoch: int) -> None:
-        """By the law of this epoch fewer may know what is cached than might before."""
+        """Under the law of this epoch fewer regions may know what is cached than before."""
         self.journal.under(epoch, widened=True)
         self.journal.narrowed()
         if self.shares is not None:
             self.shares.recent.narrowed()
 
     def loaded(self, extra_ms: float, now: float) -> None:
-        """A first token came so much later than its prefill explains: an adapter was loaded before."""
+        """A first token came so much later than its prefill explains: an adapter had to be loaded first."""
         self.adapters.learn(extra_ms, now)
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float, *, sure: bool = True) -> None:
-        """A first token came `elapsed_ms` after dispatch, behind and with `tokens` of uncached prompt; not `sure`: so
-        much of the prompt was thought to be cached that it may have been a multiple of them."""
+        """A first token came `elapsed_ms` after dispatch, after `tokens` of uncached prompt (those queued before it and
+        its own). Not `sure`: so much of the prompt was thought to be cached that the true number may be a multiple of
+        `tokens`."""
         if self.speeds.began(name, elapsed_ms, tokens, now):
             step_ms = self.whole.tpot_ms.item(self.whole.of.at[name])
             if self.standing.began(name, elapsed_ms, tokens, step_ms, now, sure=sure):
@@ -405,7 +422,8 @@ class Fleet:
         residual.seen(predicted_ms, elapsed_ms)
 
     def computed(self, name: str, elapsed_ms: float, tokens: float, now: float) -> None:
-        """A prefill for another replica ended `elapsed_ms` after dispatch, behind and with `tokens` of its own."""
+        """A prefill for another replica ended `elapsed_ms` after dispatch, after `tokens` (those queued before it and
+        its own)."""
         self.speeds.prefilled(name, elapsed_ms, tokens, now)
 
     def served(self, name: str, decode_ms: float, service_ms: float, completion_tokens: int, now: float) -> None:
@@ -432,7 +450,8 @@ class Fleet:
             )
 
     def _write_load(self, row: int, replica: Replica, load: Load) -> None:
-        """What all balancers have under way there; `load` is ours. What is another's to take is no room of ours."""
+        """Write the load of all balancers at a replica; `load` is ours. Room that is another balancer's turn is not
+        ours."""
         shares, name = self.shares, replica.name
         reduced = self._reduced.get(name) if self._reduced else None
         if shares is None or shares.alone:
@@ -443,8 +462,8 @@ class Fleet:
             self.whole.kv_room_tokens[row] = -inf
 
     def _peak_tokens(self, name: str, load: Load, held_share: float) -> float:
-        """See table.Peak. Of what other balancers have there the sums alone are known: as if one half had been answered
-        for half as long as the mean, the other for half as long again."""
+        """See table.Peak. For other balancers' requests only sums are known: half of them are taken to have been
+        answered for half the mean time, the other half for one and a half times the mean."""
         prompts, answers, began_at = self.ledger.columns(name)
         now, step_s = self.now, self.whole.tpot_ms.item(self.whole.of.at[name]) / 1e3
         sequences = np.array((held_share * prompts, answers, np.maximum(now - began_at, 0.0) / step_s))
@@ -478,12 +497,12 @@ class Fleet:
         self._write_load(row, replica, self.ledger.load(name))
 
     def _recheck_able(self, name: str, now: float) -> None:
-        """Who is able must be found out anew, and what this one may use."""
+        """Mark the set of able replicas as stale, and this replica's usable share."""
         self._able.clear()
         self._reduce(now, name)
 
     def _reduce(self, now: float, only: str = "") -> None:
-        """Bring the rows of those up to date who may use less than they have, or more than they might."""
+        """Update the rows of replicas whose usable share of slots has changed."""
         for name, reduced in self.standing.reduced(now, only):
             if reduced is None:
                 self._reduced.pop(name, None)
@@ -495,7 +514,7 @@ class Fleet:
 
 
 def _renewed(replica: Replica, before: Replica | None) -> Replica:
-    """A replica of a new view, with what was heard of the same one before."""
+    """A replica of a new view, with the sample that the same replica last had."""
     if before is None or before.sample is None or replica.sample is not None or before.address != replica.address:
         return replica
     return replace(replica, sample=before.sample, kv_tokens=before.sample.kv_tokens or replica.kv_tokens)

@@ -1,4 +1,4 @@
-"""What the regional tier knows of its replicas: who there is, swapped whole, and what each last said of itself.
+"""What the regional tier knows about its replicas: which there are (swapped as a whole) and each one's last sample.
 
 A swap is for who comes and goes; a sample renews one replica's entry (by the fleet, and nobody else), since a thousand
 replicas say something twice a second. Never holds what must survive a swap: reservations are in the ledger, health and
@@ -19,7 +19,7 @@ from farhop.balance.model_facts import UNKNOWN_FACTS, ModelFacts, together
 from regional_lb.fleet.kv_events import KvEvent
 from topology.lineage import Bases
 
-_START_SLACK_S = 0.5  # a process has one beginning, but some work it out anew with each page
+_START_SLACK_S = 0.5  # a process starts once, but some compute the time anew for each page
 
 
 class Lora(msgspec.Struct, frozen=True):
@@ -54,23 +54,26 @@ class Sample(msgspec.Struct, frozen=True):
     slots: int | None = None
 
     def restarted(self, before: Sample) -> bool:
-        """Whether another process told of itself before: it began later, or its counters ran backwards."""
+        """Whether this is another process than the earlier sample's: it started later, or its counters ran
+        backwards."""
         if self.started_at is not None and before.started_at is not None:
             return self.started_at - before.started_at > _START_SLACK_S
         return self.prefix_queries < before.prefix_queries or self.prefix_hits < before.prefix_hits
 
     def moved(self, before: Sample) -> bool:
-        """Whether the engine did anything since: not how many wait, whom a server counts for an engine that hangs."""
+        """Whether the engine did anything since. The number waiting does not count: a server reports it for an engine
+        that hangs."""
         ours = (self.running, self.kv_usage, self.prefix_queries, self.prefix_hits)
         return ours != (before.running, before.kv_usage, before.prefix_queries, before.prefix_hits)
 
     def same(self, before: Sample) -> bool:
-        """Whether the engine says what it said, at another moment."""
+        """Whether the two samples are equal except for their time."""
         return replace(self, at=before.at) == before
 
     @property
     def hit_share(self) -> float | None:
-        """Of the prompt tokens looked up, the share that was cached; None before the first, or where it is not told."""
+        """The share of the prompt tokens looked up that was cached; None before the first, or if the engine does not
+        report it."""
         return min(1.0, self.prefix_hits / self.prefix_queries) if self.prefix_queries else None
 
 
@@ -119,14 +122,14 @@ class Replica(msgspec.Struct, frozen=True):
         return min(length or inf, cache or inf)
 
     def takes_up(self, carrier: Carrier) -> bool:
-        """Whether a stream that goes on by this can go on there."""
+        """Whether a stream can be continued there from this carrier (token ids or text)."""
         if carrier == "ids":
             return self.token_ids
         return self.writes_on == "text" or self.writes_on == carrier
 
     @property
     def decode_only(self) -> bool:
-        """Whether it answers nothing that no other prefills for it."""
+        """Whether it only answers requests that another replica prefills."""
         return self.role == "decode" and self.handover == "sglang"
 
 
@@ -141,35 +144,35 @@ class View(msgspec.Struct, frozen=True):
     decode_only: frozenset[str] = frozenset()
 
     def unable_to_resume(self, model: str, carrier: Carrier) -> tuple[str, ...]:
-        """Replicas of a model that do not take up a stream that goes on by this."""
+        """The replicas of a model that cannot continue a stream from this carrier."""
         return tuple(name for name in self.by_model.get(model, ()) if not self.replicas[name].takes_up(carrier))
 
     def sampled_at(self, process: tuple[str, ...]) -> float:
-        """When a replica (`process`: its name) last told of itself."""
+        """When a replica (`process`: its name) was last sampled, monotonic seconds."""
         replica = self.replicas.get(process[0])
         return replica.sample.at if replica is not None and replica.sample is not None else -inf
 
     def facts(self, model: str) -> ModelFacts:
-        """What holds of a model at all that serve it."""
+        """The facts about a model that hold at all replicas that serve it."""
         return together(self.replicas[name].facts.get(model, UNKNOWN_FACTS) for name in self.by_model[model])
 
     def alike(self, replica: Replica) -> list[tuple[str, ...]]:
-        """Who does the same work as this one, itself among them, for each of its models."""
+        """For each of its models, the replicas that do the same work as this one, itself included."""
         if replica.role == "prefill":
             return [self.prefillers[prefill_variant(model, replica.handover)] for model in replica.models]
         return [self.by_model[model] for model in replica.models]
 
 
 def variant_of(model: str, version: str) -> str:
-    """What a request is for, and so what it waits for: a version of a model, or with "" the model, whichever version.
+    """The variant that a request waits for: a version of a model or, with "", the model in any version.
 
-    Models have no spaces in their names (configuration sees to it), so a variant names one model and one version.
+    Model names have no spaces (the configuration ensures it), so a variant names one model and one version.
     """
     return f"{model} {version}" if version else model
 
 
 def prefill_variant(model: str, handover: str) -> str:
-    """The variant of those that prefill for a model in this way: versions have no slash in their names."""
+    """The variant of the replicas that prefill for a model by this protocol; distinct, as versions contain no slash."""
     return variant_of(model, f"/prefill/{handover}")
 
 
@@ -199,21 +202,22 @@ def view_of(replicas: list[Replica]) -> View:
 
 
 class ViewSwapped(Event, frozen=True):
-    """Replicas came or went. Those whose sample is None keep the one they had."""
+    """Replicas came or went. A replica whose sample is None keeps its last one."""
 
     view: View
 
 
 class ReplicaSampled(Event, frozen=True):
-    """A replica said how it is doing."""
+    """A replica's metrics were scraped."""
 
     target: str
     sample: Sample
 
 
 class ReplicaProbed(Event, frozen=True):
-    """An active probe of a replica came back. `fault`: what is broken in it that no probe sees, "" if nothing is known
-    to be. `ready`: whether it, alive, says that it takes work. `strain`: why it should have less of it."""
+    """An active probe of a replica came back. `fault`: something broken that the probe does not see (a GPU), "" if
+    nothing is known. `ready`: whether the replica says that it takes work. `strain`: why it should get less work, "" if
+    nothing."""
 
     target: str
     ok: bool
@@ -223,7 +227,7 @@ class ReplicaProbed(Event, frozen=True):
 
 
 class BlocksChanged(Event, frozen=True):
-    """A replica's KV cache number `rank` changed, in this order; or what is known of it did."""
+    """Changes of a replica's KV cache number `rank`, in order, or of how much is known about it."""
 
     target: str
     rank: int

@@ -75,6 +75,7 @@ CHOOSY_S = 2.0  # how long a request waits for a full replica that serves it soo
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
+    outcome.TOO_LONG: "no engine of this model here that serves can hold so long a request",
     outcome.WHOLE_ANSWER_TIMEOUT: (
         "no answer within this region's limit for one in one piece: ask for a stream, or less"
     ),
@@ -667,7 +668,16 @@ class RegionalFlow:
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
         return [
             machine.SetTimer(request.id, due),
-            sends(request.id, state.attempts, chosen.replica, address, ttft_ms, reasons=choice, prefill=half),
+            sends(
+                request.id,
+                state.attempts,
+                chosen.replica,
+                address,
+                ttft_ms,
+                reasons=choice,
+                prefill=half,
+                longer=self.fleet.contexts_differ and self.fleet.holds_longer(request.model, chosen.replica),
+            ),
         ]
 
     def _will_cache(self, state: RequestState) -> None:
@@ -854,6 +864,11 @@ class RegionalFlow:
         state.tried += (failed,)
         if reason is outcome.PATH_UNSUPPORTED and not self.wait_estimate.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # an engine will not grow the path
+        if reason is outcome.TOO_LONG:
+            held_tokens = self.fleet.most_context_tokens(state.request.model, (failed,))
+            state.need = replace(state.need, context_tokens=held_tokens + 1.0)
+            if not self.wait_estimate.holders(state, now, state.tried):
+                return [self._refuse(state, reason, _GAVE_UP[reason], now)]
         return self._again(state, now)
 
     def _may_go_on(self, state: RequestState, reason: Outcome) -> bool:
@@ -922,7 +937,7 @@ class RegionalFlow:
                 return instead
         if reason.source is Source.LAW:
             return machine.Answer(state.request.id, reason, detail)
-        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSUPPORTED):
+        if reason in (outcome.NO_REPLICA, outcome.PATH_UNSUPPORTED, outcome.TOO_LONG):
             return machine.Answer(  # nobody knows how long, if ever
                 state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
             )

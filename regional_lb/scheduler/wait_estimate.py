@@ -216,6 +216,11 @@ class WaitEstimate:
             barred = (*barred, *self._too_short(state.need, request.model, now, barred))
         return barred
 
+    def holders(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
+        """Who may take a request and can hold it, but for these."""
+        short = self._fleet.too_short(state.request.model, state.need.context_tokens)
+        return self.serving(state.variant, now, (*without, *self.outside(state.request), *short))
+
     def others(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
         """The replicas that may take a request, except `without`."""
         return self.serving(state.variant, now, (*without, *self.barred(state, now)))

@@ -77,6 +77,8 @@ class Engine:
         self.page = PAGE
         self.models: list[dict[str, Any]] = []  # as it lists them, if it does
         self.healthy = True
+        self.refuses: Callable[[dict[str, Any]], str] = lambda _body: ""  # why, where it refuses a request
+        self.counts: Callable[[dict[str, Any]], int] = lambda _body: 11  # tokens of a prompt
         self.release = asyncio.Event()
         self.seen: list[tuple[dict[str, str], dict[str, Any]]] = []
         self.address, self.scheme = "", "http"
@@ -112,6 +114,10 @@ class Engine:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read())
         self.seen.append(({name.lower(): value for name, value in request.headers.items()}, body))
+        if refusal := self.refuses(body):
+            return web.json_response(
+                {"error": {"message": refusal, "type": "BadRequestError", "code": 400}}, status=400
+            )
         if self.behaviour == "error":
             return web.json_response({"error": {"message": self.complaint, "code": "bad"}}, status=500)
         if self.behaviour == "wait":
@@ -119,7 +125,8 @@ class Engine:
         if self.behaviour == "vanish":
             assert request.transport is not None
             request.transport.abort()
-        usage = {"prompt_tokens": 11, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
+        prompt_tokens = self.counts(body)
+        usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 0}}
         if not body.get("stream"):
             return web.json_response({"choices": [{"message": {"content": "hello"}}], "usage": usage})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -88,6 +88,25 @@ def test_a_long_request_goes_where_somebody_can_hold_it(play) -> None:
     assert flow.consider(request("f", 3601), 0.0).absent == {"london": "cannot hold so long a request"}
 
 
+CONTEXTS = {"london": 1000, "frankfurt": 1000, "tokyo": 4000}
+
+
+@pytest.mark.parametrize("event", [AttemptFailed, AttemptRefused])
+def test_who_is_refused_for_its_length_goes_to_who_can_hold_longer_ones(play, event) -> None:
+    """Whether the engine said so, or its region that has asked all it could."""
+    view = seen(*(instance(region, context_tokens=tokens) for region, tokens in CONTEXTS.items()))
+    flow = worldwide(view=view)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london", longer=True))
+        .at(0.1).on(event("a", 1, outcome.TOO_LONG)).expect(sent("a", "tokyo", longer=False, attempt=2))
+        .at(0.2).on(AttemptBegan("a", 2, 400)).expect()
+        .on(RequestArrived(request("b", tenant="european"))).expect(sent("b", "london", longer=False))
+        .at(0.3).on(event("b", 1, outcome.TOO_LONG)).expect(answered("b", outcome.TOO_LONG))
+    )  # fmt: skip
+    assert (flow.under_way, len(flow.ledger)) == (1, 1)
+
+
 def test_of_one_region_the_instance_that_waits_least_is_asked(play) -> None:
     flow = worldwide(view=seen(instance("london", "a", wait_ms=50.0), instance("london", "b", wait_ms=10.0)))
     b = Expected(machine.Forward, address=instance("london", "b").tier)

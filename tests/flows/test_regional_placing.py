@@ -9,6 +9,7 @@ from playbook import Expected, answered, held, sent, timer
 from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
 from farhop.balance import machine, outcome
+from farhop.balance.health.reading import State
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import (
     AttemptBegan,
@@ -136,6 +137,33 @@ def test_an_engine_holds_no_more_than_its_cache_and_an_adapter_what_its_base_doe
         .at(1.0).on(ReplicaSampled("small", Sample(1.0, 0, 0, kv_tokens=9000))).expect()
         .on(RequestArrived(request("c", 5601))).expect(sent("c", "small"))
     )  # fmt: skip
+
+
+def test_who_is_refused_for_its_length_goes_to_who_can_hold_longer_ones(play) -> None:
+    """How many tokens it is was an estimate."""
+    flow = regional(
+        long("short", 1000),
+        long("middle", 2000, prefill_ms_per_token=0.2),
+        long("long", 8000, prefill_ms_per_token=0.9),
+    )
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "short", longer=True))
+        .at(0.1).on(AttemptFailed("a", 1, outcome.TOO_LONG)).expect(sent("a", "middle", longer=True, attempt=2))
+        .at(0.2).on(AttemptFailed("a", 2, outcome.TOO_LONG)).expect(sent("a", "long", longer=False, attempt=3))
+        .at(0.3).on(AttemptBegan("a", 3, 400)).expect()  # that is the answer then
+    )  # fmt: skip
+    assert flow.fleet.health["short"].read(0.3).state is State.UP
+
+
+def test_where_nobody_is_left_who_could_hold_it_that_is_the_answer(play) -> None:
+    flow = regional(long("short", 1000), long("long", 8000, prefill_ms_per_token=0.9))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "short", longer=True))
+    for _ in range(3):
+        flow.handle(ReplicaProbed("long", False), 0.0)
+    refused = answered("a", outcome.TOO_LONG, retry_after_s=None)
+    book.at(0.1).on(AttemptFailed("a", 1, outcome.TOO_LONG)).expect(refused)
+    assert len(flow.fleet.ledger) == 0
 
 
 def test_guests_are_let_in_by_who_can_hold_them(play) -> None:

@@ -15,6 +15,7 @@ from farhop.relay.formats import paths
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.http.head import without
 from farhop.relay.upstream import engine_faults, orca
+from farhop.relay.upstream.engine_faults import RefusalTap
 from farhop.relay.upstream.tap import BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class AttemptRun:
         self._status = 0
         self._onward = b""
         self._length: int | None = None
-        self._tap: StreamTap | BodyTap | engine_faults.FaultTap | engine_faults.UnsupportedTap | None = None
+        self._tap: StreamTap | BodyTap | engine_faults.FaultTap | RefusalTap | None = None
         self._transcript = Transcript(active.continuation) if active.continuation is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
@@ -160,7 +161,9 @@ class AttemptRun:
                 self._onward = without(self._onward, orca.HEADER)
         content_type = known.get(b"content-type", b"").lower()
         if answer.status in (404, 405, 501) and self._may_be_unsupported():
-            self._tap = engine_faults.UnsupportedTap()
+            self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
+        elif answer.status in engine_faults.TOO_LONG_STATUSES and self._may_be_held_elsewhere():
+            self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG)
         elif answer.status in engine_faults.FAULT_STATUSES and not self.owner.upstream_is_tier:
             self._tap, self._length = engine_faults.FaultTap(), answer.length
         elif content_type.startswith(b"text/event-stream"):
@@ -176,6 +179,11 @@ class AttemptRun:
         """Whether the path is one that not every engine has."""
         return not self.owner.upstream_is_tier and paths.optional(self.active.exchange.head.path)
 
+    def _may_be_held_elsewhere(self) -> bool:
+        """Whether somebody else can hold longer requests."""
+        forward = self.active.forward
+        return forward is not None and forward.longer
+
     def received(self, data: bytes) -> None:
         """Pass body bytes on."""
         if self._refusal is not None or self._over:
@@ -184,7 +192,7 @@ class AttemptRun:
         if self._tap is not None:
             data = self._tap.feed(data)
         if not self.began:
-            if data or not isinstance(self._tap, engine_faults.UnsupportedTap):
+            if data or not isinstance(self._tap, RefusalTap):
                 self._begin(data)
         elif data:
             self.active.exchange.write(data)
@@ -196,8 +204,8 @@ class AttemptRun:
             return
         self._over = True
         rest = self._tap.rest() if self._tap is not None else b""
-        if isinstance(self._tap, engine_faults.UnsupportedTap) and self._tap.unsupported:
-            self.owner.failed(self, outcome.PATH_UNSUPPORTED)
+        if isinstance(self._tap, RefusalTap) and self._tap.reason is not None:
+            self.owner.failed(self, self._tap.reason)
             return
         if not self.began:
             self._length, self.last_activity_at = len(rest), self.owner.clock()

@@ -1,14 +1,16 @@
-"""What an engine's answer says of the engine: out of GPU memory, its GPU or itself broken, or a failure in a stream.
+"""What an engine's answer says of the engine: out of GPU memory, its GPU or itself broken, a failure in a stream, or
+that it has no such path or cannot hold so long a request, which another's may.
 
-Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), and error
-events of a stream. Invariants: bounded bytes; what a client or a model wrote is never taken for an engine's word (an
-event counts only if `error` is a member of its outermost object); the outcome is one of three, and no text is kept.
+Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), error events
+of a stream, and the refusals that RefusalTap is made for. Invariants: bounded bytes; of a failure, what a client or a
+model wrote is never taken for an engine's word (an event counts only if `error` is a member of its outermost object);
+no text is kept.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,8 +18,11 @@ from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.relay.formats.prompt import any_json
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 BODY_BYTES_MAX = 16 * 1024
-UNSPOKEN_BYTES_MAX = 512
+REFUSAL_BYTES_MAX = 4096
 
 # As PyTorch, CUDA, ROCm's HIP, cuBLAS and TensorRT-LLM word it, and engines pass it on; in small letters.
 _MEMORY = re.compile(rb"outofmemoryerror|error_out_of_memory|status_alloc_failed")
@@ -78,16 +83,46 @@ _NOWHERE = (
 )  # fmt: skip
 
 
-class UnsupportedTap:
-    """For the body of a 404, 405 or 501 to a path that not every engine has: held until it shows whether that is meant.
-    `unsupported`: it is. What is longer than such a body passes as it is."""
+# As vLLM, SGLang, TGI, TensorRT-LLM and llama.cpp word it, and OpenAI's own API; in small letters.
+_TOO_LONG = re.compile(
+    rb"context_length_exceeded|exceed_context_size|maximum context length|maximum model length|model's context length"
+    rb"|available context size|exceeds the maximum allowed length|exceeds maximum input length|max_seq_len"
+    rb"|max_num_tokens|must have less than \d+ tokens|tokens \+ `?max_new_tokens`? must be"
+)
+TOO_LONG_STATUSES = frozenset((400, 413, 422))
+"""HTTP statuses by which engines refuse a request that is too long."""
 
-    __slots__ = ("_passes", "kept", "unsupported")
+
+def is_unsupported(body: bytes) -> bool:
+    """Whether a 404, 405 or 501 means that the engine has no such path."""
+    try:
+        known: Any = any_json(body) if body else {}
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body.strip() in (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
+    if isinstance(known, dict) and isinstance(error := known.get("error"), dict):  # llama.cpp's, and vLLM's own
+        nowhere = error.get("message") in ("Not Found", "File Not Found")
+        return nowhere or error.get("type") == "not_supported_error"
+    return known == {} or known in _NOWHERE
+
+
+def is_too_long(body: bytes) -> bool:
+    """Whether a refusal is for the request's length. A client whose own words are repeated there may have it seem so:
+    it is asked for elsewhere once, then, in vain."""
+    return _TOO_LONG.search(body.lower()) is not None
+
+
+class RefusalTap:
+    """For the body of an answer that may be no answer yet: held until it shows whether it `means` what it may, then
+    `reason` says so. What is longer than such a body passes as it is."""
+
+    __slots__ = ("_means", "_passes", "_why", "kept", "reason")
 
     usage = fault = None
 
-    def __init__(self) -> None:
-        self.kept, self._passes, self.unsupported = b"", False, False
+    def __init__(self, means: Callable[[bytes], bool], why: Outcome) -> None:
+        self._means, self._why = means, why
+        self.kept, self._passes = b"", False
+        self.reason: Outcome | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -99,25 +134,19 @@ class UnsupportedTap:
         if self._passes:
             return data
         self.kept += data
-        if len(self.kept) <= UNSPOKEN_BYTES_MAX:
+        if len(self.kept) <= REFUSAL_BYTES_MAX:
             return b""
         self._passes, data, self.kept = True, self.kept, b""
         return data
 
     def rest(self) -> bytes:
-        """What was held; b"" where it means that there is no such path."""
+        """What was held; b"" where it has a `reason`."""
         kept, self.kept = self.kept, b""
         if self._passes:
             return b""
-        try:
-            body: Any = any_json(kept) if kept else {}
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            body = kept.strip() in (b"Not Found", b"404 page not found", b"File Not Found", b"404: Not Found")
-        self.unsupported = body is True or body == {} or body in _NOWHERE
-        if isinstance(body, dict) and isinstance(error := body.get("error"), dict):  # llama.cpp's, and vLLM's own
-            nowhere = error.get("message") in ("Not Found", "File Not Found")
-            self.unsupported = nowhere or error.get("type") == "not_supported_error"
-        return b"" if self.unsupported else kept
+        if self._means(kept):
+            self.reason, kept = self._why, b""
+        return kept
 
 
 class FaultTap:

@@ -20,10 +20,10 @@ def test_the_law_is_the_answer_only_where_every_lawful_region_gives_it() -> None
 
 def test_a_path_is_unsupported_where_all_who_were_asked_say_so() -> None:
     state = RequestState(request("a"), frozenset({"london", "tokyo"}))
-    assert not state.unsupported  # nobody was asked
+    assert not state.all_say(outcome.PATH_UNSUPPORTED)  # nobody was asked
     state.refusals["london"] = outcome.PATH_UNSUPPORTED
-    assert state.unsupported
+    assert state.all_say(outcome.PATH_UNSUPPORTED)
     state.refusals["tokyo"] = outcome.NO_REPLICA
-    assert not state.unsupported
+    assert not state.all_say(outcome.PATH_UNSUPPORTED)
     assert "london" in state.summary()
     assert "tokyo" in state.summary()

@@ -15,7 +15,14 @@ from relay_wire import SSE, Line, chunk, plain, post, until
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.relay.upstream import engine_faults
-from farhop.relay.upstream.engine_faults import FaultTap, UnsupportedTap, in_event, in_text
+from farhop.relay.upstream.engine_faults import (
+    FaultTap,
+    RefusalTap,
+    in_event,
+    in_text,
+    is_too_long,
+    is_unsupported,
+)
 from farhop.relay.upstream.tap import StreamTap
 
 OOM, BROKEN = outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN
@@ -197,10 +204,47 @@ def test_what_real_engines_refuse_says_nothing_bad_of_them(page: Page) -> None:
     if page.status not in (404, 405, 501):
         assert (page.engine, page.name) not in UNSUPPORTED
         return
-    made = UnsupportedTap()
+    made = RefusalTap(is_unsupported, outcome.PATH_UNSUPPORTED)
     passed = b"".join(made.feed(page.body[at : at + 7]) for at in range(0, len(page.body), 7)) + made.rest()
-    assert made.unsupported == ((page.engine, page.name) in UNSUPPORTED)
-    assert passed == (b"" if made.unsupported else page.body)
+    assert (made.reason is not None) == ((page.engine, page.name) in UNSUPPORTED)
+    assert passed == (b"" if made.reason is not None else page.body)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        # vLLM, of several years
+        "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
+        "The decoder prompt (length 9000) is longer than the maximum model length of 4096.",
+        "You passed 4000 input tokens and requested 500 output tokens. However, the model's context length is only 4.",
+        # SGLang
+        "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
+        "Requested token count exceeds the model's maximum context length of 8192 tokens.",
+        "Input length (9000 tokens) exceeds the maximum allowed length (8000 tokens). Use a shorter input.",
+        # TGI
+        "Input validation error: `inputs` must have less than 1024 tokens. Given: 2000",
+        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 2000 and 100",
+        # llama.cpp, TensorRT-LLM
+        "request (9000 tokens) exceeds the available context size (4096 tokens), try increasing it",
+        "Prompt length (9000) exceeds maximum input length (4096).",
+    ],
+)
+def test_engines_refuse_for_length_in_many_words(said: str) -> None:
+    made = RefusalTap(is_too_long, outcome.TOO_LONG)
+    assert made.feed(b'{"error":{"message":"' + said.encode() + b'"}}') + made.rest() == b""
+    assert made.reason is outcome.TOO_LONG
+
+
+def test_other_refusals_pass_as_they_are_and_so_do_long_ones() -> None:
+    for body in (b'{"error":{"message":"temperature must be non-negative"}}', b"x" * 5000 + b"maximum context length"):
+        made = RefusalTap(is_too_long, outcome.TOO_LONG)
+        assert b"".join(made.feed(body[at : at + 999]) for at in range(0, len(body), 999)) + made.rest() == body
+        assert made.reason is None
+
+
+@pytest.mark.parametrize("page", REFUSED, ids=lambda page: f"{page.engine}-{page.name}")
+def test_real_engines_pages_for_length(page: Page) -> None:
+    assert is_too_long(page.body) == ("too-long" in page.name or "context" in page.name)
 
 
 def test_the_pages_have_every_kind_of_refusal() -> None:
