@@ -101,7 +101,7 @@ class Accounts:
             folder, bounds, lambda some: records.lines(some, source, self.prices), self._clock.now, _wall_s
         )
         if config.http is not None:
-            self.delivery = Delivery(folder, config.http, self._log)
+            self.delivery = Delivery(folder, config.http, self._log, self._may_leave)
             files.may_delete = self.delivery.has_read
         if config.on_full == "refuse":
             self._must.append(files)
@@ -279,6 +279,12 @@ class Accounts:
         if delivery is None or not delivery.region or delivery.region == self.region:
             return False
         return not recorded(self._law(), caller.tenant, model, caller.narrow, delivery.region, caller.key)
+
+    def _may_leave(self, tenant: str, model: str) -> bool:
+        delivery = self.delivery
+        if delivery is None or not delivery.region or delivery.region == self.region:
+            return True
+        return recorded(self._law(), tenant, model, (), delivery.region)
 
     def _id(self, context: RequestContext, caller: Caller, active: ActiveRequest) -> str:
         if caller.attempt:

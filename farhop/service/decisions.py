@@ -49,6 +49,8 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
     traceparent: bytes
     at: float  # by the clock
     tenant: str
+    key: str  # by its name in the law
+    narrow: tuple[tuple[str, ...], ...]
     model: str
     asked_for: str  # the name that its client gave, where that stands for `model`; else empty
     prompt_bytes: int
@@ -104,6 +106,12 @@ class Decisions:
         self._records[decision_id] = record
         if len(self._records) > self._most:
             self._records.popitem(last=False)
+
+    def forget_unless(self, may_stay: Callable[[Any], bool]) -> None:
+        """Keep no other records than those that may stay."""
+        gone = [name for name, record in self._records.items() if not may_stay(record)]
+        for name in gone:
+            del self._records[name]
 
     def get(self, decision_id: str) -> dict[str, Any] | None:
         """The record as JSON-ready data; None if it is unknown or long ago."""

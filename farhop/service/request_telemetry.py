@@ -14,6 +14,7 @@ import msgspec
 from farhop.balance import outcome
 from farhop.balance.machine import Usage
 from farhop.balance.outcome import Source
+from farhop.service.authenticator import Caller
 from farhop.service.decisions import Record
 from farhop.telemetry import attributes as a
 from farhop.telemetry import context as trace_context
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from farhop.relay.active import ActiveRequest, Attempt
     from farhop.relay.formats.paths import Kind
     from farhop.relay.http.head import Head
-    from farhop.service.authenticator import Caller, LawHolder
+    from farhop.service.authenticator import LawHolder
     from farhop.service.clock import Clock
     from farhop.service.decisions import Decisions, Reasons
     from farhop.service.limits import Reservation
@@ -198,6 +199,21 @@ class RequestTelemetry:
         """The law keeps records of this request away from here."""
         context.recorded = False
         context.trace.mute()
+
+    def law_changed(self) -> None:
+        """Another law is in force: what it does not let be kept here is kept no longer."""
+        judged: dict[tuple[Any, ...], bool] = {}  # there are few of them, and many records
+
+        def may_stay(record: Record) -> bool:
+            asked = record.tenant, record.key, record.narrow, record.model, record.asked_for
+            stays = judged.get(asked)
+            if stays is None:
+                caller = Caller(record.tenant, 0.0, "", recorded=True, key=record.key, narrow=record.narrow)
+                models = (record.model, record.asked_for) if record.asked_for else (record.model,)
+                stays = judged[asked] = all(self.may_record(caller, model) for model in models)
+            return stays
+
+        self._decisions.forget_unless(may_stay)
 
     def turned_away(self, context: RequestContext, reason: Outcome, status: int) -> None:
         """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
@@ -399,6 +415,8 @@ class RequestTelemetry:
             traceparent=context.trace.traceparent,
             at=context.arrived_at,
             tenant=request.tenant,
+            key=request.key,
+            narrow=request.narrow,
             model=request.model[:MODEL_CHARS_MAX],
             asked_for=request.alias[:MODEL_CHARS_MAX],
             prompt_bytes=request.prompt_bytes,

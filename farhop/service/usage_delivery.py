@@ -8,14 +8,16 @@ while nobody takes them they stay on the disk.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
+from farhop.accounts import usage
 from farhop.accounts.segments import OPEN, WHOLE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from farhop.service.config import UsageHttp
@@ -28,6 +30,10 @@ _CURSOR = "delivered"
 _MALFORMED = (400, 413, 415, 422)
 
 
+_Batch: TypeAlias = "list[tuple[bytes, tuple[str, str]]]"
+"""Lines, and of which tenant and model each tells."""
+
+
 class _Cursor(msgspec.Struct, frozen=True):
     """All before this is delivered: of files by moment, and of this one so many bytes."""
 
@@ -36,10 +42,11 @@ class _Cursor(msgspec.Struct, frozen=True):
 
 
 class Delivery:
-    """Sends what stands in files on, in order, at least once; how far it came stands beside them."""
+    """Sends what stands in files on, in order, at least once; how far it came stands beside them. `may_leave`: whether
+    the law of now lets a record of this tenant and model be where they are sent."""
 
-    def __init__(self, folder: Path, config: UsageHttp, log: Throttled) -> None:
-        self._folder, self._config, self._log = folder, config, log
+    def __init__(self, folder: Path, config: UsageHttp, log: Throttled, may_leave: Callable[[str, str], bool]) -> None:
+        self._folder, self._config, self._log, self._may_leave = folder, config, log, may_leave
         self.region = config.region
         self._cursor = _Cursor()
         self._most = config.batch_max
@@ -56,10 +63,12 @@ class Delivery:
         await asyncio.to_thread(self._load)
         pause_s = RETRY_S[0]
         while True:
-            batch, after, kept_back = await asyncio.to_thread(self._next)
+            found, after, kept_back = await asyncio.to_thread(self._next)
             if after == self._cursor:
                 await asyncio.sleep(IDLE_S)
                 continue
+            batch = self._lawful(found)
+            kept_back += len(found) - len(batch)
             verdict = await self._send(batch) if batch else "taken"
             if verdict == "later":
                 await asyncio.sleep(pause_s)
@@ -81,6 +90,11 @@ class Delivery:
         """Send nothing more."""
         if self._session is not None:
             await self._session.close()
+
+    def _lawful(self, batch: _Batch) -> list[bytes]:
+        """What may leave by the law of now, too: after an outage that is not the one that it was written under."""
+        may_leave = {whose: self._may_leave(*whose) for whose in {whose for _, whose in batch}}
+        return [line for line, whose in batch if may_leave[whose]]
 
     async def _send(self, batch: list[bytes]) -> str:
         if self._session is None:
@@ -107,7 +121,7 @@ class Delivery:
         self._log.warning("usage is not delivered", why, problem=self.trouble)
         return "later"
 
-    def _next(self) -> tuple[list[bytes], _Cursor, int]:
+    def _next(self) -> tuple[_Batch, _Cursor, int]:
         """The next batch, where that leads, and how many lines of it may not leave."""
         files = {path.name.partition(".")[0]: path for path in self._folder.glob("*.jsonl*")}
         for moment in sorted(one for one in files if one >= self._cursor.moment):
@@ -119,8 +133,8 @@ class Delivery:
                 break
         return [], self._cursor, 0
 
-    def _of(self, path: Path, at: int) -> tuple[list[bytes], int, int]:
-        batch, size, kept_back = list[bytes](), 0, 0
+    def _of(self, path: Path, at: int) -> tuple[_Batch, int, int]:
+        batch, size, kept_back = list[tuple[bytes, tuple[str, str]]](), 0, 0
         try:
             file = path.open("rb")
         except FileNotFoundError:  # it became whole at this moment
@@ -137,7 +151,8 @@ class Delivery:
                 if b'"farhopstays":true' in line:
                     kept_back += 1
                 else:
-                    batch.append(line)
+                    event = usage.read(line)
+                    batch.append((line, ("", "") if event is None else (event.data.tenant, event.data.model)))
         return batch, at, kept_back
 
     def _load(self) -> None:

@@ -325,6 +325,7 @@ class GlobalBalancer:
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
         self.answer_cache.law_changed()
+        self.telemetry.law_changed()
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
         self.prefixes.adopt(self.flow.law.epoch)
@@ -374,6 +375,7 @@ class GlobalBalancer:
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))
             self.answer_cache.law_changed()
+            self.telemetry.law_changed()
             self.prefixes.adopt(self.flow.law.epoch)
             if self.latencies is not None:
                 self.latencies.lawful()

@@ -255,6 +255,20 @@ async def test_a_tenants_patience_is_what_its_law_says(up: Both, engine: Engine)
     assert engine.seen == []
 
 
+async def test_records_that_may_not_be_kept_any_more_are_forgotten(up: Both) -> None:
+    answers = [await send(up.entry, chat(key=f"sk-farhop-{name}")) for name in ("anywhere", "patient")]
+    await up.at_rest()
+    etcd, decisions = Etcd(up), [answer.headers["x-farhop-decision"] for answer in answers]
+    await etcd.law(2, tenant("anywhere", priority=1), tenant("patient"))
+    for port in (up.global_admin, up.regional_admin):
+        kept = await admin(port, "/decisions")
+        assert {one["decision"] for one in kept["decisions"]} == {*decisions}
+    await etcd.law(3, tenant("anywhere", residency={**ANYWHERE, "logging": {"allow": ["jp"]}}), tenant("patient"))
+    for port in (up.global_admin, up.regional_admin):
+        assert "error" in await admin(port, f"/decisions/{decisions[0]}")
+        assert [one["tenant"] for one in (await admin(port, "/decisions"))["decisions"]] == ["patient"]
+
+
 async def test_where_records_are_forbidden_from_now_on_none_is_kept(up: Both, engine: Engine) -> None:
     engine.behaviour = "pause"
     running = asyncio.create_task(send(up.entry, chat(body=streaming())))

@@ -21,11 +21,11 @@ from inprocess import (
     send,
     until,
 )
-from playbook import answered, sent, timer
+from playbook import Expected, answered, sent, timer
 from worlds import law, report_in, request, worldwide
 
 from farhop.balance import outcome
-from farhop.balance.machine import AttemptBegan, AttemptRefused, RequestArrived, TimerFired
+from farhop.balance.machine import AttemptBegan, AttemptRefused, Recall, RequestArrived, TimerFired
 from farhop.config import load
 from farhop.service import stores
 from farhop.store.contract import LAW_KEY
@@ -264,7 +264,7 @@ def test_a_further_attempt_goes_by_the_map_of_then_and_of_now(play) -> None:
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "london"))
-        .on(to(smaller)).expect()
+        .on(to(smaller)).expect(Expected(Recall, id="a", attempt=1))
         .on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", "tokyo", attempt=2))
         .on(AttemptRefused("a", 2, outcome.QUEUE_FULL)).expect(answered("a", outcome.NO_REGION))
     )  # fmt: skip
@@ -275,7 +275,7 @@ def test_who_is_under_way_in_a_region_that_left_the_map_is_not_given_up_because_
     there = law(1).topology
     smaller = Law(replace(there, regions={name: one for name, one in there.regions.items() if name != "london"}))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
-    book.on(to(smaller)).expect()
+    book.on(to(smaller)).expect(Expected(Recall, id="a", attempt=1))
     book.on(ChannelChanged("london", False, None)).expect(timer("a"))
     book.on(RegionKnown("london", None)).expect()
     report_in(flow, ("tokyo", "frankfurt"), 5.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +13,71 @@ from inprocess import Engine, both, chat, send, tenant, topology, until
 
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading
+from farhop.balance.machine import LawChanged
+from topology.law import Law
 
 HERE_ALONE = {"residency": {"processing": {"allow": ["world"]}, "logging": {"allow": ["us"]}}}
 WORLD = topology(tenant("noted-here", **HERE_ALONE))
+
+
+@asynccontextmanager
+async def taking(answer: Callable[[list[Any]], int]) -> AsyncIterator[str]:
+    """Somebody who takes events, at this URL; `answer` says with which status."""
+
+    async def take(request: web.Request) -> web.Response:
+        assert request.content_type == "application/cloudevents-batch+json"
+        return web.Response(status=answer(await request.json()))
+
+    app = web.Application()
+    app.router.add_post("/api/v1/events", take)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/api/v1/events"
+    finally:
+        await runner.cleanup()
+
+
+async def test_what_waited_is_not_sent_where_the_law_of_then_let_it_and_that_of_now_does_not(tmp_path: Path) -> None:
+    got, answers = list[Any](), list[int]()
+
+    def answer(batch: list[Any]) -> int:
+        answers.append(503 if len(answers) < 1 else 200)
+        if answers[-1] == 200:
+            got.extend(batch)
+        return answers[-1]
+
+    world = topology(tenant("noted-here"))
+    narrower = topology(tenant("noted-here", **HERE_ALONE))
+    async with taking(answer) as url, Engine().running() as engine:
+        usage = {"usage": {"dir": str(tmp_path), "sync": "never", "http": {"url": url, "region": "tokyo"}}}
+        async with both(engine, world, global_=usage) as running:
+            for name in ("anywhere", "noted-here", "anywhere"):
+                await send(running.entry, chat(f"sk-farhop-{name}"))
+            await until(lambda: answers)  # and refused
+            running.global_.relay.react(LawChanged(Law(replace(narrower, epoch=2))))
+            assert running.global_.accounts is not None
+            delivery = running.global_.accounts.delivery
+            assert delivery is not None
+            await until(lambda: delivery.delivered == 2 and delivery.kept_back == 1)
+    assert [one["subject"] for one in got] == ["anywhere"] * 2
+    assert len(list(Reading().events(line for _, line in segments.read(tmp_path)))) == 3  # here all are
 
 
 async def test_sent_on_at_least_once_through_outages(tmp_path: Path) -> None:
     """What takes events answers 503, is gone, and refuses one as malformed: all others come, and are known by id."""
     got, answers = list[Any](), [503, 200]
 
-    async def take(request: web.Request) -> web.Response:
-        batch = await request.json()
+    def answer(batch: list[Any]) -> int:
         status = answers.pop(0) if answers else 200
         if any(one["data"]["status"] == 400 for one in batch):
             status = 400
         if status == 200:
             got.extend(batch)
-        assert request.content_type == "application/cloudevents-batch+json"
-        return web.Response(status=status)
+        return status
 
-    app = web.Application()
-    app.router.add_post("/api/v1/events", take)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/api/v1/events"
-    try:
+    async with taking(answer) as url:
         usage = {"usage": {"dir": str(tmp_path), "sync": "never", "http": {"url": url, "region": "tokyo"}}}
         async with Engine().running() as engine, both(engine, WORLD, regional=usage, global_=usage) as running:
             for _ in range(3):
@@ -49,8 +91,6 @@ async def test_sent_on_at_least_once_through_outages(tmp_path: Path) -> None:
             await until(lambda: delivery.delivered == 4 and delivery.kept_back == 1)
             assert delivery.rejected == 1
             await until(lambda: (tmp_path / "virginia" / "g1" / "delivered").exists())
-    finally:
-        await runner.cleanup()
     assert {one["subject"] for one in got} == {"anywhere"}
     assert len({one["id"] for one in got}) == 4
     assert len(list(Reading().events(line for _, line in segments.read(tmp_path)))) == 6
