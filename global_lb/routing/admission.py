@@ -22,7 +22,8 @@ _HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked
 
 
 def both(one: frozenset[str], other: frozenset[str] | None) -> frozenset[str]:
-    """Those of both; where they are the same, the very set that the law gives out: much is kept by it."""
+    """The intersection of both. If they are equal, the law's own set object is returned, since caches are keyed by
+    it."""
     return one if other is None or one is other or one == other else one & other
 
 
@@ -37,20 +38,21 @@ def hints_allowed(request: Request, region: str, law: Law) -> bool:
 
 
 def turned_away(reason: Outcome) -> bool:
-    """Whether a region refused for the sake of others, and would take the request as the last resort; one whose queue
-    stands lets go who may find room elsewhere, and keeps who found none."""
+    """Whether a region refused in favour of other requests, and would take this one as the last resort. A region with a
+    standing queue releases requests that may find room elsewhere, and keeps those that found none."""
     return reason in (outcome.FOREIGN_FULL, outcome.BROKEN_PROMISE, outcome.QUEUE_TIMEOUT)
 
 
 def refused_by(refusals: Mapping[str, Outcome], absent: Mapping[str, str]) -> str:
-    """What became of a request, region by region, for the client."""
+    """What happened to a request in each region, as text for the client."""
     why = [f"{region}: {reason.reason}" for region, reason in sorted(refusals.items())]
     why += [f"{region}: {reason}" for region, reason in sorted(absent.items()) if region not in refusals]
     return f"no lawful region can serve this request now ({'; '.join(why[:16])})"
 
 
 def summary(verdict: Verdict, lawful: frozenset[str]) -> str:
-    """Why nothing is lawful, region by region, for the client. `lawful` is by the law the request came under."""
+    """Why no region is lawful, for each region, as text for the client. `lawful`: by the law that the request came
+    under."""
     reasons: dict[str, list[str]] = {}
     for region, why in sorted(verdict.excluded.items()):
         reasons.setdefault(why, []).append(region)

@@ -1,10 +1,10 @@
-"""Answers that are given again: which request gets one that is kept, which one reads along with another, and which one
-leads.
+"""The answer cache: which request gets a kept answer, which one shares the answer of another under way, and which one
+leads (is sent upstream, for others to share).
 
-Invariants: an answer is only ever for the tenant that it was made for, by the law of now: where it was made must be
-lawful for whoever gets it, and where it is kept must be where that tenant's records and hints may be. Another law makes
-all of them unreachable at once. Who reads along is under the very rules of who leads: same tenant, model, version, key
-and narrowing. Never reads a body, a clock or a socket.
+Invariants: an answer is only given to the tenant that it was made for, by the law in force: the region that made it
+must be lawful for the request that gets it, and the tenant's records and hints must be allowed where it is kept.
+Another law makes all kept answers unreachable at once. A request that shares an answer is under the same rules as the
+leader: same tenant, model, version, key and narrowing. Never reads a body, a clock or a socket.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """Ask upstream as if nothing were ever given again; `why` in a word."""
+    """Ask upstream as if there were no cache; `why`: the reason in a word."""
 
     why: str
 
@@ -87,7 +87,7 @@ class AnswerCache(Generic[H]):
         self._law: Law | None = None
 
     def under(self, law: Law) -> None:
-        """From now on this law. Another one than before: nothing of before is given any more."""
+        """Use this law from now on. If it differs from the one before, no answer kept before is given any more."""
         if law is not self._law:
             self._law = law
             self.store.clear()
@@ -116,14 +116,14 @@ class AnswerCache(Generic[H]):
         if renew:
             return Lead(None, keeps)
         leader = self._leaders.get(share)
-        # One that has to be over much sooner than this one must be would end it too soon.
+        # A leader with a much earlier deadline would end this request's answer too soon.
         if leader is not None and request.deadline - now <= 2 * (leader[1] - now):
             return Follow(leader[0])
         return Lead(share, keeps)
 
     def _may_keep(self, request: Request, law: Law) -> bool:
-        """Whether an answer to it may lie here: it is a record of the tenant's, found by a hash of its prompt. A name
-        that stands for its model may have a rule of its own."""
+        """Whether an answer to the request may be kept here: it is a record of the tenant, found by a hash of the
+        prompt. A name that stands for the model may have a rule of its own."""
         return all(self._region in law.request_verdict(request, scope).lawful for scope in (Scope.LOGGING, Scope.HINTS))
 
     def _kept(
@@ -141,11 +141,11 @@ class AnswerCache(Generic[H]):
         return kept if fresh and kept.region in lawful else None
 
     def leads(self, share: ShareKey, leader: H, deadline: float) -> None:
-        """Others read along with this one from now on, until it is `settled`; it is to be over by its deadline."""
+        """Other requests may share this one's answer from now on, until it is `settled`; its deadline bounds it."""
         self._leaders[share] = leader, deadline
 
     def settled(self, share: ShareKey, leader: H) -> None:
-        """Nobody can read along with this one any more."""
+        """No further request can share this one's answer."""
         known = self._leaders.get(share)
         if known is not None and known[0] is leader:
             del self._leaders[share]
@@ -159,7 +159,8 @@ class AnswerCache(Generic[H]):
         return self.store.put(tenant, key, kept, size)
 
     def counted(self, outcome: str, why: str, saved: Usage | None = None) -> None:
-        """What became of a request of a route that gives answers again; `saved`: what it spared an engine."""
+        """Count the outcome of a request whose route uses the cache; `saved`: the tokens that no engine had to
+        compute."""
         self.outcomes[outcome, why] += 1
         if saved is not None:
             self.saved_tokens["prompt"] += saved.prompt_tokens

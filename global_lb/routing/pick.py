@@ -1,7 +1,8 @@
-"""Which region: what a route's policy and modifiers make of a field; near ties are drawn by headroom.
+"""Which region: the route's policy and modifiers score a field of candidates; near ties are drawn by headroom.
 
-Near is what lies within the doubt about the waits: how old the reports are, and how fast what they say was changing.
-Never chooses outside the field it is given, and gives its reasons with the choice. Picking writes nothing.
+Scores are a near tie if they differ by less than the uncertainty of the waits: the reports' age times how fast their
+values change. Never chooses outside the field it is given, and gives its reasons with the choice. Picking writes
+nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from topology.law import Verdict
 
 FRESH_S = 1.5  # regions report once a second at the least
-IDLE_SHARE = 0.5  # a local region used less than this has nothing that a hop would spare
+IDLE_SHARE = 0.5  # a local region used less than this has no wait that a hop could save
 _NO_OVERRIDES = OperatorOverrides()
 _PLAIN = Route(RouteConfig())
 
@@ -59,7 +60,7 @@ class ScoredField(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """The choice and why: the law's verdict, who was not serving and why, and who was scored, in no order.
+    """The choice and why: the law's verdict, the regions not serving and why, and the regions scored, in no order.
 
     `ties`: the doubt in ms about the wait of each that it was drawn from, if there was more than one. `spilled_from`:
     the region that would have been best, were nobody hot; None if it was chosen, hot or not. `notes`: what modifiers
@@ -80,8 +81,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     lawful_here: bool = True
 
     def is_last_resort(self, now: float) -> bool:
-        """Whether there is one alone who may be asked, or nobody who takes foreign requests, by reports of just now: a
-        promise would only be a reason to refuse, one ocean after the other."""
+        """Whether only one region may be asked, or none takes foreign requests by fresh reports. Then no promise is
+        made: it would only be a reason to refuse, in one region after another."""
         asked = self.asked
         if asked is None:
             return False
@@ -90,12 +91,12 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def field(self) -> tuple[Scored, ...]:
-        """Those scored, best first; sorted when asked for, since hardly any decision is looked at."""
+        """The scored regions, best first. Sorted when asked for, since hardly any decision is looked at."""
         return tuple(sorted(self.scored, key=lambda s: s.score))
 
     def terms(self) -> dict[str, dict[str, float]]:
-        """What the scores are made of, by region, where that is milliseconds: they add up to the score. Empty where a
-        score is another thing."""
+        """The terms of each region's score, if scores are milliseconds: they add up to the score. Empty for policies
+        with another unit."""
         policy, usd_weight_ms = self.route.policy, self.route.config.usd_weight_ms
         if not policy.in_ms or not self.scored:
             return {}
@@ -172,7 +173,7 @@ def pick(
 def _narrowed(
     field: Field, route: Route, overrides: OperatorOverrides, lawful_here: bool, now: float, notes: list[str]
 ) -> Field:
-    """What pins, quota and budget leave of the field."""
+    """The part of the field that pins, quota and budget leave."""
     pin = overrides.pin(field.request.tenant, field.request.model, now) if overrides.pins else None
     if pin is not None:
         field, why = modify.pinned(field, pin)
@@ -208,7 +209,7 @@ def _moved(
 
 
 def _avoided(field: Field, policy: Policy) -> NDArray[np.bool_] | None:
-    """Who is penalised: hot, full, or not fully returned to. None: nobody."""
+    """Which regions pay the penalty: hot, full, or not fully back yet. None: no region does."""
     full = policy.full(field)
     if full is not None and full.any():
         field.penalise(full)
@@ -248,7 +249,8 @@ def _spilled_from(field: Field, unguarded: Column, avoided: NDArray[np.bool_], c
 def _near_ties(
     field: Field, ready: Column, avoided: NDArray[np.bool_] | None, policy: Policy, now: float
 ) -> list[tuple[int, float]]:
-    """Who may be the best within what is known of the waits: place, uncertainty (ms). Of these, the cold if any is."""
+    """The regions that may be the best, given the uncertainty of the waits: place and uncertainty (ms). Only the cold
+    (not hot) ones of these, if there are any."""
     best = int(ready.argmin())
     limit = ready.item(best) + policy.ties
     if policy.uncertain_waits and field.moving:
@@ -265,7 +267,7 @@ def _near_ties(
 
 
 def _affine(field: Field, affinity: SessionAffinity | None, ties: Sequence[int]) -> int | None:
-    """Where the request's session was, or the one that it came from, if that is among the ties."""
+    """The region where the request's session, or its parent session, was, if that is among the ties."""
     request = field.request
     if affinity is None or not request.soft_session:
         return None
@@ -281,7 +283,7 @@ def _one_of(
     rng: Random,
     notes: list[str],
 ) -> int:
-    """Of near ties where the session is, else one that is drawn."""
+    """One of the near ties: the one where the session is, else a draw."""
     among = [place for place, _ in ties]
     home = _affine(field, soft_affinity, among)
     if home is None:
@@ -299,13 +301,15 @@ def _brought_home(
     rng: Random,
     notes: list[str],
 ) -> int:
-    """`place`, or here if what brings the request there is to be prefilled here, so that its like need not go there.
+    """`place`, or the local region if the prefix that leads the request to `place` should be prefilled here, so that
+    later requests with it need not leave.
 
-    The way for as long as they do, or the prefill once: nobody knows how many will come. Whoever pays it with a
-    probability of way / prefill pays, in the mean, as much for the way before as for the prefill, and so at most twice
-    what one who knew would have paid (ski rental, Karlin et al. 1988; this form remembers nothing). Only where nobody
-    waits here: a queue would be as much longer. Not for a session that is there, nor for an agent, whose prefix is its
-    own session's: they end (brought home, agents had 0.96 of their turns).
+    Either every later request pays the trip, or one pays the prefill; how many will come is unknown. Prefilling with
+    probability trip / prefill spends on average as much on trips as on the prefill, so at most twice the cost of
+    knowing the number in advance (ski rental, Karlin et al. 1988; this randomised form keeps no state). Only if no
+    request waits here: a queue would grow by the prefill. Not for a session that is there already, nor for an agent,
+    whose prefix is used only by its own session and only until that ends (brought home, agents had 0.96 of their
+    turns).
     """
     here = field.here
     if here is None or field.request.tools or (avoided is not None and avoided[here]):
@@ -322,7 +326,8 @@ def _brought_home(
 
 
 def _drawn(field: Field, ties: Sequence[int], avoided: NDArray[np.bool_] | None, rng: Random) -> int:
-    """One of the ties in proportion to headroom; the local region if that is idle: nobody is drawn away from it."""
+    """Draw one of the ties in proportion to headroom; the local region if it is idle, since no request is drawn away
+    from that."""
     headroom = field.headroom()
     here = field.here if field.here in ties else None
     if here is not None and (avoided is None or not avoided[here]):

@@ -1,10 +1,10 @@
 """How a request is answered: its answer is relayed, or its client is sent to the region itself.
 
-What was redirected no report acknowledges to us, as the client brings it: until the region's next reports show it, it
-counts here as sent (REDIRECTED_S), and then no more, whether the client went there or not.
-Invariants: nobody is sent where the law would not let the body be read first, nor where nothing is lent of its
-tenant's limits, nor from TLS to less; each counts for a while, and there are at most REDIRECTED_MAX. Never signs and
-never opens anything.
+No report acknowledges a redirected request to this balancer, since the client brings it to the region. So it counts as
+sent here for REDIRECTED_S, until the region's next reports show it, whether the client went there or not. Invariants:
+no client is sent to a region that the law does not allow to read the body first, nor to one that cannot lend of its
+tenant's limits, nor from TLS to plain HTTP; each redirect counts for a while, and at most REDIRECTED_MAX do. Never
+signs and never opens anything.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Redirects:
         self._redirected: deque[tuple[float, str, UnacknowledgedLoad, float]] = deque()  # until when, where, bytes
 
     def to_own_name(self, request: Request, route: RouteConfig, url: str) -> Redirect | None:
-        """Have the client of a long stream come by the entry's own name, where no change of routes breaks it."""
+        """Redirect the client of a long stream to the entry's own name, where a change of BGP routes cannot break the
+        stream."""
         least = route.unicast_tokens
         if not url or least is None or not (request.by_anycast and request.stream):
             return None
@@ -89,7 +90,7 @@ class Redirects:
         return machine.Redirect(request.id, instance.client_url, outcome.REDIRECTED, forward)
 
     def settle(self, regions: Regions, now: float) -> None:
-        """Those whose time is over count no more."""
+        """Stop counting redirects whose time is over."""
         redirected = self._redirected
         while redirected and redirected[0][0] <= now:
             _, region, load, n_bytes = redirected.popleft()

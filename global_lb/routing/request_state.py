@@ -1,4 +1,4 @@
-"""What the global machine keeps of one request while it has it. Never decides."""
+"""The global machine's state for one request under way. Never decides."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     broke: frozenset[str] = frozenset()
 
     def law_refused(self, lawful: frozenset[str]) -> bool:
-        """Whether every lawful region's own copy of the law said no."""
+        """Whether every lawful region refused because its own copy of the law forbids the request."""
         return all(self.refusals.get(region) in _UNLAWFUL_THERE for region in lawful)
 
     def all_say(self, reason: Outcome) -> bool:
@@ -69,5 +69,5 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         return bool(self.refusals) and all(one is reason for one in self.refusals.values())
 
     def summary(self) -> str:
-        """What became of it, region by region, for the client."""
+        """What happened to the request in each region, as text for the client."""
         return admission.refused_by(self.refusals, self.decision.absent if self.decision is not None else {})

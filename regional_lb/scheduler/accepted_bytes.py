@@ -1,6 +1,6 @@
-"""Prompt bytes that global balancers sent here, by the balancer: what its reports acknowledge.
+"""Prompt bytes that each global balancer sent here; the region's reports acknowledge them.
 
-Whatever became of a request: its sender reckons with everything that reached us
+Every request that arrived counts, whatever became of it: its sender counts everything that reached us
 (farhop.balance.estimate.unacknowledged). Bounded, as the senders' names come from outside.
 """
 
@@ -18,7 +18,8 @@ class AcceptedBytes(dict[str, float]):
         self._issuers_chars = 0
 
     def add(self, issuer: str, prompt_bytes: int) -> None:
-        """Of too many senders the one not heard of for the longest is forgotten: it has nothing on its way to us."""
+        """Add bytes from a sender. If there are too many, the sender silent for the longest is forgotten: it has
+        nothing on its way."""
         if issuer not in self:
             self._issuers_chars += len(issuer)
         self[issuer] = self.pop(issuer, 0.0) + prompt_bytes

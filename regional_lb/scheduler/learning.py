@@ -1,4 +1,5 @@
-"""What finished requests teach: sizes of prompts and answers, speeds, and how true what was believed cached was.
+"""What is learned from finished requests: sizes of prompts and answers, speeds, and how accurate predicted cache hits
+were.
 
 Never decides anything, and keeps nothing of a request but sums.
 """
@@ -27,8 +28,8 @@ class Learning:
         self.predicted_tokens = self.actual_tokens = 0.0
 
     def holds_answer(self, state: RequestState, event: AttemptEnded) -> bool:
-        """Whether the replica holds the answer behind its prompt, as it was heard and the next turn will bring it. If
-        it generated far more, it was thinking, and that stands between the two."""
+        """Whether the replica's cache holds the answer right after its prompt, as the next turn will send it. If the
+        engine generated far more tokens than were relayed, it was reasoning, and those tokens lie between the two."""
         if (
             event.fault is not None
             or state.replica in self._fleet.view.decode_only
@@ -39,11 +40,12 @@ class Learning:
         return event.answer_bytes >= ANSWER_SHARE * tokens * self._fleet.estimates.bytes_per_token(state.request.model)
 
     def ended(self, state: RequestState, usage: Usage, now: float) -> bool:
-        """Take a finished request's usage. Whether the mirror, thereby corrected, lacks some of the prompt."""
+        """Learn from a finished request's usage. Returns whether the mirror, corrected by it, lacks some of the
+        prompt."""
         request, estimates, lacks = state.request, self._fleet.estimates, False
         estimates.now = now
-        # As long as it would be thought to get today: what was expected of it may have been a guess, and the share that
-        # it is of that says nothing of those that are expected by answers.
+        # Compared with the length expected by now: what was expected when it was sent may have been a guess, and its
+        # share of a guess says nothing about answers whose length was learned.
         expected = estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 _PART_MIN = 16
 _MASK = np.dtype(np.bool_)
-BLOCKING_TOKENS = 1000.0  # shorter prompts are computed before many come, wherever that is
-EXPLORED_SHARE = 0.05  # of the picks: those that look for somebody more uncertain among near ties
-_MORE = 0.05  # by how much more uncertain that one must be: in an idle fleet all are, and there is nothing to find
+BLOCKING_TOKENS = 1000.0  # shorter prompts are prefilled before many other requests arrive, at any replica
+EXPLORED_SHARE = 0.05  # the share of picks that look for a less certain replica among near ties
+_MORE = 0.05  # by how much less certain it must be: in an idle fleet all are uncertain, and there is nothing to find
 _OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is Rates.in_flight
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
-    """A replica's score, in its policy's unit, and what is known of it for this request. `work_tokens`: what is left of
-    the prompt to prefill, as cost.prefill_work has it; so is what is before it, `backlog_tokens`."""
+    """A replica's score, in its policy's unit, and what is known about it for this request. `work_tokens`: the prefill
+    work of the prompt's uncached part (cost.prefill_work); `backlog_tokens`: the same for the requests before it."""
 
     replica: str
     score: float
@@ -51,14 +51,13 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
     backlog_tokens: float
     prefill_ms_per_token: float
     tpot_ms: float
-    exact: bool = False  # whether what it holds is its own word, not a guess
+    exact: bool = False  # whether the hit comes from its KV events, not from an estimate
     delay_ms: float = 0.0  # before its prefill can begin: an adapter is to be loaded
 
 
 class Known(NamedTuple):
-    """What replicas told of their caches themselves, for one prompt: tokens of it by name.
-
-    `exact` is all they hold of it, `least` what they hold at the least.
+    """What replicas report about their caches for one prompt, in tokens by replica. `exact`: all that they hold of it;
+    `least`: a lower bound.
     """
 
     exact: Mapping[str, float]
@@ -69,13 +68,11 @@ NOTHING = Known({}, {})
 
 
 class Pick(msgspec.Struct, eq=False, gc=False):
-    """The choice and the field it was made from. `chosen` None: nobody has room, or, if that is `declined`, only who is
-    worse than somebody who soon will. `explored`: it was chosen to learn how fast it is. `prefill`: who computes the
-    prompt for the chosen one, None if that does so.
-
-    `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
-    `residual_ms`: by how much first tokens came later than predicted of late.
-    Of the request only its sizes: picks are remembered, and a chain is large.
+    """The choice and the field it was made from. `chosen` None: no replica has room or, if `declined`, those with room
+    are worse than one that soon will have it. `explored`: it was chosen to learn how fast it is. `prefill`: the replica
+    that prefills the prompt for the chosen one, None if the chosen one does. `version` is the chosen replica's,
+    `assigned` the one that a split gave the request, if one is in force. `residual_ms`: by how much first tokens lately
+    came later than predicted. Keeps only the request's sizes: picks are remembered, and a prefix chain is large.
     """
 
     policy: Policy
@@ -118,8 +115,8 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         ]
 
     def terms(self) -> dict[str, dict[str, float]]:
-        """What the scores of the field are made of, by replica, where that is milliseconds: they add up to the score.
-        Empty where a score is another thing."""
+        """The terms of each replica's score, if scores are milliseconds: they add up to the score. Empty for policies
+        with another unit."""
         policy = self.policy
         if policy.unit != "ms":
             return {}
@@ -135,14 +132,16 @@ class Pick(msgspec.Struct, eq=False, gc=False):
 
     @property
     def split(self) -> str:
-        """Why it has this version, in one word of few: "" if no split decided, `fallback` if another one served."""
+        """Why it has this version, as one of a few words: "" if no split decided, `fallback` if another version
+        served."""
         if self.assigned is None:
             return ""
         return self.assigned.why.partition(" ")[0] if self.version == self.assigned.version else "fallback"
 
     @property
     def prefill_ms(self) -> float:
-        """Until the prompt is computed, with all that is before it wherever that is done; 0 if nobody was chosen."""
+        """Milliseconds until the prompt is prefilled, including the work before it, at the replica that does it; 0 if
+        none was chosen."""
         one = self.prefill or self.chosen
         if one is None:
             return 0.0
@@ -150,8 +149,9 @@ class Pick(msgspec.Struct, eq=False, gc=False):
 
     @property
     def predicted_ms(self) -> float:
-        """Until the first token, by what is known of the chosen replica alone: half of the step that it is at, if
-        any, and one that takes as long as the longer of the prompt and a token of those under way. 0 without one."""
+        """Milliseconds until the first token, by what is known about the chosen replica: half of the step that it is
+        at, if any, and one that takes as long as the longer of the prompt and a token of those under way. 0 without
+        one."""
         chosen = self.chosen
         if chosen is None:
             return 0.0
@@ -161,19 +161,19 @@ class Pick(msgspec.Struct, eq=False, gc=False):
 
     @property
     def ttft_ms(self) -> float:
-        """What is promised: that, and what first tokens took longer than predicted of late; 0 if nobody was chosen."""
+        """The promised time to the first token (ms): `predicted_ms` corrected by `residual_ms`; 0 if none was
+        chosen."""
         return corrected(self.predicted_ms, self.residual_ms) if self.chosen is not None else 0.0
 
     @property
     def most_cached_tokens(self) -> float:
-        """Of its prompt, what the replica that holds most of it has cached, of those remembered."""
+        """The most tokens of its prompt that any of the remembered replicas has cached."""
         return self._prompt_tokens - float(LEAST(self.block[0]))
 
     @property
     def field(self) -> tuple[Scored, ...]:
-        """The replicas, best first; spelled out when asked for, since hardly any pick is looked at.
-
-        Not every policy takes one of the best: what it took stands last if it is not among those remembered.
+        """The replicas, best first. Built when asked for, since hardly any pick is looked at. Not every policy takes
+        one of the best: the chosen one comes last if it is not among those remembered.
         """
         best = tuple(sorted(self._scored(), key=attrgetter("score")))
         return best if self.chosen is None or self.chosen.replica in self._names else (*best, self.chosen)
@@ -198,14 +198,16 @@ def work_tokens(uncached: Amount, prompt_tokens: float) -> Amount:
 
 
 def _latest_ms(need: Need, table: Table, work: Column) -> Column:
-    """How long each takes for it at the most, if it is slower than it is thought to be by twice its uncertainty."""
+    """The longest time (ms) that each replica takes for the request, if it is slower than estimated by twice its
+    uncertainty."""
     prefill_ms = (table.backlog_tokens + work) * table.prefill_ms_per_token
     latest_ms: Column = (1.0 + 2.0 * table.uncertainty) * (prefill_ms + need.output_tokens * table.tpot_ms)
     return latest_ms
 
 
 def _work(table: Table, work: Column, row: int) -> tuple[float, float, float, float]:
-    """What one has to do: tokens' worth of the prompt and before it, ms for each, and for one of the answer."""
+    """One replica's work: tokens to prefill for the prompt and before it, ms for each of them, and ms per answer
+    token."""
     return (
         work.item(row),
         table.backlog_tokens.item(row),
@@ -215,14 +217,13 @@ def _work(table: Table, work: Column, row: int) -> tuple[float, float, float, fl
 
 
 def _surest(need: Need, table: Table, work: Column, ready: Column) -> int:
-    """Of those with room the one that is done first even if all are as slow as they may be."""
+    """The replica with room that finishes first if every one is as slow as its uncertainty allows."""
     return int(np.where(ready < inf, _latest_ms(need, table, work), inf).argmin())
 
 
 def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> Column:
-    """What is left of the prompt to prefill at each row.
-
-    `hits` gives by place how many bytes of it are held, by our mirrors; what is `known` goes before.
+    """The uncached tokens of the prompt at each row. `hits`: by place, how many of its bytes the mirrors say are held;
+    `known` (KV events) takes precedence.
     """
     uncached: Column = empty(len(table.of.names))
     uncached.fill(need.prompt_tokens)  # np.full takes three times as long
@@ -258,11 +259,9 @@ def pick(
     ahead: bool = False,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
-    session was, which decides near ties alone.
-
-    `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits at each row before its prefill can begin;
-    policies that score in ms count it. `choosy`: better none than one much worse than who only has a prompt to finish.
-    `ahead`: see Table.room.
+    session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
+    at each row before its prefill can begin; policies that score in ms count it. `choosy`: choose none rather than a
+    replica much worse than one that only has to finish a prompt. `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
     work = work_tokens(uncached, need.prompt_tokens)
@@ -273,7 +272,7 @@ def pick(
     if blocking_ms is not None:
         score = score + blocking_ms
     room = table.room(uncached, need.output_tokens, now, ahead=ahead)
-    # Mostly all have room: to ask for the first without costs a sixth of what masking does.
+    # Mostly all have room: looking for the first one without costs a sixth of masking.
     all_room = room.item(room.argmin())
     ready = score if all_room else np.where(room, score, inf)
     best = int(ready.argmin())
@@ -319,7 +318,7 @@ def pick(
 
 
 def _tied(home: str, best: int, ready: Column, table: Table, policy: Policy) -> int | None:
-    """Where the session was, if that is as good as the best, as far as scores are known."""
+    """The place of the replica where the session was, if its score is a near tie of the best; None otherwise."""
     place = table.of.at.get(home)
     if place is None or not (policy.ties_floor or policy.ties_share):
         return None
@@ -330,10 +329,10 @@ def _tied(home: str, best: int, ready: Column, table: Table, policy: Policy) -> 
 def _explored(
     need: Need, table: Table, work: Column, ready: Column, policy: Policy, chosen: int, now: float, rng: Random
 ) -> int:
-    """The most uncertain of those who may be as good as the chosen one; that itself where nobody is.
+    """The least certain replica that may be as good as the chosen one; the chosen one if there is none.
 
-    May be: within near ties if its speed is better by its uncertainty than it is thought to be. What is certain must
-    not be worse, such as a prefix that is cached elsewhere.
+    A replica may be as good if it would be a near tie when faster than estimated by its uncertainty. Certain parts of
+    its score, such as a prefix that it lacks, must not be worse.
     """
     uncertainty = table.uncertainty
     most = uncertainty.item(chosen) + _MORE
@@ -356,9 +355,10 @@ def _explored(
 def _worth_waiting(
     need: Need, table: Table, uncached: Column, score: Column, policy: Policy, least: float, now: float
 ) -> bool:
-    """Whether somebody who would start on it but for what is being prefilled there serves it sooner all the same.
+    """Whether a replica that lacks only prefill room would still serve the request sooner than one with room.
 
-    A long context that goes to whoever is free at the moment is computed once more, and held twice from then on.
+    Otherwise a long context would go to whichever replica is free at the moment, be computed again, and be held twice
+    from then on.
     """
     if policy.waits_ms is None:
         return False
@@ -367,10 +367,11 @@ def _worth_waiting(
 
 
 def least(score: Column, most: int) -> Rows:
-    """The rows of the `most` least scores, in no order. There are more.
+    """The rows of the `most` lowest scores, in no order. There are more rows than that.
 
-    Of very many, in `most` parts: what is above the greatest of the parts' least scores is none of them. What is at it
-    makes up the number: as many parts as there are rows below it, at most, begin below it.
+    Very many rows are divided into `most` parts: a score above the largest of the parts' minima is not among the
+    lowest. Rows equal to it fill up the number: at most as many parts as there are rows below it have a minimum below
+    it.
     """
     size = len(score) // most
     if size < _PART_MIN:
@@ -386,7 +387,8 @@ def least(score: Column, most: int) -> Rows:
 
 
 def least_prefill(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> tuple[float, float]:
-    """Uncached tokens and prefill in ms at the replica where that is shortest, were it idle. At least one row."""
+    """Uncached tokens, and ms to prefill them, at the replica where that would be shortest if it were idle. At least
+    one row."""
     uncached = uncached_tokens(need, table, hits, known)
     prefill_ms = work_tokens(uncached, need.prompt_tokens) * table.prefill_ms_per_token
     place = int(prefill_ms.argmin())
@@ -394,11 +396,12 @@ def least_prefill(need: Need, table: Table, hits: Hits, known: Known = NOTHING) 
 
 
 def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) -> float:
-    """What one more request would wait before its prefill begins, at these healthy replicas; 0 if there are none.
+    """How long one more request would wait before its prefill begins, in ms, at these healthy replicas; 0 if there are
+    none.
 
-    With room: the prefill backlog of the least burdened replica with room. Without: by Little's law one request leaves
-    a replica every service_ms / in_flight, and all who are queued, here or in an engine, go first; with them as many as
-    are served `elsewhere`. But no sooner than the least backlog is done: while an engine is at a long prefill nobody
+    With room: the smallest prefill backlog of the replicas with room. Without: by Little's law a request leaves a
+    replica every service_ms / in_flight, and all that are queued, here or in an engine, go first, as do those served
+    `elsewhere`. But never sooner than the smallest backlog is done: while an engine works on a long prefill no request
     begins there, however many leave.
     """
     if not len(table):
@@ -409,7 +412,7 @@ def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) 
         if ANY(room):
             return float(LEAST(backlog_ms[room]))
     fresh = table.fresh(now)
-    # Others may use the engine, too: what it says it runs counts if that is more than ours.
+    # Others may use the engine, too: the number that it reports running counts if it is more than ours.
     running = np.maximum(np.maximum(table.in_flight, np.where(fresh, table.running, 0.0)), 1.0)
     ahead = queued + elsewhere + float(table.waiting[fresh].sum())
     return max((ahead + 1.0) / float((running / table.service_ms).sum()), float(LEAST(backlog_ms)))

@@ -1,4 +1,4 @@
-"""What the regional machine keeps of one request while it has it. Never decides."""
+"""The regional machine's state for one request under way. Never decides."""
 
 from __future__ import annotations
 

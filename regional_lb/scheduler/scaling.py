@@ -1,7 +1,7 @@
-"""How many replicas of each model this region should have, by its own load: what autoscalers follow.
+"""How many replicas of each model this region should have for its own load: the signal that autoscalers follow.
 
-Looked at once in LOOK_S, whoever asks how often; farhop.balance.scaling has the arithmetic. A replica more or less is
-for others to bring about. Never starts or stops anything, and never reads a request.
+Computed once every LOOK_S, however often it is read; farhop.balance.scaling has the arithmetic. Never starts or stops a
+replica, and never reads a request.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Which version of a model a request is for: pins, rules, weights. The same request always draws the same version.
 
-Who is not pinned and meets no rule draws by weighted rendezvous (see farhop.balance.hashing) over the hash of model,
-split, version and who draws: each version gets weight / sum of weights, and a weight that changes moves only whom it
-must: when one grows beside others, everybody who moves moves to it. Invariants: a split that is not in force costs one
-look-up; a version of weight 0 draws nobody and keeps nobody. Never looks at health or load.
+A request that is not pinned and matches no rule draws by weighted rendezvous hashing (farhop.balance.hashing) over
+model, split, version and the drawing key (session, tenant or request). Each version gets weight / sum of weights, and a
+changed weight moves only the keys that must move: if one weight grows, every key that moves goes to that version.
+Invariants: a split that is not in force costs one look-up; a version of weight 0 draws nobody and keeps nobody. Never
+looks at health or load.
 """
 
 from __future__ import annotations
