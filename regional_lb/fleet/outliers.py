@@ -1,19 +1,19 @@
-"""How each replica does beside those that serve the same model: who fails, or has become slow, more than the others.
+"""Compares replicas of the same model: which one fails more, or has become slower, than the others.
 
 Failures: a share of its latest answers, a moving average. Of five or more, an outlier lies above the median by
 3 × 1.4826 × MAD (three standard deviations, were they normal), and by a margin at least; of fewer, where a MAD says
 nothing, above the median of the others by a wider margin.
 
-Slowness: the time per uncached prompt token until the first token. One such figure proves nothing: a hit that the
-engine had evicted makes it 50 times too long, a stall makes all that were under way as late as each other. So what was
-under way together counts as one, at its best; and an outlier is slow in each of its last RUN of these, one of which at
-least had most of its prompt to compute. Slow is
-`factor` times its own usual (a median over minutes: a slower kind of GPU is as fast as usual), beyond what its peers
-were slower than theirs in that very time, and `factor` times as slow as they are.
+Slowness: the time per uncached prompt token until the first token. One such figure proves nothing: a prefix that the
+engine had evicted makes it 50 times too long, and a stall delays all requests under way alike. So requests under way
+together count as one, by the fastest. An outlier is slow in each of its last RUN of these, at least one of which had
+most of its prompt to compute. Slow means three things: `factor` times its own usual (a median over minutes, so that a
+slower kind of GPU is not slow), by more than its peers exceeded theirs in the same time, and `factor` times as slow as
+they are.
 
-Invariants: alone, nobody is an outlier; nor is anybody whose latest answers are well; what befalls all alike moves what
-they are held against; a peer that is faster than usual makes nobody slow. Never ejects, and never reads a clock: `now`
-is monotonic seconds.
+Invariants: a single replica is never an outlier, nor is one whose latest answers were good; what affects all replicas
+alike moves the reference as well; a peer that is faster than usual makes no other slow. Never ejects, and never reads a
+clock: `now` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FAILING = "fails more than its peers"
 SLOW = "slower than its peers, by its own usual"
 
 ANSWERS_MIN = 10  # fewer say nothing of a replica's failures
-WELL_MIN = 3  # so many answers that were well, one after another: whatever failed before is over
+WELL_MIN = 3  # after so many good answers in a row, earlier failures are over
 _WEIGHT = 0.1  # of one answer in the share that fails
-_NONE = 0.005  # a share below it is none: then an answer that is well costs nothing to note
+_NONE = 0.005  # a smaller share counts as none: then a good answer costs nothing to note
 _FADE_S = 60.0  # how fast failures fade where nothing more is heard
 _PEERS_MIN = 5
 _DEVIATIONS = 3.0 * 1.4826
@@ -43,11 +43,11 @@ _MARGIN, _MARGIN_FEW = 0.3, 0.5  # in shares of failures
 RUN = 5
 RUN_S = 60.0  # what is older than this says nothing of now
 USUAL_MIN = 10  # samples before its usual is known
-USUAL_S, USUAL_EVERY_S = 600.0, 2.0  # what stays slow for minutes becomes usual, rather than an outlier for ever
+USUAL_S, USUAL_EVERY_S = 600.0, 2.0  # a replica slow for minutes becomes usual, not an outlier for ever
 _USUAL_MAX = int(USUAL_S / USUAL_EVERY_S)
 _THEN_MIN = 2  # first tokens of a peer in the same time
 _THEN_S = 15.0  # how short that time may be, and how old the last of a run
-_SUSPECTS_MAX = 16  # are held against all others at a time: where all of 1,000 are slow that is no outlier's doing
+_SUSPECTS_MAX = 16  # so many are compared with all others at a time: if all of 1,000 are slow, none is an outlier
 _STEP_LEAST = 0.1
 
 
@@ -105,14 +105,16 @@ class Record:
         return median(paces) if len(paces) >= _THEN_MIN and self.usual is not None else None
 
     def forgive(self, *, slow: bool) -> None:
-        """It is out, as `slow` or otherwise, and begins anew when it is back; what is usual for it still counts."""
+        """The replica is out, as `slow` or otherwise; its record starts afresh when it is back, except for its usual
+        pace."""
         self.failing, self.answers, self.well = 0.0, 0, 0
         self.run.clear()
         self.trial = slow
 
 
 class Outliers:
-    """Records by name. `factor`: so many times slower than usual is an outlier; 0: nothing is, and nothing is kept."""
+    """The records by replica. `factor`: how many times slower than usual an outlier is; 0: none is, and nothing is
+    recorded."""
 
     def __init__(self, factor: float) -> None:
         self._margin = log(factor) if factor else inf
@@ -124,7 +126,7 @@ class Outliers:
         self.records = {name: self.records.get(name) or Record() for name in names}
 
     def answered(self, name: str, ok: bool) -> None:
-        """An answer began, or failed to. Who has left is nobody."""
+        """An answer began, or failed to. Replicas that have left are ignored."""
         record = self.records.get(name)
         if record is None or (ok and not record.failing and record.answers == ANSWERS_MIN):
             return  # nearly always
@@ -157,12 +159,12 @@ class Outliers:
         return record.failing if record is not None else 0.0
 
     def excess(self, name: str) -> float:
-        """By how much that is more than is usual among its peers, 0..1. 0 for one without peers."""
+        """By how much its failing share exceeds what is usual among its peers, 0..1. 0 for one without peers."""
         record = self.records.get(name)
         return max(0.0, record.failing - record.usual_failing) if record is not None else 0.0
 
     def on_trial(self, name: str) -> bool:
-        """Whether it was taken out as slow, and is so still by all that is known."""
+        """Whether the replica was ejected as slow, and nothing has yet shown that it is not."""
         record = self.records.get(name)
         return record is not None and record.trial
 
@@ -171,7 +173,8 @@ class Outliers:
         self.records[name].forgive(slow=slow)
 
     def found(self, by_model: Mapping[str, tuple[str, ...]], now: float) -> list[tuple[str, str]]:
-        """Who is one, and why, the worst first. Call it about once a second: it also lets old failures fade."""
+        """The outliers and the reason for each, the worst first. Call it about once a second: it also lets old failures
+        fade."""
         self._fade(now)
         found: dict[str, tuple[float, str]] = {}
         usual: dict[str, float] = {}
@@ -192,14 +195,14 @@ class Outliers:
         return [(name, why) for name, (_, why) in worst_first]
 
     def _usual(self, records: list[tuple[str, Record]]) -> float:
-        """The median of all; of few, the least: two of three that fail are not the measure."""
+        """The median of all; of few, the minimum: two failing replicas of three must not set the standard."""
         if len(records) == 1:
             return 1.0
         shares = [record.failing for _, record in records]
         return median(shares) if len(shares) >= _PEERS_MIN else min(shares)
 
     def _slow(self, records: list[tuple[str, Record]], now: float) -> list[tuple[str, float]]:
-        """Who of these is slow beside the others, and by how much beyond the margin."""
+        """Which of these replicas are slow compared with the others, and by how much beyond the margin."""
         suspects = []
         for name, record in records:
             lately = record.lately(now)
@@ -233,7 +236,7 @@ class Outliers:
 
 
 def _above(rates: list[tuple[str, float]], margin: float, margin_few: float) -> list[tuple[str, float]]:
-    """Whose number is too far above those of the others, and by how much. See the module's head."""
+    """Which replicas' numbers are too far above those of the others, and by how much. See the module's docstring."""
     if len(rates) < 2 or max(number for _, number in rates) <= margin:
         return []
     numbers = [number for _, number in rates]

@@ -1,12 +1,14 @@
-"""How the balancers of one region share its replicas: what the others have under way, whose turn it is, who owns what.
+"""How the balancers of one region share its replicas: the peers' load, whose turn a free slot is, who owns which
+replica.
 
-Invariants: what the others have under way at a replica is the sum of what each that is known last said of it, and
-never negative; a replica is owned by exactly one of those who serve it and take part, the same for all who know the
-same ones; nobody gives way to another for longer than HEAD_START_S without that one taking what is free. Never reads a
-clock, never sees the wire.
+Invariants: the peers' load at a replica is the sum of what each known peer last reported, and never negative; a replica
+is owned by exactly one of the balancers that serve it and take part, the same for all that know the same peers; a
+balancer gives way to a peer for at most HEAD_START_S, unless that peer takes what is free. Never reads a clock, never
+does IO.
 
-Turns: whoever frees a slot knows it first, and with a queue of its own would take it again and again. So while another
-waits for the same replica, too, we take at most TURNS more from it than that one has since it began to wait.
+Turns: the balancer that frees a slot knows it first, and with a queue of its own would take it again and again. So
+while a peer waits for the same replica, too, we take at most TURNS more there than that peer has since it began to
+wait.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from regional_lb.fleet.view import View
 
 TURNS = 2
-HEAD_START_S = 0.2  # an update, the way, and a busy machine's delay
+HEAD_START_S = 0.2  # an update, the network, and a busy machine's delay
 
 
 class PeerLoad(msgspec.Struct, frozen=True):
@@ -43,15 +45,16 @@ class PeerLoad(msgspec.Struct, frozen=True):
 
 
 class Paces(msgspec.Struct, frozen=True):
-    """What one balancer learned: of models and tenants, and what it measured of each replica, with its address."""
+    """What one balancer learned about models and tenants, and measured of each replica (with its address)."""
 
     estimates: Learned
     replicas: dict[str, tuple[str, Measured]]
 
 
 class PeerReported(Event, frozen=True):
-    """Another balancer of the region spoke. `loads` are those that changed, with `whole` all there are; `queued` is
-    what waits there by model. `cached` was judged by the law of `epoch`. `learned` is told once, to who begins."""
+    """A message of another balancer of the region. `loads`: those that changed (`whole`: all of them); `queued`:
+    requests waiting there, by model. The audiences of `cached` are by the law of `epoch`. `learned` is sent once, to a
+    balancer that starts."""
 
     peer: str
     loads: dict[str, PeerLoad]
@@ -63,7 +66,7 @@ class PeerReported(Event, frozen=True):
 
 
 class PeersChanged(Event, frozen=True):
-    """Who takes part beside us, and whether we do. What others than `speaking` had under way counts no more."""
+    """Which peers take part, and whether we do. The load of peers not in `speaking` counts no longer."""
 
     live: frozenset[str]
     speaking: frozenset[str]
@@ -71,11 +74,12 @@ class PeersChanged(Event, frozen=True):
 
 
 class TurnTimerFired(Event, frozen=True):
-    """Time went by while somebody else waits, too: who left what is free has had its turn."""
+    """Time passed while a peer waits, too: a peer that has not used what was left to it has had its turn."""
 
 
 class _Peer:
-    """What one said. `lead`: what we had taken more than it when it began to wait; `passed`: where its turn went by."""
+    """A peer's state as reported. `lead`: how much more we had taken when it began to wait; `passed`: replicas where it
+    let its turn pass."""
 
     __slots__ = ("lead", "loads", "passed", "queued")
 
@@ -124,8 +128,8 @@ class Shares:
         self._owned.clear()
 
     def dispatched(self, replica: str, load: Load) -> None:
-        """Our own sums at a replica are these now. While nobody is there nobody need be told of changes: who is `alone`
-        and not `watched` does not ask."""
+        """Set our own load at a replica. Without peers no changes need be recorded: a caller that is `alone` and not
+        `watched` need not call this."""
         before = self._in_flight.pop(replica, 0)
         if load.in_flight:
             self._in_flight[replica] = load.in_flight
@@ -148,7 +152,7 @@ class Shares:
         return self._change, names
 
     def own(self, replica: str, load: Load) -> PeerLoad:
-        """What is told of a replica: `load` is what we have under way there."""
+        """What peers are told about a replica; `load`: what we have under way there."""
         address = self._addresses.get(replica)
         taken = self._taken.get(replica, 0)
         known = address is not None
@@ -157,7 +161,7 @@ class Shares:
     # -- the others'
 
     def on_report(self, event: PeerReported) -> frozenset[str] | None:
-        """Take what a peer said. The replicas whose room it may have changed, None: any."""
+        """Take a peer's message. Returns the replicas whose room it may have changed; None: any."""
         peer = self._peers.setdefault(event.peer, _Peer())
         self.alone = False
         waited, changed = peer.queued.keys(), set(event.loads)
@@ -171,7 +175,7 @@ class Shares:
             before = peer.loads.get(name)
             if name in peer.passed and (before is None or before.taken != load.taken):
                 peer.passed.discard(name)
-                peer.lead.pop(name, None)  # even from here on: what it let go by it does not get back
+                peer.lead.pop(name, None)  # count from here: turns that it let pass are not given back
             peer.loads[name] = load
         peer.queued = event.queued
         if not event.queued:
@@ -183,7 +187,7 @@ class Shares:
         return None if waited != event.queued.keys() else frozenset(changed)
 
     def changed(self, event: PeersChanged) -> None:
-        """Take who takes part."""
+        """Take the set of peers that take part."""
         self._live, self._serving = event.live, event.serving
         for name in self._peers.keys() - event.speaking:
             self._waiting.pop(name, None)
@@ -201,7 +205,7 @@ class Shares:
         return load is not None and load.known and load.address == self._addresses.get(replica)
 
     def same(self, replica: str, address: str) -> bool:
-        """Whether another's replica of this name is the one that we know by it."""
+        """Whether a peer's replica of this name is the same as ours (by its address)."""
         return self._addresses.get(replica) == address
 
     def with_others(self, replica: str, load: Load) -> Load:
@@ -228,11 +232,11 @@ class Shares:
 
     @property
     def contended(self) -> bool:
-        """Whether somebody else waits."""
+        """Whether a peer has requests waiting."""
         return bool(self._waiting)
 
     def gives_way(self, replica: str) -> bool:
-        """Whether what is free there is another's to take."""
+        """Whether free room at the replica is a peer's turn."""
         if not self._waiting:
             return False
         return any(self._ahead(peer, replica) for peer in self._waiting.values())
@@ -247,7 +251,7 @@ class Shares:
         return lead - peer.lead.setdefault(replica, lead) >= TURNS
 
     def overdue(self, replica: str, free: bool, now: float) -> bool:
-        """Whether others have let their turn at a replica go by, so that we give way there no more."""
+        """Whether peers have let their turn at a replica pass, so that we no longer give way there."""
         if not free or not self.gives_way(replica):
             self._left.pop(replica, None)
             return False
@@ -262,7 +266,7 @@ class Shares:
     # -- who owns what
 
     def owns(self, replica: str) -> bool:
-        """Whether it is ours to report."""
+        """Whether the replica is ours to report."""
         known = self._owned.get(replica)
         if known is None:
             members = [peer for peer in self._live if self.serves(peer, replica)]

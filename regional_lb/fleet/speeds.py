@@ -1,4 +1,4 @@
-"""How fast each replica is thought to be: what it measured of late, and for the rest what its peers measure now.
+"""How fast each replica is expected to be: its own recent measurements and, as far as they are lacking, its peers'.
 
     expected = peers' * (own / peers') ** (evidence^2 / (evidence^2 + OWN^2))     (the ratio less ALIKE)
 
@@ -48,17 +48,18 @@ if TYPE_CHECKING:
 REFRESH_S = 0.5
 # Of thousands less often, so that it costs some 1 % of the time; and often enough for what fades with TAU_S.
 _REFRESH_ROW_S, _REFRESH_KIND_S, _REFRESH_MOST_S = 1e-3, 5e-3, 2.5
-# The evidence (in windows of a second) at which a replica's own figure counts as much as its peers'. By squares: what
-# is measured all the time (6 windows) is believed to 97 %, and a third of a window left over to a tenth.
+# The evidence (in one-second windows) at which a replica's own figure counts as much as its peers'. It enters squared:
+# a replica measured all the time (6 windows) counts to 97 %, one with a third of a window left to a tenth.
 OWN = 1.0
-# By what share GPUs of one kind differ without being slower: what prompts in between make of a token. Within it they
-# are equals, and the load between them decides.
+# The share by which GPUs of one kind may differ by chance (prompts between two tokens). Within it they count as equal,
+# and load decides between them.
 ALIKE = 0.1
-UNCERTAINTY = 0.5  # by what share a replica may be off of which nothing was measured of late
+UNCERTAINTY = 0.5  # the uncertainty (a share) of a replica without recent measurements
 SLOW = 1.5  # times its peers' figure: worth telling
 _PRIOR = 0.1  # evidence that a guess is worth beside the first thing measured of its kind
-# Beside what they measure now that counts twice: regions are compared by it, and what the prompts of a few seconds make
-# of a token is no reason to send anybody over an ocean. Who differs by more is told by its own figure.
+# The peers' longer-term figure counts twice as much as what they measure now: regions are compared by it, and the
+# prompts of a few seconds are no reason to send requests over an ocean. A replica that differs by more is known by its
+# own figure.
 _MEMORY = 2.0
 _MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over so much time with samples, and for how long after
 _INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that differ by 7 requests
@@ -72,8 +73,8 @@ _FADES_S = np.array((TAU_S, TAU_S, SERVICE_TAU_S)).reshape(_FIGURES, 1)
 
 
 class Pace(NamedTuple):
-    """One replica's figures, as they are used. `peers_*`: what its peers measure; `uncertainty` is a share, at
-    most UNCERTAINTY. `sampled_at`: when it last told anything, None if it never did."""
+    """One replica's expected speeds. `peers_*`: its peers' figures; `uncertainty` is a share, at most UNCERTAINTY.
+    `sampled_at`: when it was last measured (monotonic seconds), None if never."""
 
     prefill_ms_per_token: float
     tpot_ms: float  # of an answer that is alone there
@@ -105,7 +106,7 @@ class _Kind:
         self.occupancy = Occupancy()
 
     def learn(self, own: Columns, evidence: Columns, wider: Columns, dt_s: float) -> None:
-        """These are the members' own figures now, by figure and member."""
+        """Take the members' own figures, by figure (row) and member (column)."""
         middle, weight = _medians(own, evidence)
         seen_s = dt_s * np.minimum(weight, 1.0)
         self.remembered_s = np.minimum(self.remembered_s * exp(-dt_s / _MEMORY_TAU_S) + seen_s, _MEMORY_S)
@@ -115,7 +116,7 @@ class _Kind:
 
 
 def _medians(own: Columns, evidence: Columns) -> tuple[Columns, Columns]:
-    """Of each row the weighted median (the lesser of two: an uncertain one is better tried) and all of the weight."""
+    """Of each row the weighted median (of two the lower: an uncertain replica is better tried) and the total weight."""
     if own.shape[1] == 1:
         return own[:, 0], evidence[:, 0]
     order = own.argsort(axis=1)
@@ -187,7 +188,8 @@ class Speeds:
         )  # fmt: skip
 
     def slow(self, name: str, load: float, now: float) -> str:
-        """In words, that and by how much it is thought to be slower than its peers; "" if it is not, or has none."""
+        """In words, by how much the replica is expected to be slower than its peers; "" if it is not, or has no
+        peers."""
         pace = self[name]
         if not pace.peers or pace.sampled_at is None:
             return ""
@@ -203,7 +205,8 @@ class Speeds:
     # -- who there is
 
     def adopt(self, replicas: Mapping[str, Replica]) -> None:
-        """These are the replicas now, in this order. Another process under a name begins with nothing measured."""
+        """Take the replicas of a new view, in this order. A new process under a known name starts without
+        measurements."""
         before = {name: (self._of[row], self._replicas[row]) for name, row in self._rows.items()}
         loads = {name: self._loads[row] for name, row in self._rows.items()}
         self._rows = {name: row for row, name in enumerate(replicas)}
@@ -238,7 +241,7 @@ class Speeds:
                 self._kind_of[row] = kind
 
     def restarted(self, name: str) -> None:
-        """Whoever comes back under this name comes back cold: what was measured is another process's."""
+        """The replica is a new process: discard what was measured of the former one."""
         row = self._rows.get(name)
         if row is not None:
             self._of[row] = Speed()
@@ -281,11 +284,11 @@ class Speeds:
                 self._note(name, self._kind_of[row], answered=True)
 
     def measured(self, now: float) -> dict[str, Measured]:
-        """By replica what was measured, of those of which anything was."""
+        """The measurements by replica, for those that have any."""
         return {name: self._of[row].measured(now) for name, row in self._rows.items() if self._of[row].sampled_at}
 
     def begin_with(self, name: str, other: Measured, now: float) -> None:
-        """What another balancer measured of a replica of which nothing was measured here."""
+        """Start from what another balancer measured of a replica that was not measured here."""
         row = self._rows.get(name)
         if row is None or self._of[row].sampled_at is not None:
             return
@@ -293,7 +296,8 @@ class Speeds:
         self._note(name, self._kind_of[row], began=other.pace_evidence > 0.0, answered=other.service_evidence > 0.0)
 
     def _note(self, name: str, kind: _Kind, *, began: bool = False, answered: bool = False) -> None:
-        """Something was measured. What is first of its kind does not wait: guesses may be wrong by any factor."""
+        """Note that something was measured. The first measurement of a kind is used at once: guesses may be wrong by
+        any factor."""
         self._changed.add(name)
         if (began and not kind.began) or (answered and not kind.answered):
             kind.began |= began
@@ -303,7 +307,7 @@ class Speeds:
     # -- what is made of it
 
     def refresh(self, now: float) -> None:
-        """Bring all figures up to date: what was told since, and what has grown old."""
+        """Update all figures with new measurements and with the ageing of old ones."""
         dt_s = 0.0 if self._at is None else max(0.0, now - self._at)
         self._at = now if self._at is None else max(now, self._at)
         more_s = _REFRESH_ROW_S * len(self._of) + _REFRESH_KIND_S * len(self._kinds)
@@ -341,7 +345,7 @@ class Speeds:
         self._lean[:, at] = measured[2 * _FIGURES :]
 
     def _learned(self, dt_s: float) -> list[Columns]:
-        """What each kind is at by now."""
+        """The present figures of each kind."""
         kinds = list(self._kinds.values())
         for kind in kinds:
             wider = _wider(kind, kinds) if len(kinds) > 1 else np.zeros(_FIGURES)
@@ -349,8 +353,8 @@ class Speeds:
         return [kind.level for kind in kinds]
 
     def _interference_share(self) -> Columns:
-        """By what share of a lone token each request lengthens it: the kind's, by the loads of all its members. What
-        one of them alone makes of it is noise, and would part equals."""
+        """By what share of a lone token's time each request lengthens a token: one figure per kind, from the loads of
+        all its members. A figure for each member would be noise, and would separate equals."""
         cov, var = np.array([np.add.reduce(self._lean[:, kind.rows], axis=1) for kind in self._kinds.values()]).T
         share = (cov + _INTERFERENCE_DOUBT * INTERFERENCE_SHARE) / (var + _INTERFERENCE_DOUBT)
         of_kind: Columns = np.minimum(np.maximum(share, 0.0), 1.0)  # a token alone takes no less than nothing
@@ -358,8 +362,8 @@ class Speeds:
 
 
 def _wider(kind: _Kind, kinds: list[_Kind]) -> Columns:
-    """What others that do the same for one of its models make of what is configured for them: the median, the lesser
-    of two."""
+    """The factor by which other kinds with one of the same models differ from their configured figures: the median (of
+    two the lower)."""
     alike = (one for one in kinds if one is not kind and one.role == kind.role)
     others = (one for one in alike if not one.models.isdisjoint(kind.models))
     levels = [one.level for one in islice(others, _OTHERS_MAX)]

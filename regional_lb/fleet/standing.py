@@ -1,9 +1,9 @@
-"""The replicas' health taken together: who may take work, how much of it, and who is taken out beside its peers.
+"""The health of all replicas together: which may take work, how much of it, and which are ejected.
 
-Invariants: what requests meet (streaks, something broken in an answer, outliers) never takes out more than
-`eject_share_max` of those that serve a model, nor the last of them; where fewer than `panic_share` are able, such
-ejections are overlooked, and never a failed probe, a fault or an operator's word; a replica that may take work may have
-one request at least. Never chooses a replica, and never reads a clock: `now` is monotonic seconds.
+Invariants: the results of requests (streaks of failures, something broken in an answer, outliers) never eject more than
+`eject_share_max` of a model's replicas, nor the last one; if fewer than `panic_share` are able, such ejections are
+ignored, but never a failed probe, a fault or an operator's override; a replica that may take work may have at least one
+request. Never chooses a replica, and never reads a clock: `now` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMPARE_S = 1.0
 
 _ABLE = (State.UP, State.SUSPECT)
 _LEAVING = Health(State.DRAINING, "leaving, or drained where it is announced")
-# An engine's own words for it say little of when it will be well again: one such answer is enough.
+# An engine's own error says little about when it will recover: one such answer is enough to eject it.
 BROKEN = {
     outcome.ENGINE_OUT_OF_MEMORY: "an answer said: out of GPU memory",
     outcome.ENGINE_BROKEN: "an answer said: GPU or engine broken",
@@ -40,7 +40,7 @@ BROKEN = {
 
 
 class Standing:
-    """See the module's head. Names of replicas that are not (or no more) in the view are no news to any call.
+    """See the module's docstring. Every method ignores names of replicas that are not (or no longer) in the view.
 
     `ejections` counts them, by reason, since the process began.
     """
@@ -58,8 +58,8 @@ class Standing:
         self._compare_at = -inf
 
     def adopt(self, view: View) -> None:
-        """Take a new view: what came is not heard of yet, what left is forgotten. Who is there at first is warm: it is
-        this process that is new."""
+        """Take a new view: nothing is known yet of replicas that came; those that left are forgotten. Replicas of the
+        first view are warm: it is this process that is new."""
         before, self._view = self._view.replicas, view
         first = not before
         for name, replica in view.replicas.items():
@@ -79,9 +79,8 @@ class Standing:
     # -- reading
 
     def find(self, variant: str, now: float) -> tuple[list[str], float]:
-        """Who serves the model, or the version of it, and may take work; until when that holds if nothing happens.
-
-        Panic is a model's: where a version has nobody left, another may take its work.
+        """The replicas that serve the model, or the version of it, and may take work; and until when that holds if no
+        event comes. Panic is judged by model: if a version has no replica left, another version may take its work.
         """
         serving = [name for name in self._view.by_variant.get(variant, ()) if self._offers(name, model_of(variant))]
         names: list[str] = []
@@ -109,7 +108,8 @@ class Standing:
         return names, until
 
     def read(self, name: str, now: float) -> Health:
-        """How a replica of the view stands as a whole: its health, unless it is leaving or is not what it should be."""
+        """The overall health of a replica of the view: its own health, unless it is leaving or not what it should
+        be."""
         replica, health = self._view.replicas[name], self.health[name].read(now)
         if health.state not in _ABLE:
             return health
@@ -126,7 +126,7 @@ class Standing:
         return not replica.draining and model not in replica.missing
 
     def offered(self, name: str, now: float) -> float:
-        """Of its slots, the share that a replica of the view offers: 0 while it is out, unless panic overlooks that."""
+        """The share of its slots that a replica of the view offers: 0 while it is out, unless panic ignores that."""
         in_use = self.health[name].read(now).state in _ABLE or self._is_overlooked(name)
         return self.share(name, now) if in_use else 0.0
 
@@ -136,7 +136,7 @@ class Standing:
         return {state: float(states.count(state)) for state in State}
 
     def answered_at(self, name: str) -> float:
-        """When a replica last answered a request well, -inf if it never did."""
+        """When a replica last gave a good answer (monotonic seconds), -inf if never."""
         health = self.health.get(name)
         return health.answered_at if health is not None else -inf
 
@@ -208,7 +208,7 @@ class Standing:
         return True
 
     def lingers(self, held: Reservation, until: float, now: float) -> None:
-        """A request failed that would have been at its replica until `until`."""
+        """A request failed that would have been under way at its replica until `until`."""
         replica = self._view.replicas.get(held.target)
         if replica is not None and self._has_peers(replica.name):
             self.black_holes.failed(replica.name, held.kv_tokens, until, now, replica.slots)
@@ -217,8 +217,9 @@ class Standing:
     # -- how much of its room each may use
 
     def reduced(self, now: float, only: str = "") -> Iterator[tuple[str, ReducedCapacity | None]]:
-        """Those it may have changed for since it was last asked: what each is held to, None: to nothing. `only` one of
-        them, right after something happened to it: of a thousand the others can wait for their turn."""
+        """The replicas whose reduced capacity may have changed since the last call, with that capacity (None: not
+        reduced). `only`: just this one, right after an event of its own: of a thousand the others can wait for their
+        turn."""
         if not only:
             self.black_holes.expire(now)
         for name in self._touched & {only} if only else tuple(self._touched):
@@ -236,11 +237,12 @@ class Standing:
 
     @property
     def reducing(self) -> bool:
-        """Whether anybody is held to less than it has."""
+        """Whether the capacity of any replica is reduced."""
         return bool(self._touched)
 
     def share(self, name: str, now: float) -> float:
-        """Of its slots, what a replica may use: less in its slow start, strained, or failing more than its peers."""
+        """The share of its slots that a replica may use: less during slow start, under strain, or if it fails more than
+        its peers."""
         return self.health[name].share(now) * (1.0 - self.outliers.excess(name))
 
     # -- within
@@ -253,7 +255,8 @@ class Standing:
         return replica is not None and any(len(names) > 1 for names in self._view.alike(replica))
 
     def _may_eject(self, name: str, now: float) -> bool:
-        """Whether every model it serves can spare it. Who is on trial is out as well: it has not come back."""
+        """Whether every model that it serves can spare it. A replica on trial counts as out: it has not come back
+        yet."""
         replica = self._view.replicas[name]
         return all(
             may_eject(self._out(model, serving, now), len(serving), self._config.eject_share_max)
@@ -261,14 +264,14 @@ class Standing:
         )
 
     def _out(self, model: str, names: tuple[str, ...], now: float) -> int:
-        """How many of these are of no use to the model now, for whatever reason."""
+        """How many of these replicas cannot serve the model now, for whatever reason."""
         return sum(not (self._offers(name, model) and self._in_use(self.health[name], now)) for name in names)
 
     def _in_use(self, machine: HealthMachine, now: float) -> bool:
         return machine.steady and machine.read(now).state in _ABLE
 
     def _compare(self, now: float) -> bool:
-        """Take out who does worse than its peers, as far as that may be."""
+        """Eject outliers, as far as the limits on ejections allow."""
         changed = False
         for name, why in self.outliers.found(self._view.by_model, now):
             if self.health[name].steady:
