@@ -1,8 +1,8 @@
-"""Answers kept to be given again, within one bound of bytes that they share with answers being recorded.
+"""Kept answers, within one limit of bytes that they share with answers being recorded.
 
-Invariants: 0 <= kept + taken <= capacity, always; no answer takes more than a SHARE-th of it. Where room is wanted, who
-keeps the most gives the answer of its own that was asked for longest ago, so that one tenant's many answers push out
-its own first. Never reads a clock, never says whether an answer may be given: only that it is here.
+Invariants: 0 <= kept + taken <= capacity, always; no answer takes more than a SHARE-th of it. When room is needed, the
+holder with the most bytes loses its least recently used answer, so that one tenant's many answers push out its own
+first. Never reads a clock, never says whether an answer may be given: only that it is here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was dispatched and is not yet over, per target: the half of a decision's input that survives view swaps.
+"""What was dispatched and has not finished, per target: the part of a decision's input that survives view swaps.
 
 Invariants: a request holds at most one reservation; a target's Load equals the sum over its live reservations, so it is
 never negative and is empty once everything is released. Never decides, and never forgets a reservation by itself: its
@@ -23,10 +23,9 @@ Tokens: TypeAlias = NDArray[np.float64]
 
 class Reservation(msgspec.Struct, frozen=True, gc=False):
     """What one request takes at a target: `prefill_tokens` (their work: cost.prefill_work) until its prefill is done,
-    `kv_tokens` until it is over, of which `answer_tokens` are those of its answer. `began_at`: since when that comes
-    (monotonic seconds), None before.
-
-    `marks` name its prompt's beginnings (chain.marks), for others to know what they share with it.
+    and `kv_tokens` until it ends, `answer_tokens` of them for its answer. `began_at`: when its answer began (monotonic
+    seconds), None before. `marks` name its prompt's beginnings (chain.marks), so that the part shared with other
+    requests is known.
     """
 
     target: str
@@ -55,8 +54,8 @@ _IDLE = Load()
 
 
 class _Held:
-    """What requests hold at one target, in the order in which they came: KV tokens of the prompt, those of the answer,
-    and since when that comes (inf: not yet), a column each."""
+    """What requests hold at one target, in the order in which they came. Columns: KV tokens of the prompt, KV tokens of
+    the answer, and when the answer began (inf: not yet)."""
 
     __slots__ = ("_ids", "_rows")
 
@@ -136,9 +135,8 @@ class Ledger:
             self._on_change(target, load)
 
     def began(self, request_id: str, now: float) -> None:
-        """The request's prefill is done: its prefill tokens leave the backlog, its KV stays. Unknown ids are ignored.
-
-        Idempotent. A first byte may arrive after the request was given up, hence the indulgence.
+        """The request's prefill is done: its prefill tokens leave the backlog, its KV tokens stay. Idempotent; unknown
+        ids are ignored. (A first byte may arrive after the request was given up.)
         """
         held = self._held.get(request_id)
         if held is None or held.began_at is not None:
@@ -193,7 +191,8 @@ class Ledger:
         return self._loads.get(target, _IDLE)
 
     def shared(self, target: str, marks: tuple[int, ...]) -> int:
-        """How many of a prompt's marks, from its beginning, some request under way at the target has, too."""
+        """How many of a prompt's marks, counted from its beginning, some request under way at the target has in common
+        with it."""
         prompts = self._prompts.get(target)
         if not prompts:
             return 0

@@ -5,10 +5,10 @@ left for others, or a FLOOR-th of all if that is more. Never
 waits: what does not fit is refused at once, by False. Giving back more than was taken is a fault of the caller and
 raises, since a bound that forgives does not bound.
 
-Shares are dynamic thresholds (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
-Switches", IEEE/ACM Transactions on Networking 6(2), 1998): who is alone may have SHARE / (1 + SHARE) = 80 % of all, the
-rest is kept for whoever comes next; of k who want as much as they can get each has SHARE / (1 + k SHARE), and who wants
-less gets all it wants: max-min fair, without a list of who is there.
+Shares are dynamic thresholds (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
+IEEE/ACM Transactions on Networking 6(2), 1998): a holder that is alone may have SHARE / (1 + SHARE) = 80 % of all, the
+rest is kept for the next one; of k that want as much as they can get, each has SHARE / (1 + k SHARE), and one that
+wants less gets all it wants: max-min fair, without a list of holders.
 """
 
 SHARE = 4
@@ -58,7 +58,7 @@ class Limit:
         return self._used + self._noted + n <= self._capacity
 
     def crowds(self, holder: str) -> bool:
-        """Whether a holder has as much as the others on average, or more: so that a refusal is for its sake."""
+        """Whether a holder has at least as much as the others on average, and so is the cause of refusals."""
         return self._held.get(holder, 0) * len(self._held) >= self._used > 0
 
     def note(self, n: int) -> None:

@@ -1,8 +1,9 @@
-"""The words of a tier's state machine: what can happen to a request, and what can be done about it.
+"""The events and commands of a tier's state machine: what can happen to a request, and what can be done about it.
 
 `flow.py` of either tier turns one Event into Commands: `handle(event, now) -> list[Command]`. The live relay and the
-simulator both speak exactly these words. Events are past tense and cover a request's edges, never its chunks; commands
-are imperative. Every word names its request, because a completion may wake another request. Nothing here opens a thing.
+simulator both use exactly these types. Events are past tense and cover a request's edges, never its chunks; commands
+are imperative. Each of them names its request, because the end of one request may wake another. Nothing here opens a
+thing.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, gc=False):
-    """What an engine told of itself beside an answer: requests that wait and run, the share (0..1) of its KV cache in
-    use. None: not told."""
+    """The load that an engine reported with an answer: requests waiting and running, the share (0..1) of its KV cache
+    in use. None: not reported."""
 
     waiting: int | None = None
     running: int | None = None
@@ -42,7 +43,7 @@ class EngineLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 class HeaderMatch(msgspec.Struct, frozen=True, gc=False):
-    """Something of a request's head that an operator's rule looks for: a header or a cookie of this name and value."""
+    """A header or a cookie of this name and value, which an operator's rule looks for in a request's head."""
 
     kind: Literal["header", "cookie"]
     name: str
@@ -129,8 +130,8 @@ PROMPT_TOKENS_BEYOND, ANSWER_TOKENS_BEYOND, ANSWER_TIMES, ANSWER_TOKENS_MAX = 1 
 
 
 def believed(usage: Usage | None, request: Request) -> Usage | None:
-    """The usage that an engine told, no more than the request can have used: else one that lies, or errs, has a tenant
-    owe all that it may use for days, and stand behind all others."""
+    """The usage that an engine reported, clipped to what the request can have used. Otherwise an engine that lies, or
+    errs, could use up a tenant's limits for days, and push the tenant behind all others."""
     if usage is None:
         return None
     prompt_most, limit = request.body_bytes + PROMPT_TOKENS_BEYOND, request.max_tokens
@@ -169,7 +170,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class LawChanged(Event, frozen=True):
-    """Another law is in force here from now on. One of an epoch no later than that of the law it meets is no news."""
+    """Another law is in force here from now on. Ignored if its epoch is not later than that of the present law."""
 
     law: Law
 
@@ -181,7 +182,8 @@ class RequestArrived(Event, frozen=True):
 
 
 class PromptTokenized(Event, frozen=True):
-    """A request's prompt was read as tokens while it waited: it arrived without, since it was to wait all the same."""
+    """A request's prompt was tokenized while the request waited; it arrived without tokens, since it had to wait
+    anyway."""
 
     id: str
     tokens: Tokens
@@ -205,8 +207,8 @@ class PrefillFailed(Event, frozen=True):
 
 
 class AttemptMoved(Event, frozen=True):
-    """Whoever carries the request could not connect where the machine said, nor to others after it (`passed`, in turn),
-    and went on by the list that it was given: the attempt is at `target` now."""
+    """The gateway that carries the request could not connect to the chosen target, nor to those after it on its list
+    (`passed`, in order): the attempt is at `target` now."""
 
     id: str
     attempt: int
@@ -243,7 +245,8 @@ class AttemptEnded(Event, frozen=True):
 
 
 class AttemptRefused(Event, frozen=True):
-    """The tier below said no before it sent anything to an engine. `wait_ms` is what it would have cost."""
+    """The tier below refused before it sent anything to an engine. `wait_ms`: how long the request would have waited
+    there."""
 
     id: str
     attempt: int
@@ -341,7 +344,8 @@ class Answer(Command, frozen=True):
 
 
 class FallBack(Command, frozen=True):
-    """Nobody takes it for its model: it is over here, and begins anew as `request`, which is for another."""
+    """No target takes the request for its model: it ends here, and starts again as `request`, which is for another
+    model."""
 
     id: str
     request: Request
@@ -368,8 +372,9 @@ class Cancel(Command, frozen=True):
 
 
 class Move(Command, frozen=True):
-    """Its upstream is drained: break off this attempt, which has begun, if its stream can go on elsewhere without a
-    character lost, and tell so (AttemptFailed, `stopping`, resumable); else leave it as it is, and tell nothing."""
+    """Its upstream is drained: break off this attempt, which has begun, if its stream can be continued elsewhere
+    without losing a character, and report that (AttemptFailed, `stopping`, resumable); otherwise leave it as it is, and
+    report nothing."""
 
     id: str
     attempt: int

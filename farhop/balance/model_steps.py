@@ -77,15 +77,15 @@ def alias_note(request: Request) -> str:
 
 
 def narrowed_by_name(request: Request, law: Law) -> tuple[tuple[str, ...], ...]:
-    """The places that a request stays within once its name stands for another model: so what a rule about the name
-    leaves binds its records and hints, too, also in regions that know nothing of the name."""
+    """The places that a request stays within once its name was replaced by a model. So the law's rule about the name
+    also binds its records and hints, even in regions that do not know the name."""
     left = law.left_by_rules(request.tenant, request.model)
     return request.narrow if left is None or left in request.narrow else (*request.narrow, left)
 
 
 def fallback(request: Request, model: str, refused: str, attempts: int) -> Request:
-    """The request for another of its `fallbacks`, after so many attempts for this model, which `refused` says the end
-    of. Its chain is to be made anew, and its tokens are not known: both go by the model."""
+    """The request for another of its `fallbacks`, after so many attempts for this model; `refused`: how the last one
+    ended. Its chain is to be made anew, and its tokens are not known: both go by the model."""
     left = tuple(other for other in request.fallbacks if other != model)
     why = f"{request.alias_why}; {request.model}: {refused}".removeprefix("; ")
     name = request.alias or request.model

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Source(StrEnum):
-    """Who brought the outcome about."""
+    """Which party caused the outcome."""
 
     CLIENT = "client"
     LAW = "law"
@@ -158,6 +158,6 @@ BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")
 
 
 def blames_target(reason: Outcome) -> bool:
-    """Whether an attempt that broke so says something bad of whoever was asked: our own bounds do not, nor does
-    what itself told us that it was lost."""
+    """Whether an attempt that broke with this outcome counts against its target: not if one of our own bounds was met,
+    nor if the target itself reported the request as lost."""
     return reason.source is Source.TRANSPORT and reason is not KEPT_CLOSED and reason is not LOST

@@ -1,4 +1,4 @@
-"""Where each session's last request for a model was sent, to be looked at where nothing better is known.
+"""Where each session's last request for a model was sent: a preference where nothing better is known.
 
 Bounded: the longest silent sessions are forgotten, part by part: one order of all of them would hold the loop for 7 ms
 whenever its dictionary is laid out anew. A session is a hash that holds its tenant, so that nobody meets

@@ -1,4 +1,5 @@
-"""A request under way at one tier, from its whole arrival to its end: what the relay and its attempts share of it.
+"""A request under way at one tier, from its complete arrival to its end: the state that the relay and its attempts
+share.
 
 Never decides, and never writes: the relay acts on it, attempts read it.
 """
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class Attempt(Protocol):
-    """A request's attempt at an upstream, or at two, as far as others need to know which kind it is. `began`: its first
-    byte is here; `status` is the upstream's, 0 while unknown; `streams`: it answers with events, which can end with an
-    error event; `timing` is the upstream's own server-timing."""
+    """A request's attempt at an upstream, or at a pair of them: the interface that all kinds of attempts share.
+    `began`: its first byte is here; `status` is the upstream's, 0 while unknown; `streams`: it answers with events,
+    which can end with an error event; `timing` is the upstream's own server-timing."""
 
     active: ActiveRequest
     number: int
@@ -31,7 +32,7 @@ class Attempt(Protocol):
 
     @property
     def target(self) -> str:
-        """Who is asked."""
+        """The upstream that is tried."""
 
     @property
     def status(self) -> int:
@@ -73,7 +74,7 @@ class Attempt(Protocol):
 
 
 class RequestOwner(Protocol):
-    """Who ends a request whose client is gone, or that has to end because we stop."""
+    """The owner of a request, which ends it if its client is gone, or if this process stops."""
 
     def client_left(self, active: ActiveRequest) -> None:
         """The exchange's connection is gone."""

@@ -15,7 +15,7 @@ from farhop.balance.outcome import Outcome
 
 
 class Dialect(StrEnum):
-    """Whose errors a path's clients understand."""
+    """The error format that a path's clients understand."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -23,7 +23,7 @@ class Dialect(StrEnum):
 
 
 def dialect(path: bytes) -> Dialect:
-    """Whose errors the clients of a path understand, also where it does not pass."""
+    """The error format for the clients of a path, even if the path is refused."""
     if path.startswith(b"/v1/messages"):
         return Dialect.ANTHROPIC
     return Dialect.RESPONSES if path == b"/v1/responses" else Dialect.OPENAI
@@ -143,9 +143,8 @@ def status_of(reason: Outcome) -> int:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A whole answer that comes from here. `extra` are header lines ready to send.
-
-    `wait_ms` is what the request would have cost here, for the tier above.
+    """A complete answer of our own. `extra`: header lines ready to send. `wait_ms`: how long the request would have
+    waited here, for the tier above.
     """
 
     status: int
@@ -157,7 +156,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def stopping() -> Reply:
-    """For whoever is not answered by the time we stop: another instance takes it, as a tier above knows."""
+    """The answer to requests still open when this process stops. The tier above knows that another instance can take
+    them."""
     return refusal(outcome.STOPPING, STOPPING_DETAIL, retry_after_s=1.0)
 
 
@@ -244,7 +244,8 @@ def hop_outcome(reason: Outcome, wait_ms: float | None) -> bytes:
 
 
 def read_hop_outcome(value: bytes) -> tuple[Outcome, float | None]:
-    """What the tier below meant. An unknown word is an internal error there, and not retryable.
+    """The outcome that the tier below reported. An unknown word counts as an internal error there, and is not
+    retryable.
 
     A region that rejects our token says nothing about the client's credentials: to us it is a refusal like others.
     """

@@ -1,7 +1,7 @@
-"""The shell around a tier's machine: turns what happens on the wire into events, and commands into bytes.
+"""The shell around a tier's state machine: turns what happens on connections into events, and commands into bytes.
 
-Invariants: every ActiveRequest ends exactly once, by an answer, a broken stream or its client leaving; the machine is
-given every edge of every request exactly once, in the order in which they came. Never chooses, never waits.
+Invariants: every ActiveRequest ends exactly once, by an answer, a broken stream or its client leaving; the machine gets
+every transition of every request exactly once, in the order in which they came. Never chooses, never waits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.
 
 
 class Tier(Protocol):
-    """What the relay asks of the tier it carries for, and tells it."""
+    """What the relay needs from its tier, and reports to it."""
 
     def upstream_headers(self, active: ActiveRequest) -> bytes:
         """Header lines for the upstream: credentials, hop token, trace context."""
@@ -70,7 +70,7 @@ class Tier(Protocol):
         """The request is over. `status` is what the client saw, 0 if nothing."""
 
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
-        """The machine itself failed: a bug, to be logged loudly."""
+        """The machine itself failed: a bug, to be logged as an error."""
 
 
 class Relay:
@@ -99,7 +99,7 @@ class Relay:
         self.live: dict[str, ActiveRequest] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
         self._dark: set[Address] = set()  # upstreams to which the way is broken, by other evidence
-        self._news: list[tuple[Event, float]] = []  # what the machine is told once the bytes it came with are sent
+        self._news: list[tuple[Event, float]] = []  # events held until the bytes they came with are sent
         self.begin_anew: Callable[[ActiveRequest, Request], None] | None = None  # for another model; main sets it
         self.resumption: Resumption | None = None  # where streams can go on elsewhere; main sets it
         self._ending = False  # time is up, and nothing more is sent upstream
@@ -156,7 +156,7 @@ class Relay:
         self._react(machine.RequestArrived(request), now)
 
     def holds(self, request_id: str) -> bool:
-        """Whether a request is here and was sent nowhere yet."""
+        """Whether a request is here and has not been sent upstream yet."""
         active = self.live.get(request_id)
         return active is not None and active.forward is None
 
@@ -167,7 +167,7 @@ class Relay:
         self._react(event, self.clock() if now is None else now)
 
     def _catch_up(self) -> None:
-        """Tell the machine what it was not told yet."""
+        """Give the machine the events that it has not got yet."""
         news, self._news = self._news, []
         for event, now in news:
             self._react(event, now)
@@ -206,7 +206,7 @@ class Relay:
             self._conclude(active, outcome.INTERNAL)
 
     def _notify(self, active: ActiveRequest, hook: Callable[..., None], *arguments: Any) -> None:
-        """What the tier notes down must not decide whether a request is served."""
+        """Call the tier's bookkeeping; a failure there must not decide whether a request is served."""
         try:
             hook(active, *arguments)
         except Exception as error:  # noqa: BLE001 - see above; it is logged as loudly as the machine's own
@@ -246,7 +246,7 @@ class Relay:
     # -- what happened to an attempt
 
     def moved(self, attempt: AttemptRun, target: str, address: Address, passed: tuple[str, ...]) -> None:
-        """Who carries it could not connect where the machine said (see machine.AttemptMoved)."""
+        """The gateway could not connect to the chosen target (see machine.AttemptMoved)."""
         active = attempt.active
         if active.attempt is attempt and active.forward is not None:
             active.forward = replace(active.forward, target=target, address=address)
@@ -254,8 +254,9 @@ class Relay:
             self.react(machine.AttemptMoved(active.request.id, attempt.number, target, passed))
 
     def began(self, attempt: AttemptRun, status: int, now: float) -> None:
-        """The first byte is here. The client has it before the machine learns from it: that changes nothing for this
-        request, and takes a tenth of a millisecond or more. Of one that is whole the machine hears once, at its end."""
+        """The first byte is here. The client gets it before the machine gets the event: the event changes nothing for
+        this request, and takes a tenth of a millisecond or more. For an answer that is already complete, the machine
+        gets one event, at its end."""
         active = attempt.active
         active.began_at, active.status, active.streams = now, status, attempt.streams
         active.body = b""  # what has begun is never sent again
@@ -267,7 +268,7 @@ class Relay:
         self._news.append((machine.AttemptBegan(active.request.id, attempt.number, status, attempt.load), now))
 
     def resumed(self, attempt: AttemptRun, status: int) -> None:
-        """A broken stream goes on: to its client nothing began anew."""
+        """A broken stream continues: for its client nothing began again."""
         active = attempt.active
         assert self.resumption is not None  # it made the attempt
         self.resumption.outcomes["resumed", ""] += 1
@@ -311,7 +312,8 @@ class Relay:
             self.react(replace(event, target_lives=True) if attempt.target_lives else event)
 
     def prefilled(self, run: PrefillRun, where: bytes) -> None:
-        """The first half is done: the second goes where the machine said, and tells the engine where the KV is."""
+        """The first half is done: send the second half to the replica that the machine chose, with the location of the
+        KV cache."""
         active = run.active
         if active.attempt is not run:
             return
@@ -342,7 +344,8 @@ class Relay:
         self._conclude(active, outcome.CLIENT_LEFT)
 
     def stopped(self, active: ActiveRequest) -> None:
-        """Our time is up: end it with an answer or an error event that says so, and have the machine forget it."""
+        """The drain time is over: end the request with an answer or an error event that says so, and have the machine
+        forget it."""
         self._ending = True
         self._answer(
             active, machine.Answer(active.request.id, outcome.STOPPING, answers.STOPPING_DETAIL, 1.0), self.clock()
@@ -385,12 +388,12 @@ class Relay:
             return
         attempt = active.attempt = ContinuedRun(self, active, command.attempt, now, owner)
         if active.paused:
-            attempt.pause()  # its client is told only once that it is behind: whoever comes later has to know
+            attempt.pause()  # a client's pause is signalled only once: a later attempt has to know of it
         self._notify(active, self._tier.forwarded)
         attempt.start(command.address)
 
     def _end_at_limit(self, active: ActiveRequest, command: machine.Resume) -> None:
-        """All that was asked for is there: it lacks no more than its end."""
+        """End a stream whose requested tokens are all there and that only lacks its last event."""
         progress = active.progress
         assert progress is not None  # _resume looked
         active.exchange.write(progress.at_limit() + progress.end(sends_usage=not active.hide_usage))
@@ -476,7 +479,8 @@ class Relay:
             active.timer = self._loop.call_later(max(0.0, command.at - now), self._fire, active)
 
     def _arm(self, active: ActiveRequest, now: float) -> None:
-        """Most timers are deadlines that never fire: only one due before the sweep comes by again gets a handle."""
+        """Set the request's timer. Most are deadlines that never fire, so only one due before the next sweep gets a
+        loop handle."""
         delay_s = active.due - now
         if delay_s <= SWEEP_S and active.timer is None:
             active.timer = self._loop.call_later(max(0.0, delay_s), self._fire, active)
@@ -488,7 +492,7 @@ class Relay:
     # -- upstreams that can be asked
 
     def channel(self, address: Address, up: bool) -> None:
-        """Another connection to this upstream broke, or works again: ours may be dead without a word."""
+        """Another connection to this upstream broke, or works again: ours may be dead without notice."""
         if up:
             self._dark.discard(address)
             return
@@ -505,7 +509,7 @@ class Relay:
         return bool(self._dark) and forward is not None and forward.address in self._dark
 
     def quiet(self, address: Address) -> list[AttemptRun]:
-        """Attempts there to ask about, the longest silent first; at most ASKED_MAX."""
+        """The attempts at an upstream to inquire about, the longest silent first; at most ASKED_MAX."""
         now = self.clock()
         quiet = [run for run in self._quiet.get(address, ()) if run.active.attempt is run and run.is_quiet(now)]
         return heapq.nsmallest(ASKED_MAX, quiet, key=_last_activity_at)
@@ -517,8 +521,8 @@ class Relay:
     # -- endings
 
     def _end_attempt(self, active: ActiveRequest, reason: Outcome, ended: machine.AttemptEnded | None = None) -> None:
-        """The attempt under way, if any, is over: stop it, keep what it said, and note it once. `ended`: its answer
-        came in one piece and is whole, so that nothing is to be stopped, and its usage was just worked out."""
+        """End the attempt under way, if any: stop it, keep the usage that it reported, and record it once. `ended`: its
+        answer came in one piece and is complete, so there is nothing to stop, and its usage is known already."""
         attempt, active.attempt = active.attempt, None
         if attempt is not None:
             if ended is None:

@@ -50,18 +50,19 @@ def token_ms(tpot_ms: float, batch_interference_ms: float, in_flight: float) -> 
 
 
 def prefill_work(uncached: Amount, prompt: float, attention: Amount | float = ATTENTION_TOKENS) -> Amount:
-    """What of a prompt is to be prefilled, as so many tokens at the beginning of a text as take as long.
+    """The work of prefilling a prompt's uncached tokens, as the number of tokens at a text's beginning that take as
+    long.
 
-    Each of `uncached` tokens, the last of `prompt`, attends to all before it, prompt - uncached / 2 in the mean. Of
-    100,000 tokens nothing cached is the work of 250,000, the last 1,000 of them are that of 4,000: by what is uncached
-    alone a long prompt passes for what it costs less than half of, and a cached context for what can be had again.
-    All in bytes, if `attention` is.
+    Each of `uncached` tokens, the last of `prompt`, attends to all before it, prompt - uncached / 2 in the mean.
+    100,000 uncached tokens are the work of 250,000, the last 1,000 of them that of 4,000: counting uncached tokens
+    alone, a long prompt would seem to cost less than half of what it does, and a cached context would seem cheap to
+    compute again. All in bytes, if `attention` is.
     """
     return uncached * (1.0 + (prompt - 0.5 * uncached) / attention)
 
 
 def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
-    """What a prefill makes the requests under way beside it wait, in sum.
+    """How long a prefill delays the requests under way beside it, summed over them (ms).
 
     A pass over prompt and batch takes as long as the longer of the two (the prompt is bound by arithmetic, decoding by
     memory): what the prefill takes beyond a token's `alone_ms` keeps everybody waiting. A missed prefix is paid by all.
@@ -70,8 +71,9 @@ def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
 
 
 def behind_ms(wait_ms: float, *, work: float, mean_work: float, pace_ms: float) -> float:
-    """What a prefill makes those wait, in sum, who come behind it: of a request with so much `work` (prefill_work, in
-    bytes or tokens), where in the mean it is `mean_work`, at `pace_ms` for each of these, and `wait_ms` go before it.
+    """How long a prefill delays the requests behind it in the queue, summed over them (ms): for a request with this
+    `work` (prefill_work, in bytes or tokens), if the mean is `mean_work`, at `pace_ms` per unit, after a wait of
+    `wait_ms`.
 
     A queue in balance is as long behind who is served as it was before him when he came (Little 1961): of wait_ms /
     (mean_work * pace_ms) requests at each replica, each of which waits work * pace_ms longer. What is shorter

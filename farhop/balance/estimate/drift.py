@@ -1,10 +1,10 @@
-"""How far a report is to be believed when it has grown old: by how fast what it says was changing.
+"""How uncertain an old report is, by how fast its figures were changing.
 
     uncertainty_ms = age * rate of wait + (age * rate of use - slots left, if positive) * ms until a slot frees
                      + SILENT_MS_PER_S * silence                      age up to AGE_MAX_S, silence what is beyond it
 
-Who fell silent grows more and more uncertain, however still it was: that its wait does not change was its own word.
-Invariants: the uncertainty is never negative, never above UNCERTAINTY_MAX_MS, 0 at age 0 unless the slots are
+A silent target grows more and more uncertain, however steady it was: only its own reports said that its wait does not
+change. Invariants: the uncertainty is never negative, never above UNCERTAINTY_MAX_MS, 0 at age 0 unless the slots are
 overdrawn, 0 for a target that reports and does not change, and never falls as time goes by. Never reads a clock: `now`
 is monotonic seconds.
 """

@@ -1,4 +1,5 @@
-"""What a request takes at the least, by how many are under way and how many leave: Little's law, L = lambda * W.
+"""A lower bound of a request's service time, by how many are under way and how many leave: Little's law, L = lambda *
+W.
 
     service_ms = time that requests were under way / how many of them left,   at most AGES * their mean age
 

@@ -1,4 +1,4 @@
-"""How much later first tokens come than the model of a target says: what is promised is corrected by it.
+"""How much later first tokens come than a target's cost model predicts; promises are corrected by it.
 
 The model knows wires, waits and prefill. It does not know what the tiers and the engine's own server take, nor how long
 a request waits for the step that an engine is at when it comes. That is measured: the median of what the latest were

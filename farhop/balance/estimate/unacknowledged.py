@@ -1,4 +1,4 @@
-"""Unacknowledged load: how much of what was sent to a region its last report cannot know of yet.
+"""Unacknowledged load: the part of what was sent to a region that its last report cannot include yet.
 
 Counts are cumulative prompt bytes on both sides (the sender's here, the receiver's in its report), so that reports may
 be lost, repeated or late. Invariants: outstanding is never negative and never more than what still awaits its first

@@ -1,4 +1,4 @@
-"""A figure that is measured again and again, held against stalls and against its own age.
+"""A repeatedly measured figure, robust against stalls, whose weight fades with age.
 
 Samples are gathered in windows of time, each window speaks with the weighted median of its samples, and the figure is
 the weighted median of the latest windows. What many samples of one bad moment say (the answers that a stall held up all

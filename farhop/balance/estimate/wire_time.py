@@ -1,4 +1,4 @@
-"""How far a region is: the round trip as pings see it, less the noise of queues and collectors on the way.
+"""The round-trip time to a region, from pings, without the noise of queues and garbage collectors on the way.
 
     rtt_ms = least round trip of the window + k * (median - least of the latest pings)
 

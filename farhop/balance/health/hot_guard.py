@@ -1,4 +1,4 @@
-"""The hot guard: when a target is left, and how it is come back to. One mechanism for overload, outage and drain.
+"""The hot guard: when requests avoid a target, and how fast they return. One mechanism for overload, outage and drain.
 
 A target above `spill_at` for `hold_s` is hot, until it falls below `return_at`. Coming back from hot, or from being
 away, it is cold for a growing share of the requests only: `ramp_per_s` a second. What nobody told of for SILENT_S does
@@ -48,7 +48,7 @@ class HotGuard:
         self._ramp_from: float | None = None  # None: no ramp, the whole share
 
     def configure(self, config: GuardConfig) -> None:
-        """By these bounds from now on; where it stands it stays until it is used."""
+        """Use these bounds from now on; the state stays as it is until the next report."""
         self._config = config
 
     @property
@@ -72,7 +72,7 @@ class HotGuard:
                 self._ramp_from = now
 
     def left(self) -> None:
-        """It cannot be used at all (down, draining): when it comes back it is ramped."""
+        """The target cannot be used at all (down, draining): when it comes back, requests return gradually."""
         self._away = True
 
     def came_back(self, now: float) -> None:

@@ -1,8 +1,9 @@
 """Whether an attempt that fell silent is lost: by what its upstream tells of it when asked, or by its own pace.
 
-A path may swallow a request or an answer and close nothing. Whoever is asked names the attempts it does not know, and
-for how long it has sent nothing of those it does. Invariants: what its upstream works on, or is slow with, is never
-called lost; a begun answer gets the time in which TCP may still bring what the upstream has sent. Never reads a clock.
+A network path may drop a request or an answer without closing the connection. When asked, an upstream names the
+attempts it does not know, and for how long it has sent nothing of those it does. Invariants: what its upstream works
+on, or is slow with, is never called lost; a begun answer gets the time in which TCP may still bring what the upstream
+has sent. Never reads a clock.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class Inquiry:
         self._missed = 0
 
     def lost(self, silent_s: float, quiet_s: float | None, rtt_s: float, now: float, *, began: bool) -> bool:
-        """Whether it is lost, by an answer received at `now`: `quiet_s` since its upstream sent something of it, None
-        if that does not know it; `rtt_s`: a round trip. `silent_s` since something of it was heard here.
+        """Whether the attempt is lost, by an inquiry answer received at `now`. `quiet_s`: since its upstream last sent
+        a byte of it, None if the upstream does not know it; `rtt_s`: a round trip; `silent_s`: since a byte of it last
+        arrived here.
 
         What has not begun can be asked for again for nothing: at once where the way broke, else when said twice, as an
         answer may have ended at this very moment. What has begun cannot: TCP, whose timeouts double, may still bring

@@ -2,8 +2,8 @@
 
 asleep -> waking (needed) -> awake (all that is wanted is there) -> asleep (not needed for `sleep_after_s`). While it
 wakes it is admitted the share of its wanted replicas that is there. Invariants: asleep it is admitted nothing; the
-share lies in 0..1; who is needed is never asleep; `sleep_after_s` lie between the last need and sleep. Reading changes
-nothing.
+share lies in 0..1; a needed region is never asleep; `sleep_after_s` lie between the last need and sleep. Reading
+changes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One reading of a target's health, and an operator's word over it: what every machine of health speaks in.
+"""One reading of a target's health, and an operator's override of it: the types that all health machines share.
 
 Invariants: what is forced says so, and expires by itself; reading never changes. Never reads a clock: `now` is
 monotonic seconds and does not run backwards.
@@ -73,7 +73,7 @@ class ForcedState:
         return self.health is not None and (now < self._faded_at or self._keep_share > 0.0)
 
     def read(self, now: float) -> Health | None:
-        """The word if it is in force at `now`."""
+        """The override, if it is in force at `now`."""
         health = self.health
         if health is None or (health.until is not None and now >= health.until):
             return None

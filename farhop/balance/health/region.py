@@ -35,7 +35,8 @@ def _fine(until: float) -> Health:
 
 
 class Liveness:
-    """A region's life as seen from here by three signals: report age, the channel, the relay. DOWN needs two of them.
+    """A region's liveness as seen from here by three signals: the age of its report, the gRPC channel, relayed
+    requests. DOWN needs two of them.
 
     One alone is SUSPECT: a silent etcd, a broken channel or an unlucky path is not a dead region. A region starts with
     no report and no channel, hence DOWN. Relay failures are forgotten after a while, since a region that is sent

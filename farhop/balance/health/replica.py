@@ -222,8 +222,8 @@ class HealthMachine:
         return steady
 
     def counts(self, sent_at: float) -> bool:
-        """Whether the failure of a request that was sent then says anything of now: not if it is from before the target
-        was last taken out or came back, nor while probes say already that it is down."""
+        """Whether the failure of a request sent at that time counts: not if it was sent before the target was last
+        taken out or came back, nor while probes already report it down."""
         return self._probed_up is not False and sent_at >= self._since
 
     def failed(self, now: float, *, may_eject: bool = True, sent_at: float = inf) -> None:
@@ -243,7 +243,7 @@ class HealthMachine:
             self._eject(self._eject_backoff, why, now)
 
     def refused(self, now: float) -> None:
-        """A connection was refused: nobody is at home, so the target is out at once, whatever share is out already."""
+        """A connection was refused: no process listens, so the target is out at once, however many others are."""
         if self._ejected_until is None or now >= self._ejected_until:
             self._eject(self._refused_backoff, _REFUSED, now)
             self._ramp.cool()
@@ -278,8 +278,8 @@ class HealthMachine:
         return self._request_fails + 1 >= self._config.streak
 
     def held_out(self, now: float) -> bool:
-        """Whether nothing but what its requests met keeps it out: that is what panic overlooks. A refused connection
-        is not of that kind, since nobody is at home."""
+        """Whether only an ejection for the results of its requests keeps it out, which panic ignores. A refused
+        connection is not of that kind, since no process listens."""
         alive = self._probed_up is True and not self._unready and self.forced.read(now) is None
         return alive and self._ejected_until is not None and self._ejected_why != _REFUSED
 

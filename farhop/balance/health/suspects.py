@@ -1,4 +1,5 @@
-"""Which bodies may have ended the processes they were under way at: a query of death must not be handed on to the next.
+"""Which request bodies may have killed the processes that handled them: a query of death must not go to another
+process.
 
 A process counts against a body if the body was under way there when it broke off, and nothing was heard of the process
 afterwards, by any path, for SILENCE_S. One that is heard of again meanwhile had its link cut, and nothing is held
@@ -33,14 +34,15 @@ LastSeen: TypeAlias = Callable[
 
 
 class Quarantine(msgspec.Struct, frozen=True):
-    """Not to be sent before `until`, and if not `sure`, only until it is known whether the processes live."""
+    """The body must not be sent before `until`; if not `sure`, only until it is known whether the processes are
+    alive."""
 
     until: float
     sure: bool
 
 
 class Suspects:
-    """What is held against whom. Times are monotonic seconds."""
+    """What counts against which body. Times are monotonic seconds."""
 
     __slots__ = ("against",)
 

@@ -1,4 +1,4 @@
-"""What the owner of a trie tells others: which nodes came and went, in order, and to whom each may be told.
+"""The changes of a trie, in order, for other balancers: which nodes came and went, and which regions may know of each.
 
 Invariants: a node kept out of a place by the law of everybody who inserted it is never told there, neither when it
 comes nor when it goes; what is told, replayed in order on a snapshot begun at the same seq, gives the set of nodes that

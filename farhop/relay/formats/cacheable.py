@@ -1,9 +1,9 @@
-"""Which requests may be answered by what was answered before, what makes two of them the same, and an answer told in
-the other way: as a stream, or whole.
+"""Which requests may get an earlier answer again, when two requests are the same, and converting an answer between a
+stream and one piece.
 
-Two requests are the same if engines would see the same: JSON with its members in any order, without those that name
-the client or only say how the answer is sent. Sampled answers may be repeated at temperature 0, or where the client
-says so by a key of its own. What is not understood is not the same, and not told in another way. Never keeps anything.
+Two requests are the same if engines would see the same: JSON with its members in any order, without those that name the
+client or only say how the answer is sent. Sampled answers may be repeated at temperature 0, or where the client says so
+by a key of its own. Whatever is not understood counts as different, and is not converted. Never keeps anything.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _document(text: bytes) -> Document | None:
 
 
 class _NotUnderstoodError(Exception):
-    """Something of an answer that cannot be told in the other way for sure."""
+    """A part of an answer that cannot be converted with certainty."""
 
 
 def whole(kind: Kind, stream: bytes) -> bytes | None:

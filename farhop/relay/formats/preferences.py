@@ -1,4 +1,4 @@
-"""What a body says beside its prompt that bears on where it goes: residency, the session's name, a tier of service.
+"""Fields of a body, apart from its prompt, that affect routing: residency, the session's name, the service tier.
 
 Only read here, never judged: which places there are is the law's to say, and what a tier is worth the tenant's policy.
 A residency that cannot be read is an error and never left out, as it would widen what the client asked for.

@@ -1,4 +1,5 @@
-"""A stream that can go on from another engine: which can, what is asked for beside, and what is known of any of them.
+"""A stream that can be continued at another engine: which streams can, what is asked of the engine for it, and their
+state.
 
 Exact: the engine is asked for token ids (vLLM's `return_token_ids`), by which the stream is continued
 (`exact_resumption`). So no character is lost, doubled or altered at the seam. The same as without a break is more than

@@ -1,7 +1,7 @@
-"""What an answer says, read as it passes: its engine's cache holds it behind the prompt, and the next turn brings it.
+"""An answer's text, read as it passes: its engine's cache holds it after the prompt, and the next turn will contain it.
 
-Nothing of it goes on but the chain of prompt and answer, and how long the answer is. Invariants: bounded, and rather
-nothing goes on than what was read in part; no text of it ever enters a log, a span or an error.
+Only the prefix chain of prompt and answer, and the answer's length, are passed on. Invariants: bounded; a partly read
+answer yields nothing; its text never enters a log, a span or an error.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
         self._text = text if len(text) <= TEXT_BYTES_MAX else b""
 
     def miss(self) -> None:
-        """Something passed unread: neither what was read nor what follows is of use."""
+        """Something passed unread: neither what was read before nor what follows can be used."""
         self.pieces, self._deaf = bytearray(), True
 
     def result(self) -> tuple[tuple[int, ...], int]:

@@ -73,13 +73,13 @@ _READING = 5  # times its own size: what reading a large body takes beside it
 _HEADS_A_TURN = 16  # of one connection: refused at once they take 0.1 ms each, from whoever came
 _BYTES_A_TURN = 16 * 1024  # of more than one request: the worst bodies of 8 KiB take 1 to 2 ms each to read
 _LARGE_BYTES = 64 * 1024
-_READ_A_TURN = 128 * 1024  # who brings more at once waits a turn: uvloop would go on to 8 MB, which take 10 to 40 ms
+_READ_A_TURN = 128 * 1024  # more from one client waits a turn: uvloop would read up to 8 MB, which take 10 to 40 ms
 # What no head holds, however much of it is still to come: bare line ends, control characters.
 _NEVER = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _END = b"\r\n\r\n"
 # Of struct tcp_info (linux/tcp.h): tcpi_min_rtt, microseconds; all bits set where nothing was measured.
 _TCP_INFO_BYTES, _MIN_RTT, _NO_RTT = 152, 148, 0xFFFFFFFF
-_ANYBODY = ""  # whose share it counts to before it is known who asks
+_ANYBODY = ""  # the holder that it counts to before the tenant is known
 _CROWDED = {
     outcome.TOO_MANY_CONNECTIONS: "too many connections: retry later, or at another entry",
     outcome.CLIENT_CROWDS: "too many connections from your address: close some, or keep them alive and use them again",
@@ -94,7 +94,7 @@ class SupportsOptions(Protocol):
 
 
 class LargeBodyQueue:
-    """Large bodies are read one in a turn of the loop: whoever else has come is served between them."""
+    """Reads large bodies one per turn of the event loop, so that other requests are served between them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -268,7 +268,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _put_off(self, data: bytes) -> None:
-        """Go on with the rest in another turn of the loop: 64 KiB may hold 2,000 heads, and others have come, too."""
+        """Continue with the rest in another turn of the loop: 64 KiB may hold 2,000 heads, and other clients must be
+        served, too."""
         if not self._budget.take(len(data), _ANYBODY):
             self._refuse(_no_buffer())
         elif self._transport is not None:
@@ -284,7 +285,8 @@ class ClientConnection(asyncio.Protocol):
             self.data_received(data)
 
     def eof_received(self) -> bool:
-        """The client sends no more. If it waits for an engine it has left: that is not worth an engine's time."""
+        """The client sends no more. If its request waits for an engine, the client counts as gone: not worth an
+        engine's time."""
         if self.answering is not None and self.answering.callbacks is not None:
             self.abort()
         return False
@@ -564,13 +566,13 @@ class ClientConnection(asyncio.Protocol):
             self._listener.cork.write(self._transport, data, CROWD)
 
     def give_way(self) -> None:
-        """Break it and count it out at once: another has come, and there is no room."""
+        """Break the connection and stop counting it at once: another client has come, and there is no room."""
         self._listener.refused[outcome.TOO_MANY_CONNECTIONS.reason] += 1
         self._listener.forget(self)
         self.abort()
 
     def abort(self) -> None:
-        """Break the connection so that the client notices."""
+        """Break the connection in a way that the client notices."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -653,8 +655,8 @@ class ClientConnection(asyncio.Protocol):
         return self._reads_no_more
 
     def expel(self) -> None:
-        """We stop, and time is up: what is being read or answered ends now so that the client knows, who waits for a
-        turn is refused, and the connection ends with it."""
+        """The drain time is over: what is being read or answered ends now with a notice to the client, exchanges that
+        wait for their turn are refused, and the connection ends."""
         reply = answers.stopping()
         if self._reading is not None or self._partial:
             self._refuse(reply)

@@ -31,7 +31,8 @@ _PIECE_BYTES = 16 * 1024  # what comes in smaller pieces is gathered: an object 
 
 
 class ExchangeCallbacks(Protocol):
-    """Who makes an exchange's answer elsewhere, and is told what becomes of its client: the relay's ActiveRequest."""
+    """The party that produces an exchange's answer, and is told what happens to its client: the relay's
+    ActiveRequest."""
 
     def client_left(self) -> None:
         """The client is gone."""
@@ -59,7 +60,7 @@ class RequestHandler(Protocol):
 class AnsweringConnection(Protocol):
     """The client's connection, as an exchange writes its answer to it (connection.ClientConnection)."""
 
-    answering: Exchange | None  # whose turn it is
+    answering: Exchange | None  # the exchange whose turn it is
 
     @property
     def is_hop(self) -> bool:
@@ -74,8 +75,8 @@ class AnsweringConnection(Protocol):
         """The certificate (DER) that the client proved in its TLS handshake; None without one."""
 
     def client_rtt(self) -> tuple[str, int] | None:
-        """The client's address and the least round trip to it, microseconds, as its connection's kernel side measured;
-        None where that is not known, and once it was told."""
+        """The client's address and the kernel's least round trip to it, in microseconds; None if unknown, and after the
+        first call."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -240,7 +241,7 @@ class Exchange:
         self._connection.over(self)
 
     def let_go(self) -> None:
-        """The body is held no more: nobody will want it again."""
+        """Release the body: it is not needed again."""
         self._connection.let_go(self)
 
     @property
@@ -249,9 +250,9 @@ class Exchange:
         return self._connection.unsent_bytes
 
     def break_off(self, event: bytes | None) -> None:
-        """The answer cannot be completed. With an event the stream ends cleanly; without, it visibly breaks.
-
-        Towards the tier above it breaks behind its last chunk: by that, we live, and what broke is behind us.
+        """The answer cannot be completed. With an event the stream ends cleanly; without one it visibly breaks. Towards
+        the tier above it breaks after its last chunk, which tells that tier that we are alive and the failure is behind
+        us.
         """
         if event is not None:
             self.write(event)

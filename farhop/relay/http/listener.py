@@ -170,13 +170,13 @@ class Listener:
         return reason
 
     def _has_room(self) -> bool:
-        """Whether another may be there; its slot is taken then."""
+        """Whether there is room for another connection; if so, its slot is taken."""
         if len(self.open_connections) >= self._limits.connections_max:
             return False
         return self.slots is None or self.slots.take(1, "")
 
     def _make_room(self) -> bool:
-        """Have one by which nobody has proven yet who asks give way, the oldest, if it had its time for it."""
+        """Close the oldest connection that has not authenticated yet, if it had enough time to do so."""
         among = [self.unproven]  # of our own, where it is we who have too many
         if self._slots is not None and len(self.open_connections) < self._limits.connections_max:
             among = self._slots.unproven
@@ -278,7 +278,8 @@ def _drop_handshakes(server: asyncio.Server) -> bool:
 
 
 def client_of(peer: object) -> str:
-    """By what a client counts: its IPv4 address, or the /64 that an IPv6 host has to itself. "" if it has neither."""
+    """The key by which a client's connections are counted: its IPv4 address, or the /64 of its IPv6 address; "" if it
+    has neither."""
     if not isinstance(peer, tuple):
         return ""
     host = str(peer[0])

@@ -1,7 +1,7 @@
 """One attempt of one request at one upstream: writes the request, passes the answer on, notices how it ends.
 
-The answer's head is held until its first body byte is here: until then nothing has reached the client, and the request
-may still go elsewhere. Never decides what happens next: it tells its owner, once.
+The answer's head is held back until its first body byte is here: until then nothing has reached the client, and the
+request can still be sent elsewhere. Never decides what happens next: it reports to its owner, once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _JOINED_BYTES_MAX = 16 * 1024  # one write is cheaper than two; copying more tha
 
 
 class AttemptOwner(Protocol):
-    """What an attempt asks of whoever made it (the relay), and tells it, once. `clock` gives monotonic seconds;
+    """What an attempt needs from its owner (the relay), and reports to it, once. `clock` gives monotonic seconds;
     `upstream_is_tier`: the upstream is a balancer of ours, whose refusals are to be read."""
 
     pool: Pool
@@ -62,7 +62,7 @@ class AttemptOwner(Protocol):
         """The answer is whole."""
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
-        """The tier below said no."""
+        """The tier below refused."""
 
     def failed(self, attempt: AttemptRun, reason: Outcome) -> None:
         """The attempt broke."""
@@ -233,12 +233,12 @@ class AttemptRun:
 
     @property
     def target_lives(self) -> bool:
-        """Whether what ended the answer before its end was a tier's own word."""
+        """Whether it was the tier below that broke the answer off, rather than its connection."""
         connection = self._connection
         return self.owner.upstream_is_tier and connection is not None and connection.broken_off
 
     def broke(self, error: Exception) -> None:
-        """Whatever it met while it read the answer: a bug of ours, and the end of this request."""
+        """An exception while the answer was read: a bug of ours, which ends this request."""
         self._over = True
         self.owner.fault(self.active, error)
 
@@ -272,7 +272,7 @@ class AttemptRun:
 
     @property
     def carried_by(self) -> machine.Carrier:
-        """What it then goes on by."""
+        """What a continuation would be based on: token ids, or text."""
         return "ids"
 
     def start(self, address: Address) -> None:
@@ -324,7 +324,7 @@ class AttemptRun:
         return known
 
     def is_quiet(self, now: float) -> bool:
-        """Whether its upstream, which should have it by now, is worth being asked about it."""
+        """Whether the attempt has been silent for long enough to ask its upstream about it."""
         waits = not self._over and not self._paused and self._connection is not None
         return waits and now - self.last_activity_at >= QUIET_S
 
@@ -377,7 +377,7 @@ class AttemptRun:
         return self._over
 
     def answer_with(self, other: Fetched) -> None:
-        """What another upstream said, whole, is this attempt's answer."""
+        """Use the complete answer of another upstream as this attempt's answer."""
         self.abort()
         self._status, self._tap, self._length = other.status, None, len(other.body)
         self.last_activity_at, self.streams = self.owner.clock(), False

@@ -1,8 +1,9 @@
-"""An attempt of two halves at once, as SGLang has it: both engines get the request, and meet in a room of the first's.
+"""An attempt whose two halves run at once, as SGLang does it: both engines get the request, and find each other by a
+bootstrap room at the first.
 
-The body says where: `bootstrap_host`, `bootstrap_port`, `bootstrap_room`. What the second engine answers is the answer;
-what the first one does is read to its end and dropped, but for a 4xx, which the client is told: the other would wait
-for a prompt that never comes. Never decides what follows when a half fails: it tells its owner, once.
+The body says where: `bootstrap_host`, `bootstrap_port`, `bootstrap_room`. The second engine's answer is the answer; the
+first one's is read to its end and dropped, except a 4xx, which the client gets: the second engine would wait for a
+prompt that never comes. Never decides what follows when a half fails: it reports to its owner, once.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class ConcurrentPairRun(AttemptRun):
         super().completed()
 
     def check(self, now: float) -> None:
-        """As AttemptRun. Where both are silent nobody knows for whom: it is said of the first half."""
+        """As AttemptRun. If both are silent, it is unknown which one is stuck: the failure counts as the first
+        half's."""
         if self._half is not None and now - self._asked_at > self.owner.pool.limits.first_byte_s:
             self._failed(outcome.FIRST_BYTE_TIMEOUT)
         else:
@@ -119,7 +121,7 @@ class ConcurrentPairRun(AttemptRun):
 
     def _fetched(self, answer: Fetched | FetchError) -> None:
         if self._half is None:
-            return  # what it says is of no use any more: the answer is whole
+            return  # its answer is not needed any more: the answer is complete
         if isinstance(answer, FetchError):
             self._failed(outcome.PREFILL_FAILED if answer.reason == "size" else answer.outcome)
         elif answer.status == 200:

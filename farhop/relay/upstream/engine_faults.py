@@ -1,5 +1,5 @@
-"""What an engine's answer says of the engine: out of GPU memory, its GPU or itself broken, a failure in a stream, or
-that it has no such path or cannot hold so long a request, which another's may.
+"""What an engine's answer says about the engine itself: out of GPU memory, its GPU or itself broken, a failure in a
+stream, or that it has no such path or cannot hold so long a request, which another's may.
 
 Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), error events
 of a stream, and the refusals that RefusalTap is made for. Invariants: bounded bytes; of a failure, what a client or a
@@ -77,7 +77,8 @@ def in_event(event: bytes) -> Outcome | None:
     return found
 
 
-# What web frameworks of engines say where they have no such path; whoever has it says more of what was not found.
+# What engines' web frameworks answer for a path that they do not have. An engine that has the path says what was not
+# found.
 _NOWHERE = (
     {"detail": "Not Found"}, {"detail": "Method Not Allowed"}, {"error": "Not Found"}, {"error": {"code": 404}},
 )  # fmt: skip

@@ -1,4 +1,5 @@
-"""A request on one of a Pool's kept connections, its answer read whole: probes, scrapes, tokens, prefills of upstreams.
+"""A request on one of a Pool's kept connections, with its answer read as a whole: for probes, scrapes, tokenizers,
+prefills.
 
 A whole HTTP client costs several times as much a request, and replicas are asked thousands of times a second. Never
 follows a redirect, never retries, never keeps more of an answer than it may.
@@ -170,7 +171,7 @@ async def _once(
     done: asyncio.Future[Fetched | FetchError] = loop.create_future()
 
     def finish(result: Fetched | FetchError) -> None:
-        if not done.done():  # else who waited for it was cancelled just now
+        if not done.done():  # otherwise its waiter was just cancelled
             done.set_result(result)
 
     attempt = Collector(write, finish, bytes_max)

@@ -1,8 +1,8 @@
-"""An attempt in two halves, as vLLM has it: one engine computes the prompt, another fetches its KV and answers.
+"""An attempt in two halves, as vLLM does it: one engine prefills the prompt, another fetches its KV cache and answers.
 
-The first engine is asked for one token; what it says in `kv_transfer_params` goes into the request to the second. The
-client sees nothing of the first half, and a body is never changed but for the fields named here. Never decides what
-follows when a half fails: it tells its owner, once.
+The first engine is asked for one token; its answer's `kv_transfer_params` are copied into the request to the second.
+The client sees nothing of the first half, and only the fields named here are changed in a body. Never decides what
+follows when a half fails: it reports to its owner, once.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def where_is_it(answer: bytes) -> bytes | None:
 
 
 def id_line(active: ActiveRequest) -> bytes:
-    """A header line. Both engines must know the request by one name: some vLLM let go of KV by its fetcher's word."""
+    """The `x-request-id` header line. Both engines must know the request by the same id: some vLLM versions release the
+    KV cache when its fetcher names that id."""
     return b"x-request-id: %b\r\n" % active.request.id.encode()
 
 
@@ -93,7 +94,7 @@ class PrefillOwner(AttemptOwner, Protocol):
 
 
 class PrefillRun:
-    """The first half under way. As AttemptRun to its owner; nothing of it reaches the client."""
+    """The first half under way. To its owner it looks like an AttemptRun; nothing of it reaches the client."""
 
     __slots__ = ("_collector", "_owner", "_sent_at", "active", "number", "target")
 
