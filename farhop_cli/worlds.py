@@ -106,6 +106,7 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
     failed = drawn.refused_below_capacity(verdicts)
     ours, theirs = [one.ours for one in verdicts], [one.theirs for one in verdicts]
     ratios = interval([one.good.mean for one in verdicts if one.good is not None] or [1.0])
+    answers = interval([one.answer.mean for one in verdicts if one.answer is not None] or [1.0])
     lines = [
         ["worlds without a loss", f"{NO_LOSS:.0%}", f"{kept} of {n}", _met(kept >= NO_LOSS * n)],
         ["TTFT p90 at most 1.05 of the rival's", f"{IN_TIME:.0%}", f"{soon} of {n}", _met(soon >= IN_TIME * n)],
@@ -114,6 +115,7 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
         ["worlds in which answers were cut with a balancer, Farhop's and the rival's", "",
          " and ".join(f"{sum(had.cut > 0.0 for had in side)}" for side in (ours, theirs)), ""],
         ["good answers over each world's own rival's", "", shown(ratios, 3), ""],
+        ["time to the end of an answer, the mean, over each world's own rival's", "", shown(answers, 3), ""],
     ]  # fmt: skip
     best = next(iter(drawn.beside(verdicts)), None)
     if best is not None and best.good:
@@ -133,6 +135,7 @@ def _worlds(title: str, verdicts: Sequence[drawn.Verdict], *, marked: bool = Fal
             str(one.number), f"{one.kind}, {one.load:g}", f"{one.asked:.0f}", one.rival,
             f"{_percent(one.ours.good)} / {_percent(one.theirs.good)}", _apart(one.good, marked),
             f"{one.ours.ttft_p90_ms:,.0f} / {one.theirs.ttft_p90_ms:,.0f}", _apart(one.ttft_p90, marked),
+            _apart(one.answer, marked),
             f"{_percent(one.ours.failed)} / {_percent(one.theirs.failed)}",
             " ".join(word for word, is_so in (("lost", one.lost), ("slower", one.slower)) if is_so),
         ]
@@ -140,7 +143,7 @@ def _worlds(title: str, verdicts: Sequence[drawn.Verdict], *, marked: bool = Fal
     ]  # fmt: skip
     columns = [
         ">world", "kind, load", ">asked", "rival", ">good % F / R", ">ratio", ">TTFT p90 ms F / R", ">ratio",
-        ">failed % F / R", "",
+        ">whole answer", ">failed % F / R", "",
     ]  # fmt: skip
     return title, columns, lines
 
@@ -179,7 +182,8 @@ def report(verdicts: Sequence[drawn.Verdict], of: str) -> str:
         "the ratios seed by seed on the same work, over worlds that of the worlds. Bold where it lies wholly on one "
         "side of 1. F: Farhop, R: the rival. *Good* is of what was asked in the window; a failed request counts with "
         "what its client waited, at least its patience. *lost*: the whole interval of good answers lies below 0.99; "
-        "*slower*: TTFT p90 above 1.05 in the mean. Clients ask again up to twice where no answer had begun, as "
+        "*slower*: TTFT p90 above 1.05 in the mean. *whole answer*: the mean time to the end of one, Farhop's over the "
+        "rival's. Clients ask again up to twice where no answer had begun, as "
         "OpenAI's SDKs do; who had begun and was cut is not asked for again, and is no refusal.\n",
         markdown(*_goals(verdicts)),
         markdown(*_worlds("Worlds", verdicts, marked=True)),

@@ -92,8 +92,9 @@ class Had(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Of one world, on the seeds that did not choose the rival. `good` and `ttft_p90` are ours over theirs; `of_bound`
-    the share of the true bound that was had; `asked` in the mean of a seed. `all`: by router, on the first seed."""
+    """Of one world, on the seeds that did not choose the rival. `good`, `ttft_p90` and `answer` (the mean time to the
+    end of an answer) are ours over theirs; `of_bound` the share of the true bound that was had; `asked` in the mean of
+    a seed. `all`: by router, on the first seed."""
 
     number: int
     kind: str
@@ -109,6 +110,7 @@ class Verdict(msgspec.Struct, frozen=True):
     slower: bool
     about: str
     all: dict[str, Had] = {}
+    answer: Interval | None = None
 
 
 class Beside(msgspec.Struct, frozen=True):
@@ -314,6 +316,7 @@ def judged(world: World, results: Sequence[Result], rival: str, first: Sequence[
         lost=good is not None and good.half is not None and good.high < LOSS,
         slower=p90 is not None and p90.mean > SLOWER,
         about=_about(doc),
+        answer=tables.ratio(ours, theirs, "e2e_mean_ms"),
         all={one.key.router: had([one]) for one in first},
     )
 

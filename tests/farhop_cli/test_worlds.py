@@ -20,8 +20,9 @@ def verdict(number: int, mean: float, *, lost: bool, failed: float = 0.0) -> Ver
     good, ours, theirs = Interval(mean, 0.01, 5), Had(0.9, failed, 200.0, failed), Had(0.8, 0.25, 400.0)
     all_ran = {"farhop": ours, "skywalker": theirs, "gorgo": Had(0.85, 0.0, 300.0)}
     return Verdict(
-        number, "chat", 0.9, "skywalker", good, None, 0.5, 100.0, ours, theirs, lost, False, "tokyo:1xl4", all_ran
-    )
+        number, "chat", 0.9, "skywalker", good, None, 0.5, 100.0, ours, theirs, lost, False, "tokyo:1xl4", all_ran,
+        Interval(0.7, 0.02, 5),
+    )  # fmt: skip
 
 
 def test_the_worst_stands_first_and_decides(capsys):
@@ -42,7 +43,7 @@ def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
     assert any(line.endswith("| 0 | 1 | missed |") for line in lines)
     assert "**1.100 ± 0.010**" in page
     assert "| 1.005 ± 0.010 |" in page
-    assert "| 0.0 / 25.0 |" in page
+    assert "| **0.700 ± 0.020** | 0.0 / 25.0 |" in page
 
 
 def test_tables_stand_between_the_lines_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
