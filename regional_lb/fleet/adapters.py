@@ -1,4 +1,4 @@
-"""Which LoRA adapters each replica has loaded, as far as can be told, and what loading one costs.
+"""Which LoRA adapters each replica has loaded, as far as is known, and how long loading one takes.
 
 An engine keeps the `max` adapters last used (vLLM: `--max-loras`) and tells which run and wait, not which are loaded:
 so what it ran, and what was sent to it, is remembered in that order. Invariants: no more is remembered of a replica
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 LOAD_MS = 200.0  # to start from: some 100 MB from the host's disk, once
 LOAD_MS_MIN, LOAD_MS_MAX = 1.0, 60_000.0
 _PLACES = 4  # of an engine that does not tell
-# One is loaded where loading is thought to be cheap: what a stall made of it is clipped, and forgotten in some minutes.
+# Requests go where loading seems cheap: a sample inflated by a stall is clipped, and forgotten within minutes.
 _LEARN, _FORGET_S, _CLIP = 0.25, 300.0, 4.0
 
 
 class _Places:
-    """One replica's. `used`: least recently first. `full`: others run in all of its places."""
+    """One replica's adapters. `used`: least recently used first. `full`: running adapters occupy all of its places."""
 
     __slots__ = ("known", "max", "running", "used")
 
@@ -77,7 +77,7 @@ class Adapters:
             places.use(adapter)
 
     def sent(self, replica: str, model: str) -> None:
-        """A request goes to a replica. Of a model that is no adapter it says nothing."""
+        """A request goes to a replica. Ignored if its model is not an adapter."""
         places = self._places.get(replica)
         if places is not None and model in places.known:
             places.use(model)
@@ -95,15 +95,17 @@ class Adapters:
         return tuple(places.used) if places is not None else ()
 
     def load_ms(self, now: float) -> float:
-        """What loading one takes, as learned."""
+        """Milliseconds to load an adapter, as learned."""
         return self._load.at(now)
 
     def learn(self, extra_ms: float, now: float) -> None:
-        """A first token that had to wait for an adapter came so much later than its prefill alone would have it."""
+        """Learn from a first token that had to wait for an adapter: it came so much later than its prefill alone
+        explains."""
         self._load.update(min(max(extra_ms, LOAD_MS_MIN), LOAD_MS_MAX), now)
 
     def delay_ms(self, model: str, table: Table, now: float) -> Column | None:
-        """What a request for the model waits at each row before its prefill can begin; None where it is no adapter.
+        """How long (ms) a request for the model waits at each row before its prefill can begin; None if it is not an
+        adapter.
 
         One that is not loaded is loaded first; where others run in all places, one of those must end before.
         """

@@ -1,8 +1,9 @@
-"""The guard against black holes: who fails at once frees its slots at once, looks idle, and so draws all the work.
+"""The guard against black holes: a replica that fails at once frees its slots at once, looks idle, and attracts all the
+work.
 
-What failed before its time goes on counting at its replica, slot and KV cache, for as long as serving it would have
-taken: to every policy and to `room` alike a replica that fails fast looks no emptier than one that serves. (Prequal
-guards against the same by counting errors into its signals: FIELD §4.)
+A request that fails early keeps counting at its replica, with its slot and KV cache, for as long as serving it would
+have taken: to every policy and to `room` alike a replica that fails fast looks no emptier than one that serves.
+(Prequal guards against the same by counting errors into its signals: FIELD §4.)
 
 Invariants: at most as many count at a replica as it has slots, each until a time that was fixed when it failed; where a
 model has no other replica nothing is held, since there is nobody to be drawn away from. Never decides.
@@ -39,8 +40,8 @@ class BlackHoleGuard:
         self._tokens[name] = self._tokens.get(name, 0) + kv_tokens
 
     def expire(self, now: float) -> None:
-        """Let go what would be over by now. They were held in about the order in which they end: the oldest goes first
-        and may keep a shorter one a little longer."""
+        """Release requests that would be over by now. They were added in about the order in which they end; an older
+        one may delay the release of a shorter one a little."""
         for name, held in tuple(self._held.items()):
             while held and held[0][0] <= now:
                 self._tokens[name] -= held.popleft()[1]

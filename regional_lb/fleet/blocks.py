@@ -1,10 +1,10 @@
-"""Which replica holds which blocks of KV cache, by the engines' own word: exact, where its word is whole.
+"""Which replica holds which blocks of KV cache, as reported by KV events: exact, if the events are complete.
 
-An engine names blocks as it likes, and no two alike, so what it says is hashed again: a node is the hash of a block's
-tokens over its parent's node, seeded by what keeps caches apart (adapter, block size; a salt or a picture go into the
-block they begin in). Invariants: a node that no source holds is gone; what is removed as often as it was stored is
-gone (vLLM keeps, and tells of, several copies of a block); memory is bounded per source and in all; a source that may
-hold what it never told is not called exact. Never guesses and never forgets by itself; ids of tokens are not kept.
+Every engine names blocks in its own way, so blocks are hashed again: a node is the hash of a block's tokens over its
+parent's node, seeded by what separates caches (adapter, block size; a salt or an image goes into the block that it
+begins in). Invariants: a node that no source holds is gone; what is removed as often as it was stored is gone (vLLM
+keeps, and tells of, several copies of a block); memory is bounded per source and in all; a source that may hold blocks
+which it never reported is not called exact. Never estimates and never forgets by itself; token ids are not kept.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from regional_lb.fleet.kv_events import Hash, KvEvent
 
 BLOCKS_MAX = 8_000_000  # of all sources: some 200 B each
-_SLACK = 2  # a source that tells of more than twice its cache has lost removals on the way
+_SLACK = 2  # a source that reports more than twice its cache has lost removals on the way
 _SLACK_BLOCKS = 1024
 _PARTS = 64
 _SWEEP_BLOCKS = 4096  # 1 to 2 ms
-_WHOLE = 0.95  # who told of this share of its cache can hold next to nothing else
+_WHOLE = 0.95  # a source that has reported this share of its cache can hold next to nothing else
 
 
 def _seed(adapter: str, block_tokens: int) -> int:
@@ -32,7 +32,7 @@ def _seed(adapter: str, block_tokens: int) -> int:
 
 
 class Path:
-    """A prompt's tokens as nodes, worked out as deep as somebody asks. `ids`: TOKEN_BYTES each."""
+    """A prompt's tokens as nodes, computed only as deep as needed. `ids`: TOKEN_BYTES each."""
 
     __slots__ = ("_adapter", "_ids", "_nodes", "_salt")
 
@@ -62,7 +62,8 @@ class Path:
 
 
 class Known(NamedTuple):
-    """What sources say of one path, in tokens by replica: `exact` of each whose word is whole, `least` of others."""
+    """What sources report about one path, in tokens by replica: `exact` for those with complete events, `least` for
+    others."""
 
     exact: dict[str, float]
     least: dict[str, float]
@@ -124,7 +125,7 @@ class BlockIndex:
         self.ignored: Counter[str] = Counter()  # by reason, what could not be used
 
     def add(self, replica: str, ranks: int) -> None:
-        """Begin to listen to a replica with so many caches. ValueError if it is known."""
+        """Begin to record a replica with so many caches. ValueError if it is recorded already."""
         if replica in self._replicas:
             raise ValueError(f"replica {replica!r} is known already: drop() it first")
         sources = []
@@ -144,7 +145,7 @@ class BlockIndex:
         self._exact.pop(replica, None)
 
     def resize(self, replica: str, kv_tokens: int) -> None:
-        """The engine told that its caches hold so many tokens in all. A guess is no use here."""
+        """The engine reported that its caches hold so many tokens in total. Do not call this with an estimate."""
         known = self._replicas.get(replica)
         if known is not None:
             known.kv_tokens = kv_tokens
@@ -198,7 +199,8 @@ class BlockIndex:
         return Known(exact, least)
 
     def ends_within(self, path: Path) -> bool:
-        """Whether nobody holds a path to its end, so that a longer one that begins with it would find no more held."""
+        """Whether no source holds the path to its end, so that no more of a longer path with this beginning can be
+        held."""
         for size, mask in self._sizes.items():
             most = (path.tokens - 1) // size
             if most <= 0 or any(depth == most for _, depth in self._depths(path, size, mask)):
@@ -218,11 +220,11 @@ class BlockIndex:
 
     @property
     def exact(self) -> int:
-        """Replicas whose word is whole."""
+        """Replicas whose events are complete."""
         return len(self._exact)
 
     def events_state(self, replica: str) -> str | None:
-        """What its KV events are good for: `exact`, `partial`, `cut` while none reach us; None if it sends none."""
+        """How complete its KV events are: `exact`, `partial`, `cut` while none reach us; None if it sends none."""
         known = self._replicas.get(replica)
         if known is None:
             return None
@@ -231,7 +233,7 @@ class BlockIndex:
         return "partial" if all(source.up for source in known.ranks) else "cut"
 
     def reports(self, replica: str) -> bool:
-        """Whether anything is known of its cache by its own word: that it holds this, or that it holds nothing else."""
+        """Whether its events say anything about its cache: that it holds some blocks, or that it holds no others."""
         known = self._replicas.get(replica)
         return known is not None and (replica in self._exact or any(one.up and one.blocks for one in known.ranks))
 
@@ -339,7 +341,8 @@ class BlockIndex:
             del holders[node]
 
     def _empty(self, source: _Source) -> None:
-        """Forget all it holds, at once: under a new bit it holds nothing, and nobody looks for the old one."""
+        """Forget all that a source holds, at once: it gets a new bit, under which it holds nothing; the old bit is
+        never looked up."""
         self._unsize(source)
         source.again.clear()
         source.shared.clear()
@@ -382,7 +385,7 @@ class BlockIndex:
 
 
 def _less(counts: dict[Any, int], key: Hash) -> None:
-    """One fewer; what comes to none is dropped."""
+    """Decrement a count; drop it at zero."""
     if counts[key] > 1:
         counts[key] -= 1
     else:

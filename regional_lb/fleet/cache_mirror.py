@@ -1,7 +1,7 @@
-"""What each replica is thought to hold in its KV cache: a mirror of what it was sent and answered, and its own word.
+"""The estimated content of each replica's KV cache: a mirror of what it was sent and answered, and its KV events.
 
-Invariants: a mirror is no larger than its cache; what a replica says of itself goes before what we think; a tokenizer
-that is wrong is not gone by (regional_lb.fleet.tokenizer_guard). Never chooses; keeps nothing of replicas that left.
+Invariants: a mirror is no larger than its cache; KV events take precedence over the mirror; tokens from a tokenizer
+that proved wrong are not used (regional_lb.fleet.tokenizer_guard). Never chooses; keeps nothing of replicas that left.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CacheMirror:
     # -- what it holds
 
     def hits(self, chain: tuple[int, ...], some: Subset) -> Hits:
-        """Who of these holds how many bytes of this prompt; who holds nothing is left out."""
+        """How many bytes of this prompt each of these replicas holds; those that hold nothing are left out."""
         trie = self.trie
         found = trie.holders(chain)
         if not found:
@@ -102,15 +102,15 @@ class CacheMirror:
     # -- what was said
 
     def changed(self, event: BlocksChanged) -> None:
-        """A replica told what it caches. What its mirror holds at most is seen to with the next sample."""
+        """A replica reported changes of its cache. Its mirror is bounded by them at the next sample."""
         for change in event.changes:
             self.blocks.apply(event.target, event.rank, change)
             if isinstance(change, Cleared):
                 self.trie.clear(event.target)
 
     def missed(self, name: str, chain: tuple[int, ...], believed_bytes: float) -> None:
-        """The replica did not take a prompt that it was to hold: what it alone brought there is forgotten, from its end
-        to what was believed to be there before, or to where another path goes on."""
+        """The replica did not accept a prompt that was counted as cached: forget what only this prompt added, from its
+        end back to what was thought to be there before, or to where another path branches off."""
         depth = bisect_right(ENDS, int(believed_bytes)) - 1
         if name in self.trie:
             for node in reversed(chain[depth:]):
@@ -121,11 +121,10 @@ class CacheMirror:
     def overrated(
         self, name: str, chain: tuple[int, ...], bytes_per_token: float, believed_tokens: float, cached_tokens: int
     ) -> bool:
-        """An engine found `cached_tokens` of a prompt cached. Had our mirror believed in clearly more, it forgets what
-        lies beyond, below the node where the two part, but for the prompt itself, which is there now: an engine lets go
-        of the oldest first, and what descends from a node is no younger.
-
-        Whether the mirror, corrected, lacks some of the prompt: tell so (`caches`).
+        """An engine found `cached_tokens` of a prompt cached. If the mirror predicted clearly more, it forgets
+        everything below the node where the two diverge, except the prompt itself, which is cached now: an engine evicts
+        the oldest first, and a node's descendants are no younger. Returns whether the corrected mirror lacks some of
+        the prompt, to be added by `caches`.
         """
         if cached_tokens + _BLOCK_TOKENS >= believed_tokens:
             return False

@@ -1,4 +1,4 @@
-"""What can be told of a KV cache, whoever tells it and however it is worded. Never judges, never keeps anything."""
+"""The changes of a KV cache that an engine can report, whatever its encoding. Never judges, never keeps anything."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ class Removed(msgspec.Struct, frozen=True):
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """The engine holds nothing: it said so, or it is another process now."""
+    """The engine's cache is empty: the engine said so, or it is a new process."""
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Some of its word is lost: what it told and will tell is not all. `all`: nor does what it told hold any more."""
+    """Some events are lost: what was and will be reported is incomplete. `all`: what was reported is not valid any
+    more, either."""
 
     all: bool = True
 
 
 class Linked(msgspec.Struct, frozen=True):
-    """Its word reaches us, or does not any more."""
+    """The link to the replica's KV events is up, or down."""
 
     up: bool
 

@@ -1,10 +1,11 @@
-"""How full the KV cache of a replica gets by what is under way there: the expected peak, and a margin for chance.
+"""How full a replica's KV cache will get from the requests under way there: the expected peak, plus a margin for
+chance.
 
 A sequence takes its prompt and what it has been answered, grows by a token a step, and gives all of it back with its
-end. Where answers are staggered, some end while others grow, and the cache never holds all of them whole; where they
-began together, it does. So the peak is looked for over the time to come (the Past-Future scheduler, Gong et al.,
-ASPLOS 2025): of each answer it is known how long it has been coming, and how long answers get, as a share of what was
-expected of each, is learned from those that ended.
+end. If answers are staggered, some end while others grow, and the cache never holds all of them at full length; if they
+began together, it does. So the peak is looked for over the time to come (the Past-Future scheduler, Gong et al., ASPLOS
+2025): of each answer it is known how long it has been coming, and how long answers get, as a share of what was expected
+of each, is learned from those that ended.
 
 Pure. Invariants:
 - the peak is at least what is held now and at most what all would hold if none ended, never falls with one more
@@ -50,7 +51,8 @@ MOST = np.maximum.reduce  # what an array's `max` calls in the end, after as lon
 
 
 class AnswerLengths:
-    """What share of answers get longer than so much of what was expected of each. Recent ones count more."""
+    """The share of answers that get longer than a given multiple of their expected length. Recent answers count
+    more."""
 
     __slots__ = ("_counts", "_longer", "_usual", "_weight")
 
@@ -58,7 +60,7 @@ class AnswerLengths:
         # Answers by their share: at most _SHARES[i], and more than that before it; the last, more than all.
         self._counts = np.zeros(len(_SHARES) + 1)
         self._counts[_PRIOR_FROM : _EXPECTED + 1] = _PRIOR / (_EXPECTED + 1 - _PRIOR_FROM)
-        self._weight = 1.0  # of the next: it grows, instead of the others' fading
+        self._weight = 1.0  # weight of the next answer: it grows, so that the stored weights need not fade
         self._longer: Tokens | None = None
         self._usual: float | None = None
 
@@ -72,7 +74,7 @@ class AnswerLengths:
             self._weight = 1.0
 
     def longer(self, shares: Tokens) -> Tokens:
-        """What share of answers get longer than these shares of what was expected. Never 0: there are always some."""
+        """The share of answers that get longer than these multiples of the expected length. Never 0."""
         if self._longer is None:
             ended = self._counts.cumsum()
             self._longer = 1.0 - (1.0 - _SELDOM) * np.concatenate([[0.0], ended[:-1] / ended[-1]])
@@ -81,7 +83,7 @@ class AnswerLengths:
 
     @property
     def usual_share(self) -> float:
-        """Just below the share of what was expected that all but CHANCE of answers end at."""
+        """Just below the multiple of the expected length by which all but CHANCE of answers have ended."""
         if self._usual is None:
             place = int(np.count_nonzero(self.longer(_SHARES) > CHANCE))
             self._usual = float(_SHARES[min(place, len(_SHARES) - 1)]) * (1.0 - 1e-9)

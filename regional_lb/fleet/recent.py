@@ -1,4 +1,4 @@
-"""What was lately cached at which replica, in the order of use: what one balancer of a region can tell another.
+"""What was recently cached at which replica, in order of use: for the peers of this region.
 
 Unlike farhop.balance.prefix.journal, which tells the world of the region as a whole, this tells peers replica by
 replica;
@@ -39,7 +39,8 @@ class Recent:
         self.seq = self.floor = 0
 
     def narrowed(self) -> None:
-        """The law lets fewer know than the one before: what is remembered is for nobody, until it is cached again."""
+        """The law allows fewer regions to know than before: remembered entries may be known nowhere, until they are
+        cached again."""
         self._narrowed_at = self.seq
 
     def add(self, entry: Cached) -> None:

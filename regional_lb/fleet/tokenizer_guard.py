@@ -1,8 +1,8 @@
-"""Whether what the tokenizer here says of prompts is gone by: for each shape of request by itself.
+"""Whether the tokenizer's results are trusted, for each shape of request separately.
 
-A prompt rendered in another way than the engine does it may have as many tokens and share none of its blocks: so both
-are compared, the tokens that an engine counts and those it found cached. What is wrong for one shape (one client's
-tools) is no reason to disbelieve the others. Invariants: a distrusted shape is tried again now and then, so that no
+A prompt rendered differently than by the engine may have as many tokens and yet share none of its blocks. So two
+numbers are compared: the tokens that an engine counts, and those that it found cached. An error in one shape (one
+client's tools) does not affect the others. Invariants: a distrusted shape is tried again now and then, so that no
 verdict is for ever; memory is bounded. Never decides, and asking changes nothing.
 """
 
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-_WRONG_MAX = 3  # in a row: neither an eviction nor a late event explains that
-_TRIAL = 16  # of the prompts of a distrusted shape, one in so many is gone by all the same
+_WRONG_MAX = 3  # errors in a row: neither an eviction nor a late event explains so many
+_TRIAL = 16  # one in so many prompts of a distrusted shape is tried all the same
 _SHAPES_MAX = 4096
 _BLOCK_TOKENS = 16  # the smallest block that engines have: what differs by less may be one of theirs
 
@@ -41,7 +41,7 @@ class TokenizerGuard:
         self.mismatches: dict[Shape, _Mismatches] = {}  # latest distrusted last
 
     def believes(self, shape: Shape) -> bool:
-        """Whether this shape's tokens are gone by."""
+        """Whether this shape's tokens are trusted."""
         seen = self.mismatches.get(shape)
         if seen is None:
             return True
@@ -51,7 +51,7 @@ class TokenizerGuard:
 
     @property
     def distrusted(self) -> list[Shape]:
-        """The shapes that are not gone by."""
+        """The shapes that are not trusted."""
         return [shape for shape, d in self.mismatches.items() if max(d.miscounted, d.mispredicted) >= _WRONG_MAX]
 
     def counted(self, shape: Shape, ours: int, reported: int) -> None:

@@ -1,4 +1,4 @@
-"""How much engines whose answers do not tell `cached_tokens` find cached, by the counters on their metrics pages.
+"""How much engines find cached if their answers do not report `cached_tokens`, by the counters on their metrics pages.
 
 One request's share cannot be told from a counter, but over some thousand tokens it shows whether what a mirror believes
 in is there at all: after a cache was emptied behind our back, say. vLLM needs `--enable-prompt-tokens-details` to tell
@@ -26,7 +26,7 @@ class UnreportedHits:
         self._windows: dict[str, _Window] = {}
 
     def reported(self, name: str) -> bool | None:
-        """Whether a replica's answers say how much was cached; None: it gave none yet."""
+        """Whether a replica's answers report how much was cached; None: it has given no answer yet."""
         window = self._windows.get(name)
         return window.reported if window is not None else None
 

@@ -863,7 +863,7 @@ class RegionalFlow:
         state.transport_retries += reason.source is Source.TRANSPORT
         state.tried += (failed,)
         if reason is outcome.PATH_UNSUPPORTED and not self.wait_estimate.serving(state.variant, now, state.tried):
-            return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # an engine will not grow the path
+            return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # an engine lacks a path for good
         if reason is outcome.TOO_LONG:
             held_tokens = self.fleet.most_context_tokens(state.request.model, (failed,))
             state.need = replace(state.need, context_tokens=held_tokens + 1.0)

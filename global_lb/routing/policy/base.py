@@ -1,4 +1,5 @@
-"""What a policy is: it scores the regions of a field for one request, and says what counts as equal and as full.
+"""The interface of a policy: it scores the regions of a field for one request, and says which count as equal and as
+full.
 
 Invariants: scoring writes nothing (`explain` asks, too) and a policy keeps nothing of requests; it never filters: law,
 liveness and drains have spoken before, and who is hot or comes back is `pick`'s business, the same for every policy.
@@ -39,10 +40,10 @@ class Policy(ABC):
 
     @abstractmethod
     def score(self, field: Field) -> Column:
-        """One score per region of the field, lower is better, finite. Whoever gets it does not write it."""
+        """One score per region of the field: lower is better, finite. The caller must not write to the result."""
 
     def full(self, field: Field) -> NDArray[np.bool_] | None:  # noqa: ARG002
-        """Who is treated as hot beyond those who are. None: nobody."""
+        """The regions that are treated as hot beyond those that are. None: no region."""
         return None
 
     def terms(self, scored: Scored) -> dict[str, float]:  # noqa: ARG002
@@ -50,7 +51,7 @@ class Policy(ABC):
         return {}
 
     def shift(self, field: Field) -> float:  # noqa: ARG002
-        """What is taken off every score where one is shown."""
+        """A constant to subtract from every score when it is shown."""
         return 0.0
 
 

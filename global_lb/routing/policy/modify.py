@@ -37,7 +37,8 @@ def pinned(field: Field, pin: Pin) -> tuple[Field, str]:
 
 
 def within_quota(field: Field, quota: ForeignQuota) -> tuple[Field, str]:
-    """This region alone, or nobody, once what may leave it has left. Only for requests that are lawful here."""
+    """Only this region (or none, if it is not in the field) once the quota of leaving requests is used up. Only for
+    requests that are lawful here."""
     if quota.allows():
         return field, ""
     why = f"the foreign quota of {quota.share:.3g} is used up"
@@ -70,7 +71,7 @@ def priced(field: Field, usd_weight_ms: float) -> Column:
 
 
 def canary(request: Request, shares: Mapping[str, float], by: str) -> tuple[str, str]:
-    """The region that tries this request, "" for most. Who is drawn stays drawn: a session, a tenant or a request."""
+    """The canary region for this request, "" for most requests. The draw is stable by session, tenant or request."""
     key = hashing.key_of(f"tenant {request.tenant}") if by == "tenant" else draw_key(request)
     # Not the draw of the policies: it would pick the same sessions again.
     point, start = xxh3_64_intdigest(key.to_bytes(8, "little"), seed=1) / 2.0**64, 0.0
@@ -82,7 +83,7 @@ def canary(request: Request, shares: Mapping[str, float], by: str) -> tuple[str,
 
 
 def at_home(field: Field, home: str, chosen: int, avoided: NDArray[np.bool_] | None, most_ms: float) -> tuple[int, str]:
-    """The session's region, if that is not hot and by no more than `most_ms` slower than the one chosen."""
+    """The session's region, if it is not hot and at most `most_ms` slower than the chosen one."""
     place = field.at.get(home)
     if place is None or place == chosen or (avoided is not None and avoided[place]):
         return chosen, ""

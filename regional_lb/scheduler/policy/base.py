@@ -1,4 +1,4 @@
-"""What a policy is: it scores replicas for one request, and chooses among those with room.
+"""The interface of a policy: it scores replicas for one request, and chooses among those with room.
 
 Invariants: scoring and choosing write nothing (`explain` asks, too); what a policy counts moves on when a request is
 really sent (`placed`) or answered. Never filters: who may be scored, and who has room, is `pick`'s business.
@@ -68,13 +68,13 @@ class Policy(ABC):
         """
 
     def at_stake(self, need: Need, table: Table, prefill_ms: Column) -> Column:  # noqa: ARG002
-        """What of each row's score rests on how fast it is: all that a policy that `explores` would save, were it twice
-        as fast, doubled."""
+        """The part of each row's score that depends on its measured speed. For a policy that `explores`: twice what
+        would be saved if the replica were twice as fast."""
         return prefill_ms
 
     def blocking_ms(self, table: Table, work_tokens: Column) -> Column | None:  # noqa: ARG002
-        """What taking it would cost those who come while its prefill lasts, for policies that score in ms: a part of
-        the score. None where it costs them nothing anywhere."""
+        """What taking the request would cost those that come during its prefill, for policies that score in ms: a part
+        of the score. None where it costs them nothing anywhere."""
         return None
 
     def terms(
@@ -84,7 +84,7 @@ class Policy(ABC):
         output_tokens: float,  # noqa: ARG002
         score: Column,
     ) -> dict[str, Column]:
-        """What scores in ms are made of, in order; they add up. `rates`: as of when it was scored."""
+        """The terms of a score in ms, in order; they add up to it. `rates`: the values at the time of scoring."""
         return {"score": score}
 
     def choose(self, best: int, ready: Column, need: Need, table: Table, rng: Random) -> int:  # noqa: ARG002
@@ -119,7 +119,7 @@ def with_room(ready: Column) -> list[int]:
 
 
 class PerReplica:
-    """A number of one's own for each replica of the view, kept over its swaps. Who is new starts from `first`."""
+    """A number for each replica of the view, kept across view swaps. A new replica starts with `first`."""
 
     __slots__ = ("_at", "_first", "_names", "_values")
 
@@ -147,7 +147,7 @@ class PerReplica:
         return self._first if row is None else self._values.item(row)
 
     def set(self, name: str, value: float) -> None:
-        """Change one's. Who has left is nobody any more."""
+        """Set one replica's number. Replicas that have left are ignored."""
         row = self._at.get(name)
         if row is not None:
             self._values[row] = value
