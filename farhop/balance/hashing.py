@@ -1,4 +1,4 @@
-"""Choices that nobody has to agree on, made by hashing: owners, weighted draws, points of a hash ring.
+"""Choices that all processes make alike without talking to each other, by hashing: owners, weighted draws, ring points.
 
 Rendezvous hashing (Thaler and Ravishankar 1998), weighted as Schindelhauer and Schomaker (2005) do: of
 
@@ -49,7 +49,8 @@ def owner(thing: str, members: Iterable[str]) -> str | None:
 
 
 def draw(key: int, stakes: Iterable[tuple[str, float, bytes]]) -> str:
-    """The name that a key of 64 bits draws; "" of none. `stakes`: names, their weights above 0, and their salts."""
+    """The name that a 64-bit key draws; "" if there are no names. `stakes`: names, their weights (above 0), and their
+    salts."""
     drawing = key.to_bytes(8, "little")
     best, least = "", 0.0
     for name, weight, salt in stakes:
@@ -83,7 +84,8 @@ def points(names: tuple[str, ...], each: int) -> NDArray[np.uint64]:
 
 
 def fraction(key: int) -> float:
-    """A key's own place in [0, 1], by Fibonacci hashing: neighbours far apart, and not the order of any draw here."""
+    """A key's position in [0, 1], by Fibonacci hashing: neighbouring keys lie far apart, and independently of
+    `draw`."""
     return (key * _GOLDEN & _MASK) / _HASHES
 
 

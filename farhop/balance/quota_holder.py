@@ -1,4 +1,4 @@
-"""What a balancer holds of tenants' limits: lent to it by their root, and taken from on each request. See quota.py.
+"""A balancer's part of tenants' limits: borrowed from the root, and spent on each request. See quota.py.
 
 Never spends after its lease ended without an answer. Pure: no IO, no clock.
 """
@@ -50,12 +50,13 @@ class Holding:
         self.void()
 
     def resize(self, quota: Quota, safe: Quota | None, now: float) -> None:
-        """Of other sizes from now on. A safe part begins full: what one of our name spent before is not known."""
+        """Use these sizes from now on. A safe part begins full: what an earlier process of our name spent is
+        unknown."""
         self.quota, self.safe = quota, None if safe is None else Bucket(safe, now, safe.depth)
         self.free_at = -inf  # what was left then was of another size
 
     def void(self) -> None:
-        """Nothing is lent any more; totals begin anew."""
+        """Nothing is lent any more; totals start at zero."""
         self.granted = self.spent = self.returned = self.refunded = self.owed = 0
 
     @property
@@ -84,7 +85,7 @@ class Holding:
         return False
 
     def settle(self, taken: int, used: int, lent: bool, now: float) -> None:
-        """What was taken came to so much in the end."""
+        """Settle what was taken: this much was used in the end."""
         self.open -= 1
         self.known = True
         if not lent and self.safe is not None:

@@ -1,6 +1,6 @@
-"""The root of tenants' limits: it lends out what its buckets hold, in leases. See quota.py for the rules.
+"""The root of tenants' limits: it lends what its buckets hold, under leases. See quota.py for the rules.
 
-Never lends beyond the mark that was written down, from which a successor begins. Pure: no IO, no clock.
+Never lends beyond the mark written to etcd, from which a successor starts. Pure: no IO, no clock.
 """
 
 from __future__ import annotations
@@ -402,7 +402,7 @@ class Root:
                 self._buckets[name].lent -= held
 
     def levels(self, now: float) -> dict[str, dict[str, float]]:
-        """For people: of each bucket its depth, what is used of it and what is lent out."""
+        """For people: each bucket's depth, what is used of it, and what is lent."""
         taken: dict[str, int] = {}
         for tenure in self._tenures.values():
             for name, (_, n) in tenure.slots.items():

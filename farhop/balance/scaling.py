@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 REPLICAS_MAX = 100_000
-NOTHING = 1e-4  # of a replica: less than that is nobody, and a rounding error
+NOTHING = 1e-4  # of a replica: a smaller load is a rounding error
 BAND = 0.1  # one replica less only if it would also do for so much more: two sizes are then never both right
-GROWTH_MAX = 1.5  # times what is there: a trend is not believed beyond that, since a step looks like a steep one
-SETTLE_S = 30.0  # from the first look on nobody is sent home: who has just started sees no load yet
+GROWTH_MAX = 1.5  # times what is there: a trend is capped at this, since a step looks like a steep trend
+SETTLE_S = 30.0  # the signal does not fall so soon after a start: a new balancer sees no load yet
 # Two means: the faster lags by so much of the warm-up, the slower by so many times that; what parts them is the trend.
 # Arrivals by chance make a trend of themselves: over less than a quarter of a minute it is more of that than of demand.
 _FAST, _SLOWER, _FAST_MIN_S = 0.15, 4.0, 15.0
@@ -69,7 +69,7 @@ def made_up_for(largest_share: float) -> float:
 
 
 class DesiredReplicas:
-    """The signal for one model: told the load now and then, it says how many replicas should be there.
+    """The signal for one model: from the load, observed now and then, how many replicas there should be.
 
     Up at once: by the load, and by where its trend leads within a warm-up. Down only when the highest of `down_after_s`
     would do with less, and BAND more of it too.

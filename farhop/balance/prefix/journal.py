@@ -32,20 +32,21 @@ _NOBODY: frozenset[str] = frozenset()
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Consecutive nodes of one path are held now; `parent` 0: the first is a root. Some may have been told before."""
+    """Consecutive nodes of one path are held now; `parent` 0: the first is a root. Some may have been reported
+    before."""
 
     parent: int
     nodes: tuple[int, ...]
 
 
 class Evicted(msgspec.Struct, frozen=True):
-    """Nobody holds these any more; each before its parent."""
+    """No location holds these nodes any more; each comes before its parent."""
 
     nodes: tuple[int, ...]
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """Nobody holds anything any more."""
+    """No location holds anything any more."""
 
 
 Change: TypeAlias = "Stored | Evicted | Cleared"
@@ -82,10 +83,10 @@ class Journal:
         """The location caches this path now; of those who may know of it, `audience` (None: all) is added."""
         trie, store = self.trie, self.trie.store
         if audience is None and store.observer is None:
-            trie.insert(location, chain)  # nobody to tell, and nothing to keep from anybody
+            trie.insert(location, chain)  # no reader, and nothing to withhold
             return
         if audience is not None and not self._may_restrict(len(chain)):
-            return  # rather no hint at all than one without its law
+            return  # no hint is better than one without its law
         store.observer = self
         if self.restricted.most:
             self._widen(chain, audience)  # first, so that nobody is told of a node before its parent
@@ -96,18 +97,18 @@ class Journal:
             self._audience = _NOBODY
 
     def under(self, epoch: int, *, widened: bool = False) -> None:
-        """The law is of this epoch. Nobody may know what was inserted under another, until it is inserted again, but
-        where the law `widened`: whoever might know still may."""
+        """The law now has this epoch. What was inserted under another may be known nowhere until it is inserted again,
+        unless the law `widened`: then every region that might know it still may."""
         if epoch == self.epoch:
             return
         before, self.epoch = self.epoch, epoch
         if not widened and before is not None:
             self.narrowed()
-        self._wake()  # even if nobody is told anything: who asked under the law before asks again
+        self._wake()  # even if nothing changed for them: readers that asked under the former law must ask again
 
     def narrowed(self) -> None:
-        """Nobody may know any more what was inserted until now, until it is inserted again; nor be told of it who has
-        not been yet: what was judged before is not kept for readers that are behind."""
+        """What was inserted until now may be known nowhere, until it is inserted again. Readers that are behind are not
+        sent it, either: audiences judged before are dropped."""
         self.entries.clear()
         self.n_nodes = 0
         self.floor = self.seq
@@ -117,7 +118,8 @@ class Journal:
         self._record(Cleared(), None, 1)
 
     def _widen(self, chain: Sequence[int], audience: Audience) -> None:
-        """Held nodes of this path that were kept from somebody who may know of it now are told again, run by run."""
+        """Report again, run by run, held nodes of this path that were withheld from a region which may know them
+        now."""
         restricted = self.restricted
         parent, run, sent = 0, list[int](), audience
         for above, node in zip((0, *chain), chain, strict=False):
@@ -215,7 +217,8 @@ class Journal:
     # -- by readers
 
     def listen(self) -> None:
-        """Record from now on. What happened while nobody listened is lost: a reader of before begins anew."""
+        """Record from now on. What happened without a listener is lost: an earlier reader starts again with a
+        snapshot."""
         if not self._recording:
             self._recording = True
             self.trie.observer = self
@@ -223,7 +226,7 @@ class Journal:
             self.floor = self._sealed = self.seq
 
     def rest(self) -> None:
-        """Stop recording: nobody listens any more."""
+        """Stop recording: there is no listener any more."""
         self._recording = False
         self.entries.clear()
         self.n_nodes = 0

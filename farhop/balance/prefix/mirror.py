@@ -1,4 +1,4 @@
-"""Each location's cache as imagined: which nodes it holds, in the order of their use, within its bytes.
+"""The mirror of each location's cache: which nodes it holds, in order of use, within its bytes.
 
 For farhop.balance.prefix.trie alone, which gives locations their names. Invariants: who holds a node holds its
 ancestors; what
@@ -25,7 +25,7 @@ TURN_NODES = 2000  # let go of at once: about 2 ms
 
 
 class TrieObserver(Protocol):
-    """Who is told which nodes came to be held and which nobody holds any more, in order
+    """The observer of which nodes became held, and which are no longer held by any location, in order
     (farhop.balance.prefix.journal).
     """
 
@@ -33,17 +33,18 @@ class TrieObserver(Protocol):
         """These, each the parent of the next, are held now; some may have been before. `parent` 0: of a root."""
 
     def evicted(self, node: int) -> None:
-        """Nobody holds it any more. Told of a node before its parent."""
+        """No location holds the node any more. A node is reported before its parent."""
 
     def cleared(self) -> None:
-        """Nobody holds anything any more; no node is told apart."""
+        """No location holds anything any more; nodes are not reported one by one."""
 
     def hidden(self) -> None:
-        """A location was cleared: what nobody else holds of its nodes is evicted part by part (PrefixTrie.sweep)."""
+        """A location was cleared: those of its nodes that no other location holds are evicted part by part
+        (PrefixTrie.sweep)."""
 
 
 class Mirror:
-    """One location's cache as imagined here. `ends` is the row between the newest and the oldest of its order."""
+    """One location's mirrored cache. `ends` is the row between the newest and the oldest of its order."""
 
     __slots__ = (
         "bit", "capacity_bytes", "depth_max", "ends", "limit_bytes", "nodes", "own_id", "pinned_bytes", "slot",

@@ -1,4 +1,4 @@
-"""How far prompts go on agreeing behind the last whole block that they share, learned by what engines found cached.
+"""How far prompts still agree after the last whole block that they share, learned from what engines found cached.
 
 A chain knows a prefix to its last whole block: of a system prompt of 1,500 tokens it knows 1,280, and every prompt
 behind it would count for 224 tokens more than its engine computes, and take as much more room. Where prompts part is

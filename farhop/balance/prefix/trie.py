@@ -1,4 +1,5 @@
-"""Which location (replica or region) holds which node of the prefix trie, each mirrored as the bounded cache it is.
+"""Which location (replica or region) holds which node of the prefix trie, with a bounded mirror of each location's
+cache.
 
 Invariants: a location that holds a node holds its ancestors, so holding is monotone in depth; the bytes of a mirror
 never exceed its capacity less what running sequences pin, save that no call lets go of more than TURN_NODES at once to
@@ -69,7 +70,7 @@ class PrefixTrie:
 
     @property
     def observer(self) -> TrieObserver | None:
-        """Who is told what changes for all locations together; it costs nothing while it is None."""
+        """The observer of changes that affect all locations together; costs nothing while it is None."""
         return self.store.observer
 
     @observer.setter
@@ -114,19 +115,19 @@ class PrefixTrie:
         self._slots_free.append(mirror.slot)
 
     def clear(self, location: str) -> None:
-        """The location's cache is empty (restart, all blocks cleared). What running sequences pin stays as told."""
+        """The location's cache is empty (restart, all blocks cleared). The pinned bytes set by `hold` stay."""
         mirror = self.mirrors[location]
         if not mirror.nodes:
             return
         if mirror.nodes == self.store.entries:
-            self._reset()  # nobody else holds anything: one word instead of one per node
+            self._reset()  # no other location holds anything: one notification instead of one per node
             if self.store.observer is not None:
                 self.store.observer.cleared()
         elif mirror.nodes <= TURN_NODES:
             self.store.shrink(mirror, mirror.nodes)
         else:
             if len(self.to_sweep) >= _CLEARED_MAX:
-                self.sweep(self.to_sweep[-1].nodes)  # many large caches at once, and no insert between: rather late
+                self.sweep(self.to_sweep[-1].nodes)  # many caches cleared, no insert between: a slow call
             self._forget_name(mirror)
             self.to_sweep.append(mirror)
             self._hidden |= mirror.bit
@@ -161,7 +162,7 @@ class PrefixTrie:
                 self._end(mirror)
 
     def set_capacity(self, location: str, capacity_bytes: int) -> None:
-        """The cache is of this size now; what no longer fits is evicted."""
+        """Set the cache's size; what no longer fits is evicted."""
         _check_bytes("capacity_bytes", capacity_bytes)
         mirror = self.mirrors[location]
         mirror.resize(capacity_bytes, mirror.pinned_bytes)
@@ -225,7 +226,7 @@ class PrefixTrie:
         return True
 
     def evict(self, location: str, node: int, nodes_max: int | None = None) -> int:
-        """The location holds this node no more, nor what descends from it; how many it held of these.
+        """The location no longer holds this node, nor its descendants. Returns how many of these it held.
 
         Of more than `nodes_max` only so many go, leaves first: as many as that, and there may be more.
         """
@@ -248,7 +249,7 @@ class PrefixTrie:
         return path
 
     def parent(self, node: int) -> int:
-        """The node above; 0 for a root and for what nobody holds."""
+        """The parent of the node; 0 for a root and for a node that no location holds."""
         forest = self.store.forest
         return forest.key[forest.parent[forest.find(node)]]
 
@@ -309,7 +310,8 @@ class PrefixTrie:
         return low
 
     def confine(self, location: str, chain: Sequence[int], depth: int) -> int:
-        """The engine's own truth: of this path it held the first `depth` nodes and no more; now it holds all of it.
+        """Apply what the engine reported: it held the first `depth` nodes of this path and no more; now it holds all of
+        it.
 
         What was believed to descend from the rest is dropped, but for the path itself. How many nodes of the path the
         location still holds here: any more are for the caller to insert. ValueError if `depth` is not within 0 and
@@ -349,13 +351,13 @@ class PrefixTrie:
         return self.mirrors[location].nodes
 
     def goes_on(self, node: int) -> bool:
-        """Whether anybody holds a path that goes on below this node."""
+        """Whether any location holds a path that continues below this node."""
         forest = self.store.forest
         row = forest.find(node)
         return row > 0 and forest.child[row] > 0
 
     def is_held(self, node: int) -> bool:
-        """Whether anybody holds it (or did, and it is not swept yet)."""
+        """Whether any location holds the node (or did, and it is not swept yet)."""
         return self.store.forest.find(node) > 0
 
     def bytes_held(self, location: str) -> int:
@@ -363,7 +365,7 @@ class PrefixTrie:
         return self.mirrors[location].used_bytes
 
     def filled(self, location: str) -> float:
-        """The share of the location's capacity that is taken: at 1, what comes puts something out."""
+        """The share of the location's capacity in use; at 1, an insert evicts something."""
         mirror = self.mirrors[location]
         return mirror.used_bytes / mirror.capacity_bytes if mirror.capacity_bytes else 1.0
 

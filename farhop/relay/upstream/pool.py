@@ -3,8 +3,8 @@
 Invariants: a connection carries one attempt at a time; it is lent again only after a whole, well-framed answer to a
 request that was sent whole; bytes that nobody asked for close it, and keep us from keeping any to that address for a
 while; no address has more connections than its bound. A kept connection that turns out dead right after it was lent
-takes those that rested as long with it, so that whoever asks again gets one that is alive. Never retries anything: a
-request may have been seen, and machines count retries.
+takes those that rested as long with it, so that the next attempt gets one that is alive. Never retries anything: the
+upstream may have seen the request, and the state machine counts retries.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class UpstreamLimits(msgspec.Struct, frozen=True):
 
 
 class UpstreamHandler(Protocol):
-    """Whoever a connection is lent to: one attempt, one probe. `streams`: whether the answer, once its head is here, is
-    one of events."""
+    """The borrower of a connection: one attempt, one probe. `streams`: whether the answer, once its head is here, is an
+    event stream."""
 
     streams: bool
 
@@ -210,7 +210,7 @@ class UpstreamConnection(asyncio.Protocol):
         return isinstance(self._body, ChunkedBody) and self._body.broken_off
 
     def abort(self) -> None:
-        """Close at once and tell nobody: the engine sees its client leave."""
+        """Close at once, without a callback: the engine sees its client leave."""
         self.attempt, self._unread, self._taken_bytes = None, b"", 0
         if self.transport is not None:
             self.transport.abort()
@@ -429,8 +429,8 @@ class Pool:
         return self._at.get(address, 0) > len(idle) or any(one.idle_since > since for one in idle)
 
     def lend(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
-        """Lend a kept connection now, or a fresh one when it is there: the one that was used last, or for a large body
-        the one that carried as large a one last. Another would begin it at TCP's first window."""
+        """Lend a kept connection at once, or a fresh one when it is open. Of kept ones the last used or, for a large
+        body, the last one that carried as large a body: any other would start at TCP's initial window."""
         idle = self._idle.get(address)
         while idle:
             any_of_them = body_bytes <= INIT_WINDOW_BYTES or len(idle) == 1
@@ -533,8 +533,8 @@ class Pool:
             self._idle.pop(connection.address, None)
 
     def died_at_rest(self, connection: UpstreamConnection) -> bool:
-        """Whether a connection that was lent again, and broke without a word, was most likely closed before: what the
-        other side had said of it was still on its way. Then those that rested as long may be gone as well."""
+        """Whether a connection that was lent again, and broke without an answer, was most likely closed before: what
+        the other side had said of it was still on its way. Then those that rested as long may be gone as well."""
         if self._loop.time() - connection.lent_at > CROSSING_S:
             return False
         for other in tuple(self._idle.get(connection.address, ())):
@@ -543,7 +543,7 @@ class Pool:
         return True
 
     def give_up(self, address: Address) -> None:
-        """Close what rests towards an address: its way there broke, and a connection may be dead without a word."""
+        """Close idle connections to an address: the path there broke, and a connection may be dead without notice."""
         for connection in tuple(self._idle.get(address, ())):
             connection.abort()
 

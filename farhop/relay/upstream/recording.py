@@ -1,10 +1,10 @@
-"""One answer from upstream for several clients: it is recorded as it passes, and each client reads it at its own pace.
+"""One upstream answer for several clients: it is recorded as it passes, and each client reads it at its own pace.
 
 To the relay a SharedExchange is the exchange of one request. Behind it stand readers, the client that came first among
-them; each has its own place in the recording and its own backpressure. Upstream is read as fast as the fastest takes
-it, and is paused when all are behind; who is so far behind that the recording has no room any more is cut off.
-Upstream goes on while anybody reads and is cancelled when nobody does. What ends before it is a good answer (a refusal,
-an error, a redirect) is the first client's alone: the others are let go, to be routed each on its own.
+them; each has its own place in the recording and its own backpressure. Upstream is read as fast as the fastest client
+takes it, and is paused when all are behind; a client so far behind that the recording has no room left is cut off. The
+upstream request continues while any client reads, and is cancelled when none does. What ends before it is a good answer
+(a refusal, an error, a redirect) is the first client's alone: the others are let go, to be routed each on its own.
 
 Never decides who may read what, and never holds more than it found room for, but for what came last.
 """
@@ -96,16 +96,17 @@ def played(lines: bytes, body: Iterable[bytes], usage: bytes, end: bytes, *, str
 
 
 class ReaderOwner(Protocol):
-    """Who has clients read, and is told what becomes of them."""
+    """The owner of readers, which is told what becomes of them."""
 
     def head(self, reader: Reader, tape: Tape) -> bytes:
         """The header lines that this client's answer begins with; it begins now."""
 
     def over(self, reader: Reader, reason: Outcome | None) -> None:
-        """Its answer is whole (None), or ended before. It is told once, and of who was let go not at all."""
+        """The reader's answer is complete (None), or ended early. Called once; not called for a reader that was let
+        go."""
 
     def let_go(self, reader: Reader) -> None:
-        """Nothing has begun, and nothing will here."""
+        """The reader's answer has not begun, and will not come from here."""
 
     def stopped(self, reader: Reader) -> None:
         """We stop, and time is up."""
@@ -163,11 +164,11 @@ class Reader:
             shared.gone(self)
 
     def release(self) -> None:
-        """Wait here no more: nothing was sent. Until somebody else has its exchange it is this one's still."""
+        """Stop waiting here; nothing was sent. The exchange stays this reader's until another takes it."""
         self.shared = self.tape = None
 
     def leave(self) -> None:
-        """Read no more; its answer is somebody else's to give."""
+        """Stop reading; another gives the client its answer."""
         self._end()
 
     def broke(self, event: bytes | None, reason: Outcome) -> None:
@@ -267,7 +268,7 @@ class SharedExchange(Exchange):
         self._give_back()
 
     def flow(self) -> None:
-        """Upstream waits while all who read are behind."""
+        """Pause upstream while all readers are behind."""
         if self._over or self._solo or self.callbacks is None or not self.readers:
             return
         behind = all(reader.paused for reader in self.readers)
@@ -279,7 +280,7 @@ class SharedExchange(Exchange):
                 self.callbacks.resume()
 
     def stop(self) -> None:
-        """We stop, and time is up: for all who read it."""
+        """The drain time is over: end the answer for all readers."""
         if not (self._over or self._stopped) and self.callbacks is not None:
             self._stopped = True
             self.callbacks.stopped()
@@ -288,7 +289,7 @@ class SharedExchange(Exchange):
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether a client waits for it."""
         return self.leader.exchange.is_open if self._solo else bool(self.readers)
 
     @property
@@ -297,7 +298,7 @@ class SharedExchange(Exchange):
         return self.tape.held_bytes + sum(reader.exchange.unsent_bytes for reader in self.readers)
 
     def let_go(self) -> None:
-        """Nobody's body will be wanted again."""
+        """Release the clients' request bodies: none is needed again."""
         for reader in self.readers:
             reader.exchange.let_go()
 
@@ -354,7 +355,7 @@ class SharedExchange(Exchange):
         self._give_back()
 
     def break_off(self, event: bytes | None) -> None:
-        """It cannot be completed: nobody's can."""
+        """The answer cannot be completed, for any reader."""
         if self._solo:
             self.leader.exchange.break_off(event)
             return
@@ -368,7 +369,8 @@ class SharedExchange(Exchange):
     # -- inside
 
     def _alone(self) -> bool:
-        """From now on it is the leader's, as if nobody had recorded anything. Whether the leader is still there."""
+        """From now on the answer is the leader's alone, as if nothing had been recorded. Returns whether the leader is
+        still there."""
         self._settle()
         self._solo = True
         there = self.leader in self.readers
@@ -423,7 +425,8 @@ class SharedExchange(Exchange):
             self._release(tape.drop(least))
 
     def _cut_slowest(self, lag_max: int = 0) -> bool:
-        """End the answers of those who are the furthest behind, if that is by more bytes than this. Whether it was."""
+        """End the answers of the readers furthest behind, if that is by more bytes than this. Returns whether any was
+        ended."""
         ats = [reader.at for reader in self.readers]
         first, least, most = self.tape.first, min(ats, default=0), max(ats, default=0)
         if sum(map(len, self.tape.pieces[least - first : most - first])) <= lag_max:

@@ -1,5 +1,6 @@
-"""Attempts whose stream can go on elsewhere: the first asks for token ids, the next ones continue from them. By text,
-where that may be and no ids are told, the first asks for nothing, and its text is kept.
+"""Attempts whose stream can be continued elsewhere: the first asks for token ids, the next ones continue from them.
+
+If continuing by text is allowed and the engine sends no ids, the first asks for nothing, and its text is kept.
 
 What is kept is bounded per stream (`formats.resumption`, `formats.text_resumption`) and per process (`Resumption`).
 Never sends a continuation on its own: the machine says whether and where. A client never sees an engine's refusal of
@@ -65,9 +66,9 @@ _CARRIERS: dict[bytes, machine.Carrier] = {_CONTINUES + name.encode(): name for 
 
 
 class Resumption:
-    """Which streams of this process can go on, and what became of those that broke. `context_tokens` gives, of a target
-    and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell ids.
-    `mode`: of a tenant and a model, what its streams may go on by; `writes_on`: whether a target takes up text."""
+    """Which streams of this process can be continued, and what became of those that broke. `context_tokens` gives, of a
+    target and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell
+    ids. `mode`: of a tenant and a model, what its streams may go on by; `writes_on`: whether a target takes up text."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Resumption:
             self.packs.add(target)
 
     def over(self, progress: Progress, reason: Outcome) -> None:
-        """A stream is over: what was kept of it goes. One that broke at last is counted with why it did not go on."""
+        """A stream is over: drop what was kept of it. If it ended broken, count the reason why it was not continued."""
         self.kept_bytes -= progress.counted_bytes
         self.recomputed_tokens += progress.recomputed
         if reason in _BREAKS or ((progress.tokens or progress.resumed) and reason not in _NO_BREAKS):
@@ -372,8 +373,8 @@ class ResumableRun(AttemptRun):
                 self._engine_broke(tap)
 
     def _engine_broke(self, tap: ResumableTap) -> None:
-        """It says so itself: as if its connection had broken, where its stream can go on elsewhere. Else the client
-        gets its word as it is."""
+        """The engine reports that it is broken. If the stream can be continued elsewhere, treat it like a broken
+        connection. Else the client gets its word as it is."""
         withheld, tap.withheld = tap.withheld, b""
         if self.began and self.resumable and tap.broke is not None:
             self.abort()

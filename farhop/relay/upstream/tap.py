@@ -1,4 +1,4 @@
-"""Listening to an answer as it passes: whole events, the engine's usage, and whether it ends in an engine's error.
+"""Reads an answer as it passes: splits it into whole events, finds the usage, and notices an engine's error at its end.
 
 Payload passes as received, but for the residency that a client named by Anthropic's `inference_geo`: its usage says it
 again. Held are an event not yet complete (so that a broken stream ends between events), and the usage chunk that only
@@ -103,7 +103,7 @@ class StreamTap:
         return b"".join(passed if not self._geo else map(self._echoed, passed))
 
     def _is_endless(self, tail: bytearray) -> bool:
-        """Whether nobody waits for the end of this event."""
+        """Whether the event is too long to wait for its end."""
         return len(tail) > EVENT_BYTES_MAX
 
     def _passed(self, events: list[bytes]) -> list[bytes]:
@@ -160,8 +160,8 @@ def _finishes(event: bytes) -> bool:
 
 
 def _with_rest_of(event: bytes, hidden: bytes) -> bytes:
-    """An event that goes before another which the client does not see: what that one tells beside the usage it would
-    have told itself, had it been the last."""
+    """Add to an event what the hidden usage event after it says besides the usage: the engine would have put that here,
+    had this event been the last."""
     if len(event) + len(hidden) > KEPT_BYTES_MAX:
         return event  # it tells more than any engine does there
     try:
