@@ -87,7 +87,7 @@ class Fleet:
 
     @property
     def event_types(self) -> tuple[type[Event], ...]:
-        """The events that `hear` knows."""
+        """The events that `handle` takes."""
         return tuple(self._handlers)
 
     def handle(self, event: Event, now: float) -> str | None:
