@@ -62,65 +62,68 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True, gc=False):
-    """All that either tier may decide by. Bodies stay in the relay; `chain` is the prefix chain of the prompt.
-
-    `deadline` is in seconds of this process's monotonic clock. `lawful` is the hop token's set of regions, None where
-    the request came straight from a client. `narrow` are lists of places to stay within (one of each): never a
-    widening. `key` names the API key, `issuer` the global balancer that forwarded the request here. `session` is a hash
-    of what the client calls its session, 0 without one, or where nothing asks for it. `version` is the model's version
-    that the client asks for, `header_matches` are those of the rules' that it bears: both empty where nothing asks for
-    them. `tokens` are the prompt's, where a tokenizer is configured here; they never travel. `divisible`: a replica may
-    prefill it for another. `body_hash` tells bodies apart, 0 where nothing does. `waited_s`: how long it waited in
-    queues of other regions that let it go. `recomputed`: an engine computes the whole prompt, whatever it has cached.
-    `among` are the replicas that a gateway lets it go to, None for any. `once`: who carries it has it once it was sent,
-    and it cannot be sent again. `continues`: it continues a stream, and its engine must take what that is carried by.
-    `soft_session` is a hash of what a coding agent or another client calls its session without anybody having asked for
-    it, 0 without one, and `parent_session` of the one that it came from: they decide between equals and nothing else.
-    `by_anycast`: it came by an address that other entries announce, too. `alias`: the name that its client asked
-    for, where that stands for `model` and its body was changed; `alias_why`: which models before it were passed over.
-    `answers`: how many it asks for, each of up to `max_tokens`. `tools`: it offers the model some, so that a program
-    waits for its whole answer. `fallbacks`: other models that its name stands for and
-    that it may get instead, in order; `attempted`: how many attempts were made for it while it was another model's.
-    `first_token_by`: by when its client wants its first token, on the clock of `deadline`; None where it does not say.
-    Past that it is still served.
-    """
+    """Everything that either tier may decide by; the body itself stays in the relay. Points in time are seconds of this
+    process's monotonic clock."""
 
     id: str
     tenant: str
     model: str
-    prompt_bytes: int
+    prompt_bytes: int  # canonical and opaque bytes (farhop.relay.formats.prompt.Prompt)
     body_bytes: int
-    chain: tuple[int, ...]
-    deadline: float
-    max_tokens: int | None = None
+    chain: tuple[int, ...]  # the prompt's prefix chain (farhop.balance.prefix.chain)
+    deadline: float  # a point in time
+    max_tokens: int | None = None  # of each answer; None: no limit given, 0: nothing is generated
     stream: bool = False
-    priority: int = 0
-    key: str = ""
-    entry_region: str = ""
-    issuer: str = ""
-    lawful: frozenset[str] | None = None
+    priority: int = 0  # a larger one is served first
+
+    # Identity and law.
+    key: str = ""  # the name of the API key; "": none
+    entry_region: str = ""  # the region of the entry that the client reached; "": unknown
+    issuer: str = ""  # the global balancer that forwarded the request; "": it came straight from a client
+    lawful: frozenset[str] | None = None  # the regions that the hop token permits; None: it came straight from a client
+    # Lists of places: the request stays within one of each list. They restrict, and never widen.
     narrow: tuple[tuple[str, ...], ...] = ()
+    # The time to the first token that the global balancer promised; None: no promise.
     promised_ttft_ms: float | None = None
-    session: int = 0
-    version: str = ""
-    header_matches: tuple[HeaderMatch, ...] = ()
+
+    # Routing keys. "", 0 or (): the request has none, or nothing configured here reads it.
+    session: int = 0  # a hash of the configured session name
+    version: str = ""  # the model version that the client asks for
+    header_matches: tuple[HeaderMatch, ...] = ()  # the headers and cookies it bears that operators' rules look for
+
+    # Facts about its prompt, body and past.
+
+    # The prompt's tokens, if a tokenizer is configured here; never sent to another process.
     tokens: Tokens | None = None
-    divisible: bool = False
-    body_hash: int = 0
-    waited_s: float = 0.0
+    divisible: bool = False  # one replica may prefill it, another decode
+    body_hash: int = 0  # tells bodies apart; 0: bodies are not compared
+    waited_s: float = 0.0  # how long it waited in queues of other regions that released it
+
+    # Hashes of session names that are well known and not configured (of coding agents and others): they decide only
+    # near ties. 0: none.
     soft_session: int = 0
-    parent_session: int = 0
-    recomputed: bool = False
-    among: frozenset[str] | None = None
-    once: bool = False
-    by_anycast: bool = False
+    parent_session: int = 0  # the session that it came from
+
+    # How it may be sent.
+    recomputed: bool = False  # the engine computes the whole prompt, whatever it has cached
+    among: frozenset[str] | None = None  # the replicas that a gateway allows; None: any
+    once: bool = False  # a gateway carries it: it cannot be sent a second time
+    by_anycast: bool = False  # it came by an address that other entries announce, too
+    # It continues a broken stream: the engine must accept this carrier. None: it does not.
     continues: Carrier | None = None
-    alias: str = ""
-    alias_why: str = ""
-    answers: int = 1
-    tools: bool = False
-    fallbacks: tuple[str, ...] = ()
-    attempted: int = 0
+
+    # Names that stand for several models.
+    alias: str = ""  # the name that the client asked for, if that stands for `model` and the body was changed; "": none
+    alias_why: str = ""  # which models were passed over before this one, and why
+
+    # Its answer.
+    answers: int = 1  # how many answers it asks for, each of up to `max_tokens`
+    tools: bool = False  # it offers the model tools, so a program waits for the whole answer
+
+    # Other models, and time.
+    fallbacks: tuple[str, ...] = ()  # the other models that its name stands for and that may serve it, in order
+    attempted: int = 0  # how many attempts were made while it was another model's request
+    # The point in time at which the client wants the first token; None: not stated. A later request is still served.
     first_token_by: float | None = None
 
 

@@ -65,41 +65,42 @@ FREE = Price()
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """One region for one model. The first three change with every request; the three that follow, and the four of
-    price, are multiplied by what a request brings.
-
-    Milliseconds, tokens, slots, shares and USD. `token_ms`: cost.token_ms of its replicas, who have `batch` requests
-    each; one alone would have a token every `alone_ms`, and a prefill that takes longer stalls the others.
-    `slots_left`: slots free, less what was sent there and is not acknowledged. `foreign_tokens`: what it takes from
-    here, infinite if it is here. `full`: 1 if that is nothing. `drift_...`: how fast its wait (ms a second) and its use
-    (slots a second) change, and since when that is known. `residual_ms`: by how much first tokens came later than was
-    predicted of late. `context_tokens`: the longest request that it can hold, infinite where it does not say.
-    """
+    """One region for one model, as numbers. The order matters: the first three fields change with every request
+    (`_SENT`), and groups of the others are multiplied by the sizes of a request in one operation (`_rows`). "Here" is
+    the region of this balancer."""
 
     wait_ms: float
-    slots_left: float
-    cache_hit_calibration: float
+    slots_left: float  # free slots, less the requests sent there that it has not acknowledged
+    cache_hit_calibration: float  # the share of predicted hits that engines found lately
+
+    # Multiplied by a request's round trips and output tokens.
     rtt_ms: float
-    token_ms: float
+    token_ms: float  # the time that an output token costs all requests of its replica (cost.token_ms)
     prefill_ms_per_byte: float
+
+    # Prices.
     usd_per_prompt_byte: float
     usd_per_output_token: float
-    usd_per_body_byte: float
-    usd_per_answer_byte: float
+    usd_per_body_byte: float  # egress; 0 for this region itself
+    usd_per_answer_byte: float  # egress; 0 for this region itself
+
+    # Capacity, as the region reported it.
     bytes_per_token: float
     slots_free: float
     slots_total: float
-    foreign_tokens: float
+    foreign_tokens: float  # prompt tokens that it takes from here; infinite: it is here
     used_share: float
-    full: float
+    full: float  # 1: `foreign_tokens` is 0 or less; else 0
+
+    # Decoding at its replicas.
     tpot_ms: float
-    batch: float
-    alone_ms: float
-    drift_at: float = 0.0
-    drift_wait: float = 0.0
-    drift_use: float = 0.0
-    residual_ms: float = 0.0
-    context_tokens: float = inf
+    batch: float  # requests at each replica
+    alone_ms: float  # the time per token of a request that is alone. A prefill that takes longer stalls the others
+    drift_at: float = 0.0  # when its figures were last reported; 0: unknown (farhop.balance.estimate.drift)
+    drift_wait: float = 0.0  # how fast its wait changes, in ms per second
+    drift_use: float = 0.0  # how fast its use changes, in slots per second
+    residual_ms: float = 0.0  # how much later than predicted first tokens came lately
+    context_tokens: float = inf  # the longest request that it can hold; infinite: it does not report it
 
 
 def remaining(capacity: ModelReport, load: Outstanding) -> tuple[float, float]:
@@ -180,39 +181,37 @@ _WAIT, _LEFT, _CALIBRATION = range(_SENT)  # the rows of the small block
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """A region's score, in its policy's unit, and what is predicted there for this request.
-
-    `believed_tokens` are the hit before it was discounted (cache_hit_calibration). `headroom` is in slots: those free,
-    less what was sent there and is not acknowledged, and no more than it takes from other regions. `usd`: what the
-    request would cost there, hardware and traffic between regions. `residual_ms` is how much of `ttft_ms` is what first
-    tokens took longer than predicted of late, which no score counts. As they count in the score: `decode_ms`, what its
-    tokens take longer than a token costs where that is least; `interference_ms` and `stall_ms`, what its tokens and its
-    prefill cost those it joins; `behind_ms`, what its prefill costs those who come while it waits. `work_bytes`: what
-    is left of the prompt to prefill, as so many bytes at the beginning of a text as take as long (cost.prefill_work).
-    """
+    """A region's score, in its policy's unit, with all predictions for this request there."""
 
     region: str
     score: float
-    ttft_ms: float
+    ttft_ms: float  # the predicted time to the first token, `residual_ms` included
     rtt_ms: float
     upload_ms: float
     wait_ms: float
-    believed_tokens: float
-    hit_tokens: float
+    believed_tokens: float  # the predicted cache hit before it is multiplied by cache_hit_calibration
+    hit_tokens: float  # after
     uncached_tokens: float
     prefill_ms: float
     tpot_ms: float
     slots_free: int
+    # Slots: the free ones, less the requests sent there that it has not acknowledged, and limited by the tokens that it
+    # takes from other regions.
     headroom: float = 0.0
-    penalty_ms: float = 0.0
+    penalty_ms: float = 0.0  # the charge on a hot or returning region
     hot: bool = False
-    usd: float = 0.0
-    bias_ms: float = 0.0
-    decode_ms: float = 0.0
-    interference_ms: float = 0.0
-    stall_ms: float = 0.0
-    behind_ms: float = 0.0
+    usd: float = 0.0  # the cost of the request there: hardware, and traffic between regions
+    bias_ms: float = 0.0  # added by the route or an operator
+
+    # Terms of the score, weighted by beta.
+    decode_ms: float = 0.0  # how much longer its tokens take than a token costs in the cheapest region
+    interference_ms: float = 0.0  # the delay by its tokens of the requests that it joins
+    stall_ms: float = 0.0  # the delay by its prefill of the requests that it joins
+    behind_ms: float = 0.0  # the delay by its prefill of the requests that arrive while it waits; not weighted by beta
+    # How much later than predicted first tokens came lately; part of `ttft_ms`, and of no score.
     residual_ms: float = 0.0
+    # The prefill work of the uncached prompt, as bytes at the beginning of a text that take as long
+    # (cost.prefill_work).
     work_bytes: float = 0.0
 
     @property

@@ -20,45 +20,38 @@ _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 
 
 class Attempt(msgspec.Struct, eq=False, gc=False):
-    """One attempt under way: where, since when (`sent_at`), and what it was counted with in `load`. Of an answer that
-    comes piece by piece `began_at`, and at how many tokens a second it was thought to come; 0 before."""
+    """One attempt under way."""
 
     region: str
     instance: Instance
-    load: UnacknowledgedLoad
-    work_bytes: float
-    sent_at: float
+    load: UnacknowledgedLoad  # counts its load until the region acknowledges it
+    work_bytes: float  # the prefill work that it was counted with
+    sent_at: float  # monotonic seconds
     started: bool = False
-    began_at: float = 0.0
-    tokens_per_s: float = 0.0
+    began_at: float = 0.0  # when the first byte of a streamed answer came; 0: not yet
+    tokens_per_s: float = 0.0  # the stream's expected pace; 0: not begun
 
 
 class RequestState(msgspec.Struct, eq=False, gc=False):
-    """One request in the machine's hands. `lawful` is by the law it came under (and its token's, if it has one).
-
-    `attempt` is the one under way, `attempts` how many there were. `last_resort`: no promise is made any more;
-    `quarantined`: it waits until it is known whether the processes live at which it broke off; `due` is what its timer
-    is set for; `held_until` is when its patience ends, once it began. `waits_ms` is how long it would wait in regions
-    that refused it, as they said; `waited_s` what it waited in queues of regions that let it go; `resumes`: how often
-    its stream broke and was to go on elsewhere, and `broke`: where.
-    """
+    """The state of one request under way. Points in time are monotonic seconds."""
 
     request: Request
-    lawful: frozenset[str]
-    attempt: Attempt | None = None
-    attempts: int = 0
+    lawful: frozenset[str]  # by the law at its arrival and by its hop token, if it has one
+    attempt: Attempt | None = None  # the attempt under way; None: none
+    attempts: int = 0  # how many were made
     transport_retries: int = 0
-    budgeted: bool = False
-    last_resort: bool = False
+    budgeted: bool = False  # a retry of it was taken from the retry budget
+    last_resort: bool = False  # no promise is made any more
+    # It may have ended the processes at which it broke off, and waits until it is known whether they live.
     quarantined: bool = False
-    decision: Decision | None = None
-    refusals: dict[str, Outcome] = {}
-    waits_ms: dict[str, float] = {}
-    held_until: float | None = None
-    waited_s: float = 0.0
-    due: float = 0.0
-    resumes: int = 0
-    broke: frozenset[str] = frozenset()
+    decision: Decision | None = None  # the last choice of a region; None: none yet
+    refusals: dict[str, Outcome] = {}  # why regions refused it or failed, by region
+    waits_ms: dict[str, float] = {}  # how long it would wait in regions that refused it, as they report
+    held_until: float | None = None  # when it stops waiting for a region; None: it never waited
+    waited_s: float = 0.0  # how long it waited in queues of regions that released it
+    due: float = 0.0  # when its timer fires
+    resumes: int = 0  # how often its stream broke and had to continue elsewhere
+    broke: frozenset[str] = frozenset()  # the regions where it broke
 
     def law_refused(self, lawful: frozenset[str]) -> bool:
         """Whether every lawful region refused because its own copy of the law forbids the request."""

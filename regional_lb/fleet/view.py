@@ -31,27 +31,21 @@ class Lora(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One scrape of a replica's metrics. `at` is when it was received here, monotonic seconds.
+    """One scrape of a replica's metrics. None: the engine does not report it."""
 
-    `waiting` and `running` are requests; `kv_usage` is the share (0..1) of the cache that what runs holds, and
-    `kv_tokens` the whole cache, None if not told. `prefix_queries` and `prefix_hits`: prompt tokens looked up in the
-    cache and found there since the engine began; they show people how it does, and that it works at all.
-    `queued` is 0 where one waits, and none did at the scrape before: it came since the engine's last step, and will be
-    in the next one. None: all who wait do queue. `started_at`: when its process began, in the engine's own seconds;
-    `slots`: how many requests it runs at once. None where it does not tell.
-    """
-
-    at: float
-    waiting: int
-    running: int
-    kv_usage: float | None = None
-    kv_tokens: int | None = None
-    prefix_queries: float = 0.0
-    prefix_hits: float = 0.0
+    at: float  # when it was received here, in monotonic seconds
+    waiting: int  # requests
+    running: int  # requests
+    kv_usage: float | None = None  # the share (0..1) of the KV cache that running requests hold
+    kv_tokens: int | None = None  # the size of the whole KV cache
+    prefix_queries: float = 0.0  # prompt tokens looked up in the prefix cache since the engine began; status pages only
+    prefix_hits: float = 0.0  # those of them that were cached
     lora: Lora | None = None
+    # How many of `waiting` do queue; None: all. 0 if one waits and none did at the scrape before: that one came since
+    # the engine's last step, and will be in the next.
     queued: int | None = None
-    started_at: float | None = None
-    slots: int | None = None
+    started_at: float | None = None  # when its process began, in the engine's own seconds
+    slots: int | None = None  # how many requests it runs at once
 
     def restarted(self, before: Sample) -> bool:
         """Whether this is another process than the earlier sample's: it started later, or its counters ran
@@ -78,39 +72,37 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Replica(msgspec.Struct, frozen=True):
-    """One engine endpoint. `slots` are sequences it runs at once; `prefill_tokens_max` is how much of a
-    prompt it computes in a step: with so much on its way to it more waits here, and of several the next step's, too.
-    `prefill_ms_per_token` and `tpot_ms` are guesses to start from: its speed is measured. `version` is that of all its
-    models, "" where nobody tells versions apart. `draining`: what it works on ends there, nothing new begins. `missing`
-    are those of its models which its engine itself does not list. `kv_ranks`: of how many caches it tells events, 0 of
-    none. `adapters` are those of its models that are LoRA adapters. `role` prefill: it computes prompts for the others,
-    and answers nobody. `handover` is how it gives or takes what was computed: SGLang's engines meet at the prefill's
-    `bootstrap_port`, and one of role decode answers nothing else. `lineage`: what each of its models is based on.
-    `facts`: what its engine says of them, where it says anything. `token_ids`: it tells a stream's tokens, and takes a
-    prompt as tokens, so that a stream can go on there. `writes_on`: the text that it takes for its own and continues;
-    "solid": its chat templates may trim any other."""
+    """One engine endpoint."""
 
     name: str
     address: Address
     models: frozenset[str]
-    gpu: str
-    slots: int
-    kv_tokens: int
+    gpu: str  # the kind of GPU
+    slots: int  # how many sequences it runs at once
+    kv_tokens: int  # the size of its KV cache
+    # How many prompt tokens it computes in a step. While so many are on their way to it, no request is sent; if several
+    # requests wait, the next step is filled, too.
     prefill_tokens_max: int
-    prefill_ms_per_token: float
+    prefill_ms_per_token: float  # first guesses: the true speed is measured
     tpot_ms: float
-    draining: bool = False
-    missing: frozenset[str] = frozenset()
-    kv_ranks: int = 0
-    adapters: frozenset[str] = frozenset()
-    sample: Sample | None = None
-    version: str = ""
+    draining: bool = False  # requests under way end there, and no new ones are sent
+    missing: frozenset[str] = frozenset()  # those of `models` that the engine itself does not list
+    kv_ranks: int = 0  # for how many caches it publishes KV events; 0: for none
+    adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
+    sample: Sample | None = None  # the last scrape; None: none yet
+    version: str = ""  # the version of all its models; "": versions are not told apart
+    # "prefill": it computes prompts for other replicas and answers no client.
     role: Literal["mixed", "prefill", "decode"] = "mixed"
+    # How a computed prompt is passed on. SGLang's engines meet at the prefill replica's `bootstrap_port`, and one of
+    # role "decode" serves only such requests.
     handover: Literal["vllm", "sglang"] = "vllm"
-    bootstrap_port: int = 0
-    lineage: dict[str, Bases] = {}
-    facts: dict[str, ModelFacts] = {}
+    bootstrap_port: int = 0  # 0: none
+    lineage: dict[str, Bases] = {}  # the models that each model is based on
+    facts: dict[str, ModelFacts] = {}  # reported by the engine about its models
+    # It streams token ids and takes prompts as tokens, so that a broken stream can continue there.
     token_ids: bool = False
+    # Which text of an unfinished answer it continues: "" none, "text" any; "solid": its chat templates may trim white
+    # space, so only text that neither begins nor ends with it.
     writes_on: Literal["", "solid", "text"] = ""
 
     def context_tokens(self, model: str) -> float:

@@ -14,46 +14,37 @@ if TYPE_CHECKING:
 
 
 class RequestState(msgspec.Struct, eq=False, gc=False):
-    """One request in the machine's hands. `replica` is "" unless an attempt is under way there.
-
-    `due` is what its timer is set for, `held_at` when it was first held, None if it never was. `prefilled_at` is when
-    its first token came, or, where the answer comes in one piece and does not show it, when that was due.
-    `expected_ms`: within what time after it was sent its answer should begin. `variant` is what it waits for: its
-    model, or the version `assigned`. `prefiller` computes the prompt for `replica` now, "" if nobody does; `whole`:
-    nobody is to do so any more. `paired`: another replica computed, or computes, the prompt in the last attempt.
-    `declined`: it waits by choice (Pick.declined). `foreign`: it comes from another region. `cached_tokens`: of its
-    prompt, where most of it was cached when it was last tried and nobody had room.
-    `late`: it has waited too long in a queue that stands, and stepped back; it waits until `late_until` at the most.
-    `resumes`: how often its stream broke and was to go on elsewhere; `carrier`: what it then goes on by, None while
-    nothing is to go on.
-    """
+    """The state of one request under way. Points in time are monotonic seconds."""
 
     request: Request
     need: Need
-    variant: str
-    foreign: bool = False
+    variant: str  # the variant that it waits for: its model, or the version `assigned` (view.variant_of)
+    foreign: bool = False  # it comes from another region
     attempts: int = 0
     transport_retries: int = 0
-    budgeted: bool = False
-    started: bool = False
-    replica: str = ""
-    prefiller: str = ""
-    whole: bool = False
-    tried: tuple[str, ...] = ()
-    due: float = 0.0
-    held_at: float | None = None
-    declined: bool = False
+    budgeted: bool = False  # a retry of it was taken from the retry budget
+    started: bool = False  # the current attempt's answer has begun
+
+    # The current attempt.
+    replica: str = ""  # "": no attempt is under way
+    prefiller: str = ""  # the replica that computes the prompt for `replica` now; "": none
+    whole: bool = False  # no other replica is to compute its prompt any more
+    tried: tuple[str, ...] = ()  # the replicas that are not to be asked again
+    due: float = 0.0  # when its timer fires
+    held_at: float | None = None  # when it was first put in the queue; None: never
+    declined: bool = False  # it waits by choice (Pick.declined)
+    # How much of its prompt the best replica had cached when it was last tried and none had room.
     cached_tokens: float = 0.0
     forwarded_at: float = 0.0
-    prefilled_at: float = 0.0
-    expected_ms: float = 0.0
-    pick: Pick | None = None
-    assigned: Assigned | None = None
-    resumes: int = 0
-    carrier: Carrier | None = None
-    late: bool = False
-    late_until: float = 0.0
-    paired: bool = False
+    prefilled_at: float = 0.0  # when the first token came or, for an answer in one piece, was expected
+    expected_ms: float = 0.0  # the expected time from sending the request to the beginning of the answer
+    pick: Pick | None = None  # the last choice of a replica; None: none yet
+    assigned: Assigned | None = None  # the version that a split gave it; None: no split
+    resumes: int = 0  # how often its stream broke and had to continue elsewhere
+    carrier: Carrier | None = None  # by what its stream continues; None: there is nothing to continue
+    late: bool = False  # it waited too long in a standing queue and stepped back behind younger requests
+    late_until: float = 0.0  # the longest that it then waits
+    paired: bool = False  # in the last attempt, another replica computes or computed the prompt
 
     @property
     def chosen(self) -> Scored | None:

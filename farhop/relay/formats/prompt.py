@@ -84,38 +84,30 @@ NO_PREFERENCES = Preferences()
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """What routing needs of a body.
-
-    `canonical` is the text that a prefix cache would hold, b"" where there is none. `opaque_bytes` is the rest of
-    what an engine computes before its first token, in bytes of text that cost as much: images and audio, a query
-    repeated for each document; less than 0 where the canonical text is longer than what it costs (token ids in digits).
-    `max_tokens` 0: nothing is generated. `hide_usage`: the client did not ask for the usage
-    of its stream, so that we ask (`openai.change`) and keep the answer to ourselves. `divisible`: one prompt and
-    one answer that tells nothing of the prompt, so that one engine may prefill and another decode. `answer` is None
-    where it cannot be told how the next turn's text will go on from this one.
-    `has_options` and `has_salt`: the body may have a member `stream_options`, `cache_salt`. `lacks_model`: it names no
-    model, and `model` is the one that it gets. `lacks_store`: it leaves to the engine whether its answer is kept
-    there, which it shall not be. `preferences` is what it says beside its prompt. `recomputed`: it asks what its
-    prompt's tokens were worth, so that an engine takes none of them from its cache. `answers` is how many it asks for,
-    each of up to `max_tokens`.
-    """
+    """The facts about a body that routing needs."""
 
     model: str
-    canonical: bytes
+    canonical: bytes  # the text that a prefix cache would hold; b"": none
     stream: bool = False
+    # The client did not ask for its stream's usage: we ask the engine (openai.change) and hide it.
     hide_usage: bool = False
-    max_tokens: int | None = None
+    max_tokens: int | None = None  # of each answer; None: no limit given, 0: nothing is generated
     cache_salt: str = ""
+    # The prompt beyond `canonical` that an engine computes, in bytes of text that cost as much: images, audio, a query
+    # repeated for each document. Negative if `canonical` is longer than the text that costs as much (token ids in
+    # digits).
     opaque_bytes: int = 0
+    # One prompt, and one answer that tells nothing about the prompt: one engine may prefill and another decode.
     divisible: bool = False
-    answer: AnswerText | None = None
-    has_options: bool = True
-    has_salt: bool = True
-    lacks_model: bool = False
-    lacks_store: bool = False
-    preferences: Preferences = NO_PREFERENCES
+    answer: AnswerText | None = None  # how the answer appears in the next turn's text; None: unknown
+    has_options: bool = True  # the body may have a member `stream_options`
+    has_salt: bool = True  # the body may have a member `cache_salt`
+    lacks_model: bool = False  # the body names no model; `model` is the one to write into it
+    lacks_store: bool = False  # the body leaves it to the engine whether to store the answer; we tell the engine not to
+    preferences: Preferences = NO_PREFERENCES  # fields of the body that bear on where it goes, apart from its prompt
+    # It asks for the log probabilities of prompt tokens, so an engine computes the whole prompt, cached or not.
     recomputed: bool = False
-    answers: int = 1
+    answers: int = 1  # how many answers it asks for, each of up to `max_tokens`
 
 
 def invalid(param: str, detail: str) -> BodyError:

@@ -39,22 +39,8 @@ CLIENT_URL = re.compile(r"https?://(?:\[[0-9A-Fa-f:.]{2,64}\]|[A-Za-z0-9][A-Za-z
 
 
 class ModelReport(msgspec.Struct, frozen=True):
-    """Capacity of one model and version at one balancer instance. Tokens are the model's own, slots are sequences.
-
-    Replicas, slots, KV tokens, in flight and `headroom_foreign_tokens` (prompt tokens taken from other regions) are of
-    the replicas this instance owns; queue and `wait_ms` (until a new request's prefill would begin) are its own.
-    `usable_share` (0..1) is what health, slow start and draining leave of all replicas it can send to, whoever owns
-    them; `used_share` (0 and up) is their requests per slot, or the share of KV tokens taken, whichever is more.
-    `tpot_ms` is with one request more, `batch_interference_ms` what each request adds to every token of all others at
-    its replica.
-    `load_replicas` are the replicas that the load of late keeps at their target share, `replicas_needed` how many
-    should be there, beyond `replicas_min` and `replicas_max` if need be (farhop.balance.scaling); a `replicas_max` of
-    0: an older build, which does not say. They are of all of the region, whoever owns what.
-    `bases` are the models whose rules bind this one, too; `base_unknown`: it is an adapter of a base nobody knows.
-    `max_model_len`, `root` and `parent` are as farhop.balance.model_facts has them: the length that every engine takes.
-    `context_tokens`: the longest request, prompt and answer together, that one of the ready replicas can hold; 0 where
-    nobody knows.
-    """
+    """Capacity of one model and version at one balancer instance. Tokens are the model's own; slots are sequences.
+    Unless stated otherwise, figures are of the replicas that this instance owns."""
 
     model: str
     replicas_ready: int
@@ -63,29 +49,37 @@ class ModelReport(msgspec.Struct, frozen=True):
     slots_free: int
     kv_tokens_total: int
     kv_tokens_free: int
-    wait_ms: float
+    wait_ms: float  # until a new request's prefill would begin in this instance's queue
     prefill_ms_per_token: float
-    tpot_ms: float
+    tpot_ms: float  # with one more request in the batch
     bytes_per_token: float
-    version: str = ""
+    version: str = ""  # "": versions are not told apart
     in_flight: int = 0
-    queued_requests: int = 0
-    queued_tokens: int = 0
+    queued_requests: int = 0  # in this instance's queue
+    queued_tokens: int = 0  # in this instance's queue
+    # 0..1: the share of all replicas that this instance can send to (also those that others own) left by health, slow
+    # start and draining.
     usable_share: float = 1.0
-    headroom_foreign_tokens: int = 0
+    headroom_foreign_tokens: int = 0  # prompt tokens that it takes from other regions
+    # 0 and up, of the same replicas as `usable_share`: requests per slot or the share of KV tokens taken, whichever is
+    # more.
     used_share: float = 0.0
-    batch_interference_ms: float = 0.0
-    base_unknown: bool = False
+    batch_interference_ms: float = 0.0  # the time that each request adds to every token of all others at its replica
+    base_unknown: bool = False  # it is an adapter whose base is unknown
     gpu_types: tuple[str, ...] = ()
-    bases: tuple[str, ...] = ()
-    load_replicas: float = 0.0
-    replicas_needed: int = 0
+    bases: tuple[str, ...] = ()  # the models whose rules bind this one, too
+
+    # Scaling (farhop.balance.scaling): of the whole region, whichever instance owns the replicas.
+    load_replicas: float = 0.0  # how many replicas the recent load keeps at their target share
+    replicas_needed: int = 0  # how many there should be, even if that is outside `replicas_min` and `replicas_max`
     replicas_min: int = 0
-    replicas_max: int = 0
-    max_model_len: int = 0
+    replicas_max: int = 0  # 0: an older build, which does not report it
+
+    # From the engines (farhop.balance.model_facts). 0 or "": unknown.
+    max_model_len: int = 0  # tokens of prompt and answer together that every engine takes
     root: str = ""
     parent: str = ""
-    context_tokens: int = 0
+    context_tokens: int = 0  # the longest request, prompt and answer together, that one of the ready replicas can hold
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):

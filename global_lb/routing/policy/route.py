@@ -49,45 +49,54 @@ _ALL_OPTIONS = {option for options in OPTIONS.values() for option in options}
 
 
 class RouteConfig(Part):
-    """Whose requests (`tenant`, `model`; without either: all), by which policy, and what modifies it.
+    """A route: which requests it is for, which policy chooses their region, and which modifiers change the choice.
+    Regions are named as in the topology. docs/reference/policies.md describes policies and modifiers."""
 
-    `weights`: shares by region. `regions`: the order of failover. `fill_at`: the share of its use from which a
-    waterfall goes on to the next. `prefix_bytes`: how much of a prompt's beginning keeps prompts together.
-    `bias_ms`: by region, added. `foreign_quota`: the share of the requests sent that may leave this region.
-    `affinity_ms`: how much slower the region of its last request may be for a session to stay. `canary`: shares by
-    region, whatever the scores; `canary_by`: who stays drawn. `egress_usd_per_hour`: what traffic between regions may
-    cost. `usd_weight_ms`: milliseconds that a dollar a request is worth. `answer`: whether the client is sent to the
-    region itself ("redirect") with bodies of `redirect_bytes` and more, or its answer is relayed. `advise`: whether it
-    may ask for decisions alone. `unicast_tokens`: streams of as many output tokens and more (or of no stated length)
-    that came by an anycast address are sent to the entry's own name (`unicast` in its configuration).
-    `keep_answers_s`: for how long an answer is given again to the same tenant's same request; 0: never. `coalesce`:
-    whether same requests under way share one answer. `models`: what `model` stands for, in order of preference; such a
-    route says nothing else, and each of its models goes by the route that it has itself. Regions are named as in the
-    topology; more in docs/reference/policies.md.
-    """
-
+    # The requests that it is for. "": any.
     tenant: Name | Literal[""] = ""
     model: Name | Literal[""] = ""
-    policy: str = "predictive"
+
+    # The policy and its options.
+    policy: str = "predictive"  # one of KNOWN
+    # Weighted: shares by region.
     weights: dict[RegionName, Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=dict, max_length=1024)
-    regions: Annotated[tuple[RegionName, ...], Field(max_length=1024)] = ()
+    regions: Annotated[tuple[RegionName, ...], Field(max_length=1024)] = ()  # failover: regions in order
+    # Waterfall: the share of a region's capacity in use from which requests go on to the next region.
     fill_at: Annotated[float, Field(gt=0, le=10)] = 0.8
+    # Consistent-hash: prompts that agree in this many bytes go together.
     prefix_bytes: Annotated[int, Field(ge=256, le=4 * 1024 * 1024)] = 1024
+
+    # Modifiers.
+
+    # Added to a region's score.
     bias_ms: dict[RegionName, Annotated[float, Field(ge=-60_000, le=60_000)]] = Field(
         default_factory=dict, max_length=1024
     )
-    foreign_quota: Share = 1.0
+    foreign_quota: Share = 1.0  # the share of requests that may leave this region
+    # A session stays with its last region if that is at most this much slower; 0: it need not.
     affinity_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    # Shares by region, whatever the scores.
     canary: dict[RegionName, Share] = Field(default_factory=dict, max_length=64)
-    canary_by: Literal["session", "tenant"] = "session"
+    canary_by: Literal["session", "tenant"] = "session"  # requests of one session or one tenant are drawn together
+    # The budget for traffic between regions; None: unlimited.
     egress_usd_per_hour: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    # How many milliseconds a dollar per request is worth; 0: cost does not count.
     usd_weight_ms: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    answer: Literal["proxy", "redirect"] = "proxy"
-    redirect_bytes: Annotated[int, Field(ge=0, le=1 << 40)] = 0
-    advise: bool = True
+
+    # How requests are answered.
+    answer: Literal["proxy", "redirect"] = "proxy"  # "redirect": the client is sent to the region itself
+    redirect_bytes: Annotated[int, Field(ge=0, le=1 << 40)] = 0  # redirect only bodies of at least this size; 0: all
+    advise: bool = True  # clients may ask for a decision without a request (POST /v1/route)
+    # Streams that came by an anycast address and have at least this many output tokens (or no stated number) are
+    # redirected to the entry's own name (`unicast` in its configuration); None: none are.
     unicast_tokens: Annotated[int, Field(ge=0, le=1 << 40)] | None = None
+    # How long an answer is reused for the same request of the same tenant; 0: never.
     keep_answers_s: Annotated[float, Field(ge=0, le=30 * 86_400)] = 0.0
-    coalesce: bool = False
+    coalesce: bool = False  # the same requests under way share one answer
+
+    # A route with `models` has no other field but `tenant` and `model`.
+
+    # The models that the name `model` stands for, in order of preference. Each goes by its own route.
     models: Steps = ()
 
     @model_validator(mode="before")
