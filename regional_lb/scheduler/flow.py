@@ -664,6 +664,7 @@ class RegionalFlow:
         if half is None:  # as _will_cache has it: one that only decodes has another half
             self.fleet.caches(chosen.replica, request.chain, self.law.request_verdict(request, _HINTS))
         address = self.fleet.view.replicas[chosen.replica].address
+        longer = self.fleet.contexts_differ and not request.once
         sends = machine.Resume if state.resumes else machine.Forward
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
         return [
@@ -676,7 +677,7 @@ class RegionalFlow:
                 ttft_ms,
                 reasons=choice,
                 prefill=half,
-                longer=self.fleet.contexts_differ and self.fleet.holds_longer(request.model, chosen.replica),
+                longer=longer and self.fleet.holds_longer(request.model, chosen.replica),
             ),
         ]
 

@@ -156,6 +156,11 @@ def test_who_is_refused_for_its_length_goes_to_who_can_hold_longer_ones(play) ->
     assert flow.fleet.health["short"].read(0.3).state is State.UP
 
 
+def test_a_refusal_for_length_is_the_answer_where_a_gateway_carries_the_request(play) -> None:
+    flow = regional(long("short", 1000), long("long", 8000, prefill_ms_per_token=0.9))
+    play(flow).on(RequestArrived(request("a", once=True))).expect(sent("a", "short", longer=False))
+
+
 def test_where_nobody_is_left_who_could_hold_it_that_is_the_answer(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000, prefill_ms_per_token=0.9))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "short", longer=True))
