@@ -1,1 +1,1 @@
-"""Who is asking: API keys of tenants, and the signed hop token between the tiers."""
+"""Authentication: API keys of tenants, and the signed hop token between the tiers."""

@@ -1,10 +1,10 @@
-"""Who is asking: an API key, or a token, becomes a tenant.
+"""Authenticates a caller: an API key, or a token, becomes a tenant.
 
-Configuration knows keys by their SHA-256 alone; a key's text lives in this process's memory only, never in a log or an
-error. Keys that are issued (`farhop key`) are `fh_`, 30 characters of chance and 6 of CRC-32, all of base62: 178 bits,
-so that SHA-256 at rest is enough, and a mistyped one is known without a look-up.
-Invariants: no answer but a positive one is remembered, and the memory is bounded; a malformed header is nobody; what
-ends by the clock is looked at each time, and a clock set back does not bring it to life again.
+The configuration holds only SHA-256 hashes of keys; a key's text exists only in this process's memory, never in a log
+or an error. Issued keys (`farhop key`) are `fh_`, 30 random characters and 6 of CRC-32, all in base62: 178 bits, so
+that SHA-256 at rest is enough, and a mistyped key is recognised without a look-up. Invariants: only positive results
+are remembered, and the memory is bounded; a malformed header authenticates nobody; validity by the clock is checked at
+every use, and a clock set back does not revive an expired key.
 """
 
 from __future__ import annotations

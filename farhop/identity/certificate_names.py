@@ -1,9 +1,8 @@
-"""Who a balancer is, by the name in its certificate: `spiffe://<trust domain>/farhop/<tier>/<region>`.
+"""A balancer's identity, by the name in its certificate: `spiffe://<trust domain>/farhop/<tier>/<region>`.
 
-Beside the URI stands a host name that says the same, for those who verify hosts alone (gRPC, TLS libraries). An
-operator's has `operator/<name>` there, and is no balancer's.
-Invariants: a name is read only from a certificate that was verified; the common name says nothing; of two URIs none
-counts.
+A host name beside the URI says the same, for libraries that verify only hosts (gRPC, TLS libraries). An operator's
+certificate has `operator/<name>` there, and is no balancer's. Invariants: a name is read only from a verified
+certificate; the common name does not count; if there are two URIs, neither counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The token in the URL of a redirect: by it alone a region knows who asks it, under which law, and decided by whom.
+"""The token in a redirect's URL: from it alone a region learns the caller, the law, and the balancer that decided.
 
-Made as the hop token is and with the same keys, but of another kind: neither passes for the other. It is good for one
-use, within a minute, of the path it names at the one process it names: that one counts the uses, and in its clock the
-token expires. It says who asks and how far that may go, never what was asked for: that is judged where it is served.
-Invariants: a token is taken out of a request's target before anything else sees that; no use is forgotten before its
-token has expired, and what cannot be remembered is refused.
+It is made as the hop token is, with the same keys, but of another kind: neither is accepted as the other. It is good
+for one use, within a minute, of the path that it names, at the one process that it names: that process counts the uses,
+and the token expires by its clock. It names the caller and the limits of the request, never its contents: these are
+judged by the region that serves it. Invariants: a token is removed from a request's target before anything else sees
+the target; no use is forgotten before its token has expired, and a use that cannot be remembered is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who is asking, by the certificate that a client proved with its TLS handshake: its one URI names a tenant.
+"""Authenticates a client by its TLS certificate, whose one URI names a tenant.
 
-Which URI (SPIFFE ID or other) is whose is configured; the common name says nothing, and of two URIs none counts.
-Invariants: only certificates that the handshake verified come here; one that has ended on a connection that stands lets
-nobody in. Never verifies a chain: that is TLS's.
+The configuration maps URIs (SPIFFE IDs or others) to tenants. The common name does not count, and if there are two
+URIs, neither does. Invariants: only certificates verified by the handshake come here; a certificate that expires while
+its connection is open no longer authenticates. Never verifies a chain: TLS does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""What a balancer's requests leave behind that must not be lost: which are written down here, and where to.
+"""Usage records and audit records of a balancer's requests: which are written here, and where to. They must not be
+lost.
 
-A request's usage is written once in the fleet: by the balancer that its client came to, or, where the tenant's law
-keeps records from there, by the one of the region that answered it, if it may. Both know the same id for it, so that
-what a change of the law meanwhile wrote twice is counted once. Off, nothing of this is there. Never waits: the loop
-makes one object and appends it; and never decides about a request but that none is let in while nothing can be written,
-where the configuration says so.
+A request's usage is written once in the fleet: by the balancer that the client reached or, if the tenant's law keeps
+records from there, by the balancer of the region that answered, if that one may. Both use the same record id, so that a
+record written twice during a change of the law is counted once. If accounts are switched off, nothing of this exists.
+The event loop only appends one object per request and never waits. This module never decides about a request, except
+that none is admitted while nothing can be written, if the configuration says so.
 """
 
 from __future__ import annotations

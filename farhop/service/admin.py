@@ -1,7 +1,7 @@
 """The admin port of a balancer: metrics, health, status, decisions, explain. For operators, never for clients.
 
-Who asks is `farhop.service.operators`' to say; what a route needs stands beside it here. Health alone is told to
-anybody. Bounds: connections, requests at a time, the time until a request's head and body are there. Never on the data
+`farhop.service.operators` authenticates the caller; each route here states the right that it needs. Only health needs
+none. Bounds: connections, concurrent requests, the time until a request's head and body are complete. Never on the data
 path, never shows a prompt or a key.
 """
 

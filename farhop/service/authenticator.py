@@ -1,9 +1,9 @@
-"""Callers by API key: who asks, whether this balancer may read what they ask, and under which law it then stands.
+"""Authenticates callers by API key: who the caller is, whether this balancer may read the body, and which law applies.
 
-A tenant whose law keeps its requests from being read here is sent to an entry that may (307) or refused, with the body
-unread. Keys come with the law: those that a new one does not name are unknown at once. Never widens: what a client asks
-for in `x-farhop-allow`, in `x-farhop-timeout-ms`, by the host's name (`eu.`, `us.`) and by its body's residency only
-narrows, and what of it nobody understands is refused.
+If a tenant's law forbids reading its requests here, the request is redirected (307) to an entry that may read it, or
+refused; its body is not read. Keys come with the law: a key that a new law does not name is unknown at once. Never
+widens: `x-farhop-allow`, `x-farhop-timeout-ms`, the host's name (`eu.`, `us.`) and the body's residency fields can only
+narrow, and a value that is not understood is refused.
 """
 
 from __future__ import annotations

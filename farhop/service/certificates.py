@@ -1,7 +1,7 @@
-"""Certificates and keys: from PEM files to TLS contexts, and anew when the files change under the process.
+"""Loads certificates and keys from PEM files into TLS contexts, and reloads them when the files change.
 
-Invariants: what cannot be used never replaces what can: the last good set stands; verification of the other side is
-never off where we connect; nothing of a key is ever in a message. Never reads a clock: the time is an argument.
+Invariants: an unusable set never replaces a usable one (the last good set stays in force); peers are always verified
+when we connect; no message contains any part of a key. Never reads a clock: the time is an argument.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What an engine hands a chat template: a client's messages, tools and options, as vLLM makes them anew (0.32).
+"""The input of a chat template as vLLM builds it (0.32): the client's messages, tools and options, rewritten.
 
-vLLM reads a body into models of its own and renders those, so what a client wrote is not what the template sees: tools
-have their fields in the models' order with what is absent filled in and what is unknown dropped, messages have a few
-named fields, `developer` becomes `system` for templates that do not know it. A prompt rendered from what the client
-wrote has as many tokens, but not the same. Never reads the prompt's meaning; never changes what is sent on.
-Source: vllm/renderers/{chat_utils,hf,online_renderer}.py, vllm/entrypoints/generate/base/protocol.py.
+vLLM parses a body into models of its own and renders those, so the template does not see the client's text: the fields
+of tools are in the models' order, with defaults filled in and unknown fields dropped; messages have a few named fields;
+`developer` becomes `system` for templates that do not know it. A prompt rendered from the client's own text has as many
+tokens, but not the same ones. Never interprets the prompt; never changes the request that is sent on. Source:
+vllm/renderers/{chat_utils,hf,online_renderer}.py, vllm/entrypoints/generate/base/protocol.py.
 """
 
 from __future__ import annotations

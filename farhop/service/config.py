@@ -1,6 +1,6 @@
-"""The configuration both tiers share: admin port, keys, accounts, identity, limits. Never opens a connection.
+"""The configuration that both tiers share: admin port, keys, accounts, identity, limits. Never opens a connection.
 
-How they are reached and reach others is in `endpoints`.
+Listeners and the connections to other processes are configured in `endpoints`.
 """
 
 from __future__ import annotations

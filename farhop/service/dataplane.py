@@ -1,6 +1,6 @@
-"""What the data plane of a process is made of: limits, TLS, the upstream pool, listeners, and what is shown of them.
+"""Builds the parts of a process's data plane: limits, TLS, the upstream pool, listeners, and their gauges.
 
-From a checked configuration to the parts it configures. Never decides a default: those stand with the fields.
+The input is a checked configuration. Never decides a default: defaults are declared with the fields.
 """
 
 from __future__ import annotations

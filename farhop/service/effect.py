@@ -1,6 +1,7 @@
-"""What a law or an override would come to, before it is written: whom it would strand, and what would move.
+"""Predicts the effect of a law or an override before it is written: tenants left without a region, and traffic that
+moves.
 
-By the law and by what global balancers say of the regions now. Pure; never reads anything, and never refuses.
+The inputs are the law and the regions' state as global balancers see it. Pure; never reads anything, never refuses.
 """
 
 from __future__ import annotations

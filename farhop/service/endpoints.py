@@ -1,6 +1,6 @@
-"""How a process is reached and reaches others: listeners, TLS, etcd, and whose signatures count there.
+"""How a process is reached and how it reaches others: listeners, TLS, etcd, and the signatures that count there.
 
-Commands of operators are configured of these, too: nothing here imports a server. Never opens a connection.
+Operators' commands use these parts, too, so nothing here imports a server. Never opens a connection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""When Python's collector walks objects: new ones often and few at a time, all of them while hardly anything happens.
+"""When Python's garbage collector runs: young objects often and a few at a time, all objects while the process is idle.
 
-A walk holds the loop as long as it lasts. No request leaves a cycle behind (a test counts them), so that what the
-walks are for is what libraries make; what may be kept long holds nothing that the collector walks. Never lets anything
-be for longer than LATEST_S.
+A collection blocks the event loop until it ends. Requests leave no cycles behind (a test counts them), so collections
+are only for the cycles that libraries make; long-lived structures hold no objects that the collector visits. Never
+delays a collection by more than LATEST_S.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who may ask beside API keys, as configured: assembles tokens, their issuers' keys, and certificates of tenants.
+"""Builds the configured ways to authenticate besides API keys: tokens, their issuers' keys, tenants' certificates.
 
-One for each process, for all of its ports to which clients come with credentials of their own. Never decides who
-somebody is: that is `farhop.identity`'s.
+A process has one set for all ports at which clients bring their own credentials. Never decides about an identity: that
+is done in `farhop.identity`.
 """
 
 from __future__ import annotations

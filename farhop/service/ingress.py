@@ -1,8 +1,7 @@
-"""The way in, the same in both tiers: path, caller, body, limits, and then its machine decides.
+"""The way into a balancer, the same in both tiers: path, caller, body, limits, and then the tier's machine decides.
 
-Who may come in is the authenticator's to say (an API key, a hop token), what a body asks for the request reader's. What
-is known only once a body is read binds here: a key's models, records, names of models, limits. Never forwards anything
-itself.
+The authenticator admits the caller (by an API key or a hop token), and the request reader reads the body. Rules that
+need the body are enforced here: the models of a key, records, names of models, limits. Never forwards anything itself.
 """
 
 from __future__ import annotations

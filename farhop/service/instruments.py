@@ -1,6 +1,8 @@
-"""What watches a balancer's process and its requests: log, metrics, spans, and decisions kept for `farhop explain`.
+"""The observation of a balancer's process and its requests: log, metrics, spans, and decisions kept for `farhop
+explain`.
 
-Both tiers have the same, each under its own name. Never decides what may be recorded: the law in force does.
+Both tiers have the same instruments, each under its own name. Never decides what may be recorded: the law in force
+does.
 """
 
 from __future__ import annotations

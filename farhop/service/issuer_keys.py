@@ -1,9 +1,9 @@
-"""The keys of identity providers, fetched beside requests: at the start, again and again, and soon after a token named
-one that is not known.
+"""The keys of identity providers, fetched in the background: at the start, periodically, and soon after a token named
+an unknown key.
 
-Invariants: an issuer is asked no more often than once in REFETCH_S but for retries, whatever tokens say; no redirect is
-followed, no more read than a bound, nothing waited for beyond one; what cannot be used replaces nothing, and what was
-fetched last counts for a bounded time. Never sees a token, and never does IO for a request.
+Invariants: an issuer is asked at most once in REFETCH_S (except for retries), whatever tokens say; redirects are not
+followed, and size and time of an answer are bounded; an unusable answer replaces nothing, and the last good keys count
+for a bounded time. Never sees a token, and never does IO for a request.
 """
 
 from __future__ import annotations

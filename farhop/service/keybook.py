@@ -1,9 +1,9 @@
-"""Which API keys are issued, as etcd tells: followed beside those of the law, by every balancer that clients come to.
+"""The issued API keys in etcd, followed (beside the law's keys) by every balancer that clients connect to.
 
-Invariants: a document that cannot be believed, or is another's (by its place, or by its hash), lets nobody in and is
-counted; a running process never goes back to an earlier word on a key (an etcd restored, a document put back); a key
-that was in force and is written anew in a way that cannot be read is in force no more; losing etcd
-changes nothing, and a snapshot that lacks a key ends it. Never does IO for a request.
+Invariants: a document that is invalid, or belongs to another key (by its place or its hash), admits nobody and is
+counted; a running process never returns to an earlier version of a key (after a restored etcd, or an old document
+written again); a key in force whose new document cannot be read is no longer in force; losing etcd changes nothing; a
+snapshot that lacks a key ends it. Never does IO for a request.
 """
 
 from __future__ import annotations

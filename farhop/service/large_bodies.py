@@ -1,13 +1,13 @@
-"""Large bodies are read in a process of their own, so that none holds the event loop, whatever it says.
+"""Reads large bodies in a separate process, so that no body can block the event loop.
 
     balancer's loop -> a thread that waits -> socket pair -> `python -m farhop.service.large_bodies`, which reads and
     answers
 
-The process is started for the first large body and goes with its balancer. It reads one at a time, which bounds what
-reading takes, of each tenant in turn, so that none waits behind all of another's; and it holds no keys. Invariants:
-what it says of a body is what `read` would say in the balancer; nothing is unpickled; one that stalls or dies fails the
-body that it had, and the next has a new one. Where no process can be started a thread reads, and holds the
-interpreter's lock. Never decides anything, never logs a body.
+The process is started for the first large body and ends with its balancer. It reads one body at a time, which bounds
+its memory, and takes tenants in turn, so that no tenant waits for all bodies of another. It holds no keys. Invariants:
+its result for a body is the same as that of `read` in the balancer; nothing is unpickled; if the process stalls or
+dies, only the body that it was reading fails, and the next body gets a new process. If no process can be started, a
+thread reads, and holds the interpreter's lock. Never decides anything, never logs a body.
 """
 
 from __future__ import annotations

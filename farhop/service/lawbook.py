@@ -1,12 +1,12 @@
-"""Which law is in force in this process: the topology's at first, then the newest that it was ever given.
+"""The law in force in this process: the topology's at first, then the newest that the process ever received.
 
-A law comes from a hub, from this process's own disk, or from a balancer that goes by a later one. Invariants: the epoch
-only moves forward, whatever etcd holds after a wipe or a restore, and through restarts, too, where there is a disk to
-keep the newest on: until a law of that epoch is here nothing is lawful; a document that is not signed as configured,
-does not parse, or speaks of what this world lacks changes nothing: the last good law stands; whatever is passed over is
-counted, logged and shown; losing etcd changes nothing. A hub that holds an older law than ours, or none, is given ours,
-by compare-and-set. The map changes under the law only where that fits it and widens nothing (topology.remap). Authors'
-clocks are shown and never compared. Never decides about a request.
+A law comes from a hub, from this process's own disk, or from a balancer that has a later one. Invariants: the epoch
+only moves forward, whatever etcd holds after a wipe or a restore, and also through restarts if there is a disk to keep
+the newest epoch on (until a law of that epoch is here, nothing is lawful); a document that is not signed as configured,
+does not parse, or names things that this world lacks changes nothing, and the last good law stays in force; every
+ignored document is counted, logged and shown; losing etcd changes nothing. A hub that holds an older law than ours, or
+none, is given ours by compare-and-set. The map under the law changes only if the new map fits the law and widens
+nothing (topology.remap). Authors' clocks are shown and never compared. Never decides about a request.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What clients are told of limits: the headers of every answer, the refusals that say when to come again.
+"""How clients learn about limits: headers of every answer, and refusals that say when to try again.
 
-As OpenAI and draft-ietf-httpapi-ratelimit-headers-11 write them. Never decides whether a request may go on.
+In the form of OpenAI and draft-ietf-httpapi-ratelimit-headers-11. Never decides whether a request may go on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The limits that stand in etcd, and by which names their buckets are known to all processes.
+"""The limits in etcd, and the names by which all processes know their buckets.
 
-Invariants: limits that cannot be read leave those before them, and are counted; losing etcd changes nothing. Never
-knows what is used.
+Invariants: limits that cannot be read leave the previous ones in force, and are counted; losing etcd changes nothing.
+Never knows how much is used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The limits of one tenant's key and model, and what a request may use of each kind at most.
+"""The limits that apply to a tenant's key and model, and the most of each kind that a request may use.
 
-Never takes anything: it says how much there is to take.
+Never takes anything: it only says how much to take.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What tenants may use, held to here: units lent by each tenant's root, taken by requests, given back when they end.
+"""Enforces tenants' limits: units are lent by each tenant's root, taken by requests, and returned when requests end.
 
-A request takes what is lent to this balancer, in memory; one for which that is not enough waits WAIT_S at most for the
-exchange with the root that it hastens, shared by all who wait. Which limits there are is in `limit_book`, which of them
-a request has in `limit_match`, what its client is told in `limit_answers`. Invariants: a tenant without limits costs
-one look-up; a reservation is settled once, whatever became of its request; a root that is not reached ends what it lent
-(balance.quota), and `safe` parts go on; money is in microdollars, by the price book of this process, and what has no
-price there never passes where money is limited. Never writes to etcd.
+A request takes units lent to this balancer, in memory. If these do not suffice, it waits up to WAIT_S for an exchange
+with the root, which it triggers and all waiting requests share. `limit_book` holds the limits, `limit_match` finds
+those of a request, `limit_answers` informs the client. Invariants: a tenant without limits costs one look-up; a
+reservation is settled once, whatever became of its request; the loans of a root that cannot be reached expire
+(balance.quota), and `safe` parts go on; money is in microdollars, by this process's price book, and a model without a
+price is never admitted if money is limited. Never writes to etcd.
 """
 
 from __future__ import annotations

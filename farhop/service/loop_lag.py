@@ -1,6 +1,7 @@
-"""How late the event loop is: whatever holds it, everybody waits for. Looked at ten times a second.
+"""Measures how late the event loop is, ten times a second: anything that blocks the loop delays all requests.
 
-Never holds the loop itself, and never judges: it is a metric, and the first one to look at when all is slow at once.
+Never blocks the loop itself, and never judges: it is a metric, and the first to look at when everything is slow at
+once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tells the service manager how a process is: ready, alive, stopping (systemd's sd_notify protocol).
+"""Tells the service manager the process's state: ready, alive, stopping (systemd's sd_notify protocol).
 
-Where none asked ($NOTIFY_SOCKET is not set) it does nothing. The watchdog's message comes from the event loop, so that
-a loop which stands still is silent, too. Never delays or ends what it tells of: a manager that cannot be reached is
+Without a service manager ($NOTIFY_SOCKET is not set) it does nothing. The watchdog's message is sent from the event
+loop, so that a blocked loop is silent, too. Never delays or ends the process: if the manager cannot be reached, it is
 not told, and its own timeouts decide.
 """
 

@@ -1,8 +1,8 @@
-"""Who asks at an admin port, and what they may: by a token, by a certificate, or nobody need say.
+"""Authenticates and authorises callers of an admin port: by token, by certificate, or without either if so configured.
 
-Three rights, each of which includes the one before: to scrape `metrics`, to `read` all that is told, to `act`.
-Invariants: a token is kept as its hash and compared in constant time, with all of them, whichever fits; nothing that
-was presented is ever in a message. Never decides what a request needs: that stands with the route.
+There are three rights, each of which includes the one before: `metrics` (scrape), `read` (everything shown), `act`.
+Invariants: a token is kept as its hash and compared with all hashes in constant time; no message repeats a credential.
+Never decides which right a request needs: the route declares it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who is at the other end of a connection to a control or tier port, by mutual TLS.
+"""Identifies the other end of a connection to a control or tier port, by mutual TLS.
 
-What a caller may see and say follows from the name in its certificate and from nothing that it says of itself. Where a
-port asks for no certificates (loopback, or `insecure`) nobody is proven, and callers are taken at their word. Never
-decides what a tier or region may do: the services ask for what they need.
+The name in the caller's certificate determines its access; nothing that the caller says about itself does. If a port
+asks for no certificates (loopback, or `insecure`), no identity is proven and callers are trusted. Never decides about
+the rights of a tier or region: the services ask for the identity that they need.
 """
 
 from __future__ import annotations

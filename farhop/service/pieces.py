@@ -1,14 +1,14 @@
-"""A text's token ids piece by piece: what was read before is not read again.
+"""Tokenizes a text piece by piece: pieces seen before are not tokenized again.
 
 A turn of a chat repeats all turns before it. Hugging Face's tokenizers cut a text at its added tokens before anything
-else (`AddedVocabulary.extract_and_normalize`) and read what is between by itself, so a text that is cut before each of
-them gives the ids of the whole. It is cut only at tokens that take nothing of their surroundings (no `lstrip`,
-`rstrip`, `single_word`) and are looked for in the text as it is (not `normalized`). Kept are digests and ids,
-never a text; bounded.
+else (`AddedVocabulary.extract_and_normalize`) and tokenize each part in between by itself, so a text that is cut before
+each added token gives the ids of the whole. A text is cut only at tokens that take nothing from their surroundings (no
+`lstrip`, `rstrip`, `single_word`) and are searched for in the text as it is (not `normalized`). Only digests and ids
+are kept, never a text; their number is bounded.
 
-A decision often needs no more than a prompt's beginning: that is to be had without reading the rest.
+A decision often needs no more than a prompt's beginning, which can be tokenized without the rest.
 
-Never cuts where the library's post-processor adds tokens: who asks for those reads the whole text.
+Never cuts if the library's post-processor adds tokens: a caller that wants those tokenizes the whole text.
 """
 
 from __future__ import annotations

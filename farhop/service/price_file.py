@@ -1,7 +1,8 @@
-"""The price book of a process that lives: its file is read anew when it changes, so that an epoch can be added at work.
+"""The price book of a running process: its file is reread when it changes, so that an epoch can be added without
+restart.
 
-Invariants: what cannot be read, or changes an epoch that has begun, changes nothing: the last good book stands, loudly.
-Never decides what something costs.
+Invariant: a file that cannot be read, or changes an epoch that has begun, changes nothing; the last good book stays in
+force, and the fault is logged. Never decides prices.
 """
 
 from __future__ import annotations

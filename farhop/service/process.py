@@ -1,7 +1,7 @@
-"""The life of a balancer's process: start, say so, serve until told to stop, stop in order.
+"""The life of a balancer's process: start, report readiness, serve until told to stop, stop in order.
 
-A fault of the configuration or the surroundings is one line on stderr and exit code 2, never a stack trace. Whatever
-was opened is closed, and what closing meets never hides why it had to be.
+A fault of the configuration or the environment is one line on stderr and exit code 2, never a stack trace. Everything
+that was opened is closed, and an error while closing never hides the reason for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When a prompt's tokens are read: before its request goes on, where its decision goes by them; else beside it.
+"""When a prompt is tokenized: before its request goes on, if the decision depends on tokens; otherwise in parallel.
 
-A short prompt is read on the spot. Of a long one its beginning is, and all of it only if the decision still goes by
-tokens then; otherwise the machine is told the rest when it is there. Never changes a body, never decides.
+A short prompt is tokenized at once. Of a long prompt only the beginning is, and the whole only if the decision still
+depends on tokens then; otherwise the machine is given the rest when it is ready. Never changes a body, never decides.
 """
 
 from __future__ import annotations

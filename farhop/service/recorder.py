@@ -1,8 +1,9 @@
-"""Traces of what passes, for planning with: moments, lengths, which prompts begin alike, sessions and their pauses.
+"""Records traces of requests for capacity planning: times, lengths, shared prompt beginnings, sessions and their
+pauses.
 
-Whoever holds an admin port's right to read may listen for a while. Never tells a text, a key, a tenant or a hash that
-could be compared with another recording's: fingerprints are salted by the listener, for this one time. Costs nothing
-while nobody listens; who listens slowly loses rows, which are counted.
+A caller with the admin port's right to read may record for a while. A recording never contains a text, a key, a tenant
+or a hash that could be compared with another recording: fingerprints are salted for each recording. Costs nothing while
+nobody records; a slow reader loses rows, which are counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The gRPC channel to a regional balancer's control port, as a configuration says that it is reached.
+"""The gRPC channel to a regional balancer's control port, opened as configured.
 
-Never judges what comes over it.
+Never judges the messages on it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a configuration says of the way to the regions: how they are reached and proven. Never opens anything.
+"""The configuration of connections to regions: how they are reached and authenticated. Never opens anything.
 
-For whoever follows regions: global balancers and DNS servers. What a region reports can loosen none of it.
+Used by all that follow regions: global balancers and DNS servers. A region's report cannot loosen any of it.
 """
 
 from __future__ import annotations

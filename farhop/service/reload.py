@@ -1,8 +1,9 @@
-"""The configuration and the map of a process that lives: read anew when their files change, or at SIGHUP.
+"""Reloads the configuration and the map of a running process when their files change, or at SIGHUP.
 
-Invariants: what cannot be used, or does not fit the law in force, changes nothing and stops nothing: the last good one
-stands, loudly; what is taken is taken whole, in one step of the loop, so that no decision sees half of it; what cannot
-change while the process lives stays as it is and is named. Never decides what may change: each tier says so (`Live`).
+Invariants: an unusable file, or one that does not fit the law in force, changes nothing and stops nothing: the last
+good one stays in force, and the fault is logged; a reload is applied whole, in one step of the event loop, so that no
+decision sees half of it; settings that cannot change at run time stay as they are and are named. Never decides which
+settings may change: each tier does (`Live`).
 """
 
 from __future__ import annotations

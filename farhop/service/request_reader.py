@@ -1,8 +1,9 @@
-"""From a caller and a body to the Request that a machine decides by: one code in both tiers, so that both see the same
+"""Turns a caller and a body into the Request that a machine decides by. Both tiers use it, so that both see the same
 prompt, chain and tokens.
 
-A body says for which model, how long, and what of it must stay where; a name may stand for another model. What cannot
-be read, or may not be asked for, is refused with the field named. Never answers and never sends.
+The body gives the model, the length of the answer, and where it must stay; its model may be a name that stands for
+other models. A body that cannot be read, or asks for something forbidden, is refused with the field named. Never
+answers and never sends.
 """
 
 from __future__ import annotations

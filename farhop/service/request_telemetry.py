@@ -1,7 +1,7 @@
-"""What is seen of a request from outside its machine: spans, metrics, the decision record. The same in both tiers.
+"""Observes requests from outside the machine: spans, metrics, the decision record. The same in both tiers.
 
-A tier hands in what to say of its decisions. Never changes a request, never holds a prompt; what a tenant's law keeps
-from being recorded here is muted before anything is.
+Each tier supplies the description of its decisions. Never changes a request, never holds a prompt. Whatever a tenant's
+law forbids to record here is removed before anything is recorded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""By what a request may be routed beside its prompt: its session, the header matches of a split's rules, a version.
+"""Keys besides the prompt that a request may be routed by: its session, the header matches of a split's rules, a
+version.
 
-Only what somebody asks for is looked at. What the client calls its session is a hash from here on, of the tenant and
-the name; the text of a match is the operator's: neither enters a log, a span or a record as the client wrote it. Never
-refuses a request: what cannot be read is not there.
+Keys that no configuration uses are not read. A session is kept only as a hash of tenant and name, and a match only as
+the operator's text of it: the client's own text of either never enters a log, a span or a record. Never refuses a
+request: a key that cannot be read counts as absent.
 """
 
 from __future__ import annotations

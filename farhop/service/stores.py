@@ -1,6 +1,6 @@
-"""Where a process gets its world and its documents: topology, etcd clusters, what is kept on disk, the law.
+"""Opens the sources of a process's world and documents: topology, etcd clusters, the copy on disk, the law.
 
-From a checked configuration to the parts it configures. Never decides a default: those stand with the fields.
+The input is a checked configuration. Never decides a default: defaults are declared with the fields.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Work that runs beside the requests: watching, reporting. Started here, logged when it fails, ended together.
+"""Background tasks (watching, reporting): started here, logged when they fail, cancelled together.
 
-A task nobody awaits fails in silence, and a balancer whose watcher is dead looks alive. Never restarts what failed:
-that is a bug, and it is logged as one.
+A task that is not awaited fails silently, and a balancer whose watcher is dead looks alive. Never restarts a failed
+task: the failure is a bug, and is logged as one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Prompts as their model's tokenizer reads them, where one is configured: chats through the model's template.
+"""Tokenizes prompts with their model's tokenizer, if one is configured; chats are rendered by the model's template
+first.
 
-A prompt that cannot be read so (a picture, a template's error, too long, too many at once) is counted by reason and
-goes on without: then the byte chain decides. Invariants: nothing is fetched, tokenizer and template are files of this
-machine; the ids are those an engine with the same files computes (vLLM's defaults: a chat is rendered as
-farhop.service.chat_form has it and adds no special tokens but its template's, a completion adds the tokenizer's); a
-template is run in Jinja's sandbox. Never changes a body.
-Needs the extra `tokenizer`.
+A prompt that cannot be tokenized (a picture, a template's error, too long, too many at once) is counted by reason and
+routed by its byte chain instead. Invariants: nothing is fetched: tokenizer and template are local files; the ids are
+those that an engine computes from the same files (vLLM's defaults: a chat is rendered as in farhop.service.chat_form
+and gets no special tokens but its template's; a completion gets the tokenizer's); a template runs in Jinja's sandbox.
+Never changes a body. Needs the extra `tokenizer`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Usage records on their way to where they are billed: what stands in files, by HTTP, in order and at least once.
+"""Delivers usage records from files to the billing system by HTTP, in order and at least once.
 
-How far it came stands beside the files, and is written only after what was taken: who is killed between sends some
-again, and whoever gets them knows them by their ids. Never sends what the law keeps here, and never stops anything:
-while nobody takes them they stay on the disk.
+The position is stored beside the files, and written only after the receiver accepted the records. So a process killed
+in between sends some records again, and the receiver recognises them by their ids. Never sends records that the law
+keeps here, and never blocks requests: records that nobody accepts stay on the disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A request that waits before its machine has it: for a thread or a process that reads it, for what a root lends.
+"""Holds a request that waits before its machine has it: for a thread or process that reads it, or for a root's loan.
 
-Its client may leave meanwhile, and the process may stop: then the request is answered and counted here, and what it
-waited for is nobody's. A bug in what follows is answered, and raised. Never decides what follows.
+Meanwhile the client may leave or the process may stop. Then the request is answered and counted here, and the result
+that it waited for is dropped. A bug in the code that follows is answered, and raised. Never decides.
 """
 
 from __future__ import annotations

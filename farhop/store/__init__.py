@@ -1,1 +1,3 @@
-"""What regions publish and how it is read: etcd under a lease, and an in-memory twin under the same contract."""
+"""How regions publish documents and how these are read: etcd with leases, and an in-memory twin under the same
+contract.
+"""

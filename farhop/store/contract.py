@@ -1,8 +1,8 @@
-"""What every store promises, whichever holds the keys: etcd, or memory in the lab.
+"""The contract of every store, whether etcd or memory (in the lab) holds the keys.
 
-Invariants, kept by every implementation and told by one suite of tests: an opened store's watches and publications
-outlive any outage and never raise because of one; a watcher sees every state in revision order, and after a gap a
-whole new SNAPSHOT instead of a guess; a write that was not acknowledged is never reported as done.
+Invariants, kept by every implementation and tested by one shared suite: an opened store's watches and publications
+survive any outage and never raise because of one; a watcher sees every state in revision order and, after a gap, a
+complete new SNAPSHOT instead of a guess; an unacknowledged write is never reported as done.
 """
 
 from __future__ import annotations

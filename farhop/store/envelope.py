@@ -1,11 +1,11 @@
-"""A document in etcd with its author's signature: one envelope for laws, operators' words and reports.
+"""A document in etcd with its author's signature: one envelope for laws, operators' documents and reports.
 
     {"envelope":1,"key":"ops-1","signature":"<base64>","document":{...}}
 
-Ed25519, over the key that the document stands under in etcd and the document's very bytes: what was signed for one
-place counts in no other, and etcdctl shows what is signed. Invariants: where any key is configured to sign a kind of
-document, one of that kind counts only with the signature of a key that may sign it; a document is not changed by being
-sealed and opened. Never decides what a document means, or which of two is newer.
+The signature (Ed25519) covers the document's etcd key and its exact bytes, so a document signed for one place is
+invalid in any other, and etcdctl shows the signed text. Invariants: if a signing key is configured for a kind of
+document, documents of that kind count only with the signature of a key that may sign them; sealing and opening do not
+change a document. Never decides what a document means, or which of two is newer.
 """
 
 from __future__ import annotations

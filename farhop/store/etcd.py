@@ -1,8 +1,8 @@
-"""The store over etcd. `farhop.store.contract` says what it promises.
+"""The store over etcd. Its contract is in `farhop.store.contract`.
 
-Watches drive etcd's Watch stream themselves: aetcd's watcher ends at the first error, drops watches in silence when
-the stream breaks, and cannot tell a quiet etcd from a dead one. Invariants: after any gap the watch lists anew, so that
-nothing is missed between; a connection that answers nothing for `timeout_s` is given up, however open its socket looks.
+Watches use etcd's Watch stream directly: aetcd's watcher ends at the first error, drops watches silently when the
+stream breaks, and cannot tell a quiet etcd from a dead one. Invariants: after any gap the watch lists all keys again,
+so that no change is missed; a connection that answers nothing for `timeout_s` is abandoned, even if its socket is open.
 """
 
 from __future__ import annotations

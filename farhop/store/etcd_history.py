@@ -1,7 +1,7 @@
-"""What was written under a prefix and taken away from it since etcd was last compacted. Reads alone; changes nothing.
+"""The writes and deletions under a prefix since etcd was last compacted. Read-only.
 
-etcd keeps every revision of a key until it is compacted (`--auto-compaction-retention`), so this reaches back as far as
-the cluster was told to remember, and no further.
+etcd keeps every revision of a key until it is compacted (`--auto-compaction-retention`), so the history reaches back as
+far as the cluster is configured to remember, and no further.
 """
 
 from __future__ import annotations

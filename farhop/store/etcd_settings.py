@@ -1,4 +1,4 @@
-"""Where an etcd is and how it is spoken to: plain values, for whoever configures one. Never opens a connection."""
+"""An etcd's endpoints and credentials as plain values, from a configuration. Never opens a connection."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Documents that are followed: what a watch says stands there, read.
+"""Follows documents under an etcd prefix: reads each document that a watch reports.
 
-Invariants: a document that cannot be believed leaves what its key said before, and is counted; a document ends with its
-key, by a deletion or a snapshot that lacks it; one that is listed anew after a gap is not read again; losing etcd
+Invariants: an invalid document leaves the previous document of its key in force, and is counted; a document ends with
+its key, by a deletion or a snapshot that lacks it; a document listed again after a gap is not read again; losing etcd
 changes nothing. Never writes, and never decides what a document means.
 """
 

@@ -1,8 +1,8 @@
-"""Several etcd clusters as one Store: published in each, watched in all, by the rule of `farhop.store.merge`.
+"""Several etcd clusters (hubs) as one Store: published in each, watched in all, merged by `farhop.store.merge`.
 
-Invariants: a hub that is down, hangs or was wiped holds up nobody who can reach another; what is published goes to each
-hub by itself, so that a slow one only lags; a compare-and-set is decided at the first hub by name that answers, the
-same one for everybody who reaches it. Never spans a quorum over hubs: each is a cluster of its own.
+Invariants: a hub that is down, hangs or was wiped delays nobody who can reach another; each hub is written
+independently, so that a slow one only lags; a compare-and-set is decided at the first hub by name that answers, which
+is the same for all who reach it. Never forms a quorum over hubs: each is a cluster of its own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A store whose last known keys are on this process's disk, too, so that it can be opened while etcd is silent.
+"""A store with a copy of its last known keys on this process's disk, so that it can be opened while etcd is silent.
 
-Whoever watches is told what was kept as a first snapshot, then that contact is lost, then what etcd says once it
-speaks, as if the process had been there all along. Invariants: nothing is kept that etcd did not tell; a start without
-etcd happens only where a law had been read before, or is known not to have been set, since an outage must widen none; a
-document that is not what was written is refused, loudly. Never a second truth: etcd's first word replaces all.
+A watcher first gets the copy as a snapshot, then the loss of contact, then etcd's own snapshot once etcd answers, as if
+the process had run all along. Invariants: only keys from etcd are kept; a start without etcd is possible only if a law
+was read before, or none is known to have been set, since an outage must not widen a law; a document that differs from
+the one written is refused, and logged. Never a second source of truth: etcd's first snapshot replaces everything.
 """
 
 from __future__ import annotations

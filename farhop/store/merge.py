@@ -1,9 +1,9 @@
-"""What several hubs hold of the same keys, as one: by this rule etcd clusters agree that know nothing of each other.
+"""Merges the contents of several hubs (etcd clusters that know nothing of each other) into one.
 
-A key stands while any hub holds it. Where hubs differ, the document of the higher (epoch, incarnation, seq) counts, as
-far as documents bear them; else a hub in contact before one that is not, and then the first by name: never a clock.
-Invariants: losing a hub ends nothing and changes nothing; what a hub out of contact held last stands until it is back,
-or until another is seen to delete the key. Never decides what a document means.
+A key exists while any hub holds it. If hubs differ, the document with the higher (epoch, incarnation, seq) counts, as
+far as documents have these; then a hub in contact before one that is not; then the first hub by name. Clocks never
+count. Invariants: losing a hub ends nothing and changes nothing; the last contents of a hub out of contact stay until
+it is back, or until another hub is seen to delete the key. Never decides what a document means.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A key kept alive under a lease: the loop that both stores share, over four words a store must know.
+"""Keeps a key alive under a lease: the loop that both stores share, built on four operations of a store.
 
-Invariants: at most one value waits to be written (the newest); the lease is refreshed every third of its life however
+Invariants: at most one value (the newest) waits to be written; the lease is refreshed every third of its life, however
 often values change; a lost lease is replaced and the last value written again; no outage ends the loop.
 """
 

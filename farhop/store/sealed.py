@@ -1,8 +1,9 @@
-"""A Store whose readers see documents that count, out of their envelopes; and whose writers sign, if they have a key.
+"""A Store whose readers see only documents that count, taken out of their envelopes, and whose writers sign if they
+have a key.
 
-Stands around the store of one hub, below the merging of several: what nobody signed in one hub hides nothing that
-stands in another. Invariants: what does not count changes nothing and is counted, as what cannot be read is: a watcher
-keeps what counted there before, until the key goes. Never decides what a document means.
+It wraps the store of one hub, below the merging of several: an unsigned document in one hub hides nothing in another.
+Invariant: a document that does not count changes nothing and is counted, like one that cannot be read: a watcher keeps
+the previous valid document until the key is deleted. Never decides what a document means.
 """
 
 from __future__ import annotations

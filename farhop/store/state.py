@@ -1,13 +1,13 @@
-"""What one process keeps on its own disk so that it can start while etcd is silent: small documents, by name.
+"""Small named documents on a process's own disk, so that it can start while etcd is silent.
 
-Invariants: a document is replaced whole or not at all (written beside, flushed to the disk, renamed), whenever the
-process or the machine stops; what is read back is what was written, for this fleet, or it is refused with the reason,
-never half believed. Never decides what a document means, and never reads a clock.
+Invariants: a document is replaced whole or not at all (written to another file, flushed to the disk, renamed), whenever
+the process or the machine stops; a document read back is the one written, for this fleet, or it is refused with the
+reason: never half of it is used. Never decides what a document means, and never reads a clock.
 
     <dir>/<fleet>/<owner>/<name>:   farhop-state 1 FLEET NAME SHA256 LENGTH\\n  and LENGTH bytes
 
-The fleet's id keeps apart what must not be mixed: a law of one fleet's epoch 7 says nothing of another's. Calls block
-for as long as the disk takes: call them beside the event loop where that matters.
+The fleet's id separates fleets: epoch 7 of one fleet's law has nothing to do with that of another's. Calls block for as
+long as the disk takes: if that matters, call them outside the event loop.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The console: a page on the admin port that shows the world move, and what it is told, second by second."""
+"""The console: a page on the admin port that shows the fleet's state second by second, and accepts operators' actions."""

@@ -1,8 +1,8 @@
-"""What an operator does at the console: a region drained or biased, or that taken back, a drill begun or stopped.
+"""The console's actions: drain or bias a region, undo that, start or stop a drill.
 
-The same documents under the same keys as the commands write, by compare-and-set against what the dry run showed, with
-who and why. Invariant: nothing is written that was not shown first, and never what would leave somebody without a
-region unless that is said; nothing is retried.
+It writes the same documents under the same keys as the commands do, with author and reason, by compare-and-set against
+the state that the dry run showed. Invariants: nothing is written that was not shown first; nothing that would leave a
+tenant without a region is written unless the operator confirms it; nothing is retried.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The console on an admin port: its page, the stream of what happens, the last hour, and acts.
+"""The console on an admin port: its page, the stream of snapshots, the last hour, and actions.
 
-A picture a second is made once for all viewers, and only the bytes of its patch go to each of them. Bounds: viewers,
-what a slow one may be behind, sessions, the last hour's bytes. A browser brings a cookie in place of a token; whatever
-changes anything needs a header that no other site's page can send. Never on the data path; never shows a prompt or key.
+One picture per second is made for all viewers, and each viewer is sent only its patch. Bounds: the number of viewers,
+the backlog of a slow viewer, sessions, the last hour's bytes. A browser sends a cookie instead of a token; every
+request that changes anything needs a header that another site's page cannot send. Never on the data path; never shows a
+prompt or a key.
 """
 
 from __future__ import annotations

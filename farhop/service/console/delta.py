@@ -1,8 +1,8 @@
-"""What changed between two pictures, and the last hour of them: for viewers that resume, and to look back.
+"""The difference between two pictures, and a ring with the last hour of them: for viewers that resume or look back.
 
-A picture is a tree of dicts without None, in which a list is one value. A patch is the tree of what is new, with None
-where something went. Invariant: `apply(old, diff(old, new)) == new`. The ring is bounded in time and in bytes, the
-oldest goes first. Pure; never looks at what a picture means.
+A picture is a tree of dicts without None, in which a list is a single value. A patch is the tree of new values, with
+None for each value that was removed. Invariant: `apply(old, diff(old, new)) == new`. The ring is bounded in time and
+bytes; the oldest entries go first. Pure; never interprets a picture.
 """
 
 from __future__ import annotations

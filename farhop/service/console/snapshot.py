@@ -1,8 +1,8 @@
-"""What one balancer says of the world at a moment, and the picture that several such snapshots make.
+"""A balancer's snapshot of the fleet at one moment, and the picture that several such snapshots are merged into.
 
-Invariants: a figure that nobody told is left out, never 0; what a balancer said stays with the time at which it said
-it, and once that is too long ago it is marked as cut off; of states that differ the worst is shown, and who sees what.
-Pure; never holds a prompt or a key.
+Invariants: a figure that nobody reported is left out, never shown as 0; a balancer's figures keep the time at which it
+reported them, and are marked as cut off once that is too long ago; if balancers report different states, the worst is
+shown, with the balancers that report it. Pure; never holds a prompt or a key.
 """
 
 from __future__ import annotations

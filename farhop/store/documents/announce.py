@@ -1,7 +1,8 @@
-"""What an announcer of an entry says in etcd, under a lease: what it wants announced and what is.
+"""The document that an entry's anycast announcer publishes in etcd, under a lease: the wanted and the actual
+announcement.
 
-For operators, and for the announcers of other entries: each must know whether it is the last healthy site. Fields that
-are not known are ignored.
+Readers are operators and the announcers of other entries, since each must know whether it is the last healthy site.
+Unknown fields are ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A document in etcd, and who wrote it and why: what `farhop policy`, `split` and `route` write, and balancers read.
+"""A document in etcd with its author and reason, as `farhop policy`, `split` and `route` write it and balancers read
+it.
 
-Either the bare document, as somebody writes it by hand, or with its author: `{"models": {...}, "author", "why", "at"}`,
-and of routes, which are a list, `{"routes": [...], ...}`. Never knows what is said of a model: that is the reader's.
+Either the bare document, as written by hand, or with its author: `{"models": {...}, "author", "why", "at"}`, and for
+routes, which are a list, `{"routes": [...], ...}`. Never interprets a model's entry: its reader does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the documents in etcd have in common: how one is read, and how one that cannot be trusted is refused.
+"""The common part of all documents in etcd: reading one, and refusing one that cannot be trusted.
 
-A document is refused whole (DocumentError) or trusted whole. Fields that are not known are ignored: newer writers may
-add some. Never knows what a document means.
+A document is refused whole (DocumentError) or trusted whole. Unknown fields are ignored: newer writers may add some.
+Never interprets a document.
 """
 
 from __future__ import annotations

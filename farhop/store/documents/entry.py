@@ -1,7 +1,7 @@
-"""What a global balancer says of itself in etcd: that it is there, and where its admin port is.
+"""The document that a global balancer publishes about itself in etcd: that it exists, and where its admin port is.
 
-For operators' commands alone: no balancer goes by it, and nothing is routed by it. Fields that are not known are
-ignored: newer balancers may add some.
+Only operators' commands read it: no balancer and no routing decision uses it. Unknown fields are ignored: newer
+balancers may add some.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An API key that was issued (`farhop key`), as it stands in etcd: whose it is, what it is for, how long, who made it.
+"""An issued API key (`farhop key`) in etcd: its tenant, its scopes, its validity, its author.
 
-Holds the SHA-256 of the key, never the key. A key that was revoked stands on, so that whoever still uses it is told so.
-Never decides whether a key may be used.
+Holds the SHA-256 of the key, never the key. The document of a revoked key stays, so that its users learn that it was
+revoked. Never decides whether a key may be used.
 """
 
 from __future__ import annotations

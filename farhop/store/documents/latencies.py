@@ -1,7 +1,7 @@
-"""What an entry says in etcd of how far client networks are from it, under a lease, for DNS servers to follow.
+"""The document of an entry's measured round trips to client networks, in etcd under a lease, for DNS servers.
 
-Networks alone, /24 and /48, never addresses, tenants or counts finer than powers of two. Fields that are not known are
-ignored. Never holds what is not of the public internet.
+It names only networks (/24 and /48), never addresses or tenants; its counts are powers of two. Unknown fields are
+ignored. Never holds a network that is not on the public internet.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a tenant may use (`farhop limit`), as it stands in etcd; and what the root that lends it out writes down.
+"""A tenant's limits (`farhop limit`) in etcd, and the records of the root that lends them out.
 
-Never decides whether a request is within it.
+Never decides whether a request is within them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Operators' overrides as they stand in etcd: a region drained, biased or refusing, a tenant or a model pinned to one.
+"""Operators' overrides in etcd: a region drained, biased or refusing work; a tenant or model pinned to a region.
 
-Each is under a lease and goes by itself with it; `at` is for people and never compared with another host's clock. A
-drain and a bias stand under their region, a pin under whom it is for. Refused whole (DocumentError) or trusted whole.
+Each is under a lease and ends with it; `at` is shown and never compared with another host's clock. The key of a drain
+or bias names the region, that of a pin its tenant or model. Refused whole (DocumentError) or trusted whole.
 """
 
 from __future__ import annotations
