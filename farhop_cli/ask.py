@@ -175,7 +175,7 @@ async def _send(planned: Plan, trace_id: str, *, quiet: bool) -> tuple[Result, l
     times: list[float] = []
     if _emulated(planned.running) and not quiet:
         show.line(
-            "(emulated engines: their words mean nothing; paces, queues and caches are those of real ones)", "dim"
+            "(emulated engines: their text is meaningless; speeds, queues and caches are those of real engines)", "dim"
         )
     asked = client.ask(
         planned.entries, planned.who.key, planned.body,
@@ -276,7 +276,7 @@ def gaps(times: list[float]) -> str:
     """The times between an answer's pieces, summed up. `times` are milliseconds, ascending."""
     between = sorted(after - before for before, after in itertools.pairwise(times))
     if not between:
-        return "gaps between pieces: none, the answer came in one"
+        return "gaps between pieces: none, the answer came in one piece"
     middle, high = between[len(between) // 2], between[min(len(between) - 1, len(between) * 95 // 100)]
     return (
         f"gaps between {len(times)} pieces: median {middle:.1f} ms · p95 {high:.1f} ms · longest {between[-1]:.1f} ms"

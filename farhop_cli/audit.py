@@ -55,7 +55,7 @@ def verify(folder: Path, key: str, seen: list[Path], as_json: bool) -> int:
     for line in beside:
         show.line(line)
     if not known:
-        show.line("by the key in the log's own folder: give --key to know that it is whose you think it is")
+        show.line("checked with the key in the log's own folder; give --key to check with a key that you trust")
     return 0
 
 

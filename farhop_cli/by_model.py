@@ -69,7 +69,7 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, w
             fail(f"--model: no replica in {region} serves {quoted(model)}; there is {', '.join(sorted(known)[:8])}")
 
     whom = {"model": region_document.named("--model", model)}
-    notes = (f"shares: {_shares(given)}", "requests under way finish where they are; those that wait go by it")
+    notes = (f"shares: {_shares(given)}", "requests under way finish where they are; waiting requests follow it")
     document, checks = RegionDocument(SPLIT, region, _encode), Checks(served, unserved, effects)
     return region_document.put(document, whom, split, authorship, where, checks, notes)
 
@@ -79,7 +79,7 @@ def _ranked(status: dict[str, Any], model: str) -> list[str]:
     replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
     ranked = [one for one in replicas if not model or model in (one.get("models") or ())]
     whose = f" of {model}" if model else ""
-    return [f"ranks {len(ranked)} replicas{whose} anew, and leaves none out: it strands nobody"]
+    return [f"ranks {len(ranked)} replicas{whose} anew, and excludes none: no tenant is left without a replica"]
 
 
 def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> list[str]:
@@ -111,7 +111,7 @@ def parsed(text: str) -> dict[str, float]:
         except ValueError:
             fail(f"--weights: {quoted(part.strip())} is no VERSION=WEIGHT; give such as v1=95,v2=5")
         if version in weights:
-            fail(f"--weights: {quoted(version)} stands twice")
+            fail(f"--weights: {quoted(version)} is named twice")
         weights[version] = weight
     return weights
 
@@ -179,7 +179,7 @@ def _noun(name: str, prefix: str, what: str, line: Any, configured: Any) -> Noun
         shown = (status.get("overrides") or {}).get(what) or {}
         return int(after is not None and after.at is not None and shown.get("at") == after.at.isoformat())
 
-    nothing = "nothing stands in etcd; the regions' configurations decide"
+    nothing = "nothing is set in etcd; the regions' configurations apply"
     return Noun(name, prefix, nothing, _read, line, _asked, followed, configured)
 
 

@@ -127,7 +127,7 @@ def hop_key(root_file: Path | None, to: str | None, of: str | None, audiences: S
     try:
         hop_keys.read_keys({"root": root})
         if hop_keys.is_derived(root.decode("latin-1")):
-            fail("--root: this is what one region was given; give the fleet's root")
+            fail("--root: this is the key of one region; give the fleet's root")
         if to is not None:
             typer.echo(hop_keys.key_to(root, to))
             return 0

@@ -363,7 +363,7 @@ def given(
     if public:
         document["signing"] = {"keys": dict(map(_public, public))}
     if not document:
-        fail("give what is to be set: --etcd HOST:PORT, --admin URL, or --file FILE; see farhop context set --help")
+        fail("name a setting: --etcd HOST:PORT, --admin URL, or --file FILE; see farhop context set --help")
     return document
 
 

@@ -61,10 +61,10 @@ def put(
         world = await in_force(store, here.topology)
         return effect.drained(world, await here.statuses(), region) if world is not None else ()
 
-    under_way = "streams under way go on elsewhere at that pace, where they can" if move_streams else (
+    under_way = "streams under way continue elsewhere at that pace, if they can" if move_streams else (
         "those under way finish"
     )  # fmt: skip
-    notes = (f"new requests move away where the law gives them another region; {under_way}",)
+    notes = (f"new requests move away if the law allows another region; {under_way}",)
     made = Leased(override_key(region), {"region": region}, value, document.for_s, check, effects)
     return leased.put(NOUN, here, made, where, notes)
 
@@ -81,7 +81,7 @@ def put_entry(entry: str, why: str, by: str | None, length: str, over: str, wher
     except DocumentError as error:
         leased.refused(error, {"over_s": "--over: give 0s to 1h"})
         raise
-    notes = ("DNS leaves it out of its answers, and its anycast routes drain and go; who is connected stays",)
+    notes = ("DNS leaves it out of its answers, and its anycast routes drain and go; connected clients stay",)
     return leased.put(NOUN, here, Leased(document.key, {"entry": entry}, value, document.for_s), where, notes)
 
 
@@ -123,7 +123,7 @@ def _not_the_last(world: Topology | None, statuses: list[Status], region: str) -
     if world is None:
         _refuse(f"etcd alone cannot tell whether {region} is the last region of a tenant; give --config")
     if not statuses:
-        _refuse(f"no global balancer answers, so nobody can tell whether {region} is the last region of a tenant")
+        _refuse(f"no global balancer answers, so it is unknown whether {region} is the last region of a tenant")
     left = effect.stranded_by(world, statuses, region)
     if left:
         more = f" and {len(left) - 5} more" if len(left) > 5 else ""

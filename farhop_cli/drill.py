@@ -320,7 +320,7 @@ async def kept(outcome: Outcome, store: Store, out: Path) -> tuple[Past, Path]:
     try:
         await asyncio.to_thread(_written, folder, texts)
     except OSError as error:
-        warn(f"--out: {folder}: {(error.strerror or 'cannot be written').lower()}; the verdict stands")
+        warn(f"--out: {folder}: {(error.strerror or 'cannot be written').lower()}; the verdict is unaffected")
     past = Past(
         run=outcome.run, drill=outcome.drill, title=outcome.title, author=outcome.author, began_s=outcome.epoch_s,
         took_s=outcome.took_s, verdict=outcome.verdict, why=outcome.why, measures=outcome.measures,
@@ -380,9 +380,7 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         if all_:
             if not where.dry_run:
                 await records.engage(order)
-            show.line(
-                f"{dry}the lever is engaged: what runs is stopped, and none begins until `farhop drill stop --release`"
-            )
+            show.line(f"{dry}the lever is engaged: drills are stopped and blocked until `farhop drill stop --release`")
         wanted = run_id or (holder.run if holder is not None else "")
         if holder is None or holder.run != wanted:
             show.line(f"no drill {'of that name ' if run_id else ''}runs")

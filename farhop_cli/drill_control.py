@@ -117,7 +117,7 @@ class DrillControl:
         """See Drills."""
         found, drill = await self._read(name, values)
         if _revision(found, values) != revision:
-            raise ActError("somebody changed this drill since it was shown: look again, then decide again", 409)
+            raise ActError("this drill was changed after it was shown; reload it, then repeat the action", 409)
         if self._task is not None and not self._task.done():
             raise ActError("a drill that was begun here still runs: stop it, or wait for it", 409)
         self._going = going = _ActiveRun(drill, author, why)

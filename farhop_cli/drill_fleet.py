@@ -127,10 +127,10 @@ class Here:
     def __init__(self, asked: Asked, where: Where, fleet: Fleet | None = None) -> None:
         self.fleet: Fleet = where.fleet() if fleet is None else fleet
         if self.fleet.topology is None:
-            fail("nobody tells which regions and tenants there are; give --config, or a context with a topology")
+            fail("the regions and tenants are unknown; give --config, or a context with a topology")
         if not self.fleet.hubs:
             fail(
-                f"{self.fleet.name} names no etcd, where drills are locked and told; give --etcd, or a context with one"
+                f"{self.fleet.name} names no etcd, which drills need for their lock; give --etcd, or a context with one"
             )
         self.topology: Topology = self.fleet.topology
         self.world = _world(self.fleet, where)

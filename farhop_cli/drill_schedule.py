@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from farhop_drill.runner import Runner
 
 WATCH_S = 20.0
-MISSED = "missed: nobody ran it while its window was open"
+MISSED = "missed: it was not run while its window was open"
 AGREED_S = 3.0  # from a run's end until its result is in the history, at most: then all who watch know of it
 
 

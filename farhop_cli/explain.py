@@ -48,7 +48,7 @@ def run(options: Options) -> int:
         return asyncio.run(_past(here, options))
     if here.topology is None:
         fleet.unreachable(here, asyncio.run(here.seen("global")))
-        fail(f"{here.name}: no balancer tells its topology, so nobody knows who may be asked; give it to the context")
+        fail(f"{here.name}: no balancer reports its topology, which `explain` needs; add the topology to the context")
     topology = running.under_law(here.topology, here.admins, here.access)
     return asyncio.run(_now(here, topology, options, _question(topology, options, _read(path))))
 
@@ -69,7 +69,7 @@ def _read(path: Path) -> bytes:
 
 def _question(topology: Topology, options: Options, body: bytes) -> dict[str, Any]:
     if len(body) > BODY_BYTES_MAX:
-        fail(f"{options.what}: larger than {BODY_BYTES_MAX} bytes, which no balancer reads")
+        fail(f"{options.what}: larger than {BODY_BYTES_MAX} bytes, the most that a balancer reads")
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

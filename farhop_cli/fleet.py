@@ -50,7 +50,7 @@ Status = dict[str, Any]
 TOKEN = "FARHOP_ADMIN_TOKEN"  # noqa: S105 - the variable's name: for admin ports given without a context
 _PEM_END = "-----END CERTIFICATE-----\n"
 NOT_OFFERED = (
-    "it offers operators no address: it listens on loopback, or does not know where it is reached; give it "
+    "it publishes no admin address: it listens on loopback, or does not know its own address; give it "
     "`admin.advertise`, or its URL by `--admin`"
 )
 
@@ -168,7 +168,7 @@ async def look(http: admin.Session, one: Balancer) -> Seen:
     tier, region, instance = (str(status.get(name) or "") for name in ("tier", "region", "instance"))
     answered = Balancer(tier, region, one.url, instance)
     if one.found and (answered.tier, answered.region, answered.instance) != (one.tier, one.region, one.instance):
-        return Seen(one, None, f"{one}: {one.url} is somebody else ({answered}); give it the right `admin.advertise`")
+        return Seen(one, None, f"{one}: {one.url} is another process ({answered}); give it the right `admin.advertise`")
     return Seen(one if one.tier else answered, status)
 
 
@@ -324,7 +324,7 @@ def _configured(path: Path, admins: Sequence[str]) -> Fleet:
     except (ConfigError, TopologyError) as error:
         fail(f"--config: {first_of(error)}; it must be a global balancer's configuration")
     if any(one.password is not None and is_absent(one.password) for one in (config.etcd, *config.hubs.values())):
-        fail("--config: etcd.password: what it names is not here; set it, or give --etcd")
+        fail("--config: etcd.password: the variable or file that it names is missing here; set it, or give --etcd")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.admin.host, config.admin.host)
     host = f"[{host}]" if ":" in host else host
     scheme = "http" if config.admin.tls is None else "https"
@@ -341,7 +341,7 @@ def _pinned(access: Access, url: str, tls: ListenTls) -> Access:
     """Who knows a balancer by its configuration believes the certificate that stands there, and no other."""
     remedy = "give a context instead, with `admin.ca_file` (farhop context set)"
     if tls.client_ca_file is not None:
-        why = f"it lets in operators who show a certificate; {remedy}, `admin.cert_file` and `admin.key_file`"
+        why = f"it admits only operators with a certificate; {remedy}, `admin.cert_file` and `admin.key_file`"
         return replace(access, unasked={url: why})
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # one certificate alone is believed, whatever names it has
@@ -378,7 +378,7 @@ async def announcers(store: Store) -> tuple[tuple[AnnounceReport, ...], list[str
         try:
             found.append(announce.decode(bare(one.value)))
         except ValueError as error:
-            trouble.append(f"what stands at {one.key} cannot be read: {error}")
+            trouble.append(f"the document at {one.key} cannot be read: {error}")
     return tuple(found), trouble
 
 

@@ -142,7 +142,7 @@ async def _issued(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
         fail(f"ID: no key {quoted(id_)} was issued; see `farhop key list`", NEGATIVE)
     one = _read(entry)
     if one is None:
-        fail(f"what stands at {entry.key} cannot be read, and lets nobody in; nothing was changed", NEGATIVE)
+        fail(f"the document at {entry.key} cannot be read, and admits no caller; nothing was changed", NEGATIVE)
     if one.revoked is not None:
         fail(f"{id_} is revoked already, by {one.author}: {one.why}", NEGATIVE)
     return entry, one
@@ -168,7 +168,7 @@ async def _all(store: Store) -> list[IssuedKey]:
     for entry in await store.list(KEY_PREFIX):
         one = _read(entry)
         if one is None:
-            warn(f"what stands at {entry.key} cannot be read, and lets nobody in")
+            warn(f"the document at {entry.key} cannot be read, and admits no caller")
         else:
             found.append(one)
     return sorted(found, key=lambda one: (one.tenant, one.at, one.id))

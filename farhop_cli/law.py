@@ -76,7 +76,7 @@ def get(epoch: int | None, where: Where) -> int:
     async def work(store: Store) -> int:
         entry = await _of_epoch(store, epoch, here.topology)
         if entry is None and here.topology is None:
-            fail("no law stands in that etcd; balancers go by their topology files", NEGATIVE)
+            fail("etcd holds no law; balancers use the one in their topology files", NEGATIVE)
         _print(entry, epoch, here.topology, where.as_json)
         return 0
 
@@ -103,12 +103,12 @@ def _print(entry: Entry | None, epoch: int | None, world: Topology | None, as_js
     if entry is None:
         assert world is not None  # who asked saw to it
         law, signature = policy.document_of(world), {"epoch": world.epoch, "source": f"topology {world.name}"}
-        none = ": none stands in etcd" if epoch is None else ""
+        none = ": etcd holds none" if epoch is None else ""
         head = f"# law of epoch {world.epoch}, of topology {world.name}{none}\n"
     else:
         known = _read(entry.value)
         if known is None:
-            fail(f"what stands at {entry.key} cannot be read; set another with `farhop law set`", NEGATIVE)
+            fail(f"the document at {entry.key} cannot be read; set another with `farhop law set`", NEGATIVE)
         law = {"models": known.models, "tenants": known.tenants}
         signature = {name: getattr(known, name) for name in _SIGNED}
         signature |= {"source": "etcd", "revision": entry.revision}
@@ -144,7 +144,7 @@ def history(where: Where) -> int:
             rows = [[str(one.epoch), one.at, one.author, str(len(one.tenants)), one.why] for one in known]
             show.table("laws, the newest first", _COLUMNS, rows)
         else:
-            show.line("no law was ever set; balancers go by their topology files")
+            show.line("no law was ever set; balancers use the one in their topology files")
         return 0
 
     return with_store(here, work)
@@ -154,13 +154,13 @@ def history(where: Where) -> int:
 
 
 def put(file: str, why: str, by: str | None, after: int | None, where: Where) -> int:
-    """Check a law and put it in the place of the one that stands; the exit code."""
+    """Check a law and put it in the place of the one in force; the exit code."""
     here, world = _known(where)
     sealed = _sealed_in(file)
     if sealed is None and not why:
-        fail("--why: say why, for whoever asks")
+        fail("--why: give the reason, for the record")
     if sealed is not None and (why or by):
-        fail("--why, --by: a signed law says its own")
+        fail("--why, --by: a signed law already contains both; leave them out")
     law = _file(file) if sealed is None else {}
 
     def document(epoch: int) -> bytes:
@@ -187,7 +187,7 @@ def unset(why: str, by: str | None, after: int | None, where: Where) -> int:
 def _known(where: Where) -> tuple[Fleet, Topology]:
     here = where.fleet()
     if here.topology is None:
-        fail("etcd alone cannot tell which places there are; give --config")
+        fail("etcd alone does not name the regions and places; give --config")
     return here, here.topology
 
 
@@ -243,12 +243,15 @@ async def _set(
     statuses = await here.all_statuses()
     newest = await newest_law(store, before, statuses, world)
     if after is not None and after != newest:
-        fail(f"--after: the newest law is of epoch {newest}, not {after}; look at it, then decide again", NEGATIVE)
+        fail(f"--after: the newest law has epoch {newest}, not {after}; review it, then set yours again", NEGATIVE)
     document = document_of(newest + 1)
     held = under(world, before.value if before is not None else None)
     read = _checked(bare(document), world, source)
     if read.epoch <= newest:
-        fail(f"{source}: it was signed for epoch {read.epoch}, and there was one of {newest}; sign it anew", NEGATIVE)
+        fail(
+            f"{source}: signed for epoch {read.epoch}, but the newest law has epoch {newest}; sign it again",
+            NEGATIVE,
+        )
     revision, aware, asked = 0, 0, 0
     if not where.dry_run:
         revision = await _write(store, before, document)
@@ -263,7 +266,7 @@ async def _set(
         show.json({**written, **difference, "effects": effects, "balancers": asked, "aware": aware})
         return 0
     dry = show.DRY if where.dry_run else ""
-    show.line(f"{dry}law of epoch {read.epoch} stands, by {read.author}: {read.why}", "bold")
+    show.line(f"{dry}law of epoch {read.epoch} is set, by {read.author}: {read.why}", "bold")
     _print_difference(difference, effects)
     print_aware(aware, asked)
     return 0
@@ -276,7 +279,7 @@ async def _write(store: Store, before: Entry | None, document: bytes) -> int:
         if kept is not None:
             await store.put(law_history_key(kept), before.value)
         else:
-            warn(f"what stood at {LAW_KEY} could not be read and is not kept")
+            warn(f"the previous document at {LAW_KEY} could not be read and is not kept")
     revision = await store.put(LAW_KEY, document, expect_revision=before.revision if before is not None else 0)
     await _trim(store)
     return revision
@@ -304,14 +307,14 @@ def _checked(document: bytes, world: Topology, source: str) -> Policy:
 
 
 def _print_difference(difference: Mapping[str, list[str]], effects: Sequence[str]) -> None:
-    labels = {"added": "new tenants", "changed": "changed", "removed": "removed, and served no more"}
+    labels = {"added": "new tenants", "changed": "changed", "removed": "removed, and no longer served"}
     for kind, label in labels.items():
         if difference[kind]:
             show.line(f"{label}: {_named(difference[kind])}", "yellow" if kind == "removed" else None)
     if difference["models"]:
         show.line(f"models whose rule changed: {_named(difference['models'])}")
     if not any(difference.values()):
-        show.line("it says what the law before said", "yellow")
+        show.line("no change: the two laws are the same", "yellow")
     for one in effects:
         show.line(one, "yellow" if one.startswith("strands") else None)
 
@@ -329,7 +332,7 @@ async def newest_law(store: Store, before: Entry | None, statuses: list[Status],
     known += [_epoch_of(before)] if before is not None else []
     newest = max([world.epoch, *(one for one in known if isinstance(one, int) and one <= EPOCH_MAX)])
     if newest == EPOCH_MAX:
-        fail(f"the law that stands has the last epoch that there is, {EPOCH_MAX}: no other can follow it", NEGATIVE)
+        fail(f"the law in force has the largest possible epoch, {EPOCH_MAX}: no other can follow it", NEGATIVE)
     return newest
 
 
@@ -358,7 +361,7 @@ def under(world: Topology, document: bytes | None) -> Topology:
     try:
         held = policy.read(document, world, LAW_KEY) if document is not None else None
     except TopologyError as error:
-        warn(f"the law in etcd cannot be read ({len(error.problems)} problems); the topology's is taken")
+        warn(f"the law in etcd cannot be read ({len(error.problems)} problems); using the topology's")
         return world
     return held.over(world) if held is not None and held.epoch > world.epoch else world
 
@@ -473,6 +476,7 @@ def _print_verified(copies: list[tuple[str, bytes | None]], keys: Keys, as_json:
         show.json({"law": checked})
     else:
         for one in checked:
-            epoch = f", epoch {one['epoch']}, signed by {one['signed_by'] or 'nobody'}" if one["epoch"] else ""
+            signer = f"signed by {one['signed_by']}" if one["signed_by"] else "unsigned"
+            epoch = f", epoch {one['epoch']}, {signer}" if one["epoch"] else ""
             show.line(f"{one['where']}{epoch}: {one['why']}", None if one["good"] else "red")
     return 0 if all(one["good"] for one in checked) else NEGATIVE

@@ -59,7 +59,9 @@ class Against:
         if self.usage is not None and not where.dry_run:
             fail("--usage: is for a dry run; give --dry-run, too")
         if self.usage is not None and not self.usage.is_dir():
-            fail(f"--usage: {self.usage} is no folder; give what balancers have as usage.dir, or a copy of it")
+            fail(
+                f"--usage: {self.usage} is no folder; give the folder that balancers have as usage.dir, or a copy of it"
+            )
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class _New:
     def document(self, before: Setting | None) -> bytes:
         """The tenant's limits with this one among them."""
         if before is UNREADABLE:
-            fail(f"what stands for {self._tenant} cannot be read; take it away with `farhop limit unset`", NEGATIVE)
+            fail(f"the limits of {self._tenant} cannot be read; remove them with `farhop limit unset`", NEGATIVE)
         items = list(before.items) if before is not None else []
         shared = self._shared(items)
         old: dict[str, Any] = next((item.value for item in items if item.whom == self.whom), {})
@@ -162,7 +164,7 @@ class _New:
         if self._how.home:
             shared["region"] = self._how.home
         if not shared.get("region"):
-            fail("--home: is needed for a tenant's first limit: the region that lends out what it may use")
+            fail("--home: give it with a tenant's first limit: the region that lends out the tenant's units")
         if self._how.safe_share is not None:
             if self._how.safe_share and not self._entries:
                 fail("--safe-share: no global balancer answers, to have a part of it")
@@ -189,7 +191,7 @@ def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | 
 
     def make(before: Setting | None) -> bytes | None:
         if before is UNREADABLE and whose is not None:
-            fail(f"what stands for {tenant} cannot be read; give --all to unset it all", NEGATIVE)
+            fail(f"the limits of {tenant} cannot be read; give --all to unset it all", NEGATIVE)
         items = list(before.items) if before is not None else []
         left = [item for item in items if whose is not None and item.whom != whom]
         if before is not UNREADABLE and len(left) == len(items):

@@ -89,7 +89,7 @@ def refused(
             user = data.user if each_user else ""
             used.append((ended_at - took_s, took_s, user, (1, *tokens, sum(tokens), 1, cost)))
     if not used:
-        return f"{folder} holds no usage of this: nobody can say what it would have refused"
+        return f"{folder} holds no usage of this, so refusals cannot be estimated"
     used.sort()
     used = [one for one in used if one[0] > used[-1][0] - documents.DAY_S]
     kinds = {name: _KINDS.index(documents.kind_of(name)) for name in sizes}

@@ -62,7 +62,7 @@ def run(out: str, for_s: float, region: str, where: Where) -> int:
             try:
                 asyncio.run(_all(balancers, Trace(file, here.speedup), for_s, received, here.access))
             except KeyboardInterrupt:
-                received.errors.append("stopped by hand: what came until then is kept")
+                received.errors.append("stopped by hand: the rows received so far are kept")
     except FileExistsError:
         fail(f"--out: {path} is there already, and is not written over; give another name")
     except OSError as error:

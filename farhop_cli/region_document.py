@@ -92,7 +92,7 @@ def put(
 
     def make(before: Setting | None) -> bytes:
         if before is UNREADABLE:
-            fail(f"what stands for {region} cannot be read; take it away with `farhop {noun.name} unset`", NEGATIVE)
+            fail(f"the document of {region} cannot be read; remove it with `farhop {noun.name} unset`", NEGATIVE)
         items = before.items if before is not None else ()
         old = next((item.value for item in items if item.whom == whom), None)
         return document.encoded([*(item for item in items if item.whom != whom), Item(whom, value(old))], by)
@@ -114,7 +114,7 @@ def unset(document: RegionDocument, whom: Mapping[str, str] | None, why: str, by
 
     def make(before: Setting | None) -> bytes:
         if before is UNREADABLE and whom is not None:
-            fail(f"what stands for {region} cannot be read; leave out whom it is for to unset it all", NEGATIVE)
+            fail(f"the document of {region} cannot be read; name only the region to unset it all", NEGATIVE)
         items = before.items if before is not None else ()
         left = [item for item in items if whom is not None and item.whom != scope]
         if before is not UNREADABLE and len(left) == len(items):

@@ -143,6 +143,6 @@ async def _followed(here: Fleet, region: str, _before: Setting | None, after: Se
 
 
 NOUN = Noun(
-    "route", ROUTE_PREFIX, "nothing stands in etcd; the entries' configurations decide",
+    "route", ROUTE_PREFIX, "nothing is set in etcd; the entries' configurations apply",
     _read, _line, _asked, _followed, _configured,
 )  # fmt: skip

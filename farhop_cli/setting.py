@@ -130,7 +130,7 @@ async def _all(noun: Noun, store: Store, region: str) -> list[tuple[Setting, lis
     for entry in listed:
         setting = read(noun, entry)
         if setting is UNREADABLE or setting is None:
-            warn(f"what stands at {entry.key} cannot be read, and no balancer goes by it; unset it, or set it anew")
+            warn(f"the document at {entry.key} cannot be read, and no balancer uses it; unset it, or set it again")
             continue
         items = [item for item in setting.items if not region or _concerns(item, region)]
         if items:
@@ -231,7 +231,7 @@ def _print(
         text = f"{title(item.whom)}: {noun.line(item.value)}, {byline(before)}"
         show.line(f"this replaces: {text}" if now else f"{dry}unset: {text}", "yellow" if now else "bold")
     if before is UNREADABLE:
-        show.line(f"{dry}what stood there could not be read", "yellow")
+        show.line(f"{dry}the previous document could not be read", "yellow")
     for note in asked.notes:
         show.line(note)
     for text in effects:
@@ -417,7 +417,7 @@ def author_here() -> str:
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # an account without a name
-        fail("--by: this account has no name; say who you are")
+        fail("--by: this account has no name; give yours")
 
 
 def signing_key(text: str, of: str) -> Signer | None:
@@ -437,7 +437,7 @@ def signing_key(text: str, of: str) -> Signer | None:
 
 def _with_etcd(here: Fleet) -> None:
     if not here.hubs:
-        fail(f"{here.name} names no etcd, where this stands; give --etcd, or a context that has `etcd.endpoints`")
+        fail(f"{here.name} names no etcd to hold this; give --etcd, or a context that has `etcd.endpoints`")
 
 
 def unanswered(here: Fleet, store: Store) -> tuple[str, ...]:
@@ -471,7 +471,7 @@ def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]], *, writes: 
                 warn(missing)
                 code = code or PARTIAL
         except Conflict:
-            fail("somebody else changed it just now; look with `farhop status`, then decide again", NEGATIVE)
+            fail("another writer changed it just now; look with `farhop status`, then repeat the command", NEGATIVE)
         except EnvelopeError as error:
             fail(
                 f"{SIGNING_KEY}: balancers would not follow it, and nothing was changed: {error}; name there the "

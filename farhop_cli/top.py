@@ -159,7 +159,7 @@ class Ask(ModalScreen[None]):
             return
         self._why, self._revision = why, answer["revision"]
         stands = answer["stands"]
-        was = f"now: {stands.get('author')}: {stands.get('why')}" if stands else "nothing stands there now"
+        was = f"now: {stands.get('author')}: {stands.get('why')}" if stands else "nothing is set now"
         result.update(text("\n".join(["dry run, nothing is written yet", was, *answer["effects"]])))
         field.value, field.placeholder = "", f"type {self._region} to confirm"
 
@@ -253,7 +253,7 @@ class Top(App[None]):
 def run(by: str | None, where: Where, *, read_only: bool) -> int:
     """Show it until `q`; the exit code."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        fail("top: it takes a terminal, and this is none; `farhop status --watch` goes through pipes")
+        fail("top: needs a terminal; `farhop status --watch` goes through pipes")
     here = where.fleet()
     if not here.balancers:
         fail(f"{here.name}: no balancer is known; give its admin port by --admin")

@@ -45,7 +45,7 @@ def run(options: Options) -> int:
         fail("give --csv or --json, not both")
     since, until = _moment("--since", options.since), _moment("--until", options.until)
     if not options.folder.is_dir():
-        fail(f"{options.folder}: is no folder; give what balancers have as usage.dir, or a copy of it")
+        fail(f"{options.folder}: is no folder; give the folder that balancers have as usage.dir, or a copy of it")
     try:
         prices = price_book(options.prices) if options.prices is not None else None
     except ConfigError as error:
@@ -121,7 +121,7 @@ def _table(by: list[str], rows: list[tuple[tuple[str, ...], Sums]], total: Sums,
         again = f"{total.given_again} requests got answers that were made for others"
         show.line(f"{again}: {show.number(total.saved_tokens)} tokens that no engine computed")
     if total.unmeasured:
-        show.line(f"{total.unmeasured} requests were answered, and nobody told how many tokens they took")
+        show.line(f"{total.unmeasured} requests were answered, and their number of tokens is unknown")
     if total.unpriced:
         show.line(f"{total.unpriced} requests have tokens and no price in the book: their cost is not in the sums")
 

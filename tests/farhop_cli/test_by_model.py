@@ -34,7 +34,7 @@ def test_a_model_is_unset_alone_and_all_at_once(cli, stands):
 
 def test_without_a_model_all_goes_even_what_cannot_be_read(cli, stands):
     stands.put(SPLIT_KEY, b"nonsense")
-    assert "take it away with `farhop split unset`" in cli.failed(cli.run(*SPLIT), 1)
+    assert "remove it with `farhop split unset`" in cli.failed(cli.run(*SPLIT), 1)
     assert "to unset it all" in cli.failed(cli.run("split", "unset", "virginia", "--model", "llama"), 1)
     assert cli.run("split", "unset", "virginia").exit_code == 0
     assert stands.authored("split")[0] == {}
@@ -51,8 +51,8 @@ def test_who_was_overtaken_between_reading_and_writing_is_refused(cli, stands, m
 
     with monkeypatch.context() as patched:
         patched.setattr(EtcdStore, "get", overtaken)
-        assert "somebody else changed it" in cli.failed(cli.run(*SPLIT), 1)
-        assert "somebody else changed it" in cli.failed(cli.run("split", "unset", "virginia", "--model", "qwen"), 1)
+        assert "another writer changed it" in cli.failed(cli.run(*SPLIT), 1)
+        assert "another writer changed it" in cli.failed(cli.run("split", "unset", "virginia", "--model", "qwen"), 1)
     assert stands.authored("split") == ({"qwen": {"weights": {"v1": 1}}}, None)
 
 
@@ -86,7 +86,7 @@ def test_weights_change_and_the_rest_of_the_split_stays(cli, stands):
         (("policy", "set", "virginia", "p2c", "--model", "a b"), "--model"),
         (("split", "set", "virginia", "--model", "m", "--weights", "v1"), "no VERSION=WEIGHT"),
         (("split", "set", "virginia", "--model", "m", "--weights", "v1=x"), "no VERSION=WEIGHT"),
-        (("split", "set", "virginia", "--model", "m", "--weights", "v1=1,v1=2"), "stands twice"),
+        (("split", "set", "virginia", "--model", "m", "--weights", "v1=1,v1=2"), "named twice"),
         (
             ("split", "set", "virginia", "--model", "m", "--weights", "v1=-1,v2=1"),
             "--weights: weights.v1: Input should",

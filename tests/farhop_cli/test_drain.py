@@ -87,7 +87,7 @@ def test_where_nobody_answers_nobody_can_tell(cli, stands, monkeypatch):
         return []
 
     monkeypatch.setattr(Fleet, "statuses", lambda _self: nobody())
-    assert "nobody can tell" in cli.failed(cli.run("drain", "set", "virginia", "--why", "x"), 1)
+    assert "it is unknown whether" in cli.failed(cli.run("drain", "set", "virginia", "--why", "x"), 1)
     result = cli.run("drain", "set", "virginia", "--why", "x", "--force")
     assert result.exit_code == 0
     assert "0 of 3 balancers follow it by now" in result.stderr

@@ -64,11 +64,11 @@ async def test_what_cannot_be_is_refused_before_anything_is_touched(
     found = await source.plan(NAME, VALUES)
     assert "1. tokyo is drained: drain tokyo, for 1 s" in found["plan"]
     for revision, values in ((found["revision"] + 1, VALUES), (found["revision"], {"region": "virginia"})):
-        with pytest.raises(ActError, match="changed this drill"):
+        with pytest.raises(ActError, match="drill was changed"):
             await source.begin(NAME, values, revision, "x", "ann")
     # The document that stands in etcd by this name has changed since it was shown.
     await Records(store).keep(NAME, shipped()[NAME].text.replace(b"before_s: 5", b"before_s: 6"))
-    with pytest.raises(ActError, match="changed this drill"):
+    with pytest.raises(ActError, match="drill was changed"):
         await source.begin(NAME, VALUES, found["revision"], "x", "ann")
     assert source.going() is None
 

@@ -63,7 +63,9 @@ def test_an_operator_needs_no_secret_of_a_balancers(config, tmp_path, monkeypatc
     secret = config(
         etcd={"endpoints": ["127.0.0.1:1"], "ca_file": "ca.pem", "username": "u", "password": "env:NOT_SET"}
     )
-    assert "etcd.password: what it names is not here" in ended(capsys, tmp_path / "none.json", secret, None)
+    assert "etcd.password: the variable or file that it names is missing" in ended(
+        capsys, tmp_path / "none.json", secret, None
+    )
 
 
 def test_an_admin_port_with_tls(config, tmp_path):
@@ -100,7 +102,7 @@ async def test_an_admin_port_that_cannot_be_asked_by_a_configuration_says_what_t
     pair = authority.issue("server")
     tls = {"cert_file": pair.cert_file, "key_file": pair.key_file, "client_ca_file": authority.ca_file}
     (seen,) = await fleet.find(tmp_path / "none.json", config(admin={"port": 9100, "tls": tls}), None).seen()
-    assert "operators who show a certificate; give a context instead, with `admin.ca_file`" in seen.error
+    assert "only operators with a certificate; give a context instead, with `admin.ca_file`" in seen.error
     gone = {"cert_file": str(tmp_path / "gone.crt"), "key_file": str(tmp_path / "gone.key")}
     (seen,) = await fleet.find(tmp_path / "none.json", config(admin={"port": 9100, "tls": gone}), None).seen()
     assert "gone.crt, cannot be read" in seen.error

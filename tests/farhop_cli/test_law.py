@@ -42,12 +42,12 @@ def law(tmp_path):
 
 def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stands, law, tmp_path):
     shown = cli.run("law", "get")
-    assert shown.stdout.startswith("# law of epoch 1, of topology three-regions: none stands in etcd\n")
+    assert shown.stdout.startswith("# law of epoch 1, of topology three-regions: etcd holds none\n")
     (tmp_path / "shown.yaml").write_text(shown.stdout)
     same = cli.run("law", "set", str(tmp_path / "shown.yaml"), "--why", "as it is", "--by", "ann")
     assert (same.exit_code, same.stderr) == (0, "")
-    assert "law of epoch 2 stands, by ann: as it is" in same.stdout
-    assert "it says what the law before said" in same.stdout
+    assert "law of epoch 2 is set, by ann: as it is" in same.stdout
+    assert "no change: the two laws are the same" in same.stdout
     assert "6 of 6 balancers follow it" in same.stdout
     held = law_of(stands)
     assert (held.epoch, held.author, held.why, held.tenants) == (2, "ann", "as it is", WORLD.tenants)
@@ -75,7 +75,7 @@ def test_what_changes_is_shown_and_what_was_is_kept(cli, stands, law):
     assert "two" in cli.run("law", "history").stdout
     assert "no law of epoch 9 is kept" in cli.failed(cli.run("law", "get", "--epoch", "9"), 1)
     removed = cli.run("law", "set", law("anywhere"), "--why", "three")
-    assert "removed, and served no more: acme, anywhere" in removed.stdout
+    assert "removed, and no longer served: acme, anywhere" in removed.stdout
 
 
 def test_it_says_whom_it_would_strand_and_what_would_move(cli, stands, law):
@@ -110,7 +110,7 @@ def test_every_fault_is_shown_and_nothing_is_changed(cli, stands, law):
 
 def test_who_looked_at_an_older_one_decides_again(cli, stands, law):
     cli.run("law", "set", law(), "--why", "one")
-    assert "of epoch 2, not 1" in cli.failed(cli.run("law", "set", law(), "--why", "x", "--after", "1"), 1)
+    assert "has epoch 2, not 1" in cli.failed(cli.run("law", "set", law(), "--why", "x", "--after", "1"), 1)
     assert cli.run("law", "set", law(), "--why", "x", "--after", "2").exit_code == 0
 
 
@@ -124,7 +124,7 @@ def test_of_two_at_once_one_is_refused(cli, stands, law, monkeypatch):
         return await trim(store, *given)
 
     monkeypatch.setattr(room, "newest_law", meanwhile)
-    assert "somebody else changed it" in cli.failed(cli.run("law", "set", law(), "--why", "x"), 1)
+    assert "another writer changed it" in cli.failed(cli.run("law", "set", law(), "--why", "x"), 1)
     assert law_of(stands).author == "bob"
 
 
@@ -132,7 +132,7 @@ def test_an_etcd_that_was_wiped_does_not_lead_back(cli, stands, law):
     stands.epoch = 40  # what the balancers still go by
     stands.knowing = 0
     result = cli.run("law", "set", law(), "--why", "after the wipe")
-    assert "law of epoch 41 stands" in result.stdout
+    assert "law of epoch 41 is set" in result.stdout
     assert "0 of 6 balancers follow it by now" in result.stderr
 
 
@@ -184,7 +184,7 @@ def test_bad_files_are_shown_in_lines(cli, stands, tmp_path, text, says):
 def test_etcd_alone_knows_no_places(cli, stands, law):
     output = cli.failed(cli.run("law", "set", law(), "--why", "x", "--etcd", stands.endpoint), 2)
     assert "give --config" in output
-    assert "no law stands" in cli.failed(cli.run("law", "get", "--etcd", stands.endpoint), 1)
+    assert "etcd holds no law" in cli.failed(cli.run("law", "get", "--etcd", stands.endpoint), 1)
     assert "no law was ever set" in cli.run("law", "history", "--etcd", stands.endpoint).stdout
     assert "--why" in cli.run("law", "set", law()).stderr
 
@@ -250,10 +250,10 @@ def test_who_has_the_key_signs_and_who_reaches_etcd_sets(cli, stands, law, keys,
     assert cli.run("law", "verify", str(keys / "signed"), "--public", f"ops={keys / 'ops.pub'}").exit_code == 0
     assert cli.run("law", "verify", str(keys / "signed"), "--public", f"boss={keys / 'ops.pub'}").exit_code == 1
     assert cli.run("law", "diff", str(keys / "signed")).exit_code == 1
-    assert "law of epoch 6 stands, by ann: by hand" in cli.run("law", "set", str(keys / "signed")).stdout
+    assert "law of epoch 6 is set, by ann: by hand" in cli.run("law", "set", str(keys / "signed")).stdout
     assert stands.do(lambda store: store.get(LAW_KEY)).value == result.stdout.strip().encode()
-    assert "sign it anew" in cli.failed(cli.run("law", "set", str(keys / "signed")), 1)
-    assert "--why: say why" in cli.failed(cli.run("law", "set", law()), 2)
+    assert "sign it again" in cli.failed(cli.run("law", "set", str(keys / "signed")), 1)
+    assert "--why: give the reason" in cli.failed(cli.run("law", "set", law()), 2)
 
 
 def test_what_balancers_would_not_heed_is_not_written(cli, stands, law, keys, tmp_path, monkeypatch):

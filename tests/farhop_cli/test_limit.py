@@ -43,7 +43,7 @@ def test_it_is_unset_alone_or_with_all_others(cli, stands):
 def test_bad_input_names_the_field_and_the_remedy(cli, stands):
     good = ("--home", "virginia", "--requests-per-minute", "600")
     assert "--requests-per-minute" in cli.failed(cli.run(*SET), 2)
-    assert "--home: is needed" in cli.failed(cli.run(*SET, "--requests-per-minute", "6"), 2)
+    assert "--home: give it" in cli.failed(cli.run(*SET, "--requests-per-minute", "6"), 2)
     assert "contradicts" in cli.failed(cli.run(*SET, *good, "--requests-per-day", "599"), 1)
     assert "TENANT" in cli.failed(cli.run("limit", "set", "a/b", "--why", "x", *good), 2)
     stands.put(KEY, b"nonsense")

@@ -23,7 +23,7 @@ def test_routes_are_set_changed_and_taken_back_one_by_one(cli, stands):
     assert cli.run("route", "unset", "virginia", "--why", "all done", "--by", "eve").exit_code == 0
     routes, authorship = stands.authored("route")
     assert (routes, authorship.author, authorship.why) == ([], "eve", "all done")
-    assert "configurations decide" in cli.run("route", "get", "virginia").stdout
+    assert "configurations apply" in cli.run("route", "get", "virginia").stdout
 
 
 def test_a_route_of_a_model_that_nobody_serves_is_set_and_said(cli, stands):
@@ -44,7 +44,7 @@ def test_what_was_written_by_hand_is_kept(cli, stands):
 def test_what_cannot_be_read_is_left_alone(cli, stands):
     stands.put(KEY, b'{"nonsense": 1}')
     put = ("route", "set", "virginia", "{policy: nearest}", "--why", "x")
-    assert "cannot be read; take it away with `farhop route unset`" in cli.failed(cli.run(*put), 1)
+    assert "cannot be read; remove it with `farhop route unset`" in cli.failed(cli.run(*put), 1)
     one = ("route", "unset", "virginia", "--tenant", "acme")
     assert "to unset it all" in cli.failed(cli.run(*one), 1)
 

@@ -230,7 +230,7 @@ def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, either, 
     for command in ((either, "set", *other, "--why", "y"), (either, "unset", *undo)):
         with monkeypatch.context() as patched:
             patched.setattr(EtcdStore, "get", overtaken)
-            assert "somebody else changed it" in cli.failed(cli.run(*command), 1)
+            assert "another writer changed it" in cli.failed(cli.run(*command), 1)
         assert stands.get(ROOT + key) == document
 
 
@@ -247,7 +247,7 @@ def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, either):
     stands.put(ROOT + key, b"nonsense")
     assert f"{ROOT}{key} cannot be read" in cli.run(either, "get").stderr
     assert "cannot be read" in cli.run(either, "history").stdout
-    assert "what stood there could not be read" in cli.run(either, "unset", *undo).stdout
+    assert "the previous document could not be read" in cli.run(either, "unset", *undo).stdout
     assert cli.run(either, "get").stderr == ""
 
 
