@@ -1,7 +1,7 @@
-"""YAML text to plain Python data, strictly: what a topology file says before anybody asks what it means.
+"""Parses a topology file's YAML text strictly into plain Python data; it does not interpret the data.
 
-It never builds objects from tags, never lets a mapping name a key twice, and bounds size, depth and what aliases expand
-to, so that no text can take the process down. Every fault is a Problem with its line.
+It never builds objects from tags, never accepts a key twice in one mapping, and bounds size, depth and the expansion of
+aliases, so that no text can take the process down. Every fault is a Problem with its line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The law: which regions may do what with a tenant's request. A hard filter, compiled once per topology.
+"""The law: which regions may process, log or hint a tenant's request. A hard filter, compiled once per topology.
 
-Deny wins, and no level widens another: lawful is what tenant, tenant's model, world's model, key and request each
-allow. What is unknown (tenant, region, place) is denied. An adapter is bound by every rule of its base; where nobody
-knows that, it is denied as soon as any model has a rule. `lawful` and `excluded` part the regions exactly. The memo is
-bounded, because narrowings come from clients.
+Deny wins, and no level widens another: a region is lawful if the rules of the tenant, the tenant's model, the world's
+model, the key and the request all allow it. Unknown tenants, regions and places are denied. An adapter is bound by
+every rule of its base; an adapter of an unknown base is denied as soon as any model has a rule. `lawful` and `excluded`
+partition the regions. The memo is bounded, because clients choose narrowings.
 """
 
 from __future__ import annotations

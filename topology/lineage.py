@@ -1,8 +1,8 @@
-"""What models are based on: a LoRA adapter on its base, a name that an engine gives a model on the model.
+"""The base models of served models: a LoRA adapter's base, or the model behind a name that an engine gives it.
 
-Told by engines and by configuration, gathered by both tiers. Bounded; what was learned of a model stands while nobody
-tells otherwise, so that a model whose engines restart is not another one meanwhile. Never decides what a base's rules
-mean: `topology.law` does.
+Engines and configuration report them; both tiers collect them. Bounded. A model keeps its known bases until a report
+changes them, so that its rules stay the same while its engines restart. Never interprets a base's rules: `topology.law`
+does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A topology file becomes a Topology, or every reason why not, at once.
+"""Loads a topology file: the result is a Topology, or all problems at once.
 
-It reads the file it is given and nothing else. No world is ever built from a document with a problem in it: faults of
-text, of shape and between parts are told together, each with its path and remedy.
+It reads only the file that it is given. No world is built from a document with a problem: faults of the text, of its
+shape and between its parts are reported together, each with path and remedy.
 """
 
 from __future__ import annotations

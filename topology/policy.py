@@ -1,7 +1,7 @@
-"""The law as a document of its own, which takes the place of a topology's while the map stays: read, applied, written.
+"""The law as a separate document, which replaces a topology's law while its map stays: read, applied, written.
 
-JSON, as it stands in etcd. A document is refused whole, with every fault at once, or trusted whole; it is read against
-one map, and what names a place that map lacks is refused. Never decides which of two laws is in force.
+JSON, as in etcd. A document is refused whole, with every fault at once, or trusted whole. It is read against one map,
+and refused if it names a place that the map lacks. Never decides which of two laws is in force.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What can be wrong with a topology, said for the person who must mend it.
+"""A problem in a topology, worded for the person who must fix it.
 
-A problem names where, what and the remedy. It never quotes a value that may be a secret, and never spans two lines.
+A problem names the place, the fault and the remedy. It never quotes a value that may be a secret, and never spans two
+lines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether anybody declared in a topology file could be served at all: tenants and keys whose law leaves no region.
+"""Finds tenants and keys in a topology file that no region may serve under their law.
 
-It asks `topology.law` itself about what the raw document says, and stays silent where a name or rule it would rest on
-has a problem already: a consequence is not told beside its cause.
+It evaluates the raw document with `topology.law`, and reports nothing if a name or rule that matters already has a
+problem: a consequence is not reported beside its cause.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether the parts of a topology file fit together: names, nesting, wire times, rules, keys.
+"""Checks that the parts of a topology file fit together: names, nesting, wire times, rules, keys.
 
-It reads the raw document and tolerates any shape, so that these faults are told along with faults of shape. What has
-the wrong shape is passed over here: `topology.schema` has reported it.
+It reads the raw document and tolerates any shape, so that these faults are reported together with faults of shape.
+Parts with the wrong shape are skipped here: `topology.schema` reports them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One map in the place of another under the same law: whether that would let anything go where it could not.
+"""Replaces one map by another under the same law: checks whether data could then go where it could not before.
 
-A region that a map knew may come to hold less of what the law allows, never more, until a law of a later epoch says so:
-whoever wrote this one looked at the other map. A region that is new may hold whatever the law allows there. Pure; never
-decides which of two maps is in force.
+A region of the old map may become lawful for less, but not for more, until a law of a later epoch says so, since the
+author of the present law saw the old map. A new region is lawful for whatever the law allows there. Pure; never decides
+which of two maps is in force.
 """
 
 from __future__ import annotations

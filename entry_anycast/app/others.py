@@ -1,7 +1,7 @@
-"""What etcd has for an announcer: an operator's drain of its entry, and the reports of other entries' announcers.
+"""An announcer's documents from etcd: an operator's drain of its entry, and the reports of other entries' announcers.
 
-Invariants: a document that is absurd or misplaced changes nothing and is counted; a drain ends with its key or after
-its own length by our clock; once etcd is lost, nobody knows how others are, until it is back. Never decides.
+Invariants: an invalid or misplaced document changes nothing and is counted; a drain ends with its key or after its own
+length by our clock; while etcd is lost, the state of other entries is unknown. Never decides.
 """
 
 from __future__ import annotations

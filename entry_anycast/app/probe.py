@@ -1,4 +1,4 @@
-"""Asks the local entry whether it is fit: `GET` of its readiness, by HTTP. Never decides what follows from it."""
+"""Asks the local entry over HTTP whether it is ready (`GET` of its readiness). Never decides about the consequences."""
 
 from __future__ import annotations
 

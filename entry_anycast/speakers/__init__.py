@@ -1,1 +1,1 @@
-"""What speaks BGP for us, ExaBGP or BIRD, behind one interface, and the watchdog over it."""
+"""The BGP speakers that announce for us, ExaBGP or BIRD, behind one interface, and the watchdog over them."""

@@ -1,9 +1,9 @@
-"""BIRD (2.x), which somebody else runs and configures: a file that its configuration includes, and its control socket.
+"""BIRD (2.x), which the operator runs and configures: a file that its configuration includes, and its control socket.
 
-We write static routes into the file, with the community of a drain, and have BIRD read it (`configure`, which leaves
-sessions alone; `disable` would tear them down). Which of them its BGP protocols export is up to its configuration.
-The watchdog empties the file. If both this process and the watchdog are killed at once, nobody does: let the service
-manager (`ExecStopPost=farhop anycast withdraw`).
+We write static routes into the file, with the community of a drain, and make BIRD read it (`configure`, which keeps
+sessions up; `disable` would tear them down). BIRD's configuration decides which of the routes its BGP protocols export.
+The watchdog empties the file. If this process and the watchdog are killed at once, the file stays: let the service
+manager empty it (`ExecStopPost=farhop anycast withdraw`).
 """
 
 from __future__ import annotations

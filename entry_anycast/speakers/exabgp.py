@@ -1,8 +1,8 @@
 """ExaBGP (5.x) as a child process: its configuration, its text API, its acknowledgements.
 
-ExaBGP starts a helper of ours again if that ends, and never lets a route expire: a helper alone could leave a route
-announced for ever. So the whole of it lives under the watchdog, and ends with the first thing that is not as it was.
-Graceful restart is never offered, or neighbours would keep the route when the session falls.
+ExaBGP restarts a helper of ours that ends, and never lets a route expire, so a route could outlive its helper for ever.
+Therefore ExaBGP runs under the watchdog, and ends at the first irregularity. Graceful restart is never offered, or
+neighbours would keep the route when the session falls.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The watchdog's parent side: starts it, beats, and kills it if it hangs. See `watchdog.py` for who outlives whom.
+"""The watchdog's parent side: starts the watchdog, sends heartbeats, and kills it if it hangs (see `watchdog.py`).
 
-Heartbeats come from the event loop, so that a loop which stands still is silent.
+Heartbeats come from the event loop, so that a blocked loop is silent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The helper that ExaBGP starts: passes lines between ExaBGP and the socket of `farhop anycast`, both ways.
+"""The helper that ExaBGP starts: it passes lines between ExaBGP and the socket of `farhop anycast`, both ways.
 
-Run as a script, by an interpreter that loads nothing else: `pipe.py SOCKET`. It knows nothing and decides nothing; when
-one side ends, it does.
+Run as a script, by an interpreter that loads nothing else: `pipe.py SOCKET`. It interprets and decides nothing; it ends
+when either side ends.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a BGP speaker is to us: it is started, sent an update for all prefixes, and asked what it announces.
+"""The interface of a BGP speaker: start it, send it an update for all prefixes, ask it which prefixes it announces.
 
-A speaker never announces by itself: whatever ends the process that controls it ends the announcement, too.
+A speaker never announces by itself: when the process that controls it ends, the announcement ends, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """DNS cookies (RFC 7873, RFC 9018): a server cookie of version 1 proves its bearer's address.
 
-All servers of an anycast address have the same secrets, so that each knows the others' cookies; the first secret makes
-them, all are believed. Never reads a clock: `now` is seconds since 1970.
+All servers of an anycast address share their secrets, so that each accepts the others' cookies: the first secret makes
+cookies, every secret is accepted. Never reads a clock: `now` is seconds since 1970.
 """
 
 from __future__ import annotations

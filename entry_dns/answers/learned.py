@@ -1,7 +1,8 @@
-"""Lays what entries measured over geography: an atlas with a place of its own for each network that was corrected.
+"""Adds measured latencies to an atlas based on geography: each corrected network gets a place of its own.
 
-A learned network may hold several that geography or lists tell apart: each keeps its confinement, and all get what was
-measured. Private networks stay what they are. Never reads a clock; runs beside whoever answers, as all preparing does.
+A measured network may contain several that geography or lists distinguish. Each of these keeps its confinement, and all
+get the measured value. Private networks are unchanged. Never reads a clock; runs outside the processes that answer,
+like all preparation.
 """
 
 from __future__ import annotations

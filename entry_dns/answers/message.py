@@ -1,7 +1,7 @@
-"""DNS queries as bytes, read strictly: what the short way does not understand comes here.
+"""Parses DNS queries strictly: the queries that the fast path does not understand come here.
 
-A query is understood whole or refused by RFC: dropped (too short, or itself an answer), FORMERR, NOTIMP or BADVERS.
-What is refused is answered with no more bytes than came. Never builds an answer, never looks at who asks.
+A query is understood completely or refused as the RFCs say: dropped (too short, or itself an answer), FORMERR, NOTIMP
+or BADVERS. A refusal is never larger than the query. Never builds an answer, never looks at the sender.
 """
 
 from __future__ import annotations

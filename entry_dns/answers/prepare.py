@@ -1,9 +1,9 @@
-"""From how entries stand to tables: for every client network the ordered list of entries that it is answered with.
+"""Turns the state of entries into tables: for every client network, the ordered list of entries to answer with.
 
-The law is a filter: an entry outside a name's lawful set, or outside what its client's network is confined to, is in no
-list of it, whatever else holds. Costs order: wire time from the client's place, plus an operator's bias. An entry that
-takes a share of its clients is first for that share of networks, drawn by a hash of each, and last for others. A DOWN
-entry is in a list only where every lawful one is. Never reads a clock; runs beside whoever answers, never in him.
+The law is a filter: a list never contains an entry outside its name's lawful set, or outside the places that its client
+network is confined to. The order is by cost: wire time from the client's place, plus an operator's bias. An entry that
+takes a share of its clients comes first for that share of networks (drawn by a hash of each), and last for the others.
+A DOWN entry is listed only if all lawful entries are DOWN. Never reads a clock; runs outside the processes that answer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What another server's zone should hold for the names of a view. Such a zone tells no networks apart: it holds what is
-answered where nothing is known of a client's network; where networks are confined, only what is lawful for each. Pure.
+"""The records that another server's zone should hold for the names of a view. Such a zone gives all networks the same
+answer: the one for a client of unknown network or, if networks are confined, only what is lawful for each of them.
+Pure.
 
-A name without an entry that is lawful for everybody who may ask has no records: it is never widened.
+A name without an entry that is lawful for all possible clients gets no records: it is never widened.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""From a query's bytes to its answer's: the short way for ordinary questions, the strict one for all others.
+"""From a query's bytes to its answer's bytes: a fast path for ordinary questions, a strict one for all others.
 
-The strict way (`message.read`) understands any query, and keeps what it learned of those bytes that come again: all
-behind the question but the client's network. The short way knows them by that, finds the network in a table and puts a
-prepared answer together; it parses nothing itself. Invariants: an answer is positive and for the client's network, or
-SERVFAIL with an extended error, where the law leaves no entry: never NODATA and never REFUSED, which resolvers would
-give to other networks, too; what a resolver may give to all of its clients holds for all of them; what is malformed is
-never answered with more bytes than came; question bytes are echoed as they came (0x20). Pure: the time and the
-asker's address are arguments.
+The strict path (`message.read`) understands any query, and remembers what it learned about repeated bytes: everything
+after the question except the client's network. The fast path recognises those bytes, finds the network in a table and
+assembles a prepared answer; it parses nothing itself. Invariants: an answer is positive and for the client's network,
+or, if the law leaves no entry, SERVFAIL with an extended error: never NODATA or REFUSED, which resolvers would give to
+other networks, too; an answer that a resolver may give to all of its clients is lawful for all of them; the answer to a
+malformed query is never larger than the query; question bytes are echoed unchanged (0x20). Pure: the time and the
+sender's address are arguments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Zones and their names: from what is configured, the law and how entries stand to the view that workers answer from.
+"""Zones and their names: combines configuration, law and the state of entries into the view that workers answer from.
 
-Each name's lawful entries are those that its tenant class's *entry* scope allows; a name without a class is for
-everybody. Invariant: a name has addresses of a family either for every network that has a lawful entry, or for none, so
-that one client's NODATA is never another's. Pure.
+Each name's lawful entries are those that its tenant class's *entry* scope allows; a name without a class is for all
+clients. Invariant: a name has addresses of a family for every network with a lawful entry, or for none, so that one
+client's NODATA is never valid for another's question. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Questions by TCP (RFC 7766): messages one after another on a connection, bounded in number, size and idleness.
+"""DNS over TCP (RFC 7766): messages one after another on a connection, bounded in number, size and idle time.
 
-Nobody takes all connections: one network (/24, /64) has a share of them, and where all are taken the one that was
-silent longest gives way to a new one. A peer that sends a message byte by byte has sent no message yet.
+No client can take all connections: each network (/24, /64) has a share of them, and if all are taken, a new connection
+replaces the one that was idle longest. A message that arrives byte by byte counts as idle until it is complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a client would be led, and why: the same table that answers are made of, asked for one address."""
+"""Where a client would be led, and why: a look-up of one address in the table that answers are made from."""
 
 from __future__ import annotations
 

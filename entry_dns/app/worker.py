@@ -1,7 +1,7 @@
-"""A process that answers questions which come by UDP to one address, and does nothing else.
+"""A process that answers UDP questions at one address, and does nothing else.
 
-It is given a bound socket, the files of the view and of its counters, and ends with its parent. One blocking loop: a
-question costs a receive, the answer and a send. A new view is mapped between two questions.
+It is given a bound socket and the files of the view and its counters, and ends with its parent. One blocking loop: a
+question costs one receive, the answer and one send. A new view is mapped between two questions.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the tier knows: entries and how they are, client networks and what is near to them. Pure."""
+"""The tier's state: entries and their health, client networks and their distances. Pure."""

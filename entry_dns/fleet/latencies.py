@@ -1,10 +1,11 @@
-"""What entries measured of client networks, and what follows from it for how far a network is from each region.
+"""Corrects each client network's distance from each region by the latencies that entries measured.
 
-Geography is a guess from a registry; a handshake's round trip is what was seen. But it holds the client's own access,
-too, which no geography knows, and only of those regions that its clients came to. So: what several regions measured, or
-one from which the network is nearer than by geography, corrects; one that is farther may be a slow access, and
-corrects nothing. Invariants: a correction is bounded; what no entry stands behind any more is forgotten. Never reads a
-clock, and never puts anybody outside the law: it only orders.
+Geography is a guess from a registry; a handshake's round trip is measured. But the measurement includes the client's
+own access link, which no geography knows, and exists only for regions that the network's clients connected to. So a
+network is corrected by the measurements of several regions, or by that of one region from which it is nearer than
+geography says; a single larger measurement may be due to a slow access link, and corrects nothing. Invariants: a
+correction is bounded; measurements that no entry publishes any more are forgotten. Never reads a clock. Never changes
+what is lawful: it only changes the order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How each entry is, as seen from here: whether it answers, what share of its clients it takes, and why.
+"""The state of each entry as seen from here: whether it answers, the share of its clients that it takes, and why.
 
-Events come in (`probed`, `loaded`, `drained`, `biased`); `read` gives what holds at a moment and how long it will.
-Invariants: an entry is DOWN only after `down_after` probes in a row failed, and while not all of them did at once (then
-it is our own way out that is cut: the last standing is frozen for `frozen_s`, and then counts no more); a drain wins
-over everything but death; whoever comes back gets a growing share. Never reads a clock.
+Events come in (`probed`, `loaded`, `drained`, `biased`); `read` returns the state at a moment and how long it will
+last. Invariants: an entry is DOWN only after `down_after` probes in a row failed, and not if all entries failed at once
+(then our own uplink is taken to be down: the last state is frozen for `frozen_s`, and ignored after that); a drain
+overrides everything except DOWN; an entry that comes back gets a growing share. Never reads a clock.
 """
 
 from __future__ import annotations

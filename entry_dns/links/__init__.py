@@ -1,1 +1,1 @@
-"""What feeds the tier from outside: probes of entries, documents in etcd, client networks."""
+"""The tier's inputs: probes of entries, documents in etcd, client networks."""

@@ -1,7 +1,8 @@
-"""Where client networks are: from a MaxMind database and from lists of networks, as places for the atlas.
+"""Locates client networks by a MaxMind database and by lists of networks, as places for the atlas.
 
-Everything is read beside the loop, whole or not at all: a file that cannot be read is a ConfigError with its remedy,
-and whoever had one before goes on with that. Never decides where anybody is led, and takes no country for the law.
+Files are read outside the event loop, and whole or not at all: a file that cannot be read is a ConfigError with its
+remedy, and the data read before stay in use. Never decides where a client is led, and never uses a country as evidence
+for the law.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Follows regional balancers' reports over gRPC: the path that works when etcd does not.
 
-Invariants: a balancer is dialled only where the configuration says that its region's may be, and proven as a global
-balancer proves it; reports count by incarnation and seq, whichever path they came by; one that is absurd, or under
-another's name, changes nothing and is counted; where a balancer was last known to be stays while etcd is
-silent. Never judges a report.
+Invariants: a balancer is contacted only at the addresses that the configuration allows for its region, and
+authenticated as global balancers do it; reports are ordered by incarnation and seq, whichever path they came by; an
+invalid report, or one under another's name, changes nothing and is counted; a balancer's last known address is kept
+while etcd is silent. Never judges a report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The file by which the process that watches hands its view to the workers that answer. Never reads what it means."""
+"""The file by which the watching process passes its view to the workers that answer. Never interprets its contents."""
 
 from __future__ import annotations
 

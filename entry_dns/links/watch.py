@@ -1,8 +1,9 @@
-"""Follows in etcd what bears on entries: drains of entries and of regions, operators' biases, how full regions are; and
-what entries measured of client networks.
+"""Follows documents in etcd that concern entries: drains of entries and regions, operators' biases, the load of
+regions, and the latencies that entries measured of client networks.
 
-Invariants: a document that is absurd, of an unknown place or under another's key changes nothing and is counted; a
-drain ends with its key or after its own length by this process's clock; losing etcd changes nothing. Never decides.
+Invariants: a document that is invalid, names an unknown place or stands under another's key changes nothing and is
+counted; a drain ends with its key or after its own length by this process's clock; losing etcd changes nothing. Never
+decides.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`POST /v1/route`: the decision alone, as JSON, for proxies that carry requests themselves (docs/operate).
 
-Nothing is sent and nothing reserved: who asks may never send, and could otherwise make a region look busy by asking.
-Never tells an address inside the fleet.
+Nothing is sent and nothing reserved, since a caller that only asks could otherwise make a region look busy. Never
+reveals an address inside the fleet.
 """
 
 from __future__ import annotations

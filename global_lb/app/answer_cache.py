@@ -1,8 +1,8 @@
-"""Answers given again, at work: stands between the ingress and the relay while any route asks for it, and has a request
-answered from what is kept, read along with one under way, or led to upstream and recorded.
+"""The answer cache in operation: while any route uses it, it stands between ingress and relay, and answers a request
+from a stored answer, from one under way, or by sending it upstream and recording the answer.
 
-global_lb.routing.answer_cache decides; relay.upstream.recording records an answer and has clients read it.
-Each client's request is accounted for once and by itself; the tokens of an answer are those of the one that was sent.
+global_lb.routing.answer_cache decides; relay.upstream.recording records an answer and serves it to clients. Each
+client's request is accounted for once, separately; the tokens of an answer are those of the request that was sent.
 """
 
 from __future__ import annotations

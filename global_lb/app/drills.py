@@ -1,9 +1,8 @@
-"""Drills by the schedule: a process beside this balancer that runs what is due, if it takes the lock in etcd.
+"""Scheduled drills: a process beside this balancer that runs due drills if it gets the lock in etcd.
 
-`farhop drill schedule --watch` on the fleet of this balancer's own configuration, or of a context. Each balancer that
-is so configured has one, and whichever holds the lock runs; a balancer that ends takes its own along, which rolls back
-what it runs. It is a process of its own: canaries and reports take none of this one's loop. Never decides about a
-drill, and knows none.
+It is `farhop drill schedule --watch` on this balancer's own configuration, or on a context. Each balancer so configured
+has one, and the holder of the lock runs the drill. A balancer that ends also ends its process, which rolls back its
+running drill. As a separate process it takes nothing from this one's event loop. Never decides about a drill.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a name of a model stands for, as the ingress asks it of the machine. Never decides anything itself."""
+"""Resolves names that stand for models: the ingress's queries to the machine. Never decides anything itself."""
 
 from __future__ import annotations
 

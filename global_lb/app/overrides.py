@@ -1,8 +1,8 @@
-"""Follows in etcd by which routes this entry is to choose regions, and operators' biases and pins. Never decides.
+"""Follows this entry's routes and operators' biases and pins in etcd. Never decides.
 
-Invariants: a document that is absurd, names an unknown region or stands under another's key changes nothing and is
+Invariants: a document that is invalid, names an unknown region or stands under another's key changes nothing and is
 counted; an override ends with its key, with a snapshot that lacks it, or after its own length by this process's clock;
-a routes key that goes gives the entry back to its configuration; losing etcd changes nothing.
+a deleted routes key returns the entry to its configuration; losing etcd changes nothing.
 """
 
 from __future__ import annotations

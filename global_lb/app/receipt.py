@@ -1,10 +1,10 @@
-"""The route receipt: in one header of the answer, why the request went where it did, for a client that asks for it; and
-behind a stream, in a comment, how that went.
+"""The route receipt: one answer header that says why the request went to its region, for a client that asks for it;
+and, after a stream, a comment with the outcome.
 
-`x-farhop-explain: 1` asks, and the key must have `explain: true` in the law. Never tells of another tenant, of an
-address, of what happens inside a region, or of a place that the tenant's own law does not name or allow: regions that
-are not lawful for the request are counted, by the clause of the tenant's own that keeps them out. Never decides
-anything: it is made of a decision that stands.
+`x-farhop-explain: 1` asks for it, and the API key must have `explain: true` in the law. It never reveals another
+tenant, an address, anything inside a region, or a place that the tenant's own law does not name or allow: regions that
+are unlawful for the request are only counted, by the clause of the tenant's own law that excludes them. Never decides:
+it describes a decision already made.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The URL at which a client that is redirected, or that asked for advice, finds its region: with a token for one use.
+"""Makes the URL of a redirect or of advice: the chosen region's address, with a token for one use.
 
-The token is for one process of the region and expires in that one's clock. Never logs, never decides.
+The token is for one process of the region and expires by that process's clock. Never logs, never decides.
 """
 
 from __future__ import annotations

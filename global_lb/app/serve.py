@@ -1,6 +1,6 @@
-"""What the global tier writes and tells: the hop token it signs, headers to clients, what its operator is told.
+"""The global tier's part of serving: the hop token that it signs, headers to clients, reports to its operator.
 
-Who may come in is `farhop.service.authenticator`'s to say. Never picks a region: that is the flow's.
+`farhop.service.authenticator` authenticates callers. Never picks a region: the flow does.
 """
 
 from __future__ import annotations

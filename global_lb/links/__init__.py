@@ -1,1 +1,1 @@
-"""What feeds the global balancer: reports from etcd, gRPC links, prefix streams, drains. Never decides."""
+"""The global balancer's inputs: reports from etcd, gRPC links, prefix streams, drains. Never decides."""

@@ -1,4 +1,4 @@
-"""What a configuration says of how regions are watched, beside the way to them. Never opens anything."""
+"""The configuration of how regions are watched (not of the connections to them). Never opens anything."""
 
 from __future__ import annotations
 

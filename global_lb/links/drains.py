@@ -1,8 +1,8 @@
-"""Watches operators' drains of regions in etcd, and makes an event of each and of its end. Never decides.
+"""Watches operators' drains of regions in etcd, and makes an event of each drain and of its end. Never decides.
 
-Invariants: a document that is absurd, of an unknown region or under another's key changes nothing and is counted; a
-drain ends with its key, with a snapshot that lacks it, or after its own length by this process's clock, should etcd be
-out of reach by then; losing etcd ends nothing.
+Invariants: a document that is invalid, of an unknown region or under another's key changes nothing and is counted; a
+drain ends with its key, with a snapshot that lacks it, or, if etcd is out of reach by then, after its own length by
+this process's clock; losing etcd ends nothing.
 """
 
 from __future__ import annotations

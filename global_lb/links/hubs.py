@@ -1,7 +1,7 @@
-"""Watches the regions' reports in one hub: what stands there, what was not believed of it, whether it is in contact.
+"""Watches the regions' reports in one hub: the current reports, the rejected ones, and whether the hub is in contact.
 
-Invariants: a report that is absurd or under another's key is dropped and counted; that contact is lost changes nothing
-of what is known. Never compares hubs, and never decides.
+Invariants: a report that is invalid or under another's key is dropped and counted; losing contact changes nothing.
+Never compares hubs, and never decides.
 """
 
 from __future__ import annotations

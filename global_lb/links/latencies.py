@@ -1,8 +1,10 @@
-"""Measures how far clients' networks are from this entry, and publishes it under a lease, for `farhop dns` to learn by.
+"""Measures clients' round trips to this entry by network, and publishes them under a lease, for `farhop dns` to learn
+from.
 
-Invariants: a client is measured only for a request that the law lets be recorded in every region of the map, as what is
-published is read in any of them; when a law takes that from anybody, all is forgotten; who came by a proxy that says so
-is not measured; samples a second, networks and bytes are bounded. Never keeps an address.
+Invariants: a client is measured only for a request that the law allows to be recorded in every region of the map, since
+any of them may read the published values; if a new law forbids that for any tenant, all values are forgotten; a client
+behind a proxy that identifies itself is not measured; samples per second, networks and bytes are bounded. Never keeps
+an address.
 """
 
 from __future__ import annotations

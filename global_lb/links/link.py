@@ -1,8 +1,8 @@
-"""The channel to one regional balancer: streams of reports and prefixes, and pings that tell whether it lives.
+"""The channel to one regional balancer: streams of reports and prefixes, and pings that show whether it is alive.
 
-Invariants: a channel counts as broken only after PINGS_LOST pings in a row without any message in between; a broken
-stream or a silence has it asked at once, and not only when the next ping is due. A region that nothing is sent to is
-asked less often. Never judges what comes.
+Invariants: a channel counts as broken only after PINGS_LOST lost pings in a row without any message in between; a
+broken stream or a silence triggers a ping at once. A region that gets no requests is pinged less often. Never judges
+the messages.
 """
 
 from __future__ import annotations

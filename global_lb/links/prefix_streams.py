@@ -1,10 +1,10 @@
-"""What the regions say they hold: their prefix streams, applied to the trie; and what was sent there, until confirmed.
+"""The prefixes that regions hold: their prefix streams, applied to the trie, and the prefixes sent there and not yet
+confirmed.
 
 Invariants: a region holds a node while any of its instances does, or while we sent it there and it may yet be
-confirmed; a new snapshot replaces the old when it is whole, so that there is no moment in which all is forgotten; of a
-message that is not what it must be, nothing is applied and the stream begins anew; work between two turns is bounded:
-whatever may be long is an iterator that stops where others may run, and whoever drives it says what runs there. Never
-decides, never awaits.
+confirmed; a new snapshot replaces the old one when it is complete, so that the prefixes are never all forgotten; an
+invalid message is rejected whole, and its stream begins again; work between two turns is bounded: long work is an
+iterator that stops where other tasks may run, and its driver decides what runs there. Never decides, never awaits.
 
 Memory: beside the trie's entry, one of a NodeMap per node and instance (27 to 54 B; the integer is shared).
 """

@@ -1,6 +1,6 @@
-"""The way to the roots of limits: a channel to each region's, kept while it answers.
+"""The connections to the roots of limits: a channel to each region's root, kept while it answers.
 
-Never judges what it says.
+Never judges the answers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Watches the regions: their reports in every hub, and a gRPC link to each balancer that reported.
 
-An event of a region is of that region alone: a report costs the same however many regions there are.
+An event concerns one region alone: a report costs the same however many regions there are.
 
 Reports are merged by (region, instance, incarnation, seq), never by a clock, whichever path they came by. Invariants: a
-report that is absurd, of an unknown region or under another's key is dropped and counted; a key's presence is not
-liveness and its deletion is not death; when hubs are gone the last view stands and the links carry on; an incarnation
-gives way to an earlier one only if it is silent and the earlier one is seen to go on (a clock set back between two
-starts), and so does a report to those of a lower number, if they go on for long (one that its instance never wrote).
-Never decides.
+report that is invalid, of an unknown region or under another's key is dropped and counted; a key's presence is not
+liveness and its deletion is not death; when hubs are gone the last view stays and the links carry on; an incarnation is
+replaced by an earlier one only if it is silent and the earlier one continues (a clock set back between two starts), and
+a report by those of a lower number only if these continue for long (its instance never wrote the higher one). Never
+decides.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The port where a region's global balancers and its peers come by gRPC.
+"""The gRPC port for a region's global balancers and its peers.
 
-In two steps: `listen`, after which its number is known and can be announced, and `start`, once there is something to
-answer with. Never says anything itself: what is served is given. Never tells who asked what broke here: an
-exception's text may name a tenant, a path, a key; it goes to the log.
+Opened in two steps: `listen`, after which the port's number can be announced, and `start`, once the services are ready.
+It only serves what it is given. An internal error is never described to the caller, since an exception's text may name
+a tenant, a path or a key; it goes to the log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a regional balancer's metrics read of its machine at each scrape: queue, replicas, gateways.
+"""The regional balancer's gauges, read from its machine at each scrape: queue, replicas, gateways.
 
-Never counts as requests pass (that is TierMetrics), and never changes what it reads.
+Never counts per request (TierMetrics does), and never changes what it reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Where requests come into a region: from global balancers by hop token, from clients by key, from gateways that ask.
+"""The listeners of a region: for global balancers (hop token), for clients (API key), for gateways that ask for a
+choice.
 
-Each has a port and an authenticator of its own; behind them all stands one relay. Never decides: its flow does.
+Each has its own port and authenticator; all share one relay. Never decides: the flow does.
 """
 
 from __future__ import annotations

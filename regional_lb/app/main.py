@@ -1,7 +1,7 @@
-"""Assembles a regional balancer from its configuration: the one place here that knows the clock, chance and sockets.
+"""Assembles a regional balancer from its configuration: the only place here that uses the clock, chance and sockets.
 
-Order of starting: replicas are watched, the region's other balancers tell what they know, clients are let in, the world
-is told. Of stopping: peers and the world are told, no new connections, requests under way finish, everything closes.
+Order of starting: watch the replicas, learn from the region's other balancers, admit clients, publish reports. Order of
+stopping: tell peers and global balancers, refuse new connections, finish requests under way, close everything.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What this balancer and others tell one another: reports and prefixes for global balancers, what the region's other
-balancers need to know, what a root of limits lends, and what a restart begins with.
+"""All exchange with other balancers: reports and prefixes for global balancers, state for the region's other balancers,
+the loans of a root of limits, and the state that a restart begins with.
 
-All of it comes by the control port, but what stands in etcd. Never decides: what is heard goes to the flow as events.
+All of it uses the control port, except for documents in etcd. Never decides: received data go to the flow as events.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Names that stand for models at a region's own port: as the entry of this region has them, of the region's own models.
+"""Names that stand for models, at a region's own client port: as its entry resolves them, among the region's own
+models.
 
-They are followed in etcd where `farhop route` puts them (of its routes those with `models`), before what is configured.
-Invariants: a document that is absurd changes nothing and is counted; losing etcd changes nothing; a model that the law
-or the API key does not let the request use is never chosen, and neither is a name that the law keeps from here. Chosen
-when the request comes; the flow falls back to another only instead of a refusal. Never sends, and reserves nothing.
+The names in etcd (`farhop route`: routes with `models`) override the configured ones. Invariants: an invalid document
+changes nothing and is counted; losing etcd changes nothing; a model that the law or the API key forbids is never
+chosen, and neither is a name that the law keeps from this region. A model is chosen when the request arrives; the flow
+falls back to another only instead of a refusal. Never sends, and reserves nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Follows in etcd what goes before this region's configuration, and tells the flow: policies and splits. Never decides.
+"""Follows the documents in etcd that override this region's configuration (policies and splits), and tells the flow.
+Never decides.
 
-A document is JSON by model, as in the configuration; with who wrote it and why (`farhop policy`, `farhop split`) it is
-`{"models": {...}, "author": ..., "why": ..., "at": ...}`. Invariants: a document that is absurd changes nothing and is
-counted; a key that goes gives the region back to its configuration; losing etcd changes nothing.
+A document is JSON by model, as in the configuration; with author and reason (`farhop policy`, `farhop split`) it is
+`{"models": {...}, "author": ..., "why": ..., "at": ...}`. Invariants: an invalid document changes nothing and is
+counted; a deleted key returns the region to its configuration; losing etcd changes nothing.
 """
 
 from __future__ import annotations

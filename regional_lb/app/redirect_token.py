@@ -1,7 +1,7 @@
-"""Who comes in by the token of a redirect, at the client listener: under which law, with how much time.
+"""Authenticates a redirected client by its token, at the client listener: caller, law, remaining time.
 
-The token says what a key would, and is evaluated again here: the law, with its set the intersection, and who may read
-the body first. Never lets a key mend a token that is no good.
+The token says what an API key would. The law is evaluated again here (the intersection with the token's set), and
+before the body is read also whether it may be read here. An API key never makes up for an invalid token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the regional tier asks, writes and tells: who may come in, headers, what its operator is told.
+"""The regional tier's part of serving: authentication, headers, and reports to the operator.
 
-Two listeners: the tier listener takes hop tokens of the global tier; the client listener, where there is one, takes API
-keys and evaluates the law itself (`farhop.service.authenticator`). Never picks a replica: that is the flow's.
+There are two listeners: the tier listener takes hop tokens of the global tier; the client listener, if configured,
+takes API keys and evaluates the law itself (`farhop.service.authenticator`). Never picks a replica: the flow does.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What feeds the regional balancer from engines: discovery, metrics, KV events, probes. Never decides."""
+"""The regional balancer's inputs from engines: discovery, metrics, KV events, probes. Never decides."""

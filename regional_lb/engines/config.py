@@ -1,6 +1,7 @@
-"""Engines, as configured: where each is, what it serves and can take, how it is looked at, and where more are found.
+"""The configuration of engines: address, models and capacity of each, how each is observed, and how more are
+discovered.
 
-Never opens a connection, a file or a socket: whether a source of replicas is there shows when it is asked.
+Never opens a connection, a file or a socket: whether a source of replicas exists shows when it is asked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who belongs to the region's replicas now: those announced, what their engines said they serve, and those leaving.
+"""The region's current replicas: those announced, the models that their engines report, and those that are leaving.
 
-Invariants: who is announced no more takes nothing new, and stays until it is idle or `leave_s` is over; what is more
-than a report can say (models, kinds of GPU) is left out by the order of the announcement, and named. Pure: no IO, no
-clock. Never looks at health.
+Invariants: a replica that is no longer announced gets no new work, and stays until it is idle or `leave_s` is over;
+whatever exceeds the size of a report (models, kinds of GPU) is left out in the order of the announcement, and named.
+Pure: no IO, no clock. Never considers health.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""One look at a replica's health: by HTTP, a TCP connect, gRPC's health service, or by having it generate a token.
+"""One health probe of a replica: by HTTP, a TCP connect, gRPC's health service, or by generating a token.
 
-Readiness is not liveness: an engine that loads its weights is alive, and no failure. Invariants: every look is bounded
-in time and bytes; nothing is left open by one that failed; a redirect is not followed. Never decides what follows.
+Readiness is not liveness: an engine that loads its weights is alive, and this is no failure. Invariants: every probe is
+bounded in time and bytes; a failed probe leaves nothing open; redirects are not followed. Never decides about the
+consequences.
 """
 
 from __future__ import annotations

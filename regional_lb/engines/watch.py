@@ -1,9 +1,9 @@
-"""Looks at replicas: probes their health, warms them up, scrapes their metrics and their GPUs', says what it saw.
+"""Observes replicas: probes their health, warms them up, scrapes their metrics and their GPUs', reports the results.
 
-One task per replica and question, jittered, so that a slow one never delays another; they begin and end as replicas
-come and go. Invariants: a page that cannot be read is a failed scrape, not a failed replica: the last sample ages, and
-an engine that does not say what it serves is believed to serve what it should; whatever is not believed is counted, by
-reason; nothing that was seen of a process is said of another that came in its place. Never decides.
+There is one jittered task per replica and kind of observation, so that a slow one never delays another; tasks start and
+end with their replicas. Invariants: an unreadable page is a failed scrape, not a failed replica: the last sample ages,
+and an engine that does not list its models is taken to serve the configured ones; every rejected value is counted, by
+reason; observations of one process never count for another that replaced it. Never decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The other balancers of this region: finding and following them, what they tell, and how replicas are shared.
+"""The other balancers of this region: finding and following them, exchanging state, and sharing replicas.
 
-Never lets a word leave the region and never chooses a replica.
+State never leaves the region. Never chooses a replica.
 """

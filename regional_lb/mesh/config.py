@@ -1,4 +1,4 @@
-"""What a regional balancer tells the world and the region's other balancers, as configured. Never dials."""
+"""The configuration of reports to global balancers and of the exchange between a region's balancers. Never dials."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Tells the other balancers of this region what we have under way and what was cached: the answering side of peers.
+"""Tells this region's other balancers about our requests under way and recently cached prefixes: the serving side of
+peers.
 
-Invariants: what is told are our own sums, never changes of them, so that a message that is lost costs nothing once the
-next one is there; a stream's first message has every replica; what a reader is told of caches is bounded in rate, and
-goes on from where it was as long as that is remembered. Never leaves the region, never decides.
+Invariants: messages contain our own totals, never differences, so that a lost message is repaired by the next; a
+stream's first message has every replica; the rate of cached prefixes is bounded, and a reader continues from its
+position as long as that is remembered. Never leaves the region, never decides.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The root of limits: one balancer of a region lends out what the tenants that call the region home may use.
+"""The root of limits: the one balancer of a region that lends out the units of the tenants whose home is the region.
 
-Who it is stands in the region's hub, under one key that only its writer, or who saw it stand still for TAKEOVER_S, may
-write: by compare-and-set, so that two at once cannot. Invariants: nothing is lent more than TERM_S after the writing
-that succeeded last was begun, so never while another lends; nothing is lent that a successor would not count as used
+The region's hub names the root, under one key that only its writer, or a balancer that saw it unchanged for TAKEOVER_S,
+may write: by compare-and-set, so that two cannot at once. Invariants: a loan ends at most TERM_S after the start of the
+last successful write, so two roots never lend at once; nothing is lent that a successor would not count as used
 (balance.quota). Clocks of two hosts are never compared. Never reads a request.
 """
 

@@ -1,7 +1,6 @@
-"""What one balancer of a region tells another, as a message and as the machine takes it.
+"""Messages between the balancers of a region, and their conversion to the machine's types.
 
-Invariant: a message is believed whole or not at all: nothing of it counts if anything in it is outside its domain.
-Never remembers.
+Invariant: a message is accepted whole or not at all: if one value is outside its domain, none is used. Keeps no state.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The other balancers of this region: finds them, follows what they tell, and says who takes part.
+"""The other balancers of this region: finds them, follows their messages, and determines which of them take part.
 
-They are found in etcd, in the configuration, and by their asking us, so that one that knows is enough. Invariants: a
-peer takes part once it has told us what it serves, and as long as it speaks, be it to us or to etcd, and is not
-draining; what it has under way counts while it speaks to us; losing etcd loses nobody who still speaks; of a message
-that is not what it must be nothing is believed; messages are believed in order and without a gap, or their stream
-begins anew; a channel is never reused, so that certificates and addresses are those of now. Never decides about a
-request, never lets a prefix fingerprint leave the region.
+They are found in etcd, in the configuration, and when they contact us, so one that knows the others is enough.
+Invariants: a peer takes part once it has reported the models that it serves, and as long as it sends to us or to etcd
+and is not draining; its requests under way count while it sends to us; losing etcd loses no peer that still sends; an
+invalid message is rejected whole; messages are applied in order and without gaps, or their stream begins again; a
+channel is never reused, so that certificates and addresses are current. Never decides about a request, never lets a
+prefix fingerprint leave the region.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Tells a global balancer what this region's caches hold: a snapshot in slices, then what changes, at once or, where
-much does, together with what changes in the 20 ms after.
+"""Tells a global balancer which prefixes this region has cached: a snapshot in slices, then changes, sent at once or,
+if there are many, together with those of the next 20 ms.
 
-A stream is an iterator of what to send and of how long to pause before it goes on. Invariants: nothing the law keeps
-from the asker's region is sent, as it comes or as it goes, nor anything by another law than the asker's; between two
-waits no more is done than one slice takes; what a reader is sent is bounded in rate, and one that falls behind the
-journal begins anew. Never decides, never awaits.
+A stream is an iterator over messages and pauses. Invariants: a prefix that the law keeps from the reader's region is
+never sent, neither when it is cached nor when it is evicted, and nothing is sent under another law than the reader's;
+at most one slice of work is done between two pauses; the rate is bounded, and a reader that falls behind the journal
+begins again. Never decides, never awaits.
 """
 
 from __future__ import annotations

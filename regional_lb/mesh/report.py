@@ -1,9 +1,9 @@
-"""What this region tells the world: its capacity by model, to etcd under a lease and to every global balancer by gRPC.
+"""This region's report: its capacity by model, to etcd under a lease and to every global balancer by gRPC.
 
-At most every 250 ms when something moved by 5 %, and at least every second. Over gRPC a change goes out within 100 ms.
-Invariants: `seq` only grows; a replica that several balancers of the region share is counted in the report of the one
-that owns it; queue, waits and what was accepted are this instance's own; `usable_share` and `used_share` are of all
-that it can send to, whoever owns it. A ping's answer also says which of the asker's attempts are here. Never reads a
+At most every 250 ms if a figure changed by 5 %, and at least every second. Over gRPC a change is sent within 100 ms.
+Invariants: `seq` only grows; a replica that several balancers share is counted in its owner's report; queue, waits and
+accepted requests are this instance's own; `usable_share` and `used_share` are of all replicas that it can send to,
+whichever instance owns them. The answer to a ping also lists which of the asker's attempts are here. Never reads a
 request.
 """
 

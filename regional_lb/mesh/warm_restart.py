@@ -1,10 +1,10 @@
-"""What a balancer of a region knew when it ended, on its own disk: a restart without a peer begins with that.
+"""A balancer's learned state on its own disk: a restart without a peer begins with it.
 
-It is what a peer would have told (`mesh.feed`), written down now and then and at the end, and read as a peer's word
-before anybody is served: which replica had what cached, and what was learned; nothing that is under way. Invariants:
-what cannot be believed is counted and changes nothing; hashes that the law keeps out of this region are not written,
-and after another law the file is written anew; what is older than AGE_MAX_S is not believed, since engines have served
-others by then; losing the file loses time, and nothing else. Never holds text: prefixes are hashes.
+It contains what a peer would send (`mesh.feed`), is written now and then and at the end, and is read like a peer's
+message before clients are served: which replica had which prefixes cached, and what was learned, but nothing about
+requests under way. Invariants: an invalid file is counted and changes nothing; hashes that the law keeps out of this
+region are not written, and a new law rewrites the file; a state older than AGE_MAX_S is ignored, since engines have
+served other prompts by then; losing the file costs time, and nothing else. Never holds text: prefixes are hashes.
 """
 
 from __future__ import annotations

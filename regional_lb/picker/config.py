@@ -1,4 +1,6 @@
-"""What a picker is told: where gateways come, whom it takes for the caller, and how gateways fail."""
+"""The configuration of a picker: its listener for gateways, the caller that it assumes, and how gateways behave on
+failure.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""HTTP/2's frames (RFC 9113) and the heads that a gRPC server says (RFC 7541): bytes and numbers, no connection.
+"""HTTP/2 frames (RFC 9113) and the header blocks that a gRPC server sends (RFC 7541): bytes and numbers, no connection.
 
-Pure. The heads that we write hold no entry of HPACK's table, so they are constants; those that come are for hpack.
+Pure. The header blocks that we write use no entry of HPACK's dynamic table, so they are constants; hpack decodes those
+that we receive.
 """
 
 from __future__ import annotations

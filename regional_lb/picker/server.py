@@ -1,7 +1,7 @@
-"""The port that gateways ask: ext_proc's one method and gRPC health, bounded, drained, each stream on its own.
+"""The port that gateways ask: ext_proc's one method and gRPC health, bounded, drained, with independent streams.
 
-A stream is a request. Who asks and what may pass is the ingress's to say, as on every listener; where it goes is the
-machine's, by the relay. Never decides, and never carries a request to an engine.
+A stream is a request. The ingress authenticates and checks it, as on every listener; the machine chooses its target, by
+way of the relay. Never decides, and never carries a request to an engine.
 """
 
 from __future__ import annotations

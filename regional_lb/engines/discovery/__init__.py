@@ -1,6 +1,6 @@
-"""Where replicas are found while a balancer runs: sources, each in a module, and the roster of what they say.
+"""Discovery of replicas at run time: the sources, one per module, and the roster that merges them.
 
-Never probes a replica and never chooses: who is announced here is watched and picked elsewhere.
+Never probes a replica and never chooses one: other modules do.
 """
 
 from regional_lb.engines.discovery.follow import Discovery

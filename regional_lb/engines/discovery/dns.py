@@ -1,9 +1,10 @@
-"""Replicas behind a DNS name: SRV records (host and port), or A and AAAA records on one port.
+"""Discovers replicas behind a DNS name: SRV records (host and port), or A and AAAA records on one port.
 
-Invariants: a name that does not exist, or has no such record, is an answer: there is nobody; a server that fails, is
-late or refuses is none; half an answer (A without AAAA) is none. Asked again as its TTL runs out, within floor and
-ceiling. Only the targets of the lowest priority count: the others are there for when the name's owner removes those.
-Load is spread by what is measured, not by weight; but weight 0 beside others means no new work. Never caches.
+Invariants: a name that does not exist, or has no such record, is an answer: there are no replicas; a server that fails,
+is late or refuses gives no answer, and neither does half an answer (A without AAAA). The name is asked again when its
+TTL expires, within a floor and a ceiling. Only the targets of the lowest priority count: the others are for when the
+name's owner removes those. Load is spread by measurement, not by weight, but weight 0 beside others means no new work.
+Never caches.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Replicas that stand in etcd, each a key of its own: engines may announce themselves, under a lease of theirs.
+"""Discovers replicas in etcd, one key each: engines may announce themselves, under a lease of their own.
 
-Invariants: a value that makes no sense leaves what that key said before; a key that goes, or whose lease ends, takes
-its replica with it; losing etcd changes nothing. Never writes.
+Invariants: an invalid value leaves the key's previous one in force; a key that is deleted, or whose lease ends, removes
+its replica; losing etcd changes nothing. Never writes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Replicas listed in a YAML or JSON file, followed as it changes. Never writes it, and never believes half of it.
+"""Discovers replicas in a YAML or JSON file, and follows its changes. Never writes the file.
 
-Invariants: a file is taken whole or not at all: with one entry in error the last good one stands, as it does while the
-file is missing or empty (an empty list is written `[]`). Renames over it and changes in place are seen alike.
+Invariants: a file is taken whole or not at all: if one entry is invalid, the last good file stays in force, as it does
+while the file is missing or empty (an empty list is written `[]`). Renames over the file and changes in place are both
+noticed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Follows all sources and announces the roster, whole, whenever it is another one.
+"""Follows all sources and announces the whole roster whenever it changes.
 
-Invariants: a source that fails, hangs or talks nonsense holds up no other; changes that come together are announced
-together; whatever is left out is counted and said once as it comes. Never drops a replica because a source is silent.
+Invariants: a source that fails, hangs or sends nonsense delays no other; simultaneous changes are announced together;
+every endpoint left out is counted, and logged once when it appears. Never drops a replica because a source is silent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The Kubernetes API as far as a watcher needs it: one object, or a list and every change after it.
+"""The part of the Kubernetes API that a watcher needs: one object, or a list and every change after it.
 
-Invariants: the token is read anew for every request and travels over TLS alone; a redirect is not followed; after a gap
-(410 Gone, or an outage) all is listed anew, and nothing is guessed; a watch whose end falls silent is given up. Never
-writes, and never knows what an object means.
+Invariants: the token is read again for every request and sent only over TLS; redirects are not followed; after a gap
+(410 Gone, or an outage) all objects are listed again, and nothing is guessed; a watch that falls silent is abandoned.
+Never writes, and never interprets an object.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Replicas that Kubernetes knows: of EndpointSlices, or the pods that an InferencePool selects.
+"""Discovers replicas in Kubernetes: the endpoints of EndpointSlices, or the pods that an InferencePool selects.
 
-Invariants: what is ready is taken, what is terminating and still serves takes no new work, all else is not there; an
-object that makes no sense is named and left out, the others stand; what Kubernetes deletes leaves, what we cannot ask
-about stays. Never writes.
+Invariants: ready endpoints are taken; endpoints that are terminating and still serve get no new work; all others are
+ignored; an invalid object is named and left out, and the others stay; objects that Kubernetes deletes are removed,
+objects that cannot be asked about stay. Never writes.
 """
 
 from __future__ import annotations

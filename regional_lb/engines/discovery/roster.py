@@ -1,7 +1,8 @@
-"""Merges what the sources say into one list of replicas.
+"""Merges the endpoints of all sources into one list of replicas.
 
-Invariants: no address and no name stands twice, the first source's entry wins; a source that fails is believed what it
-said last; the same words give the same list in the same order; never more than REPLICAS_MAX. Pure: no IO, no clock.
+Invariants: addresses and names are unique, and the first source's entry wins; the last data of a failing source stay in
+force; the same inputs give the same list in the same order; there are never more than REPLICAS_MAX. Pure: no IO, no
+clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What every source of replicas promises, and how what it says becomes a replica's configuration.
+"""The interface of a source of replicas, and how its endpoints become replicas' configurations.
 
-Invariants: a source says whole sets; that it cannot ask is said as Failed, and never as an empty set; one endpoint that
-makes no sense is named and left out, and the others stand. `follow` never ends by itself and never raises because of
-the world outside.
+Invariants: a source reports complete sets; if it cannot ask, it reports Failed, never an empty set; an invalid endpoint
+is named and left out, and the others stay. `follow` never ends by itself and never raises because of the outside world.
 """
 
 from __future__ import annotations

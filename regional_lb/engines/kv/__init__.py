@@ -1,4 +1,4 @@
-"""What engines say of their KV caches: events over ZMQ, the blocks they name, and the adapters that live beside them.
+"""Engines' reports about their KV caches: events over ZMQ, the blocks that these name, and adapters.
 
-Never chooses a replica: `memory` and `fleet` ask what is held.
+Never chooses a replica: `memory` and `fleet` answer queries about cached blocks.
 """

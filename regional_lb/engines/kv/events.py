@@ -1,10 +1,10 @@
-"""Listens to what engines say of their KV caches over ZMQ, and tells the machine (`BlocksChanged`).
+"""Receives engines' KV-cache events over ZMQ, and passes them to the machine (`BlocksChanged`).
 
-One link per cache (a replica, or a rank of one), and for a moment another where something must be said again.
-Invariants: what cannot be read is counted by reason and the rest goes on; at most BLOCKS_A_TURN blocks are applied, or
-as much else is done, before others get the loop, whatever an engine says; a cut link is told once all that came by it
-is applied, so that nobody goes by the word of an engine that may be gone. Never decides, and never says anything to an
-engine but "again".
+There is one link per cache (a replica, or one of its ranks), and for a short time a second one for a replay.
+Invariants: an unreadable event is counted by reason and the others are used; at most BLOCKS_A_TURN blocks, or as much
+other work, are done before the event loop runs other tasks, whatever an engine sends; a cut link is reported once all
+its events are applied, so that no decision uses the state of an engine that may be gone. Never decides, and never sends
+an engine anything but a request for a replay.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The listening end of ZeroMQ's wire (ZMTP 3.0: https://rfc.zeromq.org/spec/23), as far as KV events need it.
+"""The receiving end of ZeroMQ's wire protocol (ZMTP 3.0: https://rfc.zeromq.org/spec/23), as far as KV events need it.
 
-Our own, as libzmq bounds the parts of a message and not how many they are: one that never ended filled our memory (60
-MB of empty parts took 1.9 GB), and nothing tells of it. Invariants: of a message no more than PARTS_MAX parts and
-MESSAGE_BYTES_MAX bytes is taken; what nobody received yet waits at its sender, but for BUFFER_BYTES; whoever breaks the
-protocol, or is silent for SILENT_S though asked for a sign of life, is left. Never judges what messages say.
+It is our own because libzmq bounds the size of a message's parts but not their number: a message that never ended
+filled our memory (60 MB of empty parts took 1.9 GB) unnoticed. Invariants: at most PARTS_MAX parts and
+MESSAGE_BYTES_MAX bytes of a message are accepted; messages not yet consumed wait at the sender, except for
+BUFFER_BYTES; a peer that breaks the protocol, or is silent for SILENT_S after a ping, is disconnected. Never interprets
+messages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The order in an engine's KV events: what to apply, what is a repetition, what is missing, and when it restarted.
+"""The order of an engine's KV events: which batch to apply, which is a repetition, which is missing, and restarts.
 
-Batches are numbered from 0. Invariants: a batch is applied at most once and in order; what could not be had is said
-(`Lost`), and so is that the engine is another process (`Cleared`): its numbers fell, or what it kept for replay is not
-what it said. Silence is not death: an engine without work says nothing. Never reads a batch, never opens anything.
+Batches are numbered from 0. Invariants: a batch is applied at most once and in order; a batch that cannot be had is
+reported (`Lost`), and so is another process of the engine (`Cleared`): its numbers went back, or its replay differs
+from what it sent. Silence is not death: an idle engine sends nothing. Never reads a batch, never opens anything.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Reads KV events as engines word them (vLLM, SGLang): msgpack of arrays or of maps, at both layers.
+"""Parses KV events in the engines' formats (vLLM, SGLang): msgpack of arrays or of maps, at both layers.
 
-A batch is `[ts, [event...], dp_rank]` or `{ts, events, data_parallel_rank}`; an event `[tag, field...]` (vLLM up to
-0.23, SGLang) or a map with the tag as `type`; fields that are new are passed over, those that are older may be missing.
-Invariants: one event that cannot be read is counted by reason and the others of its batch stand, but its source's word
-is not whole any more; an event of a kind unknown here is counted and changes nothing; a change is never larger than
-BLOCKS_AT_ONCE, so that applying one holds nobody up. Never fetches, never keeps anything.
+A batch is `[ts, [event...], dp_rank]` or `{ts, events, data_parallel_rank}`; an event is `[tag, field...]` (vLLM up to
+0.23, SGLang) or a map with the tag as `type`. New fields are ignored, and older ones may be missing. Invariants: an
+unreadable event is counted by reason and the others of its batch are used, but its source's state is no longer
+complete; an event of an unknown kind is counted and changes nothing; a change has at most BLOCKS_AT_ONCE blocks, so
+that applying it blocks nothing for long. Never fetches, never keeps anything.
 """
 
 from __future__ import annotations

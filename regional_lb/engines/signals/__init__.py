@@ -1,4 +1,4 @@
-"""What engines and GPUs say of themselves on their metrics pages: reading the text, and what each engine's names mean.
+"""Metrics pages of engines and GPUs: parsing the text, and the meaning of each engine's metric names.
 
 Never trusts a value outside its domain and never opens a connection.
 """

@@ -1,8 +1,8 @@
-"""What engines and GPUs say of themselves, each in its own words, made one Sample.
+"""Turns the metrics of engines and GPUs, each in its own format, into one Sample.
 
-An engine's words are a Dialect: a row of a table, not code. Invariants: a value outside its domain is never used: where
-it is needed the page is refused, elsewhere it is dropped and counted. Counts of several engines behind one address
-(data parallel) are summed, shares are averaged. Never fetches anything and never decides.
+The names of an engine's metrics are a Dialect: a row of a table, not code. Invariants: a value outside its domain is
+never used: if it is required the page is refused, otherwise it is dropped and counted. Counts of several engines behind
+one address (data parallel) are summed, shares are averaged. Never fetches anything and never decides.
 """
 
 from __future__ import annotations

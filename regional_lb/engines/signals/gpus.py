@@ -1,7 +1,7 @@
-"""What NVIDIA's DCGM exporter says of a host's GPUs, and which of it means that an engine there cannot work.
+"""NVIDIA's DCGM metrics of a host's GPUs, and which of them mean that an engine there cannot work.
 
-Invariant: a value outside its domain is not told rather than believed. Only an XID that needs a reset of the GPU or a
-repair is a fault: most are the application's own. A hot or full GPU is strained: it gets less to do. Never fetches.
+Invariants: a value outside its domain is omitted. Only an XID that needs a reset of the GPU or a repair is a fault:
+most are the application's own. A hot or full GPU is strained: it gets less work. Never fetches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How many requests an engine runs at once, by its own word: which page says so, and how it is read. Pure.
+"""The number of requests that an engine runs at once, as it reports it: which page to ask, and how to read it. Pure.
 
-TensorRT-LLM's metrics say it, behind Triton, too (signals.engines). Others are asked elsewhere: vLLM's `/server_info`
-(there in development mode only), SGLang's `/server_info` or `/get_server_info`, llama.cpp's `/props`, TGI's `/info`,
-Triton's configuration of the model. Never guesses: what makes no sense is not told.
+TensorRT-LLM's metrics contain it, behind Triton, too (signals.engines). Other engines have a page for it: vLLM's
+`/server_info` (only in development mode), SGLang's `/server_info` or `/get_server_info`, llama.cpp's `/props`, TGI's
+`/info`, Triton's configuration of the model. Never guesses: an invalid value is omitted.
 """
 
 from __future__ import annotations
