@@ -38,10 +38,10 @@ LastSite: TypeAlias = Literal["withdraw", "keep", "keep_unknown"]
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """Seconds, and how many probes in a row.
+    """Times in seconds; `rise` and `fall` count probes in a row.
 
-    `last_site`, while no other entry that announces these prefixes is healthy: "withdraw" as any other; "keep" it
-    announced where that is known; "keep_unknown" also where etcd is out of contact.
+    `last_site` is for the time while no other entry that announces these prefixes is healthy. "withdraw": withdraw as
+    any other; "keep": keep announcing if that is known; "keep_unknown": also while etcd is out of contact.
     """
 
     rise: int = 3

@@ -98,11 +98,12 @@ class SpeakerConfig(Part):
 
 
 class Probe(Part):
-    """How the entry is asked whether it is fit: `rise` and `fall` are answers in a row. `ca_file` and `server_name`: by
-    whom its certificate is issued and to which name, where that is not the URL's host and a public authority.
+    """How the entry is probed: `rise` and `fall` are answers in a row. `ca_file` and `server_name` are the authority
+    and the name of its certificate, if these are not a public authority and the URL's host.
 
-    One that is silent for `timeout_s` is dead at once: one that hangs is withdrawn within every_s + timeout_s = 1.9 s,
-    as a hung Farhop must not stay announced for more than 2; one that is merely slow is asked on."""
+    An entry that is silent for `timeout_s` is dead at once: a hung one is withdrawn within every_s + timeout_s = 1.9 s,
+    as a hung Farhop must not stay announced for more than 2. An entry that is merely slow is probed on.
+    """
 
     url: Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+(/[!-~]*)?$", max_length=512)]
     every_s: Seconds = 0.4

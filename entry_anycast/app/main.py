@@ -387,7 +387,7 @@ class AnycastAdmin:
         return {}
 
     def law(self) -> dict[str, Any]:
-        """An announcer reads nobody's requests, and goes by no law."""
+        """Empty: an announcer reads no requests, so no law binds it."""
         return {}
 
     def topology(self) -> dict[str, Any]:

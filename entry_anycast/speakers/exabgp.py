@@ -205,7 +205,8 @@ class ExaBgp:
 
 
 def _user() -> str:
-    """As whom it runs: as we do. As root it would become nobody, and a change of user undoes PR_SET_PDEATHSIG."""
+    """The user that ExaBGP runs as: ours. Started as root it would switch to `nobody`, and a change of user undoes
+    PR_SET_PDEATHSIG."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -23,7 +23,7 @@ class SpeakerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What it announces, None for neither the one nor the other; and of each neighbour whether the session stands."""
+    """The announcements of a speaker (None: unknown), and whether the session with each neighbour is up."""
 
     phase: Phase | None
     sessions: Mapping[str, bool]

@@ -33,11 +33,12 @@ class Drop(Exception):  # noqa: N818 - says what to do
 
 @dataclass(slots=True)
 class Query:
-    """A query understood. `name` in wire form and lower case; `end` is where the question ends in what came.
+    """A parsed query. `name` is in wire form and lower case; `end` is the offset of the question's end.
 
-    `ecs` is (family, source prefix length, address bytes), `cookie` the option's bytes, `payload` what the asker takes
-    by UDP; `edns` whether there was an OPT record; `ecs_at`: where that address begins in what came, 0 without any.
-    Without a question (RFC 7873, 5.4: a cookie alone is asked for) `name` is b"" and `end` where it would begin.
+    `ecs` is (family, source prefix length, address bytes), `cookie` the option's bytes, `payload` the size that the
+    sender accepts by UDP, `edns` whether there was an OPT record, `ecs_at` the offset of the ECS address (0: none).
+    Without a question (RFC 7873, 5.4: only a cookie is asked for) `name` is b"" and `end` the offset where it would
+    begin.
     """
 
     name: bytes

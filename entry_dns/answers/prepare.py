@@ -49,9 +49,9 @@ NOWHERE = Place()
 
 @dataclass(frozen=True, slots=True)
 class Atlas:
-    """Client networks and their places, and what it costs to lead each to each entry. Values of spaces are rows.
+    """Client networks, their places, and the cost of leading each place to each entry. Values of spaces are rows.
 
-    `costs`: places × entries, milliseconds; `allowed`: the same shape, what confinement leaves.
+    `costs`: places × entries, milliseconds; `allowed`: the same shape, True unless confinement forbids it.
     """
 
     entries: tuple[str, ...]
@@ -83,10 +83,10 @@ def atlas(topology: Topology, spaces: Mapping[int, Space], places: Sequence[Plac
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """By family a space whose values are groups; each group's list of entries, best first, as indices, NOBODY after
-    the last. `fallback`: the group of whom nothing is known. `uniform`: every address of both families is in group 0,
-    which has scope 0. `shared`: the group of what is lawful for every network, for a resolver that keeps one
-    answer for all of them; -1 where no network is confined."""
+    """By family, a space whose values are groups; and each group's list of entries, best first, as indices, NOBODY
+    after the last. `fallback`: the group of clients of unknown network. `uniform`: every address of both families is in
+    group 0, which has scope 0. `shared`: the group of entries that are lawful for every network, for a resolver that
+    keeps one answer for all of them; -1 if no network is confined."""
 
     spaces: Mapping[int, Space]
     orders: npt.NDArray[np.uint16]
@@ -174,8 +174,8 @@ def _kinds(
 def _costs(
     known: Atlas, columns: _Columns, drawn: Sequence[int], kinds: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.float64]:
-    """What each entry (a column) costs networks of each of these kinds (a row), in ms: who is to take none of them, or
-    not these, is later than all that may."""
+    """The cost of each entry (a column) for networks of each of these kinds (a row), in ms. Entries that must not take
+    these networks are after all that may."""
     none = columns.may & columns.up & (columns.share <= 0.0)
     cost: npt.NDArray[np.float64] = known.costs[(kinds & np.uint64(0xFFFFFFFF)).astype(np.int64)] + columns.bias_ms
     cost[:, none] += _LATE
@@ -189,8 +189,8 @@ def _costs(
 def _ranked(
     cost: npt.NDArray[np.float64], allowed: npt.NDArray[np.bool_], up: npt.NDArray[np.bool_], most: int
 ) -> npt.NDArray[np.uint16]:
-    """Of each row at most so many entries, best first, NOBODY after the last: those allowed that answer, or all that
-    are allowed where none does. Writes into `cost`."""
+    """The best entries of each row, at most so many, best first, NOBODY after the last: the allowed entries that
+    answer, or all allowed ones if none answers. Writes into `cost`."""
     some_up = np.asarray((allowed & up).any(axis=1))
     candidate = np.where(some_up[:, None], allowed & up, allowed)
     cost[~candidate] = np.inf

@@ -159,8 +159,8 @@ class Responder:
         self.adopt(Head((), (), (), ready=False), ())
 
     def adopt(self, head: Head, tables: Sequence[Lookup]) -> None:
-        """Answer from this view from now on. What it costs does not grow with client networks, nor with names while
-        they are those of the view before: what a question needs is made when it is first asked."""
+        """Answer from this view from now on. The cost does not depend on the number of client networks, nor on that of
+        names if they did not change: the rest is prepared when a question is first asked."""
         if head.names is not self._listed:
             self._listed = head.names
             self._names = {name.wire: name for name in head.names}
@@ -198,11 +198,11 @@ class Responder:
     # -- the short way
 
     def answer(self, data: bytes, host: str, udp: bool = True) -> bytes | None:
-        """The answer to a message from this address; None: nothing is sent back.
+        """The answer to a message from this address; None: send nothing.
 
-        Written for speed: a call costs as much as a look into a table, so what each question needs stands here, in one
-        function. What the key holds of the bytes it is made of is certain: where the network stands is read off the
-        bytes before it, and its length too.
+        Written for speed: a call costs about one look into a table, so everything that a question needs is in this
+        function. The bytes that make the key are certain: the network's place and length are determined by the bytes
+        before it.
         """
         counts = self.counts
         counts[0] += 1
@@ -324,9 +324,10 @@ class Responder:
         self._subnet_senders[asker] = self.now
 
     def _group_without_subnet(self, slot: _Slot, asker: bytes) -> int:
-        """The group of a question without a client subnet: its answer may be given to all clients of who asks, so where
-        networks are confined it is what is lawful for all of them. Unless his own address is to decide; then still for
-        who sends subnets otherwise: unbound asks without one after another server of the zone refused."""
+        """The group of a question without a client subnet. Its answer may be given to all clients of the resolver, so
+        if networks are confined it is the answer that is lawful for all. If the resolver's own address is to decide, it
+        does, except for resolvers that otherwise send subnets: unbound asks without one after another server of the
+        zone refused."""
         if slot.without_subnet >= 0:
             return slot.without_subnet
         table = slot.table
@@ -335,7 +336,7 @@ class Responder:
         return self._group_of(slot, asker)
 
     def _group_of(self, slot: _Slot, asker: bytes) -> int:
-        """The group of who asks, where no client subnet decides."""
+        """The group of the sender's own address, used if no client subnet decides."""
         table = slot.table
         if table is None or table.uniform:
             return 0
@@ -437,7 +438,8 @@ class Responder:
         return self._assembled(data, query.end, prepared, tail.head, tail.room, opt, after)
 
     def _cookie_alone(self, data: bytes, query: message.Query, asker: bytes, bucket: int, udp: bool) -> bytes | None:
-        """To who asks nothing but for a cookie (RFC 7873, 5.4): the cookie. Who has one goes by what it proves."""
+        """The answer to a query for a cookie alone (RFC 7873, 5.4). A sender with a valid cookie is treated
+        accordingly."""
         if self._cookies is None or query.cookie is None:
             self.counts[MALFORMED] += 1
             return None if udp and self._limited(bucket) else self._refusal(data, message.RefusedError(message.FORMERR))

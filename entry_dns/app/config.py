@@ -39,10 +39,11 @@ _FAMILIES = {"ipv4": 4, "ipv6": 6}
 
 
 class NameConfig(Part):
-    """A name that clients ask for. `tenant`: a tenant whose *entry* scope holds for it; without one, for everybody.
+    """A name that clients ask for. `tenant`: the tenant whose *entry* scope applies to it; without one it is for all
+    clients.
 
-    `families`: of addresses it has; leave one out where no entry has any. `alpn`: what its HTTPS record lists that
-    entries speak; [] for no such record. `txt`: texts of its TXT record.
+    `families`: the address families it has; leave one out if no entry has any. `alpn`: the protocols in its HTTPS
+    record; []: no such record. `txt`: texts of its TXT record.
     """
 
     name: Domain
@@ -62,9 +63,9 @@ class DnssecKey(Part):
 
 
 class ZoneConfig(Part):
-    """A zone that is delegated to this server. `servers`: its name servers, `addresses` of those that lie in it;
-    `contact`: whom to write to, with a dot for the @. `dnssec_key_file`: the one key that signs it; or `dnssec_keys`,
-    where there are several or one is to be replaced."""
+    """A zone delegated to this server. `servers`: its name servers; `addresses`: of those inside the zone; `contact`:
+    the responsible mailbox, with a dot for the @. `dnssec_key_file`: the only key that signs it; or `dnssec_keys`, if
+    there are several or one is to be replaced."""
 
     zone: Domain
     names: Annotated[list[NameConfig], Field(min_length=1, max_length=4096)]

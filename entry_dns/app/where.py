@@ -31,9 +31,9 @@ def where(
     *,
     by_resolver: bool = False,
 ) -> dict[str, Any]:
-    """What a client's network is answered for names of a tenant's class ("": everybody's), and what is answered to a
-    question without a client subnet. ValueError, with the remedy, for what is no address and for a tenant that
-    nobody knows. `geography`: the atlas without what entries measured; `by_resolver`: see snapshot.Head."""
+    """The answer for a client's network and the names of a tenant's class ("": for all clients), and the answer to a
+    question without a client subnet. Raises ValueError, with the remedy, for an invalid address or an unknown tenant.
+    `geography`: the atlas without measurements; `by_resolver`: see snapshot.Head."""
     try:
         address = ip_address(client)
     except ValueError:
@@ -104,7 +104,7 @@ def _entries(
 
 
 def _ms(atlas: Atlas, row: int, column: int) -> float | None:
-    """From a network to an entry; None where nobody knows where the network is."""
+    """The cost from a network to an entry; None if the network's place is unknown."""
     return None if row in (UNKNOWN, PRIVATE) else round(float(atlas.costs[row, column]), 1)
 
 

@@ -129,10 +129,10 @@ def serve(sock: socket.socket, answers: Responder, task: Task, parent: int) -> N
 
 
 def go_first() -> None:
-    """Before the first question: what may hold this process for longer than an answer takes is put out of its way.
+    """Prepare the process before its first question, so that no answer is delayed.
 
-    A full garbage collection looks at all that was imported (27,000 objects, 10 ms): from now on at none of it. And
-    others' turns on this core take milliseconds, where an answer takes microseconds: we go before them, if we may
+    A full garbage collection visits all imported objects (27,000, 10 ms): exclude them from now on. Other processes'
+    turns on this core take milliseconds and an answer takes microseconds: raise our priority, if permitted
     (CAP_SYS_NICE or RLIMIT_NICE, as the systemd unit gives it).
     """
     gc.collect()

@@ -141,7 +141,8 @@ class Standings:
         self._bias = dict(biases)
 
     def cut_off(self, now: float) -> bool:
-        """Whether nobody at all answers: that is us, not them. With one entry alone nobody knows."""
+        """Whether no entry at all answers: then our own network is taken to be down. With a single entry this cannot be
+        known."""
         if len(self._entries) < 2:
             return False
         last = self._answered_at if self._answered_at is not None else self._began_at

@@ -63,8 +63,8 @@ def read(config: NetworksConfig, topology: Topology) -> tuple[dict[int, Space], 
 
 
 def _check_places(within: Sequence[str], topology: Topology, path: str) -> None:
-    """Raise ConfigError for a place that nobody knows: whoever is confined to it would be led nowhere, and all others
-    whose resolvers send no client subnet with him."""
+    """Raise ConfigError for an unknown place: clients confined to it, and all clients of resolvers that send no client
+    subnet, would be led nowhere."""
     known = {"world", *topology.places, *topology.regions}
     for name in within:
         if name not in known:
@@ -105,8 +105,8 @@ def _networks_of(cidrs: Sequence[str], file: str | None, path: str) -> Iterator[
 
 
 def network_of(text: str, path: str) -> IPv4Network | IPv6Network:
-    """The network that a text names. Raises ConfigError; for one of IPv6 that is narrower than what is looked at, too:
-    it would stand for all of its /64, of which another part may be confined elsewhere."""
+    """The network in a text. Raises ConfigError, also for an IPv6 network narrower than /64: it would stand for all of
+    its /64, another part of which may be confined elsewhere."""
     try:
         network = ip_network(text)
     except ValueError as error:

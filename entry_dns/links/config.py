@@ -66,15 +66,15 @@ class NetworkList(Part):
 
 
 class NetworksConfig(Part):
-    """What is known of client networks. The narrowest network that holds a client decides.
+    """The data about client networks. The narrowest network that contains a client decides.
 
-    `database` is a MaxMind database (City or Country) by its path, read anew when the file changes; `lists` go before
-    it. `confine`: by a country of the database in two letters, which places of the law its clients are kept to: a
+    `database` is the path of a MaxMind database (City or Country), read again when the file changes; `lists` override
+    it. `confine`: by a country of the database in two letters, the places of the law that its clients are kept to: a
     registry's country is a hint, and entries enforce the law themselves.
 
-    `without_subnet`: how a question without a client subnet is answered, where networks are confined. Its
-    answer may be given to all clients of who asks: `shared` is what is lawful for every network; `resolver` goes by
-    the resolver's own address, and its clients elsewhere may be led to what is not for them.
+    `without_subnet`: how a question without a client subnet is answered if networks are confined. Its answer may be
+    given to all clients of the resolver. `shared`: with entries that are lawful for every network; `resolver`: by the
+    resolver's own address, and its clients elsewhere may be led to entries that are not for them.
     """
 
     database: str | None = None

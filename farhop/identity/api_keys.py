@@ -37,10 +37,11 @@ _BEARER = re.compile(rb"(?i:bearer) {1,4}([A-Za-z0-9\-._~+/]{1,%d}=*)" % KEY_BYT
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Who a key speaks for. `within` are the places the key narrows its tenant to; empty means it narrows nothing.
+    """The tenant that a credential stands for. `within` are the places that the key narrows its tenant to; empty: no
+    narrowing.
 
-    `key_id` names what was issued: a key by its id, an issuer of tokens as `jwt:NAME`, a certificate as `cert:NAME`.
-    `user` is the salted hash of whom a token names, `priority_max` what its requests may have at most.
+    `key_id` names the credential: an issued key by its id, an issuer of tokens as `jwt:NAME`, a certificate as
+    `cert:NAME`. `user` is the salted hash of the user in a token, `priority_max` the highest priority of its requests.
     """
 
     tenant: str
@@ -54,7 +55,8 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class NotIdentified(msgspec.Struct, frozen=True):
-    """Why a token or a certificate is nobody's: the ending, and what the client is told, in words of ours alone."""
+    """Why a token or certificate authenticates nobody: the outcome, and the text for the client, in our own words
+    only."""
 
     outcome: Outcome
     detail: str
@@ -153,8 +155,8 @@ class Keyring:
     def identify(
         self, authorization: bytes | None, x_api_key: bytes | None = None
     ) -> Principal | NotIdentified | Outcome:
-        """The principal of an `Authorization` header, or of an `x-api-key` where there is none, or why it is nobody's.
-        Never raises on what came in."""
+        """The principal of an `Authorization` header (or, without one, of `x-api-key`), or why it authenticates nobody.
+        Never raises on malformed input."""
         if authorization is None:
             return MISSING_KEY if x_api_key is None else self.identify(b"Bearer " + x_api_key)
         credential = hashlib.sha256(authorization).digest()

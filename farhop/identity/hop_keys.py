@@ -33,10 +33,10 @@ class HopError(ValueError):
 
 
 class HopKey(msgspec.Struct, frozen=True):
-    """One key id's secret: the root (`region` is empty), or what one region has of it. `by_audience`: derived keys.
+    """The secret of one key id: the root (`region` is empty), or one region's part of it. `by_audience`: derived keys.
 
-    Of a region that checks tokens (`signs` is False) the one under its own name is what pairs are derived from; of one
-    that signs them they are the pairs themselves.
+    For a region that checks tokens (`signs` is False), the entry under its own name is the key that pairs are derived
+    from; for a region that signs them, the entries are the pairs' keys.
     """
 
     root: bytes = b""

@@ -172,10 +172,10 @@ class HopSigner:
         return self._key.pair(self._issuer, audience) is not None
 
     def sign(self, claims: HopClaims, request: bytes = b"", body: bytes | None = None) -> bytes:
-        """The header's value, good in that `request_line` alone; with that `body` alone, where it is given: for who
-        reads READ.
+        """The header's value, valid only with that `request_line` and, if given, that `body`, for receivers that read
+        READ.
 
-        Raises HopError where the claims exceed the bounds a receiver keeps, or there is no key for the audience.
+        Raises HopError if the claims exceed the receiver's bounds, or there is no key for the audience.
         """
         if len(claims.lawful) > LAWFUL_MAX:
             raise HopError(f"hop token: {len(claims.lawful)} lawful regions, at most {LAWFUL_MAX}; split the fleet")
@@ -312,8 +312,8 @@ class HopVerifier:
         return claims, None if key is None else (key, payload[:said_at])
 
     def _genuine(self, token: bytes, request: bytes) -> tuple[str, bytes, AESGCM | None] | Outcome:
-        """The issuer's region, the encoded payload, and what the body's mac in it is checked with, if it has one: where
-        the token's own holds."""
+        """The issuer's region, the encoded payload, and the key that checks the body's mac in it, if it has one; only
+        if the token's own mac is valid."""
         if len(token) > TOKEN_BYTES_MAX:
             return HOP_FORGED
         signed, _, mac = token.rpartition(b".")

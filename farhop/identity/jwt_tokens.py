@@ -329,7 +329,7 @@ class TokenVerifier:
 
 
 def _claim_missing(what: str, claim: str) -> NotIdentified:
-    """Names the claim, which is the configuration's, and never what stands in it."""
+    """Names the claim as configured, and never quotes its value."""
     return NotIdentified(KEY_NOT_VALID, f"this token's claim `{claim}` is not there, or not {_CLAIM_FORMS[what]}")
 
 

@@ -433,8 +433,8 @@ class Accounts:
 
 
 class _Used(NamedTuple):
-    """What a request counts as having used, in tokens, None for what nobody counted. `measured`: who counted it;
-    `by_engine`: the same as an engine would tell it."""
+    """The tokens that a request counts as having used; None: not counted. `measured`: who counted them; `by_engine`:
+    the same figures as an engine would report them."""
 
     measured: str
     prompt_tokens: int | None

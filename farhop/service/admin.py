@@ -113,7 +113,7 @@ class TierAdmin(Protocol):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What `farhop explain` asks: an OpenAI body, for which path, for whom."""
+    """A query of `farhop explain`: an OpenAI body, the path and the caller it is for."""
 
     body: msgspec.Raw
     tenant: str
@@ -415,10 +415,11 @@ class AdminServer:
 
 
 class _Bounded:
-    """A protocol factory before aiohttp's own: it bounds the connections, and how long a new one may ask for nothing.
+    """A protocol factory around aiohttp's own: it bounds the number of connections, and the time until a new one sends
+    a request.
 
-    aiohttp bounds neither. A connection that has asked for something is bounded by IDLE_S from then on. Where there are
-    too many, one that asks for nothing gives way: else who says nothing keeps out whoever looks whether we live.
+    aiohttp bounds neither. After its first request, a connection is bounded by IDLE_S. If there are too many, a
+    connection without a request is closed for a new one; otherwise silent connections could keep out liveness probes.
     """
 
     def __init__(self, refused: Callable[[str], None]) -> None:

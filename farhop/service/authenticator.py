@@ -113,7 +113,7 @@ class Authenticator(Protocol):
 
 
 class LawHolder(Protocol):
-    """Who goes by a law: a tier's machine."""
+    """The holder of a law in force: a tier's machine."""
 
     @property
     def law(self) -> Law:
@@ -243,7 +243,7 @@ class KeyAuthenticator:
         )
 
     def patience_of(self, given: bytes | None) -> float | None:
-        """How long the client will wait for the whole answer: what it says, or what we allow if that is less."""
+        """How long the client will wait for the whole answer: the time that it states, or our limit if that is less."""
         if given is None:
             return self._request_s
         if not given.isdigit() or len(given) > _TIMEOUT_DIGITS_MAX or not int(given):
@@ -319,8 +319,8 @@ class KeyAuthenticator:
         return narrowed(law, caller, preferences)
 
     def _by_objective(self, caller: Caller, name: str) -> Caller:
-        """With the priority that an InferenceObjective gives. Whoever may name one may name any: so it lowers what a
-        tenant's law gives, and raises it only where a gateway says it."""
+        """The caller with the priority of an InferenceObjective. Any caller may name any objective, so it can lower the
+        priority of the tenant's law, and raise it only if a gateway states it."""
         priority = self.objective(name)
         if priority is None:
             return caller

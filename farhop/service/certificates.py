@@ -39,10 +39,11 @@ class TlsFileError(TlsError):
 
 
 class Files(msgspec.Struct, frozen=True):
-    """PEM files of one end. `is_server`: connections come to us. `ca_file` holds whom we believe, None: the system's.
+    """The PEM files of one end. `is_server`: connections come to us. `ca_file`: the authorities that we trust; None:
+    the system's.
 
-    A server's `ca_file` is its `client_ca_file`: with it, clients must bring a certificate, or may if `is_optional`.
-    `protocol` is what is spoken inside, by its name in ALPN.
+    A server's `ca_file` is its `client_ca_file`: with it, clients must present a certificate, or may if `is_optional`.
+    `protocol` is the application protocol, by its ALPN name.
     """
 
     is_server: bool
@@ -141,8 +142,8 @@ def _check_pair(files: Files, chain: bytes, key: bytes, at: datetime) -> float:
 
 
 def vouches(ca_file: str | None, cert_file: str | None) -> bool:
-    """Whether an authority of one file issued a certificate of the other, or stands there itself; True where that
-    cannot be told: where one of both is not given, or not here."""
+    """Whether an authority of one file issued a certificate of the other, or is contained in it; True if that is
+    unknown: one of the two is not given, or not here."""
     if ca_file is None or cert_file is None:
         return True
     try:
@@ -280,7 +281,7 @@ class TlsManager:
             await self.look()
 
     async def look(self) -> None:
-        """Take up what changed. A file that cannot be used is an error in the log, and what was stands."""
+        """Load changed files. An unusable file is logged as an error, and the previous one stays in use."""
         for certificates in self._all:
             try:
                 renewed = await asyncio.to_thread(certificates.refresh)

@@ -51,7 +51,7 @@ def _lower(value: object) -> object:
 
 
 class AdminToken(Part):
-    """A token of the admin port and what who brings it may: scrape `metrics`, `read` all that is told, or `act`."""
+    """A token of the admin port and its bearer's right: `metrics` (scrape), `read` (everything shown), or `act`."""
 
     token: Secret
     may: Right = "read"
@@ -72,10 +72,11 @@ OperatorName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$
 
 
 class Admin(Listen):
-    """Where operators and Prometheus come. Off loopback they say who they are, by a token or by a certificate.
+    """The port for operators and Prometheus. Off loopback, callers authenticate by token or certificate.
 
-    `advertise` is where operators' commands reach it, HOST or HOST:PORT, if that is not where it listens. `operators`
-    says what the operators that certificates name may (with tls.client_ca_file); any other certificate may read.
+    `advertise` is the address for operators' commands, HOST or HOST:PORT, if it differs from the one listened on.
+    `operators` gives the rights of operators named by certificates (with tls.client_ca_file); any other certificate may
+    read.
     """
 
     advertise: Annotated[str, Field(pattern=_ADVERTISE)] = ""
@@ -102,7 +103,7 @@ class Admin(Listen):
         return self
 
     def made(self, trust_domain: str) -> Operators:
-        """Who may what. Off loopback without anything asked, which is said out loud, nobody may act."""
+        """The callers' rights. Off loopback without any credential configured, which is logged, no caller may act."""
         tokens = {name: (digest_of(one.token.get_secret_value()), one.may) for name, one in self.tokens.items()}
         return Operators(
             tokens,
@@ -113,9 +114,9 @@ class Admin(Listen):
         )
 
     def reached_at(self, port: int, host: str = "") -> str:
-        """The HOST:PORT for operators' commands; `host` is where others reach this process, if that is known.
+        """The HOST:PORT for operators' commands; `host` is this process's address for others, if known.
 
-        "" where they cannot: it listens on loopback, and others would have to come from elsewhere.
+        "" if others cannot reach it: it listens on loopback.
         """
         if self.advertise:
             return self.advertise if _PORT.search(self.advertise) else f"{self.advertise}:{port}"
@@ -181,7 +182,7 @@ _Mode = Annotated[ResumeMode, BeforeValidator(_unquoted)]
 
 
 class Session(Part):
-    """Where a request's session is looked for, in this order; "" not at all. Only if a policy in force goes by it."""
+    """Where a request's session is read from, in this order; "": not there. Only if a policy in force uses sessions."""
 
     header: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{0,64}$")] = "x-session-id"
     cookie: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
@@ -189,8 +190,8 @@ class Session(Part):
 
 
 class ResumeConfig(Part):
-    """Streams that go on from elsewhere when what answers them breaks. `exact`: by token ids, where the engine tells
-    them (vLLM); `text`: by their text, too, where it does not (SGLang); `off`: never. `modes`: by model."""
+    """Streams that continue elsewhere when their engine breaks. `exact`: by token ids, if the engine reports them
+    (vLLM); `text`: also by their text, if it does not (SGLang); `off`: never. `modes`: by model."""
 
     mode: _Mode = "exact"
     modes: dict[Annotated[str, Field(min_length=1, max_length=256)], _Mode] = Field(
@@ -211,8 +212,8 @@ _PLAIN_URL = re.compile(r"https?://[^\s@]+\Z")
 
 
 class UsageHttp(Part):
-    """Where usage is sent, too: batches of CloudEvents, as OpenMeter's `/api/v1/events` takes them. It stands in
-    `region`, this balancer's if left out: what a tenant's law keeps from being recorded there is not sent."""
+    """An additional receiver of usage: batches of CloudEvents, in the form of OpenMeter's `/api/v1/events`. It is
+    located in `region` (default: this balancer's): records that a tenant's law forbids there are not sent."""
 
     url: Annotated[str, Field(max_length=2048)]
     token: Secret | None = None
@@ -366,8 +367,8 @@ class TenantCertificate(Part):
 
 
 class Identity(Part):
-    """Who asks, beside API keys: tokens by their issuer's name, and certificates of clients. `user_salt` hides the
-    users whom tokens and requests name in usage records; without it they are left out."""
+    """Authentication besides API keys: tokens by their issuer's name, and certificates of clients. `user_salt` hides
+    the users named by tokens and requests in usage records; without it users are left out."""
 
     issuers: Annotated[dict[OperatorName, IssuerConfig], Field(max_length=64)] = Field(default_factory=dict)
     certificates: Annotated[dict[OperatorName, TenantCertificate], Field(max_length=10_000)] = Field(
@@ -437,9 +438,10 @@ class Limits(Part):
 
 
 class Requests(Part):
-    """What of a request may reach an engine, beyond what always may. The same in both tiers, or the stricter holds.
+    """What a request may pass to an engine beyond the always permitted fields. Set it alike in both tiers; otherwise
+    the stricter applies.
 
-    `media_hosts` are `host` or `host:port`; engines may follow a redirect from there, so name none that redirects.
+    `media_hosts` are `host` or `host:port`; engines may follow a redirect from there, so name no host that redirects.
     """
 
     media_hosts: Annotated[list[Annotated[str, Field(pattern=_HOST_PORT)]], Field(max_length=1024)] = Field(
@@ -453,11 +455,11 @@ class Requests(Part):
 
 
 class Member(Part):
-    """What every process of a fleet needs. `instance` names it, uniquely in its region.
+    """The settings that every process of a fleet needs. `instance` names it, uniquely in its region.
 
-    `etcd` with endpoints is the one cluster to use. Without, the topology's hubs are, each as `hubs` says by its name,
-    else as `etcd` says. `fleet` tells apart what fleets keep in one `state_dir`; without one nothing is kept on disk,
-    a restart may fall back to an earlier law, and there is no start while etcd is silent.
+    `etcd` with endpoints is the only cluster used. Without endpoints, the topology's hubs are, each configured by its
+    name in `hubs`, else by `etcd`. `fleet` separates fleets that share one `state_dir`; without one nothing is kept on
+    disk, a restart may return to an earlier law, and the process cannot start while etcd is silent.
     """
 
     elsewhere = dict.fromkeys(("regions", "countries", "jurisdictions", "rtt_ms", "tenants"), "a topology's")

@@ -31,7 +31,7 @@ class Reasons(Protocol):
         """Of it, what `explain` shows."""
 
     def predicted_hit(self, decision: Any) -> tuple[float, str]:
-        """How many tokens of the prompt were expected to be cached where it went, and what that rested on: one of
+        """How many prompt tokens were expected to be cached at the chosen target, and the source of that figure: one of
         telemetry.metrics.HIT_SOURCES."""
 
     def predicted_ttft_ms(self, decision: Any) -> float | None:

@@ -43,8 +43,8 @@ class Move(NamedTuple):
 
 
 def moved(before: Topology, after: Topology) -> list[Move]:
-    """What is lawful for whom under one law and not under the other: by tenant, and for models and keys that differ
-    from it by themselves."""
+    """The regions that are lawful under one law and not under the other: by tenant, and separately for models and keys
+    that differ from their tenant."""
     then, now = Law(before), Law(after)
     moves: list[Move] = []
     for name in sorted({*before.tenants, *after.tenants}):
@@ -124,7 +124,7 @@ def drained(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: s
 def pinned(
     topology: Topology, statuses: Sequence[Mapping[str, Any]], region: str, tenant: str, model: str, *, strict: bool
 ) -> list[str]:
-    """What a pin would come to, in lines for people. One that is not strict strands nobody."""
+    """The effect of a pin, in lines for people. A pin that is not strict leaves no tenant without a region."""
     law, served = Law(topology), _served(statuses)
     lines = []
     for name in [tenant] if tenant else sorted(topology.tenants):
@@ -145,7 +145,8 @@ def pinned(
 
 
 def biased(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: str) -> list[str]:
-    """Whom a bias of a region concerns, in lines for people: those who have another one. It strands nobody."""
+    """The tenants that a region's bias concerns, in lines for people: those that have another region. A bias leaves no
+    tenant without a region."""
     law, free, bound = Law(topology), dict[tuple[str, tuple[str, ...]], list[str]](), dict[str, list[str]]()
     for model, regions in sorted(_served(statuses).items()):
         for name in topology.tenants:

@@ -29,8 +29,8 @@ def check_files(files: certificates.Files, info: ValidationInfo) -> None:
 
 
 class ListenTls(Part):
-    """TLS where others connect to us. With `client_ca_file` they must bring a certificate that it vouches for; where
-    `client_certificate` is optional, which is for clients' ports, one that is brought must be such."""
+    """TLS of our listeners. With `client_ca_file`, clients must present a certificate issued by it; if
+    `client_certificate` is optional (for clients' ports), only a presented certificate must be."""
 
     cert_file: str
     key_file: str
@@ -51,7 +51,7 @@ class ListenTls(Part):
 
 
 class ConnectTls(Part):
-    """TLS where we connect to others: whom we believe (None: the system's authorities), and who we are."""
+    """TLS of our connections to others: the authorities that we trust (None: the system's), and our own certificate."""
 
     ca_file: str | None = None
     cert_file: str | None = None

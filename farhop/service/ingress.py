@@ -304,8 +304,8 @@ class Ingress:
         self, limits: Limiter, exchange: Exchange, request: Request, go_on: Callable[[float], None], since: float = 0.0,
         until: float | None = None,
     ) -> Reply | None:  # fmt: skip
-        """Take what it may use off its tenant's limits and have it go on, with `since` as for `_start`; or say why it
-        may not. Where what is lent here is not enough it waits for more, `until` then."""
+        """Charge the request to its tenant's limits and continue, with `since` as for `_start`; or return the refusal.
+        If the units lent here do not suffice, it waits for more, until `until`."""
         context: RequestContext = exchange.context
         waits = until is None or self._clock.now() < until
         admitted = limits.admit(context, request, context.user, waits=waits)
@@ -319,8 +319,8 @@ class Ingress:
         return admitted
 
     def begin_anew(self, active: ActiveRequest, request: Request) -> None:
-        """A request that nobody took for its model goes on for another that its name stands for, as if it had come for
-        that: by that model's limits, and recorded only if its rule allows."""
+        """Start a request that no target takes for its model again, for another model that its name stands for: under
+        that model's limits, and recorded only if that model's rule allows."""
         exchange, context = active.exchange, active.context
         caller = context.caller
         body = openai.renamed(active.body, request.model)

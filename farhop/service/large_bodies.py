@@ -68,9 +68,9 @@ class Job(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ParsedBody(msgspec.Struct, array_like=True):
-    """What a body says. `prompt` is None where it is refused: then `reason`, `detail` and `param` say why.
+    """The parsed body. `prompt` is None if it is refused: then `reason`, `detail` and `param` say why.
 
-    Its `canonical` is cut where no chain reaches, and the rest counted.
+    The prompt's `canonical` is cut where no chain reaches, and the rest only counted.
     """
 
     prompt: Prompt | None
@@ -228,8 +228,8 @@ class LargeBodyReader:
         self.counts = {"read": 0, "here": 0, "failed": 0}
 
     def later(self, job: Job, body: bytes, tenant: str = "") -> asyncio.Future[ParsedBody]:
-        """What `read` returns, in its tenant's turn. ReaderError where the process stalled or died. Cancelled before
-        its turn it is not read."""
+        """The result of `read`, in the tenant's turn. Raises ReaderError if the process stalled or died. If cancelled
+        before its turn, the body is not read."""
         future = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append((future, job, body))
         self._next()

@@ -58,7 +58,7 @@ class _Read(msgspec.Struct, frozen=True):
 
 
 class _Hub:
-    """What one hub holds (b"": nothing), and what is wrong with that. `behind`: it wants our law."""
+    """A hub's law document (b"": none) and its problems. `behind`: the hub needs our law."""
 
     __slots__ = ("answered", "behind", "lost", "revision", "seen", "trouble")
 
@@ -70,10 +70,10 @@ class _Hub:
 
 
 class LawBook:
-    """See the module's head. `law` is the topology's, whose map stays; `adopt` is given each new one.
+    """See the module's docstring. `law` is the topology's, whose map stays; `adopt` is called with each new one.
 
-    `stores` are the hubs, each by itself and with documents as they were written. `refused` counts what is not
-    believed, by reason. `keys` say whose signature counts. `state` is where the newest law is kept; None: nowhere.
+    `stores` are the hubs, separately and with documents as written. `refused` counts rejected documents by reason.
+    `keys` are the keys whose signatures count. `state` is where the newest law is kept; None: nowhere.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class LawBook:
             self._uneven.set()
 
     def _is_older(self, written: bytes) -> bool:
-        """Whether it says itself that it is older than ours. Of what cannot be read nobody knows."""
+        """Whether the document itself says that it is older than ours; False for one that cannot be read."""
         return bool(written) and 0 < stamp(written)[0] < self.law.epoch
 
     def _is_ours(self, read: _Read) -> bool:
@@ -311,7 +311,7 @@ class LawBook:
                 self._uneven.set()
 
     def _keep(self, written: bytes) -> None:
-        """On disk, before anybody goes by it: then no start goes below it. Blocks."""
+        """Write the law to disk before it takes effect, so that no restart returns to an earlier one. Blocks."""
         if self._state is None:
             return
         try:
@@ -337,8 +337,8 @@ class LawBook:
                 self._uneven.set()
 
     async def mend(self) -> None:
-        """Give our law to hubs that lack it: who is first there is right, the others see it and have no more to do. And
-        to the disk, where it did not take it."""
+        """Give our law to hubs that lack it: the first balancer writes it, and the others see it and do nothing. Also
+        write it to the disk, if that failed before."""
         async with self._taking:
             if self._unkept:
                 await asyncio.to_thread(self._keep, self._unkept)
@@ -357,7 +357,7 @@ class LawBook:
     # -- balancers
 
     def named(self, who: str, epoch: int) -> bool:
-        """Somebody goes by a law of this epoch; whether that is later than ours, so that it should be asked for."""
+        """Another balancer uses a law of this epoch. Whether it is later than ours, and so should be asked for."""
         if epoch <= self.law.epoch and not self._floor:
             self._ahead.pop(who, None)
             return False
@@ -370,8 +370,8 @@ class LawBook:
         self._ahead.pop(who, None)
 
     def may_believe(self, *, proven: bool) -> bool:
-        """Whether a law that a balancer gives us can count: by its signature, where a key is configured; else only from
-        one that is `proven` by mutual TLS to be who it is."""
+        """Whether a law from another balancer can count: by its signature if a signing key is configured, else only
+        from a balancer that is `proven` by mutual TLS."""
         return proven or self._keys.asks(LAW_KEY)
 
     async def offer(self, written: bytes, who: str, *, proven: bool) -> bool:
@@ -429,7 +429,7 @@ class LawBook:
         return (*problems[:PROBLEMS_SHOWN_MAX], *((f"and {more} more",) if more > 0 else ()))
 
     def status(self) -> dict[str, Any]:
-        """The law in force, where it came from, and what is wrong with what stands in etcd, for people."""
+        """For people: the law in force, its source, and problems of the documents in etcd."""
         read = self._held.policy if self._held is not None and not self._floor else None
         lost = [hub.lost if len(self._hubs) == 1 else f"{n}: {hub.lost}" for n, hub in self._hubs.items() if hub.lost]
         fields: dict[str, Any] = {

@@ -33,8 +33,8 @@ def refusal(
     matched: Matched, kind: int, size: int, period: int, n: int, retry_s: float | None, now: float,
     *, used_up: bool = True,
 ) -> Reply:  # fmt: skip
-    """429. `retry_s` None: it would never fit. Where money is `used_up`, clients should not come again by themselves;
-    where it was not lent in time, they may."""
+    """The refusal (429). `retry_s` None: the request would never fit. If the money is `used_up`, clients should not
+    retry automatically; if it merely was not lent in time, they may."""
     money = kind == MONEY
     size_text, n_text, uses = (usd(size), usd(n), "cost") if money else (str(size), str(n), "use")
     limit = f"{size_text} {_UNITS[kind]} {_PERIODS[period]}"
@@ -55,9 +55,9 @@ def refusal(
 
 
 def headers(matched: Matched, now: float) -> bytes:
-    """OpenAI's, and those of draft-ietf-httpapi-ratelimit-headers-11, of the tightest limit on requests, on tokens and
-    on requests at once. What is left is what this balancer has and what the root had to lend when it was asked last; it
-    is looked at every HEADERS_S, as it costs more than all the rest."""
+    """The headers of OpenAI and of draft-ietf-httpapi-ratelimit-headers-11, for the tightest limit on requests, on
+    tokens and on concurrent requests. "Remaining" is what this balancer has plus what the root could lend when last
+    asked; it is computed every HEADERS_S, as it costs more than everything else here."""
     if 0.0 <= now - matched.headers_at < HEADERS_S:
         return matched.headers
     tightest: list[int] = []  # list[int]() costs as much as the rest of a limit
@@ -125,7 +125,7 @@ def lent_elsewhere(region: str) -> Reply:
 
 
 def not_priced(model: str, *, has_book: bool) -> Reply:
-    """429 for what is limited in money and costs nobody knows what."""
+    """429 for a request limited in money whose model has no price."""
     held = "it has no price in the price book" if has_book else "no price book is configured here"
     detail = f"the use of `{model[:128]}` is limited in money, and {held}; ask for another model, or your operator"
     extra = b"x-should-retry: false\r\n"

@@ -106,7 +106,7 @@ class Reservation:
         self._matched, self._amounts, self._taken, self._clock = matched, amounts, taken, clock
 
     def settle(self, active: ActiveRequest | None, reason: Outcome, usage: Usage | None) -> None:
-        """It is over: what it did not use is given back, what it used beyond is owed. Idempotent."""
+        """The request is over: return unused units; overdrawn units are owed. Idempotent."""
         taken, self._taken = self._taken, []
         if not taken:
             return
@@ -135,9 +135,9 @@ class Reservation:
         return 1, prompt, output, prompt + output, 1, money
 
     def _unmeasured(self, active: ActiveRequest, now: float) -> Amounts:
-        """Of an answer whose client gave up on it, or that broke, before an engine told what it took: what was taken;
-        of a stream that had not begun the prompt alone; and where the request set no bound, at least as much as others
-        got in as long a time. Else who always leaves before the end would be held to nothing."""
+        """The usage of an answer that broke, or whose client left, before an engine reported it: the units taken; for a
+        stream that had not begun, the prompt alone; and if the request set no bound, at least as much as other requests
+        got in the same time. Otherwise a client that always leaves before the end would never reach its limit."""
         amounts, matched, request = self._amounts, self._matched, active.request
         _, prompt, output, *_ = amounts
         if request.stream and not active.began_at:
@@ -213,7 +213,7 @@ class Limiter:
         self._tasks.start(self._follow_roots(), "watch the roots of limits")
 
     async def close(self) -> None:
-        """Follow, and borrow, no more. What is lent here, and what was under way, is over."""
+        """Stop following and borrowing. Loans, and requests under way, are given up."""
         await self._tasks.close()
         leaving = [self._leave(lender) for lender in self.lenders.values()]
         await asyncio.gather(*leaving)
@@ -223,8 +223,9 @@ class Limiter:
     def admit(
         self, context: Any, request: Request, user: str = "", *, waits: bool = True
     ) -> Reply | asyncio.Future[None] | None:
-        """Take what a request may use, into `context.reserved`. None: it may go on. A Reply: it may not. A future:
-        ask again, with `waits` False, once that is done. `user` is whom the request names, if no token did."""
+        """Take the units that a request may use, into `context.reserved`. Returns None: it may go on; a Reply: it may
+        not; a future: ask again, with `waits` False, once that is done. `user` is the user that the request names, if
+        no token did."""
         tenant = request.tenant
         if tenant not in self.tenants:
             return None

@@ -23,7 +23,7 @@ _SCHEME = "bearer "
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """Who asks, for the log, and what they may; "" may nothing."""
+    """The caller, for the log, and its right; "": none."""
 
     name: str
     may: Right | Literal[""]
@@ -34,11 +34,11 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 class Operators:
-    """Those of one port.
+    """The operators of one port.
 
     `tokens` are SHA-256 digests with a right, by name. `certified`: the connection proved a certificate, which gives
-    `read`, or what `named` says for the operator that it names in the trust domain. Without either of them `anybody`
-    has the right given.
+    `read`, or the right in `named` for the operator that it names in the trust domain. Without tokens and certificates,
+    any caller has the right `anybody`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Operators:
 
     @property
     def asks(self) -> bool:
-        """Whether anybody must say who they are."""
+        """Whether callers must authenticate."""
         return self._certified or bool(self._tokens)
 
     def of(self, authorization: str | None, certificate: bytes | None) -> Operator:

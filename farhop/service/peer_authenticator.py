@@ -25,9 +25,9 @@ class PeerAuthenticator:
         self._trust_domain, self.mutual = trust_domain, mutual
 
     async def proven(self, context: Any, tier: Tier | None = None, region: str | None = None) -> Peer | None:
-        """Who calls over gRPC; None where nobody need prove it.
+        """The gRPC caller's identity; None if none need be proven.
 
-        Aborts the call (PERMISSION_DENIED) of whoever is not of this tier and region, as far as those are given.
+        Aborts the call (PERMISSION_DENIED) if the caller is not of this tier and region, as far as these are given.
         """
         if not self.mutual:
             return None

@@ -38,7 +38,7 @@ class Balancer(Protocol):
     """A tier, assembled."""
 
     async def open(self) -> str:
-        """Start everything; returns the line that says what listens where."""
+        """Start everything; returns the line that lists the listeners."""
 
     async def close(self) -> None:
         """Drain and stop everything, in order."""
@@ -87,7 +87,7 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
 
 
 def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """What nobody caught is logged with its trace, but not at the rate at which somebody can bring it about."""
+    """Log uncaught errors with their traces, at a limited rate, since a client may be able to cause them."""
     log = logs.Throttled(logs.get(name), _FAULT_EVERY_S, loop.time)
 
     def handle(_loop: asyncio.AbstractEventLoop, given: dict[str, Any]) -> None:

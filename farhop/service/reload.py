@@ -45,7 +45,8 @@ PROBLEMS_SHOWN_MAX = 20
 
 
 def merged(running: C, wanted: C, live: Live) -> tuple[C, list[str], list[str]]:
-    """What is to run, of what runs and what a file wants; the fields taken from it, and those that await a restart."""
+    """The configuration to run, from the running one and the file's; the fields that were taken, and those that need a
+    restart."""
     differ = [".".join(path) for path in _differing(running, wanted)]
     waiting = {path for path in differ if not any(_within(path, name) for name in live)}
     for name, beside in live.items():
@@ -117,7 +118,7 @@ class Reloader(Generic[C]):
     # -- when
 
     async def keep(self) -> None:
-        """Look at the files for as long as the process lives. What changed is read once it stands still."""
+        """Check the files for as long as the process lives. A changed file is read once it no longer changes."""
         while self._path is not None:
             await asyncio.sleep(LOOK_S)
             await self.look()

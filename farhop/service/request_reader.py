@@ -210,12 +210,12 @@ class RequestReader:
         return dict(sorted(models.items()))
 
     def _only_model(self, caller: Caller) -> str:
-        """The model that is meant where none is named: the one there is; "" where there are several."""
+        """The model to use if the body names none: the only one on offer; "" if there are several."""
         models = self._authenticator.models(caller)
         return next(iter(models)) if len(models) == 1 else ""
 
     def _with_preferences(self, context: RequestContext, caller: Caller, prompt: Prompt, lines: bytes) -> Caller:
-        """Who asks, now that the body is read: from here on nothing is decided without what its preferences ask for."""
+        """The caller, once the body is read: every later decision respects the body's preferences."""
         asking = self._authenticator.with_preferences(caller, prompt.preferences, lines)
         if not isinstance(asking, Caller):
             raise RefusedError(asking)
@@ -278,7 +278,8 @@ def _refused(error: bodies.BodyError) -> RefusedError:
 
 
 def seed_of(caller: Caller, prompt: Prompt) -> int:
-    """What the caller's prefix chains of this model begin with: those of who may not share have no node in common."""
+    """The first node of the caller's prefix chains for this model: callers that may not share prefixes have no node in
+    common."""
     if prompt.cache_salt or len(prompt.model) > MODEL_CHARS_MAX:
         return chain.seed_of(prompt.model, "", prompt.cache_salt, caller.hint_scope)
     return _unsalted_seed(prompt.model, caller.hint_scope)

@@ -164,7 +164,7 @@ class RequestTelemetry:
         return law is None or self.under is None or law is not self.under.law or model in law.bound_models
 
     def admitted(self, context: RequestContext, head: Head, *, outside: bool) -> None:
-        """It is known who asks. Whoever comes from `outside` may have only so many requests traced by asking for it."""
+        """The caller is known. For callers from `outside`, only a limited number of requests is traced on demand."""
         parent, known = head.known.get(b"traceparent"), head.known
         if parent is not None and outside and trace_context.asks(parent) and not self._may_ask(context.arrived_at):
             parent = trace_context.unasked(parent)

@@ -62,7 +62,7 @@ async def in_turns(work: Iterator[None]) -> None:
 
 
 async def until(seen: Callable[[], bool], within_s: float) -> bool:
-    """Wait for what nobody tells of, for so long at most; whether it came."""
+    """Poll until a condition holds, for at most so long; returns whether it did."""
     loop = asyncio.get_running_loop()
     end = loop.time() + within_s
     while not seen():

@@ -254,7 +254,7 @@ def _compiled(where: str, source: str, wall: Callable[[], datetime]) -> Template
 
 
 def _cut(text: str, last: str | list[dict[str, str]]) -> str:
-    """A chat whose last message is to be continued ends where that ends, not where its frame does."""
+    """A chat whose last message is to be continued ends with that message's text, without the closing frame."""
     ending = last if isinstance(last, str) else (last[-1]["text"] if last else "")
     at = text.rfind(ending.strip())
     if not ending.strip() or at < 0:

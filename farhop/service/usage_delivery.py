@@ -42,8 +42,8 @@ class _Cursor(msgspec.Struct, frozen=True):
 
 
 class Delivery:
-    """Sends what stands in files on, in order, at least once; how far it came stands beside them. `may_leave`: whether
-    the law of now lets a record of this tenant and model be where they are sent."""
+    """Sends the records in files on, in order, at least once; the position is stored beside the files. `may_leave`:
+    whether the law in force lets a record of this tenant and model go to the receiver."""
 
     def __init__(self, folder: Path, config: UsageHttp, log: Throttled, may_leave: Callable[[str, str], bool]) -> None:
         self._folder, self._config, self._log, self._may_leave = folder, config, log, may_leave

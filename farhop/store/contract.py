@@ -93,7 +93,7 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def written(self) -> tuple[Entry, ...]:
-        """What stands by this step: everything there is, or the key put, or nothing that was not known."""
+        """The entries that this step brings: all that exist, the one put, or none."""
         if self.kind is ChangeKind.PUT:
             return (Entry(self.key, self.value, self.revision),)
         return self.entries
@@ -184,23 +184,23 @@ def entry_key(region: str, instance: str) -> str:
 
 
 def override_key(region: str) -> str:
-    """Where an operator's drain or pin of a region stands. Raises ValueError for a name that would not parse."""
+    """The key of an operator's drain or pin of a region. Raises ValueError for a name that would not parse."""
     return f"{OVERRIDE_PREFIX}{_segment(region)}"
 
 
 def entry_drain_key(region: str, entry: str) -> str:
-    """Where an operator's drain of an entry stands. Raises ValueError for a name that would not parse."""
+    """The key of an operator's drain of an entry. Raises ValueError for a name that would not parse."""
     return f"{ENTRY_DRAIN_PREFIX}{_segment(region)}/{_segment(entry)}"
 
 
 def refuse_key(region: str, model: str) -> str:
-    """Where an operator's word stands that a region refuses new work: all of it, or of a model, whose name may hold
-    anything. Raises ValueError for a region's name that would not parse."""
+    """The key of an operator's order that a region refuse new work: all, or a model's (whose name may contain
+    anything). Raises ValueError for a region's name that would not parse."""
     return f"{REFUSE_PREFIX}{_segment(region)}/{quote(model, safe='')}"
 
 
 def announce_key(region: str, instance: str) -> str:
-    """Where an announcer of an entry says what it announces. Raises ValueError for a name that would not parse."""
+    """The key of an entry announcer's report. Raises ValueError for a name that would not parse."""
     return f"{ANNOUNCE_PREFIX}{_segment(region)}/{_segment(instance)}"
 
 
@@ -215,22 +215,22 @@ def law_history_key(epoch: int) -> str:
 
 
 def pick_key(region: str) -> str:
-    """Where stands by which policies a region picks replicas. Raises ValueError for a name that would not parse."""
+    """The key of the policies by which a region picks replicas. Raises ValueError for a name that would not parse."""
     return f"{PICK_PREFIX}{_segment(region)}"
 
 
 def route_key(region: str) -> str:
-    """Where stands by which routes a region's global balancers choose. ValueError for a name that would not parse."""
+    """The key of the routes of a region's global balancers. Raises ValueError for a name that would not parse."""
     return f"{ROUTE_PREFIX}{_segment(region)}"
 
 
 def split_key(region: str) -> str:
-    """Where stands how a region splits traffic between versions. Raises ValueError for a name that would not parse."""
+    """The key of a region's traffic splits between versions. Raises ValueError for a name that would not parse."""
     return f"{SPLIT_PREFIX}{_segment(region)}"
 
 
 def issued_key(name: str) -> str:
-    """Where an API key that was issued stands, by its id. Raises ValueError for one that would not parse."""
+    """The key of an issued API key, by its id. Raises ValueError for an id that would not parse."""
     return f"{KEY_PREFIX}{_segment(name)}"
 
 
@@ -240,7 +240,7 @@ def limit_key(tenant: str) -> str:
 
 
 def limit_root_key(region: str) -> str:
-    """Where stands who lends out what a region's tenants may use. ValueError for a name that would not parse."""
+    """The key that names the root of a region's limits. Raises ValueError for a name that would not parse."""
     return f"{LIMIT_ROOT_PREFIX}{_segment(region)}"
 
 

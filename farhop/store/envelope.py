@@ -85,7 +85,7 @@ _decoder = msgspec.json.Decoder(_Envelope)
 
 
 def kind_of(place: str) -> tuple[str, str]:
-    """What stands under a key of etcd: the kind, and the region whose it is; "" where there is none."""
+    """The kind of the document at an etcd key, and its region; "" if it has none."""
     if place == LAW_KEY:
         return "law", ""
     for prefix, kind in _PREFIXES.items():
@@ -111,7 +111,7 @@ def is_sealed(value: bytes) -> bool:
 
 
 def bare(value: bytes) -> bytes:
-    """The document, whoever signed it; what is no envelope as it is."""
+    """The document inside an envelope, whoever signed it; a document without an envelope unchanged."""
     try:
         envelope = _read(value)
     except EnvelopeError:
@@ -167,7 +167,7 @@ class Keys:
         self._signed = frozenset(one.partition("/")[0] for _, may in self._keys.values() for one in may)
 
     def asks(self, place: str) -> bool:
-        """Whether what stands there must be signed."""
+        """Whether the document at this key must be signed."""
         return kind_of(place)[0] in self._signed
 
     def open(self, place: str, value: bytes) -> Opened:

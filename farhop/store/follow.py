@@ -34,10 +34,10 @@ async def follow(store: Store, prefix: str, take: Callable[[Change], object]) ->
 
 
 class Documents(Generic[T]):
-    """The documents of one watch. `read(key, value)` makes one, or raises ValueError: Refused, to give a reason.
+    """The documents of one watch. `read(key, value)` makes one, or raises ValueError (Refused, to give a reason).
 
-    `refused` counts those not believed, by reason: `<what>_malformed` if none was given. `key`: only the document that
-    stands there counts; other keys may begin with it. `problems`: by key, why what stands there now is not believed.
+    `refused` counts rejected documents by reason (`<what>_malformed` by default). `key`: only the document at exactly
+    this key counts, though other keys may begin with it. `problems`: by key, why the present document is rejected.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Documents(Generic[T]):
         self.problems: dict[str, str] = {}
 
     def take(self, change: Change) -> dict[str, T | None]:
-        """Take one step. Returns what is another document now, by key, and None for what is gone: those first."""
+        """Process one step. Returns the changed documents by key, with None for deleted ones; deletions come first."""
         changed: dict[str, T | None] = dict.fromkeys(change.ended(self._documents))
         for key in changed:
             del self._documents[key]

@@ -293,7 +293,7 @@ def stores_of(store: Store, name: str) -> Mapping[str, Store]:
 
 
 def publication_status(publication: Publication | None, name: str) -> dict[str, str | None]:
-    """By hub, why what is published does not stand there; None where it does. A single hub goes by `name`."""
+    """By hub, why the published document is not there; None if it is. A single hub is called `name`."""
     if isinstance(publication, _Everywhere):
         return publication.by_hub
     return {name: "not published" if publication is None else publication.trouble}

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 class Sealed(Store):
-    """`store` with documents opened by `keys`. `refused` hears of each that does not count, as `<kind>_<reason>`.
+    """`store` with documents opened by `keys`. `refused` is told of each document that does not count, as
+    `<kind>_<reason>`.
 
-    With a `signer`, what is put for an operator is sealed by it. What would not count by the keys `must` is not put:
-    EnvelopeError.
+    With a `signer`, documents written for an operator are sealed by it. A document that would not count under the keys
+    `must` is not written: EnvelopeError.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class StateDir:
         return self._folder / _checked("name", name)
 
     def load(self, name: str) -> SavedDocument | None:
-        """The document as saved last; None if there never was one. StateError if what stands there is not that."""
+        """The document as last saved; None if there never was one. Raises StateError if the file is something else."""
         path = self.path(name)
         try:
             with path.open("rb") as file:

@@ -80,7 +80,7 @@ class Advisor:
     def _url(
         self, request: Request, context: RequestContext, decision: Decision, target: bytes, *, with_token: bool
     ) -> str | None:
-        """Where a client would ask the region itself; None where none of this tenant's may come in."""
+        """The region's URL for clients; None if it admits none of this tenant's."""
         chosen, flow = decision.chosen, self._flow
         assert chosen is not None
         if request.alias:

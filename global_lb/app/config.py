@@ -99,7 +99,7 @@ class GlobalConfig(LinksConfig):
         return {name: PilotConfig(sleep_after_s=one.sleep_after_s) for name, one in self.pilot_light.items()}
 
     def signer_in(self, topology: Topology) -> HopSigner:
-        """Who signs hop tokens. Raises ConfigError where a region of this map could not be sent to."""
+        """The signer of hop tokens. Raises ConfigError if a region of this map would have no key."""
         signer = HopSigner(self.hop.secrets(), self.hop.active, self.region)
         if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
             remedy = f"derive it anew with: farhop certs hop-key --from {self.region}"

@@ -342,7 +342,8 @@ class GlobalBalancer:
         ]
 
     def _hashes_bodies(self) -> bool:
-        """Whether a hop token may need a body's SHA-256: to who reads no other, and where there is no mutual TLS."""
+        """Whether a hop token may need a body's SHA-256: for receivers that read no other kind, if there is no mutual
+        TLS."""
         regions = self.flow.regions.view.regions
         return any(
             instance.hop_version < hop_token.READ and not self.config.mutual(name)

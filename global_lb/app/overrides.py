@@ -74,7 +74,7 @@ class RoutingOverrides:
     # -- routes
 
     def routes_changed(self, change: Change) -> None:
-        """Take one step of the watch. Where nothing stands any more, the configuration is in force again."""
+        """Process one step of the watch. Without a document, the configuration is in force again."""
         for document in self._routes.take(change).values():
             self._react(RoutesChanged({} if document is None else document[0]))
 
@@ -84,7 +84,8 @@ class RoutingOverrides:
         return routes_of(_reader.validate_json(listed or b"[]"), self.regions), authorship
 
     def author(self) -> dict[str, Any] | None:
-        """Who wrote the routes in force, and why; None where they are the configuration's, or no author is named."""
+        """The author of the routes in force, and the reason; None if they come from the configuration, or name no
+        author."""
         _, known = self._routes.get(self._route_key) or (None, None)
         return None if known is None else {"author": known.author, "why": known.why, "at": known.at.isoformat()}
 

@@ -35,7 +35,7 @@ _OTHERS = "a rule of the model"
 
 
 def receipt(head: Head, request: Request, decision: Decision | None, topology: Topology) -> bytes:
-    """The header's line; b"" where nobody asked, or nothing was decided."""
+    """The header's line; b"" if it was not asked for, or nothing was decided."""
     if head.get(EXPLAIN) != b"1" or decision is None:
         return b""
     fields = _receipt_of(decision) if _may(request, topology) else _REFUSED
@@ -48,8 +48,8 @@ def receipt(head: Head, request: Request, decision: Decision | None, topology: T
 def tail(
     head: Head, request: Request, topology: Topology, attempts: Sequence[tuple[str, str]], ttft_ms: float
 ) -> bytes:
-    """The SSE comment behind a stream; b"" where nobody asked, or may not know. `attempts`: the regions that were asked
-    before the one that answered, each with how that ended."""
+    """The SSE comment after a stream; b"" if it was not asked for, or is not permitted. `attempts`: the regions that
+    were asked before the one that answered, each with its outcome."""
     if head.get(EXPLAIN) != b"1" or not _may(request, topology):
         return b""
     passed = [{"region": region, "outcome": reason} for region, reason in attempts[:CANDIDATES_MAX]]

@@ -249,7 +249,7 @@ class DecisionReasons:
         }
 
     def predicted_hit(self, decision: Decision) -> tuple[float, str]:
-        """What the chosen region was thought to hold. Regions tell what they hold in nodes of the trie."""
+        """The predicted cache hit of the chosen region. Regions report their caches as nodes of the trie."""
         return (decision.chosen.hit_tokens if decision.chosen is not None else 0.0), "trie"
 
     def predicted_ttft_ms(self, decision: Decision) -> float | None:

@@ -204,7 +204,7 @@ class BalancerLink:
             await asyncio.sleep(self._config.watch.ping_s * self._watcher.jitter())
 
     async def _law(self, laws: LawBook) -> None:
-        """Where its law is another epoch's than ours, whoever has the later one gives it; until then both go on."""
+        """If its law has another epoch than ours, the side with the later law sends it; until then both continue."""
         proven = self._config.certified_name(self._name[0]) is not None
         while True:
             await self._unlike.wait()

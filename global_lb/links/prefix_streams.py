@@ -163,7 +163,8 @@ class Prefixes:
         self.law_epoch = law_epoch
 
     def begin_anew(self) -> None:
-        """What was reported or sent until now may not be known here any more: each reports anew what may be."""
+        """The law may now forbid prefixes that were reported or sent until now: forget them; each region reports the
+        permitted ones again."""
         for region in self.regions.values():
             for one in region.instances.values():
                 one.abandon()
@@ -189,7 +190,7 @@ class Prefixes:
     # -- from time to time
 
     def tidy(self, now: float) -> Iterator[None]:
-        """A period of CONFIRM_S is over: take back what was not confirmed, forget what nobody has spoken for."""
+        """A period of CONFIRM_S is over: remove unconfirmed prefixes, and those that no stream has confirmed since."""
         while self.discarded:
             yield from _free(self.discarded.pop())
         for name, region in tuple(self.regions.items()):
@@ -267,8 +268,8 @@ def _first_missing(region: _Region, chain: Sequence[int]) -> int | None:
 
 
 def read(message: region_pb2.PrefixDelta) -> Content | str:
-    """What it says; or why no balancer in its right mind would, judged before anything of it is applied. Every field is
-    read once: that is most of what a message costs."""
+    """Parse a message, or give the reason why it is invalid, before any of it is applied. Every field is read once,
+    since that is most of a message's cost."""
     if message.incarnation <= 0 or not message.seq:
         return "prefixes_misplaced"
     if len(message.slice.paths) > MESSAGE_NODES_MAX or len(message.changes) > MESSAGE_NODES_MAX:

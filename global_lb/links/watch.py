@@ -298,8 +298,8 @@ class Watcher:
         self._past[name] = max(before, at), since if before[0] == at[0] else now
 
     def _in_place(self, report: RegionReport) -> bool:
-        """Whether it names addresses where balancers of its region may be: who can write a report cannot have prompts
-        sent to himself."""
+        """Whether its addresses are ones allowed for its region: otherwise whoever can write a report could direct
+        prompts to himself."""
         hosts = [address_of(one).host for one in (report.tier_address, report.control_address)]
         if report.client_url and report.region in self.config.region_hosts:
             hosts.append(urlsplit(report.client_url).hostname or "")
@@ -432,8 +432,8 @@ class Watcher:
             self._react(OutputsReported(tuple(outputs)))
 
     def caught_up(self) -> bool:
-        """Whether all is here that those who are connected have told by now: their caches, and how far they are. One
-        of which it is not known yet whether it is there is waited for, too."""
+        """Whether everything that connected balancers have sent by now (caches and positions) has arrived. A balancer
+        whose liveness is not yet known is waited for, too."""
         for region, instance in self._reports:
             up = self._up.get((region, instance))
             if up is None or (up and self.prefixes.state(region) != "connected"):

@@ -95,8 +95,9 @@ class Mesh:
         self.limit_root.observe(metrics)
 
     async def open(self, tier_port: int, admin_port: int) -> None:
-        """Answer on the control port and learn from peers; returns once they told what they know, or that took too
-        long. The ports are those where this process is reached. Nothing is published yet. Raises PortTakenError."""
+        """Answer on the control port and learn from peers; returns once they have sent their state, or after a time
+        limit. The ports are those at which others reach this process. Nothing is published yet. Raises
+        PortTakenError."""
         config, advertised, port = self._config, self._config.advertise, self._control.listen()
         control = f"{advertised}:{port}"
         self.reporter = reporter = Reporter(

@@ -56,12 +56,12 @@ class Overrides:
         await follow(self._store, self._key, self.changed)
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch. Where nothing stands any more, the configuration is in force again."""
+        """Process one step of the watch. Without a document, the configuration is in force again."""
         for document in self._documents.take(change).values():
             self._react(self._event_of(b"{}") if document is None else document[0])
 
     def status(self) -> dict[str, Any] | None:
-        """Who wrote what is in force, and why; None if nothing stands there, or no author is named."""
+        """The author of the document in force, and the reason; None if there is none, or it names no author."""
         _, known = self._documents.get(self._key) or (None, None)
         return None if known is None else {"author": known.author, "why": known.why, "at": known.at.isoformat()}
 

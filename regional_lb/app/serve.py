@@ -145,7 +145,7 @@ class RegionalTier(InstrumentedTier):
         return self._engine_key + self.telemetry.upstream_context(context)
 
     def answer_headers(self, active: ActiveRequest) -> bytes:
-        """Where it was served, under which decision, by whom, in which version."""
+        """Headers with the region, the decision, the replica and the version that served."""
         forward = active.forward
         replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n" if forward is not None else b""
         if forward is not None and forward.prefill is not None:

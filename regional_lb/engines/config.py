@@ -123,12 +123,15 @@ class Probe(Part):
 
 
 class Traits(Part):
-    """What an engine is, wherever it is. KV tokens and speeds are starting points: metrics and measurement correct
-    them. `slots`, how many requests it runs at once, holds where it is given; else the engine is asked, and where it
-    does not tell it is 256. `engine` is found out from its page where it is not told, `models` is asked of it if it
-    is empty. `version` is that of its models, for `splits`; `adapters` are LoRA adapters served beside them. With
-    role `prefill` it computes prompts for others and answers nobody; `disaggregation` is how they get them, by
-    `engine` where it is not told, and `bootstrap_port` where SGLang's meet (docs/understand/disaggregation.md)."""
+    """The properties of an engine, wherever it runs. KV tokens and speeds are first guesses: metrics and measurement
+    correct them.
+
+    `slots` is how many requests it runs at once; if not given, the engine is asked, and 256 is used if it does not
+    report it. `engine` is recognised from its metrics page if not given; an empty `models` is filled from its list.
+    `version` is that of its models, for `splits`; `adapters` are LoRA adapters served beside them. With role `prefill`
+    it computes prompts for other replicas and answers no client; `disaggregation` is how these get them (by `engine` if
+    not given), and `bootstrap_port` is where SGLang's engines meet (docs/understand/disaggregation.md).
+    """
 
     engine: EngineName | None = None
     probe: Probe = Probe()
@@ -161,9 +164,9 @@ class Traits(Part):
 class ReplicaConfig(Traits):
     """One engine endpoint.
 
-    `metrics` is where its page is if not where such engines have it. `dcgm` is the page of its host's DCGM exporter,
-    `gpus` are those it runs on there (index or UUID), all if it is empty. `kv_events` and
-    `kv_replay` are where it tells of its KV cache over ZMQ, rank 0's: those of other ranks are on the ports after them.
+    `metrics` is the URL of its metrics page, if that is not the usual one of such engines. `dcgm` is the page of its
+    host's DCGM exporter; `gpus` are the GPUs that it runs on there (index or UUID), empty: all. `kv_events` and
+    `kv_replay` are where it publishes its KV events over ZMQ, for rank 0: other ranks use the following ports.
     `draining`: it takes no new work.
     """
 
@@ -221,7 +224,7 @@ class ReplicaConfig(Traits):
 
     @property
     def kv_sources(self) -> list[tuple[str, str]]:
-        """Of each cache it has events of: where they are, and where they are said again ("" nowhere)."""
+        """For each cache with events: the address of its events, and that of its replay ("": none)."""
         if not self.kv_events:
             return []
         return [(_offset(self.kv_events, rank), _offset(self.kv_replay, rank)) for rank in range(self.kv_ranks)]

@@ -70,7 +70,7 @@ _MODEL = re.compile(r"[!-~]{1,256}")
 
 
 def read_listing(body: bytes) -> Listing:
-    """What an OpenAI-like `GET /v1/models` answered. Raises PageError for what is none, or lists nothing."""
+    """The answer to an OpenAI-like `GET /v1/models`. Raises PageError if it is none, or lists nothing."""
     if body.count(b'"id"') > _IDS_MAX:
         raise PageError("size", f"/v1/models: more than {_IDS_MAX} ids")
     try:
@@ -102,7 +102,7 @@ def _facts(model: _Model) -> ModelFacts:
 
 
 def _value(raw: msgspec.Raw, kind: type[_T]) -> _T | None:
-    """What stands there, if it is of this kind."""
+    """The value, if it is of this kind."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except ValueError:
@@ -150,7 +150,7 @@ class Members:
         return True
 
     def listed(self, name: str, listing: Listing) -> bool:
-        """An engine said what it serves. Whether that changed anything: mostly it says what is known."""
+        """An engine reported its models. Returns whether that changed anything; mostly it does not."""
         config = self._config(name)
         if config is None:
             return False

@@ -44,7 +44,7 @@ Statuses: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 class ActError(Exception):
-    """What cannot be done; the text says why and what to do. `status` as HTTP has it."""
+    """An action that cannot be done; the text gives reason and remedy. `status` is the HTTP status."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -52,9 +52,9 @@ class ActError(Exception):
 
 
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is asked. `target` is a region, a drill's run, or to begin one the drill, with its parameters' `values`.
-    `revision` is what the dry run showed (0: nothing stood), `confirm` the target's name once more, `force` that
-    somebody may be left without a region."""
+    """A requested action. `target` is a region, a drill's run or, to begin one, the drill, with its parameters'
+    `values`. `revision` is the one that the dry run showed (0: no document), `confirm` the target's name repeated,
+    `force` the consent that a tenant may be left without a region."""
 
     do: Literal["drain", "undrain", "bias", "unbias", "start-drill", "stop-drill"]
     target: str
@@ -70,8 +70,8 @@ class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Drills(Protocol):
-    """Whoever can run drills from here: it has the probe, the clients' keys and the way to inject. Who dies while it
-    runs one leaves nothing behind: what it injected ends by itself. All of it raises ActError and StoreError."""
+    """A process that can run drills: it has the probe, the clients' keys and the means to inject faults. If it dies
+    during a drill, the injected faults end by themselves. All methods raise ActError and StoreError."""
 
     async def offered(self) -> list[dict[str, Any]]:
         """The drills that this fleet can have: drill, title, kind, parameters with their defaults, from."""

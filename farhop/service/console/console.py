@@ -254,7 +254,7 @@ class Console:
     # -- who
 
     def operator(self, request: web.Request) -> Operator | None:
-        """Who asks, by the cookie that the login gave; None: by that nobody."""
+        """The operator, by the cookie of the login; None: no valid cookie."""
         found = self._sessions.get(request.cookies.get(self._cookie, ""))
         if found is None or not request.path.startswith("/console/"):
             return None
@@ -392,7 +392,7 @@ class Console:
         return response
 
     def _begun(self, last: str) -> bytes:
-        """What a viewer is told first: what it missed, or all."""
+        """A viewer's first message: the patches that it missed, or the whole picture."""
         boot, _, number = last.partition(".")
         missed = (
             self._ring.since(int(number)) if boot == self._boot and number.isdecimal() and len(number) < 18 else None

@@ -77,9 +77,10 @@ def _rounded(value: float) -> float | int | None:
 def of_status(
     status: Mapping[str, Any], at_ms: int, decisions: Iterable[Mapping[str, Any]], arcs: Mapping[str, Any]
 ) -> Generator[None, None, Snapshot]:
-    """A balancer's snapshot, from what it tells operators. `arcs`: requests a second by target, by what came of them.
+    """A balancer's snapshot, from its status. `arcs`: requests per second by target, by outcome.
 
-    It is returned in the end. At each yield others may have their turn: a row takes some 40 us, and there may be many.
+    A generator that returns the snapshot at its end. At each yield other tasks may run: a row takes some 40 us, and
+    there may be many.
     """
     law = status.get("law")
     law = law if isinstance(law, Mapping) else {}
@@ -184,7 +185,7 @@ def _brief(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole(steps: Generator[None, None, Snapshot]) -> Snapshot:
-    """What such steps return, where nobody waits for a turn."""
+    """The result of such a generator, run without pauses."""
     while True:
         try:
             next(steps)
@@ -408,8 +409,8 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def without(record: Mapping[str, Any], target: str) -> dict[str, Any]:
-    """Where a decision would have gone had this region or replica been drained: the best of the others, by the scores
-    of that moment, those that were not hot first. `chosen` is absent where nobody is left."""
+    """Where a decision would have gone if this region or replica had been drained: the best of the others by the scores
+    of that moment, regions that were not hot first. `chosen` is absent if none is left."""
     reasons = _dict(record.get("reasons"))
     named = "region" if any("region" in one for one in reasons.get("candidates") or ()) else "replica"
     others = [one for one in reasons.get("candidates") or () if one.get(named) != target]

@@ -115,9 +115,9 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RootClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who lends out what the tenants of `region` may use, or "" after it stopped, and where it is asked.
+    """The root that lends out the units of the tenants of `region`, or "" after it stopped, and its address.
 
-    `marks`: what of each bucket counts as used for its successor. `seq` rises with each writing, `first_lease` with
+    `marks`: how much of each bucket counts as used for its successor. `seq` rises with each write, `first_lease` with
     each root.
     """
 

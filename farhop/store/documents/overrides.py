@@ -50,10 +50,10 @@ class _Leased(msgspec.Struct, frozen=True, kw_only=True):
 class DrainOverride(_Leased, frozen=True, kw_only=True, tag="drain", tag_field="action"):
     """Send no new work to `region`.
 
-    `over_s` is the pace: the share of new requests that may still go there falls to nothing over so many seconds,
-    by each balancer's own clock from when it first saw this. 0: at once. `keep_share` of them may go there for as long
-    as this stands; who has no other region is served there too then. 0: none. `move_streams`: streams under way there
-    go on elsewhere at that pace, where the law and their kind let them; else they end there.
+    `over_s` is the pace: the share of new requests that may still go there falls to zero over so many seconds, by each
+    balancer's own clock from when it first saw this; 0: at once. `keep_share` of them may go there as long as this
+    stands, and so may requests that have no other region; 0: none. `move_streams`: streams under way there continue
+    elsewhere at that pace, if the law and their kind allow it; otherwise they end there.
     """
 
     over_s: float = 0.0
@@ -109,9 +109,9 @@ class BiasOverride(_Leased, frozen=True, kw_only=True, tag="bias", tag_field="ac
 
 
 class PinOverride(_Leased, frozen=True, kw_only=True, tag="pin", tag_field="action"):
-    """What `tenant` asks, or what is asked for `model` (one of the two), goes to `region` while that may and can serve.
+    """Requests of `tenant`, or for `model` (one of the two), go to `region` while it may and can serve them.
 
-    `strict`: and nowhere else.
+    `strict`: and to no other region.
     """
 
     tenant: str = ""
@@ -134,12 +134,12 @@ _routing: msgspec.json.Decoder[RoutingOverride] = msgspec.json.Decoder(BiasOverr
 
 
 def bias_key(region: str) -> str:
-    """Where the bias of a region stands."""
+    """The etcd key of a region's bias."""
     return f"{STEER_PREFIX}bias/{quote(region, safe='')}"
 
 
 def pin_key(tenant: str, model: str) -> str:
-    """Where the pin of a tenant stands or, without one, of a model. Names may hold anything, as models' do."""
+    """The etcd key of a tenant's pin or, without a tenant, of a model's. Names may contain anything, as models' do."""
     kind, name = ("tenant", tenant) if tenant else ("model", model)
     return f"{STEER_PREFIX}pin/{kind}/{quote(name, safe='')}"
 

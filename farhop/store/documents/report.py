@@ -215,9 +215,10 @@ def _sound_head(report: RegionReport) -> bool:
 
 
 def _sound(model: ModelReport) -> bool:
-    """Whether every field is within its domain: one expression for what nearly every report is, 20 times a second.
+    """Whether every field is within its domain: one expression, since nearly every report is valid and there are 20 a
+    second.
 
-    What is not is looked through again, field by field, for its name.
+    An invalid report is checked again, field by field, to find the field's name.
     """
     most = COUNT_LIMIT
     return (

@@ -44,7 +44,8 @@ def source_of(config: SourceConfig, region: str, store: Store, rng: Random) -> S
 
 
 class Discovery:
-    """`announce` is given all replicas; `refused` counts what was not believed, by reason; `say` is told why, by whom.
+    """`announce` is given all replicas; `refused` counts rejected endpoints by reason; `say` is told the source and
+    reason.
 
     Without sources nothing runs and nothing is announced.
     """
@@ -82,7 +83,7 @@ class Discovery:
             self._announce(replicas)
 
     async def close(self) -> None:
-        """Ask no more. What was announced stands."""
+        """Stop asking. The announced replicas stay."""
         await self._tasks.close()
 
     def _took(self, step: Found | Failed) -> None:

@@ -130,7 +130,7 @@ class _Objective(msgspec.Struct):
 
 
 class _Kind(Protocol):
-    """What is watched, and what replicas one object of it is."""
+    """A watched kind of object, and how one becomes replicas."""
 
     def path(self, namespace: str) -> str: ...
 

@@ -30,7 +30,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A source cannot say what there is; what it said before stands."""
+    """The source cannot be asked; its last set stays in force."""
 
     source: str
     why: str

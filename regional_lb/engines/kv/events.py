@@ -49,7 +49,7 @@ class KvListener:
         self._tasks = Tasks()
 
     def listen(self, replicas: Iterable[ReplicaConfig]) -> None:
-        """From now on to these, and to nobody else. Costs nothing where none of them has KV events."""
+        """Listen to exactly these from now on. Costs nothing if none of them has KV events."""
         wanted = {replica.label: replica for replica in replicas if replica.kv_events}
         for name in [name for name, (known, _) in self.followed.items() if wanted.get(name) != known]:
             for task in self.followed.pop(name)[1].values():

@@ -37,9 +37,9 @@ class Follower:
     # -- as it comes
 
     def on_batch(self, seq: int, payload: bytes) -> tuple[list[Out], bool]:
-        """A batch came by itself: what to do, and whether something before it is missing.
+        """A batch arrived by itself: what to do, and whether an earlier one is missing.
 
-        If so, a replay is to follow; what that does not bring is given up by `give_up`.
+        If so, a replay follows; batches that it does not bring are given up by `give_up`.
         """
         out: list[Out] = []
         if seq <= self._newest:
@@ -92,7 +92,8 @@ class Follower:
         return self._first(0) if self.applied < 0 else []
 
     def lost(self) -> list[KvEvent]:
-        """The link was cut, or is new, and there is no replay: who is there now, and what it holds, is not known."""
+        """The link was cut, or is new, and there is no replay: the process at the other end, and its cache, are
+        unknown."""
         self._anew()
         self._unproven = self._empty = False
         return [Lost()]

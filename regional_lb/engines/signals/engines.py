@@ -46,12 +46,13 @@ class Info(NamedTuple):
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine's words. Of several series the first that is on the page counts: later ones are older names.
+    """The metric names of one engine. Of several series the first that is on the page counts: later ones are older
+    names.
 
-    `waiting`, and `running` unless it is empty, must be there. The KV cache in tokens is the product of the `capacity`
-    series, or what the `info` metric's labels say. `lora`: a metric whose labels name adapters, and whose value is when
-    that was so. `computed`: prompt tokens that were not cached, where an engine counts those instead of all `queries`.
-    `slots`: how many requests it runs at once.
+    `waiting`, and `running` unless it is empty, are required. The KV cache in tokens is the product of the `capacity`
+    series, or read from the `info` metric's labels. `lora`: a metric whose labels name adapters, and whose value is the
+    time of that state. `computed`: prompt tokens that were not cached, if an engine counts these instead of all
+    `queries`. `slots`: how many requests it runs at once.
     """
 
     waiting: Series
