@@ -68,38 +68,32 @@ _Narrow = Annotated[tuple[str, ...], Meta(max_length=NARROW_PLACES_MAX)]
 
 
 class HopClaims(msgspec.Struct, frozen=True, array_like=True):
-    """What a token says. Fields are sent by position: new ones go last and carry a default.
+    """The claims of a token. Fields are sent by position: new ones go last and carry a default."""
 
-    `audience` is the region addressed, `entry_region` that of the issuer, `issuer` the global balancer's instance.
-    `lawful` are the regions the request may be processed in; `narrow` the lists of places it asked to stay within (one
-    of each list), `key` names the API key, which may have a law of its own. `deadline_ms` is the budget left when
-    signed; `expires_ms` a moment of the RECEIVER's monotonic clock, learnt from its ping: clocks of two hosts are never
-    compared. `promised_ttft_ms` is the prediction the choice of the region rests on. `body` is the SHA-256 of the
-    request's body, or empty where the token has its mac, or where mutual TLS keeps whoever is between the tiers from
-    changing it. `waited_ms` is
-    what the request waited in queues of other regions that let it go.
-    `ttft_ms` is the budget left for the first token, the way there and back taken off; None where the client does not
-    say.
-    `attempt` names the attempt, uniquely to its issuer: by it the issuer asks later whether the region has it; "" of a
-    build that does not ask. `priority` is no more than a law may give.
-    """
-
-    audience: str
-    entry_region: str
-    issuer: str
+    audience: str  # the region addressed
+    entry_region: str  # the issuer's region
+    issuer: str  # the instance of the global balancer
     tenant: str
-    lawful: Annotated[tuple[str, ...], Meta(max_length=LAWFUL_MAX)]
-    epoch: int
-    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
-    deadline_ms: float
+    lawful: Annotated[tuple[str, ...], Meta(max_length=LAWFUL_MAX)]  # the regions in which the request may be processed
+    epoch: int  # of the law
+    priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]  # within the bounds of a law
+    deadline_ms: float  # the budget left when the token was signed
+    # A point in time of the RECEIVER's monotonic clock, learned from its ping: clocks of two hosts are never compared.
     expires_ms: float
     decision_id: str
-    promised_ttft_ms: float | None = None
+    promised_ttft_ms: float | None = None  # the prediction on which the choice of the region rests; None: no promise
+    # Lists of places: the request stays within one place of each list.
     narrow: Annotated[tuple[_Narrow, ...], Meta(max_length=NARROW_LISTS_MAX)] = ()
+    # The name of the API key, which may have its own law; "": none.
     key: Annotated[str, Meta(max_length=KEY_CHARS_MAX)] = ""
+    # The SHA-256 of the request's body; empty if the token has the body's mac, or if mutual TLS protects the body
+    # between the tiers.
     body: Annotated[bytes, Meta(max_length=BODY_HASH_BYTES)] = b""
-    waited_ms: float = 0.0
+    waited_ms: float = 0.0  # how long the request waited in queues of other regions that released it
+    # The attempt's name, unique to its issuer, which asks by it later whether the region has the attempt; "": a build
+    # that does not ask.
     attempt: Annotated[str, Meta(max_length=ATTEMPT_CHARS_MAX)] = ""
+    # The budget left for the first token, less the round trip; None: the client does not state one.
     ttft_ms: float | None = None
 
 

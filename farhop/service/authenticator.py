@@ -59,22 +59,16 @@ _LOGGING = Scope.LOGGING  # to look up an enum's member is a call, and this is a
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks, under which law, with how much time. `hint_scope` separates prefixes that may not be shared.
-
-    `recorded`: whether spans and decisions of this caller may be kept here, whatever the model. `decision_id` comes
-    with a hop token, and so may the mac or the SHA-256 of the one body that it lets in. `key` names a key of the law,
-    `key_id` one that was issued; `models`, if any, are all that the latter is for. `user` is the salted hash of whom a
-    token named, and `priority_max` what it allows at most. `charged`: the balancer that relays it took what it may use
-    off its tenant's limits; a client that was sent here may ask for more than it showed that one. `ttft_s`: within how
-    long its client wants the first token, None where it does not say.
-    """
+    """An authenticated caller: who it is, under which law, with how much time."""
 
     tenant: str
-    deadline_s: float
-    hint_scope: str
-    recorded: bool
+    deadline_s: float  # how long it waits for the whole answer
+    hint_scope: str  # separates prefixes that may not be shared
+    recorded: bool  # whether its spans and decisions may be kept here, whatever the model
     priority: int = 0
-    key: str = ""
+    key: str = ""  # the name of a key of the law
+
+    # From a hop token.
     entry_region: str = ""
     issuer: str = ""
     attempt: str = ""
@@ -82,15 +76,19 @@ class Caller(msgspec.Struct, frozen=True):
     lawful: frozenset[str] | None = None
     narrow: tuple[tuple[str, ...], ...] = ()
     promised_ttft_ms: float | None = None
-    body_mac: BodyMac | None = None
-    body_hash: bytes = b""
+    body_mac: BodyMac | None = None  # of the only body that the token admits; None: it has none
+    body_hash: bytes = b""  # the SHA-256 of that body; b"": it has none
     waited_s: float = 0.0
-    key_id: str = ""
-    models: tuple[str, ...] = ()
-    user: str = ""
-    priority_max: int = PRIORITY_MAX
+
+    # From an issued key, a token or a certificate.
+    key_id: str = ""  # the id of the credential (api_keys.Principal)
+    models: tuple[str, ...] = ()  # the only models that an issued key is for; (): any
+    user: str = ""  # the salted hash of the user that a token names
+    priority_max: int = PRIORITY_MAX  # the highest priority that it allows
+    # The balancer that relays the request has already charged it to the tenant's limits. Not so for a redirected
+    # client, which may ask for more here than it showed that balancer.
     charged: bool = False
-    ttft_s: float | None = None
+    ttft_s: float | None = None  # how soon the client wants the first token; None: not stated
 
 
 class Authenticator(Protocol):

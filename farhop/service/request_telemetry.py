@@ -86,37 +86,29 @@ class CacheUse(msgspec.Struct, frozen=True):
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """A client's request beside the relay: who asks, since when, its open spans.
-
-    `advised`: a decision is asked for, and nothing is to be sent. `law`: by which it was asked whether it may be
-    recorded; None: to be asked anew. `host`: as its client named us, where spans are recorded. `given`: where answers
-    may be given again. `reserved`: of what its tenant may use. `decided`: the last decision that has a span.
-    `law_epoch`: when it was sent on last, where that is written down. `body_sha256`: of the body as it is sent on, once
-    it was wanted. `unknown_fields`: of its body, by name. `active`: while it is relayed. `attempts`: target, and how it
-    ended.
-    """
+    """A client's request outside the relay: its caller, its times, its open spans."""
 
     trace: RequestTrace
     arrived_at: float
     since: float
-    law: Law | None = None
+    law: Law | None = None  # the law under which `recorded` was determined; None: determine it again
     recorded: bool = True
     over: bool = False
-    advised: bool = False
-    host: bytes = b""
-    given: CacheUse | None = None
-    decided: Any = None
+    advised: bool = False  # only a decision is asked for; nothing is sent
+    host: bytes = b""  # our name as the client used it, if spans are recorded
+    given: CacheUse | None = None  # set if answers may be reused
+    decided: Any = None  # the last decision that has a span
     caller: Caller | None = None
-    reserved: Reservation | None = None
+    reserved: Reservation | None = None  # units taken from the tenant's limits
     kind: Kind | None = None
     decision_id: str = ""
-    user: str = ""  # whom its body names
-    law_epoch: int = 0
-    body_sha256: bytes = b""
-    unknown_fields: list[str] = []
+    user: str = ""  # the user that its body names
+    law_epoch: int = 0  # of the law when it was last sent on; 0: not yet, or no accounts are kept
+    body_sha256: bytes = b""  # of the body as it is sent on, if it was wanted
+    unknown_fields: list[str] = []  # names of unknown fields in the body
     relay_span: Span | None = None
-    active: ActiveRequest | None = None
-    attempts: tuple[tuple[str, str], ...] = ()
+    active: ActiveRequest | None = None  # set while it is relayed
+    attempts: tuple[tuple[str, str], ...] = ()  # (target, outcome) of each
 
 
 class RequestTelemetry:

@@ -280,39 +280,33 @@ def least_token_ms(block: Column) -> float:
 
 
 class Field(msgspec.Struct, eq=False, gc=False):
-    """Who may be asked for one request, as columns; `request` and `output_tokens` are what is asked.
-
-    `beta`: what a later token counts beside the first. `mean_work_bytes`: what requests for the model leave to
-    prefill; None: nobody knows, and it is taken to be this prompt. `penalty_ms` (None: nobody pays any) and `hot`
-    (places) are by the hot guard; `absent` says why the other lawful ones are not here. `moving`: whether any of them
-    changes; `any_full`, `any_wait`: whether any may be full, or have requests wait; `contexts_differ`: whether some may
-    hold longer requests than others. `token_least_ms`: the least that a token costs at any of them.
-    """
+    """The regions that may be asked for one request, as columns of numbers. "Places" are indices into `names`."""
 
     request: Request
-    output_tokens: float
+    output_tokens: float  # the expected length of the answer
     names: tuple[str, ...]
-    at: Mapping[str, int]
-    block: Column
-    sent: Column
-    here: int | None
-    token_least_ms: float
+    at: Mapping[str, int]  # each region's place
+    block: Column  # a row per COLUMN
+    sent: Column  # wait, slots left, cache-hit calibration
+    here: int | None  # the place of this balancer's own region; None: it is not among them
+    token_least_ms: float  # the least that a token costs in any of them
     prompt_bytes: int = 0
     body_bytes: int = 0
     stream: bool = False
-    beta: float = BETA
+    beta: float = BETA  # the weight of a later token against the first
+    # The mean prefill work of requests for the model; None: unknown, and taken to be this prompt's.
     mean_work_bytes: float | None = None
-    absent: Mapping[str, str] = _ALL_HERE
-    penalty_ms: Column | None = None
-    hot: frozenset[int] = _NOWHERE
-    moving: bool = False
-    any_full: bool = True
-    any_wait: bool = True
-    contexts_differ: bool = False
-    spill_ms: float = 0.0
+    absent: Mapping[str, str] = _ALL_HERE  # why other lawful regions are not among them
+    penalty_ms: Column | None = None  # charged by the hot guard; None: on none
+    hot: frozenset[int] = _NOWHERE  # the places of hot regions
+    moving: bool = False  # whether the figures of any are changing
+    any_full: bool = True  # whether any may be full
+    any_wait: bool = True  # whether requests may wait in any
+    contexts_differ: bool = False  # whether some can hold longer requests than others
+    spill_ms: float = 0.0  # the hot guard's penalty
     _flights: float = 0.0  # round trips beyond the first that the body takes on an idle connection
-    _covered: Column | None = None
-    _predicted: Column | None = None
+    _covered: Column | None = None  # bytes of the prompt that each holds; None: none holds any
+    _predicted: Column | None = None  # the predictive scores, once computed
 
     def __post_init__(self) -> None:
         request = self.request

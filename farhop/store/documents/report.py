@@ -83,30 +83,25 @@ class ModelReport(msgspec.Struct, frozen=True):
 
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One regional balancer instance's report. Ordered by (incarnation, seq), never by a wall clock.
-
-    `clock_ms` is the sender's own monotonic clock in ms. `accepted_bytes` maps a global balancer to the prompt bytes of
-    its requests that this instance has accepted since it started (bytes, since both tiers count them alike).
-    `client_url` is where clients that are redirected find this instance; "" where none are. `law_epoch` is that of the
-    law in force there; 0: an older build, which does not say. `admin_address` is where operators' commands reach its
-    admin port, with TLS if `admin_tls`; "" where it offers none. `hop_version` is the latest of the hop tokens that it
-    reads (farhop.identity.hop_token.READ); 0: an older build, which does not say.
-    """
+    """One regional balancer instance's report. Reports are ordered by (incarnation, seq), never by a wall clock."""
 
     region: str
     instance: str
     incarnation: int
     seq: int
-    clock_ms: float
+    clock_ms: float  # the sender's own monotonic clock
     tier_address: str
     control_address: str
-    admin_address: str = ""
+    admin_address: str = ""  # of the admin port, for operators' commands; "": none is offered
     draining: bool = False
     models: tuple[ModelReport, ...] = ()
+    # By global balancer, the prompt bytes of its requests accepted since this instance started (bytes, since both tiers
+    # count them alike).
     accepted_bytes: dict[str, float] = {}
-    client_url: str = ""
-    law_epoch: int = 0
-    admin_tls: bool = False
+    client_url: str = ""  # for redirected clients; "": none are accepted
+    law_epoch: int = 0  # of the law in force there; 0: an older build, which does not report it
+    admin_tls: bool = False  # whether the admin port uses TLS
+    # The latest hop token that it reads (farhop.identity.hop_token.READ); 0: an older build, which does not report it.
     hop_version: int = 0
 
 
