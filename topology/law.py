@@ -34,7 +34,7 @@ _Excluded = Mapping[str, str]
 
 
 class Scope(StrEnum):
-    """What a region would do with the request: read its body, compute it, record it, or hold hints of its prefix."""
+    """A region's use of a request: reading its body, computing it, recording it, or holding hints of its prefix."""
 
     ENTRY = "entry"
     PROCESSING = "processing"
@@ -66,7 +66,8 @@ def _joined(one: Verdict, other: Verdict) -> Verdict:
 
 
 class Asked(Protocol):
-    """What the law looks at of a request; `alias` is the name that its model was asked for by, "" if its own."""
+    """The properties of a request that the law considers; `alias` is the name by which its model was asked for, "" if
+    its own."""
 
     @property
     def tenant(self) -> str: ...
@@ -135,7 +136,7 @@ class Law:
         return sorted((*self._topology.places, *_ANYWHERE))
 
     def patience_s(self, tenant: str) -> float:
-        """How long a tenant's request may wait while regions are lawful and none serves; 0 for whom nobody knows."""
+        """How long a tenant's request may wait while regions are lawful and none serves; 0 for an unknown tenant."""
         known = self._topology.tenants.get(tenant)
         residency = known.residency if known is not None else None
         return residency.wait_max_s if residency is not None and residency.on_exhausted == "wait" else 0.0
@@ -295,7 +296,8 @@ class Law:
         return self._rule(f"tenant {tenant}: processing", residency.processing)
 
     def _rule(self, subject: str, rule: Rule) -> _Excluded:
-        """Regions a rule keeps out. Denying a place nobody knows cannot be honoured, so it keeps all of them out."""
+        """The regions that a rule excludes. Denying an unknown place cannot be honoured, so that excludes all
+        regions."""
         excluded: dict[str, str] = {}
         for place in rule.deny:
             if place not in self._inside:
@@ -404,14 +406,14 @@ class _Reach:
 
 
 def narrowing(*lists: tuple[str, ...]) -> Narrow:
-    """The lists that do narrow, for `Law.verdict`: an empty list here means that nobody asked. Use it for a request's
-    own wish or a key's `within`, never for a hop token's lawful regions, where empty means that nothing is lawful.
-    """
+    """The lists that do narrow, for `Law.verdict`: here an empty list means that nothing was asked for. Use it for a
+    request's own wish or a key's `within`, never for a hop token's lawful regions, of which an empty list means that
+    nothing is lawful."""
     return tuple(within for within in lists if within)
 
 
 def _ruled(topology: Topology) -> frozenset[str]:
-    """The models that anybody has a rule for."""
+    """The models that have any rule."""
     return frozenset(topology.models).union(*(tenant.models for tenant in topology.tenants.values()))
 
 

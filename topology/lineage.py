@@ -23,7 +23,8 @@ _NO_BASES: frozenset[str] = frozenset()
 
 
 def merged(reported: Iterable[Lineage]) -> dict[str, Bases]:
-    """What several tell, as one: all bases that anybody names; unknown where somebody says so and nobody names one."""
+    """The union of several reports: all bases that any of them names; unknown if a report says so and none names a
+    base."""
     known: dict[str, Bases] = {}
     for lineage in reported:
         for model, bases in lineage.items():

@@ -89,7 +89,7 @@ class Residency:
 class Key:
     """An API key, kept as the hex SHA-256 of its text. `within` narrows its tenant to places; empty: it does not.
 
-    `explain`: who has it may be told why a request went where it did.
+    `explain`: its holder may be told why a request went where it did.
     """
 
     name: str

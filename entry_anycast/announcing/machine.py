@@ -18,7 +18,7 @@ from entry_anycast.announcing.budget import Budget, BudgetConfig
 
 
 class Phase(StrEnum):
-    """What the speaker is to announce of the prefixes: nothing, their routes, or routes marked for a drain."""
+    """The wanted state of the prefixes: not announced, announced, or announced with the mark of a drain."""
 
     WITHDRAWN = "withdrawn"
     ANNOUNCED = "announced"
@@ -26,7 +26,7 @@ class Phase(StrEnum):
 
 
 class Fitness(StrEnum):
-    """What a probe found. LEAVING: it answers that it is not ready. DEAD: it does not answer."""
+    """The result of a probe. LEAVING: the entry answers that it is not ready. DEAD: it does not answer."""
 
     FIT = "fit"
     LEAVING = "leaving"
@@ -76,7 +76,7 @@ class DrainChanged:
 
 @dataclass(frozen=True, slots=True)
 class OthersChanged:
-    """How many other entries announce these prefixes and are healthy; None: nobody knows."""
+    """How many other entries announce these prefixes and are healthy; None: unknown."""
 
     healthy: int | None
 
@@ -88,7 +88,7 @@ class SpeakerStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerLost:
-    """It is gone, and what it announced with it."""
+    """The speaker is gone, and its announcements with it."""
 
     why: str
 
@@ -102,7 +102,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Distrusted:
-    """It refused an update, or does not answer: what it announces is not known."""
+    """The speaker refused an update, or does not answer: its announcements are unknown."""
 
     why: str
 
@@ -162,7 +162,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """All is withdrawn and settled: this process may end, and what it announced for may stop listening."""
+    """Everything is withdrawn and settled: this process may end, and the entry may stop listening."""
 
 
 Command: TypeAlias = StartSpeaker | SendUpdate | KillSpeaker | SetTimer | Exit
@@ -179,7 +179,7 @@ class Update:
 
 
 class Announcer:
-    """The machine. What it knows is public, for `status`; only `handle` writes."""
+    """The machine. Its state is public, for `status`; only `handle` writes it."""
 
     def __init__(self, config: MachineConfig) -> None:
         self.config, self.budget = config, Budget(config.budget)
@@ -297,7 +297,7 @@ class Announcer:
         return [KillSpeaker(why)]
 
     def _observe(self, event: Observed, now: float) -> list[Command]:
-        """Compare what is announced with what was sent, once that had its time."""
+        """Compare the announced state with the sent one, once that had time to take effect."""
         self.observed, update = event, self.update
         sent = update.phase if update is not None else Phase.WITHDRAWN
         if event.phase is sent and (sent is Phase.WITHDRAWN or event.sessions):

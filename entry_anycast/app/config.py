@@ -70,7 +70,7 @@ class ExaBgp(Part):
 
 
 class Bird(Part):
-    """BIRD 2, run by somebody else, whose configuration includes `file`. `prepend` 0: drains by the community."""
+    """BIRD 2, run by the operator, whose configuration includes `file`. `prepend` 0: drains by the community."""
 
     socket: FilePath = "/run/bird/bird.ctl"
     file: FilePath

@@ -66,7 +66,7 @@ HOLD = "anycast-hold"
 
 
 class _Hold(msgspec.Struct, frozen=True):
-    """What a restart must know of the budget. `until`: by this host's wall clock."""
+    """The part of the budget that a restart must know. `until`: by this host's wall clock."""
 
     until: float
     doublings: int
@@ -126,7 +126,7 @@ class AnycastProcess:
     # -- the machine decides, this acts
 
     def react(self, event: Event) -> None:
-        """Give the machine an event and carry out what it commands."""
+        """Give the machine an event and execute its commands."""
         now, machine = self.clock.now(), self.machine
         phase, speaker = machine.phase, machine.speaker
         commands = self.machine.handle(event, now)
@@ -188,7 +188,7 @@ class AnycastProcess:
         self.react(SpeakerLost(why))
 
     def _ended(self, why: str) -> None:
-        """The speaker has ended; what is left of it goes, too."""
+        """The speaker has ended; stop the rest of it, too."""
         if self.machine.speaker in ("starting", "up"):
             self.react(Distrusted(why))
 
@@ -340,7 +340,7 @@ class AnycastProcess:
 
 
 class AnycastAdmin:
-    """What an announcer serves at its admin port (farhop.service.admin.TierAdmin)."""
+    """The admin port of an announcer (farhop.service.admin.TierAdmin)."""
 
     def __init__(self, process: AnycastProcess) -> None:
         self._process = process
@@ -351,7 +351,7 @@ class AnycastAdmin:
         return machine.speaker == "up" and machine.stopping_since is None
 
     def notice(self) -> str:
-        """Whether what is announced is not what is wanted."""
+        """Whether the announced state differs from the wanted one."""
         return "what is announced is not what is wanted" if self._process.machine.differs_since is not None else ""
 
     def status(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Bird:
         return Seen(phase_of(set(found.items()), set(self._prefixes)), sessions)
 
     async def _ask(self, command: str, empty: tuple[str, ...] = ()) -> list[str]:
-        """What it answers; nothing for a code in `empty`. Raises SpeakerError."""
+        """BIRD's answer; nothing for a code in `empty`. Raises SpeakerError."""
         async with self._one:
             if self._way is None:
                 raise SpeakerError("bird: is not connected")

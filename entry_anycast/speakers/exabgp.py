@@ -73,7 +73,7 @@ class ExaBgpConfig:
 
 
 class ExaBgp:
-    """See `entry_anycast.speakers.speaker.Speaker`. `lost` is called when it ended, whoever ended it."""
+    """See `entry_anycast.speakers.speaker.Speaker`. `lost` is called when ExaBGP has ended, for whatever reason."""
 
     def __init__(
         self, config: ExaBgpConfig, prefixes: Sequence[str], silence_s: float, lost: Callable[[str], None]
@@ -160,7 +160,7 @@ class ExaBgp:
         return Seen(phase_of(found, {f"{peer.address} {prefix}" for peer, prefix in self._pairs()}), sessions)
 
     async def ask(self, line: str) -> list[str]:
-        """What it answers, up to its acknowledgement. Raises SpeakerError."""
+        """ExaBGP's answer, up to its acknowledgement. Raises SpeakerError."""
         async with self._one:
             if self._helper is None or not self._helper.done():
                 raise SpeakerError("exabgp: is not running")

@@ -22,7 +22,7 @@ ENDED_S = 2.0
 
 
 class Guarded:
-    """What the watchdog watches over, from `start` on. `ended` is called once, whoever ended it."""
+    """The process under the watchdog, from `start` on. `ended` is called once, for whatever reason it ended."""
 
     def __init__(self, silence_s: float, ended: Callable[[], None]) -> None:
         self._silence_s, self._ended = silence_s, ended
@@ -71,7 +71,7 @@ class Guarded:
         self._ended()
 
     async def end(self) -> int | None:
-        """Have the watchdog end what it watches over, and itself; killed if it does not. Its exit code, if any."""
+        """Make the watchdog end its process and itself; kill it if it does not. Returns its exit code, if any."""
         process, self._process = self._process, None
         if process is None:
             return None

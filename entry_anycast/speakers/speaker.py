@@ -41,7 +41,7 @@ class Speaker(Protocol):
         """Announce all prefixes in this phase; returns when it is acknowledged. Raises SpeakerError."""
 
     async def observe(self) -> Seen:
-        """What it announces. Raises SpeakerError."""
+        """The present announcements. Raises SpeakerError."""
 
     async def kill(self) -> None:
         """End the announcement at once, by force. It can be started anew then."""

@@ -48,7 +48,7 @@ def corrected(
     learned: Mapping[IPv4Network | IPv6Network, Measured],
     config: LearningConfig,
 ) -> tuple[Atlas, list[Finding]]:
-    """The atlas by geography and measurement, and what was found of each network (at most FINDINGS_MAX)."""
+    """The atlas by geography and measurement, and the findings for each network (at most FINDINGS_MAX)."""
     region_of = [topology.entries[name].region for name in known.entries]
     rows: list[npt.NDArray[np.float64]] = []
     allowed: list[npt.NDArray[np.bool_]] = []

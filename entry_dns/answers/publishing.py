@@ -40,5 +40,5 @@ def records_of(head: Head, tables: Sequence[Table]) -> Wanted:
 
 
 def changes(before: Mapping[tuple[bytes, int], Records | None], wanted: Wanted) -> Wanted:
-    """What is to be written so that a zone which holds the one holds the other."""
+    """The writes that turn a zone with the first content into one with the second."""
     return {key: wanted.get(key) for key in {**before, **wanted} if key not in before or before[key] != wanted.get(key)}

@@ -297,8 +297,8 @@ class Responder:
     # -- whose networks decide
 
     def _group(self, slot: _Slot, ecs: tuple[int, int, bytes], asker: bytes) -> tuple[int, int]:
-        """The group of a client subnet, and the scope of its answer. A subnet of no bits has scope 0: a resolver
-        may give that answer to all of its clients, so it is what is lawful for all of them."""
+        """The group of a client subnet, and the scope of its answer. A subnet of no bits has scope 0: a resolver may
+        give that answer to all of its clients, so it is the one that is lawful for all of them."""
         table = slot.table
         family, source, given = ecs
         if table is None or table.uniform:
@@ -532,7 +532,7 @@ class Responder:
     # -- too many
 
     def _limited(self, bucket: int) -> bool:
-        """Whether who proves nothing by a cookie is beyond his network's rate; counts him."""
+        """Whether a sender without a valid cookie exceeds its network's rate; counts the query."""
         seen = self._seen[bucket]
         if seen >= self.rate > 0:
             self.counts[LIMITED] += 1

@@ -32,7 +32,7 @@ class KeyFileError(ValueError):
 
 
 class Role(StrEnum):
-    """What a key is for: a zone's keys (KSK), its records (ZSK), or both (CSK)."""
+    """The purpose of a key: signing a zone's keys (KSK), its records (ZSK), or both (CSK)."""
 
     CSK = "csk"
     KSK = "ksk"

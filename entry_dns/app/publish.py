@@ -37,7 +37,7 @@ NEGATIVE, FAULT = 1, 2
 
 
 class Publisher:
-    """Keeps a zone. `wrote` is what stands there as far as we know."""
+    """Keeps a zone. `wrote` is its content as far as we know."""
 
     def __init__(self, updates: Updates, log: Any) -> None:
         self._updates, self._log = updates, log

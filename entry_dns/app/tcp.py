@@ -75,7 +75,7 @@ class TcpServer:
             writer.close()
 
     def _room(self) -> bool:
-        """Whether another may come; whoever was silent longest goes for it."""
+        """Whether another connection may be accepted; the one that was idle longest is closed for it."""
         if len(self.last_message_at) < self._most:
             return True
         longest = next(iter(self.last_message_at))

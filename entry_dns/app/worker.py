@@ -39,7 +39,7 @@ NICE = -10
 
 
 class KeyFile(msgspec.Struct, frozen=True):
-    """A key of a zone: its file's content, what it is for and whether it signs."""
+    """A key of a zone: its file's content, its role and whether it signs."""
 
     pem: bytes
     role: Role = Role.CSK
@@ -70,7 +70,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def responder(settings: Settings, *, udp: bool = True) -> Responder:
-    """The responder of these settings; by TCP who asks is proven, and no rate holds."""
+    """The responder of these settings; by TCP the sender's address is proven, and no rate limit applies."""
     keys: Mapping[bytes, ZoneKeys] = {
         wire(zone): ZoneKeys([ZoneKey(one.pem, one.role, one.stage) for one in listed])
         for zone, listed in settings.keys.items()

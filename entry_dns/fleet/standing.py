@@ -118,8 +118,8 @@ class Standings:
     def drained(
         self, names: Iterable[str], over_s: float, until: float, why: str, now: float, keep_share: float = 0.0
     ) -> None:
-        """An operator drains these entries until then. The same drain again begins no new one, but may go on for
-        longer: whoever renews a short one has it end soon after he is gone."""
+        """An operator drains these entries until then. The same drain written again does not restart, but may last
+        longer: an operator who renews a short drain repeatedly has it end soon after he stops."""
         for name in names:
             one = self._entries.get(name)
             if one is None:

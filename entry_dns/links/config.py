@@ -14,9 +14,9 @@ HostPort = Annotated[str, Field(pattern=r"^([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]
 
 
 class Probe(Part):
-    """How entries are asked whether they are ready: what a client would meet.
+    """How entries are probed for readiness, in the way that a client would reach them.
 
-    `at`: by an entry's name, where it is asked instead of at its public addresses, which are all asked otherwise.
+    `at`: by an entry's name, the address to probe instead of its public addresses, all of which are probed otherwise.
     """
 
     scheme: Literal["https", "http", "tcp"] = "https"

@@ -32,7 +32,7 @@ _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode
 
 
 class RegionLinks:
-    """The streams of reports. `reported` takes each; `refused` counts what is not believed, by reason."""
+    """The streams of reports. `reported` takes each; `refused` counts rejected ones by reason."""
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ class Updates:
         self._key = dns.tsig.Key(config.key_name, secret, _ALGORITHMS[config.algorithm])
 
     async def write(self, changes: Mapping[tuple[bytes, int], Records | None]) -> None:
-        """Put these sets of records in the place of what is there. Raises UpdateError."""
+        """Replace the existing sets of records by these. Raises UpdateError."""
         config = self._config
         zone = dns.name.from_text(config.zone)
         update = dns.update.UpdateMessage(zone, keyring=self._key)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes) -> None:
-    """Put a view in the place of the one before, at once for whoever opens it."""
+    """Replace the view atomically for all readers."""
     beside = path.with_suffix(".new")
     beside.write_bytes(data)
     os.replace(beside, path)
 
 
 def load(path: Path) -> memoryview:
-    """Map a view. What was mapped before lives as long as somebody holds it."""
+    """Map a view. The previous mapping lives as long as it is referenced."""
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

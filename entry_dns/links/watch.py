@@ -190,7 +190,7 @@ class Watcher:
             self.reported(report)
 
     def reported(self, report: RegionReport) -> None:
-        """Take a report that is newer than what is known of its sender, whichever path it came by."""
+        """Take a report that is newer than the sender's last one, whichever path it came by."""
         name, at = (report.region, report.instance), (report.incarnation, report.seq)
         known, now = self._loads.get(name), self._clock()
         if known is not None and at <= known.at and now - known.received_at <= LOAD_AGE_S:

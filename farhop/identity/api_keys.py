@@ -69,7 +69,7 @@ TOO_LONG = NotIdentified(UNKNOWN_KEY, f"this is no API key: none has more than {
 
 
 class Tokens(Protocol):
-    """Signed tokens that name who asks (farhop.identity.jwt_tokens)."""
+    """Signed tokens that authenticate a caller (farhop.identity.jwt_tokens)."""
 
     def known(self, credential: bytes) -> Principal | None:
         """Whose a token is that was verified before, by its header's SHA-256."""
@@ -174,7 +174,7 @@ class Keyring:
         self.memo = {}
 
     def forget(self) -> None:
-        """What is issued has changed."""
+        """The issued keys have changed."""
         self.memo = {}
 
     def _learn(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | Outcome:

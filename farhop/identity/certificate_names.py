@@ -25,7 +25,7 @@ _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A balancer that proved who it is."""
+    """A balancer with a proven identity."""
 
     tier: Tier
     region: str
@@ -47,7 +47,7 @@ def operator_uri(trust_domain: str, name: str) -> str:
 
 
 def read(names: Iterable[str], trust_domain: str) -> Peer | None:
-    """Who it is, by the alternative names of a verified certificate; None if they do not say it in this domain."""
+    """The peer, by the alternative names of a verified certificate; None if they name none in this domain."""
     tier, region = _parts(names, trust_domain)
     for known in TIERS:
         if tier == known and _REGION.fullmatch(region):

@@ -111,19 +111,19 @@ def _read(kid: str, text: bytes) -> HopKey:
 
 
 def key_to(root: bytes, region: str) -> str:
-    """What a region is given to check tokens with."""
+    """The key with which a region checks tokens."""
     return f"{_TO}{_region(region)}:{_text(_derive(root, 'to', region))}"
 
 
 def key_from(root: bytes, region: str, audiences: Iterable[str]) -> str:
-    """What a region's global balancers are given to sign tokens to those regions with."""
+    """The key with which a region's global balancers sign tokens to those regions."""
     whole = HopKey(root=root)
     pairs = ((to, whole.pair(region, _region(to))) for to in sorted(audiences))
     return f"{_FROM}{_region(region)}:" + ",".join(f"{to}={_text(key)}" for to, key in pairs if key is not None)
 
 
 def is_derived(text: str) -> bool:
-    """Whether it is what a region is given, and no root."""
+    """Whether it is one region's key, and not a root."""
     return text.startswith((_TO, _FROM))
 
 

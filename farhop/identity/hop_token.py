@@ -101,7 +101,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def request_line(method: bytes, target: bytes, body_bytes: int | None) -> bytes:
-    """What of a request its token is bound to; a body of unknown length has none that a token could be bound to."""
+    """The part of a request that its token is bound to; no token can be bound to a body of unknown length."""
     return b"\n%b %b %d" % (method, target, -1 if body_bytes is None else body_bytes)
 
 
@@ -256,7 +256,7 @@ class HopVerifier:
         self._uses = ReplayCache(uses_max)
 
     def adopt(self, other: HopVerifier) -> None:
-        """Accept the keys of another; what was used stays used."""
+        """Replace the keys; tokens used before remain used."""
         self._keys, self.by_head = other._keys, {}
 
     def admit(

@@ -222,7 +222,8 @@ class TokenVerifier:
         return None
 
     def identify(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | None:
-        """Whose the token in an `Authorization` header is, or why it is nobody's; None: there is no token in it."""
+        """The principal of the token in an `Authorization` header, or why it authenticates nobody; None: it has no
+        token."""
         if len(authorization) > TOKEN_BYTES_MAX:
             return _TOO_LONG if b"." in authorization else None
         parts = _JWT.fullmatch(authorization)
@@ -279,7 +280,7 @@ class TokenVerifier:
         return self._read(issuer, claims)
 
     def _read(self, issuer: Issuer, claims: dict[str, Any]) -> tuple[Principal, float, str] | NotIdentified:
-        """What a genuine token says."""
+        """The claims of a genuine token."""
         audience = claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
         if not any(isinstance(one, str) and one in issuer.audiences for one in audiences):

@@ -35,7 +35,7 @@ class TenantCertificates:
         self.memo: dict[bytes, tuple[Principal, float]] = {}  # by the certificate's SHA-256; until when
 
     def identify(self, certificate: bytes) -> Principal | NotIdentified:
-        """Whose a verified certificate (DER) is, or why it is nobody's."""
+        """The principal of a verified certificate (DER), or why it authenticates nobody."""
         digest = hashlib.sha256(certificate).digest()
         known = self.memo.get(digest)
         if known is None:

@@ -261,12 +261,13 @@ class Accounts:
             self.audit.put(Event(_wall_s(), "configuration", {"epoch": self._law().epoch}))
 
     def _named(self, context: RequestContext, caller: Caller) -> str:
-        """Whom the request's body names, if no token did."""
+        """The user that the request's body names, if no token did."""
         salt = self._user_salt
         return hidden_user(salt, caller.tenant, context.user) if context.user and salt else ""
 
     def _writes(self, caller: Caller, model: str, served: str = "") -> bool:
-        """Whether it is ours to write down. What an entry may not, the region that served it does, if it may."""
+        """Whether this balancer writes the record. If the entry may not, the region that served the request does, if it
+        may."""
         law, narrow = self._law(), caller.narrow
         tenant, key = caller.tenant, caller.key
         if not recorded(law, tenant, model, narrow, self.region, key):

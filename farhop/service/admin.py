@@ -109,7 +109,7 @@ class TierAdmin(Protocol):
         """The law in force, whole: of keys the hashes."""
 
     def topology(self) -> dict[str, Any]:
-        """The topology that the process goes by, with its own law, as a document: of keys the hashes."""
+        """The topology in use, with its own law, as a document; of keys it has only hashes."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -146,7 +146,7 @@ class AdminServer:
         operators: Operators = OPEN,
         config: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`config` tells what the process goes by, without its secrets."""
+        """`config` returns the configuration in use, without secrets."""
         self._config = config
         self._tier_admin, self._metrics, self._decisions = tier_admin, metrics, decisions
         self._operators, self._log = operators, logs.get("farhop.admin")
@@ -222,7 +222,7 @@ class AdminServer:
             await self._runner.cleanup()
 
     async def _admitted(self, handler: Handler, needed: Right, request: web.Request) -> web.StreamResponse:
-        """Answer who may ask for it, before anything of a body is read."""
+        """Answer callers that have the right, before anything of a body is read."""
         if no := self._from_a_page(request):
             self._count("other_site")
             return no

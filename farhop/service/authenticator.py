@@ -92,16 +92,16 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Authenticator(Protocol):
-    """What a listener's tier knows of callers."""
+    """A tier's authentication of callers, as a listener uses it."""
 
     def caller(self, head: Head) -> Caller | Reply:
-        """Who asks, or why they may not."""
+        """The caller, or the refusal."""
 
     def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
         """The caller with what the body of its request asks for, and its header `lines`; or why that cannot be."""
 
     def shut_out(self, caller: Caller) -> Reply | None:
-        """Why whoever was let in before the law changed may not be read any more; None if it may."""
+        """The refusal for a caller admitted before the law changed, if it may not be read any more; else None."""
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
         """The models this caller may use, sorted, and what is said of them where it may."""
@@ -156,7 +156,7 @@ class KeyAuthenticator:
         self._callers.clear()
 
     def caller(self, head: Head) -> Caller | Reply:
-        """Who asks, or why they may not."""
+        """The caller, or the refusal."""
         law = self._holder.law
         if law is not self._under:
             self._keyring.replace(law.topology.key)
@@ -208,8 +208,8 @@ class KeyAuthenticator:
         return self._keyring.identify(authorization, x_api_key)
 
     def _let_in(self, principal: Principal, head: Head, host: str = "") -> Caller | Reply:
-        """The caller that this makes, with what the request's head asks for; or why not. `host` is the residency that
-        the host's name says, "" for none."""
+        """The caller of this credential, with the options in the request's head; or the refusal. `host` is the
+        residency that the host's name states, "" for none."""
         elsewhere = self.entry_refusal(principal.tenant, head.target)
         if elsewhere is not None and not host:
             return elsewhere
@@ -266,7 +266,7 @@ class KeyAuthenticator:
         )
 
     def vouched(self, claims: RedirectToken) -> Caller | Reply:
-        """The caller for whom a token of ours speaks, as far as the law of now lets this balancer read it."""
+        """The caller that a token of ours names, if the law in force lets this balancer read its request."""
         why = self._holder.law.verdict(claims.tenant, "", Scope.ENTRY).why_not(self._region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, _UNREADABLE + why)
@@ -345,8 +345,8 @@ class KeyAuthenticator:
 
 
 class GatewayAuthenticator(KeyAuthenticator):
-    """Callers by the word of a gateway, which has made sure who they are and names the tenant in a header: for a port
-    that gateways alone can reach."""
+    """Trusts a gateway that has authenticated its callers and names the tenant in a header: for a port that only
+    gateways can reach."""
 
     raises = True
 
@@ -376,7 +376,7 @@ class GatewayAuthenticator(KeyAuthenticator):
 
 
 def as_issued(caller: Caller, by: Principal | RedirectToken) -> Caller:
-    """The caller with what the key, token or certificate says that was issued beside the law."""
+    """The caller with the restrictions of a credential that was issued beside the law: key, token or certificate."""
     priority = min(caller.priority, by.priority_max)
     return replace(
         caller, key_id=by.key_id, models=by.models, user=by.user, priority=priority, priority_max=by.priority_max
@@ -384,8 +384,8 @@ def as_issued(caller: Caller, by: Principal | RedirectToken) -> Caller:
 
 
 def narrowed(law: Law, caller: Caller, preferences: Preferences) -> Caller:
-    """The caller within the residency that its request's body names, by this law's map: a place that is not on it holds
-    nothing. What is said already is not said twice, since a hop token brings it, too."""
+    """The caller, narrowed to the residency that its request's body names, by this law's map: a place that the map
+    lacks contains no region. Lists that the caller already has are not repeated, since a hop token brings them, too."""
     lists = [within if (within := law.within(place)) is not None else (place,) for _, place in preferences.residency]
     more = tuple(within for within in dict.fromkeys(lists) if within and within not in caller.narrow)
     return replace(caller, narrow=(*caller.narrow, *more)) if more else caller

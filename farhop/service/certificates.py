@@ -55,7 +55,8 @@ class Files(msgspec.Struct, frozen=True):
 
 
 class Material(msgspec.Struct, frozen=True):
-    """What the files held, whole and valid. `not_after` is the certificate's end in epoch seconds, None without one."""
+    """The contents of the files, complete and valid. `not_after` is the certificate's end in epoch seconds, None
+    without one."""
 
     context: ssl.SSLContext
     chain: bytes | None

@@ -85,7 +85,7 @@ class Admin(Listen):
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody but this machine reaches it."""
+        """Whether only this machine can reach it."""
         return is_loopback(self.host)
 
     @model_validator(mode="after")
@@ -300,7 +300,7 @@ PlaceName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 class Claims(Part):
-    """The claims of a token that say who asks, by name; "" none. Each that is named must be in every token."""
+    """The claims of a token that identify the caller, by name; "" none. Each named claim must be in every token."""
 
     tenant: ClaimName = ""
     user: ClaimName = "sub"

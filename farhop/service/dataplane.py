@@ -152,7 +152,7 @@ class TlsSetup:
         return ListenerTls(certificates.context, listen.tls.handshake_s, refused, admits)
 
     def trouble(self, address: Address, why: str) -> None:
-        """TLS towards an upstream failed, or it says what nobody asked it for."""
+        """TLS towards an upstream failed, or it sent unsolicited data."""
         self._log.warning("upstream trouble", str(address), upstream=str(address), problem=why)
 
 
@@ -161,8 +161,8 @@ def _descriptors() -> int:
 
 
 async def open_entry(listener: Listener, entry: Entry, ready: Callable[[], bool]) -> int:
-    """Listen for clients; returns the port. A shared port is joined when work can be done, or after a while all the
-    same: the kernel would send this instance its share of clients before it knows anybody to send them to."""
+    """Listen for clients; returns the port. A shared port is joined once a target is known, or after a while in any
+    case: otherwise the kernel would send this instance its share of clients before it can serve them."""
     if entry.reuse_port:
         await until(ready, _JOIN_S)
     return await listener.open(entry.host, entry.port, reuse_port=entry.reuse_port)

@@ -22,7 +22,7 @@ DECISIONS_MAX = 10_000
 
 
 class Reasons(Protocol):
-    """What a tier says of its decisions."""
+    """A tier's descriptions of its decisions."""
 
     def attributes(self, decision: Any) -> dict[str, Value]:
         """Of it, what goes on the span."""
@@ -93,7 +93,7 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Decisions:
-    """Records by decision id; the oldest goes first. A record is a function, called only if somebody asks."""
+    """Records by decision id; the oldest is dropped first. A record is a function, called only when it is read."""
 
     __slots__ = ("_most", "_records")
 

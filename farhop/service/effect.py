@@ -99,7 +99,7 @@ def of_law(before: Topology, after: Topology, statuses: Iterable[Mapping[str, An
 
 
 def drained(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: str) -> list[str]:
-    """What a drain of a region would come to, in lines for people."""
+    """The effect of a drain of a region, in lines for people."""
     lines = [f"strands: {one}" for one in stranded_by(topology, statuses, region)]
     law, there = Law(topology), 0
     moves: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -168,7 +168,7 @@ def routed(
     model: str,
     route: Mapping[str, Any],
 ) -> list[str]:
-    """What a route of an entry would come to, in lines for people."""
+    """The effect of a route of an entry, in lines for people."""
     law, served = Law(topology), _served(statuses)
     if route.get("models"):
         return _short(list(_stands_for(law, served, tenant, route["models"])))
@@ -191,7 +191,7 @@ def routed(
 def _stands_for(
     law: Law, served: Mapping[str, set[str]], tenant: str, steps: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
-    """For each model of a cascade, whom it can serve now."""
+    """For each model of a cascade, a line: the regions that serve it now, and the tenants that may not use these."""
     tenants = [tenant] if tenant else sorted(law.topology.tenants)
     for name in (str(step["model"]) for step in steps):
         there = served.get(name)
@@ -248,7 +248,7 @@ def _left(law: Law, tenant: Tenant, model: str, region: str, others: frozenset[s
 
 
 def serving(status: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
-    """By model the regions that serve it, and whether surely: one that is suspect is nobody's refuge."""
+    """By model, the regions that serve it, and whether surely: a suspect region does not count as an alternative."""
     found: dict[str, dict[str, bool]] = {}
     for one in _dicts(status.get("regions")):
         if one.get("state") not in ("up", "suspect"):

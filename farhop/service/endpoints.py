@@ -69,7 +69,7 @@ class ConnectTls(Part):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine is reached there; a name counts only if it is `localhost`."""
+    """Whether only this machine can reach it; a name counts only if it is `localhost`."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

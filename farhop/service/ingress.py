@@ -58,7 +58,7 @@ _NO_STORE = b"cache-control: no-store\r\n"
 
 
 def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
-    """Whether this process lives, or whether work should be sent to it: nothing else is told to whoever asks."""
+    """Answer a probe for liveness or readiness, and nothing else, to any caller."""
     if head.method not in (b"GET", b"HEAD"):
         return answers.refusal(outcome.METHOD_NOT_ALLOWED, "this path answers GET only", extra=b"allow: GET, HEAD\r\n")
     good = head.path == paths.HEALTH or ready()
@@ -66,14 +66,14 @@ def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
 
 
 class Advisor(Protocol):
-    """Who answers `POST /v1/route`."""
+    """Answers `POST /v1/route`."""
 
     def advise(self, request: Request, context: RequestContext, head: Head) -> Reply:
         """Where the request would go now. Nothing is sent."""
 
 
 class RequestCarrier(RequestHolder, Protocol):
-    """Who takes a request that is read, and has its machine decide: the relay, as far as an ingress needs it."""
+    """Takes a request once it is read, and lets its machine decide: the part of the relay that an ingress uses."""
 
     def start(
         self,
@@ -91,7 +91,7 @@ class RequestCarrier(RequestHolder, Protocol):
 
 
 class ArrivalObserver(Protocol):
-    """Who wants to know from where requests come, once they are read."""
+    """Is told where requests come from, once they are read."""
 
     def arrived(self, exchange: Exchange, caller: Caller, model: str) -> None:
         """A request of this caller for this model is here."""

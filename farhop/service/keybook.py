@@ -46,7 +46,7 @@ class KeyBook:
         await follow(self._store, KEY_PREFIX, self.changed)
 
     async def begun(self) -> None:
-        """Until etcd, or this process's own disk, has said what is issued. Not for long: etcd may be gone just now."""
+        """Wait until etcd, or this process's own disk, has provided the issued keys. Only briefly: etcd may be down."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_S):
                 await self._answered.wait()
@@ -77,7 +77,7 @@ class KeyBook:
         return self._by_sha256.get(sha256)
 
     def status(self) -> dict[str, Any]:
-        """How many count, and what is wrong with others, for people."""
+        """For people: how many keys count, and the problems of others."""
         last = max((one.at for one in self._documents.values()), default=None)
         return {
             "issued": len(self._by_sha256),

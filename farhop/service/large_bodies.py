@@ -203,7 +203,7 @@ class ParserProcess:
         return received_message(self.link, len(body))
 
     def end(self) -> None:
-        """Kill it, and whoever waits for it gets an error."""
+        """Kill the process; all that wait for it get an error."""
         with contextlib.suppress(OSError):
             self.link.shutdown(socket.SHUT_RDWR)
         self.child.kill()
@@ -280,7 +280,7 @@ class LargeBodyReader:
         return parsed
 
     def close(self) -> None:
-        """Read no more; whoever waits gets an error."""
+        """Stop reading; all that wait get an error."""
         self._closed = True
         for asked in self._waiting.values():
             for future, _, _ in asked:

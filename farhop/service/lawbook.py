@@ -366,7 +366,7 @@ class LawBook:
         return True
 
     def left(self, who: str) -> None:
-        """Somebody is gone, whatever law it went by."""
+        """A balancer is gone: forget the epoch that it used."""
         self._ahead.pop(who, None)
 
     def may_believe(self, *, proven: bool) -> bool:
@@ -455,7 +455,7 @@ class LawBook:
         return {**self.status(), **policy.document_of(self.law.topology)}
 
     def topology(self) -> dict[str, Any]:
-        """The topology that this process goes by, with its own law, as a document. Of keys it holds the hashes."""
+        """The topology in use, with its own law, as a document; of keys it has only hashes."""
         return {**policy.map_of(self._world), **policy.document_of(self._world)}
 
     def observe(self, metrics: TierMetrics) -> None:

@@ -37,7 +37,7 @@ def bucket_of(tenant: str, limit: Limit, name: str) -> str:
 
 
 def kind_and_whose(bucket: str) -> tuple[str, str]:
-    """What a bucket counts, by its name, and of whom: tenant, key, model or user."""
+    """The kind that a bucket counts, by the bucket's name, and its subject: tenant, key, model or user."""
     _, key, model, name = msgspec.json.decode(bucket.partition(EACH)[0])
     return kind_of(name), "user" if EACH in bucket else "key" if key else "model" if model else "tenant"
 

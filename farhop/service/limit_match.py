@@ -42,8 +42,8 @@ class Lender:
 
 
 class Matched:
-    """The limits of one tenant's key and model: (kind, units per period, period in seconds, holding). `rates`: what the
-    model costs, where one of them is of money; `unpriced` is that holding, if it costs nobody knows what."""
+    """The limits of one tenant's key and model: (kind, units per period, period in seconds, holding). `rates`: the
+    model's prices, if one of the limits is in money; `unpriced` is that limit's holding, if the model has no price."""
 
     __slots__ = (
         "by_header",
@@ -82,7 +82,7 @@ class Matched:
             self.tokens_per_s = known + _LEARN * (pace - known) if known else pace
 
     def amounts(self, request: Request) -> Amounts:
-        """What a request may use, by kind."""
+        """The most that a request may use, by kind."""
         rates, answers = self.rates, request.answers
         prompt = ceil(request.prompt_bytes / BYTES_PER_TOKEN)
         output = request.max_tokens

@@ -96,7 +96,7 @@ class _User:
 
 
 class Reservation:
-    """What a request took, until it is settled. `limits` are for the headers of its answer."""
+    """The units that a request took, until they are settled. `limits` are for the headers of its answer."""
 
     __slots__ = ("_amounts", "_clock", "_matched", "_taken")
 
@@ -149,7 +149,7 @@ class Reservation:
         return 1, prompt, output, prompt + output, 1, money
 
     def headers(self) -> bytes:
-        """The header lines that tell a client what is left."""
+        """The header lines that tell a client how much is left."""
         return limit_answers.headers(self._matched, self._clock())
 
 
@@ -194,7 +194,7 @@ class Limiter:
         priced()
 
     def observe(self, metrics: TierMetrics) -> None:
-        """Show what is refused, and which roots are not reached."""
+        """Export refusals, and roots that cannot be reached, as metrics."""
         metrics.counter(
             "limits_refused", "Requests refused by a limit, by what it counts and whose it is.",
             lambda: dict(self._refused), ("kind", "whose"),

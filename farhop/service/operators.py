@@ -59,7 +59,7 @@ class Operators:
         return self._certified or bool(self._tokens)
 
     def of(self, authorization: str | None, certificate: bytes | None) -> Operator:
-        """Who that is: by the `Authorization` of the request and the certificate (DER) of its connection."""
+        """The operator, by the request's `Authorization` and its connection's certificate (DER)."""
         if not self.asks:
             return Operator("anybody", self._anybody)
         found = [self._by_token(authorization), self._by_certificate(certificate)]

@@ -42,7 +42,7 @@ class RequestHolder(Protocol):
 
 
 class PromptTokens:
-    """Prompts of requests that are answered by engines. `wanted`: whether a request's decision goes by its tokens."""
+    """Tokenizes prompts of requests to engines. `wanted`: whether a request's decision depends on its tokens."""
 
     def __init__(
         self, tokenizers: Tokenizers, wanted: Callable[[Request], bool], clock: Clock, telemetry: RequestTelemetry

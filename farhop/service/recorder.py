@@ -42,8 +42,8 @@ class Recording:
         self._ended: OrderedDict[int, float] = OrderedDict()  # when a session's last answer did
 
     def add(self, request: Request, region: str, arrived_s: float, over_s: float, usage: Usage | None) -> None:
-        """A request that is over, in seconds of the wall clock. One without usage is counted and not told: nobody knows
-        how long it was."""
+        """Add a finished request, in seconds of the wall clock. A request without usage is counted and left out: its
+        length is unknown."""
         if usage is None or not usage.prompt_tokens:
             self.unmeasured += 1
             return

@@ -107,7 +107,7 @@ class RegionConnections(Member):
         return self.certified_name(region) is not None or self.tier_insecure or is_loopback(host)
 
     def mutual(self, region: str) -> bool:
-        """Whether a region's balancers and we prove to each other by TLS who we are."""
+        """Whether a region's balancers and we authenticate each other by TLS."""
         tls = self.tier_tls
         return tls is not None and tls.cert_file is not None and region not in tls.plaintext_regions
 

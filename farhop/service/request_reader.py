@@ -48,7 +48,7 @@ _LLM_D, _OBJECTIVE = b"x-llm-d-", b"x-gateway-inference-objective: "
 
 
 class RefusedError(Exception):
-    """A request that goes nowhere; `reply` is what it is answered."""
+    """A refused request; `reply` is its answer."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.outcome.reason)
@@ -56,7 +56,7 @@ class RefusedError(Exception):
 
 
 class ModelNames(Protocol):
-    """Who knows names that stand for other models."""
+    """Resolves names that stand for other models."""
 
     def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
         """The request for the model that it gets, as GlobalFlow.resolve, by its prompt's canonical text; None where its
@@ -195,7 +195,7 @@ class RequestReader:
         return chain.chain(prompt.canonical, seed_of(caller, prompt))
 
     def count_unknown(self, context: RequestContext) -> None:
-        """Count the fields that nobody knows of a body that goes on: by name, if it may be recorded here."""
+        """Count the unknown fields of a body that is forwarded: by name, if they may be recorded here."""
         met = context.unknown_fields
         self._guard.count(met if context.recorded else [OTHER] * len(met))
 

@@ -145,7 +145,7 @@ class RequestTelemetry:
     # -- before it is relayed
 
     def begin(self) -> RequestContext:
-        """A head is here. Nothing is traced of those who are not let in."""
+        """A request's head is here. Callers that are not admitted are not traced."""
         self._metrics.in_flight += 1
         now = self._clock.now()
         return RequestContext(_UNTRACED, now, now, None if self.under is None else self.under.law)

@@ -38,8 +38,8 @@ _PARENT = b"x-parent-session-id: "
 
 
 def soft_session(tenant: str, headers: bytes, preferences: Preferences) -> tuple[int, int]:
-    """A session that nobody had to configure, and the one it came from, as hashes of the tenant and their names; 0 for
-    none. `headers` as for SessionReader.read; `preferences` are those of the body."""
+    """A session name that needs no configuration, and its parent's, as hashes of tenant and name; 0 for none. `headers`
+    as for SessionReader.read; `preferences` are those of the body."""
     name, parent = _agents(headers) if b"session" in headers else (b"", b"")
     if not name:
         name = (preferences.cache_key or preferences.user).encode("utf-8", "replace")
@@ -140,21 +140,21 @@ def values(headers: bytes, name: bytes) -> list[bytes]:
 
 
 class Wanted(Protocol):
-    """Whoever decides by them. `by_model` has the models for whose requests anything is looked for."""
+    """Decides by header matches. `by_model` has the models whose requests are searched for any."""
 
     @property
     def by_model(self) -> Container[str]:
         """See above."""
 
     def header_matches(self, model: str) -> tuple[HeaderMatch, ...]:
-        """What is to be looked for in the head of a request for this model."""
+        """The headers and cookies to look for in the head of a request for this model."""
 
     def may_pin(self, model: str) -> bool:
         """Whether a request for this model may ask for a version."""
 
 
 class AnyVersion:
-    """Whoever does not decide by them, and passes on what is asked for."""
+    """Does not decide by header matches, and passes on the version that was asked for."""
 
     by_model: Container[str] = ()
 

@@ -184,7 +184,7 @@ def _shape(kind: Kind, asked: dict[str, Any]) -> str:
 
 
 def _beside(where: str, file: Path) -> dict[str, Any]:
-    """What the model's tokenizer_config.json says, if there is one."""
+    """The contents of the model's tokenizer_config.json, if there is one."""
     config = file.with_name("tokenizer_config.json")
     try:
         found = msgspec.json.decode(config.read_bytes()) if config.exists() else {}
@@ -277,7 +277,7 @@ _READ = frozenset((Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES))
 
 
 def _give_way() -> None:
-    """This thread computes when nobody else would: on Linux a thread has a priority of its own."""
+    """Lower this thread's priority: on Linux each thread has its own."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 

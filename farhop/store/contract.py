@@ -49,7 +49,7 @@ class StoreUnreachable(StoreError):  # noqa: N818 -- says what is the case, like
 
 
 class Conflict(StoreError):  # noqa: N818 -- the same
-    """A compare-and-set met another revision: somebody else wrote first. Read again and decide again."""
+    """A compare-and-set found another revision: another writer was first. Read again and decide again."""
 
     def __init__(self, key: str, expected: int) -> None:
         found = "to be absent" if expected == 0 else f"at revision {expected}"
@@ -67,7 +67,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class ChangeKind(StrEnum):
-    """What a watcher is told."""
+    """The kinds of change that a watcher receives."""
 
     SNAPSHOT = "snapshot"
     PUT = "put"
@@ -135,7 +135,7 @@ class Store(Protocol):
     """Keys under revisions and leases. Keys are text, values bytes of at most 1 MiB."""
 
     async def open(self) -> None:
-        """Connect. Raises StoreUnreachable within the timeout if nobody answers, StoreError if we are refused."""
+        """Connect. Raises StoreUnreachable within the timeout if there is no answer, StoreError if we are refused."""
         ...
 
     async def close(self) -> None:

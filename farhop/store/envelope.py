@@ -160,7 +160,7 @@ class Signer:
 
 
 class Keys:
-    """Whose signatures count: by name, the public key and what it may sign (a kind, or `KIND/REGION`)."""
+    """The keys whose signatures count: by name, the public key and what it may sign (a kind, or `KIND/REGION`)."""
 
     def __init__(self, keys: Mapping[str, tuple[Ed25519PublicKey, Collection[str]]]) -> None:
         self._keys = {_checked(name): (key, frozenset(may)) for name, (key, may) in keys.items()}

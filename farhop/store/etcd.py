@@ -213,7 +213,7 @@ class EtcdStore(Store):
 
 
 class _GapError(StoreError):
-    """Changes were missed, by compaction or because the data is not what it was."""
+    """Changes were missed, by compaction or because the data was replaced."""
 
 
 class _WatchStream:

@@ -51,7 +51,7 @@ _STALE_LOGIN = ("invalid auth token", "revision of auth store is old")
 
 
 class EtcdClient(aetcd.Client):  # type: ignore[misc]  # aetcd ships no types
-    """aetcd's client with a TLS channel, and without its watcher, whose errors reach nobody (see EtcdStore.watch)."""
+    """aetcd's client with a TLS channel, and without its watcher, which hides its errors (see EtcdStore.watch)."""
 
     def __init__(self, endpoint: str, settings: EtcdSettings, credentials: grpc.ChannelCredentials | None) -> None:
         match = ENDPOINT.fullmatch(endpoint)

@@ -106,7 +106,7 @@ class KeptStore(Store):
             self._warn(f"hub {self._hub}: etcd speaks again")
 
     async def close(self) -> None:
-        """See the contract. What is not on disk yet goes there first."""
+        """See the contract. First writes pending data to disk."""
         ending = tuple(self._tasks)
         for task in ending:
             task.cancel()

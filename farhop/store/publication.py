@@ -21,7 +21,7 @@ REFRESHES_PER_TTL = 3  # two may fail before the lease ends
 
 
 class Leases(Protocol):
-    """What a publication needs of a store. Each word raises StoreError when the store does not answer."""
+    """The operations that a publication needs of a store. Each raises StoreError when the store does not answer."""
 
     async def grant(self, ttl_s: float) -> int:
         """A new lease's id."""

@@ -36,8 +36,8 @@ class StateError(Exception):
 
 
 class SavedDocument(msgspec.Struct, frozen=True):
-    """A document as it was written. `written_at`: by the disk's wall clock, seconds, to be shown, and for what is of no
-    use when it is old; never compared with another host's."""
+    """A document as it was written. `written_at`: seconds of the disk's wall clock, to be shown, and to discard
+    documents that are too old; never compared with another host's."""
 
     document: bytes
     written_at: float

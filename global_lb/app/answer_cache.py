@@ -80,7 +80,7 @@ class AnswerCacheRelay:
             self.cache.store.clear()  # so an operator has all that is kept forgotten
 
     def law_changed(self) -> None:
-        """Another law may be in force: what was kept under the one before is given back now."""
+        """Another law may be in force: drop the answers stored under the one before."""
         self.cache.under(self._flow.law)
 
     def observe(self, metrics: TierMetrics) -> None:

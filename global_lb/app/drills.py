@@ -61,7 +61,7 @@ class DrillSchedule:
         return self._process.pid if self._process is not None else None
 
     def command(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        """Arguments and what is added to the environment: keys never stand on a command line."""
+        """The arguments, and additions to the environment: keys are never on a command line."""
         config = self.config
         fleet = ["--context", config.context] if config.context else ["--config", str(self._path)]
         arguments = ["-m", "farhop_cli", "drill", "schedule", "--watch", *fleet, "--out", config.out]
@@ -88,7 +88,7 @@ class DrillSchedule:
                 await asyncio.sleep(self._backoff.next_s())
 
     async def close(self) -> None:
-        """Have it roll back what it runs, and end."""
+        """Make the process roll back its drill, and end."""
         self._ending = True
         process = self._process
         if process is None or process.returncode is not None:

@@ -60,7 +60,7 @@ class OwnTokens:
         return redirect_token.joined(base, target, token)
 
     def caller(self, token: bytes, path: bytes) -> Caller | Reply:
-        """Whom a token vouches for, as their key would have; or why not."""
+        """The caller that a token vouches for, as its API key would; or the refusal."""
         claims = self._verifier.use(token, self._clock.now() * 1e3, path)
         if claims is outcome.NO_BUFFER:
             detail = "too many redirected requests at once: ask the entry again"

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class GlobalTier(InstrumentedTier):
-    """What the relay writes for this tier."""
+    """The global tier's part of what the relay writes."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class GlobalTier(InstrumentedTier):
         redirect_tokens: RedirectTokens | None = None,
         mutual: Callable[[str], bool] = lambda _region: False,
     ) -> None:
-        """`mutual`: whether a region and we prove to each other by TLS who we are."""
+        """`mutual`: whether a region and we authenticate each other by TLS."""
         super().__init__(telemetry, log)
         self.concluded, self.attempt_over = telemetry.concluded, self._attempt_over
         self.token_rejected_at: dict[str, float] = {}  # by region: when one last refused what we signed
@@ -258,7 +258,7 @@ class DecisionReasons:
 
 
 class GlobalAdmin:
-    """What an operator sees of a global balancer."""
+    """An operator's view of a global balancer."""
 
     def __init__(
         self,
@@ -291,7 +291,8 @@ class GlobalAdmin:
         )
 
     def leads_somewhere(self) -> bool:
-        """Whether some region that is up is lawful for anybody: otherwise clients are better off at another entry."""
+        """Whether some region that is up is lawful for any tenant: otherwise clients are better off at another
+        entry."""
         now, law = self._clock.now(), self._flow.law
         up = {name for name, life in self._flow.regions.liveness.items() if life.read(now).state in ("up", "suspect")}
         return any(not up.isdisjoint(law.verdict(tenant, "").lawful) for tenant in law.topology.tenants)

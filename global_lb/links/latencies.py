@@ -87,7 +87,7 @@ class LatencyTable:
         return law
 
     def report(self) -> LatencyReport:
-        """What is to be told now."""
+        """The present report."""
         self.lawful()
         networks = self.table.read(self._clock(), self._config.networks_max, self._config.samples_min)
         return LatencyReport(region=self._region, instance=self._instance, networks=networks)

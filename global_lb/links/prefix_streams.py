@@ -38,7 +38,7 @@ STALE_MAX = 8
 
 
 class PrefixGapError(Exception):
-    """The stream does not go on from what is known: ask again. The text says why."""
+    """The stream does not continue from the known state: ask again. The text says why."""
 
 
 class _Instance:
@@ -120,7 +120,7 @@ class _Region:
 
 
 class Prefixes:
-    """All regions. `refused` counts what is not believed, by reason; `law_epoch` is that of the law we go by."""
+    """All regions. `refused` counts rejected messages by reason; `law_epoch` is that of the law in force here."""
 
     def __init__(
         self, trie: PrefixTrie, refused: Callable[[str], None], law_epoch: int = 0, forget_s: float = FORGET_S
@@ -303,7 +303,7 @@ def read(message: region_pb2.PrefixDelta) -> Content | str:
 
 
 class PrefixStream:
-    """One stream of one instance. `known_incarnation` and `known_seq` are what it may go on from."""
+    """One stream of one instance, which may continue from `known_incarnation` and `known_seq`."""
 
     def __init__(self, prefixes: Prefixes, name: tuple[str, str], region: _Region, instance: _Instance) -> None:
         self._prefixes, self._region, self.instance = prefixes, region, instance
@@ -312,7 +312,7 @@ class PrefixStream:
         self.known_incarnation, self.known_seq = instance.incarnation, instance.seq
 
     def ended(self, now: float) -> None:
-        """It is over, for whatever reason: what was reported is kept for a while."""
+        """The stream is over, for whatever reason: the reported prefixes are kept for a while."""
         instance = self.instance
         if self._current:
             instance.connected = False

@@ -59,7 +59,7 @@ INSTANCES_MAX = 1024
 
 
 class Upstreams(Protocol):
-    """Who sends requests to the balancers: the relay."""
+    """The sender of requests to the balancers: the relay."""
 
     def channel(self, address: Address, up: bool) -> None:
         """The gRPC channel to the balancer whose tier listener that is broke, or works again."""
@@ -220,7 +220,7 @@ class Watcher:
             self._follow()
 
     def _follow(self) -> None:
-        """Follow the hubs, from the beginning: what was not believed of a region may be now."""
+        """Follow the hubs from the beginning: reports that were rejected for their region may be valid now."""
         for task in self._following:
             task.cancel()
         self._following = [self._tasks.start(hub.follow(), f"watch the reports in hub {hub.name}") for hub in self.hubs]
@@ -229,7 +229,8 @@ class Watcher:
     # -- by either path
 
     def on_report(self, report: RegionReport) -> str | None:
-        """Take a report if it is newer than what is known, and swap the view. Why it is not believed; None if it is."""
+        """Take a report if it is newer than the known one, and swap the view. Returns why it is rejected; None if it is
+        not."""
         if self._closed:
             return None  # a link may still speak while it is being closed
         if report.region not in self._topology.regions:
@@ -441,7 +442,7 @@ class Watcher:
         return bool(self._reports)
 
     def on_stream_failed(self, what: str, code: grpc.StatusCode) -> None:
-        """A link's stream ended in an error. That nobody is there the ping tells; any other reason is counted."""
+        """A link's stream ended in an error. Pings detect that the other end is gone; any other reason is counted."""
         if code not in GONE:
             self._refused(f"{what}_{code.name.lower()}")
 

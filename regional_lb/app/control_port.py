@@ -80,7 +80,7 @@ class ControlPort:
 
 
 class _ExceptionInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
-    """Of a method that broke, whoever called is told that alone; by itself gRPC sends the exception's text."""
+    """Tells the caller of a failed method only that it failed; by default gRPC sends the exception's text."""
 
     async def intercept_service(
         self,

@@ -145,7 +145,7 @@ class Listeners:
     # -- what is known later than they are made
 
     def gate(self, gate: Callable[[], Reply | None]) -> None:
-        """Let nobody in while `gate` says why not."""
+        """Admit no request while `gate` returns a reason."""
         for ingress in self._ingresses:
             ingress.gate = gate
 

@@ -129,7 +129,7 @@ class Mesh:
         await self.reporter.open(self._store)
 
     def published(self) -> list[dict[str, Any]]:
-        """What is amiss with reports in each hub, for people."""
+        """For people: problems of our reports in each hub."""
         troubles = {} if self.reporter is None else self.reporter.published(self._hub)
         return [{"hub": name, "trouble": why} for name, why in troubles.items()]
 
@@ -151,7 +151,7 @@ class Mesh:
             await self.reporter.withdraw()
 
     async def close(self) -> None:
-        """Answer nobody any more. At any time."""
+        """Stop answering. May be called at any time."""
         await all_of(
             self._tasks.close, self.limit_root.close, self._warm_restart.save, self.peers.close, self._control.close
         )

@@ -75,7 +75,7 @@ class ModelNames:
         self._changed(self)
 
     def status(self) -> list[dict[str, Any]]:
-        """For people: what stands for what, by tenant and name."""
+        """For people: the models behind each name, by tenant and name."""
         return [
             {"tenant": tenant, "model": name, "models": [step.model_dump() for step in steps]}
             for (tenant, name), steps in sorted(self.in_force.items())

@@ -34,7 +34,7 @@ _regions = lru_cache(maxsize=1024)(frozenset[str])  # of many requests alike: ea
 
 
 class TenantTerms(NamedTuple):
-    """What the law of a region makes of a tenant: `scope` as `hint_scope` has it, `is_recorded` as `recorded`."""
+    """A tenant's terms under the law in this region: `scope` as `hint_scope` has it, `is_recorded` as `recorded`."""
 
     scope: str
     is_recorded: bool
@@ -79,13 +79,13 @@ def vouched(
 
 
 class RedirectedCallers:
-    """Who comes by such a token (KeyAuthenticator.by_token)."""
+    """Authenticates callers with such a token (KeyAuthenticator.by_token)."""
 
     def __init__(self, redirect_tokens: RedirectTokenVerifier, flow: RegionalFlow, clock: Clock) -> None:
         self._redirect_tokens, self._flow, self._clock = redirect_tokens, flow, clock
 
     def caller(self, token: bytes, path: bytes) -> Caller | Reply:
-        """Whom the token vouches for on this path, or why not."""
+        """The caller that the token vouches for on this path, or the refusal."""
         claims = self._redirect_tokens.use(token, self._clock.now() * 1e3, path)
         if claims is outcome.NO_BUFFER:
             detail = "too many redirected requests at once: ask the balancer that sent you again"

@@ -72,7 +72,7 @@ class HopAuthenticator:
         self._terms: dict[tuple[str, str], TenantTerms] = {}  # by tenant and key, of requests that narrow nothing
 
     def caller(self, head: Head) -> Caller | Reply:
-        """Who the global tier asks for. The law here is evaluated again, in admission."""
+        """The caller on whose behalf the global tier asks. The law here is evaluated again, in admission."""
         request = request_line(head.method, head.target, head.content_length)
         token = head.known.pop(HOP_HEADER, None)  # nobody needs to hold it any longer
         admitted = self._verifier.admit(token, self._clock.now() * 1e3, request)
@@ -123,7 +123,7 @@ class HopAuthenticator:
 
 
 class RegionalTier(InstrumentedTier):
-    """What the relay writes for this tier."""
+    """The regional tier's part of what the relay writes."""
 
     def __init__(self, telemetry: RequestTelemetry, log: Throttled, region: str, engine_key: str | None) -> None:
         super().__init__(telemetry, log)
@@ -163,7 +163,7 @@ class RegionalTier(InstrumentedTier):
 
 
 class PickReasons:
-    """What is said of a Pick."""
+    """The description of a Pick."""
 
     def attributes(self, decision: Pick) -> dict[str, Value]:
         """On the span."""
@@ -212,7 +212,7 @@ class PickReasons:
         }
 
     def predicted_hit(self, decision: Pick) -> tuple[float, str]:
-        """What the chosen replica was thought to hold, by its own word or by our guess."""
+        """The predicted cache hit of the chosen replica, from its own reports or our estimate."""
         chosen = decision.chosen
         if chosen is None:
             return 0.0, "trie"
@@ -234,7 +234,7 @@ def _why(decision: Pick) -> str:
 
 
 class RegionalAdmin:
-    """What an operator is told of a region's balancer. `overrides` are followed beside it, `peers` are the others."""
+    """An operator's view of a regional balancer. `overrides` are followed beside it, `peers` are the others."""
 
     def __init__(
         self,

@@ -157,7 +157,7 @@ class Traits(Part):
 
     @property
     def handover(self) -> Handover:
-        """How it gives others what it computed, or takes it from them."""
+        """How it passes computed prompts to other replicas, or receives them."""
         return self.disaggregation or ("sglang" if self.engine == "sglang" else "vllm")
 
 

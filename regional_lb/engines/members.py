@@ -181,7 +181,7 @@ class Members:
         return frozenset() if config is None else _missing(config, self._listings.get(name))
 
     def sweep(self, now: float, idle: Callable[[str], bool]) -> bool:
-        """Let go of those leaving who have finished, or whose time is over. Whether there were any."""
+        """Remove leaving replicas that are idle, or whose time is over. Returns whether there were any."""
         gone = [name for name, (_, until) in self._leaving.items() if now >= until or idle(name)]
         for name in gone:
             del self._leaving[name]

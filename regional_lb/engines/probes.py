@@ -37,7 +37,7 @@ _CHANNEL = (
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """What was seen. `ready` says something only of one that is alive (`ok`)."""
+    """The result of a probe. `ready` is meaningful only if the replica is alive (`ok`)."""
 
     ok: bool
     ready: bool = True
@@ -52,7 +52,7 @@ def url_of(address: Address, path: str) -> str:
 
 
 class Prober(Protocol):
-    """Looks at one replica, again and again. `why`: what the last look saw that was not READY, "" if it was."""
+    """Probes one replica repeatedly. `why`: why the last probe was not READY, "" if it was."""
 
     why: str
 

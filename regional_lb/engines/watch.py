@@ -106,7 +106,7 @@ class Watcher:
         self._swap()
 
     def announce(self, replicas: Sequence[ReplicaConfig]) -> None:
-        """From now on these are all there is (names are unique); who is not among them finishes what it works on."""
+        """These are all replicas from now on (names are unique); a replica that is not among them finishes its work."""
         if self.members.announce(replicas, self._clock()):
             self._swap()
             if self.members.leaving and (self._sweeping is None or self._sweeping.done()):
@@ -161,7 +161,7 @@ class Watcher:
         return looking is not None and looking[0] is replica
 
     def problems(self, name: str) -> list[str]:
-        """What the last looks at a replica could not see, and why."""
+        """Problems of the last observations of a replica, and their reasons."""
         return list(self._problems.get(name, {}).values())
 
     def _problem(self, name: str, what: str, problem: str, said: bool = True) -> None:
@@ -332,7 +332,8 @@ class Watcher:
             self._warn(replica.label, problem, "models it serves")
 
     async def _listing(self, address: Address) -> bytes:
-        """Raises PageError, FetchError: then it has not said what it serves, and that is no evidence."""
+        """The engine's list of models. Raises PageError, FetchError: then it has reported nothing, and that is no
+        evidence."""
         assert self._pool is not None
         answer = await fetch.get(self._pool, address, "/v1/models", self._watch.timeout_s, LISTING_BYTES_MAX, self._key)
         if answer.status != 200:
@@ -341,7 +342,7 @@ class Watcher:
         return answer.body
 
     async def _slots(self, replica: ReplicaConfig, listing: Listing) -> int | None:
-        """How many requests it says that it runs at once; what it said before where it does not answer now."""
+        """How many requests the engine reports that it runs at once; the last value if it does not answer now."""
         assert self._pool is not None
         engine = replica.engine or listing.engine
         paths, _ = slots.PAGES.get(engine, ((), None))
@@ -401,7 +402,7 @@ class Watcher:
         return asyncio.sleep(seconds * (0.8 + 0.4 * self._rng.random()))
 
     async def _page(self, address: Address, path: str) -> bytes:
-        """The page, whole: what is cut short could say 1 where it meant 12. Raises PageError, FetchError."""
+        """The complete page: a truncated one could say 1 instead of 12. Raises PageError, FetchError."""
         assert self._pool is not None
         answer = await fetch.get(self._pool, address, path, self._watch.timeout_s, PAGE_BYTES_MAX)
         if answer.status != 200:

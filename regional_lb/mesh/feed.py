@@ -39,7 +39,7 @@ class AskedCallback(Protocol):
 
 
 class PeerFeed(peers_pb2_grpc.PeersServicer):
-    """The streams of one balancer. `on_asked` is told of whoever asks, `peer_authenticator` knows who that is."""
+    """The streams of one balancer. `on_asked` is told about each asker, whom `peer_authenticator` identifies."""
 
     def __init__(
         self,

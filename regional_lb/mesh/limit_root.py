@@ -191,7 +191,7 @@ class LimitRoot:
             self._root = None
 
     async def _conflicted(self) -> None:
-        """Somebody else wrote, or we did, and were not told: then we go on from there."""
+        """Another balancer wrote, or we did without learning of it: then continue from there."""
         try:
             async with asyncio.timeout(WRITE_S):
                 entry = await self._store.get(limit_root_key(self._region))
@@ -259,7 +259,7 @@ def _is_sound(ask: Ask) -> bool:
 
 
 def _read(entry: Entry | None) -> RootClaim | None:
-    """What stands there; None for what nobody can read, which is taken over like what stands still."""
+    """The claim of the root; None for an unreadable one, which may be taken over like one that does not change."""
     if entry is None:
         return None
     try:

@@ -59,7 +59,7 @@ _OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)
 
 
 class _Instance:
-    """What is known of one peer. `stream_at` and `reported_at`: when it last spoke to us, and to etcd."""
+    """The known state of one peer. `stream_at` and `reported_at`: when it last sent to us, and to etcd."""
 
     __slots__ = (
         "address", "cached_seq", "draining", "incarnation", "link", "reported", "reported_at", "stream_at", "synced",
@@ -80,9 +80,9 @@ class _Instance:
 
 
 class Peers:
-    """All of them. `react` is told events; `refused` counts what was not believed, by reason.
+    """All of them. `react` is told events; `refused` counts rejected messages by reason.
 
-    `certificates` are for peers that speak TLS, `trouble` is told where that fails, or cannot even be tried.
+    `certificates` are for peers that use TLS; `trouble` is called if that fails, or cannot even be tried.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class Peers:
         self.warm = True
 
     def withdraw(self) -> None:
-        """Hand everything over that we own; what is under way here is still told."""
+        """Hand over all replicas that we own; our requests under way are still reported."""
         self.feed.draining = True
         self._judge(anyway=True)
 
     async def close(self) -> None:
-        """Follow nobody any more."""
+        """Stop following."""
         await self._tasks.close()
         for link in tuple(self.links.values()):
             await link.close()
@@ -180,7 +180,7 @@ class Peers:
         self._link(report.control_address)
 
     def met(self, instance: str, address: str, *, proven: bool) -> None:
-        """Somebody follows us: follow them, where they are if they proved who they are, else where we know them."""
+        """A peer follows us: follow it, at its own address if it proved its identity, else at the known one."""
         if instance == self._config.instance or not address:
             return
         try:
@@ -212,7 +212,7 @@ class Peers:
         return known
 
     def namesake(self, address: str) -> None:
-        """Another process has our name: whoever reads reports would take the two for one."""
+        """Another process has our name: readers of reports would take the two for one."""
         self.refused("peer_namesake")
         self.trouble(address_of(address), f"it is instance {self._config.instance!r} as we are: give each its own")
 
@@ -322,18 +322,18 @@ class Peers:
 
     @property
     def proven(self) -> bool:
-        """Whether peers prove by TLS who they are."""
+        """Whether peers prove their identity by TLS."""
         return self._config.control.tls is not None
 
     def hung_up(self, name: str, link: PeerLink) -> None:
-        """The stream of a peer ended. It may be back at once: what it said stands for a while."""
+        """The stream of a peer ended. It may be back at once, so its state is kept for a while."""
         known = self.known.get(name)
         if known is not None and known.link is link:
             known.link = None
 
     def nobody_at(self, address: str) -> None:
-        """Nobody listens there: what lived there is gone, unless it says something hereafter. Operators still see it
-        for FORGET_S."""
+        """Nothing listens there: the peer is gone, unless it sends something later. Operators still see it for
+        FORGET_S."""
         gone_at = self.clock() - GONE_S
         for known in self.known.values():
             if known.address == address and known.link is None and known.stream_at > -inf:
@@ -380,7 +380,7 @@ def _lives(known: _Instance, now: float) -> bool:
 
 
 class PeerLink:
-    """Follows whoever answers at one address, for as long as the address is wanted."""
+    """Follows the peer at one address, for as long as the address is wanted."""
 
     def __init__(self, peers: Peers, address: str) -> None:
         self._peers, self.address = peers, address

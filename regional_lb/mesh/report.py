@@ -202,7 +202,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         return status if not self._unfit else {name: why or self._unfit for name, why in status.items()}
 
     def hold(self) -> None:
-        """Whoever asks before we are open is told that nothing is taken yet."""
+        """Tell callers before we are open that no work is accepted yet."""
         self.draining = True
         self.latest = self.build()
 
@@ -360,7 +360,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def Prefixes(  # noqa: N802 - the service's name for it
         self, request: region_pb2.PrefixesRequest, context: Any
     ) -> AsyncIterator[region_pb2.PrefixDelta]:
-        """What the caches hold, and every change of it, as far as the asker may know."""
+        """The cached prefixes, and every change, as far as the asker may know them."""
         await self._peer_authenticator.proven(context, "global", request.region)
         if self.prefixes.readers >= STREAMS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")

@@ -54,7 +54,7 @@ class WarmRestart:
         self._saved: tuple[object, ...] = ()
 
     async def restore(self) -> int:
-        """Begin with what is on disk; how many messages were believed."""
+        """Begin with the state on disk; returns how many messages were accepted."""
         if self._where is None:
             return 0
         try:

@@ -30,7 +30,7 @@ REFUSED_STREAM, COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 0x7, 0x9, 0xB
 
 
 class Http2Error(Exception):
-    """The other end does not keep to the protocol: the connection is over. `code` is what it is told."""
+    """The other end violates the protocol: the connection is over. `code` is the one sent to it."""
 
     def __init__(self, code: int, problem: str) -> None:
         super().__init__(problem)
@@ -54,7 +54,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
-    """What a SETTINGS frame says, judged. Raises Http2Error."""
+    """The checked contents of a SETTINGS frame. Raises Http2Error."""
     if len(payload) % 6:
         raise Http2Error(FRAME_SIZE_ERROR, "SETTINGS is cut off")
     for at in range(0, len(payload), 6):

@@ -124,7 +124,7 @@ class Acts:
         self._drills = drills
 
     async def perform(self, act: Act, author: str) -> dict[str, Any]:
-        """Show what it would come to, or do it. Raises ActError."""
+        """Show the effect of the action, or do it. Raises ActError."""
         if act.do == "start-drill":
             return await self._begun(act, author)
         law = self._law()

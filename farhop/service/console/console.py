@@ -78,7 +78,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """What a console is of: one balancer, or those of a fleet."""
+    """The data source of a console: one balancer, or those of a fleet."""
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ class Source(Protocol):
         ...
 
     def author(self, operator: Operator) -> str:
-        """Who acts, as documents say it."""
+        """The name of the operator, as documents record it."""
         ...
 
 
@@ -176,7 +176,7 @@ class BalancerSource:
         return {self.name: await self._explain(question)}
 
     def acts(self) -> Acts | None:
-        """See Source. A regional balancer does not know who would be left without a region."""
+        """See Source. A regional balancer does not know which tenants would be left without a region."""
         if self._status.get("tier") != "global":
             return None
 
@@ -343,7 +343,7 @@ class Console:
                     due = clock()
 
     async def look(self) -> None:
-        """Make the next picture, and tell all viewers what is new in it."""
+        """Make the next picture, and send all viewers the difference."""
         async with self._looking:
             await self._look()
 

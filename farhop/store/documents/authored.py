@@ -20,7 +20,7 @@ DOCUMENT_LIMIT_BYTES = 64 * 1024
 
 
 class Authorship(msgspec.Struct, frozen=True):
-    """Who wrote a document, why and when (UTC, for people)."""
+    """The author of a document, the reason, and the time (UTC, for people)."""
 
     author: str
     why: str

@@ -23,7 +23,7 @@ class DocumentError(ValueError):
 
 
 def read(decoder: msgspec.json.Decoder[T], document: bytes, what: str, limit_bytes: int) -> T:
-    """What a JSON document says, its values unchecked. Raises DocumentError."""
+    """The content of a JSON document, with unchecked values. Raises DocumentError."""
     check_size(len(document), limit_bytes)
     try:
         return decoder.decode(document)

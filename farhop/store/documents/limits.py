@@ -70,12 +70,12 @@ def unit(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """What a limit counts, by its name: `requests` of `requests_per_minute`, `usd` of `micro_usd_per_day`."""
+    """The kind that a limit counts, by its name: `requests` of `requests_per_minute`, `usd` of `micro_usd_per_day`."""
     return name.partition("_per_")[0].removeprefix("micro_")
 
 
 def period_s(name: str) -> float:
-    """The period of a limit, by its name; 0 of one on what is under way at once."""
+    """The period of a limit, by its name; 0 for a limit on concurrent requests."""
     _, _, period = name.partition("_per_")
     return {"minute": MINUTE_S, "day": DAY_S, "month": MONTH_S, "": 0.0}[period]
 

@@ -199,7 +199,7 @@ class Pods:
 
 
 def _standing(conditions: _Conditions) -> bool | None:
-    """False: takes work. True: it finishes what it has. None: it is not there."""
+    """False: takes work. True: finishes its work, takes no new. None: it does not count."""
     ready = conditions.ready is not False  # what is not told is true, and `serving` is then as `ready`
     if conditions.terminating:
         return True if (ready if conditions.serving is None else conditions.serving) else None
@@ -300,7 +300,7 @@ class Kubernetes:
                 on_update(book.take(step))
 
     async def _follow_pool(self, namespace: str, name: str, on_update: OnUpdate) -> None:
-        """The pods by the pool's selector, and others when it says otherwise; nobody when it is gone."""
+        """Follow the pods by the pool's selector, and by another when it changes; no pods when the pool is gone."""
         if self._config.objectives is not None:
             self._asked.start(
                 self._follow_objectives(namespace, self._config.objectives, name), f"objectives of {name}"
@@ -363,7 +363,7 @@ def _failure_mode(pool: _PoolSpec | None) -> str:
 
 
 def _pool(step: kube_api.Listed | kube_api.Changed, name: str) -> _PoolSpec | None:
-    """What the pool says now, None if there is none. Raises msgspec.ValidationError."""
+    """The pool's present state, None if there is no pool. Raises msgspec.ValidationError."""
     things = step.objects if isinstance(step, kube_api.Listed) else [] if step.gone else [step.object]
     for thing in things:
         if _key(thing) == name:

@@ -39,7 +39,7 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvListener:
-    """Follows the KV events of all replicas that have them. `refused` counts what was not believed, by reason."""
+    """Follows the KV events of all replicas that have them. `refused` counts rejected ones by reason."""
 
     def __init__(
         self, react: Callable[[Event], None], refused: Callable[[str], None], clock: Callable[[], float]

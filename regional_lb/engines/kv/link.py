@@ -61,7 +61,7 @@ class Link(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Keep it, and read on only as far as somebody receives."""
+        """Keep the data, and pause reading if they are not consumed."""
         self._heard_at = self._loop.time()
         self._buffer += data
         if self._left >= BUFFER_BYTES and self._transport is not None:
@@ -169,7 +169,7 @@ class Link(asyncio.Protocol):
 
 
 async def open_link(endpoint: str, kind: Literal[b"SUB", b"DEALER"]) -> Link:
-    """A link to `tcp://host:port`. Raises LinkError, OSError where nobody listens, TimeoutError."""
+    """A link to `tcp://host:port`. Raises LinkError, OSError if nothing listens there, TimeoutError."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(HANDSHAKE_S):

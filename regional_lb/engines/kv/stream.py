@@ -52,7 +52,7 @@ class Follower:
         return [*out, *self._first(seq), self._take(seq, payload)], False
 
     def give_up(self, seq: int, payload: bytes) -> list[Out]:
-        """What is missing before this batch cannot be had."""
+        """The batches missing before this one cannot be had."""
         if seq <= self.applied:
             return []
         return [Lost(), self._take(seq, payload)]

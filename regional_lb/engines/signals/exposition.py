@@ -22,7 +22,7 @@ _LINE_BYTES_MAX = 128 * 1024  # to the value: names of adapters
 
 
 class PageError(Exception):
-    """A page that does not say what it must. `reason` is a fixed word to count by; the text names the metric."""
+    """A page without a required value. `reason` is a fixed word to count by; the text names the metric."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

@@ -71,7 +71,7 @@ def read_gpus(text: bytes) -> tuple[Gpu, ...]:
 
 
 def fault(gpus: Iterable[Gpu], mine: Collection[str]) -> str:
-    """What is broken among those whose index or UUID is in `mine` (all of them if it is empty), "" if nothing is."""
+    """The fault among the GPUs whose index or UUID is in `mine` (all of them if it is empty), "" if there is none."""
     for gpu in gpus:
         if gpu.xid in FATAL_XIDS and (not mine or gpu.index in mine or gpu.uuid in mine):
             return f"GPU {gpu.index or gpu.uuid}: XID {gpu.xid}, {FATAL_XIDS[gpu.xid]}"

@@ -70,7 +70,7 @@ BY_MODEL = frozenset(("triton",))
 
 
 def read_slots(engine: str, body: bytes) -> int | None:
-    """What an answer from one of the engine's PAGES says; None where it says nothing of use."""
+    """The number in an answer from one of the engine's PAGES; None if it has none."""
     if len(body) > _PAGE_BYTES_MAX or body.count(b"[") + body.count(b"{") > _LISTS_MAX:
         return None
     try:
