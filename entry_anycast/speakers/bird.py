@@ -172,5 +172,5 @@ def replace_file(path: Path, text: str) -> None:
         beside.unlink()
     with beside.open("x") as file:  # never through a link that somebody put there meanwhile
         file.write(text)
-    beside.chmod(0o644)  # BIRD runs as somebody else, and it holds nothing but prefixes
+    beside.chmod(0o644)  # BIRD runs as another user, and the file holds only prefixes
     os.replace(beside, path)

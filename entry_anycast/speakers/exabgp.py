@@ -114,7 +114,7 @@ class ExaBgp:
 
     async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._helper is None or self._helper.done():
-            # ExaBGP has started its helper anew. What the one before it asked nobody answers: end the whole of it.
+            # ExaBGP has restarted its helper. The earlier helper's questions stay unanswered: end all of it.
             writer.close()
             self._lost("exabgp's helper ended")
             return
@@ -179,7 +179,7 @@ class ExaBgp:
                         break
                     lines.append(answer)
             except (OSError, ValueError):
-                # A connection reset, or a line longer than its buffer: for who asks the same as an end of the stream.
+                # A connection reset, or a line longer than its buffer: the caller treats both as the end of the stream.
                 # Of what was answered none is of use, since the acknowledgement behind it never comes.
                 pass
             raise SpeakerError("exabgp: ended, or its helper did")

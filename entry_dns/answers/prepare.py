@@ -123,7 +123,7 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
     cost, allowed = _costs(known, columns, drawn, unique), known.allowed[place] & columns.may
     everybody = allowed.all(axis=0)
     confines = bool((allowed != everybody).any())
-    if confines:  # one more row: of whom nothing is known, with what is lawful for all
+    if confines:  # one more row, for clients of unknown network: the entries that are lawful for all
         place = np.append(place, UNKNOWN)
         cost = np.vstack((cost, cost[inverse[-1]]))
         allowed = np.vstack((allowed, everybody))

@@ -151,7 +151,7 @@ class Responder:
         self.tails: dict[bytes, _Tail] = {}
         self._subnet_senders: dict[
             bytes, float
-        ] = {}  # who sent a client subnet for a name that is not lawful alike, and when
+        ] = {}  # senders of a client subnet for a name whose lawful entries differ by network, and when
         self.counts = [0] * len(COUNTERS)
         self.led: list[int] = []
         self.now = 0.0

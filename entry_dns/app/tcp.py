@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MESSAGES_MAX = 1000  # on one connection
 MESSAGE_BYTES_MAX = 4096  # a question has 300 and some options; as by UDP
 SHARE = 10  # a network has one in so many connections
-WAITED_S = 1.0  # who sent a message in this time does not give way
+WAITED_S = 1.0  # a connection with a message in this time is not closed for a new one
 
 
 class TcpServer:

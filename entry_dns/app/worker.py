@@ -144,7 +144,7 @@ def go_first() -> None:
 def _report_ready() -> None:
     try:
         os.write(sys.stdout.fileno(), READY)
-    except OSError:  # nobody listens: then nobody waits for it
+    except OSError:  # nothing listens, so nothing waits for it
         return
 
 

@@ -38,7 +38,7 @@ def bind(listen: DnsListen) -> tuple[list[socket.socket], list[socket.socket], i
         try:
             return _all(listen)
         except OSError as error:
-            # Port 0: what the system chose for TCP may be somebody's by UDP.
+            # Port 0: the port that the system chose for TCP may be in use by UDP.
             if listen.port or error.errno != errno.EADDRINUSE or attempt == _CHOICES - 1:
                 why, where = error.strerror or str(error), f"{', '.join(listen.hosts)} port {listen.port}"
                 remedy = _REMEDIES.get(error.errno or 0, "choose another port")

@@ -165,7 +165,7 @@ class Keyring:
         if x_api_key is not None and isinstance(found, Principal):
             other = self.identify(b"Bearer " + x_api_key)
             if isinstance(other, Principal) and other != found:
-                return TWO_CALLERS  # a placeholder that nobody knows is sent beside a key by many clients
+                return TWO_CALLERS  # many clients send an unknown placeholder beside a key
         return found
 
     def replace(self, lookup: Lookup) -> None:

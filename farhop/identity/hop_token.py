@@ -318,7 +318,7 @@ class HopVerifier:
             return known
         if not compare_digest(_mac(known[1], signed + request), mac):
             return HOP_FORGED
-        if head not in self.by_head:  # only now: else anybody could fill it
+        if head not in self.by_head:  # only now: otherwise any caller could fill it
             if len(self.by_head) >= _ISSUERS_MAX:
                 self.by_head.clear()
             self.by_head[head] = known

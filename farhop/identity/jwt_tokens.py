@@ -296,7 +296,7 @@ class TokenVerifier:
             return _EARLY
         if ends - made > issuer.life_s_max:
             return _LIVES_LONG
-        if "cnf" in claims:  # RFC 7800: without the proof it would be good for whoever found it
+        if "cnf" in claims:  # RFC 7800: without the proof any finder could use it
             return _BOUND
         principal = self._principal(issuer, claims)
         if isinstance(principal, NotIdentified):

@@ -59,7 +59,7 @@ class RedirectTokenSigner(HopSigner):
 
     __slots__ = ()
     VERSION: ClassVar[bytes] = b"r2"
-    WITH_BODY: ClassVar[bytes] = VERSION  # there is none: nobody knows the body yet
+    WITH_BODY: ClassVar[bytes] = VERSION  # there is none: the body is not known yet
 
 
 class RedirectTokenVerifier(HopVerifier):

@@ -150,7 +150,7 @@ class Accounts:
         if self.usage is None or caller is None or reason in _UNSENT:
             return
         served = self._served_in(active, reason)
-        # Of an answer that was another's, nobody but we knows that this one got it.
+        # If the answer was made for another request, only we know that this one got it.
         if self._writes(caller, active.request.model, served if active.forward is not None else ""):
             self.usage.put(self._record(context, caller, active, reason, served, status, usage, now))
 

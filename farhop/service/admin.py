@@ -158,7 +158,7 @@ class AdminServer:
             lambda: dict(self._refused),
             "reason",
         )
-        self.acted: Callable[[str, str], None] | None = None  # told of who does what here, before it is done
+        self.acted: Callable[[str, str], None] | None = None  # told about each action and its author, before it is done
         self.more: tuple[tuple[str, str, Handler, Right], ...] = ()  # routes of this tier's own
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
@@ -302,7 +302,7 @@ class AdminServer:
         return web.Response(text="alive\n")
 
     async def _show_ready(self, _request: web.Request) -> web.Response:
-        # What stands behind it names hosts: not for anybody who comes.
+        # The details name hosts, which not every caller may see.
         ready, notice = self._tier_admin.ready(), "" if self._operators.asks else self._tier_admin.notice()
         text = "ready\n" if ready else "not ready\n"
         return web.Response(text=f"{text}{notice}\n" if notice else text, status=200 if ready else 503)
@@ -431,7 +431,7 @@ class _Bounded:
 
     def __call__(self) -> asyncio.Protocol:
         """For an accepted connection."""
-        assert self.make is not None  # set before anybody is accepted
+        assert self.make is not None  # set before any connection is accepted
         now = asyncio.get_running_loop().time()
         if len(there := self.make.connections) >= CONNECTIONS_MAX:
             self._refused("too_many_connections")

@@ -140,10 +140,10 @@ class KeyAuthenticator:
         self._offered, self._request_s = offered, request_s
         # Priorities by InferenceObjective; the tier sets it.
         self.objective: Callable[[str], int | None] = lambda _name: None
-        # Who comes by a redirect's token instead, and for which path.
+        # Callers with a redirect's token instead, and for which path.
         self.by_token: Callable[[bytes, bytes], Caller | Reply] | None = None
-        self.certificates: TenantCertificates | None = None  # who comes with a certificate and nothing else
-        self._callers: dict[Principal, Caller] = {}  # under this law, of those who wish for nothing
+        self.certificates: TenantCertificates | None = None  # callers with a certificate and nothing else
+        self._callers: dict[Principal, Caller] = {}  # under this law, for callers without wishes of their own
 
     def also(self, issued: KeyBook, tokens: Tokens | None = None) -> None:
         """Let in by the keys of this book, too, and by these tokens."""

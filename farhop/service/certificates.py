@@ -69,13 +69,13 @@ class Material(msgspec.Struct, frozen=True):
 
     def channel(self) -> grpc.ChannelCredentials:
         """For a gRPC channel."""
-        import grpc  # which who only checks files does without
+        import grpc  # not needed to check files
 
         return grpc.ssl_channel_credentials(self.ca, self.key, self.chain)
 
     def server(self) -> grpc.ServerCertificateConfiguration:
         """For a gRPC server."""
-        import grpc  # which who only checks files does without
+        import grpc  # not needed to check files
 
         assert self.key is not None  # a server has both
         assert self.chain is not None
@@ -232,7 +232,7 @@ class Certificates:
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server, which asks before every handshake whether there is something new."""
-        import grpc  # which who only checks files does without
+        import grpc  # not needed to check files
 
         given = self.material
 

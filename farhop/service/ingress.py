@@ -124,7 +124,7 @@ class Ingress:
         self.relay: RequestCarrier | None = None
         self.arrivals: ArrivalObserver | None = None
         self.limits: Limiter | None = None  # what clients may use, where that is limited
-        self.gate: Callable[[], Reply | None] | None = None  # why nobody is let in just now, where there can be a why
+        self.gate: Callable[[], Reply | None] | None = None  # why no request is admitted now, if there can be a reason
 
     def compose(self, caller: Caller, kind: Kind, body: bytes, path: bytes) -> Request:
         """The Request that a body would be, its tokens read where they are of use. Raises RefusedError."""
@@ -148,7 +148,7 @@ class Ingress:
         if self.gate is not None and (closed := self.gate()) is not None:
             return closed
         if redirect_token.PARAMETER in head.target:
-            head.target, token = redirect_token.parted(head.target)  # nobody behind us is to see it
+            head.target, token = redirect_token.parted(head.target)  # nothing behind us may see it
             if token is not None:
                 head.known[redirect_token.HEADER] = token
         if self._advisor is not None and head.path.startswith(paths.ROUTE):
@@ -173,7 +173,7 @@ class Ingress:
             head.known[CERTIFICATE] = certificate
         caller = self._authenticator.caller(head)
         for name in (b"authorization", b"x-api-key"):
-            head.known.pop(name, None)  # it has said who asks: nobody needs to hold it any longer
+            head.known.pop(name, None)  # it has identified the caller, and is not needed any more
         if not isinstance(caller, Caller):
             return caller
         context.kind, context.caller, exchange.tenant = kind, caller, caller.tenant

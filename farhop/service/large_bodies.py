@@ -249,7 +249,9 @@ class LargeBodyReader:
 
     def _read(self, future: asyncio.Future[ParsedBody], reading: asyncio.Future[ParsedBody]) -> None:
         self._reads = False
-        error = None if reading.cancelled() else reading.exception()  # asked for, whoever is still there to hear it
+        error = (
+            None if reading.cancelled() else reading.exception()
+        )  # asked for, whether or not its caller is still there
         if future.done():
             pass  # nobody is
         elif reading.cancelled():

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 INLINE_BYTES_MAX = 16 * 1024  # read at once, in some 20 ms; a larger one beside the loop, which goes on meanwhile
 PROBLEMS_SHOWN_MAX = 20
 BEGIN_S = 5.0
-MEND_S = 0.2  # somebody else may be mending the hub just now: up to so long, at random
+MEND_S = 0.2  # another balancer may be repairing the hub now: wait up to so long, at random
 MEND_AGAIN_S = 5.0
 AHEAD_MAX = 64
 STATE_NAME = "law"
@@ -305,7 +305,7 @@ class LawBook:
             self._log.warning("law in force", str(read.policy.epoch), **fields)
         self.adopt(self.law)
         for hub in self._hubs.values():
-            # Whoever sets a law writes it to one hub after the other: that one is late is no trouble yet.
+            # A new law is written to one hub after the other: one late hub is no trouble yet.
             if hub.answered and hub.lost is None and (not hub.seen or self._is_older(hub.seen)):
                 hub.behind = True
                 self._uneven.set()
@@ -349,7 +349,9 @@ class LawBook:
     async def _put(self, name: str, hub: _Hub, written: bytes) -> None:
         try:
             await self._stores[name].put(LAW_KEY, written, expect_revision=hub.revision)
-        except StoreError as error:  # somebody was faster, which the watch will see; or it cannot be, until it can
+        except (
+            StoreError
+        ) as error:  # another was faster, which the watch will see; or the write fails until it succeeds
             self._log_problems("law not put", [f"hub {name}: {error}"])
         else:
             self._log_problems("law put", [f"hub {name} was given the law of epoch {self.law.epoch}"])

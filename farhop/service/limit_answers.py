@@ -96,7 +96,7 @@ def _form(of: list[tuple[str, int, int]]) -> bytes:
         lines += f"x-ratelimit-limit-{name}: {size}\r\nx-ratelimit-remaining-{name}: %d\r\n"
         if period:
             lines += f"x-ratelimit-reset-{name}: %b\r\n"
-        # Of requests at once nobody knows when one ends.
+        # It is unknown when a concurrent request ends.
         policies.append(f'"{name}";q={size};w={period}' if period else f'"{name}";q={size};qu="concurrent-requests"')
         states.append(f'"{name}";r=%d;t=%d' if period else f'"{name}";r=%d')
     return f"{lines}ratelimit-policy: {', '.join(policies)}\r\nratelimit: {', '.join(states)}\r\n".encode()

@@ -349,7 +349,7 @@ class Limiter:
         user = hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
         if (tenant, user) in self.users or len(self.users) < USERS_MAX:
             return user
-        for _ in range(USERS_LOOKED_AT):  # who came first, and is idle, is forgotten; who is not comes to the end
+        for _ in range(USERS_LOOKED_AT):  # the first that is idle is forgotten; one that is not goes to the end
             whose = next(iter(self.users))
             old = self.users.pop(whose)
             if old.idle:

@@ -69,7 +69,7 @@ class PromptTokens:
         salt = _salt_kept(exchange.context.caller, kind, prompt)
         if not self.wanted(request):
             start(request, since)
-            if holder.holds(request.id):  # of what is on its way nobody needs them
+            if holder.holds(request.id):  # not needed for requests already on their way
                 loop.call_soon(self._read_beside, holder, kind, request, body, salt)
         elif len(body) <= INLINE_BYTES_MAX:
             start(_with(request, self._tokenizers.now(kind, model, body, salt)), since)

@@ -94,7 +94,7 @@ class Recorder:
 
     def __init__(self, region: str) -> None:
         self._region = region
-        self.recordings: list[Recording] = []  # none while nobody listens
+        self.recordings: list[Recording] = []  # none while there is no listener
 
     def concluded(self, request: Request, arrived_s: float, over_s: float, usage: Usage | None) -> None:
         """A request is over that came from a client, and that may be recorded here. Wall seconds."""

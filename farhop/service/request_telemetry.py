@@ -212,7 +212,7 @@ class RequestTelemetry:
         if self.accounts is not None and not context.over:
             self.accounts.turned_away(context, reason, status, self._clock.now())
         if reason.source is Source.LAW:
-            self.mute(context)  # who may not be read here is not recorded here either
+            self.mute(context)  # a caller that may not be read here is not recorded here either
         self._finish(context, reason, status, self._clock.now())
 
     def advised(self, context: RequestContext, request: Request, decision: Any) -> None:
@@ -357,7 +357,7 @@ class RequestTelemetry:
         ttft_s = tpot_s = None
         target = ""
         # An engine's error comes fast: as a first token it would make a broken replica look quick.
-        # And an answer that was another's is nobody's speed.
+        # And an answer made for another request measures no speed.
         if active is not None and active.began_at and active.status < 400 and active.forward is not None:
             ttft_s = active.began_at - context.arrived_at
             target = active.forward.target if active.forward is not None else ""

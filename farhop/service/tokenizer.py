@@ -351,7 +351,7 @@ class Tokenizers:
                 tokens.set_result(found)
 
         reading.add_done_callback(over)
-        tokens.add_done_callback(lambda _: reading.cancel())  # who gave up needs no thread
+        tokens.add_done_callback(lambda _: reading.cancel())  # a caller that gave up needs no thread
         return tokens
 
     def _for(self, model: str) -> ModelTokenizer | None:
@@ -363,7 +363,7 @@ class Tokenizers:
 
     def _reader(self, model: str) -> ModelTokenizer:
         reader = self._for(model)
-        assert reader is not None  # who asks has asked `reads` before
+        assert reader is not None  # callers have called `reads` before
         return reader
 
     def close(self) -> None:

@@ -159,7 +159,7 @@ class Delivery:
         try:
             self._cursor = msgspec.json.decode((self._folder / _CURSOR).read_bytes(), type=_Cursor)
         except (OSError, msgspec.DecodeError):
-            self._cursor = _Cursor()  # sent again: whoever gets it knows it by its id
+            self._cursor = _Cursor()  # sent again: the receiver recognises it by its id
 
     def _save(self, cursor: _Cursor) -> None:
         beside = self._folder / f".{_CURSOR}.new"

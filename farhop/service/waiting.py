@@ -62,7 +62,7 @@ class Waiting:
         if future.cancelled():
             return
         if exchange.callbacks is not self:
-            future.exception()  # it is nobody's any more
+            future.exception()  # its caller is gone
             return
         exchange.callbacks = None
         try:

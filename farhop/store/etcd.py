@@ -84,7 +84,7 @@ class EtcdStore(Store):
                         backoff.reset()
                         yield change
             except _GapError:
-                pass  # contact is not lost, only the thread: whoever reads is told all of it by the next snapshot
+                pass  # contact is not lost, only the sequence: the next snapshot tells readers everything
             except StoreError as error:
                 if not lost and not self._closed.is_set():
                     lost = True
@@ -259,7 +259,7 @@ class _WatchStream:
         if self._reading is not None:
             await asyncio.wait({self._reading})
             if not self._reading.cancelled():
-                self._reading.exception()  # why it ended no longer matters to anybody
+                self._reading.exception()  # why it ended no longer matters
 
     async def _answers(self, within_s: float) -> bool:
         assert self._reading is not None

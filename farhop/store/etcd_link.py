@@ -154,7 +154,7 @@ class EtcdLink:
         except grpc.aio.AioRpcError as error:
             raise self._translate(error, client) from None
         except (TimeoutError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            # The last: written to a call that had ended, and nobody had read so yet.
+            # The last: a write to a call that had ended, before its end was read.
             raise self._gone(client, str(error) or f"no answer within {self.settings.timeout_s} s") from None
         except asyncio.CancelledError:
             # Closing a channel cancels its calls, which looks like our own cancellation to the task that awaits one.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farhop.store.contract import Change, Entry
     from farhop.store.etcd_settings import EtcdSettings
 
-CHANGES_WAITING = 1024  # of one watch: a hub whose changes nobody takes waits, as it would alone
+CHANGES_WAITING = 1024  # of one watch: a hub whose changes are not consumed waits, as it would alone
 
 
 class Hubs(Store):
@@ -168,7 +168,7 @@ class Hubs(Store):
             except Conflict:
                 if not written:
                     raise
-                # Somebody who read after our first write was faster here: his word is the newer one.
+                # A writer that read after our first write was faster here: its document is the newer one.
             except StoreError as error:
                 failed[name] = error
         self.unreached |= {name: str(error) for name, error in failed.items()}
@@ -211,7 +211,7 @@ class _Everywhere(Publication):
         """Begin everywhere; returns whether some hub has it."""
         try:
             return await self._first({self._task(self._begin(name, store)) for name, store in self._stores.items()})
-        except BaseException:  # cancelled: nobody will hold this publication, so nothing of it may stay
+        except BaseException:  # cancelled: this publication will have no owner, so nothing of it may stay
             await self.withdraw()
             raise
 

@@ -86,7 +86,7 @@ class LeasedPublication(Publication):
         self._task = asyncio.create_task(self._run(), name=f"publish {self._key}")
         try:
             return await self._outcome()
-        except BaseException:  # cancelled: nobody will hold this publication, so nothing of it may stay
+        except BaseException:  # cancelled: this publication will have no owner, so nothing of it may stay
             await self.withdraw()
             raise
 

@@ -52,7 +52,7 @@ class StateDir:
     def __init__(self, root: Path, fleet: str, owner: str) -> None:
         self.fleet = _checked("fleet", fleet)
         self._folder = root / fleet / _checked("owner", owner)
-        self._saving = threading.Lock()  # a save outlives whoever waits for it and is cancelled
+        self._saving = threading.Lock()  # a save continues if its caller is cancelled
 
     def path(self, name: str) -> Path:
         """Where a document stands."""
@@ -84,7 +84,7 @@ class StateDir:
         # mistake may mix their bytes in it: the checksum tells.
         beside = path.with_name(f".{name}.new")
         try:
-            # Laws hold hashes of keys: they are nobody else's to read.
+            # Laws hold hashes of keys: only we may read them.
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._saving:
                 try:

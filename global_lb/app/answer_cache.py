@@ -133,7 +133,7 @@ class AnswerCacheRelay:
             )  # fmt: skip
             return
         now = self._clock()
-        request = replace(request, fallbacks=())  # others may get its answer, who asked for this model
+        request = replace(request, fallbacks=())  # requests for this model may get its answer, too
         active = ActiveRequest(
             self._relay, exchange, request, b"", hide_usage, context, arrived_at or now, continuation, geo
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ENDS_S = 15.0  # how long a drill that is stopped may take to restore, and to say so
 AGAIN_S = (5.0, 300.0)  # before it is started again, if it ended by itself
 _KEY = "FARHOP_DRILL_KEY_"
-ENDS_WITH_STDIN = "FARHOP_ENDS_WITH_STDIN"  # whoever has this ends when whoever started it is gone
+ENDS_WITH_STDIN = "FARHOP_ENDS_WITH_STDIN"  # a process with this ends when its parent is gone
 
 
 class DrillsConfig(Part):

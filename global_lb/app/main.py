@@ -81,7 +81,7 @@ LIVE = LIVE_OF_BOTH | {
 ENTRY_LEASE_S = 15.0  # of what is said for operators: nothing waits for its end
 _PILOT = {PilotState.ASLEEP: 0.0, PilotState.WAKING: 0.5, PilotState.AWAKE: 1.0}
 SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
-WARM_S = 2.0  # and then until what the regions hold, and how far they are, is known here: nobody is sent by guesses
+WARM_S = 2.0  # and then until the regions' caches and distances are known here: no request is routed by guesses
 
 
 class GlobalBalancer:

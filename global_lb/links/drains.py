@@ -54,7 +54,7 @@ class Drains:
             pace = {"over_s": over_s, "keep_share": override.keep_share}
             moves = override.move_streams
             self._react(RegionForced(override.region, drain=True, why=why, until=until, **pace, moves=moves))
-        # Whoever has only begun has no traffic to move away, hence no pace to keep.
+        # A balancer that has just started has no traffic to move away, hence no pace to keep.
         self._fresh = False
 
     def status(self, region: str) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ HURRY = 0.25  # of the time between pings, while the wire time moves, or the cha
 AGAIN = 0.1  # of that time, after a lost one
 SILENCE = 0.5  # of that time without a message on the channel, and it is asked: reports come once a second, too
 # The same of a region that nothing was sent to for IDLE_S: its reports say that it lives, so only a missing one is
-# asked about, and nobody waits for what is found out half a second later.
+# asked about, and nothing waits for an answer that comes half a second later.
 IDLE_S, IDLE, IDLE_SILENCE = RESTED_S, 2.0, 1.25
 LAW_AGAIN_S = 2.0  # between two attempts to go by one law
 LAW_TIMEOUT_S = 10.0

@@ -182,7 +182,7 @@ class Prefixes:
         known = self.regions.get(region)
         if known is None or not chain or known.young_nodes.most >= SENT_NODES_MAX:
             return
-        nodes, last = known.young_nodes, chain[-1]  # who has a node has those above it, too
+        nodes, last = known.young_nodes, chain[-1]  # an instance that has a node has those above it, too
         if last not in nodes and not known.holds(last) and known.known:
             known.young.append(chain)
             nodes.put(chain)

@@ -150,7 +150,7 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     @model_validator(mode="after")
     def _served(self) -> RegionalConfig:
         if self.discovery:
-            return self  # who will be found may serve it
+            return self  # a replica found later may serve it
         for model, split in self.splits.items():
             known = {replica.version for replica in self.replicas if model in replica.models}
             for version in sorted(split.versions - known):

@@ -119,7 +119,7 @@ class Mesh:
         reporter.hold()
         await self._control.start(reporter, self.peers.feed)
         self.limit_root.open(control)
-        await self._warm_restart.restore()  # before the peers, who know it better
+        await self._warm_restart.restore()  # before the peers, whose knowledge is newer
         await self.peers.open(control)
         self._tasks.start(self._warm_restart.keep(), "write down what a restart is to know")
 

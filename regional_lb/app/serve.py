@@ -74,7 +74,7 @@ class HopAuthenticator:
     def caller(self, head: Head) -> Caller | Reply:
         """The caller on whose behalf the global tier asks. The law here is evaluated again, in admission."""
         request = request_line(head.method, head.target, head.content_length)
-        token = head.known.pop(HOP_HEADER, None)  # nobody needs to hold it any longer
+        token = head.known.pop(HOP_HEADER, None)  # it is not needed any more
         admitted = self._verifier.admit(token, self._clock.now() * 1e3, request)
         if isinstance(admitted, Outcome):
             retry_after_s = RETRY_AFTER_S if admitted is outcome.NO_BUFFER else None

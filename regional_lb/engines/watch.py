@@ -90,7 +90,7 @@ class Watcher:
         self._pool: Pool | None = None
         self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was fetched
         self._in_flight, self._warn, self._watched = in_flight, warn, watched
-        # No request lives for longer than `request_s`: whoever is leaving then works on none.
+        # No request lives for longer than `request_s`: after that a leaving replica has none.
         self.members = Members(config.limits.request_s)
         self._problems: dict[str, dict[str, str]] = {}  # by name and what was asked: what came of it last
         self._tasks = Tasks()
@@ -360,7 +360,7 @@ class Watcher:
     async def _slots_by_model(self, replica: ReplicaConfig) -> None:
         """The same of a server that says it of each model by itself: the least of them, so that none has a queue."""
         assert self._pool is not None
-        assert replica.engine is not None  # who calls this has looked
+        assert replica.engine is not None  # the caller has checked
         (path,), _ = slots.PAGES[replica.engine]
         found: list[int] = []
         for model in sorted(replica.models):

@@ -96,7 +96,7 @@ class MeshConfig(Process):
         """What we sign must count here, too: all balancers of a fleet know the same keys."""
         absent = [key.public for key in self.signing.keys.values() if is_absent(key.public)]
         if absent or (self.report_key is not None and is_absent(self.report_key.private)):
-            return self  # nobody can tell here
+            return self  # unknown here
         place, document, signer = report_key(self.region, self.instance), b"{}", self.report_signer
         try:
             self.signing.made().open(place, document if signer is None else signer.seal(place, document))

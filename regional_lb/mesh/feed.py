@@ -115,7 +115,7 @@ class _Stream:
         recent = self._shares.recent
         same = request.known_incarnation == feed.incarnation and recent.reaches(request.known_cached_seq)
         self._at = request.known_cached_seq if same else recent.floor
-        # What the others had cached is told to who comes anew only: to the rest they tell it themselves.
+        # The others' cached prefixes are sent only to new readers: the rest get them from the others directly.
         self._all_until = self._at if same else recent.seq
         self._until = recent.seq
         self._teaches = request.known_incarnation != feed.incarnation

@@ -154,7 +154,7 @@ class LimitRoot:
                 levels[bucket]["nearly_used_s"] = round(now - since, 1)
         return {"lends": lends, "trouble": self.trouble or None, "buckets": levels}
 
-    # -- who it is
+    # -- which balancer is the root
 
     def _configure(self) -> None:
         if self._root is not None:
@@ -172,7 +172,7 @@ class LimitRoot:
                     await self._wake.wait()
                 await asyncio.sleep(0.02)
             except TimeoutError:
-                pass  # nobody woke it: it is written at its pace
+                pass  # it was not woken: it is written at its pace
 
     async def step(self) -> None:
         """Write the claim anew, or look whether it is to be had."""

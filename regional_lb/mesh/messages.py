@@ -82,7 +82,7 @@ def _cached(path: peers_pb2.CachedPath, *, same_law: bool) -> Cached:
     nodes = tuple(path.nodes)
     if not nodes or len(nodes) > DEPTH_MAX or 0 in nodes or len(set(nodes)) < len(nodes):
         raise PeerUpdateError("peer_malformed")
-    # By another law than ours nobody knows who may know: here it is of use all the same, and the world is not told.
+    # Under another law than ours its audience is unknown: it is used here all the same, and not passed on.
     nobody: frozenset[str] = frozenset()
     audience = (frozenset(path.regions) if path.restricted else None) if same_law else nobody
     return Cached(path.replica, nodes, audience)

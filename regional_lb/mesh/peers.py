@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from regional_lb.mesh.config import MeshConfig
     from regional_lb.scheduler.flow import RegionalFlow
 
-GONE_S = 3.0  # a peer that nobody heard for this long takes part no more
+GONE_S = 3.0  # a peer that was silent for this long no longer takes part
 WARM_S = 2.0  # how long a start waits for what the others know
 TICK_S = 0.05
-_TURN = 5  # ticks between two looks at who takes part
+_TURN = 5  # ticks between two looks at which peers take part
 LIST_S = 1.0
 SILENT_S = 2.0  # a stream that says nothing for so long, four heartbeats, is given up
 LAW_AGAIN_S = 2.0
@@ -216,12 +216,12 @@ class Peers:
         self.refused("peer_namesake")
         self.trouble(address_of(address), f"it is instance {self._config.instance!r} as we are: give each its own")
 
-    # -- who takes part
+    # -- which peers take part
 
     async def _tick(self) -> None:
         turn = 0
         while True:
-            ticks = 1 if self.known else _TURN  # alone there is nobody to give way to
+            ticks = 1 if self.known else _TURN  # alone, there is no other to give way to
             await asyncio.sleep(ticks * TICK_S)
             if self.shares.contended:
                 self.react(TurnTimerFired())
@@ -412,7 +412,7 @@ class PeerLink:
             except grpc.aio.AioRpcError as error:
                 pause_s = self._failed(error)
             except TimeoutError:
-                pass  # nobody answered in time: asked again after the pause
+                pass  # no answer in time: ask again after the pause
             self.settled = True
             self._soon.clear()
             with contextlib.suppress(TimeoutError):

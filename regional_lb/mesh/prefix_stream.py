@@ -108,7 +108,7 @@ class PrefixPublisher:
                     yield step
                     if not self._under(request):
                         return
-                # Who asks the next turn of a conversation may do so in a moment: it is sent now what the last one left.
+                # The next turn of a conversation may come in a moment: send now what the last turn left.
                 if self._flow.fleet.trie.sweeping:
                     yield Pause(BATCH_S) if sent else Pause(LOOK_S, wakes=True)
                 else:

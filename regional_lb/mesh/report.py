@@ -93,7 +93,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         `addresses` are those of the tier, control and admin ports; the last one "" where operators cannot come.
         """
         self._admin_tls = admin_tls
-        self.limit_root: LimitRoot | None = None  # who lends out what tenants may use; main sets it
+        self.limit_root: LimitRoot | None = None  # the root of limits; main sets it
         self.quiet_s, self._laws, self._peer_authenticator, self._signer = quiet_s, laws, peer_authenticator, signer
         self._region, self._instance, self._flow, self._clock = region, instance, flow, clock
         self._tier, self._control, self._admin = addresses
@@ -148,7 +148,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             tpot_ms, batch_interference_ms = min(flow.fleet.speeds[name].tpot_ms for name in replicas), 0.0
         bases = flow.law.lineage.get(model, frozenset())
         if bases is not None and (len(bases) > BASES_LIMIT or sum(map(len, bases)) > _BASES_LETTERS_MAX):
-            bases = None  # one left out would bind nobody: then none is known
+            bases = None  # a base left out would not bind: then report the bases as unknown
         gpus, facts = self._served_by(model)
         longest = flow.fleet.most_context_tokens(model, ready.of.names)
         sums = owned.sums()
@@ -247,7 +247,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             return None
         self._seen, fresh = flow.news, self.build()
         if not due and not moved(self.latest, fresh):
-            self._seq -= 1  # not told to anybody: the number is free again
+            self._seq -= 1  # it was not sent: the number is free again
             return None
         self._published_at, self.latest = now, fresh
         return fresh
@@ -315,7 +315,10 @@ class Reporter(region_pb2_grpc.RegionServicer):
     ) -> region_pb2.PingReply:
         """Our clock, at once, and what is known of the attempts asked about."""
         peer, asker = await self._peer_authenticator.proven(context), request.balancer
-        own = peer is None or (peer.tier, peer.region) == ("global", asker.partition("/")[0])  # others' are nobody's
+        own = peer is None or (peer.tier, peer.region) == (
+            "global",
+            asker.partition("/")[0],
+        )  # never the attempts of others
         return region_pb2.PingReply(
             nonce=request.nonce,
             clock_ms=self._clock() * 1e3,
@@ -365,7 +368,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         if self.prefixes.readers >= STREAMS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {STREAMS_MAX} global balancers")
         if not self.prefixes.knows(request.region):
-            # Nobody's law lets a hint go where the world has no region.
+            # No law lets a hint go to a place where the world has no region.
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "region: not in this region's topology; compare both")
         changed = asyncio.Event()
         self.prefixes.wakes[changed.set] = None

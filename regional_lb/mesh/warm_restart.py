@@ -76,7 +76,7 @@ class WarmRestart:
                 await asyncio.sleep(0)  # others may run
         except (PeerUpdateError, DecodeError, ValueError):
             self._refused("warm_restart_malformed")
-        # Who told it is gone: what it learned stays, and it takes part in nothing.
+        # Its sender is gone: the learned figures stay, and it takes part in nothing.
         self._react(PeersChanged(_NOBODY, _NOBODY))
         return believed
 

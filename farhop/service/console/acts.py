@@ -235,7 +235,7 @@ class Acts:
             raise ActError(f"etcd: {error}", 503) from None
         laws: list[dict[str, Any]] = []
         before: Topology | None = None
-        # Reading a law of thousands of tenants takes a while, and nobody waits for more than the last few.
+        # Reading a law of thousands of tenants takes a while, and an operator needs only the last few.
         for document in sorted((bare(one.value) for one in kept), key=_epoch_of)[-LAWS_MAX - 1 :]:
             raw = _decoded(document) or {}
             one = {name: raw.get(name) for name in ("epoch", "author", "why", "at")}

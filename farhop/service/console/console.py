@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-EVERY_S, UNSEEN_S = 1.0, 5.0  # while somebody looks, and while nobody does: then it is for the last hour alone
+EVERY_S, UNSEEN_S = 1.0, 5.0  # with and without viewers: without, only for the last hour
 SPAN, RATE_MS_MIN = 2, 700  # looks that a rate is over; none is sooner after another
 VIEWERS_MAX = 64
 BEHIND_MAX = 8  # patches that a viewer may be behind
@@ -51,7 +51,7 @@ BODY_S = 10.0
 EVENTS = "/console/of/events"  # a viewer is no request at a time: it has a bound of its own
 GUARD = "x-farhop-console"  # the header that a page of another origin cannot send without being asked about first
 BY_ADDRESS = "ask by the machine's address or as localhost, or give the port tokens: a name may be another's"
-OPERATOR: ContextVar[Operator] = ContextVar("OPERATOR")  # who asks, set by the port that admits
+OPERATOR: ContextVar[Operator] = ContextVar("OPERATOR")  # the caller, set by the port that admits it
 PAGE = Path(__file__).parent / "page"
 FILES = {
     "": ("index.html", "text/html"),
@@ -152,7 +152,7 @@ class BalancerSource:
     def _arcs(self, now_ms: int) -> dict[str, dict[str, float]]:
         """Requests a second by target and by what came of them, over the last SPAN of looks."""
         if self._counted and now_ms - self._counted[-1][0] < RATE_MS_MIN:
-            return self._rates  # who else asks does not cut the seconds short
+            return self._rates  # other requests do not shorten the interval
         counts = self._metrics.traffic()
         self._counted.append((now_ms, counts))
         since_ms, before = self._counted[0]
@@ -453,7 +453,7 @@ class Console:
         found = await acts.drill_report(request.match_info["run"]) if acts is not None else None
         if found is None:
             return reply({"error": "this report is not kept here: see where the drill was run"}, 404)
-        # A file with styles of its own, that runs nothing and asks nobody for anything.
+        # A file with its own styles, which runs no script and loads nothing.
         headers = {**HEADERS, "Content-Security-Policy": REPORT_POLICY, "Cache-Control": "no-store"}
         return web.Response(body=found, content_type="text/html", charset="utf-8", headers=headers)
 

@@ -237,7 +237,7 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
         "arcs": {
             f"{snapshot.get('region')}>{target}": flows
             for name, snapshot in upper.items()
-            if fresh[name] != "cut off"  # what a balancer sends that nobody hears is not known
+            if fresh[name] != "cut off"  # traffic of a balancer that cannot be heard is unknown
             for target, flows in _dict(snapshot.get("arcs")).items()
         },
         "overrides": {key: one for snapshot in upper.values() for key, one in _dict(snapshot.get("overrides")).items()},

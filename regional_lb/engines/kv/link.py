@@ -72,7 +72,7 @@ class Link(asyncio.Protocol):
         self._over, self._transport = True, None
         self._came.set()
 
-    # -- for who listens
+    # -- for the listener
 
     async def shake_hands(self, kind: Literal[b"SUB", b"DEALER"]) -> None:
         """Become one of ZeroMQ's sockets of this kind. Raises LinkError."""
@@ -160,7 +160,7 @@ class Link(asyncio.Protocol):
     def _beat(self) -> None:
         if self._transport is None:
             return
-        # Who is not read from cannot be heard.
+        # A peer that is not read from cannot be heard.
         if self._transport.is_reading() and self._loop.time() - self._heard_at >= SILENT_S:
             self._transport.abort()
             return

@@ -127,7 +127,7 @@ ENGINES = {
     "triton": Engine((_TRITON_TRTLLM, _TRITON), health="/v2/health/ready", metrics_port=8002),
 }
 _STARTED = Series(b"process_start_time_seconds")  # of Prometheus' own client libraries, whichever engine it is
-# An engine nobody named is found out from its page.
+# An engine without a configured kind is recognised from its page.
 ANY = Engine(tuple(dialect for engine in ENGINES.values() for dialect in engine.dialects))
 
 
