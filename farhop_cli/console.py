@@ -207,7 +207,9 @@ async def _serve(here: Fleet, port: int, asked: Asked, drilled: Here | None, *, 
             fail(f"--port: {error}")
         stack.push_async_callback(server.close)
         typer.echo(f"http://{HOST}:{bound}/console#{token}")
-        typer.echo(f"the console of {here.name}; who has this address may {'read' if read_only else 'act'}", err=True)
+        typer.echo(
+            f"the console of {here.name}; anyone with this address may {'read' if read_only else 'act'}", err=True
+        )
         await stop.wait()
     return 0
 

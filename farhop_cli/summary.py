@@ -118,7 +118,7 @@ def lines(summary: Summary) -> Iterator[tuple[str, str | None]]:
 
 def _epochs(summary: Summary) -> str:
     if not summary.epochs:
-        return "nobody says which"
+        return "epoch unknown: no balancer reports it"
     if len(summary.epochs) == 1:
         return f"epoch {next(iter(summary.epochs))} everywhere{summary.law}"
     parts = (f"epoch {epoch} at {_few(summary.epochs[epoch])}" for epoch in sorted(summary.epochs, reverse=True))
@@ -242,7 +242,7 @@ def _wrong(
             yield from _capacity(name, view)
         drain = view.get("override")
         if isinstance(drain, dict):
-            yield f"{name} is drained by {drain.get('author') or 'somebody'}: {drain.get('why') or 'no reason given'}"
+            yield f"{name} is drained by {drain.get('author') or 'unknown'}: {drain.get('why') or 'no reason given'}"
 
 
 def _capacity(name: str, view: dict[str, Any]) -> Iterator[str]:
