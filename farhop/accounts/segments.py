@@ -199,7 +199,11 @@ class Segments:
         self._complete(fd, path)
 
     def _begin(self) -> None:
-        path = self.folder / f"{int(self._wall_s() * 1e9):020d}{OPEN}"
+        """Open a new file whose name sorts after those of all files there, even if the wall clock was set back: readers
+        go by the names, and would take a file that sorts before one they have read for read itself."""
+        names = (path.name.partition(".")[0] for path in self.folder.glob(f"*{WHOLE}*"))
+        newest = max((int(name) for name in names if name.isdigit()), default=-1)
+        path = self.folder / f"{max(int(self._wall_s() * 1e9), newest + 1):020d}{OPEN}"
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._path, self._fd, self._at = path, fd, 0

@@ -54,6 +54,27 @@ def test_in_order_in_files_of_a_bounded_size(tmp_path: Path) -> None:
     assert (files.written, files.lost, files.trouble) == (100, 0, "")
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_files_stay_in_order_when_the_wall_clock_is_set_back(tmp_path: Path, restarts: bool) -> None:
+    """Deliveries and audits read them in the order of their names."""
+    wall_s = [time.time()]
+    files = Segments(tmp_path, Bounds(segment_bytes=1), numbered, time.monotonic, lambda: wall_s[0])
+    files.open()
+    for n in range(6):
+        files.put(n)
+        until(lambda: files.written == n + 1 and len(list(tmp_path.glob("*.jsonl"))) == n + 1)  # noqa: B023
+        wall_s[0] -= 3600.0
+    if restarts:
+        files.close()
+        files = Segments(tmp_path, Bounds(), numbered, time.monotonic, lambda: wall_s[0])
+        files.open()
+        files.put(6)
+        until(lambda: files.written == 1)
+    files.close()
+    assert numbers(tmp_path) == list(range(7 if restarts else 6))
+    assert (files.lost, files.trouble) == (0, "")
+
+
 def test_a_full_disk_loses_nothing_that_it_can_wait_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a write that a full disk cut short nothing stays, and the same lines are written later."""
     real, full = os.write, [False]
