@@ -20,7 +20,7 @@ from entry_dns.answers import message
 from entry_dns.answers.cookies import Cookies
 from entry_dns.answers.message import AAAA, ANY, DNSKEY, HINFO, HTTPS, IN, NSEC, RRSIG, SOA, A
 from entry_dns.answers.prepare import ASK_RESOLVER, NOBODY
-from entry_dns.answers.signing import AGAIN_S, ZoneKeys, nsec
+from entry_dns.answers.signing import AGAIN_S, BACK_S, ZoneKeys, nsec
 from entry_dns.answers.snapshot import Head, Lookup, Name, Zone
 from entry_dns.fleet.networks import BITS, scope
 
@@ -354,7 +354,8 @@ class Responder:
             keys = self._keys.get(self.head.zones[slot.name.zone].wire)
             if keys is not None:
                 found = slot.signed.get(group)
-                if found is None or self.now - found.made_at > AGAIN_S:
+                # Made anew, too, once the wall clock was set back behind the beginning of the signatures.
+                if found is None or not -BACK_S < self.now - found.made_at <= AGAIN_S:
                     found = slot.signed[group] = self._make(slot, group, keys)
                 return found
         found = slot.plain.get(group)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from entry_dns.answers.responder import Responder, wire
-from entry_dns.answers.signing import AGAIN_S, KeyFileError, ZoneKey, ZoneKeys, key_tag, nsec
+from entry_dns.answers.signing import AGAIN_S, BACK_S, KeyFileError, ZoneKey, ZoneKeys, key_tag, nsec
 from tests.entry_dns.conftest import served
 
 NOW = 1_800_000_000.0
@@ -90,6 +90,19 @@ def test_signatures_are_kept_and_made_anew_in_time(signed) -> None:
     again = ask(signed, "api.entry.example", "A").answer[1][0]
     assert again.signature != first
     assert again.inception < NOW + AGAIN_S < again.expiration
+
+
+@pytest.mark.parametrize("back_s", [0, 10, BACK_S - 1, BACK_S, BACK_S + 1, 90 * AGAIN_S])
+def test_signatures_have_begun_even_after_the_clock_was_set_back(signed, back_s: int) -> None:
+    assert ask(signed, "api.entry.example", "A").answer[1][0].inception <= NOW
+    signed.tick(NOW - back_s)
+    for name, kind in (("api.entry.example", "A"), ("nobody.entry.example", "MX"), ("entry.example", "DNSKEY")):
+        answer = ask(signed, name, kind)
+        signatures = [
+            one for rrset in (*answer.answer, *answer.authority) if rrset.rdtype == dns.rdatatype.RRSIG for one in rrset
+        ]
+        assert signatures
+        assert all(one.inception <= NOW - back_s < one.expiration for one in signatures)
 
 
 def test_a_name_too_long_for_a_next_one_is_its_own() -> None:
