@@ -804,12 +804,13 @@ class RegionalFlow:
         return []
 
     def _release_fallen(self, variant: str, now: float, *, ahead: bool) -> list[Command]:
-        """Release a request that failed at all replicas of its version, if another version may serve it: its own queue
-        waits for the former."""
+        """Release a request that failed at all replicas of its version, or is too long for them, if another version may
+        serve it: its own queue waits for its version's replicas."""
         if model_of(variant) == variant:
             return []
         for state in [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
-            able = self.wait_estimate.serving(variant, now, state.tried) if state.tried else None
+            falls = state.tried or state.need.context_tokens > self.fleet.least_context_tokens
+            able = self.wait_estimate.others(state, now, state.tried) if falls else None
             if able and (released := self._release(state, self.fleet.table(able), now, (), ahead=ahead)):
                 return released
         return []

@@ -22,6 +22,7 @@ from farhop.balance.machine import (
 )
 from farhop.balance.model_facts import ModelFacts
 from regional_lb.fleet.view import Replica, ReplicaProbed, ReplicaSampled, Sample
+from regional_lb.scheduler.split import SplitConfig, SplitsChanged
 
 NOTHING = ()
 
@@ -154,6 +155,19 @@ def test_who_is_refused_for_its_length_goes_to_who_can_hold_longer_ones(play) ->
         .at(0.3).on(AttemptBegan("a", 3, 400)).expect()  # that is the answer then
     )  # fmt: skip
     assert flow.fleet.health["short"].read(0.3).state is State.UP
+
+
+def test_what_its_version_cannot_hold_is_released_to_another_version_that_has_room(play) -> None:
+    """Its own version's line waits for that version's replicas, which are full."""
+    flow = regional(long("short", 1000, version="v1"), long("long", 8000, version="v2"))
+    flow.handle(SplitsChanged({MODEL: SplitConfig(weights={"v1": 1, "v2": 0})}), 0.0)
+    for name in ("short", "long"):
+        flow.handle(ReplicaSampled(name, Sample(0.0, 9, 1)), 0.0)
+    (
+        play(flow)
+        .on(RequestArrived(request("a", 8000))).expect(held("a"))
+        .at(1.0).on(ReplicaSampled("long", Sample(1.0, 0, 1))).expect(sent("a", "long"))
+    )  # fmt: skip
 
 
 def test_a_refusal_for_length_is_the_answer_where_a_gateway_carries_the_request(play) -> None:
