@@ -240,7 +240,7 @@ class GlobalFlow:
         model = state.request.model
         held_tokens = self.regions.context_tokens(attempt.region, model)
         for region in state.lawful:
-            if self.regions.context_tokens(region, model) <= held_tokens:
+            if self.regions.context_tokens(region, model) <= held_tokens < inf:  # infinite: it is not known, or no more
                 state.refusals.setdefault(region, outcome.TOO_LONG)
 
     def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:

@@ -868,7 +868,8 @@ class RegionalFlow:
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # an engine lacks a path for good
         if reason is outcome.TOO_LONG:
             held_tokens = self.fleet.most_context_tokens(state.request.model, (failed,))
-            state.need = replace(state.need, context_tokens=held_tokens + 1.0)
+            if held_tokens < inf:  # infinite: it is not known, or no more
+                state.need = replace(state.need, context_tokens=held_tokens + 1.0)
             if not self.wait_estimate.holders(state, now, state.tried):
                 return [self._refuse(state, reason, _GAVE_UP[reason], now)]
         return self._again(state, now)

@@ -107,6 +107,20 @@ def test_who_is_refused_for_its_length_goes_to_who_can_hold_longer_ones(play, ev
     assert (flow.under_way, len(flow.ledger)) == (1, 1)
 
 
+def test_a_refusal_for_length_of_a_region_that_has_left_says_nothing_of_others(play) -> None:
+    """What it could hold is not known any more."""
+    flow = worldwide(view=seen(*(instance(region, context_tokens=tokens) for region, tokens in CONTEXTS.items())))
+    left = seen(
+        *(instance(region, context_tokens=tokens, draining=region == "london") for region, tokens in CONTEXTS.items())
+    )
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .at(0.1).on(left).expect()
+        .on(AttemptFailed("a", 1, outcome.TOO_LONG)).expect(sent("a", "frankfurt", attempt=2))
+    )  # fmt: skip
+
+
 def test_of_one_region_the_instance_that_waits_least_is_asked(play) -> None:
     flow = worldwide(view=seen(instance("london", "a", wait_ms=50.0), instance("london", "b", wait_ms=10.0)))
     b = Expected(machine.Forward, address=instance("london", "b").tier)

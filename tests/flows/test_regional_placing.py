@@ -170,6 +170,17 @@ def test_what_its_version_cannot_hold_is_released_to_another_version_that_has_ro
     )  # fmt: skip
 
 
+def test_a_refusal_for_length_of_a_replica_that_has_left_says_nothing_of_others(play) -> None:
+    middle = long("middle", 2000, prefill_ms_per_token=0.2)
+    flow = regional(long("short", 1000), middle)
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "short"))
+        .at(0.1).on(swapped(middle)).expect()
+        .on(AttemptFailed("a", 1, outcome.TOO_LONG)).expect(sent("a", "middle", attempt=2))
+    )  # fmt: skip
+
+
 def test_a_refusal_for_length_is_the_answer_where_a_gateway_carries_the_request(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000, prefill_ms_per_token=0.9))
     play(flow).on(RequestArrived(request("a", once=True))).expect(sent("a", "short", longer=False))
