@@ -149,9 +149,12 @@ def _check_charset(headers: bytes) -> None:
 
 
 def _remedy(body: bytes, error: Exception) -> str:
-    """Of what clients do without knowing: UTF-16, where a NUL stands beside the first brace, and half of an emoji."""
+    """Of what clients do without knowing: gzip that no header tells of, UTF-16, where a NUL stands beside the first
+    brace, and half of an emoji."""
     if not body.strip():
         return "; there is none"
+    if body.startswith(b"\x1f\x8b"):
+        return "; it is compressed: send it as it is"
     if b"\0" in body[:4]:
         return "; it is UTF-16 or UTF-32: send it in UTF-8"
     # Of half a pair within the last bytes msgspec says that the body was cut short; its end shows that it was not.

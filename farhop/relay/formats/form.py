@@ -32,7 +32,8 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL + 1)
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _BOUNDARY = rb"[0-9A-Za-z'()+_,./:=?-]{1,70}"  # RFC 2046 §5.1.1, without the blank
 _CONTENT_TYPE = re.compile(rb'multipart/form-data *; *boundary=(?:"(%b)"|(%b))' % (_BOUNDARY, _BOUNDARY), re.I)
-_QUOTED = rb'"(?:[^"\\\x00-\x1f\x7f]|\\["\\])*"'
+# An escaped backslash may not end it: vLLM's parser, Python's `email`, takes its second half to escape the end.
+_QUOTED = rb'"(?:[^"\\\x00-\x1f\x7f]|\\["\\])*(?<!\\\\)"'
 _PARAMETER = rb"; *(?:name|filename|filename\*)=(?:%b|%b)" % (_QUOTED, _TOKEN)
 _DISPOSITION = re.compile(rb"form-data *((?:%b)+)" % _PARAMETER, re.I)
 _PARAMETERS = re.compile(rb"; *(name|filename|filename\*)=(%b|%b)" % (_QUOTED, _TOKEN), re.I)

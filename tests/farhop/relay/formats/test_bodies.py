@@ -64,6 +64,7 @@ HALVED = "; a character was cut in two (half a surrogate pair): cut texts betwee
     [
         ('{"model":"m"}'.encode("utf-16"), "; it is UTF-16 or UTF-32: send it in UTF-8"),
         ('{"model":"m"}'.encode("utf-32-be"), "; it is UTF-16 or UTF-32: send it in UTF-8"),
+        (b"\x1f\x8b\x08\x00\x00", "; it is compressed: send it as it is"),
         (b"", "; there is none"),
         (b'{"model":"m","user":"\\ud83d"}', HALVED),
         (b'{"user":"\\uD83D and more","model":"m"}', HALVED),
