@@ -164,7 +164,7 @@ class ClientRequest:
 
     def began(self, status: int) -> None:
         """See relay.Client."""
-        assert self.remote is not None  # only a `direct` arrival gets here
+        assert self.remote is not None  # only `remote` calls this
         active, there = self._active, self.remote.there
         active.target, active.attempts, active.started = there.target.partition("/")[0], there.attempts, True
         active.client.began(status)
