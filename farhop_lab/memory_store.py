@@ -31,7 +31,7 @@ class _Lease(msgspec.Struct):
 class MemoryCluster:
     """Keys, leases and their history. `clock` gives monotonic seconds; None: the running loop's, with timers.
 
-    With a clock of one's own nothing runs out between calls: call `expire` after moving it.
+    With another clock nothing expires between calls: call `expire` after moving it.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
@@ -91,7 +91,7 @@ class MemoryCluster:
         return lease in self._leases
 
     def keep_alive(self, lease: int) -> bool:
-        """Start the lease's time again; False if it is gone."""
+        """Restart the lease's time; False if it is gone."""
         if not self.holds(lease):
             return False
         self._leases[lease].ends_at = self._now() + self._leases[lease].ttl_s
@@ -114,7 +114,7 @@ class MemoryCluster:
             self.revoke(lease)
 
     def wipe(self) -> None:
-        """Lose everything, as an etcd that comes back with an empty disk. Revisions begin again."""
+        """Lose everything, as an etcd that comes back with an empty disk. Revisions start anew."""
         self._entries.clear()
         self._leases.clear()
         self._lease_of.clear()
@@ -134,7 +134,7 @@ class MemoryCluster:
         return [change for change in self._history if change.revision > revision and change.key.startswith(prefix)]
 
     def join(self) -> asyncio.Event:
-        """An event that is set at every change, outage and restoration, until `leave`."""
+        """Returns an event that is set at every change, outage and restoration, until `leave`."""
         event = asyncio.Event()
         self._watchers.add(event)
         return event
@@ -144,7 +144,7 @@ class MemoryCluster:
         self._watchers.discard(event)
 
     def wake(self) -> None:
-        """Let every watcher look."""
+        """Wake every watcher."""
         for event in self._watchers:
             event.set()
 
@@ -212,7 +212,7 @@ class MemoryStore(Store):
         self.cluster.wake()
 
     def outage(self) -> None:
-        """Cut this connection: calls fail at once, watches are told LOST, leases run out unless it is restored."""
+        """Cut this connection: calls fail at once, watches get LOST, leases expire unless it is restored."""
         self._cut = True
         self._outages += 1
         self.cluster.wake()

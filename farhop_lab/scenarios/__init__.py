@@ -1,1 +1,1 @@
-"""What to simulate, as files: their shape, what their parts refer to, and the ready-made ones beside this module."""
+"""Scenario files: their schema, their references, and the ready-made ones beside this module."""

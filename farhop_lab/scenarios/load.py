@@ -1,7 +1,6 @@
-"""A scenario file becomes a Scenario, or every reason why not, at once: shape, names, traces and what cannot be.
+"""Turns a scenario file into a Scenario, or reports all problems at once: schema, names, traces, impossible demand.
 
-It reads the file it is given, its topology and its traces, and nothing else. Nothing is ever simulated from a document
-with a problem in it.
+Reads the given file, its topology and its traces, and nothing else. A document with a problem is never simulated.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class ScenarioError(TopologyError):
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """One that can be run. `folder` is where relative paths start."""
+    """A scenario that can be run. Relative paths start at `folder`."""
 
     doc: ScenarioDoc
     topology: Topology
@@ -51,7 +50,7 @@ class Scenario(msgspec.Struct, frozen=True):
 
     @property
     def work_name(self) -> str:
-        """What its clients are drawn from, beside the seed: scenarios that share it are asked the same."""
+        """What its clients are drawn from, besides the seed: scenarios that share it get the same requests."""
         return self.doc.work_name or self.doc.name
 
     def document(self) -> dict[str, Any]:
@@ -59,17 +58,17 @@ class Scenario(msgspec.Struct, frozen=True):
         return self.doc.model_dump(mode="json")
 
     def but(self, **fields: Any) -> Scenario:
-        """The same with other fields, unchecked."""
+        """A copy with other fields, unchecked."""
         return msgspec.structs.replace(self, doc=self.doc.model_copy(update=fields))
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The ready-made ones, sorted."""
+    """Names of the ready-made scenarios, sorted."""
     return tuple(sorted(path.stem for path in _SHIPPED.glob("*.yaml")))
 
 
 def find(name: str, routers: Iterable[str]) -> Scenario:
-    """The scenario of a file, or a ready-made one by its name. ScenarioError, TopologyError."""
+    """The scenario of a file, or a ready-made one by its name. Raises ScenarioError, TopologyError."""
     path = Path(name)
     if not path.is_file():
         known = shipped_names()
@@ -96,7 +95,7 @@ def _text(path: Path) -> str:
 
 
 def _is_log(raw: bytes) -> bool:
-    """Whether it is what `farhop record` writes, or another log: JSON lines, an array of objects, or gzip."""
+    """Whether it is a log of `farhop record` or another: JSON lines, an array of objects, or gzip."""
     first = raw.lstrip().partition(b"\n")[0]
     if raw.startswith(_GZIP) or first.startswith(b"["):
         return True
@@ -107,7 +106,7 @@ def _is_log(raw: bytes) -> bool:
 
 
 def parse(text: str, source: str, folder: Path, routers: Iterable[str]) -> Scenario:
-    """The scenario a YAML text describes. ScenarioError holds every problem at once; `routers` are those there are."""
+    """The scenario that a YAML text describes. ScenarioError holds all problems; `routers` are the known names."""
     raw, problems = read(text, source, "scenario", "farhop_lab/scenarios/arena.yaml")
     try:
         doc = ScenarioDoc.model_validate(raw)
@@ -121,7 +120,7 @@ def parse(text: str, source: str, folder: Path, routers: Iterable[str]) -> Scena
 
 
 def built(document: Mapping[str, Any], folder: Path) -> Scenario:
-    """One that was checked before, from `Scenario.document`."""
+    """A scenario from `Scenario.document`, which was checked before."""
     doc = ScenarioDoc.model_validate(document)
     return Scenario(doc, _topology(doc, doc.name, folder), folder)
 
@@ -139,7 +138,7 @@ def _topology(doc: ScenarioDoc, source: str, folder: Path) -> Topology:
         raise ScenarioError(source, [Problem("topology", f"{quoted(name)}: {first.message}", first.remedy)]) from None
 
 
-# -- what refers to what
+# -- references
 
 
 def _problems(doc: ScenarioDoc, topology: Topology, folder: Path, routers: list[str]) -> Iterator[Problem]:
@@ -191,7 +190,7 @@ def _faults(doc: ScenarioDoc) -> Iterator[Problem]:
 
 
 def _lasting(fault: FaultDoc, i: int, doc: ScenarioDoc) -> Iterator[Problem]:
-    """What mends itself says when, and what is a replica's says whose."""
+    """A fault that ends by itself needs `for_s`, and a replica's needs its replica."""
     if fault.what in LASTING and fault.for_s is None:
         yield Problem(path_of("faults", i, "for_s"), f"{fault.what} needs it", "say after how many seconds it is over")
     site, of_replica = doc.sites.get(fault.region), fault.what in OF_REPLICAS

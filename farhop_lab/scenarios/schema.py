@@ -1,7 +1,7 @@
-"""The shape of a scenario file: fields, types and ranges, each with what belongs there.
+"""The schema of a scenario file: fields, types and ranges, each with a description.
 
-It knows nothing of how the parts refer to each other; that is `load`. A field's description is the remedy shown when
-the field is missing or wrong, so it says what to write.
+It does not know how the parts refer to each other; `load` does. A field's description is shown as the remedy when the
+field is missing or wrong, so it says what to write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topology.schema import Doc, Name
 
 KINDS = ("chat", "trees", "agents", "requests", "mooncake", "azure", "burstgpt", "servegen", "log", "sessions")
 TRACES = frozenset({"mooncake", "azure", "burstgpt", "servegen", "log", "sessions"})
-RECORDED_REGIONS = frozenset({"log", "sessions"})  # traces that can say where a request came
+RECORDED_REGIONS = frozenset({"log", "sessions"})  # traces that may record the region
 
 Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0, le=100_000)]
@@ -40,7 +40,7 @@ class DayDoc(Doc):
 
 
 class WorkDoc(Doc):
-    """One kind of work: what is asked, by whom or how often."""
+    """One kind of work: what is asked, and by how many clients or how often."""
 
     kind: Literal[
         "chat", "trees", "agents", "requests", "mooncake", "azure", "burstgpt", "servegen", "log", "sessions"
@@ -73,7 +73,7 @@ LASTING = (*OF_REPLICAS, "restart-regional", "restart-global", "blackhole", "cut
 
 
 class FaultDoc(Doc):
-    """Something that breaks, or is done, at its time. What is LASTING mends itself after `for_s` (sim.faults)."""
+    """A fault or an operator's act, at its time. Kinds in LASTING end after `for_s` (sim.faults)."""
 
     at_s: float = Field(ge=0, le=604_800, description="give the second at which it happens")
     what: Literal[
@@ -92,7 +92,7 @@ class FaultDoc(Doc):
 
 
 class WireDoc(Doc):
-    """How wires differ from the topology's times."""
+    """How round-trip times differ from the topology's."""
 
     jitter: float = Field(default=0.0, ge=0, le=10, description="give the most a way takes longer, as a share of it")
     drift: float = Field(default=0.0, ge=0, le=1, description="give how far a wire time wanders, as a share of it")
@@ -101,7 +101,7 @@ class WireDoc(Doc):
 
 
 class ObjectiveDoc(Doc):
-    """What makes an answer good."""
+    """When an answer is good."""
 
     ttft_ms: float = Field(default=2000.0, gt=0, le=3_600_000, description="give milliseconds above 0")
     tpot_ms: float = Field(default=100.0, gt=0, le=3_600_000, description="give milliseconds above 0")

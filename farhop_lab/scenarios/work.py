@@ -1,7 +1,7 @@
-"""What a scenario's `work` comes to: the figures of its kind, how long its longest request is, and its programs.
+"""A scenario's `work`: the figures of its kind, the length of its longest request, and its programs.
 
-Pure but for the trace files it is given. Invariants: the same piece, seed and load ask the same, whatever the router;
-every client, region and piece has dice of its own.
+Pure except for the trace files it is given. Invariants: the same piece of work, seed and load give the same requests,
+whatever the router; every client, region and piece has its own random generator.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READERS: dict[str, Callable[[Path], Sequence[Any]]] = {
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """Single requests. The first `shared_tokens` of a prompt are one of `groups` texts of its region, drawn alike."""
+    """Single requests. The first `shared_tokens` of a prompt are one of `groups` texts of its region, drawn evenly."""
 
     prompt_tokens: int = 1000
     shared_tokens: int = 0
@@ -57,8 +57,9 @@ _KINDS: dict[str, type[Any]] = {"trees": trees.Tree, "agents": agents.Agent, "re
 
 
 def figures_of(work: WorkDoc) -> Figures:
-    """The figures of a piece: its kind's, with what the file says otherwise. WorkloadError in one line. A chat is
-    `like` arena (or wildchat); `kind` of ServeGen's clients is left to `schedule`."""
+    """The figures of a piece of work: its kind's, overridden by the file's. WorkloadError in one line. A chat is `like`
+    arena (or wildchat); `kind` of ServeGen's clients is left to `schedule`.
+    """
     given = dict(work.figures)
     if work.kind == "chat":
         like = given.pop("like", "arena")
@@ -86,7 +87,7 @@ def _with(base: Figures, given: Mapping[str, Any]) -> Any:
 
 
 def longest_tokens(figures: Figures) -> int:
-    """Tokens of the longest prompt and answer that may be asked for."""
+    """Tokens of the longest possible prompt and answer."""
     if isinstance(figures, chat.Chat):
         # A first question may take half the context, behind an opening.
         return max(figures.context_tokens, figures.opening_tokens + figures.context_tokens // 2) + figures.max_tokens
@@ -101,7 +102,7 @@ def longest_tokens(figures: Figures) -> int:
 
 
 def days_of(doc_days: Mapping[str, Any], day_s: float) -> dict[str, Daylight]:
-    """The regions' days."""
+    """The regions' days, by name."""
     return {
         name: Daylight(utc_hours=day.utc_hours, swing=day.swing, weight=day.weight, day_s=day_s)
         for name, day in doc_days.items()
@@ -114,8 +115,9 @@ def days_of(doc_days: Mapping[str, Any], day_s: float) -> dict[str, Daylight]:
 def send(
     clients: ClientPool, work: WorkDoc, name: str, seed: int, scale: float, days: Mapping[str, Daylight], folder: Path
 ) -> None:
-    """Let the clients do one piece of work, `scale` times as much of it as the file says. `name` tells pieces apart.
-    TraceError and WorkloadError as the trace has it."""
+    """Start the clients of one piece of work, `scale` times as much of it as the file says. `name` distinguishes
+    pieces. Raises TraceError and WorkloadError.
+    """
     figures = figures_of(work)
     for region, wanted in work.clients.items():
         n = round(wanted * scale)
@@ -130,8 +132,9 @@ def send(
 def schedules(
     work: WorkDoc, name: str, seed: int, scale: float, days: Mapping[str, Daylight], folder: Path, until: float
 ) -> Iterator[Schedule]:
-    """The open loops of a piece of work, as `send` has them: for who asks what will be asked without a world.
-    TraceError and WorkloadError as the trace has it."""
+    """The open loops of a piece of work, as in `send`: to know the requests without a world. Raises TraceError and
+    WorkloadError.
+    """
     figures = figures_of(work)
     for region, per_s in work.per_s.items():
         yield _at_rate(figures, work.tenant, region, f"{name} {region}", seed, per_s * scale, days.get(region))
@@ -144,7 +147,7 @@ def _awake(day: Daylight, threshold: float) -> Any:
 
 
 def programs(figures: Figures, tenant: str, client: str, seed: int) -> Programs:
-    """One client's, without end."""
+    """One client's programs, without end."""
     if isinstance(figures, chat.Chat):
         return chat.chats(figures, client, seed, tenant=tenant)
     if isinstance(figures, trees.Tree):
@@ -202,7 +205,7 @@ def schedule(
     folder: Path,
     until: float,
 ) -> Schedule:
-    """A trace's. TraceError, WorkloadError."""
+    """A trace's schedule. Raises TraceError, WorkloadError."""
     assert isinstance(figures, traces.Limits)
     limits = msgspec.structs.replace(figures, tenant=work.tenant)
     path, recorded, since = folder / work.path, work.place == "recorded", work.since_s
@@ -226,7 +229,7 @@ def schedule(
         clients = load.servegen(path, str(work.figures.get("clients", "deepseek-r1")))
         by, ends = _place(work, days, seed), since + until * work.speed
         found = traces.servegen(clients, by, seed, limits=limits, scale=scale / work.speed, since=since, until=ends)
-        scale, since = 1.0, 0.0  # as many more of them, not faster; and its first moment is 0 already
+        scale, since = 1.0, 0.0  # as many more of them, not faster; and its first time is 0 already
     fast = arrivals.sped(found, work.speed * scale, since=since)
     return arrivals.thinned(fast, work.share, Random(f"{seed} kept"))
 
@@ -241,7 +244,7 @@ def _place(work: WorkDoc, days: Mapping[str, Daylight], seed: int) -> places.Pla
 
 
 def check_trace(work: WorkDoc, folder: Path) -> None:
-    """Read it whole. TraceError, also where it does not say what is asked of it."""
+    """Read it whole. TraceError, also if it lacks what the work needs."""
     path = folder / work.path
     if work.kind == "servegen":
         load.servegen(path, str(work.figures.get("clients", "deepseek-r1")))
@@ -260,7 +263,7 @@ def check_trace(work: WorkDoc, folder: Path) -> None:
 
 
 def _moment(row: Any) -> float:
-    """When a row's request came, in seconds."""
+    """A row's time in seconds."""
     if isinstance(row, traces.MooncakeRow):
         return row.at_ms / 1e3
     at: float = row.at if isinstance(row, traces.AzureRow) else row.at_s

@@ -1,10 +1,10 @@
-"""One request in virtual time as its sender sees it, from the moment it is asked to the moment it is concluded.
+"""One client request in virtual time, with its retries, until it is concluded.
 
-A sender that asks again by itself does as OpenAI's Python SDK: on a connection that broke and on statuses 408, 409, 429
-and from 500 on, after what the answer's Retry-After says, else after half a second, doubled each time, less a random
-part of a fourth. Never once an answer has begun: what a stream said is its caller's by then.
+Retries follow OpenAI's Python SDK: after a broken connection and statuses 408, 409, 429 and 500 or above; after the
+answer's Retry-After, otherwise after 0.5 s, doubled each time, less a random part of up to a quarter. Never after an
+answer has begun, since the caller has already received a part of it.
 
-Invariant: it is concluded once, and recorded then, with all that its sender waited. Never chooses.
+Invariant: the request is concluded and recorded exactly once, with all the time that its client waited. Never routes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 
 NOTHING = UsageWithText(0, 0, 0)
 _FIRST_PAUSE_S, _PAUSE_MAX_S, _JITTER = 0.5, 8.0, 0.25
-_RETRY_AFTER_MAX_S = 60.0  # a longer one is not obeyed
+_RETRY_AFTER_MAX_S = 60.0  # a longer Retry-After is ignored
 _ASKED_AGAIN = frozenset((408, 409, 429))  # and all from 500 on
 
 
 class Arrival:
-    """One request as its sender sees it. `entry` is where it is asked; `direct`: of that region's own client listener.
-    `ask` asks once, under the id that it is given, and sets `active` and `relay`; up to `retries` times more while no
-    answer has begun."""
+    """One client request. `entry` is the region where it is sent; `direct`: to that region's own client listener. `ask`
+    sends it once under the given id, and sets `active` and `relay`; after that up to `retries` times more, while no
+    answer has begun.
+    """
 
     __slots__ = (
         "_again",
@@ -79,13 +80,13 @@ class Arrival:
         self._measures.came(request_id, tenant, entry, self._arrived_at)
 
     def go(self) -> None:
-        """Ask, for the first time or again."""
+        """Send it, for the first time or again."""
         self._again = None
         self._times += 1
         self._ask(self, self.id if self._times == 1 else f"{self.id}-{self._times}")
 
     def leave(self) -> None:
-        """Its sender goes away; harmless if it is over."""
+        """The client disconnects; does nothing if the request is concluded."""
         if self._again is not None:
             self._again.cancel()
             self.over(outcome.CLIENT_LEFT)
@@ -93,7 +94,7 @@ class Arrival:
             self.over(outcome.CLIENT_LEFT)
 
     def _asks_again(self, retry_after_s: float | None = None) -> bool:
-        """After a failure that may be asked again; False where that was the last time."""
+        """Retry after a failure that allows it; False if no retry is left."""
         if self._times > self._retries:
             return False
         if retry_after_s is not None and 0.0 < retry_after_s <= _RETRY_AFTER_MAX_S:
@@ -131,7 +132,7 @@ class Arrival:
         self.over(outcome.DIED_MID_STREAM if started and reason is outcome.DIED_BEFORE_START else reason)
 
     def over(self, reason: Outcome, usage: Usage | None = None) -> None:
-        """It is concluded."""
+        """The request is concluded."""
         request, active, began_at = self.active.request, self.active, self._began_at
         where = self.entry if self.direct else active.target
         used = usage or NOTHING

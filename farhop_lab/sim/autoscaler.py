@@ -1,7 +1,7 @@
-"""An autoscaler in virtual time: starts and stops a region's replicas as a desired number says.
+"""An autoscaler in virtual time: starts and stops a region's replicas to match a desired number.
 
-The twin of KEDA or an HPA with a warm-up: it looks every LOOK_S; who is asked for serves `warm_up_s` later; of those
-who are too many the last take nothing more and finish what they began. Never decides how many there should be.
+Models KEDA or an HPA with a warm-up. It checks every LOOK_S; a replica serves `warm_up_s` after it was requested;
+surplus replicas (the last ones) take no new requests and finish those they have. Never decides the desired number.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ LOOK_S = 5.0
 
 
 class Autoscaler:
-    """See the module's head. The site's replicas are the most there may be; `first` of them serve from the start.
+    """See the module's head. The site's replicas are the maximum; the `first` of them serve from the start.
 
-    `desired` is asked how many there should be, None: it cannot tell, and nothing changes. `history` keeps what was
-    seen: when, desired, serving.
+    `desired` returns the desired number; None means unknown, and nothing changes. `history` is a list of (time,
+    desired, serving).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Autoscaler:
         return self._world.host(self._region, name)
 
     def serving(self) -> int:
-        """How many replicas are there."""
+        """The number of running replicas."""
         return sum(host.listens for host in self._world.regions[self._region].hosts.values())
 
     def _look(self) -> None:
@@ -57,7 +57,7 @@ class Autoscaler:
             world.at(world.now + self._warm_up_s, self._came)
         names = [name for name in reversed(self._names()) if self._host(name).listens]
         for name in names[: max(0, serving - desired)]:
-            self._host(name).refuse(refusing=True)  # what it has begun it finishes
+            self._host(name).refuse(refusing=True)  # it finishes what it has begun
 
     def _came(self) -> None:
         self._coming -= 1

@@ -1,6 +1,6 @@
-"""One global balancer in virtual time: its shipped machine, its links to the regions, and its hops to them.
+"""One global balancer in virtual time: its shipped machine, its links to the regions, and its attempts at them.
 
-Does what global_lb's tier does, in its words: a deadline travels as what is left of it. Never decides, and never
+Does what the process around `global_lb` does: a deadline is sent as the time that is left. Never decides, and never
 compares its clock with a region's.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Hop:
-    """One attempt at a region: the request goes there, its answer comes back, each over the wire."""
+    """One attempt at a region: the request and its answer travel over the wire."""
 
     __slots__ = (
         "_active",
@@ -61,7 +61,7 @@ class Hop:
         self.inquiry = Inquiry()
         balancer.hops.setdefault(region.name, {})[self] = None
         self.request = self._signed(active.request, balancer.relay.clock())
-        self._there = ActiveRequest(self.request, active.prompt, self)  # as the region has it
+        self._there = ActiveRequest(self.request, active.prompt, self)  # by the region's clock
         self._there.generated = active.generated
         context = balancer.context
         self._opened_at = context.timeline.now
@@ -76,7 +76,7 @@ class Hop:
             context.wire.send(balancer.region, region.name, self._arrive)
 
     def _signed(self, request: Request, now: float) -> Request:
-        """The request as its hop token will say it; the deadline still as what is left of it."""
+        """The request as its hop token will describe it; the deadline still as the time that is left."""
         balancer, forward = self._balancer, self.forward
         return msgspec.structs.replace(
             request,
@@ -146,7 +146,7 @@ class Hop:
             self._balancer.relay.refused(self._active, self, reason, wait_ms)
 
     def _lost(self, reason: Outcome) -> None:
-        """The connection broke, or the region broke the stream off: of why, it says no more than that it lives."""
+        """The connection broke, or the region ended the stream; nothing is known but that the region lives."""
         if self._end():
             known = reason is outcome.CONNECT_FAILED or reason is outcome.FIRST_BYTE_TIMEOUT
             died = outcome.DIED_MID_STREAM if self._began else outcome.DIED_BEFORE_START
@@ -154,13 +154,13 @@ class Hop:
             self._balancer.relay.failed(self._active, self, reason if known else died, target_lives=lives)
 
     def _quiet(self) -> None:
-        """Chunks are not simulated: they come all the time, unless the link is frozen."""
+        """Chunks are not simulated: they come all the time unless the link is frozen."""
         context = self._balancer.context
         due = self._last_activity_at + self._silent_s()
         if due <= context.timeline.now:
             self._give_up(outcome.STALLED)
         else:
-            # The way may break meanwhile: path_broke() has it looked at again.
+            # The path may break meanwhile: path_broke() then checks again.
             self._watch = context.timeline.at(due, self._quiet)
 
     @property
@@ -172,7 +172,7 @@ class Hop:
         return context.timeline.now if silent_at is None else silent_at
 
     def _silent_s(self) -> float:
-        """For how long it may be silent, as relay.attempt.AttemptRun.check has it."""
+        """Seconds for which the attempt may be silent, as in relay.attempt.AttemptRun.check."""
         most_s = self._balancer.context.watching.between_bytes_s
         return stall_s(0.0, most_s) if self._balancer.links.is_dark(self._region.name) else most_s
 
@@ -187,7 +187,7 @@ class Hop:
     def quiet(self) -> bool:
         """See relay.attempt.AttemptRun.is_quiet."""
         if self._began and not self._balancer.context.wire.has_broken:
-            return False  # every ping asks this of everybody under way
+            return False  # every ping asks this of all attempts under way
         return self._balancer.context.timeline.now - self._last_activity_at >= QUIET_S
 
     def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
@@ -205,7 +205,7 @@ class Hop:
         self._balancer.relay.failed(self._active, self, reason)
 
     def _end(self) -> bool:
-        """Whether this is news."""
+        """End the attempt; False if it had ended before."""
         if self._over:
             return False
         self._over = True
@@ -214,12 +214,12 @@ class Hop:
         return True
 
     def cut(self) -> None:
-        """The connection is broken, and both ends notice at once."""
+        """The connection breaks, and both ends notice at once."""
         self._lost(outcome.DIED_BEFORE_START)
         self._region.leave(self.id)
 
     def so_far(self) -> bytes | None:
-        """See relay.Attempt. A region tells the ids of what it says, and chunks take no time here."""
+        """See relay.Attempt. A region reports the token ids of its output, and chunks take no time here."""
         generated = self._there.so_far() if self._began and self._active.request.stream else None
         return generated[len(self._active.generated) :] or None if generated is not None else None
 
@@ -231,14 +231,15 @@ class Hop:
 
     @property
     def region(self) -> str:
-        """Where it went."""
+        """The region that it was sent to."""
         return self._region.name
 
 
 class BalancerProcess:
-    """See the module's head. `regions` are all there are, by name, living or not. `prefixes` is what they tell of their
-    caches; None for a machine that is not the shipped one, which is told of none. One that died is replaced by another
-    object of its name, as a process is, with the next `incarnation`; who stood there from the start listens at once."""
+    """See the module's head. `regions` are all regions by name, alive or not. `prefixes` are the prefix streams' data;
+    None for a machine other than the shipped one, which gets none. A process that died is replaced by another object of
+    the same name with the next `incarnation`; one that was there from the start accepts clients at once.
+    """
 
     def __init__(
         self,
@@ -253,7 +254,7 @@ class BalancerProcess:
         self.alive, self.incarnation, self._make = True, incarnation, make
         self._regions = regions
         self._begun_at, self._settled = context.timeline.now, incarnation == 0
-        self.cut_off: set[str] = set()  # regions that no connection reaches now
+        self.cut_off: set[str] = set()  # regions without a connection now
         self._rng = context.rng(f"balancer {self.name}" + (f" {incarnation}" if incarnation else ""))
         self.flow = make(region, self._rng)
         self.law_client = LawClient(region, context.law, self._adopt)
@@ -265,7 +266,7 @@ class BalancerProcess:
             context.journal,
             self._attempt,
         )
-        self.hops: dict[str, dict[Hop, None]] = {}  # under way, by region
+        self.hops: dict[str, dict[Hop, None]] = {}  # attempts under way, by region
         self.prefixes: Prefixes | None = None
         if isinstance(self.flow, GlobalFlow):
             self.prefixes = Prefixes(self.flow.regions.trie, self._disbelieved, self.flow.law.epoch)
@@ -279,8 +280,9 @@ class BalancerProcess:
 
     @property
     def listens(self) -> bool:
-        """Whether clients are let in: as the shipped one does (global_lb.app.main), not before it knows of regions that
-        serve and of what they hold, or has waited long enough for them."""
+        """Whether it accepts clients, as the shipped process does (global_lb.app.main): not before it knows serving
+        regions and their cached prefixes, or has waited long enough for them.
+        """
         if not self._settled:
             watching, served = self.context.watching, any(self.links.channel_up.values())
             patience_s = watching.settle_s + watching.warm_s if served else watching.settle_s
@@ -292,18 +294,18 @@ class BalancerProcess:
         return list(self.hops.get(region, ()))
 
     def cut(self, region: str) -> None:
-        """All connections to a region break, and none comes about until `cut_off` lacks it."""
+        """All connections to a region break, and none can be opened while it is in `cut_off`."""
         self.cut_off.add(region)
         for attempt in self.relay.attempts():
             if isinstance(attempt, Hop) and attempt.region == region:
                 attempt.cut()
 
     def take(self, active: ActiveRequest) -> None:
-        """A request is here."""
+        """A request has arrived."""
         self.relay.start(active)
 
     def die(self) -> None:
-        """The process is gone; whoever is connected notices, and the regions lose whom it had sent them. Idempotent."""
+        """The process dies; connected clients notice, and regions lose its requests. Idempotent."""
         if not self.alive:
             return
         self.alive = False
@@ -312,7 +314,7 @@ class BalancerProcess:
         self.links.close()
 
     def successor(self) -> BalancerProcess:
-        """The same, as a new process that has heard of nothing."""
+        """The same balancer as a new process that knows nothing yet."""
         return BalancerProcess(
             self.context, self.region, self.instance, self._regions, self._make, self.incarnation + 1
         )
@@ -326,7 +328,7 @@ class BalancerProcess:
         if not self.alive:
             return
         for _ in prefixes.tidy(self.relay.clock()):
-            pass  # it takes no time
+            pass  # applying it takes no time
         self.context.timeline.after(CONFIRM_S, self._tidy, prefixes)
 
     def _disbelieved(self, reason: str) -> None:

@@ -1,14 +1,14 @@
-"""Clients in virtual time: they run programs against a world, in a closed loop or in an open one.
+"""Clients in virtual time: they run programs against a world, in a closed or an open loop.
 
     clients = ClientPool(world, until=600.0)
     clients.closed("paris", programs)       # one client: a program, then the next
-    clients.open(schedule)                  # each program at its moment, whatever became of the others
+    clients.open(schedule)                  # each program at its time, whatever became of the others
 
-Invariants: a batch is sent side by side and waited for whole; what a program asks next holds the answers it was really
-given; a client that waits longer than `timeout_s` leaves. Where a request failed, its program is abandoned once its
-batch is over, and counted; a closed client then goes on with its next one, `pause_s` later (at once would be an endless
-moment where a world refuses at once). From `until` on nobody asks. Draws nothing, so that worlds of one seed are asked
-the same by the same programs, whatever their machines decide.
+Invariants: the requests of a batch are sent together and all awaited; a program's next batch depends on the answers it
+really received; a client disconnects after `timeout_s`. If a request failed, its program is abandoned and counted once
+its batch is over; a closed client continues with the next program `pause_s` later (at once would loop forever in a
+world that refuses at once). No request is sent from `until` on. Draws no random numbers, so worlds of one seed get the
+same programs, whatever their machines decide.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ PAUSE_S = 1.0
 
 
 class Service(Protocol):
-    """What a world is to its clients; `World` is one."""
+    """What a world offers its clients; `World` is one."""
 
     timeline: Timeline
 
     def near_s(self, entry: str, /) -> float:
-        """A round trip between the clients of a region and its balancers."""
+        """Round-trip time in seconds between a region's clients and its balancers."""
 
     def arrive(
         self,
@@ -60,7 +60,7 @@ class Service(Protocol):
 
 
 class ProgramCounts(msgspec.Struct):
-    """Programs and requests so far. Every program that began is finished, failed, cut (by the end) or under way."""
+    """Programs and requests so far. Each program that began is finished, failed, cut (by the end) or under way."""
 
     programs: int = 0
     finished: int = 0
@@ -76,7 +76,7 @@ class ProgramCounts(msgspec.Struct):
 
 
 class ProgramRun:
-    """One program on its way. `over` is told whether it went well."""
+    """One running program. `over` is called with whether it succeeded."""
 
     __slots__ = ("_answers", "_clients", "_failed", "_over", "_program", "_region", "_sent_at", "_waits")
 
@@ -105,8 +105,8 @@ class ProgramRun:
         self._answers = [b""] * len(batch)
         self._waits = len(batch)
         clients = self._clients
-        # Whoever goes on has heard the end of what came before, and is heard: the client's own round trip between the
-        # two. Never at once: an answer that comes at once must not find half a batch, nor call this again from inside.
+        # The next batch goes out one client round trip after the last answer. Never at once: an answer that comes at
+        # once must not meet half a batch, nor call this again from inside.
         near_s, now, before = clients.service.near_s(self._region), clients.timeline.now, self._sent_at
         waits_s = [max(near_s + ask.think_s, before + ask.since_s - now) for ask in batch]
         self._sent_at = now + min(waits_s)
@@ -145,7 +145,7 @@ class ProgramRun:
 
 
 class PendingRequest:
-    """One request under way, and its sender's patience."""
+    """One request under way, and its client's time limit."""
 
     __slots__ = ("_clients", "_id", "_is_over", "_on_answer", "_patience")
 
@@ -181,9 +181,10 @@ class PendingRequest:
 
 
 class ClientPool:
-    """See the module's head. Seconds of the timeline; nobody asks from `until` on. `ttft_s`: within how long each
-    request says that its first token is wanted; None: none says it. `retries`: how often one that failed before it
-    began is asked again."""
+    """See the module's head. Times are the timeline's seconds; no request is sent from `until` on. `ttft_s`: the TTFT
+    objective that each request states; None: none. `retries`: how often a request that failed before its answer began
+    is sent again.
+    """
 
     def __init__(
         self,
@@ -205,8 +206,9 @@ class ClientPool:
     def closed(
         self, region: str, programs: Programs, *, since: float = 0.0, awake: Callable[[float], float] | None = None
     ) -> None:
-        """One client: from `since` on it runs a program, then the next. `awake(now)` says when it may next begin one
-        (now, or later), where clients sleep; None: always."""
+        """One client: from `since` on it runs a program, then the next. `awake(now)` gives the earliest time at which
+        it may begin one (now or later), if clients sleep; None: always now.
+        """
 
         def begin() -> None:
             now = self.timeline.now
@@ -222,7 +224,7 @@ class ClientPool:
         self._at(since, begin)
 
     def open(self, schedule: Schedule) -> None:
-        """Each program at its moment. WorkloadError, when it comes to that, for a schedule that is not in order."""
+        """Each program at its time. WorkloadError, once reached, if the schedule is out of order."""
 
         def await_next() -> None:
             start = next(schedule, None)

@@ -1,7 +1,7 @@
-"""What all parts of one simulated world share: time, wires, law, chance and what is measured. No part keeps another's.
+"""What all parts of a simulated world share: time, wires, law, random numbers and measures.
 
-Invariant: every part draws from its own generator, named and derived from the one seed, so that what happens to one
-does not change the dice of another.
+Invariant: each part draws from its own generator, named and derived from the one seed, so that what happens to one part
+does not change another's random numbers. No part keeps another's state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _nobody(what: str, region: str, process: str, of: Any) -> None:
-    """Nobody looks."""
+    """An observer that does nothing."""
 
 
 class SimContext:
@@ -46,21 +46,21 @@ class SimContext:
         self.wire = Wire(topology, self.timeline)
         self.journal = Journal(self.timeline, keep=keep_journal)
         self.measures = Measures(self.journal)
-        # Told where prompts come to, and of laws: (what, region, process, of what). See World.
+        # Told of prompts and laws: (what, region, process, request or document). See World.
         self.observer: Callable[[str, str, str, Any], None] = _nobody
         self.timed: Callable[[str, str, Timing], None] | None = None  # by region and replica
 
     def rng(self, part: str) -> Random:
-        """The generator of one part. Random(str) hashes with SHA-512: the same in every process."""
+        """The random generator of one part. Random(str) hashes with SHA-512: the same in every process."""
         return Random(f"{self.seed} {part}")
 
     def nearest(self, region: str, names: Iterable[str]) -> list[str]:
-        """Those regions by their distance from this one, itself first, as the topology has it."""
+        """All regions by distance from this one, itself first, as in the topology."""
         rtt_ms = self.topology.rtt_ms
         return sorted(names, key=lambda name: (name != region, rtt_ms(region, name), name))
 
     def every(self, period_s: float, act: Callable[[], None]) -> None:
-        """Do it now and then every so often, in step with the timeline's zero, for as long as it runs."""
+        """Call it now and then every period, aligned with the timeline's zero, until the end."""
         act()
         # Not `after`: a sum of many periods would drift off the grid.
         step = round(self.timeline.now / period_s) + 1

@@ -1,8 +1,8 @@
-"""Replicas in virtual time: the live engine's own scheduler, or a station of fixed service for control experiments.
+"""Replicas in virtual time: the emulated engine's scheduler, or a station with fixed service times (control runs).
 
-Invariants: a job hears `first` once and then `done` once, or `broke`, or nothing more after it was aborted; a `Gpu` has
-the physics of the live engine, since it is the same core, and says what it would say; a station says nothing. Faults
-are the live engine's own, too (`engine/core/faults.py`). Never chooses, never refuses but at its bound.
+Invariants: a job's callbacks are `first` once and then `done` once, or `broke`, or none after it was aborted; a `Gpu`
+times and answers as the live engine, since it runs the same core; a station generates no text. Faults are the live
+engine's own, too (`engine/core/faults.py`). Never routes; refuses only at its own limits.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from farhop_lab.sim.timeline import Call, Timeline
 
 WAITING_MAX = 8192
-STEPS_MAX = 256  # of one leap: so much is written ahead at most
-STUCK_LOOK_S = 0.02  # how often a stuck engine looks whether it still is (engine/driver.py)
+STEPS_MAX = 256  # the most steps that one leap computes ahead
+STUCK_LOOK_S = 0.02  # how often a stuck engine checks whether it still is (engine/driver.py)
 
 
 class Job(Protocol):
-    """Who waits for an answer. `answer_tokens`: how long it will be, None for as long as the model likes."""
+    """A request at an engine. `answer_tokens`: the length of its answer; None: the model decides."""
 
     id: str
     prompt: bytes
@@ -40,23 +40,23 @@ class Job(Protocol):
     answer_tokens: int | None
 
     def first(self) -> None:
-        """The first token is out."""
+        """The first token was generated."""
 
     def done(self, usage: Usage) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
 
     def broke(self, text: str) -> None:
-        """It ends unfinished: `text` is the engine's word for it, "" where its process is gone."""
+        """It ended incomplete: `text` is the engine's error message, "" if its process is gone."""
 
 
 class UsageWithText(Usage, frozen=True):
-    """What an engine used, and what it said. The text rides along past the machines, as a relay passes it by."""
+    """Usage, and the generated text. The text passes the machines unseen, as in a relay."""
 
     text: bytes = b""
 
 
 class Timing(NamedTuple):
-    """What an answer truly took, seen from beside the replica: seconds of the timeline, and tokens."""
+    """The true timing of an answer, measured at the replica: the timeline's seconds, and tokens."""
 
     sent_at: float
     began_at: float
@@ -68,18 +68,17 @@ class Engine(Protocol):
     """One replica."""
 
     def submit(self, job: Job) -> int:
-        """Begin, or put it in line. What it says to it as an HTTP status: 200, 503 where the line is full, 400 where
-        the job can never fit."""
+        """Start or queue it. Returns an HTTP status: 200, 503 if the queue is full, 400 if the job can never fit."""
 
     def abort(self, job_id: str) -> None:
-        """Stop at once; harmless for what has ended."""
+        """Stop at once; does nothing for a job that has ended."""
 
     def metrics(self) -> tuple[int, int, float]:
-        """What a scrape says: waiting, running, share of the KV cache in use."""
+        """What a scrape reports: requests waiting, requests running, share of the KV cache in use (0..1)."""
 
 
 class Station:
-    """`slots` servers with one line: the first token after `first_s`, the end after `service_s`, whatever is asked."""
+    """`slots` servers with one queue: the first token after `first_s`, the end after `service_s`, whatever the job."""
 
     def __init__(self, timeline: Timeline, slots: int, service_s: float, first_s: float, answer_tokens: int) -> None:
         if slots < 1 or answer_tokens < 1 or not 0.0 <= first_s <= service_s:
@@ -126,14 +125,14 @@ class Station:
         self._next()
 
     def metrics(self) -> tuple[int, int, float]:
-        """See Engine. The KV cache is taken as its slots."""
+        """See Engine. Slots stand for the KV cache."""
         return len(self._waiting), len(self._running), len(self._running) / self._slots
 
 
 class Gpu:
-    """The live engine's core, stepped as its driver steps it; where nothing but decoding happens, many steps in one go.
+    """The live engine's core, stepped as its driver steps it; a run of decode-only steps is one leap.
 
-    A leap is done only as far as time has come whenever somebody looks or comes, so that nobody can tell it from steps.
+    A leap is carried out only up to the present whenever somebody reads or submits, so it cannot be told from steps.
     """
 
     def __init__(self, timeline: Timeline, profile: Profile, text_model: TextModel) -> None:
@@ -141,21 +140,21 @@ class Gpu:
         self._core = EngineCore(profile, waiting_max=WAITING_MAX, each_token=False)
         self.faults = Faults(lambda: timeline.now)
         self._paused = False
-        self._due: tuple[Callable[..., None], tuple[Any, ...]] | None = None  # what a pause keeps from happening
+        self._due: tuple[Callable[..., None], tuple[Any, ...]] | None = None  # callbacks that a pause delays
         self._jobs: dict[str, tuple[Job, Sequence, bool]] = {}
         self._stepping = False
         self._leap: _Leap | None = None
-        self.lost: dict[str, bytes] = {}  # what had come out of the work that broke off last
+        self.lost: dict[str, bytes] = {}  # what the jobs that broke off last had generated
 
     @property
     def core(self) -> EngineCore:
-        """Its true state, to look at."""
+        """The engine's true state."""
         self._catch_up()
         return self._core
 
     @property
     def text_model(self) -> TextModel:
-        """What keeps its texts and its cache apart."""
+        """Determines its generated texts and prefix hashes."""
         return self._text_model
 
     def submit(self, job: Job) -> int:
@@ -173,7 +172,7 @@ class Gpu:
         self._jobs[job.id] = (job, sequence, False)
         if not self._stepping:
             self._stepping = True
-            # Not at once: requests that arrive at one moment share the first pass.
+            # Not at once: requests that arrive at the same moment share the first step.
             self._timeline.after(0.0, self._begin)
         return 200
 
@@ -219,13 +218,15 @@ class Gpu:
     # -- faults
 
     def command(self, fault: Fault | None) -> list[Job]:
-        """From the next step on this is broken, instead of what was; None mends it. Returns whose work broke off."""
+        """From the next step on the engine has this fault instead of any other; None mends it. Returns the jobs that
+        broke off.
+        """
         self._interrupt()
         self.faults.command(fault)
         return self.break_off() if self.faults.kind == "oom" else []
 
     def generated(self, job_id: str) -> bytes | None:
-        """Of what it is at work on, what has come out; None if that did not begin, or it knows of no such work."""
+        """What a job under way has generated; None if it has not begun or is unknown."""
         self._catch_up()
         job, sequence, begun = self._jobs.get(job_id, (None, None, False))
         if job is None or sequence is None or not begun:
@@ -233,7 +234,7 @@ class Gpu:
         return bytes(memoryview(self._core.caught_up(sequence).text)[len(job.prompt) :])
 
     def break_off(self) -> list[Job]:
-        """Forget all that is under way, and return whose it was; they are not told."""
+        """Forget all jobs under way and return them; they are not told."""
         self._interrupt()
         self.lost = {job_id: generated for job_id in self._jobs if (generated := self.generated(job_id)) is not None}
         jobs = [job for job, _, _ in self._jobs.values()]
@@ -248,7 +249,7 @@ class Gpu:
         self._paused = True
 
     def resume(self) -> None:
-        """Go on where it was. Idempotent."""
+        """Continue after a pause. Idempotent."""
         self._paused = False
         due, self._due = self._due, None
         if due is not None:
@@ -263,7 +264,7 @@ class Gpu:
         self._begin()
 
     def _catch_up(self) -> None:
-        """Do the steps of the leap that have begun by now."""
+        """Carry out the steps of the leap that have begun by now."""
         leap = self._leap
         if leap is not None:
             begun = leap.begun(self._timeline.now)
@@ -272,7 +273,7 @@ class Gpu:
                 leap.done = begun
 
     def _interrupt(self) -> None:
-        """The leap ends with the step under way: something is about to change."""
+        """The leap ends with the step under way, because something is about to change."""
         self._catch_up()
         leap, self._leap = self._leap, None
         if leap is not None:
@@ -292,8 +293,9 @@ class Gpu:
 
 
 class _Leap:
-    """`steps` steps from `since` on, the first of `first_s` seconds and each of `more_s` more than the one before, of
-    which the core has done `done`."""
+    """`steps` steps from `since` on, the first of `first_s` seconds, each next one `more_s` longer; the core has
+    carried out `done` of them.
+    """
 
     __slots__ = ("_first_s", "_more_s", "_since", "done", "end", "steps")
 
@@ -304,7 +306,7 @@ class _Leap:
         self.done = 0
 
     def begun(self, now: float) -> int:
-        """How many of them have begun by now: one at least, since a step's work is done as it begins."""
+        """How many of them have begun by now: at least one, since a step's work is done as it begins."""
         passed_s, more_s = now - self._since, self._more_s
         # The root of over_at(n) = now, in the form that loses no digits where `more_s` is next to nothing.
         b = self._first_s - more_s / 2.0
@@ -312,5 +314,5 @@ class _Leap:
         return min(self.steps, over + 1)
 
     def over_at(self, steps: int) -> float:
-        """When so many of them are over."""
+        """When this many of them are over."""
         return self._since + steps * self._first_s + self._more_s * (steps * (steps - 1) / 2.0)

@@ -1,8 +1,8 @@
-"""How clients reach a balancer that is not beside them: over the wire, and the next one where they are refused.
+"""How clients reach a balancer in another region: over the wire, and by the next address if one refuses connections.
 
-Who asks is given the addresses of a few regions, nearest first, as the shipped DNS names them, and goes on to the next
-one where a connection is refused, as clients do that resolve a name to several addresses. Invariant: a request that a
-balancer took is never sent to another one from here. Never decides what a balancer decides.
+A client gets the addresses of a few regions, nearest first, as the shipped DNS answers, and tries the next address if a
+connection is refused, as clients do with several addresses. Invariant: a request that a balancer accepted is never sent
+to another one from here. Never decides what a balancer decides.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from farhop_lab.sim.wire import Wire
 
 ADDRESSES_MAX = 3
-"""What the shipped DNS names at most in one answer (`entries_max`)."""
+"""The most addresses in one answer of the shipped DNS (`entries_max`)."""
 
 
 class EntryProcess(Protocol):
-    """A balancer or router that clients may ask."""
+    """A balancer or router that clients may connect to."""
 
     @property
     def region(self) -> str:
-        """Where it stands."""
+        """Its region."""
 
     @property
     def alive(self) -> bool:
@@ -41,22 +41,22 @@ class EntryProcess(Protocol):
 
     @property
     def listens(self) -> bool:
-        """Whether it lets clients in."""
+        """Whether it accepts clients."""
 
     @property
     def relay(self) -> RequestRelay:
         """Its driver."""
 
     def take(self, active: ActiveRequest, /) -> None:
-        """A request is here."""
+        """A request has arrived."""
 
 
 class RemoteRequest:
-    """A request on its way from a place to a balancer, and its answers back to `client`, who stands there.
+    """A request on its way from a region to a balancer, and its answers back to `client` in that region.
 
-    Its deadlines, by the clock that says `now`, travel as what is left of them. Within one region it takes no time, as
-    a client is beside its region's global balancer in the shipped world. Where nobody listens its client hears
-    CONNECT_FAILED, a round trip later.
+    Its deadlines, by the clock `now`, are sent as the time that is left. Within one region this takes no time, as a
+    client is beside its region's global balancer in the shipped world. If nothing listens, the client gets
+    CONNECT_FAILED a round trip later.
     """
 
     __slots__ = ("_client", "_left_s", "_over", "_process", "_region", "_wire", "there")
@@ -78,7 +78,7 @@ class RemoteRequest:
         self.there = ActiveRequest(request, prompt, self)
 
     def go(self) -> None:
-        """Set out."""
+        """Send it."""
         self._send(self._region, self._process.region, self._arrive)
 
     def _send(self, a: str, b: str, act: Callable[..., object], *args: object) -> None:
@@ -102,7 +102,7 @@ class RemoteRequest:
         process.take(self.there)
 
     def leave(self) -> None:
-        """The client there is gone, and hears no more."""
+        """The client disconnected, and gets no more callbacks."""
         self._over = True
         self._send(self._region, self._process.region, self._left)
 
@@ -138,8 +138,9 @@ class RemoteRequest:
 
 
 class ClientRequest:
-    """One request of a client, until it is over: goes from one address to the next while it is refused, and tells the
-    arrival where it was answered."""
+    """One request of a client until it is concluded: tries one address after another while connections are refused, and
+    tells the arrival where it was answered.
+    """
 
     __slots__ = ("_active", "_addresses", "_entry", "remote")
 
@@ -148,7 +149,7 @@ class ClientRequest:
         self.remote: RemoteRequest | None = None
 
     def go(self) -> bool:
-        """Ask the next address; False if there is none."""
+        """Try the next address; False if there is none."""
         entry, active = self._entry, self._active
         process = next(self._addresses, None)
         if process is None:
@@ -163,7 +164,7 @@ class ClientRequest:
 
     def began(self, status: int) -> None:
         """See relay.Client."""
-        assert self.remote is not None  # only it calls
+        assert self.remote is not None  # only `remote` calls this
         active, there = self._active, self.remote.there
         active.target, active.attempts, active.started = there.target.partition("/")[0], there.attempts, True
         active.client.began(status)
@@ -187,8 +188,9 @@ class ClientRequest:
 
 
 class ClientEntry:
-    """Where the clients of a region find a balancer: at one of `addresses` for their request, nearest first. Is to a
-    World what a global balancer is that stands in their region."""
+    """How clients of a region without a balancer find one: at one of `addresses` for their request, nearest first. Has
+    the interface of a global balancer in their region.
+    """
 
     def __init__(
         self, region: str, wire: Wire, timeline: Timeline, addresses: Callable[[Request], Iterable[EntryProcess]]
@@ -203,11 +205,11 @@ class ClientEntry:
         return self
 
     def clock(self) -> float:
-        """Its clients' clock."""
+        """The clients' clock."""
         return self._timeline.now
 
     def start(self, active: ActiveRequest) -> None:
-        """A request sets out."""
+        """Send a request."""
         request_here = self.open[active.request.id] = ClientRequest(self, active, iter(self.addresses(active.request)))
         if not request_here.go():
             request_here.broke(outcome.CONNECT_FAILED)

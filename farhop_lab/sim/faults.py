@@ -1,6 +1,6 @@
-"""What can break in a world, by name, and for how long; breaks and mends a simulated one. Its live twin: `chaos.live`.
+"""Faults of a world, by name and duration; injects and mends them in a simulated one. Live counterpart: `chaos.live`.
 
-Invariant: what a fault broke is whole again once it is mended, whatever else was broken meanwhile. Never judges.
+Invariant: what a fault broke works again once it is mended, whatever else broke meanwhile. Never judges.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class FaultInjector:
-    """See the module's head. `tenant` is whose law a `law` changes: no other has one then."""
+    """See the module's head. A `law` fault changes the law of `tenant`; no other tenant is in it then."""
 
     def __init__(self, world: World, tenant: str = "t") -> None:
         self._world, self._tenant = world, tenant
         self.law_epoch = world.law.epoch
 
     def plan(self, faults: Iterable[Fault]) -> None:
-        """Every fault at its time, and its mending at its own."""
+        """Schedule each fault and its end."""
         for fault in faults:
             self._world.at(fault.at_s, self._break, fault)
             self._world.at(fault.until_s, self._mend, fault)

@@ -1,8 +1,8 @@
-"""A run's memory on huge pages, where the kernel lets a process ask for them.
+"""Puts a run's memory on huge pages, if the kernel allows a process to ask for them.
 
-A simulated world touches some 100 MB at random, and a tenth of its time goes to finding out where its pages are.
-Invariants: nothing that a program computes depends on it; where it cannot be had (not Linux, an old kernel, huge pages
-switched off) nothing happens. Never raises.
+A simulated world accesses some 100 MB at random, and a tenth of its time goes to address translation. Invariants: no
+result depends on it; if huge pages are not available (not Linux, an old kernel, switched off), nothing happens. Never
+raises.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 PAGE_BYTES = 2 << 20
 WORTH_IT = 500  # requests: to ask takes up to 50 ms, and a small run is over sooner
 _MAPS = Path("/proc/self/maps")
-_PRIVATE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 *(?:\[heap\])?$")  # of no file
-_HUGEPAGE, _COLLAPSE = 14, 25  # madvise(2): what comes from now on, and what is there already
+_PRIVATE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 *(?:\[heap\])?$")  # anonymous memory only
+_HUGEPAGE, _COLLAPSE = 14, 25  # madvise(2): for future pages, and for those already there
 
 
 def ask() -> int:
-    """Have what this process keeps now on huge pages: how many bytes are asked for."""
+    """Ask for huge pages for the process's present memory. Returns the bytes asked for."""
     try:
         madvise = ctypes.CDLL(None).madvise
         lines = _MAPS.read_text().splitlines()
@@ -41,13 +41,13 @@ def ask() -> int:
 
 
 class Growing:
-    """Asks again whenever a run is twice as long as it was. To be called now and then."""
+    """Asks again each time a run has become twice as long. To be called now and then."""
 
     def __init__(self, world: World) -> None:
         self._world, self._due = world, WORTH_IT
 
     def __call__(self) -> None:
-        """See whether it is time to."""
+        """Ask if it is time."""
         arrived = self._world.measures.arrived
         if arrived >= self._due:
             self._due = 2 * arrived

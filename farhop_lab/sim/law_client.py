@@ -1,6 +1,6 @@
-"""The law in virtual time: each process's own copy, which follows what it hears of etcd, and its authenticator by key.
+"""The law in virtual time: each process's own copy, updated from etcd, and its authenticator by API key.
 
-The shipped LawBook and KeyAuthenticator; no etcd and no sockets. Never decides.
+The shipped LawBook and KeyAuthenticator, without etcd and sockets. Never decides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOCATION = b"location: "
 
 
 class LawClient:
-    """What one process in `region` knows of the law, beginning with the topology's. `adopt` is told of another."""
+    """The law as one process in `region` knows it, at first the topology's. `adopt` is called with each new law."""
 
     def __init__(self, region: str, law: Law, adopt: Callable[[Law], None]) -> None:
         self.refused: list[str] = []
@@ -38,7 +38,7 @@ class LawClient:
         return self.book.law
 
     def apply(self, document: bytes, revision: int, *, anew: bool = False) -> None:
-        """This stands in etcd now (b"": nothing); `anew`: it is listed, as at the start and after an outage."""
+        """This document is now in etcd (b"": none); `anew`: from a listing, as at the start and after an outage."""
         if anew:
             entries = (Entry(LAW_KEY, document, revision),) if document else ()
             self.book.changed(Change(ChangeKind.SNAPSHOT, revision, entries=entries))
@@ -47,14 +47,14 @@ class LawClient:
             self.book.changed(Change(kind, revision, LAW_KEY, document))
 
     def caller(self, key: str, allow: str = "") -> Caller | Reply:
-        """What the authenticator says to a head with this key; `allow` narrows."""
+        """The authenticator's result for a request head with this key; `allow` narrows the regions."""
         lines = [b"POST /v1/chat/completions HTTP/1.1", b"host: sim", b"authorization: Bearer " + key.encode()]
         lines += [b"x-farhop-allow: " + allow.encode()] if allow else []
         return self.authenticator.caller(heads.read(b"\r\n".join(lines), _HEADERS_MAX))
 
 
 def elsewhere(reply: Reply) -> str | None:
-    """The origin that a redirect names; None for any other answer."""
+    """The origin in a redirect; None for any other answer."""
     for line in reply.extra.split(b"\r\n"):
         if reply.status == 307 and line.startswith(_LOCATION):
             return "/".join(line.removeprefix(_LOCATION).decode().split("/", 3)[:3])

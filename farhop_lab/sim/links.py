@@ -1,8 +1,8 @@
-"""One global balancer's links to the regions in virtual time: reports, prefixes, and the pings that come back.
+"""One global balancer's links to the regions in virtual time: reports, prefixes and pings.
 
-The twin of global_lb.links.watch and .link, with their kernels and constants, and with nothing of etcd: reports come
-by the fast path alone, and nothing but pings is asked for sooner. Invariants: an older report never undoes a newer one;
-no clock is compared with another's. Never decides.
+The counterpart of global_lb.links.watch and .link, with their functions and constants but without etcd: reports come
+only as over gRPC, and only pings are sent on demand. Invariants: an older report never overwrites a newer one; no clock
+is compared with another's. Never decides.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class SentAttempt(SilentAttempt, Protocol):
-    """An attempt under way at a region, which its channel's state matters to."""
+    """An attempt under way at a region; it depends on the state of the channel."""
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing of it has come for so long that it is to be asked about."""
+        """Whether it has been silent for so long that the region is to be asked about it."""
 
     def path_broke(self) -> None:
         """The channel to its region broke."""
@@ -44,8 +44,9 @@ _Inquiry: TypeAlias = "tuple[Sequence[SentAttempt], Sequence[int], float, float]
 
 
 class RegionLinks:
-    """See the module's head. `react` is told events; `clock` is the balancer's; `prefixes` None: it is told of none.
-    `hops` are the attempts under way at a region."""
+    """See the module's head. `react` takes events; `clock` is the balancer's; `prefixes` None: no prefix streams.
+    `hops` returns the attempts under way at a region.
+    """
 
     def __init__(
         self,
@@ -65,14 +66,14 @@ class RegionLinks:
         self.distances = Distances(context.topology, here)
         self.reports: dict[str, tuple[RegionReport, float]] = {}
         self._prefixes, self.subscriptions = prefixes, dict[str, PrefixSubscription]()
-        self._instances: dict[str, Instance] = {}  # by region: made once of each report
-        self._given_ms: dict[str, float] = {}  # by region, the wire time that the machine was told
+        self._instances: dict[str, Instance] = {}  # by region: computed once per report
+        self._given_ms: dict[str, float] = {}  # by region, the round-trip time that the machine was told
         self.channel_up: dict[str, bool] = {}
         self.lost: dict[str, int] = {}
         self._over = False
 
     def close(self) -> None:
-        """Its process is gone: nothing arrives any more."""
+        """The process is gone: nothing arrives any more."""
         self._over = True
         for subscription in self.subscriptions.values():
             subscription.close()
@@ -80,7 +81,7 @@ class RegionLinks:
     # -- reports
 
     def on_report(self, report: RegionReport) -> None:
-        """Take a report if it is newer than what is known, and swap the view."""
+        """Take a report if it is newer than the present one, and swap the view."""
         if self._over:
             return
         region, now = report.region, self._clock()
@@ -107,7 +108,7 @@ class RegionLinks:
     # -- pings
 
     def _ping(self, region: str) -> None:
-        """What comes of it is known now, and arrives a round trip or a time-out later."""
+        """The result is computed now, and arrives a round trip or a timeout later."""
         if self._over:
             return
         context, watching, there = self._context, self._context.watching, self._regions[region]
@@ -117,7 +118,7 @@ class RegionLinks:
             return
         rtt_s = context.wire.rtt_ms(self._here, region) / 1e3 * (1.0 + watching.ping_jitter * self._rng.random())
         if there.alive:
-            # Its clock as it will be when the ping gets there.
+            # The region's clock when the ping arrives.
             clock_ms = (there.relay.clock() + rtt_s / 2.0) * 1e3
             asked = [hop for hop in self._hops(region) if hop.quiet][:ASKED_MAX]
             quiet_ms = there.reporter.quiet_ms(self._balancer, [hop.id for hop in asked])
@@ -154,7 +155,7 @@ class RegionLinks:
 
     @property
     def caught_up(self) -> bool:
-        """As global_lb.links.watch has it: whether all is here that those who are connected have told by now."""
+        """As in global_lb.links.watch: whether everything has arrived that connected regions have sent by now."""
         ups = [self.channel_up.get(region) for region in self.reports]
         return (
             bool(ups)

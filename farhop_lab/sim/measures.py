@@ -1,7 +1,7 @@
-"""What a run of the simulator has shown: each request's record, each region's use over time, and what must never be.
+"""What a simulated run has shown: each request's record, each region's use over time, and violations.
 
-Invariants: an arrival is concluded once, or counted as a violation; the digest covers every event that any machine was
-told and every command it gave, so equal digests mean equal runs. Bounded: past RECORDS_MAX requests only counts go on.
+Invariants: an arrival is concluded once, or counts as a violation; the digest covers all events given to machines and
+all their commands, so equal digests mean equal runs. Bounded: beyond RECORDS_MAX requests only counts continue.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FIRST_VIOLATIONS_MAX = 100
 
 
 class RequestRecord(msgspec.Struct, frozen=True, gc=False):
-    """One concluded request. Seconds of the timeline; `ttft_ms` None where no first byte came. `region` is where it was
-    answered, "" if nowhere; `direct`: it came straight to its region, past the global tier. Tokens are as the engine
-    counts them, 0 where it did not answer whole: `cached_tokens` of the prompt's were in its cache.
+    """One concluded request. Times are the timeline's seconds; `ttft_ms` is None if no first byte came. `region`
+    answered it, "" if none did; `direct`: it came straight to its region, past the global tier. Tokens are as the
+    engine counts them, 0 if the answer is incomplete; `cached_tokens` of the prompt's were in its cache.
     """
 
     id: str
@@ -51,12 +51,12 @@ class RequestRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def served(self) -> bool:
-        """Whether the whole answer arrived."""
+        """Whether the answer is complete."""
         return self.outcome == SERVED.reason
 
     @property
     def tpot_ms(self) -> float | None:
-        """Milliseconds between tokens in the mean; None where fewer than two came, or not all."""
+        """Mean milliseconds between tokens; None for fewer than two tokens or an incomplete answer."""
         if not self.served or self.ttft_ms is None or self.answer_tokens < 2:
             return None
         return ((self.ended_at - self.arrived_at) * 1e3 - self.ttft_ms) / (self.answer_tokens - 1)
@@ -71,11 +71,11 @@ class OpenRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class Use(msgspec.Struct, frozen=True, gc=False):
-    """A region in one stretch of time that ends at `at`: requests there over its slots, at the end and at the most.
+    """A region's use over an interval that ends at `at`: requests there over its slots, at the end and at the peak;
+    above 1, requests wait.
 
-    Above 1 they wait. In its engines, as they
-    were seen last (half a second ago at the most): how many requests wait and run, the share of engines that have any
-    (`busy`), and the mean share of their KV caches that is in use.
+    Of its engines, as last scraped (at most 0.5 s ago): requests waiting and running, the share of engines that have
+    requests (`busy`), and the mean share of their KV caches in use.
     """
 
     at: float
@@ -88,7 +88,7 @@ class Use(msgspec.Struct, frozen=True, gc=False):
 
 
 def use_of(at: float, share: float, peak: float, engines: Collection[tuple[int, int, float]]) -> Use:
-    """A region's use, its engines as their metrics say (waiting, running, share of the KV cache)."""
+    """A region's use; `engines` by their metrics (waiting, running, share of the KV cache)."""
     count = len(engines)
     if not count:
         return Use(at, share, peak)
@@ -103,7 +103,7 @@ def use_of(at: float, share: float, peak: float, engines: Collection[tuple[int, 
 
 
 class Journal:
-    """All that machines are told and say, as one digest; with `keep`, as lines, too."""
+    """All events and commands of all machines as one digest; with `keep`, also as lines."""
 
     def __init__(self, timeline: Timeline, *, keep: bool = False) -> None:
         self._timeline = timeline
@@ -114,7 +114,7 @@ class Journal:
         self.hushed = False
 
     def hush(self) -> None:
-        """From now on nothing is noted but violations: for runs of which only figures are wanted."""
+        """From now on record only violations: for runs of which only figures are needed."""
         self.hushed = True
 
     @property
@@ -123,7 +123,7 @@ class Journal:
         return self._hash.hexdigest()
 
     def note(self, name: str, event: Event, commands: Sequence[Command]) -> None:
-        """A machine was told something."""
+        """A machine got an event."""
         if self.hushed:
             return
         line = f"{self._timeline.now:.9f} {name} {_event(event)}" + "".join(f" > {_command(c)}" for c in commands)
@@ -150,7 +150,7 @@ def _event(event: Event) -> str:
 
 @cache
 def _noted(kind: type[Event]) -> tuple[str, ...]:
-    """Which of the fields that the digest covers an event of this kind has."""
+    """The fields of this kind of event that the digest covers."""
     return tuple(name for name in ("id", "attempt", "region", "target", "up", "ok") if hasattr(kind, name))
 
 
@@ -175,20 +175,20 @@ class Measures:
         self.records: list[RequestRecord] = []
         self.outcomes: Counter[str] = Counter()
         self.served: Counter[tuple[str, str]] = Counter()  # by (entry, region)
-        self.refusals: Counter[tuple[str, str]] = Counter()  # of a region towards the global tier, by reason
-        self.ejections: Counter[tuple[str, str]] = Counter()  # by (region, replica), for what its requests met
-        self.ejections_healthy = 0  # of those, of replicas that nothing was wrong with
+        self.refusals: Counter[tuple[str, str]] = Counter()  # refusals of a region to the global tier, by reason
+        self.ejections: Counter[tuple[str, str]] = Counter()  # by (region, replica), for failed requests
+        self.ejections_healthy = 0  # of those, of replicas without a fault
         self.use: dict[str, list[Use]] = {}
         self._open: dict[str, OpenRequest] = {}
 
     @property
     def violations(self) -> int:
-        """What must never be, how often it was. `journal.first_violations` has the first of them."""
+        """How often each violation happened. `journal.first_violations` has the first ones."""
         return self.journal.violations
 
     @property
     def open(self) -> int:
-        """Arrivals not concluded yet."""
+        """The number of arrivals that are not concluded."""
         return len(self._open)
 
     def came(self, request_id: str, tenant: str = "", entry: str = "", at: float = 0.0) -> None:
@@ -210,30 +210,30 @@ class Measures:
             self.records.append(record)
 
     def refused(self, region: str, outcome: Outcome) -> None:
-        """A region sent a request back to the global tier."""
+        """A region refused a request to the global tier."""
         if outcome.source is not Source.CLIENT:
             self.refusals[region, outcome.reason] += 1
 
     def ejected(self, region: str, replica: str, *, times: int, healthy: bool) -> None:
-        """A region's balancer took a replica out for what its requests met; `healthy`: without a cause."""
+        """A region ejected a replica for failed requests; `healthy`: it had no fault."""
         self.ejections[region, replica] += times
         self.ejections_healthy += times if healthy else 0
 
     # -- questions
 
     def unfinished(self) -> list[OpenRequest]:
-        """Who is not concluded yet."""
+        """The ids of arrivals that are not concluded."""
         return list(self._open.values())
 
     def ttft_ms(self, tenant: str | None = None, since: float = 0.0) -> list[float]:
-        """Times to first byte, ascending, of those who arrived at `since` or later."""
+        """Times to the first byte, ascending, of requests that arrived at `since` or later."""
         return sorted(f.ttft_ms for f in self._of(tenant, since) if f.ttft_ms is not None)
 
     def _of(self, tenant: str | None, since: float) -> Iterator[RequestRecord]:
         return (f for f in self.records if f.arrived_at >= since and tenant in (None, f.tenant))
 
     def peak(self, region: str | None = None, since: float = 0.0) -> float:
-        """The most a region was used, of all regions if none is named; 0 if nothing was measured."""
+        """The highest use of a region, or of all regions; 0 if nothing was measured."""
         measured = [self.use[region]] if region is not None else self.use.values()
         return max((use.peak for uses in measured for use in uses if use.at > since), default=0.0)
 

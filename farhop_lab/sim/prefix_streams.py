@@ -1,9 +1,8 @@
-"""The prefix streams in virtual time: a region's shipped publisher, a wire, and the shipped room of a global balancer.
+"""Prefix streams in virtual time: a region's shipped publisher, a wire, and a global balancer's shipped receiver.
 
-The twin of what global_lb.links.link and regional_lb.mesh.report do at the two ends of such a call. Invariants: an end
-that gave a
-call up hears no more of it, and the other end is told over the wire; a call that ended is followed by another, which
-goes on from what is known; nothing of a call is lost while it stands, as nothing is on a connection. Never decides.
+The counterpart of global_lb.links.link and regional_lb.mesh.report. Invariants: an end that closed a call receives
+nothing more, and the other end learns of it over the wire; a call that ended is followed by another, which continues
+from what is known; an open call loses nothing, as a connection. Never decides.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PrefixSubscription:
-    """Keeps one global balancer listening to one region. `calls` counts its calls, `messages` what came of them."""
+    """Subscribes one global balancer to one region. `calls` counts its calls, `messages` the results of messages."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class PrefixSubscription:
             self._call.give_up()
 
     def again(self) -> None:
-        """A call is over: another, after a while."""
+        """A call ended: open another after a pause."""
         if self._over:
             return
         pause_s = self.context.watching.ping_s * (0.8 + 0.4 * self._rng.random())
@@ -63,7 +62,7 @@ class PrefixSubscription:
         if self._over:
             return
         if self.context.wire.frozen_since(self.here, self.region.name) is not None:
-            self.again()  # no connection comes about
+            self.again()  # no connection can be opened
             return
         self.calls += 1
         stream = self._prefixes.begin((self.region.name, self.region.instance))
@@ -93,16 +92,16 @@ class PrefixCall:
         self._steps: Steps | None = None
         self._publisher: PrefixPublisher | None = None
         self._due: Call | None = None
-        self._rested_at = 0.0  # before that nothing wakes it
+        self._rested_at = 0.0  # nothing wakes it before that
         self._context.wire.send(subscription.here, subscription.region.name, self._arrive, request)
         self._watch = self._context.timeline.after(self._patience_s, self._look)
 
     @property
     def here(self) -> str:
-        """Where the global balancer stands."""
+        """The global balancer's region."""
         return self._subscription.here
 
-    # -- there: the region's end
+    # -- the region's end
 
     def _arrive(self, request: region_pb2.PrefixesRequest) -> None:
         region = self._region
@@ -120,7 +119,7 @@ class PrefixCall:
         assert self._publisher is not None
         self._publisher.wakes.pop(self._wake, None)
         if context.wire.frozen_since(region, subscription.here) is not None:
-            self._due = context.timeline.after(LOOK_S, self._send)  # nothing is read there: what was written is enough
+            self._due = context.timeline.after(LOOK_S, self._send)  # no reader is needed there: written is enough
             return
         for step in self._steps:
             if not isinstance(step, Pause):
@@ -134,14 +133,14 @@ class PrefixCall:
         self.cut()
 
     def _read(self, message: region_pb2.PrefixDelta) -> Content | str:
-        """What it says, read once for all who are sent the same."""
+        """The parsed message, parsed once for all subscribers that get the same."""
         region = self._region
         if region.told[0] is not message:
             region.told = message, read(message)
         return region.told[1]
 
     def _wake(self) -> None:
-        """There is something to tell: in a moment, since the machine is not done with what it does."""
+        """Something is to be sent: in a moment, since the machine is still at work."""
         self._rest()
         self._due = self._context.timeline.at(self._rested_at, self._send)
 
@@ -155,22 +154,22 @@ class PrefixCall:
         self._context.wire.send(self._region.name, self._subscription.here, act, *args)
 
     def cut(self) -> None:
-        """The region says no more, or its process is gone; whoever is connected notices."""
+        """The region closes the call, or its process died; the subscriber notices."""
         self._left()
         self._back(self._end)
 
     def _left(self) -> None:
-        """Nobody is told any more. Idempotent."""
+        """The subscriber is gone. Idempotent."""
         if self._steps is not None:
             self._steps.close()
         self._rest()
         self._region.calls.pop(self, None)
 
-    # -- here: the global balancer's
+    # -- the global balancer's end
 
     @property
     def _patience_s(self) -> float:
-        """As long as a channel may be silent before it is pinged, and as long again until that is lost."""
+        """The time that a channel may be silent before it is pinged, twice: then the ping is lost."""
         return 2.0 * silence_s(self._context.watching.ping_s)
 
     def _receive(self, message: region_pb2.PrefixDelta, content: Content | str) -> None:
@@ -179,7 +178,7 @@ class PrefixCall:
         self._subscription.messages += 1
         try:
             for _ in self._stream.take(message, content):
-                pass  # it takes no time
+                pass  # applying it takes no time
         except PrefixGapError:
             self.give_up()
 
@@ -194,7 +193,7 @@ class PrefixCall:
             self._watch = self._context.timeline.at(due, self._look)
 
     def give_up(self) -> None:
-        """Hear no more of it, and let the region know. Harmless once it is over."""
+        """Close the call and tell the region. Does nothing once it is over."""
         if self._over:
             return
         self._end()

@@ -1,8 +1,8 @@
-"""One region in virtual time: its balancer's shipped machine, its replicas, and the reports it sends out.
+"""One region in virtual time: its balancer's shipped machine, its replicas, and the reports it sends.
 
-Does what regional_lb's ingress, watcher and reporter do, in their words: the report is the live Reporter's own. Never
-decides. A region that dies takes its machine, its queue and its engines with it, and returns empty, as a new process; a
-balancer that restarts leaves the engines, which lose whom it had sent them.
+Does what regional_lb's ingress, watcher and reporter do; the report is the live Reporter's own. Never decides. A region
+that dies loses its machine, queue and engines, and returns empty, as a new process; a balancer that restarts leaves the
+engines running, which lose the balancer's requests.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.flow import RegionalFlow
 
 SAMPLE_S = 0.1
-ENGINES_EVERY = 5  # samples: as often as engines are scraped, since every look at one ends its leap
+ENGINES_EVERY = 5  # samples: as often as engines are scraped, since each look at one ends its leap
 _ADDRESSES = ("sim:1", "sim:2", "sim:3")
 
 
 class PrefixConsumer(Protocol):
-    """A global balancer's call for the region's prefixes, which stands until either end is gone."""
+    """A global balancer's call for the region's prefixes, open until either end is gone."""
 
     @property
     def here(self) -> str:
-        """Where the global balancer stands."""
+        """The global balancer's region."""
 
     def cut(self) -> None:
-        """The region says no more, or its process is gone."""
+        """The region closes the call, or its process died."""
 
     def give_up(self) -> None:
-        """The balancer wants no more of it."""
+        """The balancer closes the call."""
 
 
 class EngineAttempt:
@@ -115,7 +115,7 @@ class EngineAttempt:
         self._act(self._relay.began, 200)
 
     def done(self, usage: Usage) -> None:
-        """See engines.Job. What it said goes on from the prompt, as the relay would read it."""
+        """See engines.Job. Its text continues from the prompt, as the relay would read it."""
         self._watch.cancel()
         active, generated = self._active, usage.text if isinstance(usage, UsageWithText) else b""
         if active.generated:  # as if it had never broken
@@ -130,7 +130,7 @@ class EngineAttempt:
         self._act(self._relay.ended, 200, usage, chain, len(generated))
 
     def refused(self, status: int, text: str = "") -> None:
-        """See replicas.HostedJob. What an engine says of itself is read as the relay reads it."""
+        """See replicas.HostedJob. The engine's error message is read as the relay reads it."""
         self._watch.cancel()
         self._act(self._relay.began, status)
         self._act(self._relay.ended, status, None, (), 0, engine_faults.in_text(text.encode()))
@@ -146,7 +146,7 @@ class EngineAttempt:
             self.refused(500, text)
 
     def _quiet(self) -> None:
-        """Chunks are not simulated: they come all the time, unless the engine makes none."""
+        """Chunks are not simulated: they come all the time, unless the engine generates none."""
         context, since = self._context, self._host.quiet_since
         due = (context.timeline.now if since is None else since) + context.watching.engine_between_bytes_s
         if due <= context.timeline.now:
@@ -180,7 +180,7 @@ class EngineAttempt:
 
 
 class RegionProcess:
-    """See the module's head. `make` builds its machine; `tell` sends a report to whoever listens."""
+    """See the module's head. `make` builds its machine; `tell` sends a report to all listeners."""
 
     def __init__(
         self,
@@ -192,8 +192,8 @@ class RegionProcess:
     ) -> None:
         self.context, self.name, self.region, self.site = context, name, name, site
         self.instance = "a"
-        self.calls: dict[PrefixConsumer, None] = {}  # for its prefixes, in the order they came
-        self.told: tuple[PrefixDelta | None, Content | str] = None, ""  # last of them, and what it says
+        self.calls: dict[PrefixConsumer, None] = {}  # prefix subscribers, in the order they came
+        self.told: tuple[PrefixDelta | None, Content | str] = None, ""  # the last sample of engines
         self.away_s = context.wire.rtt_ms(name, name) / 2e3
         self.alive = False
         self.hosts: dict[str, Host] = {}
@@ -207,7 +207,7 @@ class RegionProcess:
         self.rise()
         context.every(SAMPLE_S, self._measure)
 
-    # -- life
+    # -- life cycle
 
     @property
     def engines(self) -> dict[str, Engine]:
@@ -215,7 +215,9 @@ class RegionProcess:
         return {name: host.engine for name, host in self.hosts.items()}
 
     def rise(self) -> None:
-        """A new process; its replicas are idle and have empty caches unless they lived on. Harmless while it lives."""
+        """Start a new process; its replicas are idle with empty caches unless they kept running. Does nothing while it
+        runs.
+        """
         if self.alive:
             return
         context = self.context
@@ -235,7 +237,7 @@ class RegionProcess:
         self.reporter = Reporter(
             self.flow, region=self.name, instance=self.instance, addresses=_ADDRESSES,
             clock=self.relay.clock, incarnation=self.incarnation,
-            # What is under way is never silent: chunks are not simulated.
+            # Requests under way are never silent: chunks are not simulated.
             quiet_s=lambda _balancer, attempt: 0.0 if self.relay.has(attempt) else None,
         )  # fmt: skip
         life = self.incarnation
@@ -246,7 +248,7 @@ class RegionProcess:
         self._look(life)
 
     def die(self, *, engines: bool = True) -> None:
-        """The process and its engines are gone, or it alone; whoever is connected notices."""
+        """The process and its engines die, or the process alone; connected clients notice."""
         if engines:
             self.hosts = {}
         if not self.alive:
@@ -260,7 +262,7 @@ class RegionProcess:
     # -- requests
 
     def serve(self, active: ActiveRequest) -> bool:
-        """Take a request of a hop or of a client that came straight here; False if nobody is at home."""
+        """Take a request from a hop or directly from a client; False if no process runs."""
         if not self.alive:
             return False
         request = active.request
@@ -270,7 +272,7 @@ class RegionProcess:
         return True
 
     def leave(self, request_id: str) -> None:
-        """Its client is gone; harmless if it is over, or if nobody is at home."""
+        """Its client is gone; does nothing if the request is over or no process runs."""
         if self.alive:
             self.relay.client_left(request_id)
 
@@ -281,10 +283,10 @@ class RegionProcess:
             self.context.journal.violated(f"{request.id} is processed in {self.name} against the law")
         return EngineAttempt(self, active, forward)
 
-    # -- watching
+    # -- probes and scrapes
 
     def _lives(self, life: int) -> bool:
-        """Whether what was scheduled in that life is still wanted."""
+        """Whether the process that scheduled this still runs."""
         return self.alive and life == self.incarnation
 
     def _scrape(self, life: int) -> None:
@@ -339,7 +341,7 @@ class RegionProcess:
         self.reporter.prefixes.tidy()
         self.flow.scaling.look(self.relay.clock())
         self._report(self.reporter.build())
-        # In step with all others, also after a return.
+        # Aligned with all other regions, also after a restart.
         now = context.timeline.now
         context.timeline.at((now // every_s + 1) * every_s, self._look, life)
 

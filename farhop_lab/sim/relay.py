@@ -1,8 +1,8 @@
-"""The relay's twin in virtual time: tells one machine what happened, and does what it wants done.
+"""The relay's counterpart in virtual time: gives one machine its events, and carries out its commands.
 
-Invariants, counted as violations where the machine breaks them: a command names a request that is under way; a request
-has one attempt at a time, numbered from 1 without a gap; after its last word on a request a machine says no more of it;
-whoever is not concluded is on hold or has an attempt, with a timer. Never chooses. A machine that raises ends the run.
+Invariants, counted as violations if the machine breaks them: a command names a request under way; a request has one
+attempt at a time, numbered from 1 without a gap; after its final command on a request a machine gives no other; each
+request under way is held or has an attempt, with a timer. Never routes. A machine that raises ends the run.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ if TYPE_CHECKING:
     from farhop_lab.sim.measures import Journal
     from farhop_lab.sim.timeline import Call, Timeline
 
-TIMER_LATE_S = 1e-6  # a loop's timer is a little late; to the dot, rounding between clocks could make it early forever
+TIMER_LATE_S = 1e-6  # a loop's timer is a little late; else rounding between clocks could keep it early forever
 
 
 class Client(Protocol):
-    """Who sent a request. Hears `began` and then `ended` or `broke`, or `refused` alone, or nothing once it left."""
+    """The sender of a request. Its callbacks: `began` and then `ended` or `broke`; or `refused` alone; or none after it
+    left.
+    """
 
     def began(self, status: int) -> None:
         """The first byte."""
 
     def ended(self, status: int, usage: Usage | None) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
 
     def refused(self, answer: Answer) -> None:
-        """No, before the first byte."""
+        """Refused before the first byte."""
 
     def broke(self, outcome: Outcome) -> None:
-        """The stream ended before its end."""
+        """The stream ended incomplete."""
 
 
 class RequestRelay(Protocol):
-    """Who takes requests in; a SimulatedRelay is one."""
+    """Accepts requests; a SimulatedRelay is one."""
 
     def clock(self) -> float:
         """Monotonic seconds of its process."""
@@ -52,11 +54,11 @@ class RequestRelay(Protocol):
 
 
 class EntryPoint(Protocol):
-    """A process that clients reach."""
+    """A process that clients connect to."""
 
     @property
     def name(self) -> str:
-        """Its own among all of the world."""
+        """Unique in the world."""
 
     @property
     def relay(self) -> RequestRelay:
@@ -69,15 +71,16 @@ class Attempt(Protocol):
     number: int
 
     def abort(self) -> None:
-        """Stop the work at once; tells nobody."""
+        """Stop at once; no callback follows."""
 
     def so_far(self) -> bytes | None:
-        """What it said, from which it could go on elsewhere; None where it could not."""
+        """The text so far, from which another target could continue; None if none could."""
 
 
 class Prompt:
-    """What a machine does not see of a request. `answer_tokens` None: as long as the model likes. `seed` is that of its
-    chain."""
+    """What a machine does not see of a request. `answer_tokens` None: the model decides. `seed` is that of its prefix
+    chain.
+    """
 
     __slots__ = ("answer_tokens", "seed", "text")
 
@@ -86,8 +89,9 @@ class Prompt:
 
 
 class ActiveRequest:
-    """One request at one tier. `target` is where the last attempt went, "" before the first. `generated` is what came
-    of attempts whose stream is to go on elsewhere, `longer` as in the last Forward."""
+    """One request at one tier. `target` is that of the last attempt, "" before the first. `generated` is the text of
+    attempts whose stream is to be continued elsewhere, `longer` as in the last Forward.
+    """
 
     __slots__ = (
         "attempt",
@@ -113,14 +117,15 @@ class ActiveRequest:
         self.generated = b""
 
     def last_word(self) -> Client:
-        """Its client, to hear how it ended. Let go of with that: each knows the other, and a request that is over shall
-        be gone at once, prompt and all, not when the collector comes by."""
+        """The client, for its last callback. The reference is dropped: client and request refer to each other, and a
+        concluded request with its prompt shall be freed at once, not by the garbage collector.
+        """
         client = self.client
         del self.client
         return client
 
     def so_far(self) -> bytes | None:
-        """All that was said of its answer, by whomever, to go on from elsewhere; None where it could not."""
+        """All text of its answer so far, by all attempts, to continue elsewhere; None if that is not possible."""
         if not self.started or self.attempt is None:
             return self.generated or None
         more = self.attempt.so_far()
@@ -160,7 +165,7 @@ class SimulatedRelay:
 
     @property
     def under_way(self) -> int:
-        """Requests neither answered nor given up."""
+        """The number of requests neither answered nor given up."""
         return len(self.live)
 
     def has(self, request_id: str) -> bool:
@@ -168,11 +173,11 @@ class SimulatedRelay:
         return request_id in self.live
 
     def attempts(self) -> list[Attempt]:
-        """Those under way."""
+        """Attempts under way."""
         return [active.attempt for active in self.live.values() if active.attempt is not None]
 
     def most_under_way(self) -> int:
-        """The most there were since this was asked last."""
+        """The highest number of requests under way since the last call."""
         most, self._most = self._most, len(self.live)
         return most
 
@@ -182,7 +187,7 @@ class SimulatedRelay:
         self.react(machine.RequestArrived(active.request))
 
     def react(self, event: Event) -> None:
-        """Let the machine decide, then act."""
+        """Let the machine decide, then carry out its commands."""
         commands: list[Any] = self.flow.handle(event, self._timeline.now + self._clock_s)
         journal, live = self._journal, self.live
         if not journal.hushed:
@@ -194,7 +199,7 @@ class SimulatedRelay:
                 continue
             self._perform[type(command)](active, command)
         if len(live) > self._most:
-            self._most = len(live)  # after the machine had its say: a refusal occupies nothing
+            self._most = len(live)  # after the machine has decided: a refused request occupies nothing
         name = event.request.id if isinstance(event, machine.RequestArrived) else getattr(event, "id", None)
         active = live.get(name) if name is not None else None
         if active is not None and (active.timer is None or (active.attempt is None and not active.held)):
@@ -203,15 +208,15 @@ class SimulatedRelay:
     def _wrong(self, what: str) -> None:
         self._journal.violated(f"{self.name}: {what}")
 
-    # -- what happened to an attempt
+    # -- events of an attempt
 
     def began(self, active: ActiveRequest, attempt: Attempt, status: int) -> None:
-        """The first byte is here."""
-        if status == 400 and active.longer:  # engines here refuse nothing but what they cannot hold
+        """The first byte arrived."""
+        if status == 400 and active.longer:  # engines here refuse only what they cannot hold
             self.failed(active, attempt, outcome.TOO_LONG)
         elif active.attempt is attempt:
             self.react(machine.AttemptBegan(active.request.id, attempt.number, status))
-            if active.attempt is attempt and not active.started:  # to its client one that goes on does not begin anew
+            if active.attempt is attempt and not active.started:  # a continued answer does not begin anew
                 active.started = True
                 active.client.began(status)
 
@@ -219,7 +224,7 @@ class SimulatedRelay:
         self, active: ActiveRequest, attempt: Attempt, status: int, usage: Usage | None,
         chain: tuple[int, ...] = (), answer_bytes: int = 0, fault: Outcome | None = None,
     ) -> None:  # fmt: skip
-        """The answer is whole; with a `fault` it ended with the engine's word that it is broken."""
+        """The answer is complete; with `fault` the engine ended it with an error."""
         if active.attempt is attempt:
             self._forget(active)
             active.attempt = None
@@ -230,7 +235,7 @@ class SimulatedRelay:
             active.last_word().ended(status if fault is None else 500, usage)
 
     def refused(self, active: ActiveRequest, attempt: Attempt, reason: Outcome, wait_ms: float | None) -> None:
-        """The tier below said no."""
+        """The tier below refused it."""
         if active.attempt is attempt:
             active.attempt = None
             self.react(machine.AttemptRefused(active.request.id, attempt.number, reason, wait_ms))
@@ -248,27 +253,27 @@ class SimulatedRelay:
             )
 
     def client_left(self, request_id: str) -> bool:
-        """Cancel what runs upstream, and tell the machine. False if the request is over."""
+        """Cancel the attempt, and tell the machine. False if the request is over."""
         active = self.live.get(request_id)
         if active is None:
             return False
         self._forget(active)
         self._stop(active)
-        active.last_word()  # which is its own
+        active.last_word()  # the client's own
         self.react(machine.ClientLeft(request_id))
         return True
 
     def die(self) -> list[ActiveRequest]:
-        """The process is gone, and its machine with it. Returns what it leaves behind, so that clients can be told."""
+        """The process and its machine die. Returns the requests under way, so that their clients can be told."""
         orphans = list(self.live.values())
         for active in orphans:
             generated = active.so_far()
             self._forget(active)
             self._stop(active)
-            active.generated = generated or b""  # who was told all of it may go on from there
+            active.generated = generated or b""  # whoever has received all of it may continue from there
         return orphans
 
-    # -- what the machine wants done
+    # -- the machine's commands
 
     def _forward(self, active: ActiveRequest, command: Forward) -> None:
         request_id = active.request.id
@@ -299,7 +304,7 @@ class SimulatedRelay:
                 self.react(machine.AttemptFailed(active.request.id, command.attempt, outcome.STOPPING, resumable=True))
 
     def _recall(self, active: ActiveRequest, command: machine.Recall) -> None:
-        """What is sent here has left at once."""
+        """Stops it; the target notices at once."""
 
     def _hold(self, active: ActiveRequest, _command: machine.Hold) -> None:
         active.held = True

@@ -1,8 +1,8 @@
-"""A replica's process in virtual time: its engine, and what keeps it from serving: paused, stopped, refusing, broken.
+"""A replica's process in virtual time: its engine, and faults of the process: paused, stopped, refusing, broken.
 
-The twin of SIGSTOP, SIGKILL, a closed listener and the engine's own `/lab/fault`. Invariants: who waits at a host is
-told how it ended, or was told nothing since it left; a paused process does nothing and loses nothing, what came
-meanwhile is done in order once it goes on; one that was stopped comes back idle, with an empty cache. Never chooses.
+The counterpart of SIGSTOP, SIGKILL, a closed listener and the engine's own `/lab/fault`. Invariants: each job gets its
+last callback unless it was aborted; a paused process does nothing and loses nothing, and does what came meanwhile in
+order once it resumes; a stopped one comes back idle, with an empty cache. Never routes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.timeline import Timeline
 
 
-MENDED_S = 5.0  # so long after it was mended a replica may still be met as it was before
+MENDED_S = 5.0  # for this long after it was mended, effects of a fault may still arrive
 
 
 class HostError(Exception):
@@ -28,10 +28,10 @@ class HostError(Exception):
 
 
 class HostedJob(Job, Protocol):
-    """Who was sent to a replica and may be turned away there."""
+    """A job that its replica may refuse."""
 
     def refused(self, status: int, text: str = "") -> None:
-        """Not taken, with this HTTP status; `text` is the engine's word for what is wrong with it, if anything is."""
+        """Refused with this HTTP status; `text` is the engine's error message about itself, if any."""
 
 
 class Host:
@@ -45,43 +45,43 @@ class Host:
         self._quiet_since: float | None = None
         self._broken, self._mended_at = False, -inf
 
-    # -- what others see of it
+    # -- seen from outside
 
     @property
     def listens(self) -> bool:
-        """Whether a connection comes about; a paused process's kernel still takes them."""
+        """Whether a connection can be opened; a paused process's kernel still accepts them."""
         return not (self.stopped or self.refusing)
 
     @property
     def answers(self) -> bool:
-        """Whether a look at its pages comes back."""
+        """Whether its pages answer."""
         return self.listens and not self.paused
 
     @property
     def healthy(self) -> bool:
-        """What its /health says, if it answers."""
+        """The result of its /health, if it answers."""
         return not isinstance(self.engine, Gpu) or self.engine.faults.healthy
 
     @property
     def xid(self) -> int:
-        """What its GPU's exporter tells, whatever becomes of its process."""
+        """The XID that its GPU's exporter reports, whatever the state of its process."""
         return self.engine.faults.xid if isinstance(self.engine, Gpu) else 0
 
     @property
     def quiet_since(self) -> float | None:
-        """Since when no token has come out though there is work; None if they come."""
+        """Since when it has generated no token though it has work; None if it generates."""
         return self._quiet_since
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is wrong with it, nor was when what is answered now was asked."""
+        """Whether it has no fault, and had none when requests that are answered now were sent."""
         self._note()
         return not self._broken and self._timeline.now - self._mended_at > MENDED_S
 
-    # -- work
+    # -- jobs
 
     def take(self, job: HostedJob) -> None:
-        """Somebody is connected and has said what is wanted."""
+        """A request arrived on a connection."""
         if self.paused:
             self._mail.append((self.take, job))
             return
@@ -91,7 +91,7 @@ class Host:
             job.refused(status, refusal)
 
     def abort(self, job_id: str) -> None:
-        """Whoever this was for is gone; harmless for what has ended."""
+        """The job's client is gone; does nothing for a job that has ended."""
         if self.paused:
             self._mail = [(act, of) for act, of in self._mail if getattr(of, "id", "") != job_id]
             self._mail.append((self.abort, job_id))
@@ -99,15 +99,18 @@ class Host:
             self.engine.abort(job_id)
 
     def generated(self, job_id: str) -> bytes | None:
-        """What came out for whoever is, or was to the last, served here; None where nothing did, or nobody knows."""
+        """The text generated for a job that is, or was to the last, served here; None if there is none or it is
+        unknown.
+        """
         engine = self.engine
         return (engine.generated(job_id) or engine.lost.get(job_id)) if isinstance(engine, Gpu) else None
 
     # -- faults
 
     def command(self, fault: Fault | None) -> None:
-        """As the engine's `/lab/fault`: this is broken now, instead of what was; None mends it. HostError where the
-        replica has no engine that could break."""
+        """As the engine's `/lab/fault`: it has this fault now instead of any other; None mends it. HostError if the
+        replica's engine has no faults.
+        """
         gpu = self._gpu()
         for job in gpu.command(fault):
             job.broke(gpu.faults.refusal)
@@ -130,12 +133,12 @@ class Host:
             self._note()
 
     def refuse(self, *, refusing: bool) -> None:
-        """Its listener is closed, or open again; who is connected stays so."""
+        """Its listener is closed, or open again; open connections stay."""
         self.refusing = refusing
         self._note()
 
     def stop(self) -> None:
-        """SIGKILL: whoever is connected notices. Idempotent."""
+        """SIGKILL: connected clients notice. Idempotent."""
         if self.stopped:
             return
         self.stopped, self.paused, mail = True, False, self._mail

@@ -1,6 +1,6 @@
-"""What a simulated world is made of: sites with their replicas, small topologies, and how parts are watched.
+"""What a simulated world is made of: sites with their replicas, small topologies, and the intervals of checks.
 
-Figures only; a Site makes its engines when the world is built. Never decides, never draws.
+Values only; a Site makes its engines when the world is built. Never decides, never draws random numbers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ MODEL = "llama"
 
 
 class Reporting(msgspec.Struct, frozen=True, kw_only=True):
-    """When regions report. `every_s` None: on change and every second, as they do live; else all in step, that often.
+    """When regions report. `every_s` None: on each change and every second, as live; otherwise at this interval, all
+    aligned.
 
-    `delay_s` is what a report is old when it sets out; `lost` the share (0..1) that never arrives.
+    `delay_s` is the age of a report when it is sent; `lost` the share (0..1) of reports that never arrive.
     """
 
     every_s: float | None = None
@@ -39,7 +40,7 @@ class Reporting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watching(msgspec.Struct, frozen=True, kw_only=True):
-    """How often parts look at one another, and what an attempt may take: the live defaults. Seconds.
+    """Intervals of checks and time limits of an attempt, in seconds: the live defaults.
 
     `ping_jitter` is the most (as a share) that a ping takes longer than the wire.
     """
@@ -52,18 +53,18 @@ class Watching(msgspec.Struct, frozen=True, kw_only=True):
     ping_timeout_s: float = 0.5
     ping_jitter: float = 0.02
     report_age_s: float = 3.0
-    settle_s: float = 1.0  # a new global balancer keeps clients out so long (global_lb.app.main), and then `warm_s`
+    settle_s: float = 1.0  # a new global balancer accepts no clients so long (global_lb.app.main), then `warm_s`
     warm_s: float = 2.0
-    first_byte_s: float = 480.0  # of a global balancer (global_lb.app.config.OuterLimits), as are the next two
+    first_byte_s: float = 480.0  # of a global balancer (global_lb.app.config.OuterLimits), as the next two
     whole_answer_s: float = 630.0
     between_bytes_s: float = 75.0
-    engine_first_byte_s: float = 120.0  # of a regional balancer (farhop.relay.upstream.pool), as are the next two
+    engine_first_byte_s: float = 120.0  # of a regional balancer (farhop.relay.upstream.pool), as the next two
     engine_whole_answer_s: float = 600.0
     engine_between_bytes_s: float = 60.0
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """One region's replicas, all alike: what its balancer is told of each, and what each really is."""
+    """One region's replicas, all alike: what its balancer is configured with, and what each really is."""
 
     replica: Replica
     engine: Callable[[Timeline], Engine]
@@ -75,7 +76,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return self.replicas * self.replica.slots
 
     def named(self) -> list[Replica]:
-        """The replicas as the region's configuration would list them."""
+        """The replicas as listed in the region's configuration."""
         replace = msgspec.structs.replace
         return [
             replace(self.replica, name=f"gpu-{n}", address=Address(f"gpu-{n}.sim", 8000)) for n in range(self.replicas)
@@ -91,11 +92,12 @@ def station(
     replicas: int = 1,
     reported_slots: int | None = None,
 ) -> Site:
-    """A site of fixed service with `slots` in all, a multiple of `replicas`; the balancer's guesses of speed are right.
+    """A site with fixed service times and `slots` in all, a multiple of `replicas`; the balancer's guesses of speed are
+    right.
 
-    Its slots work side by side, where a machine expects a replica to prefill one prompt after another: keep `first_s`
-    times the arrivals a second at one replica well below 1, or it will see a backlog that is not there. `told_slots`
-    differs from `slots` where the balancer shall believe in other bounds than there are.
+    Its slots work in parallel, while a machine expects a replica to prefill one prompt after another: keep `first_s`
+    times the arrivals a second at one replica well below 1, or the machine sees a backlog that is not there.
+    `told_slots` differs from `slots` if the balancer is to believe in other limits.
     """
     if slots % replicas:
         raise ValueError(f"slots: {slots} cannot be shared evenly by {replicas} replicas; give a multiple")
@@ -124,8 +126,9 @@ def station(
 def gpus(
     profile: str, replicas: int, *, seed: int = 0, answer_tokens_mean: float = 200.0, token_ids: bool = False
 ) -> Site:
-    """A site of the live engine's physics. `token_ids`: they are told, so that streams go on from another replica.
-    LookupError for a profile that nobody has measured."""
+    """A site of emulated GPUs. `token_ids`: they report token ids, so that streams continue at another replica.
+    LookupError for a profile that does not exist.
+    """
     known = PROFILES.get(profile)
     if known is None:
         raise LookupError(f"profile: {profile!r} is none of {', '.join(sorted(PROFILES))}")
@@ -140,7 +143,7 @@ def gpus(
         prefill_ms_per_token=known.prefill_ms_per_token,
         tpot_ms=known.decode_floor_ms,
         token_ids=token_ids,
-        facts={MODEL: ModelFacts(known.context_tokens)},  # as its list of models says
+        facts={MODEL: ModelFacts(known.context_tokens)},  # as in its list of models
     )
     make = partial(Gpu, profile=known, text_model=TextModel(MODEL, seed, answer_tokens_mean))
     return Site(replica=replica, engine=make, replicas=replicas)
@@ -151,8 +154,9 @@ def flat(
     rtt_ms: float | Mapping[tuple[str, str], float] = 50.0,
     tenants: Mapping[str, Rule] | None = None,
 ) -> Topology:
-    """Regions without countries or hubs: one wire time between any two, or one for each pair. Tenant `t` may go
-    anywhere, unless others are given."""
+    """Regions without countries or hubs: one round-trip time between all pairs, or one for each pair. Tenant `t` may go
+    anywhere, unless others are given.
+    """
     pairs = [(a, b) for i, a in enumerate(regions) for b in regions[i + 1 :]]
     wires = dict.fromkeys(pairs, rtt_ms) if isinstance(rtt_ms, float | int) else rtt_ms
     rules = tenants if tenants is not None else {"t": Rule(("world",))}

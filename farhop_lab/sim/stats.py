@@ -1,7 +1,7 @@
-"""Figures over several seeds: means with their confidence, ratios of pairs, fairness, and the least that is enough.
+"""Statistics over several seeds: means with confidence intervals, ratios of pairs, fairness, the least that is enough.
 
-Pure. Worlds of one seed are asked the same by the same programs, so two policies are compared seed by seed (`ratio`):
-what the seed does to both drops out.
+Pure. Worlds of one seed get the same programs, so two policies are compared seed by seed (`ratio`): the seed's effect
+on both drops out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def t95(freedom: int) -> float:
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """A mean of `n` values and half the width of its 95 % confidence interval; None where one value says nothing."""
+    """A mean of `n` values and half the width of its 95 % confidence interval; None for a single value."""
 
     mean: float
     half: float | None
@@ -43,18 +43,19 @@ class Interval(msgspec.Struct, frozen=True):
 
     @property
     def low(self) -> float:
-        """Where it begins; minus infinity where one value says nothing."""
+        """Its lower end; minus infinity for a single value."""
         return -inf if self.half is None else self.mean - self.half
 
     @property
     def high(self) -> float:
-        """Where it ends; infinity where one value says nothing."""
+        """Its upper end; infinity for a single value."""
         return inf if self.half is None else self.mean + self.half
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean and its confidence (Student's t: the values taken as normal and independent). ValueError for none, or
-    for a value that is no number."""
+    """The mean and its confidence interval (Student's t: values taken as normal and independent). ValueError for no
+    values, or for a value that is not finite.
+    """
     if not values or not all(map(isfinite, values)):
         raise ValueError(f"values: {list(values)[:5]} have no mean; give at least one, all of them finite")
     if len(values) == 1:
@@ -63,8 +64,9 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def share_interval(good: float, asked: int, z: float = 1.96) -> tuple[float, float]:
-    """The share that so many good ones of `asked` tell of, from and to (Wilson's interval; `z` 1.96: 95 %). Requests of
-    one run are not independent: one that waits has others wait. Two count as one. ValueError for none."""
+    """The share that is estimated from so many good ones of `asked`, from and to (Wilson's interval; `z` 1.96: 95 %).
+    Requests of one run are not independent, since one that waits delays others: two count as one. ValueError for none.
+    """
     if not 0.0 <= good <= asked or not asked:
         raise ValueError(f"{good} of {asked} is no share; give at least one request")
     n, share = asked / CORRELATED, good / asked
@@ -74,8 +76,9 @@ def share_interval(good: float, asked: int, z: float = 1.96) -> tuple[float, flo
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Ours over theirs, seed by seed: both in the order of the same seeds. ValueError where their number differs, or
-    where theirs is 0."""
+    """Ours over theirs, seed by seed: both in the order of the same seeds. ValueError if their lengths differ or a
+    value of theirs is 0.
+    """
     if len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} values against {len(theirs)}; run both on the same seeds")
     if 0.0 in theirs:
@@ -84,15 +87,17 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's fairness index (Jain et al. 1984): (sum x)^2 / (n sum x^2), 1/n where one has all, 1 where all are equal.
-    1 for nobody and where nobody has anything."""
+    """Jain's fairness index (Jain et al. 1984): (sum x)^2 / (n sum x^2), 1/n if one has all, 1 if all are equal. 1 for
+    an empty sequence and for zeros only.
+    """
     squares = sum(share * share for share in shares)
     return sum(shares) ** 2 / (len(shares) * squares) if squares > 0.0 else 1.0
 
 
 def fewest(enough: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The least number within [low, high] that is enough, None if even `high` is not; by halving, so that whatever is
-    more than enough must be enough, too. Asks about log2(high - low) times. ValueError for an empty range."""
+    """The least number within [low, high] that is enough, None if `high` is not; by bisection, so everything above an
+    enough number must be enough, too. Asks about log2(high - low) times. ValueError for an empty range.
+    """
     if low > high:
         raise ValueError(f"low {low} is above high {high}; give a range")
     if not enough(high):

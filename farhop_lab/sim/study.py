@@ -1,12 +1,12 @@
-"""What a run was worth: throughput, goodput, latency, hits, waiting, use, spill, bytes, money, law and fairness.
+"""The figures of a run: throughput, goodput, latency, hits, waiting, use, spill, bytes, cost, law and fairness.
 
     score = judge(world, Window(60.0, 600.0), Objective(ttft_ms=2000.0, tpot_ms=100.0), drain_s=120.0)
-    cells = cell([score, ...])            # one of each seed: every figure with its confidence
+    cells = cell([score, ...])            # one of each seed: every figure with its confidence interval
 
-Invariants: nothing of before or after the window counts (rates by when answers ended, all else by when requests came);
-nothing that failed is dropped: it is asked for, not served, not good, and its times are what its client waited, but at
-least `patience_ms`, in every mean and quantile (of TPOT there is none but a whole answer's). Never writes to the world
-but by letting its time pass.
+Invariants: nothing outside the window counts (rates by when answers ended, all else by when requests came); no failure
+is dropped: it counts as asked, not served, not good, and its latencies are the time that its client waited, but at
+least `patience_ms`, in every mean and quantile (only complete answers have a TPOT). Changes the world only by letting
+its time pass.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from farhop_lab.sim.world import World
 
 GB = 1e9
-_Z99 = 2.576  # of the normal distribution, 99 % lie within
+_Z99 = 2.576  # 99 % of a normal distribution lie within
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Seconds that count: from the end of the warm-up up to, but not including, `until`."""
+    """The seconds that count: from the end of the warm-up to `until`, excluded."""
 
     since: float
     until: float
@@ -43,17 +43,19 @@ class Window(msgspec.Struct, frozen=True):
             raise ValueError(f"window: {self.since} to {self.until} s is none; give 0 <= since < until")
 
     def has(self, at: float) -> bool:
-        """Whether this moment counts."""
+        """Whether this time lies in the window."""
         return self.since <= at < self.until
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Its length."""
         return self.until - self.since
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True):
-    """When an answer is good: whole, begun in time and spoken fast enough. `patience_ms`: what a failure counts as."""
+    """When an answer is good: complete, begun in time and generated fast enough. `patience_ms`: what a failure counts
+    as.
+    """
 
     ttft_ms: float = 2_000.0
     tpot_ms: float = 150.0
@@ -61,7 +63,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A latency in milliseconds; all 0 where nothing was measured."""
+    """A latency in milliseconds; all 0 if nothing was measured."""
 
     mean: float = 0.0
     p50: float = 0.0
@@ -71,10 +73,10 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What became of some requests: all, or one region's (by where they entered) or one tenant's.
+    """The outcome of some requests: all, or one region's (by entry) or one tenant's.
 
-    `good` met the objective; `failed` is the rest of `asked` but `served`, those without an end included. `hit` is
-    cached over prompt tokens of those served.
+    `good` met the objective; `failed` is `asked` less `served`, unfinished ones included. `hit` is cached over prompt
+    tokens of served requests.
     """
 
     asked: int
@@ -88,13 +90,14 @@ class Share(msgspec.Struct, frozen=True):
 
     @property
     def good_share(self) -> float:
-        """Of those asked; 1 where nobody asked."""
+        """Good over asked; 1 if there were no requests."""
         return self.good / self.asked if self.asked else 1.0
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A region over the window, in the mean over time: requests that wait and run in its engines, engines with work,
-    KV in use, and requests there over slots."""
+    """A region's means over the window: requests waiting and running in its engines, engines with requests, KV in use,
+    and requests there over slots.
+    """
 
     waiting: float
     running: float
@@ -105,9 +108,9 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's figures. Rates are per second of the window; `usd` is what bytes between regions cost in it, at the
-    egress price of where they left; `gpu_usd` what its GPUs did. `unlawful`: answered where the law forbids.
-    `ejections`: of replicas for what their requests met, in the whole run; `ejections_healthy` those without a cause.
+    """A run's figures. Rates are per second of the window; `usd` is the cost of bytes between regions in it, at the
+    egress price of the sending region; `gpu_usd` that of its GPUs. `unlawful`: answered where the law forbids it.
+    `ejections`: of replicas for failed requests, in the whole run; `ejections_healthy`: of replicas without a fault.
     """
 
     whole: Share
@@ -136,8 +139,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
 
     def figures(self) -> dict[str, float]:
-        """All single numbers by name: those of the whole (`ttft_p90_ms`), and of regions and tenants behind a dot
-        (`region.paris.ttft_p90_ms`)."""
+        """All single numbers by name: those of the whole (`ttft_p90_ms`), and those of regions and tenants with a
+        prefix (`region.paris.ttft_p90_ms`).
+        """
         found = {name: float(getattr(self, name)) for name in _PLAIN}
         found |= _flat("", self.whole)
         for kind, shares in (("region", self.regions), ("tenant", self.tenants)):
@@ -172,8 +176,9 @@ def judge(
     drain_s: float = 120.0,
     until_sure: Callable[[], tuple[Window, float]] | None = None,
 ) -> Score:
-    """Let the window pass, and up to `drain_s` more for what came in it to be answered; then say what it was worth.
-    `until_sure` may let a part of it pass, and says which window and drain that makes."""
+    """Let the window pass, and up to `drain_s` more until its requests are answered; then compute the figures.
+    `until_sure` may let only a part of it pass, and returns the window and drain of that part.
+    """
     world.run(window.since)
     before = world.wire.carried.copy()
     if until_sure is not None:
@@ -231,15 +236,16 @@ def _score(world: World, window: Window, objective: Objective, carried: Counter[
 
 
 def is_good(record: RequestRecord, objective: Objective) -> bool:
-    """Whether it met the objective. An answer of a single token has no time between tokens to miss."""
+    """Whether it met the objective. An answer of a single token has no time between tokens."""
     if not record.served or record.ttft_ms is None or record.ttft_ms > objective.ttft_ms:
         return False
     return record.tpot_ms is None or record.tpot_ms <= objective.tpot_ms
 
 
 def is_enough(world: World, window: Window, objective: Objective, good: float) -> bool | None:
-    """Whether surely enough of what came in the window is good in every region, surely not in some, or None: not sure
-    yet. With 99 %, and who has not heard the end taken as it is against being sure."""
+    """True if surely enough of the window's requests are good in every region, False if surely not, None if neither is
+    sure yet. With 99 %; unfinished requests count against either.
+    """
     good_by, asked_by, open_by = Counter[str](), Counter[str](), Counter[str]()
     for record in world.measures.records:
         if window.has(record.arrived_at):
@@ -258,7 +264,7 @@ def is_enough(world: World, window: Window, objective: Objective, good: float) -
 
 
 def share_of(records: Sequence[RequestRecord], unfinished: int, objective: Objective) -> Share:
-    """What became of these, and of so many who have not heard the end."""
+    """The outcome of these requests, and of so many unfinished ones."""
     served = [record for record in records if record.served]
     patience_ms = objective.patience_ms
     endless = [patience_ms] * unfinished
@@ -307,7 +313,7 @@ def _by(
 
 
 def _load(uses: Iterable[Use], window: Window) -> Load:
-    # A sample stands for the stretch that ends with it: the one at the window's first moment is the warm-up's.
+    # A sample stands for the interval that ends with it: the one at the window's first moment is the warm-up's.
     seen = [use for use in uses if window.since < use.at <= window.until]
     if not seen:
         return Load(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -343,7 +349,7 @@ def _part(flags: Sequence[bool]) -> float:
 
 
 def cell(scores: Sequence[Score]) -> dict[str, Interval]:
-    """Every figure that all of these runs have, with its confidence over them. ValueError for no run at all."""
+    """Every figure that all of these runs have, with its confidence interval over them. ValueError for no runs."""
     if not scores:
         raise ValueError("a cell of no run; give the score of at least one seed")
     rows: list[dict[str, Any]] = [score.figures() for score in scores]

@@ -1,7 +1,7 @@
-"""Virtual time: what is due when, and nothing else.
+"""Virtual time: a queue of timed calls.
 
-Invariants: time never runs backwards; what is due at one moment happens in the order it was asked for; a call that was
-cancelled never happens. Never reads a clock: an hour passes as fast as its events can be handled.
+Invariants: time never runs backwards; calls due at one moment are made in the order of scheduling; a cancelled call is
+never made. Never reads a clock: time passes as fast as calls are handled.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ _SLOTS_PER_S = 2.0
 
 
 class TimelineError(Exception):
-    """Something was asked of a timeline that time does not do; the text names the remedy."""
+    """A call was scheduled at an impossible time; the text names the remedy."""
 
 
 class Call(list[Any]):
-    """Something that is due: at which moment (seconds), in which place among all that was asked for, what (None: it was
-    cancelled, or has happened), and with what. A list, since the heap compares lists without a call of ours."""
+    """A scheduled call: its time (seconds), its place in the order of scheduling, the function (None: cancelled or
+    done), and the arguments. A list, since the heap compares lists without calling Python code.
+    """
 
     __slots__ = ()
 
     def cancel(self) -> None:
-        """It shall not happen. Idempotent, and harmless once it has happened."""
+        """It will not be made. Idempotent; does nothing once it was made."""
         self[2] = None
         self[3] = ()
 
@@ -37,8 +38,8 @@ class Call(list[Any]):
 class Timeline:
     """Seconds from 0. `happened` counts calls made.
 
-    Only what is due in this half of a second is in order. What is due later waits for its own: most of it are
-    time-outs, which are cancelled before anybody looks at them.
+    Only the calls of the current half second are kept in order. Later ones wait in slots: most of them are timeouts,
+    which are cancelled before their slot comes.
     """
 
     __slots__ = ("_asked", "_due", "_later", "_slot", "_slots", "_tidy_from", "happened", "now")
@@ -47,24 +48,24 @@ class Timeline:
         self.now = 0.0
         self.happened = 0
         self._due: list[Call] = []  # a heap: up to the end of `_slot`
-        self._later: dict[int, list[Call]] = {}  # by slot, beyond that
-        self._slots: list[int] = []  # a heap: those of `_later`
+        self._later: dict[int, list[Call]] = {}  # later ones, by slot
+        self._slots: list[int] = []  # a heap: the slots of `_later`
         self._slot = -(1 << 62)
         self._asked = 0
-        self._tidy_from = min(_TIDY_MIN, PENDING_MAX)  # how many are asked for until then
+        self._tidy_from = min(_TIDY_MIN, PENDING_MAX)  # at this length `_tidy` runs next
 
     def __len__(self) -> int:
-        """How many calls are kept: those that are due, and for a while those that were cancelled."""
+        """Calls kept: those that are due, and for a while those that were cancelled."""
         return len(self._due) + sum(map(len, self._later.values()))
 
     def at(self, at: float, act: Callable[..., object], *args: Any) -> Call:
-        """Do it at `at`, or as soon as possible if that has passed. TimelineError for no moment at all."""
+        """Schedule at `at`, or as soon as possible if that has passed. TimelineError if `at` is not a number."""
         if not at < inf:
             raise TimelineError(f"at: {at!r} is not a moment; give finite seconds")
         return self._keep(at, act, args)
 
     def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> Call:
-        """Do it `delay_s` from now."""
+        """Schedule `delay_s` from now."""
         at = self.now + delay_s
         if not at < inf:
             raise TimelineError(f"at: {at!r} is not a moment; give finite seconds")
@@ -89,8 +90,7 @@ class Timeline:
         return call
 
     def _tidy(self) -> None:
-        """Let go of what was cancelled: most of what is asked for is a time-out that never happens, and each would
-        stay until it is due."""
+        """Drop cancelled calls: most calls are timeouts that are cancelled, and each would stay until its time."""
         for calls in (self._due, *self._later.values()):
             calls[:] = [call for call in calls if call[2] is not None]
         heapify(self._due)
@@ -100,7 +100,7 @@ class Timeline:
         self._tidy_from = self._asked + min(PENDING_MAX - kept, max(_TIDY_MIN, 4 * kept))
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due up to `until`, that moment included; then it is `until`."""
+        """Make all calls that are due up to `until`, included; then it is `until`."""
         due, pop = self._due, heappop
         while True:
             while due and due[0][0] <= until:
@@ -111,7 +111,7 @@ class Timeline:
                     call[3] = ()
                     self.happened += 1
                     act(*args)
-            # A slot too early rather than too late: what is in order may be later than `until`.
+            # Rather a slot too early than too late: the ordered heap may reach beyond `until`.
             if due or not self._slots or self._slots[0] - 1 > until * _SLOTS_PER_S:
                 break
             self._slot = heappop(self._slots)

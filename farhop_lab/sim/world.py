@@ -1,4 +1,4 @@
-"""A whole simulated world: both tiers' shipped machines, wires, engines, faults and arrivals, from one seed.
+"""A whole simulated world: both tiers' shipped machines, network, engines, faults and arrivals, from one seed.
 
     world = World(7, flat(["paris", "tokyo"], 200.0), {"paris": station(8, 2.0), "tokyo": station(8, 2.0)})
     world.stream(5.0, lambda: world.arrive("paris", "t"))
@@ -6,7 +6,7 @@
     world.run(60.0)
 
 Invariant: the same seed, world and calls give the same run, event for event (`digest`), in every process. Reads no
-clock; a minute costs what its events cost. Violations (see `measures`) must stay 0.
+clock. Violations (see `measures`) must stay 0.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ REDIRECTS_MAX = 4
 
 
 class World:
-    """See the module's head. `sites` are the regions that have a balancer of their own; `balancers` gives how many
-    global balancers stand in a region, one in each if it is left out. `make_global` and `make_regional` build other
-    machines than the shipped ones, for control experiments. It has stood for `stood_s` at its second 0; if for none,
-    nobody has heard of anybody then. `observer` is told what happens to prompts and laws, each
-    with the region, the process and the request or document: a prompt `read`, `sent` to a region, `computed` there; a
-    process `born`, a law `heard`. `timed` is told of every answer, by region and replica, what it truly took there.
-    ValueError for a region that the topology lacks.
+    """See the module's head. `sites` are the regions with a regional balancer; `balancers` is the number of global
+    balancers by region, one in each if it is left out. `make_global` and `make_regional` build other machines than the
+    shipped ones, for control experiments. At second 0 the world has run for `stood_s`; if that is 0, no process knows
+    another one then. `observer` is called for prompts and laws with the region, the process and the request or
+    document: a prompt is `read`, `sent` to a region, `computed` there; a process is `born`, a law `heard`. `timed` is
+    called for every answer with the region, the replica and its true timing there. ValueError for a region that the
+    topology lacks.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class World:
         self.timeline, self.wire, self.measures = context.timeline, context.wire, context.measures
         self.journal = context.journal
         self.lost: dict[str, float] = {}
-        self.drained: dict[str, tuple[str, float | None]] = {}  # in etcd: why, and until when
+        self.drained: dict[str, tuple[str, float | None]] = {}  # in etcd: the reason and the end
         self.etcd_silent = False
         self._law_in_etcd, self._revision = b"", 0
         self._dice, self._dice_law = context.rng("reports"), context.rng("laws")
         self._streams = self._arrivals = 0
         self._turn = dict.fromkeys(counts, 0)
-        self.entered: dict[str, Arrival] = {}  # who is not over yet
-        self.last_entry = ""  # where the last request came in
+        self.entered: dict[str, Arrival] = {}  # arrivals that are not concluded
+        self.last_entry = ""  # the entry of the last request
         self._scopes: dict[str, int] = {}
         make = make_regional or self._regional
         self.regions = {
@@ -117,12 +117,12 @@ class World:
             for region, count in counts.items()
         }
         self._everybody = [balancer for those in self.balancers.values() for balancer in those]
-        self.entries = {  # where clients go whom no balancer beside them serves
+        self.entries = {  # entries for clients without a balancer in their region
             region: ClientEntry(region, context.wire, context.timeline, partial(self._addresses, region))
             for region in topology.regions
         }
 
-    # -- the shipped machines, configured as their mains do
+    # -- the shipped machines, configured as in the shipped processes
 
     def _regional(self, region: str, law: Law, rng: Random) -> regional_flow.RegionalFlow:
         def weight(tenant: str) -> float:
@@ -142,7 +142,7 @@ class World:
 
     @property
     def now(self) -> float:
-        """Seconds since clients may come; before that they are less than 0."""
+        """Seconds since clients may come; negative before that."""
         return self.timeline.now
 
     @property
@@ -152,21 +152,21 @@ class World:
 
     @property
     def law(self) -> Law:
-        """Where whose work may be."""
+        """The law of the topology."""
         return self._context.law
 
     @property
     def replicas(self) -> dict[str, int]:
-        """GPUs by region."""
+        """Replicas by region."""
         return {name: region.site.replicas for name, region in self.regions.items()}
 
     @property
     def digest(self) -> str:
-        """Of all that any machine was told and said: the same for the same seed, world and calls."""
+        """A digest of all machines' events and commands: the same for the same seed, world and calls."""
         return self.journal.digest
 
     def at(self, at: float, act: Callable[..., object], *args: Any) -> None:
-        """Do it at `at`."""
+        """Call it at `at`."""
         self.timeline.at(at, act, *args)
 
     def near_s(self, entry: str) -> float:
@@ -174,7 +174,7 @@ class World:
         return self.wire.rtt_ms(entry, entry) / 1e3
 
     def rng(self, part: str) -> Random:
-        """Dice of whoever plays a part in this world: named, and derived from its seed."""
+        """A random generator for a part of this world: named, and derived from its seed."""
         return self._context.rng(part)
 
     def run(self, until: float) -> Measures:
@@ -185,8 +185,9 @@ class World:
     def stream(
         self, per_s: float, act: Callable[[], object], *, since: float = 0.0, until: float, even: bool = False
     ) -> None:
-        """Do it `per_s` times a second, at moments of chance (Poisson) or evenly spaced. Each stream has dice of its
-        own, so that two worlds of one seed see the same arrivals whatever their machines decide."""
+        """Call it `per_s` times a second, at random times (Poisson) or evenly spaced. Each stream has its own random
+        generator, so worlds of one seed see the same arrivals whatever their machines decide.
+        """
         if not per_s > 0.0:
             raise ValueError(f"per_s: {per_s!r} is no rate; give more than 0 a second")
         self._streams += 1
@@ -224,10 +225,11 @@ class World:
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> str:
         """A streaming request arrives at a global balancer of its region (they take turns), or `direct`ly at the
-        region's own. `text` is its prompt; without, `prompt_bytes` are made up, and `prefix` names them: equal names
-        share their prefix, "" shares with nobody. `ttft_s`: within how long its client says it wants its first token;
-        `retries`: how often it asks again by itself (`sim.arrival`). `on_done` is given its record and the answer,
-        maybe before this returns. Returns its id."""
+        regional one. `text` is its prompt; without it `prompt_bytes` are made up, and `prefix` names them: equal names
+        share their prefix, "" shares with no other. `ttft_s`: the TTFT objective that its client states; `retries`: how
+        often the client retries (`sim.arrival`). `on_done` gets its record and the answer, maybe before this returns.
+        Returns its id.
+        """
         balancer = None if direct else self._next_balancer(entry)
         known = self._tenants(entry, balancer).get(tenant)
         priority = known.priority if known is not None else 0
@@ -247,7 +249,7 @@ class World:
         answer_tokens: int | None = None,
         direct: bool = False,
     ) -> str | Reply:
-        """As `arrive`, by API key and past the authenticator; a redirect is followed. Its id, or the refusal."""
+        """As `arrive`, by API key and with authentication; follows a redirect. Returns its id, or the refusal."""
         redirects = 0
         while True:
             balancer = None if direct else self._turn_of(entry)
@@ -275,7 +277,7 @@ class World:
         on_done: Callable[[RequestRecord, bytes], None] | None = None,
         retries: int = 0,
     ) -> str:
-        """The body is read. `balancer` is whom the client asks first; None: its region."""
+        """The body has been read. `balancer` is asked first; None: one of the region."""
         self._arrivals += 1
         request_id, text = f"r{self._arrivals}", prompt.text
         prompt.seed = self._scope(who.tenant)
@@ -315,7 +317,7 @@ class World:
         return request_id
 
     def _ask(self, arrival: Arrival, request: Request, who: Caller, prompt: Prompt, asked: EntryPoint | None) -> None:
-        """Once, of this balancer, or of another where it lets nobody in; None: of the region."""
+        """One try at this balancer, or another if it accepts no clients; None: one of the region."""
         entry = arrival.entry
         if isinstance(asked, BalancerProcess) and not asked.listens:
             asked = self.entries[entry]
@@ -331,7 +333,7 @@ class World:
             arrival.broke(outcome.CONNECT_FAILED)
 
     def _tenants(self, entry: str, balancer: EntryPoint | None) -> Mapping[str, Tenant]:
-        """Those known where the request is asked."""
+        """The tenants as known where the request is sent."""
         process = self.regions[entry] if balancer is None else balancer
         if isinstance(process, BalancerProcess | RegionProcess):
             return process.law_client.law.topology.tenants
@@ -341,14 +343,14 @@ class World:
         return _text(prefix or f"r{self._arrivals + 1}", n_bytes)
 
     def _scope(self, tenant: str) -> int:
-        """The seed of a tenant's chains."""
+        """The seed of a tenant's prefix chains."""
         seed = self._scopes.get(tenant)
         if seed is None:
             seed = self._scopes[tenant] = chain.seed_of(MODEL, "", "", tenant)
         return seed
 
     def leave(self, request_id: str) -> None:
-        """Its client goes away; harmless if it is over."""
+        """Its client disconnects; does nothing if it is over."""
         arrival = self.entered.get(request_id)
         if arrival is not None:
             arrival.leave()
@@ -357,7 +359,7 @@ class World:
         return self._turn_of(entry)
 
     def _addresses(self, region: str, request: Request) -> Iterable[EntryProcess]:
-        """What the shipped DNS names a region's clients: one balancer of each region where their tenant may enter."""
+        """What the shipped DNS answers clients of a region: one balancer of each region that their tenant may enter."""
         lawful = self.law.verdict(request.tenant, "", Scope.ENTRY).lawful
         there = [name for name in self._context.nearest(region, lawful) if self.balancers.get(name)]
         return (self._turn_of(name) for name in there[:ADDRESSES_MAX])
@@ -367,14 +369,15 @@ class World:
         if not here:
             raise ValueError(f"entry: no global balancer stands in {entry!r}; give it one or arrive `direct`ly")
         turn = self._turn[entry] = (self._turn[entry] + 1) % len(here)
-        # Who is refused a connection tries the next address, as every client of several does.
+        # If a connection is refused, the client tries the next address.
         return next((one for one in here[turn:] + here[:turn] if one.listens), here[turn])
 
     # -- the law
 
     def publish_law(self, document: bytes, lag_s: float = 0.0, deaf: Collection[str] = ()) -> None:
-        """It stands in etcd from now on (b"": nothing does). Each process hears of it within `lag_s`; those `deaf`, by
-        name, have lost etcd and do not."""
+        """Put this document into etcd (b"": none). Each process learns of it within `lag_s`; those named in `deaf` have
+        lost etcd and do not.
+        """
         self._law_in_etcd, self._revision = document, self._revision + 1
         for process in self._processes():
             if process.name not in deaf:
@@ -390,13 +393,13 @@ class World:
             process.law_client.apply(document, revision)
 
     def _list_law(self, process: BalancerProcess | RegionProcess) -> None:
-        """What a process that starts, or finds etcd again, reads there."""
+        """The law that a process reads from etcd when it starts or reconnects."""
         if process.alive and not self.etcd_silent:
             self._context.observer("heard", process.region, process.name, self._law_in_etcd)
             process.law_client.apply(self._law_in_etcd, self._revision, anew=True)
 
     def _list_drains(self, balancer: BalancerProcess) -> None:
-        """Operators' words that stand in etcd, as one who starts, or finds etcd again, reads them there."""
+        """The operators' drains that a process reads from etcd when it starts or reconnects."""
         if not balancer.alive or self.etcd_silent:
             return
         for region in self.regions:
@@ -408,7 +411,7 @@ class World:
     # -- faults
 
     def kill(self, region: str) -> None:
-        """The region's balancer and engines die at once; connections to it are refused."""
+        """The region's balancer and engines die at once; connections are refused."""
         self.regions[region].die()
 
     def revive(self, region: str) -> None:
@@ -419,15 +422,15 @@ class World:
             self._list_law(process)
 
     def kill_regional(self, region: str) -> None:
-        """Its balancer alone dies: engines live on. `revive` starts it again."""
+        """Its balancer alone dies; engines keep running. `revive` starts it again."""
         self.regions[region].die(engines=False)
 
     def kill_global(self, region: str, place: int = 0) -> None:
-        """A global balancer dies at once; connections to it are refused. Harmless while it is dead."""
+        """A global balancer dies at once; connections are refused. Does nothing while it is dead."""
         self.balancers[region][place].die()
 
     def start_global(self, region: str, place: int = 0) -> None:
-        """It comes back as a new process that has heard of nothing but what stands in etcd. Harmless while it lives."""
+        """It comes back as a new process that knows only what is in etcd. Does nothing while it runs."""
         before = self.balancers[region][place]
         if before.alive:
             return
@@ -438,16 +441,17 @@ class World:
         self._list_drains(process)
 
     def host(self, region: str, replica: str) -> Host:
-        """A replica's process, to break. KeyError for one that is not there; while its region is dead, none is."""
+        """A replica's process, to inject faults. KeyError for one that does not exist, or whose region is dead."""
         return self.regions[region].hosts[replica]
 
     def silence_etcd(self) -> None:
-        """Nobody hears of what is written there, until it `speaks` again; who starts meanwhile knows of nothing in it.
-        Reports come by the fast path alone, and go on."""
+        """etcd is down until `etcd_up`: no process learns of changes there, and one that starts knows nothing of it.
+        Reports continue over gRPC alone.
+        """
         self.etcd_silent = True
 
     def etcd_up(self) -> None:
-        """Everybody lists it anew. Harmless while it does."""
+        """etcd is back, and all processes list it anew. Does nothing while it is up."""
         if self.etcd_silent:
             self.etcd_silent = False
             for process in self._processes():
@@ -456,23 +460,24 @@ class World:
                 self._list_drains(balancer)
 
     def freeze(self, a: str, b: str) -> None:
-        """Nothing gets through between two regions; connections stand."""
+        """Nothing gets through between two regions; connections stay open."""
         self.wire.freeze(a, b)
 
     def blackhole(self, a: str, b: str) -> None:
-        """As freeze, but what is connected now stays dead, and what is sent meanwhile never arrives: a request that is
-        there already is answered to nobody."""
+        """As freeze, but present connections are dead, and what is sent meanwhile never arrives: requests already there
+        get no answer through.
+        """
         self.wire.blackhole(a, b)
 
     def cut(self, a: str, b: str) -> None:
-        """Connections between two regions break at once, and are refused until it is healed."""
+        """Connections between two regions break at once, and are refused until it heals."""
         self.wire.blackhole(a, b)
         for balancer, region in self._across(a, b):
             balancer.cut(region)
         self._break_calls(a, b)
 
     def heal(self, a: str, b: str) -> None:
-        """The link works again; what waited in a frozen one arrives."""
+        """The link works again; messages that waited on a frozen one arrive."""
         if self.wire.swallows(a, b):
             self._break_calls(a, b)
         self.wire.heal(a, b)
@@ -483,7 +488,7 @@ class World:
         return [(one, b) for one in self.balancers.get(a, ())] + [(one, a) for one in self.balancers.get(b, ())]
 
     def _break_calls(self, a: str, b: str) -> None:
-        """The prefix streams between two regions, at both ends."""
+        """Break the prefix streams between two regions, at both ends."""
         for here, there in ((a, b), (b, a)):
             for call in tuple(self.regions[there].calls) if there in self.regions else ():
                 if call.here == here:
@@ -491,7 +496,7 @@ class World:
                     call.cut()
 
     def lose_reports(self, region: str, share: float) -> None:
-        """That share (0..1) of the region's reports arrives nowhere, each listener's lost by itself."""
+        """This share (0..1) of the region's reports is lost, for each listener independently."""
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"share: {share!r} is not within 0 and 1")
         self.lost[region] = share
@@ -510,10 +515,10 @@ class World:
             balancer.relay.react(RegionForced(region, False))
 
     def _listening(self) -> list[BalancerProcess]:
-        """Global balancers that hear at once what is written in etcd."""
+        """Global balancers that are connected to etcd."""
         return [] if self.etcd_silent else [balancer for balancer in self._everybody if balancer.alive]
 
-    # -- reports on their way
+    # -- reports
 
     def _on_report(self, report: RegionReport) -> None:
         self.timeline.after(self._context.reporting.delay_s, self._send, report)
@@ -526,6 +531,6 @@ class World:
 
 
 def _text(name: str, n_bytes: int) -> bytes:
-    """A prompt of this size that shares nothing with another name's."""
+    """A prompt of this size that shares nothing with that of another name."""
     line = f"{name} says hello. ".encode()
     return (line * (n_bytes // len(line) + 1))[:n_bytes]

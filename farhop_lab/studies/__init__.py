@@ -1,1 +1,1 @@
-"""Scenarios over routers and seeds, what comes of them, and what follows. Start at `cell`."""
+"""Scenarios over routers and seeds, their results, and comparisons of these. Start at `cell`."""

@@ -1,10 +1,13 @@
-"""Farhop without one of its parts: the shipped machines with that part taken from them, to see what it earns.
+"""Farhop without one of its parts: the shipped machines with that part removed, to measure what it earns.
 
-`without trie` nobody is believed to hold anything; `without unacknowledged load` a report is believed as it is,
-whatever was sent since; `without late binding` a request goes to the best replica though that has no room, and waits
-in its engine; `without tpot` only the first token counts, in both tiers; `without tie draw` the least score takes
-all; `without bringing home` who is led elsewhere by a cached prefix goes there for as long as it is cached. For
-experiments alone: no product can be configured so.
+- `without trie`: no prefix counts as cached.
+- `without unacknowledged load`: a report counts as it is, whatever was sent since.
+- `without late binding`: a request goes to the best replica even if that has no room, and waits in its engine.
+- `without tpot`: only the first token counts, in both tiers.
+- `without tie draw`: the least score takes all.
+- `without bringing home`: a request follows a prefix cached abroad for as long as it is cached.
+
+For experiments alone: the product cannot be configured so.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ def _blind(event: Event) -> Event:
 
 
 class TrielessGlobal(global_flow.GlobalFlow):
-    """Sees no prefix."""
+    """Sees no cached prefixes."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """See GlobalFlow."""
@@ -61,7 +64,7 @@ class TrielessGlobal(global_flow.GlobalFlow):
 
 
 class TrielessRegional(regional_flow.RegionalFlow):
-    """Sees no prefix."""
+    """Sees no cached prefixes."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """See RegionalFlow."""
@@ -69,7 +72,7 @@ class TrielessRegional(regional_flow.RegionalFlow):
 
 
 class OnReportsAlone(global_flow.GlobalFlow):
-    """What it sent is nothing to it once it is on its way."""
+    """Forgets what it has sent, so that reports alone count."""
 
     def _dispatch(
         self, state: RequestState, now: float, verdict: Verdict | None = None, decision: Decision | None = None
@@ -94,7 +97,7 @@ class _Eager(WaitEstimate):
 
 
 class EarlyBinding(regional_flow.RegionalFlow):
-    """Nothing waits here while any replica is healthy."""
+    """No request waits here while any replica is healthy."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -130,7 +133,7 @@ class FirstTokenRegional(RegionalPredictive):
 
 
 class FirstTokenPolicies(Policies):
-    """That one for every model."""
+    """The same policy for every model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,14 +145,14 @@ class FirstTokenPolicies(Policies):
 
 
 class Undrawn(GlobalPredictive):
-    """The predictive score, and no near ties."""
+    """The predictive score without near ties."""
 
     ties = 0.0
     uncertain_waits = False
 
 
 class Fetching(GlobalPredictive):
-    """The predictive score, and no prefix is brought home."""
+    """The predictive score that never brings a prefix home."""
 
     brings_home = False
 
@@ -164,7 +167,7 @@ class Makers(msgspec.Struct, frozen=True):
 def global_maker(
     kind: type[global_flow.GlobalFlow] = global_flow.GlobalFlow, policy: Callable[[], GlobalPolicy] | None = None
 ) -> Callable[[Topology], MakeGlobal]:
-    """As World builds its own; tenants that wait where nobody serves do so here, too."""
+    """As World builds its own; tenants that wait while no region serves do so here, too."""
 
     def of(topology: Topology) -> MakeGlobal:
         def patience_s(tenant: str) -> float:

@@ -1,7 +1,7 @@
-"""What Farhop has to reach beside others on the same work, and whether it did. Arithmetic on results; runs nothing.
+"""Farhop's goals against other routers on the same work, and whether they were met. Pure: runs nothing.
 
-A ratio is taken seed by seed and has its confidence interval: `met` or `missed` where the whole interval says so,
-`open, met` or `open, missed` where only its mean does.
+A ratio is taken seed by seed and has its confidence interval: `met` or `missed` if the whole interval says so, `open,
+met` or `open, missed` if only its mean does.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 ORACLE = "omniscient"
 BEST = "best"
-"""In place of a router's name: of all published ones, whichever is best at that figure."""
+"""Instead of a router's name: of all published ones, the best at that figure."""
 GORGO = "best gorgo"
 OPEN_SHARE, SWING_SHARE = 0.9, 0.8
-"""A region's loss is overcome once the means over SMOOTH_S reach this share of the ceiling and stay there for twice as
-long, and nothing swings as long as none falls below the other one afterwards."""
+"""A region's loss is overcome once means over SMOOTH_S reach this share of the ceiling and stay there for twice as
+long; there is a swing if one falls below the other share afterwards.
+"""
 SMOOTH_S = 5
 
 
@@ -42,13 +43,13 @@ class Aim(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """For people."""
+        """As text for people."""
         bound = f">= {self.least:g}" if self.least is not None else f"<= {self.most:g}"
         return f"{self.figure} {bound} x {self.against}"
 
 
 class AimResult(msgspec.Struct, frozen=True):
-    """What was asked and what came. `against` is the router it came down to; `said` is empty where nothing was run."""
+    """A goal and its result. `against` is the router it was compared with; `said` is empty if nothing was run."""
 
     scenario: str
     load: float
@@ -92,7 +93,7 @@ AIMS: tuple[Aim, ...] = (
 
 
 def judged(results: Sequence[Result]) -> list[AimResult]:
-    """Every aim whose cells were run."""
+    """Every goal whose cells were run."""
     rows = tables.rows(results)
     found = [_judged(aim, rows) for aim in AIMS]
     return [result for result in found if result is not None]
@@ -109,7 +110,7 @@ def _judged(aim: Aim, rows: Mapping[Row, list[Result]]) -> AimResult | None:
 
 
 def _rival(aim: Aim, names: Sequence[str], rows: Mapping[Row, list[Result]]) -> str | None:
-    """Whom to compare with: the router named, or the best of its kind at the figure."""
+    """The router to compare with: the named one, or the best of its kind at the figure."""
     if aim.against not in (BEST, GORGO):
         return aim.against if aim.against in names else None
     found: list[tuple[float, str]] = []
@@ -122,12 +123,12 @@ def _rival(aim: Aim, names: Sequence[str], rows: Mapping[Row, list[Result]]) -> 
 
 
 def published(name: str) -> bool:
-    """Whether it is somebody else's router: neither Farhop, whole or in part, nor the greedy oracle."""
+    """Whether it is a published router: neither Farhop, whole or in part, nor the greedy oracle."""
     return name != ORACLE and not name.startswith(routers.FARHOP)
 
 
 def verdict(aim: Aim, ratio: Interval | None) -> str:
-    """One word, or two where the interval leaves it open."""
+    """One word, or two if the interval leaves it open."""
     if ratio is None:
         return "nothing to compare"
 
@@ -143,8 +144,9 @@ def verdict(aim: Aim, ratio: Interval | None) -> str:
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """After a region died: seconds until goodput was at its new ceiling (None: never), the lowest and the mean share of
-    it from then on, and whether it swung."""
+    """After a region died: seconds until goodput reached its new ceiling (None: never), the lowest and the mean share
+    of it from then on, and whether it swung.
+    """
 
     seed: int
     recovered_s: int | None
@@ -158,11 +160,12 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 def recovery(mine: Result, top: float, lost_at: int, back_at: int) -> Recovery:
-    """Of one run; `top` is the ceiling, good answers per second."""
-    # By the second in which a stretch of SMOOTH_S begins.
+    """The recovery in one run; `top` is the ceiling, good answers per second."""
+    # By the second in which an interval of SMOOTH_S begins.
     smooth = [fmean(mine.good[at : at + SMOOTH_S]) / top for at in range(lost_at, back_at - SMOOTH_S + 1)]
     for after in range(len(smooth)):
-        # What ends in the first moments was begun before: at the ceiling is who stays there for a while.
+        # Answers in the first moments were begun before the loss: it counts only if it stays at the ceiling for a
+        # while.
         if min(smooth[after : after + 2 * SMOOTH_S]) >= OPEN_SHARE:
             return Recovery(mine.key.seed, after, min(smooth[after:]), fmean(smooth[after:]))
     return Recovery(mine.key.seed, None, min(smooth), fmean(smooth))

@@ -1,15 +1,15 @@
-"""What no router can exceed: a relaxation of the engines' own arithmetic on the same work, solved by weak duality.
+"""An upper bound for every router: a relaxation of the engines' arithmetic on the same work, by weak duality.
 
-Relaxed, each in the routers' favour: no wire, no law, no arrivals (all work is there from the start), requests may be
-split over replicas, every prefix that any earlier request has is cached everywhere, and time is lost to nothing but
-steps. What is left is `Profile.step_ms` summed over a replica's steps: with S steps, U milliseconds of arithmetic for
-prompts, D decoded tokens and C tokens of context that they read, time >= overhead * S + max(floor * S, U) +
-per_sequence * D + kv_read * C. A step decodes `sequences_max` at most and what they hold alone must fit the KV cache,
-so S is at least each of two sums over requests. Any convex
-mixture of these is a price in milliseconds that a request cannot fall below on that GPU; any prices of GPU time then
-bound the linear program from above (weak duality), so the search below may stop anywhere and stay valid.
+Relaxed, each in the routers' favour: no network, no law, no arrivals (all work is there from the start), requests may
+be split over replicas, every prefix that any earlier request has is cached everywhere, and only steps take time. What
+is left is `Profile.step_ms` summed over a replica's steps: with S steps, U milliseconds of arithmetic for prompts, D
+decoded tokens and C tokens of context that they read, time >= overhead * S + max(floor * S, U) + per_sequence * D +
+kv_read * C. A step decodes at most `sequences_max`, and what these hold alone must fit the KV cache, so S is at least
+each of two sums over requests. Any convex mixture of these is a price in milliseconds that a request cannot fall below
+on that GPU; any prices of GPU time then bound the linear program from above (weak duality), so the search below may
+stop anywhere and stay valid.
 
-Pure. Never reads what a router did: the work and the fleet alone.
+Pure. Uses the work and the fleet alone, never a router's results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _BLOCK_TOKENS = 16
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """One request, in tokens: of its prompt what no earlier request has, its answer, and what stands before its own."""
+    """One request, in tokens: the part of its prompt that no earlier request has, its answer, and the context before
+    its own.
+    """
 
     own_tokens: int
     answer_tokens: int
@@ -50,8 +52,9 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 def demands(scenario: Scenario, seed: int, load: float) -> list[Demand]:
-    """All that is asked of an open-loop scenario by the time it ends, whoever serves it. ValueError where clients wait
-    for answers before they come again: what they ask depends on the router."""
+    """All requests of an open-loop scenario until its end, whatever serves them. ValueError for closed loops: what
+    their clients ask depends on the router.
+    """
     doc = scenario.doc
     if any(work.clients for work in doc.work):
         raise ValueError("work: a closed loop asks the faster router for more; give `per_s` or a trace")
@@ -70,12 +73,12 @@ def demands(scenario: Scenario, seed: int, load: float) -> list[Demand]:
 
 
 def _token_s(scenario: Scenario) -> float:
-    """Seconds from one token to the next on the fastest GPU, alone."""
+    """Seconds between tokens on the fastest GPU, alone."""
     return min(PROFILES[name].step_ms(0, 1) for name in fleet_of(scenario)) / 1e3
 
 
 def _asked(start: Start, until: float, token_s: float) -> Iterator[tuple[Ask, bytes]]:
-    """What a program asks before the end, if every answer came as fast as the fastest GPU decodes it alone."""
+    """The requests of a program before the end, if every answer came as fast as the fastest GPU decodes it alone."""
     program, at, before = start.make(), start.at, start.at
     batch = next(program, None)
     while batch is not None:
@@ -96,8 +99,9 @@ def _asked(start: Start, until: float, token_s: float) -> Iterator[tuple[Ask, by
 
 
 def _uncached(asks: Sequence[Ask], answers: Sequence[bytes]) -> list[Demand]:
-    """The union of all prompts, each block counted for the first that has it: whichever of them are served, and in
-    whatever order, at least the sum of theirs is computed."""
+    """The union of all prompts, each block counted for the first that has it: whichever of them are served, in whatever
+    order, at least the sum of theirs is computed.
+    """
     known: set[int] = set()
     found = []
     for ask, answer in zip(asks, answers, strict=True):
@@ -115,7 +119,7 @@ def _uncached(asks: Sequence[Ask], answers: Sequence[bytes]) -> list[Demand]:
 
 
 def cost_ms(demand: Demand, profile: Profile, theta: float, alpha: float) -> float:
-    """Milliseconds of this GPU that it takes at the least, by one mixture of the bounds; both shares within 0..1."""
+    """The least milliseconds of this GPU that it takes, by one mixture of the bounds; both shares within 0..1."""
     decoded = max(0, demand.answer_tokens - 1)
     held = demand.own_tokens + decoded / 2.0
     steps = decoded * (alpha / profile.sequences_max + (1.0 - alpha) * held / profile.kv_tokens)
@@ -129,7 +133,7 @@ def cost_ms(demand: Demand, profile: Profile, theta: float, alpha: float) -> flo
 
 
 def answers_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) -> float:
-    """The most of these requests that the fleet (replicas by GPU) answers within so many seconds."""
+    """The most of these requests that the fleet (replicas by GPU) can answer within so many seconds."""
     counts = np.array(list(fleet.values()), dtype=float)
 
     def dual(prices: Column, costs: Column) -> float:
@@ -140,8 +144,9 @@ def answers_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float
 
 
 def share_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) -> float:
-    """The most of *every* request that the fleet does within so many seconds, above 1 where it could do more: the
-    capacity that a load is a share of. Infinite for no work."""
+    """The largest share of *every* request that the fleet can do within so many seconds, above 1 if it can do more: the
+    capacity that a load is a share of. Infinite for no work.
+    """
     counts = np.array(list(fleet.values()), dtype=float)
 
     def dual(prices: Column, costs: Column) -> float:
@@ -161,8 +166,9 @@ def fleet_of(scenario: Scenario) -> dict[str, int]:
 
 
 def _least(work: Sequence[Demand], fleet: Mapping[str, int], dual: Callable[[Column, Column], float]) -> float:
-    """Over all mixtures and some prices, by GPU; costs by request and GPU. Every value of `dual` is a bound, so the
-    least that was seen is one, too."""
+    """The least over all mixtures and some prices by GPU; costs by request and GPU. Every value of `dual` is a bound,
+    so the least value seen is one, too.
+    """
     if not work:
         return dual(np.zeros(len(fleet)), np.ones((0, len(fleet))))
     best = inf
@@ -184,7 +190,7 @@ def _least(work: Sequence[Demand], fleet: Mapping[str, int], dual: Callable[[Col
 
 
 def _searched(value: Callable[[float], float], mean: float) -> float:
-    """The price (1 / ms) at which it is least, by ternary search over its logarithm around 1 / `mean`."""
+    """The price (1 / ms) with the least value, by ternary search over its logarithm around 1 / `mean`."""
     low, high = 1e-3 / mean, 1e3 / mean
     for _ in range(_HALVINGS):
         ratio = (high / low) ** (1.0 / 3.0)
@@ -196,7 +202,7 @@ def _searched(value: Callable[[float], float], mean: float) -> float:
 
 
 def of(scenario: Scenario, seed: int, load: float) -> float:
-    """Good answers in a whole run that no router exceeds: `sum(Result.good)` of any cell of it is no more."""
+    """The most good answers that any router can give in a whole run: `sum(Result.good)` of no cell exceeds it."""
     return answers_max(demands(scenario, seed, load), fleet_of(scenario), scenario.doc.duration_s)
 
 

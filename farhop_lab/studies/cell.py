@@ -1,7 +1,7 @@
-"""One cell: a scenario under one router, one seed and one load, run in virtual time, and what came of it as figures.
+"""One cell: a scenario under one router, one seed and one load, run in virtual time, and its figures.
 
-Invariants: equal cells give equal results in every process; what counts, and how, is `sim.study`'s. Reads no clock but
-for `wall_s`.
+Invariants: equal cells give equal results in every process; `sim.study` defines what counts. Reads no clock except for
+`wall_s`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ if TYPE_CHECKING:
     from farhop_lab.sim.world import World
 
 POINTS = 120
-"""Of a curve over time that a result keeps, at the most."""
+"""The most points of a curve over time that a result keeps."""
 PARTS = 20
 ANSWERED_S = 20.0
-"""Who came so long ago has been answered by now, if well."""
+"""A good answer comes within this time."""
 STOOD_S = 5.0
-"""Nobody sends clients to a balancer that is not ready: when they come, a router of whatever kind has stood so long and
-knows of its regions. What fails all the same counts."""
+"""Clients are sent only to balancers that are ready: when they come, every router has run for this long and knows its
+regions. Failures after that count.
+"""
 GARBAGE = (50_000, 20, 20)
-"""How much may lie about before it is collected: a request leaves some 100 objects, nearly all gone by themselves."""
+"""How many objects may pile up before a collection: a request leaves some 100, nearly all freed by reference counts."""
 
 
 class Key(msgspec.Struct, frozen=True, order=True):
-    """Which cell."""
+    """Identifies a cell."""
 
     scenario: str
     router: str
@@ -56,14 +57,15 @@ class Key(msgspec.Struct, frozen=True, order=True):
 
     @property
     def slug(self) -> str:
-        """A file's name."""
+        """A file name."""
         return f"{self.scenario}.{self.router}.x{self.load:g}.s{self.seed}"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a cell. `recipe` tells what it was made of. `flows` are requests answered, by "entry>region";
-    `curves` the share of a region's slots in use, POINTS at the most, `curve_s` apart; `good` the good answers of each
-    second of the whole run; `ttft_quantiles` 1 %, 2 %, ... 100 % of those that began."""
+    """A cell's result. `recipe` identifies what it was made of. `flows` are requests answered, by "entry>region";
+    `curves` the share of a region's slots in use, at most POINTS, `curve_s` apart; `good` the good answers of each
+    second of the whole run; `ttft_quantiles` 1 %, 2 %, ... 100 % of those that began.
+    """
 
     key: Key
     recipe: str
@@ -94,8 +96,9 @@ def run(
     *,
     sure: bool = False,
 ) -> Result:
-    """Run the cell of a scenario's document. `progress` hears from time to time what share of it is done. `sure`: only
-    until it is sure whether enough answers are good (`_Watch`); the result's window tells how far that was."""
+    """Run the cell of a scenario's document. `progress` is called with the share done. `sure`: only until it is sure
+    whether enough answers are good (`_Watch`); the result's window shows how far that was.
+    """
     scenario = built(document, folder)
     doc = scenario.doc
     began = time.perf_counter()
@@ -135,14 +138,14 @@ def run(
 
 
 def _steady(doc: ScenarioDoc) -> bool:
-    """Whether one part of it is as good as another: no days, no trace with hours of its own, nothing that happens on
-    the way."""
+    """Whether all parts of the run are alike: no days, no trace with its own hours, no faults."""
     return not doc.days and all(not work.path for work in doc.work) and all(not fault.at_s for fault in doc.faults)
 
 
 class _Watch:
-    """Ends a run once it is sure whether enough answers are good. That they are nobody knows before half of it: what
-    is a little too small falls behind little by little. `window` is what was looked at in the end."""
+    """Ends a run once it is sure whether enough answers are good. That they are is not concluded before half of it: a
+    fleet that is a little too small falls behind slowly. `window` is the part that was used.
+    """
 
     def __init__(
         self, world: World, clients: ClientPool, window: Window, aims: Objective, good: float, drain_s: float
@@ -165,13 +168,14 @@ class _Watch:
         return whole, self._drain_s
 
 
-_found_frozen = False  # by a caller, once: to count what is frozen is to walk it, 40 ms where a million objects are
+_found_frozen = False  # by a caller, once: to count frozen objects is to walk them, 40 ms for a million
 
 
 @contextmanager
 def seldom_tidied() -> Iterator[None]:
-    """The collector looks at little, and not often: at the usual pace it takes up to a third of a run's time. What a
-    caller has frozen before is left so: thawed, it would be walked in each later look."""
+    """The garbage collector runs rarely: at the usual pace it takes up to a third of a run's time. What a caller has
+    frozen stays frozen: thawed, each later collection would walk it.
+    """
     global _found_frozen
     before, _found_frozen = gc.get_threshold(), _found_frozen or gc.get_freeze_count() > 0
     freezes = not _found_frozen
@@ -212,7 +216,7 @@ def prepared(scenario: Scenario, key: Key) -> tuple[World, ClientPool]:
 
 
 def _balancers(scenario: Scenario) -> dict[str, int]:
-    """As the file says; where it says nothing, one wherever there is a site or clients come."""
+    """As in the file; if it says nothing, one in each region with a site or clients."""
     doc = scenario.doc
     places = dict.fromkeys(doc.sites, 1)
     for work in doc.work:
@@ -240,7 +244,7 @@ def _plan(world: World, fault: Any) -> None:
     world.at(fault.at_s, act, *args)
 
 
-# -- what came of it
+# -- results
 
 
 def _flows(records: Iterable[RequestRecord], window: Window) -> dict[str, int]:
@@ -259,7 +263,7 @@ def _good(records: Iterable[RequestRecord], aims: Objective, until: float) -> li
 
 
 def _curves(measures: Measures, until: float) -> tuple[dict[str, list[float]], float]:
-    """Means over equal stretches of the whole run."""
+    """Means over equal intervals of the whole run."""
     step_s = max(1.0, until / POINTS)
     curves: dict[str, list[float]] = {}
     for region, uses in measures.use.items():

@@ -1,11 +1,10 @@
-"""The same small scenario run for real and simulated: how far apart are they?
+"""Runs the same small scenario live and simulated, and compares the figures.
 
-For real means `farhop_lab.world.world`: etcd, both tiers and emulated engines, each its own process, wires and engines
-sped
-up alike, and clients that run the scenario's own programs over HTTP. Times are told as the scenario's, the speed-up
-taken out. What the machine does besides is in the live figures and not in the simulated ones: run it on an idle one.
-Each live answer is also held against what both tiers promised of it, by the records that they keep of their decisions.
-Closed loops only, and one kind of fleet in every region of the topology.
+Live means `farhop_lab.world.world`: etcd, both tiers and emulated engines, each its own process, network and engines
+sped up alike, and clients that run the scenario's own programs over HTTP. Times are the scenario's, with the speed-up
+divided out. Other load on the machine is in the live figures and not in the simulated ones: run it on an idle one. Each
+live answer is also compared with what both tiers predicted, by their records of decisions. Closed loops only, and one
+kind of fleet in every region of the topology.
 """
 
 from __future__ import annotations
@@ -31,20 +30,21 @@ if TYPE_CHECKING:
     from farhop_lab.world.client import Result as Answered
 
 WITHIN = 0.15
-"""How far apart the two may be, as a share of the live figure."""
+"""The largest allowed difference, as a share of the live figure."""
 PROMISE_WITHIN = 0.20
-"""How far off a promised time to first token may be at the median, as a share of what the client saw."""
+"""The largest allowed median error of a predicted time to first token, as a share of what the client saw."""
 PAUSE_S = 1.0
 _RECORD_S, _POLL_S = 2.0, 0.05
 
 
 class FidelityError(Exception):
-    """What cannot be run for real; the text is one line with the remedy."""
+    """Something that cannot be run live; the text is one line with the remedy."""
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """One answer of the window: milliseconds of the scenario's time, tokens. `promises`: by tier, what it promised and
-    what came of it; the global tier's beside what the client saw, the regional one's beside what its balancer saw."""
+    """One answer of the window: milliseconds of the scenario's time, tokens. `promises`: by tier, the predicted and the
+    actual value; the global tier's against what the client saw, the regional one's against what its balancer saw.
+    """
 
     ttft_ms: float
     prompt_tokens: int
@@ -61,7 +61,7 @@ class Compared(msgspec.Struct, frozen=True):
 
     @property
     def apart(self) -> float:
-        """The simulated one's distance from the live one, as a share of that; of a ratio, the plain difference."""
+        """The difference as a share of the live figure; of a ratio, the plain difference."""
         if self.figure.endswith("_ms"):
             return (self.simulated - self.live) / self.live if self.live else 0.0
         return self.simulated - self.live
@@ -73,7 +73,7 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 class Promised(msgspec.Struct, frozen=True):
-    """How far off a tier's promises were, as shares of what was seen: at the median and at p90, over so many."""
+    """The errors of a tier's predictions, as shares of the actual value: at the median and at p90, and their number."""
 
     tier: str
     answers: int
@@ -84,12 +84,12 @@ class Promised(msgspec.Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """Whether the median is near enough."""
+        """Whether the median is small enough."""
         return self.off_p50 <= PROMISE_WITHIN
 
 
 def settings(scenario: Scenario, speedup: float) -> WorldSettings:
-    """The live world of a scenario. FidelityError where there is none."""
+    """The live world of a scenario. FidelityError if there is none."""
     doc = scenario.doc
     fleets = {(site.gpu, site.replicas) for site in doc.sites.values()}
     if set(doc.sites) != set(scenario.topology.regions) or len(fleets) != 1:
@@ -101,7 +101,7 @@ def settings(scenario: Scenario, speedup: float) -> WorldSettings:
 
 
 async def live(scenario: Scenario, speedup: float, seed: int, folder: Path) -> tuple[list[Seen], int]:
-    """Answers whose requests were made within the window, and how many failed. FidelityError, WorldError."""
+    """Answers to requests sent within the window, and the number of failures. Raises FidelityError, WorldError."""
     world = World(settings(scenario, speedup), folder)
     doc = scenario.doc
     async with world, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -132,7 +132,7 @@ class _LiveClients:
         return (time.monotonic() - self._began) * self._speedup
 
     async def client(self, region: str, these: Programs) -> None:
-        """One client after another, as `sim.clients` has it."""
+        """One client after another, as in `sim.clients`."""
         for program in these:
             try:
                 batch = next(program)
@@ -146,7 +146,7 @@ class _LiveClients:
                         break
                     batch = program.send(tuple(text or b"" for text in texts))
             except StopIteration:
-                continue  # well done: the next one
+                continue  # done: the next one
 
     async def _ask(self, region: str, ask: Ask) -> bytes | None:
         await asyncio.sleep(ask.think_s / self._speedup)
@@ -174,7 +174,7 @@ class _LiveClients:
         return result.text.encode()
 
     async def _promises(self, region: str, result: Answered, ttft_ms: float) -> dict[str, tuple[float, float]]:
-        """By tier, as `Seen` has them; without a tier that kept no record."""
+        """By tier, as in `Seen`; a tier that kept no record is left out."""
         decision, served = result.headers.get("x-farhop-decision"), result.headers.get("x-farhop-region", "")
         if not decision or served not in self._world.regions:
             return {}
@@ -190,7 +190,7 @@ class _LiveClients:
         return found
 
     async def _record(self, admin: str, decision: str) -> dict[str, Any]:
-        """What a balancer kept of a decision, {} if nothing: it is there when the answer has ended."""
+        """A balancer's record of a decision, {} if none: it is complete when the answer has ended."""
         until = time.monotonic() + _RECORD_S
         while True:
             async with self._session.get(f"{admin}/decisions/{decision}") as response:
@@ -203,7 +203,7 @@ class _LiveClients:
 
 
 def compared(seen: list[Seen], failed: int, simulated: Result) -> list[Compared]:
-    """Both, figure by figure. FidelityError where nothing was answered live."""
+    """Both, figure by figure. FidelityError if nothing was answered live."""
     if not seen:
         raise FidelityError(f"nothing was answered live ({failed} failed); let it run longer, or on an idler machine")
     figures = simulated.figures()
@@ -217,7 +217,7 @@ def compared(seen: list[Seen], failed: int, simulated: Result) -> list[Compared]
 
 
 def promised(seen: list[Seen]) -> list[Promised]:
-    """Each tier's promises against what came of them."""
+    """The errors of each tier's predictions."""
     rows = []
     for tier in ("global", "regional"):
         pairs = [one.promises[tier] for one in seen if tier in one.promises]

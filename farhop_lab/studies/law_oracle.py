@@ -1,4 +1,4 @@
-"""What a law says, by set arithmetic on its document as it was written: to hold the shipped law against.
+"""What a law allows, by set arithmetic on its document as written: an oracle for the shipped law.
 
 Shares no code with `topology.law`, and reads no topology: the map is written down here, twice. Deliberately plain.
 """
@@ -12,7 +12,7 @@ from topology.model import Place, Region, Topology
 
 Document = dict[str, Any]
 KnownBases = Mapping[str, Collection[str] | None]
-"""What each model is based on, as it was told; None: it is an adapter, of nobody knows what."""
+"""The base model of each model, as declared; None: it is an adapter of unknown base."""
 
 # The map, twice: as the shipped code has it, and as plain sets.
 REGIONS = {
@@ -45,7 +45,7 @@ MAP = Topology(
 
 
 def union(places: Iterable[str]) -> set[str]:
-    """All regions inside any of these places; in one that nobody knows there is none."""
+    """All regions inside any of these places; an unknown place contains none."""
     return set[str]().union(*(INSIDE.get(place, set()) for place in places))
 
 
@@ -55,7 +55,7 @@ def allows(rule: Document) -> set[str]:
 
 
 def bases(model: str, known: KnownBases) -> set[str] | None:
-    """The model and all that it is based on; None where that ends in something nobody knows."""
+    """The model and all models it is based on; None if that chain ends in an unknown one."""
     found, ahead = {model}, [model]
     for one in ahead:
         more = known.get(one, ())
@@ -69,9 +69,9 @@ def bases(model: str, known: KnownBases) -> set[str] | None:
 def lawful(
     document: Document, scope: str, tenant: str, key: str, asked: str, model: str, known: KnownBases
 ) -> set[str]:
-    """The regions where a document lets this be done with a request of the tenant, with that key, that `asked`.
+    """The regions where a document allows this with a request of the tenant, with that key, that `asked`.
 
-    With key "" whichever key it was.
+    Key "" means any key.
     """
     who = next((one for one in document["tenants"] if one["name"] == tenant), None)
     if who is None:

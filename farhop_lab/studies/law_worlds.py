@@ -1,12 +1,11 @@
 """Random worlds of laws: whatever happens to laws, hubs, disks and balancers, no byte goes where the law forbids it.
 
-A world is one number. In it stand the shipped parts that know the law, and nothing else: for each of two regions both
-tiers' machines with their books of the law, disks and doors; two hubs. Its steps: laws are set (each clause appears,
-vanishes or changes), forged, broken and put back; hubs are wiped, restored, lost and found; balancers restart; engines
-tell, or tell otherwise, what their models are based on; balancers exchange laws; requests come, streams
-break and go on. An oracle of set arithmetic (`law_oracle`) judges each place that a prompt comes to, and every node of
-a prefix that is told or kept, by what each process was brought of the law: the sound document of the highest epoch,
-through all restarts.
+A world is one number. It contains only the shipped parts that know the law: for each of two regions both tiers'
+machines with their law books, disks and authenticators; two hubs. Its steps: laws are set (each clause appears,
+vanishes or changes), forged, broken and restored; hubs are wiped, restored, lost and found; balancers restart; engines
+report, or change, what their models are based on; balancers exchange laws; requests come, streams break and continue.
+An oracle of set arithmetic (`law_oracle`) judges each place that a prompt reaches, and every prefix node that is sent
+or kept, by the laws that each process was given: the valid document of the highest epoch, through all restarts.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Command, Event
 
 STEPS = 40
-SLICE = 250  # worlds that a process is given at a time
+SLICE = 250  # worlds that a process gets at a time
 BREAKS_SHARE = 0.25  # of streams that began
 TENANTS = ("t0", "t1")
 MODELS = ("base", "sql", "mute", "plain")
@@ -84,12 +83,12 @@ KEYS = Keys({
 
 
 def some(rng: Random, most: int) -> list[str]:
-    """Places."""
+    """Random places."""
     return rng.sample(sorted(INSIDE), rng.randint(1, most))
 
 
 def a_rule(rng: Random) -> Document:
-    """A rule that leaves somebody lawful, or the shipped code would refuse the whole document."""
+    """A rule that leaves at least one region lawful, or the shipped code would refuse the whole document."""
     while True:
         rule: Document = {"allow": ["world"] if rng.random() < 0.4 else some(rng, 3)}
         if rng.random() < 0.4:
@@ -99,7 +98,7 @@ def a_rule(rng: Random) -> Document:
 
 
 def a_tenant(rng: Random, name: str) -> Document:
-    """A tenant, whose every clause is there or not."""
+    """A tenant, each of whose clauses may be missing."""
     residency: Document = {"processing": a_rule(rng)}
     for scope, share in (("entry", 0.3), ("hints", 0.4)):
         if rng.random() < share:
@@ -121,7 +120,7 @@ def a_key(rng: Random, tenant: str, name: str, residency: Document) -> Document:
 
 
 def a_law(rng: Random, epoch: int, before: Document | None = None) -> Document:
-    """A document. Of the one `before` each part may stay, change or go."""
+    """A document. Each part of the previous one may stay, change or go."""
     kept: Document = {one["name"]: one for one in before["tenants"]} if before is not None else {}
     tenants: list[Document] = [
         kept[name] if name in kept and rng.random() < 0.4 else a_tenant(rng, name)
@@ -140,7 +139,7 @@ def a_law(rng: Random, epoch: int, before: Document | None = None) -> Document:
             "tenants": tenants or [a_tenant(rng, "t0")], "models": models}  # fmt: skip
 
 
-# -- what a balancer stands on
+# -- what a balancer depends on
 
 
 class Disk:
@@ -159,7 +158,7 @@ class Disk:
 
 
 class Etcd:
-    """A hub: what stands at the law's key."""
+    """A hub: the value of the law's key."""
 
     def __init__(self) -> None:
         self.value, self.revision, self.written = b"", 0, 0
@@ -176,19 +175,19 @@ class Etcd:
         return self.write(value)
 
     def write(self, value: bytes) -> int:
-        """Whoever it is; b"": it is taken away."""
+        """A write by anyone; b"": deleted."""
         self.written += 1
         self.value, self.revision = value, self.written if value else 0
         return self.revision
 
     def listing(self) -> Change:
-        """All there is, as to somebody who comes anew."""
+        """All keys, as for a new client."""
         entries = (Entry(LAW_KEY, self.value, self.revision),) if self.value else ()
         return Change(ChangeKind.SNAPSHOT, max(self.revision, 1), entries=entries)
 
 
 class Book(LawBook):
-    """The shipped one, which need not read again what another of its world has read: that is half of what they do."""
+    """The shipped one, which reuses documents that another of its world has parsed: that is half of the work."""
 
     judged: dict[bytes, Any]
 
@@ -199,7 +198,7 @@ class Book(LawBook):
 
 
 class Process:
-    """A balancer of a tier in a region: its machine, its book of the law, its door. `disk` outlives it."""
+    """A balancer of a tier in a region: its machine, law book and authenticator. `disk` outlives it."""
 
     def __init__(self, world: World, tier: str, region: str) -> None:
         self.world, self.tier, self.region, self.name = world, tier, region, f"{tier} {region}"
@@ -207,7 +206,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """A new process: what it is told from now on is told to nobody before."""
+        """A new process, which knows nothing of what was sent before."""
         world, law = self.world, self.world.first
         rng = Random(f"{self.name} {world.number}")
         self.flow: global_flow.GlobalFlow | RegionalFlow
@@ -215,7 +214,7 @@ class Process:
             self.flow = global_flow.GlobalFlow(global_flow.FlowConfig(self.region), law, rng, lambda _tenant: 0.0)
         else:
             self.flow = RegionalFlow(FlowConfig(self.region, "lb"), law, rng, lambda _tenant: 1.0)
-        self.read: dict[str, int] = {}  # by asker's region: how far the journal was told
+        self.read: dict[str, int] = {}  # by asker's region: how far the journal was read
         self.bases: dict[str, dict[str, frozenset[str] | None]] = {}  # by region: what its models are based on
         self.book = Book(
             dict(world.hubs), law, self._adopt, lambda reason: world.seen.update((reason,)),  # type: ignore[arg-type]
@@ -231,15 +230,15 @@ class Process:
         self.handle(LawChanged(law))
 
     def handle(self, event: Event) -> list[Command]:
-        """One event in the machine."""
+        """One event for the machine."""
         commands = self.flow.handle(event, _NOW)
-        for command in commands:  # whoever waited and may go now, or may not stay
+        for command in commands:  # requests on hold that may go now, or may not stay
             if isinstance(command, Forward) and command.id in self.world.asked:
                 self.world.forwarded(self, command)
         return commands
 
     def read_hub(self, hub: str) -> None:
-        """What stands in a hub now, or that it is lost."""
+        """Read the hub's present value, or find it lost."""
         etcd = self.world.hubs[hub]
         if etcd.up:
             self.world.brought(self, etcd.value)
@@ -248,7 +247,9 @@ class Process:
             self.book.changed(Change(ChangeKind.LOST, why="down"), hub)
 
     def learn(self, region: str, bases: dict[str, frozenset[str] | None]) -> None:
-        """What the models of a region are based on. For a global balancer a report of it, else its engines' listing."""
+        """Learn what the models of a region are based on: a global balancer by a report, a regional one by its engines'
+        listing.
+        """
         self.bases[region] = bases
         if isinstance(self.flow, RegionalFlow):
             replicas = [
@@ -323,7 +324,7 @@ class World:
             one.learn(region, self.engines[region])
 
     def _listing(self) -> dict[str, frozenset[str] | None]:
-        """What a region's engines say that their models are based on: `sql` on base, of `mute` not always anything."""
+        """What a region's engines report that their models are based on: `sql` on base, of `mute` sometimes nothing."""
         rng = self.rng
         mute = rng.choice((None, None, frozenset({"base"}), frozenset({"sql"})))
         plain = frozenset({"base"}) if rng.random() < 0.2 else frozenset[str]()
@@ -332,17 +333,17 @@ class World:
     # -- the oracle
 
     def known_to(self, process: Process) -> Document:
-        """The law that a process must go by: the sound one of the highest epoch that it was ever brought."""
+        """The law that a process must follow: the valid one of the highest epoch that it was ever given."""
         return self.held.get(process.name, self.documents[0])
 
     def brought(self, process: Process, value: bytes) -> None:
-        """A process was given this."""
+        """A process was given this document."""
         document = self.sound.get(value)
         if document is not None and document["epoch"] > self.known_to(process)["epoch"]:
             self.held[process.name] = document
 
     def bases_known_to(self, process: Process) -> KnownBases:
-        """What it was told of models' bases: all that anybody names; unknown where that is said and none is named."""
+        """What a process was told of models' bases: all that are named; unknown if one is declared and none named."""
         bases: dict[str, set[str] | None] = {}
         for model in MODELS:
             named_by = [one[model] for one in process.bases.values()]
@@ -351,7 +352,9 @@ class World:
         return bases
 
     def judge(self, what: str, scope: str, region: str, process: Process, request: str) -> None:
-        """A prompt comes to a region, by a process that goes by what it was brought, and was brought at its arrival."""
+        """A prompt comes to a region; judged by the laws that the process was given by now, and by the request's
+        arrival.
+        """
         asked, came_under, (tenant, key, wish) = self.asked[request]
         self.seen[what] += 1
         for document in (came_under, self.known_to(process)) if process.tier == "global" else (self.known_to(process),):
@@ -361,7 +364,7 @@ class World:
                 )
 
     def may_know(self, node: int, region: str, process: Process) -> bool:
-        """Whether any of those whose prompts brought a node lets it be known in a region."""
+        """Whether any of the tenants whose prompts brought a node allows it to be known in a region."""
         document, bases = self.known_to(process), self.bases_known_to(process)
         return any(
             region in lawful(document, "hints", tenant, key, wish, model, bases)
@@ -371,7 +374,7 @@ class World:
     # -- steps
 
     async def play(self) -> list[str]:
-        """All its steps; what went against the law."""
+        """Run all steps; returns the violations of the law."""
         steps: list[tuple[Callable[[], object], int]] = [
             (self.ask, 14), (self.set_law, 4), (self.forge, 2), (self.hub_fault, 3), (self.spread, 7),
             (self.restart, 2), (self.relearn, 2), (self.share_prefixes, 4),
@@ -394,7 +397,7 @@ class World:
         return self.violations
 
     def set_law(self) -> None:
-        """An operator sets a law, in the hubs that can be reached."""
+        """An operator sets a law in the reachable hubs."""
         rng = self.rng
         epoch = max(one["epoch"] for one in self.documents) + rng.randint(1, 2)
         document = a_law(rng, epoch, self.documents[-1])
@@ -411,7 +414,7 @@ class World:
         self.spread()
 
     def forge(self) -> None:
-        """Somebody who may write to a hub and sign no law writes one; or one is broken, or an old one put back."""
+        """An attacker who may write to a hub but not sign writes a law; or one is corrupted, or an old one restored."""
         rng, hub = self.rng, self.rng.choice(list(self.hubs.values()))
         epoch = max(one["epoch"] for one in self.documents) + 50
         kind = rng.choice(("older", "broken", "unsigned", "forged"))
@@ -430,7 +433,7 @@ class World:
         self.spread()
 
     def hub_fault(self) -> None:
-        """A hub is wiped, put back to what it held once, lost or found."""
+        """A hub is wiped, restored to an old value, lost or found."""
         rng, hub = self.rng, self.rng.choice(list(self.hubs.values()))
         kind = rng.choice(("wiped", "restored", "lost", "found", "found"))
         if kind == "wiped":
@@ -444,14 +447,14 @@ class World:
         self.seen[f"hub {kind}"] += 1
 
     def spread(self) -> None:
-        """Some hear what stands in some hub."""
+        """Some processes read some hubs."""
         for process in self.processes:
             for hub in self.hubs:
                 if self.rng.random() < 0.4:
                     process.read_hub(hub)
 
     def restart(self) -> None:
-        """A balancer starts anew, with its disk, and hears what hubs there are."""
+        """A balancer restarts with its disk, and reads the hubs."""
         process = self.rng.choice(self.processes)
         for request in [name for name in self.asked if name.endswith(process.name)]:
             del self.asked[request]
@@ -460,7 +463,7 @@ class World:
         self._introduce(process)
 
     def relearn(self) -> None:
-        """The engines of a region say otherwise what their models are based on; some hear it now, others later."""
+        """The engines of a region change what their models are based on; some processes learn it now, others later."""
         region = self.rng.choice(self.sites)
         self.engines[region] = self._listing()
         self.below[region].learn(region, self.engines[region])
@@ -469,14 +472,14 @@ class World:
                 above.learn(region, self.engines[region])
 
     async def mend(self) -> None:
-        """A process brings hubs up to date."""
+        """A process updates the hubs."""
         process = self.rng.choice(self.processes)
         before = [hub.written for hub in self.hubs.values()]
         await process.book.mend()
         self.seen["mended"] += before != [hub.written for hub in self.hubs.values()]
 
     async def exchange(self) -> None:
-        """A global balancer and a regional one compare their laws: the later one is given, where it can be believed."""
+        """A global and a regional balancer compare their laws: the later one is handed over, if it is valid."""
         one, other = self.rng.choice(self.processes), self.rng.choice(self.processes)
         document = one.book.document_after(other.book.law.epoch)
         proven = self.rng.random() < 0.5
@@ -486,7 +489,7 @@ class World:
             self.seen["exchanged"] += await other.book.offer(document, one.name, proven=proven)
 
     def ask(self) -> None:
-        """A request comes to an entry, or straight to a region."""
+        """A request comes to an entry, or directly to a region."""
         rng = self.rng
         tenant, key, model = rng.choice(TENANTS), rng.choice("01"), rng.choice(MODELS)
         wish = rng.choice((*INSIDE, "atlantis")) if rng.random() < 0.15 else ""
@@ -542,7 +545,7 @@ class World:
         self._answered(process, request, forward)
 
     def _answered(self, process: Process, request: Request, forward: Forward) -> None:
-        """Whole; or its stream breaks, perhaps under another law than it began, and may go on elsewhere."""
+        """Complete; or its stream breaks, perhaps under another law than it began, and may continue elsewhere."""
         self._own(request)
         process.handle(AttemptBegan(forward.id, forward.attempt, 200))
         if self.rng.random() >= BREAKS_SHARE:
@@ -559,13 +562,13 @@ class World:
             self.owners.setdefault(node, set()).add((tenant, key, wish, request.model))
 
     def share_prefixes(self, region: str = "") -> None:
-        """A region tells a global balancer what it caches, and a peer what it lately cached."""
+        """A region sends a global balancer its cached prefixes, and a peer what it cached lately."""
         below = self.below[region or self.rng.choice(self.sites)]
         flow = below.flow
         assert isinstance(flow, RegionalFlow)
         for above in self.above.values():
             if above.flow.law.epoch != flow.law.epoch:
-                continue  # the stream tells nothing to whoever goes by another law
+                continue  # the stream sends nothing to a process that follows another law
             at, nodes = below.read.get(above.region, -1), list[int]()
             if not flow.fleet.journal.reaches(at):
                 at = flow.fleet.journal.seq
@@ -592,7 +595,7 @@ class World:
                 return
 
     def kept(self) -> None:
-        """What global balancers remember of prefixes."""
+        """The prefixes that global balancers remember."""
         for above in self.above.values():
             assert isinstance(above.flow, global_flow.GlobalFlow)
             for node in self.owners:
@@ -615,15 +618,16 @@ async def _play(numbers: Iterable[int]) -> tuple[Counter[str], list[str]]:
 
 
 def play(numbers: Iterable[int]) -> tuple[Counter[str], list[str]]:
-    """Play these worlds, until one breaks the law: what happened, and how it was broken."""
+    """Play these worlds until one breaks the law: the events, and how it was broken."""
     return asyncio.run(_play(numbers))
 
 
 def prove(
     first: int, worlds: int, workers: int, progress: Callable[[str], None] = lambda _now: None
 ) -> tuple[int, Counter[str], list[str]]:
-    """Play so many worlds from this number on, in so many processes: how many were, what happened, and how the law was
-    broken in the first one in which it was, if any."""
+    """Play so many worlds from this number on, in so many processes. Returns how many were played, the events, and how
+    the law was broken in the first world that broke it, if any.
+    """
     slices = [range(n, min(n + SLICE, first + worlds)) for n in range(first, first + worlds, SLICE)]
     seen: Counter[str] = Counter()
     played = 0

@@ -1,12 +1,12 @@
-"""How many replicas each region needs: the least fleet that meets an objective, by search over simulated runs.
+"""How many replicas each region needs: the smallest fleet that meets an objective, by search over simulated runs.
 
-Without routing between regions each one needs what its own clients need (region-local), all searched for at once, by
-doubling and then by thirds. With it (Farhop) the search begins with that fleet: the least multiple of it that is
-enough, by doubling and halving, then one replica less wherever that still is enough, the dearest first. N-1 asks the
-same with any one region lost, side by side with N. A fleet is enough if in every region the share of good answers
-reaches `good`. Taken for granted: more replicas never serve worse; so what follows from a trial of a larger or a
-smaller fleet is not tried, and of N-1 not the rest once one lost region is too much. Bounded by ROUNDS_MAX and by
-`over()`: what is known then is the answer, `settled` False. Opens nothing; `ask` runs.
+Without routing between regions each one needs what its own clients need (region-local); all are searched at once, by
+doubling and then by thirds. With routing (Farhop) the search begins with that fleet: the least multiple of it that is
+enough, by doubling and halving, then one replica less wherever that is still enough, the dearest first. N-1 asks the
+same with any one region lost, in parallel with N. A fleet is enough if in every region the share of good answers
+reaches `good`. Assumed: more replicas never serve worse. So what follows from a trial of a larger or a smaller fleet is
+not tried, nor, for N-1, the rest once one lost region is too much. Bounded by ROUNDS_MAX and by `over()`: the answer is
+then what is known, with `settled` False. Does no IO; `ask` runs trials.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 REPLICAS_MAX = 64
 ROUNDS_MAX = 200
-FIRST = 4  # replicas of each region that are tried first: large fleets take longer to run
+FIRST = 4  # replicas of each region in the first trial: large fleets take longer to run
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A fleet to try: replicas by region, with or without routing between regions, with a region lost or none. How many
-    a lost one had is nothing to anybody: 1."""
+    """A fleet to try: replicas by region, with or without routing between regions, with a region lost or none. The
+    number of replicas of a lost one does not matter: it is 1.
+    """
 
     replicas: tuple[tuple[str, int], ...]
     routed: bool
     lost: str = ""
 
     def within(self, other: Trial) -> bool:
-        """Whether the other has as many replicas everywhere, or more, of those that are not lost."""
+        """Whether the other has as many replicas or more in every region that is not lost."""
         return all(
             name == self.lost or (name != other.lost and n <= m)
             for (name, n), (_, m) in zip(self.replicas, other.replicas, strict=True)
@@ -44,8 +45,9 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a trial: shares of good answers by the region where clients are, dollars per hour, and of how many
-    requests the shares are, where that is known."""
+    """A trial's result: shares of good answers by the clients' region, dollars per hour, and the number of requests
+    behind the shares, if known.
+    """
 
     good: dict[str, float]
     usd_per_hour: float
@@ -64,9 +66,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """A fleet that is enough: by region, what it costs, and the worst region's share of good answers, give or take
-    `half` (95 %; 0: unknown). `replicas` None: none within the bounds is, and `why` says it. `settled`: the search came
-    to its end."""
+    """A fleet that is enough: replicas by region, its cost, and the worst region's share of good answers, give or take
+    `half` (95 %; 0: unknown). `replicas` None: none within the bounds is enough, and `why` says so. `settled`: the
+    search was completed.
+    """
 
     replicas: dict[str, int] | None
     usd_per_hour: float = 0.0
@@ -77,12 +80,12 @@ class Need(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Replicas in all."""
         return sum((self.replicas or {}).values())
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """The answer: alone (without routing) and together, each for all regions well (N) and any one lost (N-1)."""
+    """The answer: alone (without routing) and together, each with all regions up (N) and any one lost (N-1)."""
 
     alone: Need
     alone_spare: Need
@@ -93,7 +96,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 if TYPE_CHECKING:
     _T = TypeVar("_T")
-    # Yields the trials that it wants to know of next; in the end it has its answer.
+    # Yields the trials that it needs next, and returns its answer.
     _Search = Generator[Sequence[Trial], None, _T]
 
 
@@ -111,8 +114,8 @@ class Search:
     ) -> None:
         self._prices, self._good, self._ask, self._most, self._over = prices, good, ask, most, over
         self._known: dict[Trial, Outcome] = {}
-        self._tight: dict[str, float] = {}  # by lost region, the worst share that was seen last
-        self._together_alone = False  # whether but one search is left: it may fill all cores
+        self._tight: dict[str, float] = {}  # by lost region, the worst share seen last
+        self._together_alone = False  # whether only one search is left: it may fill all cores
         self.rounds = 0
 
     def run(self) -> Planned:
@@ -130,7 +133,7 @@ class Search:
     # -- trials
 
     def _side_by_side(self, *searches: _Search[Need]) -> list[Need]:
-        """What all of them want next is one round."""
+        """What all searches need next is one round."""
         needs: dict[int, Need] = {}
         live = dict(enumerate(searches))
         while live:
@@ -156,7 +159,7 @@ class Search:
         return [self._known[trial] for trial in trials]
 
     def _is_enough(self, replicas: Mapping[str, int], lost: Sequence[str]) -> _Search[bool]:
-        """Whether it is, whichever of these is lost: the one that was the worst the last time first."""
+        """Whether the fleet is enough, whichever of these regions is lost: the worst of the last time first."""
         trials = [_trial(replicas, True, region) for region in lost]
         if any(self._follows(trial, enough=False) for trial in trials):
             return False
@@ -173,7 +176,9 @@ class Search:
         return True
 
     def _follows(self, trial: Trial, *, enough: bool) -> bool:
-        """Whether that is known: of it, of a smaller fleet that is `enough`, or of a larger one that is not."""
+        """Whether the trial's result is known: its own, or that of a smaller fleet that is `enough`, or of a larger one
+        that is not.
+        """
         return any(
             known.routed
             and (known.within(trial) if enough else trial.within(known))
@@ -192,7 +197,7 @@ class Search:
     # -- searches
 
     def _alone(self) -> _Search[Need]:
-        """Regions do not touch one another: each narrows its own range, all in the same runs."""
+        """Regions do not affect one another: each narrows its own range, all in the same runs."""
         low = dict.fromkeys(self._prices, 1)
         high = dict.fromkeys(self._prices, min(FIRST, self._most))
         while True:
@@ -220,7 +225,7 @@ class Search:
 
     def _together(self, alone: Need, lost: Sequence[str]) -> _Search[Need]:
         shape = alone.replicas or dict.fromkeys(self._prices, self._most)
-        # What is lost must be made up for by the others: the largest region's share, and one over.
+        # The others must make up for the lost one: the largest region's share, and one more.
         largest = max(shape.values()) / sum(shape.values())
         top = 1.0 if not any(lost) else min(made_up_for(largest), self._most / max(shape.values()))
         low, most = 0.0, self._most / max(shape.values())
@@ -228,7 +233,7 @@ class Search:
             if top < most:  # by doubling: large fleets take longer to run
                 low, top = top, most if self._over_now() else min(2.0 * top, most)
                 continue
-            # Its proportions are of no use: all there may be, everywhere alike.
+            # Its proportions are useless: the maximum everywhere.
             shape, low, top = dict.fromkeys(self._prices, self._most), 0.0, 1.0
             if not (yield from self._is_enough(shape, lost)):
                 return Need(None, why=f"{self._most} replicas in every region are not enough")
@@ -252,7 +257,7 @@ class Search:
         return _scaled(shape, high), True
 
     def _pared(self, fleet: dict[str, int], lost: Sequence[str]) -> _Search[tuple[dict[str, int], bool]]:
-        """One less wherever that is still enough, the dearest first, until none is."""
+        """One replica less wherever that is still enough, the dearest first, until none is."""
         again = True
         while again:
             again = False

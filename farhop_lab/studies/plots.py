@@ -1,7 +1,7 @@
 """Results as pictures for a report: latency and goodput by router, flows between regions on a map, use over time, cost.
 
 Needs matplotlib (`pip install farhop[plots]`), which is imported when a picture is drawn. Each picture says what it
-shows, of what, and in which unit; nothing is drawn of what was not measured. Writes the files it names, nothing else.
+shows, of what, and in which unit; only what was measured is drawn. Writes only the files it names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PANELS_MAX = 6
 LINES_MAX = 30
 COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#5b8e3e", "#7d4e9f", "#66666e", "#00a6a6", "#b5651d", "#e377c2", "#17324d")
-SHOWN_SHARE = 0.001  # of all requests: what crossed less is not drawn
+SHOWN_SHARE = 0.001  # of all requests: smaller flows are not drawn
 BEND = 0.22
 _DPI = 150
 
@@ -31,7 +31,7 @@ class PlotsError(Exception):
 
 
 def draw(scenario: Scenario, results: Sequence[Result], out: Path) -> list[Path]:
-    """All pictures there is something to show in; their files. PlotsError."""
+    """Draw all pictures for which there are data; returns their files. Raises PlotsError."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -89,7 +89,7 @@ def _colour(place: int) -> str:
 
 
 def _line(place: int) -> str:
-    """Another style where the colours begin again."""
+    """Another line style when the colours repeat."""
     return ("-", "--", ":")[place // len(COLOURS) % 3]
 
 
@@ -97,7 +97,7 @@ def _line(place: int) -> str:
 
 
 def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
-    """Time to first token: what share of requests had it within how many ms, by router (means over seeds)."""
+    """Time to first token: the share of requests within so many ms, by router (means over seeds)."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -133,7 +133,7 @@ def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
 
 
 def goodput(scenario: Scenario, results: Sequence[Result]) -> Any:
-    """Good answers a second against load, by router, with 95 % intervals over seeds; of one load, a bar for each."""
+    """Good answers a second against load, by router, with 95 % intervals over seeds; for one load, a bar each."""
     import matplotlib.pyplot as plt
 
     points: dict[str, list[tuple[float, float, float]]] = {}
@@ -172,7 +172,7 @@ def goodput(scenario: Scenario, results: Sequence[Result]) -> Any:
 
 
 def flows(scenario: Scenario, results: Sequence[Result]) -> Any:
-    """Where requests went: regions where they lie, an arrow for what crossed, by router."""
+    """Where requests went: regions at their places, an arrow for each flow, by router."""
     import matplotlib.pyplot as plt
 
     by_router = dict(list(_by_router(results).items())[:PANELS_MAX])
@@ -226,7 +226,7 @@ def _map(axes: Any, router: str, results: Sequence[Result], places: dict[str, tu
     axes.set_ylim(min(ys) - 28, max(ys) + 26)
     axes.set_xlabel("longitude, degrees east")
     axes.set_ylabel("latitude, degrees north")
-    # Now that the axes are where they stay: each share beside the middle of its arc, on the side to which that bends.
+    # Now that the axes are final: each share beside the middle of its arc, on the side to which it bends.
     axes.figure.draw_without_rendering()
     for (entry, region), count in flows.items():
         if entry != region and count / total >= SHOWN_SHARE:
@@ -237,7 +237,7 @@ def _map(axes: Any, router: str, results: Sequence[Result], places: dict[str, tu
 
 def _label(axes: Any, start: tuple[float, float], end: tuple[float, float], text: str) -> None:
     (x0, y0), (x1, y1) = axes.transData.transform([start, end])
-    # arc3 puts its control point `rad` of the way's length aside, the curve goes half as far; and a bit for the text.
+    # arc3 puts its control point `rad` of the length aside, the curve goes half as far; and a bit for the text.
     along = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
     aside = BEND / 2.0 + 14.0 / max(along, 1.0)
     at = ((x0 + x1) / 2.0 + aside * (y1 - y0), (y0 + y1) / 2.0 - aside * (x1 - x0))
@@ -294,7 +294,7 @@ def use(scenario: Scenario, results: Sequence[Result]) -> Any:
 
 
 def cost(scenario: Scenario, results: Sequence[Result]) -> Any:
-    """What 1,000 good answers cost against the share of answers that were good; a point per router and load."""
+    """The cost of 1,000 good answers against the share of good answers; a point per router and load."""
     import matplotlib.pyplot as plt
 
     points: dict[str, list[tuple[float, float, float]]] = {}

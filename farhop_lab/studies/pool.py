@@ -1,7 +1,7 @@
-"""Cells over the machine's cores: a process for each, and what comes of it on disk as soon as it is there.
+"""Runs cells in parallel, a process each, and writes each result to disk at once.
 
-Invariants: a result is in its file whole or not at all; what stands in the folder and was made by this very code from
-this very scenario is not run again; when this ends, however it does, no process of it is left. A cell depends on
+Invariants: a result is in its file whole or not at all; a result in the folder that was made by the same code from the
+same scenario is not computed again; when this ends, however it does, no process of it is left. A cell depends on
 nothing but its scenario, router, load and seed, so neither order nor number of processes changes any result.
 """
 
@@ -50,7 +50,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def recipe(scenario: Scenario) -> str:
-    """What a result was made of: scenario, topology, traces and code. Equal recipes and keys give equal results."""
+    """Identifies what a result was made of: scenario, topology, traces and code. Equal recipes and keys give equal
+    results.
+    """
     made = xxhash.xxh3_64()
     document = scenario.document()
     for name in ("routers", "seeds", "loads", "about"):
@@ -68,7 +70,7 @@ def recipe(scenario: Scenario) -> str:
 
 
 def jobs(scenario: Scenario, routers: Sequence[str], seeds: Sequence[int], *, sure: bool = False) -> list[Job]:
-    """Every cell of a scenario: by seed first, so that an interrupted run has all routers of the seeds it has."""
+    """Every cell of a scenario: by seed first, so that an interrupted run has all routers of its finished seeds."""
     doc, made = scenario.doc, recipe(scenario)
     document = scenario.document()
     return [
@@ -83,18 +85,18 @@ def jobs(scenario: Scenario, routers: Sequence[str], seeds: Sequence[int], *, su
 
 
 def kept(job: Job, out: Path | None) -> Result | None:
-    """What stands of it from an earlier run; None if nothing does, or of another recipe, or unreadable."""
+    """The result of an earlier run; None if there is none, or it has another recipe or cannot be read."""
     if out is None:
         return None
     try:
         result = msgspec.json.decode((out / f"{job.key.slug}.json").read_bytes(), type=Result)
     except (OSError, msgspec.MsgspecError):
-        return None  # not there, or not ours: it is run, and written over
+        return None  # missing, or not ours: it is run and overwritten
     return result if result.recipe == job.recipe and result.key == job.key else None
 
 
 def keep(result: Result, out: Path) -> None:
-    """Write it, whole or not at all. CellError."""
+    """Write it, whole or not at all. Raises CellError."""
     path = out / f"{result.key.slug}.json"
     half = path.with_suffix(".half")
     try:
@@ -105,7 +107,7 @@ def keep(result: Result, out: Path) -> None:
 
 
 def opened(out: Path) -> Path:
-    """The folder, made if it is not there. CellError."""
+    """The folder, created if missing. Raises CellError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -124,8 +126,9 @@ def run(
     done: Callable[[Result], None] | None = None,
     moved: Callable[[float], None] | None = None,
 ) -> list[Result]:
-    """All of them, in their order. `done` hears each as it is there; `moved` how many cells' worth has been done.
-    CellError for the first that fails; those that were done stay on disk."""
+    """Run them all; results in their order. `done` is called with each result; `moved` with how many cells' worth is
+    done. CellError for the first that fails; finished ones stay on disk.
+    """
     results: dict[Key, Result] = {}
     waiting: list[Job] = []
     for job in wanted:
@@ -158,11 +161,12 @@ class _Crew:
 
     def __init__(self, workers: int) -> None:
         self._workers = max(1, workers)
-        # Of one that has the imports made: they would take each cell longer than many a cell does.
+        # Fork from a process with all imports done: they would take longer than many a cell does.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["__main__", cell.__name__])
-        # Ctrl-C is for us. It would end that one as it imports, with a stack trace: it ignores it only later.
-        resource_tracker.ensure_running()  # which it starts, too, and that lets SIGINT in again
+        # Ctrl-C is for this process. It would end the tracker during its imports, with a stack trace: it ignores it
+        # only later.
+        resource_tracker.ensure_running()  # which it starts, too, and which unblocks SIGINT again
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
             forkserver.ensure_running()
@@ -217,9 +221,9 @@ class _Crew:
 
 
 def work_apart(there: connection.Connection, content: bytes) -> None:
-    """A cell's process. Ctrl-C is for its parent, who ends it."""
+    """A cell's process. Ctrl-C is for its parent, which ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError):  # who asked for it is gone: nobody is left to tell
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone: there is nobody left to tell
         _tell(there, msgspec.msgpack.decode(content, type=Job))
     there.close()
 

@@ -1,14 +1,14 @@
-"""Worlds drawn at random by number, the routers that are run in them, and who lost where.
+"""Worlds drawn at random by number, the routers that are run in them, and which router lost where.
 
-World n of a seed and of the same traces is the same everywhere: sites, mixed GPUs, wires, lengths, sharing, arrivals,
-tenants who may not go everywhere, balancers, some of which lose their memory when the window begins, and a load that is
-a share of what `bound` says the fleet can do of this work. Open loops alone: who comes depends on no router, so
-the bound holds and a ratio is paired. Counted are the good answers to what was asked within the window, whenever they
-end: of those that end within it, who let more wait before it has more. The rival of a world is whoever was best on the
+World n of a seed and of the same traces is the same everywhere: sites, mixed GPUs, network, lengths, sharing, arrivals,
+tenants who may not go everywhere, balancers, some of which restart in the window, and a load that is a share of what
+`bound` says the fleet can do of this work. Open loops alone: arrivals depend on no router, so the bound holds and a
+ratio is paired. Good answers to what was asked within the window count, whenever they end: counting answers that end
+within it would favour a router that let more requests wait before it. A world's rival is the best router on the
 screening seeds; it is judged on the others, so that it is not chosen by the luck that it is judged by. On the first
-seed everybody runs, Farhop too: over all worlds that says how it stands beside each single rival.
+seed all routers run, Farhop too: over all worlds that compares it with each single rival.
 
-Never reads a result to draw a world. `pool` runs the cells and keeps them.
+Never reads a result to draw a world. `pool` runs the cells and keeps the results.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ if TYPE_CHECKING:
 
 REGIONS = ("virginia", "tokyo", "frankfurt", "oregon", "singapore")
 CONFINED = {"frankfurt": "eu-only", "tokyo": "japan-only"}
-"""By region, the tenant of the topology who may not leave it."""
+"""By region, the topology's tenant that may not leave it."""
 KINDS = ("single", "system-prompt", "chat", "agents", "long-head", "flood")
 TRACES = {"azure": "*.csv*", "mooncake": "mooncake*.jsonl*", "servegen": "servegen-[!r]*.tar.gz"}
 """By the kind of a trace, the names of its files (ServeGen's `rates` have no lengths)."""
 NEVER = frozenset(("omniscient", "region-local"))
-"""No rivals: the one has no wire, the other no other region."""
+"""Not rivals: one has no network delay, the other no other region."""
 LOSS, SLOWER = 0.99, 1.05
 GAIN = 1.03
-"""Of the best single rival's good answers: the goal."""
+"""The goal over the best single rival's good answers."""
 FULL = 0.95
-"""Of capacity: below it nobody is to be refused, floods apart."""
+"""Share of capacity below which no request may be refused, except in floods."""
 SIZES = (1, 1, 4)
-"""Times so many replicas: what a fleet of three a region cannot show (many caches for one prefix, queues that stand for
-long, regions that send each other work) one of eight or twelve does."""
+"""Multiples of replicas: a fleet of three replicas a region cannot show what one of eight or twelve does (many caches
+for one prefix, lasting queues, regions that send each other work).
+"""
 RETRIES = 2
-"""How often clients ask again: as OpenAI's SDKs, whose default this is."""
+"""How often clients retry: the default of OpenAI's SDKs."""
 WARM_UP_S = 10.0
-FACTOR_MAX = 100.0  # as far as a scenario's loads go; of work that light there is then less than was drawn
+FACTOR_MAX = 100.0  # the limit of a scenario's loads; work that is light at it then has a lower load than drawn
 _ROUNDS = 6
-_CLIENTS = "deepseek-r1"  # ServeGen's reasoning clients: the only ones with lengths in an archive of their own
+_CLIENTS = "deepseek-r1"  # ServeGen's reasoning clients: the only ones whose archive has lengths
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """One to draw worlds from: what it is, its file, and how many seconds of it there are to begin at."""
+    """A trace to draw worlds from: its kind, its file, and the seconds of it in which a piece may begin."""
 
     kind: str
     path: Path
@@ -68,8 +69,9 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class World(msgspec.Struct, frozen=True):
-    """One of them: its number, what it is made of, its load as a share of `capacity` (the bound's), and its factor of
-    the rates in the scenario."""
+    """A drawn world: its number, its document, its load as a share of `capacity` (the bound's), and its factor on the
+    rates in the scenario.
+    """
 
     number: int
     kind: str
@@ -79,10 +81,10 @@ class World(msgspec.Struct, frozen=True):
 
 
 class Had(msgspec.Struct, frozen=True):
-    """What one router had of a world, in the mean over seeds: shares of what was asked that were good and that failed,
-    and the 90th percentile of the time to the first token. Of those that failed, `cut` had begun and ended with their
-    balancer or engine, which nobody is asked again for; `refused` are the rest but for prompts that no engine of the
-    world can hold."""
+    """One router's results in a world, means over seeds: shares of requests that were good and that failed, and the
+    90th percentile of the time to the first token. Of the failures, `cut` had begun and ended with their balancer or
+    engine, which clients do not retry; `refused` are the rest, except prompts that no engine of the world can hold.
+    """
 
     good: float
     failed: float
@@ -92,9 +94,10 @@ class Had(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Of one world, on the seeds that did not choose the rival. `good`, `ttft_p90` and `answer` (the mean time to the
-    end of an answer) are ours over theirs; `of_bound` the share of the true bound that was had; `asked` in the mean of
-    a seed. `all`: by router, on the first seed."""
+    """The verdict on one world, on the seeds that did not choose the rival. `good`, `ttft_p90` and `answer` (the mean
+    time to the end of an answer) are ours over theirs; `of_bound` our share of the bound; `asked` requests, the mean
+    over seeds. `all`: results by router, on the first seed.
+    """
 
     number: int
     kind: str
@@ -114,9 +117,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Beside(msgspec.Struct, frozen=True):
-    """Farhop beside one rival over all worlds, on the seed that both ran in each. `good`: the rival's share of good
-    answers in the mean; `more`: ours less theirs, world by world; `over`: the same less GAIN times theirs; `ttft_p90`:
-    ours over theirs."""
+    """Farhop against one rival over all worlds, on the seed that both ran in each. `good`: the rival's mean share of
+    good answers; `more`: ours less theirs, world by world; `over`: the same less GAIN times theirs; `ttft_p90`: ours
+    over theirs.
+    """
 
     rival: str
     good: float
@@ -127,13 +131,14 @@ class Beside(msgspec.Struct, frozen=True):
 
 
 def rivals() -> list[str]:
-    """The catalogue's that route between regions, one of each family and its variants; new ones come in by
-    themselves."""
+    """The catalogue's routers that route between regions, one of each family and its variants; new ones are included
+    automatically.
+    """
     return sorted(name for name in ROUTERS if name not in NEVER and not name.startswith(("local-", "central-")))
 
 
 def traces(folder: Path) -> list[Trace]:
-    """Those in a folder, by name. TraceError where one cannot be read, or where there is none."""
+    """The traces in a folder, by name. TraceError if one cannot be read, or if there is none."""
     found = [
         Trace(kind, path, _seconds(kind, path)) for kind, names in TRACES.items() for path in sorted(folder.glob(names))
     ]
@@ -152,7 +157,7 @@ def _seconds(kind: str, path: Path) -> float:
 
 
 def drawn(number: int, seed: int, window_s: float, traces: Sequence[Trace] = ()) -> World:
-    """World `number` of a seed. TraceError and WorkloadError as the trace has it."""
+    """World `number` of a seed. Raises TraceError and WorkloadError."""
     rng = Random(f"world {seed} {number}")
     place = number % (len(KINDS) + len(traces))
     trace = traces[place - len(KINDS)] if place >= len(KINDS) else None
@@ -180,12 +185,12 @@ def drawn(number: int, seed: int, window_s: float, traces: Sequence[Trace] = ())
         document["work"] += _confined(document["work"][0], regions)
     if rng.random() < 0.2:
         fault = rng.choice(("restart-regional", "restart-global"))
-        document["balancers"] = dict.fromkeys(regions, 1)  # as many as a rival has: nobody else serves meanwhile
-        # In the middle: at the beginning it would break requests that were asked before, and count for nobody.
+        document["balancers"] = dict.fromkeys(regions, 1)  # as many as a rival has: no other balancer serves meanwhile
+        # In the middle: at the beginning it would break requests that were asked before, which count for no router.
         at_s = WARM_UP_S + window_s / 2
         document["faults"] = [{"what": fault, "region": rng.choice(regions), "at_s": at_s, "for_s": 1.0}]
     share = round(rng.uniform(0.3, 1.1), 2)
-    size = rng.choice(SIZES)  # last, so that all else is as in the worlds before there were large ones
+    size = rng.choice(SIZES)  # drawn last, so that all else is as in the worlds before there were large ones
     for site in sites.values():
         site["replicas"] *= size
     scenario = built(document, trace.path.parent if trace is not None else Path())
@@ -193,12 +198,13 @@ def drawn(number: int, seed: int, window_s: float, traces: Sequence[Trace] = ())
 
 
 def _factor(scenario: Scenario, seed: int, load: float) -> float:
-    """Of the rates, so that the work asked for is this share of what the bound allows. Found in rounds: of what comes
-    seldom there may be none at rates far from these."""
+    """A factor on the rates, so that the work is this share of what the bound allows. Found in rounds: rare requests
+    may be missing at rates far from the final ones.
+    """
     factor, fleet = load, bound.fleet_of(scenario)
     for _ in range(_ROUNDS):
         capacity = bound.share_max(bound.demands(scenario, seed, factor), fleet, scenario.doc.duration_s)
-        # Half of the way in logarithms: where arrivals come in bursts the whole of it swings from side to side.
+        # Half of the way in logarithms: with bursty arrivals the whole of it oscillates.
         factor = min(FACTOR_MAX, factor * sqrt(load * capacity))
     return round(factor, 4)
 
@@ -211,7 +217,7 @@ def _traced(trace: Trace, rng: Random, regions: Sequence[str]) -> list[dict[str,
 
 
 def _confined(piece: dict[str, Any], regions: Sequence[str]) -> list[dict[str, Any]]:
-    """A sixth as much of the work again, of tenants who may not leave a region."""
+    """A sixth as much of the work in addition, of tenants who may not leave a region."""
     weights = piece["per_s"]
     return [
         {**piece, "tenant": tenant, "per_s": {region: weights[region] / 6}}
@@ -221,7 +227,7 @@ def _confined(piece: dict[str, Any], regions: Sequence[str]) -> list[dict[str, A
 
 
 def _work(kind: str, rng: Random, weights: dict[str, float], regions: Sequence[str]) -> list[dict[str, Any]]:
-    """Rates sum up to a few a second at factor 1: the factor does the rest."""
+    """Rates sum up to a few a second at factor 1; the factor does the rest."""
     if kind == "chat":
         figures = {"like": rng.choice(("arena", "wildchat")), "think_s": rng.choice((0.0, 3.0, 10.0))}
         return [{"kind": "chat", "figures": figures, "per_s": weights}]
@@ -257,7 +263,7 @@ def jobs(world: World, names: Sequence[str], seeds: Sequence[int]) -> list[pool.
 
 
 def best(results: Sequence[Result], names: Sequence[str], count: int) -> list[str]:
-    """These with the most good answers, the lower TTFT p90 first where they are level."""
+    """The routers with the most good answers; between equals the lower TTFT p90 first."""
     left = list(names)
     found: list[str] = []
     while left and len(found) < count:
@@ -267,7 +273,7 @@ def best(results: Sequence[Result], names: Sequence[str], count: int) -> list[st
 
 
 def chosen(results: Sequence[Result], names: Sequence[str]) -> str:
-    """The rival with the most good answers, the lower TTFT p90 where they are level. ValueError for no result."""
+    """The rival with the most good answers; between equals the lower TTFT p90. ValueError for no result."""
 
     def worth(name: str) -> tuple[float, float]:
         mine = [result.figures() for result in results if result.key.router == name]
@@ -279,8 +285,9 @@ def chosen(results: Sequence[Result], names: Sequence[str]) -> str:
 
 
 def had(results: Sequence[Result], *, alike: bool = False) -> Had:
-    """What a router had on these seeds: at least one. `alike`: all engines are of one kind, so that a prompt which one
-    turned away as too long would have been by any."""
+    """A router's means over these seeds (at least one). `alike`: all engines are of one kind, so a prompt that one
+    refused as too long would have been refused by all.
+    """
     asked = max(1, sum(one.score.whole.asked for one in results))
     failed = sum(one.score.whole.failed for one in results)
     cut = sum(one.score.outcomes.get(DIED_MID_STREAM.reason, 0) for one in results)
@@ -295,7 +302,7 @@ def had(results: Sequence[Result], *, alike: bool = False) -> Had:
 
 
 def judged(world: World, results: Sequence[Result], rival: str, first: Sequence[Result] = ()) -> Verdict:
-    """Farhop beside its rival on the same seeds. `first`: everybody on the seed that all ran."""
+    """Farhop against its rival on the same seeds. `first`: all routers on the seed that all ran."""
     ours = [one for one in results if one.key.router == routers.FARHOP]
     theirs = [one for one in results if one.key.router == rival]
     good, p90 = tables.ratio(ours, theirs, "good"), tables.ratio(ours, theirs, "ttft_p90_ms")
@@ -329,7 +336,7 @@ def _about(doc: ScenarioDoc) -> str:
 
 
 def summary(verdicts: Sequence[Verdict]) -> dict[str, float | Interval | int | None]:
-    """Over all worlds: shares of those without a loss and within the bar of TTFT, and the mean ratio."""
+    """Over all worlds: shares of those without a loss and within the TTFT limit, and the mean ratio."""
     ratios = [one.good.mean for one in verdicts if one.good is not None]
     return {
         "worlds": len(verdicts),
@@ -341,12 +348,12 @@ def summary(verdicts: Sequence[Verdict]) -> dict[str, float | Interval | int | N
 
 
 def refused_below_capacity(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Those in which we failed some that could be served, although less came than can."""
+    """Worlds below capacity in which we refused requests that could be served."""
     return [one for one in verdicts if one.ours.refused > 0.0 and one.load < FULL and one.kind != "flood"]
 
 
 def beside(verdicts: Sequence[Verdict]) -> list[Beside]:
-    """Farhop beside each rival that ran in every world, the best rival first."""
+    """Farhop against each rival that ran in every world, the best rival first."""
     everywhere = set.intersection(*(set(one.all) for one in verdicts)) if verdicts else set()
     if routers.FARHOP not in everywhere:
         return []

@@ -1,6 +1,6 @@
-"""A comparison as one HTML file: its tables, and its pictures within it. Nothing is loaded from anywhere.
+"""A comparison as one self-contained HTML file: its tables and pictures. Nothing is loaded from anywhere.
 
-Pure. What stands in a table is text, never markup.
+Pure. Table cells are text, never markup.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Table: TypeAlias = "tuple[str, list[str], list[list[str]]]"
-"""Title, columns (`>` before one: its cells stand right), rows."""
+"""Title, columns (`>` before one: right-aligned), rows."""
 
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:76rem;margin:2rem auto;padding:0 1rem;color:#1b1e23;background:#fff}
@@ -26,7 +26,7 @@ img{max-width:100%;height:auto;margin:.8rem 0;background:#fff}
 
 
 def page(title: str, about: str, tables: Sequence[Table], pictures: Sequence[tuple[str, bytes]]) -> str:
-    """The file. `pictures` are PNGs, each with what it is called for those who do not see it."""
+    """The file. `pictures` are PNGs, each with its alternative text."""
     body = [f"<h1>{escape(title)}</h1>", f"<p>{escape(about)}</p>"]
     body += [
         f'<img alt="{escape(name)}" src="data:image/png;base64,{b64encode(png).decode()}">' for name, png in pictures

@@ -1,7 +1,7 @@
-"""Which routers a scenario may name, and their worlds: the shipped tiers, the published ones, Farhop without a part.
+"""The routers that a scenario may name, and their worlds: the shipped tiers, published ones, Farhop without a part.
 
-A `farhop-no-...` is the shipped machine with one thing taken from it here, in the lab; the product has no such switch.
-A `farhop-regional-...` or `farhop-global-...` has that policy in that tier, its options as they are by default.
+A `farhop-no-...` is the shipped machine with one part removed here, in the lab; the product has no such switch. A
+`farhop-regional-...` or `farhop-global-...` has that policy in that tier, with default options.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POLICIES = {
 
 
 def names() -> list[str]:
-    """All that `build` knows."""
+    """All names that `build` knows."""
     shipped, *published = baselines.names()
     return [shipped, *ABLATIONS, *POLICIES, *published]
 
@@ -51,7 +51,7 @@ def build(
     reporting: Reporting,
     stood_s: float = 0.0,
 ) -> World:
-    """The world of this name. LookupError for an unknown one. `balancers` and `reporting` are Farhop's alone."""
+    """The world of this name. LookupError for an unknown one. `balancers` and `reporting` apply to Farhop alone."""
     makers = Makers() if name == FARHOP else ABLATIONS.get(name) or POLICIES.get(name)
     if makers is None:
         return baselines.build(name, seed, topology, sites, stood_s=stood_s)

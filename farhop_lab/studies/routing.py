@@ -1,7 +1,7 @@
 """The standing comparison: which scenarios are run under which routers, and the fleet that a day needs.
 
 Names and figures; `pool` runs them, `aims` judges. The quick comparison is the same scenarios for a shorter time, with
-fewer seeds and the rivals that matter most: rough, and said so.
+fewer seeds and the most important rivals: rough, and labelled so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUICK_RIVALS = frozenset((
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How thoroughly."""
+    """The extent of the comparison."""
 
     quick: bool = False
     quick_s: float = 90.0
@@ -72,7 +72,7 @@ def _quick(scenario: Scenario, names: list[str], quick_s: float) -> tuple[Scenar
 
 
 def fleet(scenario: Scenario, replicas: int) -> Scenario:
-    """The same work for so many replicas in all, spread evenly, the first sites first. At least one in each."""
+    """The same work for so many replicas in all, spread evenly, the first sites first; at least one in each."""
     sites = scenario.doc.sites
     each, rest = divmod(replicas, len(sites))
     spread = {
@@ -93,8 +93,9 @@ def jobs(plan: Plan) -> list[pool.Job]:
 
 
 def needed(results: Sequence[Result], figure: str = "good_per_s") -> tuple[int | None, dict[int, float]]:
-    """The least fleet whose mean of the figure is no less than region-local's with 12; and the share of that by
-    fleet."""
+    """The smallest fleet whose mean of the figure is no less than region-local's with 12; and the share of that by
+    fleet.
+    """
     means: dict[str, list[float]] = {}
     for result in results:
         if result.key.scenario.startswith("diurnal-"):
@@ -110,8 +111,9 @@ def needed(results: Sequence[Result], figure: str = "good_per_s") -> tuple[int |
 
 
 def loss() -> tuple[float, int, int]:
-    """Of the scenario `loss`: what the replicas that are left can carry, per second (its rate at load 1 is what all
-    can, as measured when it was written), and the seconds in which the region dies and is back."""
+    """Of the scenario `loss`: what the remaining replicas can carry, per second (its rate at load 1 is what all can, as
+    measured when it was written), and the seconds in which the region dies and is back.
+    """
     doc = load.find("loss", routers.names()).doc
     lost_at, back_at = doc.faults[0].at_s, doc.faults[1].at_s
     whole = sum(per_s for work in doc.work for per_s in work.per_s.values())

@@ -1,4 +1,4 @@
-"""Results side by side: by scenario, router and load, each figure over its seeds, and ratios on the same work."""
+"""Tables of results: by scenario, router and load, each figure over its seeds, and ratios on the same work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = tuple[str, str, float]
 
 
 def rows(results: Iterable[Result]) -> dict[Row, list[Result]]:
-    """By row, in the order they come; seeds ascending."""
+    """By row, in order of appearance; seeds ascending."""
     found: dict[Row, list[Result]] = {}
     for result in results:
         key = result.key
@@ -26,13 +26,13 @@ def rows(results: Iterable[Result]) -> dict[Row, list[Result]]:
 
 
 def figure(results: Iterable[Result], name: str) -> Interval | None:
-    """Of a figure, over those results that have it; None if none has."""
+    """A figure over the results that have it; None if none has."""
     found = [figures[name] for figures in (result.figures() for result in results) if name in figures]
     return interval(found) if found else None
 
 
 def ratio(ours: Iterable[Result], theirs: Iterable[Result], name: str) -> Interval | None:
-    """Ours over theirs, seed by seed, where both have the figure and theirs is not 0; None where no seed does."""
+    """Ours over theirs, seed by seed, where both have the figure and theirs is not 0; None if no seed has."""
     by_seed = {result.key.seed: result.figures().get(name) for result in theirs}
     pairs = [
         (mine, other)

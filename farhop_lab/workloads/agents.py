@@ -1,9 +1,10 @@
-"""Agents with long contexts: one call after the other, each holding all that was said and all that tools gave back.
+"""Agents with long contexts: one call after the other, each with the whole conversation and all tool results so far.
 
-A context begins with the instructions and tools that all agents of a kind share and with the files of its own task, and
-grows by a constant share with every call until it is full: call n holds call n-1 and its answer, which is `reuse` of
-it. So the share of tokens that a cache could serve is `reuse` from the second call on, whatever the lengths. With 20k
-to 100k tokens and 95 % that is 32 calls. Pure: all dice are given. Needs an engine with room: an H100's 131k tokens.
+A context begins with the instructions and tools that all agents of a kind share and with the files of its own task. It
+grows by a constant share with every call until it is full: call n contains call n-1 and its answer, which make up
+`reuse` of it. So the share of tokens that a cache could serve is `reuse` from the second call on, whatever the lengths.
+With 20k to 100k tokens and 95 % these are 32 calls. Pure: takes random generators. Needs an engine with room: an H100's
+131k tokens.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from farhop_lab.workloads.prose import TOKEN_BYTES, prose
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a kind of agent. Tokens; `reuse` (0..1, exclusive) is the share of a call that the one before held.
+    """A kind of agent. Lengths in tokens; `reuse` (0..1, exclusive) is the share of a call that the previous one
+    contained.
 
-    `answer_tokens` is a mean (exponential, at most `max_tokens`), `tool_s` the mean time a tool takes.
+    `answer_tokens` is a mean (exponential, at most `max_tokens`), `tool_s` the mean time of a tool call.
     """
 
     shared_tokens: int = 4_000
@@ -45,7 +47,7 @@ LONG = Agent()
 
 
 def agent(figures: Agent, name: str, rng: Random, *, tenant: str = "t") -> Program:
-    """One task from its first call to a full context. `name` tells its files and its session apart from all others'."""
+    """One task from its first call to a full context. `name` distinguishes its files and session from all others'."""
     session = xxh3_64_intdigest(name.encode()) or 1
     own = figures.first_tokens - figures.shared_tokens
     prompt = prose("agent tools", figures.shared_tokens) + prose(name, own)
@@ -65,14 +67,14 @@ def agent(figures: Agent, name: str, rng: Random, *, tenant: str = "t") -> Progr
         )
         prompt += answer
         held = len(prompt) // TOKEN_BYTES
-        # At least a block of news, where answers alone already make up for the growth.
+        # At least a block of new text, even if answers alone make up for the growth.
         prompt += prose(f"{name} tool {call}", max(16, round(held / figures.reuse) - held))
         if len(prompt) > figures.last_tokens * TOKEN_BYTES:
             return
 
 
 def agents(figures: Agent, client: str, seed: int, *, tenant: str = "t") -> Programs:
-    """One client of a closed loop: tasks without end, each with files and dice of its own."""
+    """One client of a closed loop: tasks without end, each with its own files and random generator."""
     for number in count():
         name = f"agent {seed} {client} {number}"
         yield agent(figures, name, Random(name), tenant=tenant)

@@ -1,7 +1,7 @@
-"""When work comes, in an open loop: moments from rates, and schedules made, merged, thinned and sped up.
+"""Arrival times of an open loop: times from rates, and schedules made, merged, thinned and sped up.
 
-Pure: all dice are given. Invariants: moments ascend; the dice of one stream do not depend on another's; what a schedule
-starts does not depend on what the world answers. Rates are per second of the timeline, moments seconds.
+Pure: takes random generators. Invariants: times ascend; the random numbers of one stream do not depend on another's;
+what a schedule starts does not depend on the world's answers. Rates are per second of the timeline, times in seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from farhop_lab.workloads.places import PlaceRule, chance
 from farhop_lab.workloads.program import Program, Schedule, Start, WorkloadError
 
 Maker = Callable[[str, Random], Program]
-"""(name, dice) -> program."""
+"""(name, random generator) -> program."""
 
 
 def poisson(per_s: float, rng: Random, *, since: float = 0.0, until: float = inf) -> Iterator[float]:
-    """Moments at a constant rate; none at a rate of 0."""
+    """Times at a constant rate; none at a rate of 0."""
     _rate(per_s)
     at = since
     while per_s > 0.0:
@@ -31,8 +31,9 @@ def poisson(per_s: float, rng: Random, *, since: float = 0.0, until: float = inf
 
 
 def varying(per_s: Callable[[float], float], most_per_s: float, rng: Random, *, until: float = inf) -> Iterator[float]:
-    """Moments at a rate that changes, by thinning (Lewis and Shedler 1979): `per_s` of a moment is never above
-    `most_per_s`, or that is said."""
+    """Times at a varying rate, by thinning (Lewis and Shedler 1979): `per_s` of a time must never exceed `most_per_s`
+    (WorkloadError).
+    """
     for at in poisson(most_per_s, rng, until=until):
         rate = per_s(at)
         if not 0.0 <= rate <= most_per_s * (1.0 + 1e-9):
@@ -42,8 +43,9 @@ def varying(per_s: Callable[[float], float], most_per_s: float, rng: Random, *, 
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """A stretch of `seconds` from `at` on in which `per_s` came, with gaps of this coefficient of variation (1: as
-    chance has it; above: in bursts)."""
+    """An interval of `seconds` from `at` on with the rate `per_s`, and gaps of this coefficient of variation (1:
+    Poisson; above: bursty).
+    """
 
     at: float
     seconds: float
@@ -52,14 +54,14 @@ class Burst(msgspec.Struct, frozen=True):
 
 
 def renewals(bursts: Iterator[Burst], rng: Random) -> Iterator[float]:
-    """Moments of stretches, gaps gamma-distributed with each one's rate and variation (as ServeGen models clients)."""
+    """Times in intervals, gaps gamma-distributed with each one's rate and variation (as ServeGen models clients)."""
     for burst in bursts:
         _rate(burst.per_s)
         if burst.per_s <= 0.0 or burst.seconds <= 0.0:
             continue
         shape = 1.0 / max(burst.cv, 0.05) ** 2
         scale = 1.0 / (burst.per_s * shape)
-        # The first gap is what is left of one that began before: a random share of it.
+        # The first gap is the rest of one that began before: a random share of it.
         at = burst.at + rng.random() * rng.gammavariate(shape, scale)
         while at < burst.at + burst.seconds:
             yield at
@@ -67,22 +69,24 @@ def renewals(bursts: Iterator[Burst], rng: Random) -> Iterator[float]:
 
 
 def programs(moments: Iterator[float], place: PlaceRule, make: Maker, name: str) -> Schedule:
-    """A program at each moment: the n-th is called "<name> n", and has the dice and the region of that name. So `name`
-    should hold the seed: the same name asks the same."""
+    """A program at each time: the n-th is called "<name> n", and has the random generator and region of that name.
+    `name` should contain the seed: equal names give equal requests.
+    """
     for number, at in enumerate(moments):
         called = f"{name} {number}"
         yield Start(at, place(called, at), _later(make, called))
 
 
 def placed(moments: Iterator[tuple[float, str]], make: Maker, name: str) -> Schedule:
-    """The same where the moments bring their regions."""
+    """The same with times that have regions."""
     for number, (at, region) in enumerate(moments):
         yield Start(at, region, _later(make, f"{name} {number}"))
 
 
 def thinned(schedule: Schedule, share: float, rng: Random) -> Schedule:
-    """That share (0..1) of a schedule. What a session starts is kept or left out whole: a part of one would reuse what
-    nobody asked before."""
+    """This share (0..1) of a schedule. Sessions are kept or left out whole: a part of one would reuse what was never
+    asked before.
+    """
     if not 0.0 <= share <= 1.0:
         raise WorkloadError(f"share: {share} is not within 0 and 1")
     salt = f"{rng.random()}"
@@ -90,7 +94,7 @@ def thinned(schedule: Schedule, share: float, rng: Random) -> Schedule:
 
 
 def sped(schedule: Schedule, speed: float, *, since: float = 0.0) -> Schedule:
-    """A schedule's starts from `since` on, `speed` times as fast, the first moment of it being 0."""
+    """A schedule's starts from `since` on, `speed` times as fast; `since` becomes 0."""
     if not (isfinite(speed) and speed > 0.0):
         raise WorkloadError(f"speed: {speed} is not a number above 0; 2 is twice as fast")
     for start in schedule:

@@ -1,8 +1,8 @@
-"""Reads trace files, the only part of workloads that opens any: plain or gzipped, and ServeGen's archives.
+"""Reads trace files (plain or gzipped) and ServeGen's archives: the only IO of the workloads.
 
-Every complaint is one line that names the file, the line and the remedy; nothing is skipped silently and nothing is
-guessed. Rows come back in the order of time, whatever their order in the file: clocks of several machines jitter. Never
-writes. The files are given by path, and none is shipped.
+Every error is one line with the file, the line and the remedy; nothing is skipped silently and nothing is guessed. Rows
+are returned in order of time, whatever their order in the file: clocks of several machines jitter. Never writes. Files
+are given by path; none is shipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TraceError(Exception):
 
 
 def mooncake(path: Path) -> list[MooncakeRow]:
-    """Mooncake's JSON lines. TraceError."""
+    """Mooncake's JSON lines. Raises TraceError."""
     rows: list[MooncakeRow] = []
     for number, row in _objects(path, MooncakeRow):
         _check_tokens(path, number, row.input_length, row.output_length)
@@ -54,7 +54,7 @@ def mooncake(path: Path) -> list[MooncakeRow]:
 
 
 def azure(path: Path) -> list[AzureRow]:
-    """Azure's CSV. Moments count from the earliest. TraceError."""
+    """Azure's CSV. Times count from the earliest. Raises TraceError."""
     rows: list[AzureRow] = []
     first: datetime | None = None
     for number, line in _lines(path):
@@ -81,7 +81,8 @@ def azure(path: Path) -> list[AzureRow]:
 
 def burstgpt(path: Path) -> list[AzureRow]:
     """BurstGPT's CSV, with or without its later columns `Session ID` and `Elapsed time`. A row without response tokens
-    is a request that failed there: it was asked, so it stands with an answer of one token. TraceError."""
+    is a request that failed there: it was asked, so it is kept with an answer of one token. Raises TraceError.
+    """
     rows: list[AzureRow] = []
     columns: list[int] = []
     for number, line in _lines(path):
@@ -110,7 +111,7 @@ def _from_zero(path: Path, rows: list[AzureRow]) -> list[AzureRow]:
 
 
 def log(path: Path) -> list[LogRow]:
-    """A log's JSON lines, each a LogRow. Moments count from the earliest. TraceError."""
+    """A log's JSON lines, each a LogRow. Times count from the earliest. Raises TraceError."""
     rows: list[LogRow] = []
     for number, row in _objects(path, LogRow):
         _check_tokens(path, number, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
@@ -122,9 +123,10 @@ def log(path: Path) -> list[LogRow]:
 
 
 def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tuple[list[LogRow], list[str]]:
-    """Somebody's request log: JSON lines (or one JSON array) with fields of any names (own_logs), as rows of a `log` in
-    the order of time, pauses within sessions where it is known how long answers took. And what was left out: with
-    `skip`, lines that cannot be read, one complaint each; else there is none. TraceError."""
+    """A user's own request log: JSON lines (or one JSON array) with fields of any names (own_logs), as rows of a `log`
+    in order of time, with pauses within sessions if it is known how long answers took. Also returns what was left out:
+    with `skip`, one message for each line that cannot be read; otherwise none. Raises TraceError.
+    """
     found: list[tuple[LogRow, float | None]] = []
     complaints: list[str] = []
     for number, line in _log_lines(path):
@@ -155,7 +157,7 @@ def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tup
 
 
 def _log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """A log's objects as text, with their line; those of one array count from 1."""
+    """A log's objects as text, with their line numbers; those of an array count from 1."""
     array: list[str] | None = None
     for number, line in _lines(path):
         if number == 1 and line.lstrip().startswith("["):
@@ -173,7 +175,7 @@ def _log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def sessions(path: Path) -> list[SessionRow]:
-    """Sessions' JSON lines, each a SessionRow. Moments count from the earliest. TraceError."""
+    """Sessions' JSON lines, each a SessionRow. Times count from the earliest. Raises TraceError."""
     rows: list[SessionRow] = []
     for number, row in _objects(path, SessionRow):
         if not row.turns:
@@ -202,7 +204,7 @@ def _objects(path: Path, kind: type[_Row]) -> Iterator[tuple[int, _Row]]:
 
 
 def servegen(path: Path, kind: str) -> list[Recorded]:
-    """ServeGen's clients of one kind (such as `m-large` or `deepseek-r1`) from its archive. TraceError."""
+    """ServeGen's clients of one kind (such as `m-large` or `deepseek-r1`) from its archive. Raises TraceError."""
     traces: dict[str, tuple[Burst, ...]] = {}
     lengths: dict[str, tuple[tuple[float, Histogram, Histogram], ...]] = {}
     kinds: set[str] = set()
@@ -237,7 +239,7 @@ def _bursts(where: Path, content: str) -> tuple[Burst, ...]:
         bursts.append((number, burst))
     bursts.sort(key=lambda one: one[1].at)
     for (_, before), (number, burst) in pairwise(bursts):
-        if burst.at - before.at < _STRETCH_S:  # their requests would not come in order
+        if burst.at - before.at < _STRETCH_S:  # their requests would be out of order
             overlaps = f"its {_STRETCH_S:g} s from {burst.at:g} s overlap those from {before.at:g} s"
             raise _bad(where, number, f"{overlaps}; give one line for each {_STRETCH_S:g} s")
     return tuple(burst for _, burst in bursts)
@@ -249,14 +251,14 @@ def _lengths(where: Path, content: str) -> tuple[tuple[float, Histogram, Histogr
         return tuple(
             (float(at), _histogram(parts["input_tokens"]), _histogram(parts["output_tokens"]))
             for at, parts in sorted(stretches.items(), key=lambda item: float(item[0]))
-            if parts["input_tokens"] != "{}"  # nobody came in that stretch
+            if parts["input_tokens"] != "{}"  # no requests in that interval
         )
     except (msgspec.MsgspecError, KeyError, ValueError, TypeError, SyntaxError) as error:
         raise _bad(where, 1, f"{error}; histograms input_tokens and output_tokens by second are expected") from None
 
 
 def _histogram(text: str) -> Histogram:
-    # They are written as Python writes a dictionary, not as JSON.
+    # Written as Python prints a dictionary, not as JSON.
     shares = ast.literal_eval(text)
     values = tuple(int(value) for value in shares)
     marks = tuple(accumulate(float(share) for share in shares.values()))

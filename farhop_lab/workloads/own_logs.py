@@ -1,7 +1,7 @@
-"""A request log of one's own, whatever its fields are called, as rows of a `log` trace.
+"""A user's own request log, whatever the names of its fields, as rows of a `log` trace.
 
-A field is looked for by the names that gateways and SDKs use (NAMES), or by the path that the user gives. Never guesses
-a value: what is not there is an error that names the field, but for those that a row can do without. Pure.
+A field is found by the names that gateways and SDKs use (NAMES), or by the path that the user gives. Never guesses a
+value: a missing field is an error that names it, except fields that a row can do without. Pure.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "duration_s": ("duration_s", "latency_s"),
     "duration_ms": ("duration_ms", "latency_ms"),
 }  # fmt: skip
-"""What a field may be called; a dot leads into an object. The first that is there counts."""
+"""Names of each field; a dot leads into an object. The first that is present counts."""
 NEEDED = ("at_s", "input_tokens", "output_tokens")
-# Seconds since 1970 stay below the first for 3,000 years; what is above counts in finer units.
+# Seconds since 1970 stay below the first bound for 3,000 years; larger numbers are in finer units.
 _UNITS = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
 
 
 class FieldError(ValueError):
-    """A line that is no row: the text names the field and what was expected."""
+    """A line that cannot be a row: the text names the field and what was expected."""
 
 
 def row_of(line: Mapping[str, Any], fields: Mapping[str, str]) -> tuple[LogRow, float | None]:
-    """A log's line as a row, its moment in seconds since 1970 or whatever it counts from, and how long its answer took
-    in seconds, where that is known. `fields` maps names of ours to paths. FieldError."""
+    """A log's line as a row, its time in seconds since 1970 or its own zero, and how long its answer took in seconds,
+    if known. `fields` maps our names to paths. Raises FieldError.
+    """
     found = {name: _found(line, (fields[name],) if name in fields else names) for name, names in NAMES.items()}
     for name in NEEDED:
         if found[name] is None:
@@ -78,7 +79,7 @@ def _found(line: Mapping[str, Any], paths: tuple[str, ...]) -> Any:
 
 
 def _moment(value: Any) -> float:
-    """Seconds: a number is in s, ms, µs or ns, by its size; a text is ISO 8601 (UTC where it names no zone)."""
+    """Seconds: a number is in s, ms, µs or ns, by its size; a text is ISO 8601 (UTC unless it names a zone)."""
     if isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value.strip())
@@ -111,7 +112,7 @@ def _tokens(name: str, value: Any) -> int:
 
 
 def _blocks(value: Any) -> Blocks:
-    """As `farhop record` writes them."""
+    """As written by `farhop record`."""
     try:
         return msgspec.convert(value or (), Blocks)
     except msgspec.ValidationError as error:

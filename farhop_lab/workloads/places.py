@@ -1,10 +1,10 @@
-"""Where work comes from: rules that give a session its region. No public trace says, so it is synthesised, and varied.
+"""Rules that give a session its region. No public trace says where work comes from, so it is synthesised, and varied.
 
-    uniform · by_weight (population, or any share) · zipf (one region has most) · following_sun (whoever is awake)
+uniform · by_weight (population, or any share) · zipf (one region has most) · following_sun (by local time of day)
 
-A rule is a function of (session, moment in seconds) alone: pure and without dice, by the hash of the session's name, so
-that a session stays where it is (under following_sun: for as long as it lasts, by the moment it began) and every policy
-gets the same. A region of weight 0 never comes up.
+A rule is a pure function of (session, time in seconds), by the hash of the session's name, so a session keeps its
+region (under following_sun that of the time when it began) and every policy gets the same. A region of weight 0 never
+gets a session.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PlaceRule = Callable[[str, float], str]
 
 
 def chance(session: str, salt: str = "") -> float:
-    """0 <= a number < 1 that is this session's for ever, another for another `salt`."""
+    """A number in [0, 1) that is fixed for this session and `salt`."""
     # 53 bits: what a float holds; 64 would round up to 1.
     return (xxh3_64_intdigest(f"{salt}\0{session}".encode()) >> 11) / 2.0**53
 
 
 def by_weight(weights: Mapping[str, float], salt: str = "") -> PlaceRule:
-    """Sessions by these weights (any unit). WorkloadError for none, a negative one, or all 0."""
+    """Sessions by these weights (any unit). WorkloadError if there is none, one is negative, or all are 0."""
     names, marks = _marks(weights)
 
     def place(session: str, _at: float) -> str:
@@ -40,7 +40,7 @@ def by_weight(weights: Mapping[str, float], salt: str = "") -> PlaceRule:
 
 
 def uniform(regions: Sequence[str], salt: str = "") -> PlaceRule:
-    """Every region alike."""
+    """Each region alike."""
     return by_weight(dict.fromkeys(regions, 1.0), salt)
 
 
@@ -50,7 +50,7 @@ def zipf(regions: Sequence[str], exponent: float = 1.0, salt: str = "") -> Place
 
 
 def following_sun(regions: Mapping[str, Daylight], salt: str = "") -> PlaceRule:
-    """By how much each region is awake at that moment, times its weight."""
+    """Weighted by how awake each region is at that time."""
 
     def place(session: str, at: float) -> str:
         names, marks = _marks({name: day.level(at) for name, day in regions.items()})

@@ -1,12 +1,12 @@
-"""The vocabulary of all work: a program asks in batches, and what it asks next may hold the answers it was given.
+"""The vocabulary of all work: a program asks in batches, and its next requests may contain the answers it was given.
 
     def chat() -> Program:
         (hello,) = yield (Ask(b"hi"),)
         yield (Ask(b"hi" + hello + b"and then?"),)
 
 A chat yields batches of one, a tree of thoughts a batch for each level, an agent one call after the other. Invariants:
-pure; equal dice give equal programs, whatever the world does to them; prompts are immutable bytes, never changed once
-asked. A program is told answers only: whoever runs it closes it where an answer failed.
+pure; equal random numbers give equal programs, whatever the world does to them; prompts are immutable bytes, never
+changed once asked. A program only gets answers: its runner closes it if an answer failed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ BATCH_MAX = 4096
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `answer_tokens` is the exact length of its answer, None for as long as the model likes, up to
-    `max_tokens`. `session` names what belongs together (64 bits, 0 for nothing). `tools`: it offers the model
-    some. It is sent `think_s` after the answers before, and not before `since_s` have passed since the batch before
-    was sent.
+    """One request. `answer_tokens` is the exact length of its answer; None: the model decides, up to `max_tokens`.
+    `session` (64 bits, 0 for none) is shared by requests that belong together. `tools`: it offers the model some. It is
+    sent `think_s` after the previous answers, and not before `since_s` have passed since the previous batch was sent.
     """
 
     prompt: bytes
@@ -37,17 +36,17 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Batch = tuple[Ask, ...]
-"""Requests sent side by side; at least one."""
+"""Requests that are sent together; at least one."""
 
 Program = Generator[Batch, tuple[bytes, ...], None]
-"""Yields batches, and is sent the texts of their answers, in their order."""
+"""Yields batches, and is sent the texts of their answers, in the same order."""
 
 
 class Start(msgspec.Struct, frozen=True):
-    """In an open loop: this program begins at this moment (seconds), at this region, whatever became of others.
+    """In an open loop: this program begins at this time (seconds) in this region, whatever became of others.
 
-    Programs are made when they begin (`make`), so that a long schedule costs little. `session` names what belongs
-    together and is kept or left out together; "" for nothing.
+    Programs are made when they begin (`make`), so that a long schedule costs little. Starts of the same `session` are
+    kept or left out together; "" for none.
     """
 
     at: float
@@ -57,14 +56,14 @@ class Start(msgspec.Struct, frozen=True):
 
 
 Schedule = Iterator[Start]
-"""Starts in the order of time."""
+"""Starts in order of time."""
 
 Programs = Iterator[Program]
 """In a closed loop: what one client runs, one after another."""
 
 
 class WorkloadError(ValueError):
-    """Work that cannot be asked for: the text names what is wrong and the remedy."""
+    """Work that cannot be requested: the text names the problem and the remedy."""
 
 
 def one(ask: Ask) -> Program:
@@ -73,7 +72,7 @@ def one(ask: Ask) -> Program:
 
 
 def run(program: Program, answer: Callable[[Ask], bytes]) -> list[Batch]:
-    """All that a program asks if `answer` answers: for tests and for looking at workloads without a world."""
+    """All requests of a program if `answer` answers: for tests and for inspecting workloads without a world."""
     asked: list[Batch] = []
     try:
         batch = next(program)

@@ -1,8 +1,8 @@
 """Texts by name: equal names give equal texts, different names share nothing, from the first byte on.
 
 Pure and cheap: a text is a slice of one pool of words, behind a head that names it, so 400 KB cost one copy. Invariant:
-the texts of two names differ within their first HEAD_BYTES, which is less than the smallest block that anybody hashes
-(64 B in an engine, 256 B in a balancer): only what was given the same name can ever hit.
+the texts of two names differ within their first HEAD_BYTES, less than the smallest block that is hashed anywhere (64 B
+in an engine, 256 B in a balancer): only texts of the same name can hit a cache.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _WORDS = (
 
 @cache
 def _pool_twice() -> bytes:
-    """Made when a text is first asked for: not all who import this ask. The words are those that `Random(0).choice`
-    gives one after the other: of each draw of 32 bits the uppermost 5, until they name a word. All draws at once take a
-    tenth of the time, and every process that plays clients makes the pool."""
+    """Made on first use, as not all importers need it. The words are those of repeated `Random(0).choice`: of each draw
+    of 32 bits the uppermost 5, until they name a word. All draws at once take a tenth of the time, and every process
+    that plays clients makes the pool.
+    """
     draws = _POOL_BYTES * 3 // 5  # 17 of 32 name a word, of 3.6 bytes with its blank
     drawn = np.frombuffer(Random(0).getrandbits(32 * draws).to_bytes(4 * draws, "little"), "<u4") >> 27
     words = " ".join([_WORDS[place] for place in drawn[drawn < len(_WORDS)].tolist()])
@@ -50,9 +51,9 @@ def _pool_twice() -> bytes:
 
 
 def prose(name: str, tokens: int) -> bytes:
-    """The text of this name, so many tokens long. A longer one begins with the shorter one, but for its last byte.
+    """The text of this name, of this many tokens. A longer one begins with the shorter one, except for its last byte.
 
-    It ends in no blank, so that a model begins its answer with a whole word. b"" for 0 tokens or less.
+    It does not end in a blank, so that a model begins its answer with a whole word. b"" for 0 tokens or less.
     """
     n_bytes = tokens * TOKEN_BYTES
     if n_bytes <= 0:
@@ -70,7 +71,7 @@ def prose(name: str, tokens: int) -> bytes:
 
 
 def common(a: bytes, b: bytes) -> int:
-    """How many bytes both begin with; by halving, so that long texts cost little."""
+    """Length in bytes of the common prefix; by bisection, so that long texts cost little."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

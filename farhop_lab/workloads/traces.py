@@ -1,11 +1,10 @@
-"""Recorded work as schedules: Mooncake's conversations, Azure's and BurstGPT's requests, ServeGen's rates, a log's
-requests, agents' sessions. Rows come from `load`.
+"""Recorded work as schedules: traces of Mooncake, Azure, BurstGPT and ServeGen, logs, sessions. `load` reads the rows.
 
-What a trace does not say is synthesised by stated rules. Regions: as recorded, or by the rule that is given, by session
+What a trace does not say is synthesised by stated rules. Regions: as recorded, or by the given rule: by session
 (Mooncake's conversation, a log's session), by request (Azure, BurstGPT) or by client (ServeGen). Texts: made up so that
-they share what the trace says they share and no more. Moments: as recorded; where a Mooncake trace tells them to 3 s
-only, arrivals are spread within these. Lengths: an input is cut at its end where input and answer together pass
-`context_tokens` (its beginning is what it shares); so is an answer past `max_tokens`. Pure: all dice are given.
+they share what the trace says and no more. Times: as recorded; if a Mooncake trace has them only to 3 s, arrivals are
+spread within these. Lengths: an input is cut at its end if input and answer together exceed `context_tokens` (its
+beginning is what it shares); so is an answer beyond `max_tokens`. Pure: takes random generators.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from farhop_lab.workloads.prose import TOKEN_BYTES, prose
 MOONCAKE_BLOCK_TOKENS = 512
 MOONCAKE_BUCKET_MS = 3000
 MOONCAKE_SLACK_MS = 10
-"""How far a bucket's moment may be off: the published conversations have gaps of 2,997 to 3,003 ms (5999 for 6000)."""
+"""How far a bucket's time may be off: the published conversations have gaps of 2,997 to 3,003 ms (5999 for 6000)."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engines at hand can take, in tokens, and whose the work is."""
+    """The limits of the engines used, in tokens, and the tenant."""
 
     context_tokens: int = 131_072
     max_tokens: int = 4096
@@ -45,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def fit(self, prompt_tokens: int, answer_tokens: int) -> tuple[int, int]:
-        """Both lengths as they can be asked for; each at least 1."""
+        """Both lengths within the limits; each at least 1."""
         answer = max(1, min(answer_tokens, self.max_tokens))
         return max(1, min(prompt_tokens, self.context_tokens - answer)), answer
 
@@ -68,15 +67,15 @@ class AzureRow(msgspec.Struct, frozen=True):
 
 
 Blocks = tuple[tuple[str, int], ...]
-"""Pieces of a prompt from its beginning on: a name and a length in tokens. Equal names are equal texts."""
+"""Pieces of a prompt from its beginning: a name and a length in tokens. Equal names are equal texts."""
 
 
 class LogRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A request of a log: seconds from its beginning (any), lengths in tokens. What is left out is not known.
+    """A request of a log: seconds from its beginning (any zero), lengths in tokens. Missing fields are unknown.
 
-    `session` names the requests that build on each other; `pause_s` passed since the session's answer before. `blocks`
-    are the pieces of the prompt that others may share; what they do not cover is the session's own. `region` is where
-    it came. `tools`: it offered the model some.
+    Requests of the same `session` build on each other; `pause_s` passed since the session's previous answer. `blocks`
+    are the pieces of the prompt that others may share; the rest is the session's own. `region` is where it came.
+    `tools`: it offered the model some.
     """
 
     at_s: float
@@ -90,9 +89,10 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
 
 class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call within a session: how many tokens it adds to all that was said before, how long its answer is, and the
-    seconds since the answer before (a person thinks, a tool works). Where those are not known, `since_s` since the
-    request before: it is sent then, or once its answer is there."""
+    """A call within a session: how many tokens it adds to the conversation, the length of its answer, and the seconds
+    since the previous answer (a person thinks, a tool works). If those are unknown, `since_s` since the previous
+    request: it is sent then, or once that answer is there.
+    """
 
     input_tokens: int
     output_tokens: int
@@ -101,8 +101,9 @@ class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A session of an agent or a chat: when it began (seconds), what its context begins with, and its turns.
-    `tools`: they offer the model some."""
+    """A session of an agent or a chat: its beginning (seconds), the beginning of its context, and its turns. `tools`:
+    they offer the model some.
+    """
 
     session: str
     at_s: float
@@ -124,7 +125,7 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """One of ServeGen's clients: its stretches of time, and its lengths (input, output) since given seconds."""
+    """One of ServeGen's clients: its intervals of time, and its lengths (input, output) since given seconds."""
 
     name: str
     bursts: tuple[Burst, ...]
@@ -132,14 +133,15 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 def mooncake(rows: Iterable[MooncakeRow], place: PlaceRule, rng: Random, limits: Limits = Limits()) -> Schedule:  # noqa: B008
-    """A request at each row's moment, or within its 3 s where moments are told no finer; equal blocks are equal texts.
-    A conversation is told by its second block, since the first is everybody's."""
+    """A request at each row's time, or within its 3 s if times are recorded no finer; equal blocks are equal texts. A
+    conversation is identified by its second block, since all share the first.
+    """
     buckets = [(at_ms, list(bucket)) for at_ms, bucket in groupby(sorted(rows, key=_at_ms), key=_at_ms)]
     begins = [at_ms for at_ms, _ in buckets]
     is_shared = any(len(bucket) > 1 for _, bucket in buckets)
     width_ms = MOONCAKE_BUCKET_MS if _are_bucketed(begins, is_shared) else 0
     for (at_ms, bucket), next_ms in zip(buckets, [*begins[1:], inf], strict=True):
-        # A bucket may end a little early: what is spread past its end would come after what follows.
+        # A bucket may end a little early: an arrival spread past its end would come after later ones.
         within_ms = min(width_ms, next_ms - at_ms)
         moments = sorted(at_ms + rng.random() * within_ms for _ in bucket)
         for at, row in zip(moments, bucket, strict=True):
@@ -152,9 +154,11 @@ def _at_ms(row: MooncakeRow) -> int:
 
 
 def _are_bucketed(moments_ms: Sequence[int], is_shared: bool) -> bool:
-    """Whether these moments, each once and in order, stand for the 3 s from them on: no two lie closer, and they are
-    multiples of 3 s or shared by requests. Neither tells alone: Mooncake's first trace has buckets of 3,053 ms (27482,
-    30535), its synthetic one has Poisson's moments, two of which may be equal, and few requests may lie far apart."""
+    """Whether these times, each once and in order, stand for the 3 s from them on: no two lie closer, and they are
+    multiples of 3 s or shared by requests. One condition alone is not enough: Mooncake's first trace has buckets of
+    3,053 ms (27482, 30535), its synthetic one has Poisson times, two of which may be equal, and few requests may lie
+    far apart.
+    """
     slack_ms, half_ms = MOONCAKE_SLACK_MS, MOONCAKE_BUCKET_MS // 2
     if any(after - before < MOONCAKE_BUCKET_MS - slack_ms for before, after in pairwise(moments_ms)):
         return False
@@ -183,7 +187,7 @@ class _Make:
 
 
 def _text(blocks: Blocks, own: str, tokens: int) -> bytes:
-    """A prompt of that length: its blocks, then text of its own by that name."""
+    """A prompt of that length: its blocks, then its own text by that name."""
     parts, left = [], tokens
     for name, block_tokens in blocks:
         if left <= 0:
@@ -217,7 +221,7 @@ def _ask(
 
 
 def azure(rows: Iterable[AzureRow], place: PlaceRule, limits: Limits = Limits()) -> Schedule:  # noqa: B008 - frozen
-    """A request at each row's moment, which shares its text with nobody: the control without reuse. BurstGPT's, too."""
+    """A request at each row's time that shares its text with no other: the control without reuse. Also for BurstGPT."""
     for number, row in enumerate(rows):
         name = f"azure {number}"
         prompt_tokens, answer_tokens = limits.fit(row.input_tokens, row.output_tokens)
@@ -225,8 +229,9 @@ def azure(rows: Iterable[AzureRow], place: PlaceRule, limits: Limits = Limits())
 
 
 def log(rows: Sequence[LogRow], place: PlaceRule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008 - frozen
-    """An open loop: a request at each row's moment, whatever became of others. Its text is its blocks', then
-    its session's: without blocks, a session's longer prompts begin with its shorter ones. No `place`: as recorded."""
+    """An open loop: a request at each row's time, whatever became of others. Its text is that of its blocks, then its
+    session's: without blocks, a session's longer prompts begin with its shorter ones. `place` None: as recorded.
+    """
     for number, row in enumerate(rows):
         session = row.session or f"log {number}"
         region = row.region if place is None else place(session, row.at_s)
@@ -236,8 +241,9 @@ def log(rows: Sequence[LogRow], place: PlaceRule | None, limits: Limits = Limits
 
 
 def sessions(rows: Sequence[SessionRow], place: PlaceRule | None, limits: Limits = Limits()) -> Schedule:  # noqa: B008
-    """Sessions begin at their moments. A turn holds all that was said before, follows the answer before by its pause,
-    and ends its session where the context is full. No `place`: as recorded."""
+    """Sessions begin at their times. A turn contains the whole conversation, follows the previous answer by its pause,
+    and ends its session if the context is full. `place` None: as recorded.
+    """
     for row in rows:
         region = row.region if place is None else place(row.session, row.at_s)
         yield Start(row.at_s, region, _Talk(row, limits), row.session)
@@ -246,9 +252,9 @@ def sessions(rows: Sequence[SessionRow], place: PlaceRule | None, limits: Limits
 def sessions_of(rows: Sequence[LogRow]) -> list[SessionRow]:
     """A log's sessions, for a closed loop; a row without a session is one of its own.
 
-    A turn whose prompt is not as long as all that was said before began its context anew (it was cut or summed up):
-    the session ends there, and another of the same blocks begins as much later as it did. Where a
-    pause was not recorded, a turn comes when it came, or after the answer before: how much was asked stays as it was.
+    If a prompt is shorter than the conversation so far, its context began anew (it was cut or summarised): the session
+    ends there, and another one with the same blocks begins as much later as it did. If a pause was not recorded, a turn
+    comes when it came, or after the previous answer: the amount of work stays the same.
     """
     found: dict[str, list[LogRow]] = {}
     for number, row in enumerate(rows):
@@ -283,7 +289,7 @@ def _session(name: str, rows: Sequence[LogRow]) -> SessionRow:
 
 
 def _cut(blocks: Blocks, tokens: int) -> Blocks:
-    """The blocks of the first so many tokens."""
+    """The blocks of the first `tokens` tokens."""
     kept: list[tuple[str, int]] = []
     for name, block_tokens in blocks:
         if tokens <= 0:
@@ -329,9 +335,10 @@ def servegen(
     since: float = 0.0,
     until: float,
 ) -> Schedule:
-    """What these clients ask within [since, until) of the record, `scale` times as often; the first moment is 0. A
-    client stays in its region. Requests have the lengths that were recorded of it, and share nothing; or they are the
-    programs that `make` makes. WorkloadError for a client without lengths where nothing is made."""
+    """What these clients ask within [since, until) of the record, `scale` times as often; `since` becomes 0. A client
+    keeps its region. Requests have the lengths recorded of it and share nothing; or they are the programs that `make`
+    makes. WorkloadError for a client without lengths if there is no `make`.
+    """
     bare = next((client.name for client in clients if make is None and not client.lengths), None)
     if bare is not None:
         raise WorkloadError(f"client {bare} was recorded without lengths; say what its requests are with `make`")

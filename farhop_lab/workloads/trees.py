@@ -1,11 +1,11 @@
-"""Trees of thoughts: each level asks all its nodes side by side, and a node's prompt holds its parent's whole thought.
+"""Trees of thoughts: each level asks all its nodes together, and a node's prompt contains its parent's whole thought.
 
-    levels 1, 2, 4, 8 (branch 2): 15 requests a tree; 1, 4, 16, 64 (branch 4): 85: as SkyWalker's paper counts them.
+Levels 1, 2, 4, 8 (branch 2) are 15 requests a tree; 1, 4, 16, 64 (branch 4) are 85: as SkyWalker's paper counts them.
 
 A prompt is: the examples that all trees share, the question of its tree, and the chain of thoughts so far, each with
-the instruction that tells its branch from its siblings'. Sizes are chosen so that the share of tokens that caches
-serve comes near those reported: 90 % where a tree stays in one place (a cache without end would serve 93 %), 59 % where
-only the examples (42 % of all tokens) are found everywhere, and the rest by luck. Pure: all dice are given.
+the instruction that distinguishes its branch from its siblings'. Sizes are chosen so that the share of tokens served
+from caches comes near those reported: 90 % if a tree stays in one region (an infinite cache would serve 93 %), 59 % if
+only the examples (42 % of all tokens) are found everywhere, and the rest by chance. Pure: takes random generators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farhop_lab.workloads.prose import prose
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a kind of tree. Tokens; `thought_tokens` is a mean, log-normal with `sigma`."""
+    """A kind of tree. Lengths in tokens; `thought_tokens` is a mean, log-normal with `sigma`."""
 
     branch: int = 2
     levels: int = 4
@@ -44,7 +44,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests(self) -> int:
-        """How many a tree asks."""
+        """Requests per tree."""
         return sum(self.branch**level for level in range(self.levels))
 
 
@@ -53,7 +53,7 @@ BRANCH_4 = Tree(branch=4)
 
 
 def tree(figures: Tree, name: str, rng: Random, *, tenant: str = "t") -> Program:
-    """One tree. `name` tells its question and its session apart from all others'."""
+    """One tree. `name` distinguishes its question and session from all others'."""
     session = xxh3_64_intdigest(name.encode()) or 1
     root = prose("tree examples", figures.examples_tokens) + prose(name, figures.question_tokens)
     level = [root + prose("branch 0", figures.instruction_tokens)]
@@ -78,7 +78,7 @@ def tree(figures: Tree, name: str, rng: Random, *, tenant: str = "t") -> Program
 
 
 def trees(figures: Tree, client: str, seed: int, *, tenant: str = "t") -> Programs:
-    """One client of a closed loop: trees without end, each with a question and dice of its own."""
+    """One client of a closed loop: trees without end, each with its own question and random generator."""
     for number in count():
         name = f"tree {figures.branch} {seed} {client} {number}"
         yield tree(figures, name, Random(name), tenant=tenant)
