@@ -65,14 +65,18 @@ class TcpServer:
             return
         self.open_of[network] += 1
         try:
-            with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
                 await self._talk(reader, writer, host)
+            writer.close()
+            with contextlib.suppress(OSError):  # who does not take his answers keeps it open, and is counted meanwhile
+                async with asyncio.timeout(self._idle_s):
+                    await writer.wait_closed()
         finally:
+            writer.transport.abort()
             self.last_message_at.pop(writer, None)
             self.open_of[network] -= 1
             if not self.open_of[network]:
                 del self.open_of[network]
-            writer.close()
 
     def _room(self) -> bool:
         """Whether another connection may be accepted; the one that was idle longest is closed for it."""

@@ -5,6 +5,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import dns.message
 import dns.rcode
@@ -144,6 +145,22 @@ async def test_who_is_idle_is_left() -> None:
         writer.write(FRAMED[:-1])
         assert await ended(reader)
         writer.close()
+
+
+async def test_who_does_not_take_the_answers_is_left_and_counts_until_then() -> None:
+    """Closed in order it stayed open for as long as there was something unsent, and nobody counted it."""
+    async with serving(9, idle_s=0.05) as (server, port):
+        server.answers = SimpleNamespace(answer=lambda *_, udp: bytes(60_000))
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(FRAMED * 500)
+            while not server.open_of:
+                await asyncio.sleep(0.01)
+            (writer,) = server.last_message_at
+            while server.open_of:
+                await asyncio.sleep(0.01)
+            assert writer.transport.get_write_buffer_size() == 0, "what was not sent is gone, and the socket with it"
 
 
 async def test_a_connection_ends_after_so_many_messages(monkeypatch) -> None:
