@@ -1,8 +1,8 @@
-"""For how long clients of an entry that dies are led astray: two real sites, ExaBGP and BIRD, in network namespaces.
+"""How long clients lose an entry that dies: two real sites with ExaBGP and BIRD, in network namespaces.
 
-Clients open a connection every so often to the address that both sites announce. Something happens to one site; told
-are the moment of the router's new kernel route and the last connection that still went to that site, from the event.
-Announcers probe as by default. Needs root. Never a product.
+Clients open a connection at a fixed rate to the address that both sites announce. Something happens to one site;
+reported are the time of the router's new kernel route and of the last connection that still went to that site, from the
+event on. Announcers probe at the default rate. Needs root. Never part of the product.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from farhop_lab.world.etcd import EtcdLabError, find_binary
 if TYPE_CHECKING:
     import subprocess
 
-PER_S = 40.0  # connections, of which each site gets one half: one in 50 ms
+PER_S = 40.0  # connections, half of them to each site: one in 50 ms
 WITHIN_S = 25.0  # beyond the hold timer (9 s) something else is wrong
 CALM_S = 1.0
-# A hold would keep what was withdrawn away for 15 min. It has no part in how fast a route goes.
+# A hold would keep a withdrawn route away for 15 min. It does not change how fast a route goes.
 ANNOUNCING: dict[str, object] = {
     "drain_s": 1.0, "settle_s": 0.2, "budget": {"window_s": 0.1, "hold_s": 0.1, "hold_max_s": 0.1, "changes": 100},
 }  # fmt: skip
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What happened to a site and its speaker: medians and the worst of the repeats in ms from the event. `lost`: most
-    connections that got no answer in one repeat."""
+    """An event at a site, and its BGP speaker: medians and the maximum over the repeats, in ms from the event. `lost`:
+    the most connections without an answer in one repeat.
+    """
 
     event: str
     speaker: str
@@ -78,7 +79,7 @@ def missing() -> str:
 
 
 class Clients:
-    """The clients at the router, and what they have seen so far."""
+    """The clients at the router, and their results so far."""
 
     def __init__(self, sites: Sites) -> None:
         job = Job(VIP, 8080, KEY, MODEL, PER_S)
@@ -94,7 +95,7 @@ class Clients:
             self.seen.append(msgspec.json.decode(line, type=Asked))
 
     def until_calm(self, regions: set[str], within_s: float = WITHIN_S) -> None:
-        """Wait until for CALM_S all were served, and in these regions, each of them. Raises NetError."""
+        """Wait until all connections of the last CALM_S were served, by exactly these regions. Raises NetError."""
         end = time.monotonic() + within_s
         while True:
             now = time.time()
@@ -108,7 +109,9 @@ class Clients:
 
 
 def sample(seen: list[Asked], region: str, event_at: float, route_at: float) -> Sample:
-    """Of what clients saw: astray is what the site served after the event, and what nobody did."""
+    """One repeat's figures. *Astray* connections were served by the site after the event, or by none; *lost* ones by
+    none.
+    """
     after = [one for one in seen if one.at >= event_at - PATIENCE_S]
     lost = [one for one in after if not one.site]
     astray = [one.at for one in after if one.site == region or not one.site]
@@ -126,7 +129,7 @@ def row(event: str, site: str, samples: list[Sample]) -> Row:
 
 
 class Event:
-    """Something that happens to a site, and how it is undone."""
+    """An event at a site, and how it is undone."""
 
     def __init__(self, name: str, do: Callable[[Sites, str], float], undo: Callable[[Sites, str], None]) -> None:
         self.name, self.do, self.undo = name, do, undo
@@ -156,7 +159,7 @@ def _silenced(sites: Sites, site: str) -> float:
 
 
 def _drained(sites: Sites, site: str) -> float:
-    """From the announcer's word: a command's own start says nothing of anycast."""
+    """Timed from the announcer's log: a command's start time would include its own start-up."""
     sites.cli("drain", "set", "--entry", f"site-{site}", "--why", "bench", "--by", "bench")
     sites.until(site, wanted="withdrawn")
     return sites.phase_at(site, "draining")

@@ -1,7 +1,7 @@
-"""Clients of `farhop bench anycast`, a program inside a namespace: every so often a new connection, a short request.
+"""Clients of `farhop bench anycast`, a program inside a namespace: at a fixed rate a new connection, a short request.
 
-`python -m farhop_lab.bench.anycast_client JOB` tells a line of JSON of each connection as it ends: when it began, and
-the site that served it. Nothing is tried again: what a client loses is to be seen.
+`python -m farhop_lab.bench.anycast_client JOB` prints a line of JSON for each connection as it ends: its start, and the
+site that served it. Never retries, so that losses show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PATIENCE_S = 1.0
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Whom to ask, and how often a second."""
+    """The address, and the rate per second."""
 
     host: str
     port: int
@@ -48,7 +48,7 @@ async def ask(job: Job, request: bytes) -> Asked:
 
 
 def served_by(head: bytes) -> str:
-    """The region that an answer's head names; "" if it is no good answer."""
+    """The region that an answer's head names; "" if the answer is not a 200."""
     lines = head.decode("latin-1").lower().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
     return headers.get("x-farhop-region", "") if " 200 " in lines[0] else ""

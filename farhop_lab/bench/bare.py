@@ -1,7 +1,7 @@
-"""The yardstick: the least that a relay on uvloop and httptools can do. Parse, forward, keep alive; nothing else.
+"""The baseline: the minimum that a relay on uvloop and httptools must do. Parse, forward, keep alive; nothing else.
 
 `python -m farhop_lab.bench.bare '{"port": 9001, "targets": [["127.0.0.2", 9000]]}'`. It shows what the machine and the
-event loop cost. Never a product: no limits, no backpressure, no time-outs, no identity, no choice, no accounting.
+event loop cost. Never a product: no limits, backpressure, timeouts, identity, choice or accounting.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import uvloop
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Where to listen, and whom to relay to in turn."""
+    """Where to listen, and the targets, used in turn."""
 
     port: int
     targets: list[tuple[str, int]]
@@ -32,7 +32,7 @@ class Pool:
         self.idle: list[Upstream] = []
 
     def taken(self) -> Upstream | None:
-        """One that is idle, if any."""
+        """An idle one, if any."""
         while self.idle:
             upstream = self.idle.pop()
             if upstream.transport is not None:
@@ -47,7 +47,7 @@ class Pool:
 
 
 class Upstream(asyncio.Protocol):
-    """One connection to the upstream; its bytes pass as they come, the parser only tells where the answer ends."""
+    """One connection to the upstream; bytes are passed on as they come, the parser only finds the end of the answer."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -72,7 +72,7 @@ class Upstream(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        """The answer is over: the connection is free."""
+        """The answer has ended: the connection is free."""
         if self.client is not None:
             self.client.upstream = None
             self.client = None
@@ -110,19 +110,19 @@ class Client(asyncio.Protocol):
         self._parts = [self._parser.get_method() + b" " + url + b" HTTP/1.1\r\n"]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of its head."""
+        """A header field."""
         self._parts.append(name + b": " + value + b"\r\n")
 
     def on_headers_complete(self) -> None:
-        """Its head is over."""
+        """The head has ended."""
         self._parts.append(b"\r\n")
 
     def on_body(self, data: bytes) -> None:
-        """A piece of its body."""
+        """A piece of the body."""
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        """It is all there: forward it."""
+        """The request is complete: forward it."""
         upstream = self._pool.taken()
         if upstream is not None:
             self._forward(upstream)
@@ -146,7 +146,7 @@ class Client(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """The upstream is gone, and so is the rest of the answer."""
+        """The upstream closed, so the answer is incomplete."""
         if self._transport is not None:
             self._transport.close()
 

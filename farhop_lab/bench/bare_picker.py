@@ -1,8 +1,8 @@
-"""The yardstick of pickers: the least that an ext_proc server on grpcio can do (ours is not on it). It takes a body
-whole, names the next endpoint in turn, and gives back what it got; nothing else.
+"""The baseline of pickers: the minimum that an ext_proc server on grpcio must do (ours does not use grpcio).
 
-`python -m farhop_lab.bench.bare_picker '{"port": 9001, "targets": [["127.0.0.2", 9000]]}'`. Never a product: no limits,
-no identity, no choice, no accounting, and it does not look at answers.
+It takes a whole body, names the next endpoint in turn, and returns the body; nothing else. `python -m
+farhop_lab.bench.bare_picker '{"port": 9001, "targets": [["127.0.0.2", 9000]]}'`. Never a product: no limits, identity,
+choice or accounting, and it does not look at answers.
 """
 
 from __future__ import annotations

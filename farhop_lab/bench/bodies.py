@@ -1,6 +1,6 @@
-"""The requests that a benchmark sends: OpenAI chat bodies of a given size, many, with shared beginnings.
+"""The requests that a benchmark sends: many OpenAI chat bodies of a given size, with shared beginnings.
 
-Every proxy is sent the same ones. Pure: the same arguments give the same bytes.
+Every proxy gets the same ones. Pure: the same arguments give the same bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ MODEL = "bench"
 KEY = "sk-farhop-bench"
 PATH = "/v1/chat/completions"
 COUNT = 64
-NUMBER = "0000000000"  # the end of each prompt: a run whose prompts shall all differ puts a number there
-_TOPICS = 8  # of which each has COUNT / _TOPICS bodies that begin alike
-_SHARED, _TOPIC = 0.2, 0.5  # of the text: what all have in common, and what a topic's bodies have
-# Of what JSON escapes, and of what is no ASCII, as much as chats have. 17,671 talks of ShareGPT (V3, "unfiltered
-# cleaned split", 114 MB of text) have in 1,000 bytes 13.0 line ends, 3.7 quotes, 1.5 backslashes and 3.1 bytes that
-# are no ASCII, those in one in seven of the texts of 2 KB and more; two in a thousand of these have nothing to escape.
-# So many of the words are followed by a line end, quoted, followed by a backslash; and accented in one topic of eight.
+NUMBER = "0000000000"  # the end of each prompt: a run whose prompts must all differ puts a number there
+_TOPICS = 8  # each has COUNT / _TOPICS bodies with a common beginning
+_SHARED, _TOPIC = 0.2, 0.5  # shares of the text: common to all bodies, and common to a topic's
+# As many characters that JSON escapes, and as many outside ASCII, as chats have. 17,671 conversations of ShareGPT (V3,
+# "unfiltered cleaned split", 114 MB of text) have in 1,000 bytes 13.0 line ends, 3.7 quotes, 1.5 backslashes and 3.1
+# bytes outside ASCII, the latter in one in seven of the texts of 2 KB and more; two in a thousand of these have nothing
+# to escape. So this share of the words is followed by a line end, quoted, or followed by a backslash; accents are in
+# one topic of eight.
 _LINES, _QUOTED, _BACKSLASHES, _ACCENTS = 0.15, 0.021, 0.017, 0.1
 _ACCENTED = ("r\u00e9gion", "\u2019cache", "Stra\u00dfe", "\u4f60\u597d", "\u2013", "\u0434\u043e\u043c")
 _WORDS = ("region", "replica", "cache", "prefix", "token", "queue", "wait", "hop", "law", "trace", "batch", "decode")
@@ -34,8 +35,9 @@ def plain(size: int, count: int = COUNT, model: str = MODEL) -> list[bytes]:
 def streamed(
     size: int, chunks: int, pace_ms: float, count: int = COUNT, model: str = MODEL, delay_ms: float = 0.0
 ) -> list[bytes]:
-    """Bodies that ask for a stream. What the upstream of a benchmark should do stands in the text: routers read the
-    body into types of their own, and only text is sure to arrive as it was sent."""
+    """Bodies that ask for a stream. Instructions for the benchmark's upstream are in the text: routers parse the body
+    into types of their own, and only text is sure to arrive as it was sent.
+    """
     options = {"max_tokens": chunks, "stream": True, "stream_options": {"include_usage": True}}
     order = f" chunks={chunks} pace_ms={pace_ms:g}" + (f" delay_ms={delay_ms:g}" if delay_ms else "")
     return [_body(size, i, options, order, model) for i in range(count)]
@@ -56,9 +58,9 @@ def _encoded(system: str, user: str, options: dict[str, object], model: str) -> 
     return msgspec.json.encode({"model": model, "messages": messages, **options})
 
 
-@lru_cache(maxsize=256)  # what bodies share is made once, and a proxy's bodies are the next one's, too
+@lru_cache(maxsize=256)  # what bodies share is made once, for all proxies
 def _text(kind: str, index: int, length: int, accents: bool) -> str:
-    """A text that takes so many bytes as JSON writes it."""
+    """A text that takes this many bytes in JSON."""
     rng = random.Random(f"{kind} {index}")
     pieces: list[str] = []
     while True:

@@ -1,7 +1,7 @@
-"""The load that wrk cannot be: streams, open loops, idle streams. One uvloop process beside what is measured.
+"""The load that wrk cannot make: streams, open loops, idle streams. One uvloop process beside the measured ones.
 
-`python -m farhop_lab.bench.client JOB` prints one Report as JSON. It reads what the measured processes have used at the
-same moment as its own counts. Never retries: what is not answered with 200 is counted as an error.
+`python -m farhop_lab.bench.client JOB` prints one Report as JSON. It reads the measured processes' use at the same
+moment as its own counts. Never retries: what is not answered with 200 counts as an error.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NUMBER = bodies.NUMBER.encode()
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What to send. `pids` are the roots of the trees of processes to measure.
+    """What to send. `pids` are the roots of the process trees to measure.
 
-    closed: each connection sends its next request when it is answered. open: `rate_per_s` requests at random moments,
+    closed: each connection sends its next request when it is answered. open: `rate_per_s` requests at random times,
     whatever has been answered. idle: streams are opened, and nothing more is sent; the first window is before them, the
     second when all have begun.
     """
@@ -45,7 +45,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int = 0  # of a stream; 0: answers in one piece
     pace_ms: float = 20.0
     rate_per_s: float = 0.0
-    first: int = -1  # from here on each prompt is numbered, so that no two are the same; below 0: they are not
+    first: int = -1  # from this number on each prompt is numbered, so that no two are equal; below 0: not numbered
     timeout_s: float = 30.0
     tls: bool = False
 
@@ -54,7 +54,7 @@ class Window(msgspec.Struct, frozen=True):
     """What happened between two moments, by the client's counts and the measured processes' CPU clocks.
 
     `rss_bytes` is their memory at its end; `streams` are those under way then. `errors` are requests that were not
-    answered with 200, or not to the end.
+    answered with 200, or not completely.
     """
 
     seconds: float
@@ -67,7 +67,9 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The windows, and for an open loop the latency in ms at percentiles 50 and 99 from the moment each was due."""
+    """The windows, and for an open loop the latency in ms at percentiles 50 and 99, from the time at which each was
+    due.
+    """
 
     windows: list[Window]
     p50_ms: float = 0.0
@@ -75,7 +77,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Load:
-    """The connections and what they count."""
+    """The connections and their counts."""
 
     def __init__(self, job: Job) -> None:
         self._tls = believing_all() if job.tls else None
@@ -129,7 +131,7 @@ class Load:
 
 
 class Connection(asyncio.Protocol):
-    """One connection: a request at a time."""
+    """One connection, with one request at a time."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -177,7 +179,7 @@ class Connection(asyncio.Protocol):
             self._load.errors += 1
 
     def on_body(self, data: bytes) -> None:
-        """A piece of it."""
+        """A piece of the answer."""
         load = self._load
         load.chunks += data.count(b"data: ")
         if not self._streaming:
@@ -191,7 +193,7 @@ class Connection(asyncio.Protocol):
             self._load.streams -= 1
 
     def on_message_complete(self) -> None:
-        """It is over."""
+        """The answer has ended."""
         self._ended()
         load = self._load
         load.requests += 1
@@ -201,7 +203,7 @@ class Connection(asyncio.Protocol):
 
 
 class Sampler:
-    """Takes windows: what has changed since the last look."""
+    """Makes windows: the changes since the last sample."""
 
     def __init__(self, load: Load) -> None:
         self._load, self.windows = load, list[Window]()
@@ -229,7 +231,7 @@ class Sampler:
 
 
 async def run(job: Job) -> Report:
-    """Send what the job says. Bounded: what is not over `timeout_s` after it should be is cut."""
+    """Send what the job says. Bounded: what has not ended `timeout_s` after it should have is cut."""
     load = Load(job)
     try:
         async with asyncio.timeout(job.ramp_s + job.windows * job.window_s + job.timeout_s):
@@ -274,7 +276,7 @@ async def _open(load: Load) -> Report:
 
 
 async def _arrive(load: Load) -> None:
-    """Poisson arrivals, looked at every millisecond (a loop's timers are no finer): due is due."""
+    """Poisson arrivals, checked every millisecond (a loop's timers are no finer); latency counts from the due time."""
     rng, rate = random.Random(1), load.job.rate_per_s
     next_at = time.perf_counter()
     while True:

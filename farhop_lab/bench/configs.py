@@ -1,7 +1,7 @@
-"""Configurations of the proxies that are compared, and of the nginx that stands for the engines. Pure.
+"""Configurations of the compared proxies, and of the nginx that stands for the engines. Pure.
 
-Each is set up the way its own manual has it for this job: one worker, HTTP/1.1 keep-alive on both sides, no buffering
-of answers, sixteen servers in turn, no access log.
+Each is set up as its own manual recommends for this job: one worker, HTTP/1.1 keep-alive on both sides, no buffering of
+answers, sixteen servers in turn, no access log.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ http {{
 
 
 def nginx(folder: Path, files: int, inner: str) -> str:
-    """Its configuration around what stands in `http`; `files`: how many it may have open."""
+    """Its configuration around the `http` block; `files`: the limit of open files."""
     return _NGINX.format(folder=folder, files=files, connections=files, idle=_IDLE_S, inner=inner)
 
 
 def nginx_engines(folder: Path, hosts: Sequence[str], port: int, files: int) -> str:
-    """An nginx that answers like an idle engine, at once. How many tokens a prompt is said to have goes by its size."""
+    """An nginx that answers like an idle engine, at once. The token count of a prompt is derived from its size."""
     listen = "\n".join(f"    listen {host}:{port} backlog=4096;" for host in hosts)
     return nginx(folder, files, f"""  map $content_length $tokens {{
     default 256; "~^[0-9]{{5}}$" 8192; "~^[0-9]{{6}}$" 51200;
@@ -91,7 +91,7 @@ def nginx_proxy(folder: Path, port: int, targets: Targets, files: int, pair: Pai
 
 
 def haproxy(port: int, targets: Targets, files: int, pem: str = "") -> str:
-    """HAProxy with one thread. `pem`: a file of certificate and key, where it is to speak TLS."""
+    """HAProxy with one thread. `pem`: a file with certificate and key, for TLS."""
     servers = "\n".join(f"  server engine{i} {host}:{at}" for i, (host, at) in enumerate(targets))
     return f"""global
   nbthread 1
@@ -158,7 +158,7 @@ def envoy(port: int, targets: Targets, pair: Pair | None = None) -> str:
 
 
 def envoy_picked(port: int, picker: int, targets: Targets) -> str:
-    """Envoy that has a picker on this port choose: the body duplex both ways, endpoints by its word."""
+    """Envoy with a picker on this port: bodies streamed both ways, endpoints as it decides."""
     config = msgspec.json.decode(envoy(port, targets))
     (listener,), (cluster,) = config["static_resources"]["listeners"], config["static_resources"]["clusters"]
     lb = "load_balancing_policies"
@@ -216,7 +216,7 @@ def envoy_picked(port: int, picker: int, targets: Targets) -> str:
 
 
 def litellm(targets: Targets) -> str:
-    """LiteLLM's proxy over OpenAI-compatible engines of one model, in turn; without keys, a database or callbacks."""
+    """LiteLLM's proxy over OpenAI-compatible engines of one model, in turn; without keys, database or callbacks."""
     entries = [
         {
             "model_name": MODEL,
@@ -224,7 +224,7 @@ def litellm(targets: Targets) -> str:
         }
         for host, port in targets
     ]
-    keyless = {"dangerously_permit_weak_or_unset_master_key": True}  # else it does not start
+    keyless = {"dangerously_permit_weak_or_unset_master_key": True}  # otherwise it does not start
     settings = {"litellm_settings": {"num_retries": 0}, "general_settings": keyless}
     return msgspec.json.encode({"model_list": entries, **settings}).decode()
 

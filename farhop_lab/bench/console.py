@@ -1,8 +1,8 @@
-"""What the console costs: its server and each viewer in CPU and bytes, and a browser in time a frame.
+"""What the console costs: CPU and bytes of its server and of each viewer, and a browser's time per frame.
 
-The server is a process of its own with the shipped port over a fleet that is made up, where every figure changes each
-second. The browser is headless Chromium, where Selenium, chromium and chromedriver are there; its own trace says what a
-frame takes of the page's thread. Never for anything but benchmarks and tests.
+The server is a process of its own with the shipped port over a made-up fleet in which every figure changes each second.
+The browser is headless Chromium, if Selenium, chromium and chromedriver are installed; its own trace gives the time of
+the page's thread per frame. For benchmarks and tests only.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from farhop_lab.bench.place import BenchError
 from topology.law import Law
 from topology.load import parse
 
-FEW, MANY = (12, 20), (60, 0)  # regions, replicas of each: the bound of bytes and CPU, and that of frames
+FEW, MANY = (12, 20), (60, 0)  # (regions, replicas of each): for the bounds of bytes and CPU, and for those of frames
 VIEWERS = 50
 VIEWS = ("world", "region/region-0", "request", "law", "drills")
 TENANTS = 20
-OTHERS = 3  # regions that each sends to: 180 arcs of 60
+OTHERS = 3  # regions that each one sends to: 180 arcs of 60
 BYTES_MAX, CPU_MAX, FRAME_MS_MAX = 20_000.0, 0.005, 8.0
 SETTLE_S = 4.0
-SILENT_S = 20.0  # without a picture
-START_S = 120.0  # detects a hang alone: beside a load of 18 a start took more than 30 s
+SILENT_S = 20.0  # without a snapshot
+START_S = 120.0  # only detects a hang: at a load of 18 a start took more than 30 s
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class ChangingFleet:
-    """A source of a fleet in which every figure changes each second. See farhop.service.console.console.Source."""
+    """A fleet in which every figure changes each second. See farhop.service.console.console.Source."""
 
     name = "the changing fleet"
 
@@ -158,7 +158,7 @@ def world(regions: int) -> topology.model.Topology:
 
 
 async def serve(regions: int, replicas: int) -> None:
-    """Open the port over such a fleet, print its number, and serve until the process is ended."""
+    """Open the port over such a fleet, print its number, and serve until the process is stopped."""
     server = AdminServer(SimpleNamespace(), TierMetrics("console", "", ""), Decisions(), None, OPEN)
     server.have(ChangingFleet(regions, replicas))
     print(await server.open("127.0.0.1", 0), flush=True)
@@ -166,7 +166,7 @@ async def serve(regions: int, replicas: int) -> None:
 
 
 async def costs(seconds: float) -> list[Row]:
-    """Of the server, at 12 regions of 20 replicas, without and with viewers."""
+    """The server's costs, at 12 regions of 20 replicas, without and with viewers."""
     async with _served(*FEW) as (port, pid):
         await asyncio.sleep(SETTLE_S)
         alone, _ = await _watched(pid, port, 0, seconds)
@@ -181,7 +181,7 @@ async def costs(seconds: float) -> list[Row]:
 
 @contextlib.asynccontextmanager
 async def _served(regions: int, replicas: int) -> Any:
-    """Such a fleet in a process of its own: its port and process id."""
+    """Such a fleet in its own process: its port and process id."""
     command = (sys.executable, "-m", "farhop_lab.bench.console", str(regions), str(replicas))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -203,13 +203,14 @@ def _cpu_s(pid: int) -> float:
 
 
 async def _watched(pid: int, port: int, viewers: int, seconds: float) -> tuple[float, list[float]]:
-    """Share of a core that the server takes, and bytes of a picture, of which there is one a second, to each viewer,
-    the first aside: by whole pictures, since a second of this machine may see two of them or none."""
+    """The share of a core that the server uses, and bytes of a snapshot (one a second) to each viewer, without the
+    first: by whole snapshots, since a second of this machine may see two of them or none.
+    """
     sizes, pictures = [0] * viewers, [0] * viewers
 
     async def view(i: int, http: aiohttp.ClientSession) -> None:
         async with http.get(f"http://127.0.0.1:{port}/console/of/events") as answer:
-            begun = 0  # bytes of a picture that is not whole
+            begun = 0  # bytes of an incomplete snapshot
             async for chunk in answer.content.iter_any():
                 ended = chunk.rfind(b"\n\n") + 2
                 if ended > 1:
@@ -241,8 +242,8 @@ async def _watched(pid: int, port: int, viewers: int, seconds: float) -> tuple[f
 
 # -- a browser
 
-# What counts, of the main thread: CPU time, as Chromium's own trace has it, so that what else runs is not in it. A
-# frame ends where its layers are made.
+# What counts is CPU time of the main thread by Chromium's own trace, so that other load does not. A frame ends where
+# its layers are made.
 _COUNTED = frozenset(
     {"FunctionCall", "EvaluateScript", "EventDispatch", "FireAnimationFrame", "TimerFire", "UpdateLayoutTree", "Layout"}
 )
@@ -257,7 +258,7 @@ def has_browser() -> bool:
 
 
 async def frames(seconds: float) -> list[Row]:
-    """Of each of the page's views, at 60 regions with 180 arcs: script, style and layout, ms a frame."""
+    """Of each of the page's views, at 60 regions with 180 arcs: script, style and layout, in ms per frame."""
     rows: list[Row] = []
     async with _served(*MANY) as (port, _):
         for view in VIEWS:
@@ -288,7 +289,7 @@ def _frames(url: str, seconds: float) -> list[float]:
 
 
 def of_trace(events: Sequence[Mapping[str, Any]], settle_s: float) -> list[float]:
-    """Milliseconds of CPU of script, style and layout a frame, in a trace of Chromium's, its first seconds aside."""
+    """CPU ms of script, style and layout per frame in a Chromium trace, without its first seconds."""
     whole = sorted((one for one in events if one.get("ph") == "X"), key=lambda one: (one["ts"], -one["dur"]))
     animated = [one for one in whole if one["name"] == "FireAnimationFrame"]
     if not animated:
@@ -302,7 +303,7 @@ def of_trace(events: Sequence[Mapping[str, Any]], settle_s: float) -> list[float
         if one["name"] == "Layerize":
             found.append(frame_us / 1e3)
             frame_us = 0.0
-        elif one["name"] in _COUNTED and one["ts"] >= inside_us:  # what is inside another is counted with that
+        elif one["name"] in _COUNTED and one["ts"] >= inside_us:  # nested events count with the outer one
             inside_us = one["ts"] + one["dur"]
             frame_us += one.get("tdur", one["dur"])
     return found

@@ -1,6 +1,6 @@
-"""Benchmarks that a command runs: CPU time per decision of both tiers' shipped machines. Never a test.
+"""CPU time per decision of both tiers' shipped machines. Never a test.
 
-CPU time of this process, many rounds, the median of the repeats: these machines are shared, wall time lies.
+CPU time of this process, many rounds, the median of the repeats: on shared machines wall time misleads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MODEL = "m"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One measurement: median, least and most of the repeats, in CPU microseconds per request."""
+    """One measurement: median, minimum and maximum of the repeats, in CPU microseconds per request."""
 
     what: str
     median_us: float
@@ -46,7 +46,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def decide() -> list[Row]:
-    """A request's whole passage through a machine (arrived, began, ended), 32 KB prompt, chain computed before.
+    """A request's whole passage through a machine (arrived, began, ended), 32 KB prompt, prefix chain computed before.
 
     A decision alone is law, trie, score and choice, each after the passage of the request before.
     """
@@ -65,7 +65,7 @@ def decide() -> list[Row]:
 
 
 def _picking(flow: regional_flow.RegionalFlow) -> Callable[[], object]:
-    """One pick: who is able, what is cached where, scores, room, the choice and what is remembered of it."""
+    """One pick: eligible replicas, cached prefixes, scores, room, the choice and what is recorded of it."""
     asked = _request(0)
     return lambda: flow.wait_estimate.consider(asked, flow.wait_estimate.need_of(asked), 100.0)
 
@@ -87,7 +87,7 @@ def _row(what: str, make: Callable[[], Flow]) -> Row:
         flow = make()
         began = time.process_time()
         for i, request in enumerate(requests):
-            now = 100.0 + i * 0.001  # reports of a second ago at the most, as in use
+            now = 100.0 + i * 0.001  # reports are at most a second old, as in use
             flow.handle(machine.RequestArrived(request), now)
             flow.handle(machine.AttemptBegan(request.id, 1, 200), now + 0.0001)
             prefix = ((*request.chain, i + 1), 400) if isinstance(flow, regional_flow.RegionalFlow) else ((), 0)

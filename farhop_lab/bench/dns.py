@@ -1,8 +1,8 @@
 """What an answer of `farhop dns` costs, beside a blocking echo in Python, gdnsd and NSD, in one run under dnsperf.
 
-Every question carries a client subnet of its own and a DNS cookie; rates are counted; client networks are `networks`
-many. Each takes its turn ROUNDS times, and the median counts: what else runs on the machine slows all of them alike.
-CPU is that of the server's process alone, from /proc. Never a product.
+Every question has its own client subnet and a DNS cookie; there are `networks` client networks. Servers take turns,
+ROUNDS times, and the median counts: other load on the machine slows all of them alike. CPU is that of the server's
+process alone, from /proc. Never part of the product.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from topology.model import Entry, Topology
 
 QUESTIONS = 20_000
 ROUNDS = 5
-SILENT_S = 2.0  # who answers nothing for so long does not answer; in a shorter run it may only have had no core
-TIMES_MAX = 1.6  # of the echo's CPU for an answer
+SILENT_S = 2.0  # a server that is silent for this long does not answer; for a shorter time it may only have had no core
+TIMES_MAX = 1.6  # of the echo's CPU per answer
 PLACES = 4_000
 PEERS = ("nsd", "gdnsd")
 SECRET = b"of the benchmark"
@@ -88,13 +88,15 @@ plugins => {{ geoip => {{ maps => {{ m => {{ datacenters => [a, b], nets => {{ 2
 
 
 class BenchError(Exception):
-    """What is needed is not there, or did not do its part; the text says what and the remedy."""
+    """Something required is missing or failed; the text says what, with the remedy."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One server: answers a second at full load, CPU microseconds for each, answers lost, and latency in ms;
-    `half_p99_ms` of each hundredth answer at half that load, as dnsperf sees it, and `half_waited_us`: of an answer's
-    time then, how long its process was ready to run and had no core, in microseconds. That part is the machine's."""
+    """One server: answers a second at full load, CPU microseconds per answer, answers lost, and latency in ms;
+    `half_p99_ms` is the 99th percentile at half that load, as dnsperf sees it, and `half_waited_us` the part of an
+    answer's time then in which its process was ready to run and had no core, in microseconds. That part is the
+    machine's.
+    """
 
     name: str
     qps: float
@@ -107,7 +109,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The rows, the echo first; and who is in none of them, with the reason."""
+    """The rows, the echo first; and what is missing, with the reason."""
 
     rows: list[Row]
     left_out: dict[str, str] = {}
@@ -143,7 +145,7 @@ def atlas(networks: int, rng: Random) -> prepare.Atlas:
 
 
 def questions(path: Path, rng: Random) -> None:
-    """Questions as dnsperf reads them with -B: each with its length before it."""
+    """Questions as dnsperf reads them with -B: each preceded by its length."""
     client = b"benchdns"
     cookie = Cookies([SECRET]).taken(client, bytes((127, 0, 0, 1)), int(time.time()))[0]
     name = b"".join(bytes((len(label),)) + label.encode() for label in NAME.split(".")) + b"\0"
@@ -220,8 +222,9 @@ def _gdnsd(folder: Path, port: int) -> Iterator[int]:
 
 
 def _core_s(pid: int) -> tuple[float, float]:
-    """Of a process and all below it: on a core, and ready but without one. By each thread's own count in nanoseconds:
-    a turn is short beside a clock tick."""
+    """Seconds of a process and all its descendants: on a core, and ready but without one. By each thread's counter in
+    nanoseconds: a turn is short compared with a clock tick.
+    """
     pids = [pid]
     for one in pids:
         pids.extend(int(child) for child in _children(one))
@@ -242,7 +245,7 @@ def _children(pid: int) -> list[str]:
 
 
 def _load(port: int, file: Path, seconds: float, qps: float | None = None) -> tuple[float, int, float, float]:
-    """Answers, lost, mean and worst latency in ms of a run of dnsperf."""
+    """Answers, losses, mean and maximum latency in ms of a run of dnsperf."""
     command = [
         "dnsperf", "-s", "127.0.0.1", "-p", str(port), "-d", str(file), "-B", "-l", f"{seconds:g}",
         "-c", "8", "-q", "64", *(["-Q", f"{qps:g}"] if qps else []),
@@ -266,7 +269,9 @@ def _load(port: int, file: Path, seconds: float, qps: float | None = None) -> tu
 
 
 def _latencies_ms(port: int, file: Path, seconds: float, qps: float) -> list[float]:
-    """Of every answer at this rate, ascending. dnsperf writes them to a file: who reads them meanwhile takes a core."""
+    """Latencies of all answers at this rate, ascending. dnsperf writes them to a file: to read them meanwhile would
+    take a core.
+    """
     command = [
         "dnsperf", "-s", "127.0.0.1", "-p", str(port), "-d", str(file), "-B", "-l", f"{seconds:g}", "-c", "8",
         "-q", "64", "-Q", f"{qps:.0f}", "-v",
@@ -282,12 +287,12 @@ def _latencies_ms(port: int, file: Path, seconds: float, qps: float) -> list[flo
 
 
 def absent() -> dict[str, str]:
-    """Peers that are not here, with the remedy."""
+    """Peers that are not installed, with the remedy."""
     return {peer: f"is not installed (Debian: {peer})" for peer in PEERS if shutil.which(peer) is None}
 
 
 def run(networks: int, seconds: float, seed: int = 7) -> Found:
-    """Measure each in its turn, `seconds` in all. Raises BenchError where the echo or Farhop cannot be."""
+    """Measure each in turn, `seconds` in all. BenchError if the echo or Farhop cannot be measured."""
     if shutil.which("dnsperf") is None:
         raise BenchError("dnsperf is not installed; install it (Debian: dnsperf)")
     left_out = absent()
@@ -322,14 +327,14 @@ def run(networks: int, seconds: float, seed: int = 7) -> Found:
 
 
 class _Turns:
-    """A server that runs, and what its turns came to."""
+    """A running server, and the results of its turns."""
 
     def __init__(self, pid: int, port: int, file: Path) -> None:
         self._pid, self._port, self._file = pid, port, file
         self._taken: list[Row] = []
 
     def take(self, seconds: float, *, counts: bool) -> None:
-        """Raises BenchError if nobody answers."""
+        """One turn. Raises BenchError if it does not answer."""
         before, began = _core_s(self._pid)[0], time.monotonic()
         done, lost, mean_ms, worst_ms = _load(self._port, self._file, seconds)
         took_s, cpu_s = time.monotonic() - began, _core_s(self._pid)[0] - before
@@ -337,7 +342,7 @@ class _Turns:
             self._taken.append(Row("", done / took_s, 1e6 * cpu_s / done, lost, mean_ms, worst_ms))
 
     def row(self, name: str, seconds: float) -> Row:
-        """The medians; the worst latency of all, and all that was lost."""
+        """The medians; the maximum latency, and all losses."""
         taken = self._taken
         qps = statistics.median(one.qps for one in taken)
         before = _core_s(self._pid)[1]

@@ -1,8 +1,8 @@
-"""How well cached prefixes are known: what was expected of each engine's cache beside what was found. Never a test.
+"""How well cached prefixes are predicted: what was expected in each engine's cache beside what was found. Never a test.
 
-Emulated engines with small caches (this process), a regional balancer as it is shipped (its own), conversations that
-go on; and what nobody tells a balancer: others that use the same engines, and caches that are reset. Once by our own
-mirror alone, once corrected by KV events, once with a tokenizer beside. The same requests each time.
+Emulated engines with small caches (this process), a regional balancer as shipped (its own process), conversations that
+continue; and what no balancer is told: other clients of the same engines, and caches that are reset. Once by our own
+prediction alone, once corrected by KV events, once with a tokenizer in addition. The same requests each time.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ CONVERSATIONS, SYSTEM_PROMPTS = 20, 2
 SYSTEM_TOKENS, TURN_TOKENS, TURNS_MAX = 400, 120, 10
 REQUESTS = 300
 AT_ONCE = 5
-OTHERS_SHARE = 0.15  # of requests, those that somebody else sends straight to an engine
-RESETS = (0.35, 0.7)  # after so much of the requests, half of the engines' caches are reset
+OTHERS_SHARE = 0.15  # of requests, those that another client sends straight to an engine
+RESETS = (0.35, 0.7)  # after these shares of the requests, half of the engines' caches are reset
 _READY_S = 20.0
 _SERIES = re.compile(rb'farhop_prefix_(\w+)_tokens_total\{.*source="(\w+)".*\} (\S+)')
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One variant of knowing. Tokens are per request; `error_tokens` is how far off the expectation was, either way.
+    """One variant. Tokens are per request; `error_tokens` is the absolute error of the prediction.
 
-    `exact_share`: of the expected tokens, those that rested on an engine's own word.
+    `exact_share`: of the predicted tokens, those known from the engine's own events.
     """
 
     what: str
@@ -93,7 +93,7 @@ def measure(
 
 @dataclass(slots=True)
 class _Setup:
-    """What runs: the engines' addresses, and where clients and scrapes go."""
+    """The running processes: the engines' addresses, and those for clients and scrapes."""
 
     engines: list[str]
     entry: str
@@ -126,7 +126,7 @@ async def _set_up(variant: _Variant) -> AsyncIterator[_Setup]:
             "replicas": replicas, "tokenizers": {MODEL: files} if variant.tokenizer else {},
         }  # fmt: skip
         await around.tier("regional", config)
-        # In the engines' own words: by what it is told of its first prompt a balancer takes the next ones for so long.
+        # By the engines' token counts: from its first prompt the balancer estimates the length of the next ones.
         hello = _text(Random(0), SYSTEM_TOKENS)
         first = {"model": MODEL, "messages": [{"role": "user", "content": hello}], "max_tokens": 1}
         async with asyncio.timeout(_READY_S):
@@ -166,7 +166,7 @@ async def _row(variant: _Variant, requests: int) -> Row:
 
 
 async def _sums(setup: _Setup) -> dict[str, float]:
-    """The balancer's own sums, over all sources and by source."""
+    """The balancer's own sums, in all and by source."""
     async with setup.session.get(f"{setup.admin}/metrics") as response:
         page = await response.read()
     sums: dict[str, float] = {}
@@ -177,7 +177,7 @@ async def _sums(setup: _Setup) -> dict[str, float]:
 
 
 class _Load:
-    """The same requests for every variant, in the same order; who overtakes whom is up to the engines."""
+    """The same requests for every variant, in the same order; engines may finish them in another."""
 
     def __init__(self, setup: _Setup, requests: int) -> None:
         self._setup, self._requests = setup, requests
@@ -225,7 +225,7 @@ class _Load:
         return result
 
     async def _other(self) -> None:
-        """Somebody who does not come through the balancer."""
+        """Another client, which does not come through the balancer."""
         engine = self._setup.engines[self._rng.randrange(ENGINES)]
         body = {"model": MODEL, "prompt": self._prompt(4 * SYSTEM_TOKENS), "max_tokens": 1}
         async with self._setup.session.post(f"http://{engine}/v1/completions", json=body) as response:

@@ -1,10 +1,10 @@
-"""What a hostile body costs beside a plain one of the same size, and what innocents notice of four who send it.
+"""What a hostile body costs beside a plain one of the same size, and how four senders of it delay another client.
 
-Both tiers run as they are shipped. Each crafted megabyte is sent some times, one after another, and so is a plain
-prompt in the same run: what counts is the processes' CPU time, whether the body is served or refused. Then an innocent
-sends small requests at a fixed pace, alone and beside four clients without a pause. Judges by two figures, `COST_MAX`
-and `DELAY_MAX`, against the plain prompt's. Last come bodies near the largest that pass, and what is told is by how
-much the tiers' event loops were late meanwhile, as they measure it themselves.
+Both tiers run as shipped. Each crafted megabyte is sent several times, one after another, and so is a plain prompt in
+the same run: what counts is the processes' CPU time, whether the body is served or refused. Then an innocent client
+sends small requests at a fixed pace, alone and beside four clients without a pause. Two bounds, `COST_MAX` and
+`DELAY_MAX`, are relative to the plain prompt. Last come bodies near the size limit, and how late the tiers' event loops
+were meanwhile, by their own measurement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from farhop_lab.bench.place import BenchError, Running, engines, open_files
 BYTES = 1 << 20
 HUGE_BYTES = 15 << 20
 COST_MAX = 3.0  # times the plain prompt
-DELAY_MAX = 2.0  # times the innocent's p99 beside four senders of plain prompts
+DELAY_MAX = 2.0  # times the innocent client's p99 beside four senders of plain prompts
 CLIENTS = 4
 _TIMEOUT_S = 60.0
 _PACE_S = 0.01
@@ -38,7 +38,7 @@ _LAG = re.compile(r"^farhop_loop_lag_seconds(?:\{.*\})? ([0-9.e+-]+)$", re.M)
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One crafted body: the CPU that a request took, in ms, and the answer's status."""
+    """One crafted body: CPU ms per request, and the answer's status."""
 
     what: str
     cpu_ms: float
@@ -46,9 +46,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class HostileReport(msgspec.Struct, frozen=True):
-    """All of them, the plain one first; and an innocent's p99 in ms: alone, beside plain prompts, beside the worst.
+    """All of them, the plain one first; and an innocent client's p99 in ms: alone, beside plain prompts, beside the
+    worst.
 
-    `quiet_lag_ms`, `huge_lag_ms`: the longest that a loop was late beside small requests, beside the largest bodies.
+    `quiet_lag_ms`, `huge_lag_ms`: the longest lag of an event loop beside small requests, beside the largest bodies.
     """
 
     rows: list[Row]
@@ -60,18 +61,18 @@ class HostileReport(msgspec.Struct, frozen=True):
 
     @property
     def worst(self) -> Row:
-        """The dearest."""
+        """The most expensive."""
         return max(self.rows[1:], key=lambda row: row.cpu_ms)
 
     @property
     def holds(self) -> bool:
-        """Whether both bounds do."""
+        """Whether both are within their bounds."""
         dear = self.worst.cpu_ms > COST_MAX * self.rows[0].cpu_ms
         return not dear and self.beside_worst_ms <= DELAY_MAX * self.beside_plain_ms
 
 
 def crafted(size: int) -> dict[str, tuple[str, bytes]]:
-    """By name the path and a body of about `size` bytes. Pure; the plain prompt comes first."""
+    """The path and a body of about `size` bytes, by name. Pure; the plain prompt comes first."""
 
     def chat(content: bytes, more: bytes = b"") -> tuple[str, bytes]:
         text = b'{"model":"bench","max_tokens":8%b,"messages":[{"role":"user","content":%b}]}' % (more, content)
@@ -84,7 +85,7 @@ def crafted(size: int) -> dict[str, tuple[str, bytes]]:
         return "/v1/completions", b'{"model":"bench","max_tokens":8,"prompt":%b}' % value
 
     def padded(item: bytes, most: int) -> bytes:
-        """As many items as pass, and a text that fills the rest."""
+        """As many items as are allowed, and a text that fills the rest."""
         return many(item, most)[:-1] + b',{"type":"text","text":"%b"}]' % (b"a" * max(0, size - most * len(item)))
 
     rng = random.Random(1)
@@ -165,7 +166,7 @@ async def _ask(proxy: Running, wire: bytes) -> int:
 
 
 async def _cost(proxy: Running, what: str, wire: bytes, rounds: int) -> Row:
-    """The least of three: what others do on the machine only adds."""
+    """The minimum of three: other load on the machine only adds."""
     pids, spent, status = usage.tree(proxy.pids), [], 0
     for _ in range(3):
         before = usage.cpu_s(pids)
@@ -176,7 +177,7 @@ async def _cost(proxy: Running, what: str, wire: bytes, rounds: int) -> Row:
 
 
 async def _p99(proxy: Running, seconds: float, wire: bytes | None) -> float:
-    """An innocent's p99 in ms, alone or beside those who send `wire` without a pause."""
+    """An innocent client's p99 in ms, alone or beside clients that send `wire` without a pause."""
     small = wire_of(bodies.PATH, bodies.plain(1024, 1)[0], proxy.host)
     over = asyncio.Event()
 
@@ -209,7 +210,7 @@ async def _running() -> AsyncIterator[Running]:
 
 
 async def measure(*, quick: bool = False, progress: Callable[[str], None] = lambda _text: None) -> HostileReport:
-    """All of it. Raises BenchError where it cannot run."""
+    """Measure everything. BenchError if it cannot run."""
     why = tiers.Tiers("both", tiers.both).missing()
     if why is not None:
         raise BenchError(why)
@@ -244,7 +245,7 @@ async def measure(*, quick: bool = False, progress: Callable[[str], None] = lamb
 
 
 async def _lag_ms(proxy: Running) -> float:
-    """The longest that a tier's loop was late in the last 15 s."""
+    """The longest lag of a tier's event loop in the last 15 s."""
     worst = 0.0
     async with aiohttp.ClientSession() as session:
         for port in proxy.admins:

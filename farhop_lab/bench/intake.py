@@ -1,8 +1,8 @@
-"""Benchmarks that a command runs: what a global balancer's core spends on the regions' reports. Never a test.
+"""What a global balancer spends on the regions' reports. Never a test.
 
-The shipped watcher and machine take in reports of many regions as gRPC brings them, requests on hold and under way.
-A row of numbers that a report changed is written when somebody next decides by it: that is counted, too. CPU time of
-the thread that does it; what gRPC itself spends to bring a message is not in it.
+The shipped watcher and machine take in reports of many regions as gRPC delivers them, with requests on hold and under
+way. A table row that a report changed is written at the next decision: that counts, too. CPU time of the thread that
+does it; gRPC's own time to deliver a message is not included.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 REGIONS, MODELS = 60, 4
-REPORTS_PER_S = 20  # of each region: regional_lb.mesh.report looks that often, and tells what moved
+REPORTS_PER_S = 20  # of each region: regional_lb.mesh.report checks that often, and sends what changed
 ROUNDS, REPEATS = 30, 5
 HELD, UNDER_WAY = 1000, 1000
 LIMIT_SHARE = 0.05  # of a core, at REGIONS and REPORTS_PER_S
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One measurement: median, least and most of the repeats, in CPU microseconds per report."""
+    """One measurement: median, minimum and maximum of the repeats, in CPU microseconds per report."""
 
     what: str
     median_us: float
@@ -49,19 +49,19 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Intake(msgspec.Struct, frozen=True):
-    """What a report costs, step by step: to read it, to take it in, and to write what it changed."""
+    """What a report costs, step by step: to parse it, to take it in, and to write the rows that it changed."""
 
     regions: int
     models: int
     rows: list[Row]
 
     def share_of(self, row: Row) -> float:
-        """The share of one core that this step takes where every region reports REPORTS_PER_S times a second."""
+        """The share of one core that this step takes if every region reports REPORTS_PER_S times a second."""
         return row.median_us * 1e-6 * self.regions * REPORTS_PER_S
 
     @property
     def core_share(self) -> float:
-        """That of the intake itself. Rows are written by who decides next, and not at all where nobody does."""
+        """That of the intake itself. Rows are written by the next decision, and not at all without one."""
         return sum(map(self.share_of, self.rows[:2]))
 
 
@@ -84,7 +84,7 @@ async def _measure(regions: int, models: int) -> Intake:
 
 
 class World:
-    """A balancer in r0 that hears all regions, and what they have to say."""
+    """A balancer in r0 that is linked to all regions, and their reports."""
 
     def __init__(self, regions: int, models: int, rng: random.Random) -> None:
         self._names, self._models, self._rng = [f"r{i}" for i in range(regions)], [f"m{i}" for i in range(models)], rng
@@ -94,7 +94,7 @@ class World:
         topology = Topology("bench", 1, known, {"t": tenant}, rtt=far)
         self.now = 100.0
         self.flow = GlobalFlow(FlowConfig("r0", held_max=HELD), Law(topology), rng, lambda _tenant: 1e6)
-        # What the watcher asks of a configuration: hop keys and listeners are not its matter.
+        # The part of the configuration that the watcher uses: no hop keys, no listeners.
         config = GlobalConfig.model_construct(region="r0", instance="g", watch=Watch(), proxies={}, tier_tls=None)
         self.watcher = Watcher(
             config, topology, MemoryStore(rng),
@@ -106,7 +106,9 @@ class World:
         self.flow.handle(event, self.now)
 
     def round(self, number: int) -> tuple[float, float, float]:
-        """Every region reports once, then somebody decides by each model: CPU seconds to read, to take in, to write."""
+        """Every region reports once, then there is a decision for each model: CPU seconds to parse, to take in, to
+        write.
+        """
         self.now += 1.0 / REPORTS_PER_S
         sent = [self.report(name, number).SerializeToString() for name in self._names]
         read_s, reports = _timed(lambda: [from_wire(region_pb2.Report.FromString(data)) for data in sent])
@@ -151,7 +153,7 @@ class World:
             RegionReport(
                 region=name, instance=f"{name}-a", incarnation=1, seq=number + 1, clock_ms=self.now * 1e3,
                 tier_address="127.0.0.1:9", control_address="127.0.0.1:9",
-                models=(*models,) if number else (*models, down),  # offered once: known, and served by nobody since
+                models=(*models,) if number else (*models, down),  # offered once: known, and served nowhere since
                 accepted_bytes={f"r{i}/g": rng.uniform(0.0, 1e9) for i in range(8)},
             )
         )  # fmt: skip

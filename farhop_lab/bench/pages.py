@@ -1,7 +1,7 @@
-"""Metrics pages of the size real engines have: the words a balancer reads amid the histograms it does not.
+"""Metrics pages of the size that real engines have: the metrics a balancer reads among histograms that it does not.
 
-Names and labels are each engine's own, numbers are plausible, the histograms stand for the dozens every engine has.
-Never for anything but benchmarks and tests.
+Names and labels are each engine's own, numbers are plausible, the histograms stand for the dozens that every engine
+has. For benchmarks and tests only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _STEMS = {"tgi": "tgi_", "trtllm": "trtllm_", "triton": "nv_", "dcgm": "DCGM_FI_
 
 
 def page(engine: str, size: int = PAGE_BYTES) -> bytes:
-    """A page of about `size` bytes: its words stand between the halves of what nobody asks for."""
+    """A page of about `size` bytes: the metrics that are read stand in the middle of the others."""
     stem = _STEMS.get(engine, f"{engine}:")
     words = "\n".join(LINES[engine]) + "\n"
     half = (size - len(words)) // 2

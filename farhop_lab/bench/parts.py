@@ -1,8 +1,8 @@
-"""What a request and a stream's chunk are made of, by counts that noise cannot blur: frames, calls, bytecodes.
+"""What a request and a stream's chunk consist of, by counts that noise does not change: frames, calls, bytecodes.
 
-`python -m farhop_lab.bench.parts` measures and prints. With arguments it is the `farhop` command, which counts while it
-is told to (SIGUSR1). What is counted is divided by the requests function by function, and rounded down: what timers do
-beside, and one request in a hundred, falls out. Never a clock; never anything but counts.
+`python -m farhop_lab.bench.parts` measures and prints. With arguments it is the `farhop` command, which counts between
+two signals (SIGUSR1). Counts are divided by the number of requests function by function, and rounded down, which
+removes timers and what happens for one request in a hundred. Never reads a clock; never reports anything but counts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from farhop_lab.world.child import PROGRAM, bound_to_parent
 
 TO = "FARHOP_BENCH_COUNTS_TO"  # the folder to which a counted process writes
 REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
-ROUNDS = 3  # of counting calls; the one with the fewest is told, since whatever else the machine does only adds
+ROUNDS = 3  # of counting calls; the one with the fewest is reported, since other load only adds
 _PACE_MS, _PAUSE_S = 4.0, 0.003
 _NEARLY = 0.9  # of all requests
 _PATIENCE_S, _LOOK_S = 30.0, 0.01
@@ -42,18 +42,19 @@ _TIMERS = (
     "_fire",
     "_sweep",
     "sweep",
-)  # when an answer in one piece comes later than it should, as it does on a busy machine
+)  # if an answer in one piece comes later than it should, as on a busy machine
 _ASKS = ("upstream/fetch.py",)
 _MODE = "mode"  # the file that says what to count
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """What one request (or chunk) is made of in all counted processes. `syscalls` None: there is no strace, it may not
-    look, or nobody asked. `functions` are the frames by function, most first."""
+    """What one request (or chunk) consists of in all counted processes. `syscalls` None: strace is missing, not
+    permitted or not wanted. `functions` are frames by function, most first.
+    """
 
     frames: int
     c_calls: int
-    opcodes: int  # 0 where they were not asked for: to count them takes a hundred times as long
+    opcodes: int  # 0 if not wanted: counting them takes a hundred times as long
     syscalls: dict[str, int] | None
     functions: dict[str, int]
 
@@ -74,7 +75,8 @@ class _Counting:
         self._counts: dict[str, Counter[str]] = {}
         self._root: FrameType | None = None  # what the loop called last
         self._of_turn: dict[str, Counter[str]] = {}
-        self._carries = self._asks = False  # a client's request; engines and regions, for upkeep
+        # Whether it carries a client's request; whether it asks engines and regions, for upkeep.
+        self._carries = self._asks = False
 
     def toggle(self, *_: object) -> None:
         """Begin, or end and write."""
@@ -116,7 +118,7 @@ class _Counting:
             self._flush()
             self._root = root
         name = _name(frame.f_code)
-        # Spans of one request in a hundred are OpenTelemetry's to count, and tasks are upkeep: no request has one.
+        # Spans of one request in a hundred are OpenTelemetry's, and tasks are upkeep: neither belongs to a request.
         upkeep = root.f_code.co_flags & CO_COROUTINE or root.f_code.co_name in _TIMERS
         if root.f_back is not None and not upkeep and "opentelemetry" not in name:
             self._of_turn[what][name + more] += 1
@@ -124,7 +126,7 @@ class _Counting:
             self._asks = self._asks or name.startswith(_ASKS)
 
     def _flush(self) -> None:
-        """What the loop called is done."""
+        """The loop's call has returned."""
         if self._carries and not self._asks:
             for what, counts in self._of_turn.items():
                 self._counts[what] += counts
@@ -133,7 +135,7 @@ class _Counting:
         self._carries = self._asks = False
 
 
-@cache  # an upkeep of a thousand calls, each counted by its bytecodes, must not hold up who is waited for
+@cache  # upkeep of a thousand calls, each counted by its bytecodes, must not delay a request
 def _name(code: CodeType) -> str:
     return f"{'/'.join(Path(code.co_filename).parts[-2:])}:{code.co_firstlineno} {code.co_qualname}"
 
@@ -142,20 +144,20 @@ def _name(code: CodeType) -> str:
 
 
 class Counted:
-    """Processes that run as this module does, and the requests they are asked to count."""
+    """Processes that run as this module does, and the requests during which they count."""
 
     def __init__(self, folder: Path, proxy: Running) -> None:
         self._folder, self._proxy, self._turn = folder, proxy, 0
         self._size = 1024
 
     async def requests(self, *, slowly: bool = False) -> Parts:
-        """What a small request is made of that is answered in one piece. `slowly`: opcodes and syscalls, too."""
+        """The parts of a small request that is answered in one piece. `slowly`: opcodes and syscalls, too."""
         made = [bodies.request(body, HOST) for body in bodies.plain(self._size)]
         await self._send(made, WARM, 0.0)
         return await self._parts(lambda: self._send(made, REQUESTS), REQUESTS, slowly=slowly)
 
     async def chunks(self, *, slowly: bool = False) -> Parts:
-        """What a chunk is made of, in a stream that is alone."""
+        """The parts of a chunk, in a single stream."""
         made = [bodies.request(body, HOST) for body in bodies.streamed(self._size, CHUNKS, _PACE_MS)]
         await self._send(made, 1)
         return await self._parts(lambda: self._send(made, STREAMS), STREAMS * (CHUNKS - 1), slowly=slowly)
@@ -173,7 +175,7 @@ class Counted:
         )
 
     async def _during(self, mode: str, sent: Callable[[], Awaitable[None]]) -> dict[str, Counter[str]]:
-        """What all processes counted meanwhile."""
+        """The counts of all processes during it."""
         (self._folder / _MODE).write_text(mode)
         await self._toggle()
         await sent()
@@ -194,7 +196,7 @@ class Counted:
         return counts
 
     async def _syscalls(self, sent: Callable[[], Awaitable[None]], times: int) -> dict[str, int] | None:
-        """Of the loops' own threads, as strace counts them."""
+        """Syscalls of the loops' threads, as strace counts them."""
         strace = shutil.which("strace")
         if strace is None:
             return None
@@ -225,7 +227,8 @@ class Counted:
             reader, writer = await asyncio.open_connection(self._proxy.host, self._proxy.port)
             for number in range(times):
                 if pause_s:
-                    await asyncio.sleep(pause_s)  # or two in a millisecond have their writes held: other functions
+                    # Or two in one millisecond have their writes combined: other functions.
+                    await asyncio.sleep(pause_s)
                 writer.write(made[number % len(made)])
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 if b" 200 " not in head[:16]:
@@ -239,8 +242,9 @@ class Counted:
 
 
 def _each(counts: dict[str, Counter[str]], what: str, times: int) -> Counter[str]:
-    """By function, and all processes together: how often for each request, without what is not for each. A busy machine
-    has two chunks come together: the turns that there were are what is divided by."""
+    """Per request, by function, over all processes, without what does not happen for each. On a busy machine two chunks
+    may arrive together: the divisor is the number of loop turns.
+    """
     each: Counter[str] = Counter()
     turns = counts[_TURNS + what]
     for name, count in counts[what].items():

@@ -1,7 +1,7 @@
 """What a request costs a picker behind a real Envoy: ours, beside one that decides nothing, in the same run.
 
-Both answer the same Envoy over the same upstream, freshly started, in turn for several rounds; counted is the CPU time
-of the picker's process alone. Never in silence: a request that was not answered with 200 is counted as an error.
+Both serve the same Envoy over the same upstream, freshly started, in turn for several rounds; only the CPU time of the
+picker's process counts. A request that was not answered with 200 is always reported as an error.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _SETTLE_S, _REST_S = 0.7, 1.5
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A picker: the share of a core that it takes at rest; beside that, CPU ms per request by body size, median, least
-    and most of the rounds; requests not answered well."""
+    """A picker: the share of a core that it uses when idle; beyond that, CPU ms per request by body size, median,
+    minimum and maximum of the rounds; requests not answered well.
+    """
 
     name: str
     rest_share: float
@@ -50,7 +51,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def missing() -> str | None:
-    """Why it cannot be measured here, if so."""
+    """Why it cannot be measured here; None if it can."""
     return ENVOY.missing()
 
 
@@ -78,7 +79,7 @@ async def measure(rounds: int, window_s: float, progress: Callable[[str], None])
 
 
 async def _rest(running: Running) -> float:
-    """The share of a core that it takes while nobody asks: probes, scrapes, reports."""
+    """The share of a core that it uses without requests: probes, scrapes, reports."""
     pids = usage.tree(running.pids)
     before, began = usage.cpu_s(pids), time.monotonic()
     await asyncio.sleep(_REST_S)
@@ -133,9 +134,9 @@ async def _listens(port: int) -> bool:
 
 @asynccontextmanager
 async def _behind_envoy(place: Place, picker: int, pid: int) -> AsyncIterator[Running]:
-    """Envoy that asks this picker; what counts is the picker's process."""
+    """Envoy with this picker; only the picker's process is measured."""
     binary = ENVOY.find()
-    assert binary is not None  # `missing` was asked
+    assert binary is not None  # `missing` was checked
     (port,) = free_ports(1)
     file = place.folder / "envoy-picker.json"
     file.write_text(configs.envoy_picked(port, picker, place.targets))

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: ports, folder, the engines' addresses, and what starts there and is always ended.
+"""Where a benchmark runs: ports, folder, the engines' addresses, and processes that are always stopped at its end.
 
 Engines are one process that listens on sixteen loopback addresses, so that a balancer sees sixteen replicas. Children
 die with this process (farhop_lab.world.child). Never leaves anything running.
@@ -38,9 +38,9 @@ class BenchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a proxy is told: where its files go, whom to relay to, how many `files` a process may have open.
+    """What a proxy needs: a folder for its files, its upstreams, and how many `files` a process may open.
 
-    With a `pair` it speaks TLS to its clients.
+    With a `pair` it serves clients over TLS.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A proxy that runs: where clients reach it, the processes whose use counts, the admin ports of ours."""
+    """A running proxy: the address for clients, the processes that are measured, the admin ports of ours."""
 
     port: int
     pids: tuple[int, ...]
@@ -65,11 +65,11 @@ class Subject(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in the table."""
+        """Its name in the table."""
 
     @property
     def tls(self) -> bool:
-        """Whether it can speak TLS to its clients here."""
+        """Whether it can serve clients over TLS here."""
 
     def missing(self) -> str | None:
         """Why it cannot be run here, if so."""
@@ -79,11 +79,11 @@ class Subject(Protocol):
 
 
 def open_files() -> int:
-    """Raise the bound of open files of this process, and so of its children, as far as the system lets it."""
+    """Raise this process's limit of open files, and so its children's, as far as the system allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(most, _FILES_WANTED)
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))  # more than was given takes privileges
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))  # a higher hard limit takes privileges
     except (ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         return most
@@ -91,13 +91,13 @@ def open_files() -> int:
 
 
 def module(name: str, job: msgspec.Struct) -> tuple[list[str], list[str]]:
-    """Program and arguments of one of this package's own programs."""
+    """The program and arguments of one of this package's own programs."""
     return [sys.executable, "-m", f"farhop_lab.bench.{name}"], [msgspec.json.encode(job).decode()]
 
 
 @asynccontextmanager
 async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[Place]:
-    """The upstream, until the end of the block: nginx's fixed answers where it is given, else the uvloop one."""
+    """The upstream, until the end of the block: nginx's fixed answers if it is given, otherwise the uvloop one."""
     (port,) = free_ports(1)
     if nginx is not None:
         config = folder / "engines.conf"
@@ -114,7 +114,7 @@ async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[
 async def started(
     child: Child, host: str, port: int, *, model: str = bodies.MODEL, tls: bool = False, ready_s: float = READY_S
 ) -> AsyncIterator[Running]:
-    """The child until the end of the block, from when it answers inference requests well. Raises BenchError."""
+    """The child until the end of the block, from when it answers inference requests. Raises BenchError."""
     steady = 0
 
     async def ready() -> bool:
@@ -133,7 +133,7 @@ async def started(
 
 
 def believing_all() -> ssl.SSLContext:
-    """For the load alone: what is measured is the proxy, whose certificate is of this run's own making."""
+    """For the load alone, which does not verify the proxy's certificate: this run has made it."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -154,7 +154,7 @@ async def answers(host: str, port: int, body: bytes = b"", *, model: str = bodie
 
 
 async def output(program: Sequence[str], timeout_s: float) -> str:
-    """What a program says on stdout until it ends; killed when the time is over or nobody waits any more.
+    """What a program prints on stdout until it ends; killed when the time is over or the caller is cancelled.
 
     Raises BenchError if it fails.
     """

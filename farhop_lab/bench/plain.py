@@ -1,4 +1,4 @@
-"""A plain proxy on aiohttp, as one would write it in an afternoon: what a Python gateway costs without care.
+"""A plain proxy on aiohttp, as one would write it in an afternoon: the cost of a Python gateway without optimisation.
 
 `python -m farhop_lab.bench.plain '{"port": 9001, "targets": [["127.0.0.2", 9000]]}'`. Never a product.
 """
@@ -21,7 +21,7 @@ _DROPPED = {"host", "connection", "keep-alive", "transfer-encoding", "content-le
 
 
 def application(targets: list[tuple[str, int]], session: aiohttp.ClientSession) -> web.Application:
-    """Everything goes to the targets in turn, and answers pass piece by piece."""
+    """Requests go to the targets in turn, and answers pass piece by piece."""
     turn = itertools.cycle(targets)
 
     async def relay(request: web.Request) -> web.StreamResponse:

@@ -1,6 +1,6 @@
 """The proxies that are compared with ours: which of them this machine has, and how each is run.
 
-They are no dependencies: what is not installed is left out and named. Never downloads anything.
+They are not dependencies: one that is not installed is left out and named. Never downloads anything.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Command = tuple[list[str], list[str]]  # a program, and its arguments
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """One proxy. `find` gives its binary, None where it is not installed; `install` says how it would be."""
+    """One proxy. `find` returns its binary, None if it is not installed; `install` says how to install it."""
 
     name: str
     install: str
@@ -35,7 +35,7 @@ class Proxy:
     ready_s: float = READY_S
 
     def missing(self) -> str | None:
-        """Why it cannot be run here, if so."""
+        """Why it cannot be run here; None if it can."""
         return None if self.find() is not None else f"not installed: {self.install}"
 
     @asynccontextmanager
@@ -51,7 +51,7 @@ class Proxy:
 
 
 def on_path(name: str) -> str | None:
-    """A binary on PATH, beside this interpreter, or where a system keeps its servers."""
+    """A binary on PATH, beside this interpreter, or in the system's directories for servers."""
     folders = (os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent), "/usr/sbin", "/usr/local/sbin")
     return shutil.which(name, path=os.pathsep.join(folders))
 
@@ -80,7 +80,7 @@ def _nginx(binary: str, place: Place, port: int) -> Command:
 
 def _haproxy(binary: str, place: Place, port: int) -> Command:
     both = ""
-    if place.pair is not None:  # HAProxy wants certificate and key in one file
+    if place.pair is not None:  # HAProxy needs certificate and key in one file
         parts = (Path(place.pair.cert_file).read_text(), Path(place.pair.key_file).read_text())
         both = _written(place.folder / "haproxy.pem", "".join(parts))
     config = _written(place.folder / "haproxy.cfg", configs.haproxy(port, place.targets, place.files, both))
@@ -97,7 +97,7 @@ def _sglang(_binary: str, place: Place, port: int) -> Command:
 
 
 def _of_sglangs_kind(place: Place, port: int) -> list[str]:
-    """SGLang's router and those that were made of it take the same arguments."""
+    """SGLang's router and its derivatives take the same arguments."""
     urls = [f"http://{host}:{at}" for host, at in place.targets]
     (metrics,) = free_ports(1)
     return [
@@ -128,7 +128,7 @@ PROXIES = (
     Proxy("HAProxy", "apt install haproxy", lambda: on_path("haproxy"), _haproxy, tls=True),
     ENVOY,
     Proxy("SGLang router", "pip install sglang-router", lambda: in_wheel("sglang_router", "launch_router.py"), _sglang),
-    # Each in an environment of its own, for what they need, with its binary on PATH.
+    # Each in a virtual environment of its own, because of its dependencies, with its binary on PATH.
     Proxy(
         "vLLM router",
         "pip install vllm-router",
@@ -146,7 +146,8 @@ PROXIES = (
         "pip install 'litellm[proxy]'",
         lambda: on_path("litellm"),
         _litellm,
-        environment=(("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_LOG", "ERROR")),  # else it fetches its prices
+        # Otherwise it downloads its prices.
+        environment=(("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_LOG", "ERROR")),
         ready_s=90.0,
     ),
     Proxy("plain aiohttp proxy", "", lambda: sys.executable, _ours("plain")),

@@ -1,7 +1,7 @@
-"""Stands for the regions of a world under a global balancer in a benchmark: real reports of many regions, no balancers.
+"""Stands for the regions under a global balancer in a benchmark: real reports of many regions, no balancers.
 
 `python -m farhop_lab.bench.regions JOB`. Each region is a shipped RegionalFlow with healthy replicas and a shipped
-Reporter over it: to etcd under a lease, and by gRPC to whoever asks. The requests themselves go to the upstream that
+Reporter over it: to etcd under a lease, and by gRPC to subscribers. The requests themselves go to the upstream that
 stands for the tier listeners. Never relays.
 """
 
@@ -51,7 +51,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Regions:
-    """Open them, close them. `tiers` gives each region's address for requests."""
+    """The regions, to open and close. `tiers` gives each region's address for requests."""
 
     def __init__(self, topology: Topology, tiers: dict[str, tuple[str, int]], replicas: list[Replica]) -> None:
         self._law, self._tiers, self._replicas = Law(topology), tiers, replicas
@@ -99,7 +99,7 @@ class Regions:
             self._look()
 
     def _look(self) -> None:
-        """What a watcher would see: idle replicas in good health."""
+        """What a watcher would see: idle, healthy replicas."""
         now = time.monotonic()
         sample = Sample(now, waiting=0, running=1, kv_usage=0.1)
         for flow in self._flows.values():
@@ -109,7 +109,7 @@ class Regions:
 
 
 def replicas(job: Job) -> list[Replica]:
-    """The replicas of every region: nobody asks them, they only stand in reports."""
+    """The replicas of every region: they get no requests and only stand in reports."""
     return [
         Replica(
             name=f"gpu-{i}",

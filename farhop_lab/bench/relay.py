@@ -1,9 +1,9 @@
-"""What a request's passage costs in each proxy, ours and others' under the same load: CPU of the proxy alone.
+"""What a request's passage costs in each proxy, ours and others', under the same load: CPU of the proxy alone.
 
-A round measures every proxy once, each freshly started, and there are several rounds: what else a shared machine does
-then falls on all alike. A proxy is started over the uvloop upstream for streams, and over nginx's fixed answers for the
-rest. The way upstream is plaintext; with `tls` the clients' is not. A figure with a single wrong answer behind it is
-marked, never used in silence.
+A round measures every proxy once, each freshly started, and there are several rounds: other load on a shared machine
+then affects all alike. A proxy runs over the uvloop upstream for streams, and over nginx's fixed answers for the rest.
+Upstream connections are plaintext; with `tls` those of clients are not. A figure with a single wrong answer behind it
+is always marked.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from farhop_lab.world.certs import Authority
 
 CONNECTIONS = 32
 PEAK_BYTES = SIZES[0]
-LATENCY_RATE_MAX_PER_S = 1000.0  # far from what fills most of them: a tail of their own, not of a queue
-_LATENCY_TURNS = 5  # each straight to the upstream and through the proxy: one hiccup of the machine is one turn's
+LATENCY_RATE_MAX_PER_S = 1000.0  # far below the capacity of most: a tail of their own, not of a queue
+_LATENCY_TURNS = 5  # each straight to the upstream and through the proxy: a hiccup of the machine affects one turn
 SUBJECTS: tuple[Subject, ...] = (*OURS, *PROXIES)
-_FEW, _LONGER = 20 * CONNECTIONS, 10  # a window with fewer answers is taken again, so many times as long
+_FEW, _LONGER = 20 * CONNECTIONS, 10  # a window with fewer answers is repeated, so many times as long
 _SLACK_S = 30.0
-_FILES_PER_STREAM = 2.2  # one to the client, one upstream, and what proxies keep in reserve
-_SETTLE_S = 0.7  # what a proxy does after its first answers (probes of all its upstreams, other threads' start) is over
+_FILES_PER_STREAM = 2.2  # one to the client, one upstream, and proxies' reserves
+_SETTLE_S = 0.7  # by then a proxy's work after its first answers (probes of all upstreams, threads' start) is over
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """Binaries of the load and of the upstream; None where not installed. `files`: open files a process may have."""
+    """Binaries of the load and of the upstream; None if not installed. `files`: the limit of open files of a
+    process.
+    """
 
     wrk: str | None
     nginx: str | None
@@ -48,14 +50,16 @@ class Tools(msgspec.Struct, frozen=True):
 
     @classmethod
     def found(cls) -> Tools:
-        """What this machine has. Raises BenchError where nothing can be measured."""
+        """What this machine has. BenchError if nothing can be measured."""
         if not usage.available():
             raise BenchError("bench reads other processes' CPU time and memory from /proc: it needs Linux")
         return cls(wrk.find(), on_path("nginx"), open_files())
 
 
 def chosen(only: Sequence[str]) -> list[Subject]:
-    """The proxies whose names hold one of these words; all, for none. Raises BenchError for a word that none holds."""
+    """The proxies whose names contain one of these words; all of them if there are none. BenchError for a word that no
+    name contains.
+    """
     found: list[Subject] = []
     for name in only:
         matching = [s for s in SUBJECTS if name.lower() in s.name.lower()]
@@ -78,7 +82,7 @@ def check_files(plan: Plan, files: int) -> None:
 async def measure(
     plan: Plan, only: Sequence[str] = (), progress: Callable[[str], None] = lambda _text: None
 ) -> Comparison:
-    """Measure them all, round by round, within `plan.limit_s`. `say` hears what is going on."""
+    """Measure them all, round by round, within `plan.limit_s`. `progress` is called with each step."""
     subjects, tools = [s for s in chosen(only) if s.tls or not plan.tls], Tools.found()
     check_files(plan, tools.files)
     absent = {s.name: why for s in subjects if (why := s.missing()) is not None}
@@ -128,7 +132,7 @@ async def _round(subject: Subject, plan: Plan, tools: Tools, taken: Taken) -> No
 async def running(
     subject: Subject, tools: Tools, nginx: str | None, *, tls: bool = False
 ) -> AsyncIterator[tuple[Place, Running]]:
-    """A proxy over its upstream until the end of the block; nothing of it is left then. Raises BenchError."""
+    """A proxy over its upstream until the end of the block; then nothing of it is left. Raises BenchError."""
     folder = Path(tempfile.mkdtemp(prefix="farhop-bench-"))
     try:
         pair = Authority(folder).issue("proxy") if tls else None
@@ -149,7 +153,7 @@ async def _requests(taken: Taken, plan: Plan, tools: Tools, place: Place, proxy:
         await busy(tools, place, proxy, PEAK_BYTES, plan.request_s)
     for size in plan.sizes:
         window = await busy(tools, place, proxy, size, plan.request_s)
-        if window.requests < _FEW and not plan.once:  # what was under way at its end was paid for, and is not counted
+        if window.requests < _FEW and not plan.once:  # requests under way at its end used CPU, and are not counted
             window = await busy(tools, place, proxy, size, plan.request_s * _LONGER)
         taken.requests.setdefault(size, []).append(window)
         if size == PEAK_BYTES and plan.latency_s and window.requests:
@@ -158,7 +162,7 @@ async def _requests(taken: Taken, plan: Plan, tools: Tools, place: Place, proxy:
 
 
 async def busy(tools: Tools, place: Place, proxy: Running, size: int, seconds: float, *, first: int = -1) -> Window:
-    """One window under full load. With `first` no two prompts are the same: they are numbered from there on."""
+    """One window under full load. With `first` no two prompts are equal: they are numbered from there on."""
     if tools.wrk is None:
         job = Job(
             mode="closed", host=proxy.host, port=proxy.port, tls=proxy.tls, pids=list(proxy.pids),
@@ -208,7 +212,7 @@ async def _streams(taken: Taken, plan: Plan, proxy: Running) -> None:
         connections=CONNECTIONS, ramp_s=0.5, window_s=plan.stream_s, windows=1, chunks=200,
     )  # fmt: skip
     for count, pace_ms in plan.streams:
-        # Half of the ramp opens them, one by one, so that their chunks do not come in step. None ends in the window.
+        # Half of the ramp opens them one by one, so that their chunks are not in step. None ends in the window.
         job = msgspec.structs.replace(base, connections=count, pace_ms=pace_ms, ramp_s=max(0.5, count / 400))
         taken.streams.setdefault(count, []).extend((await asked(job)).windows)
         if plan.idle_streams and taken.stream_bytes is None:
@@ -216,7 +220,7 @@ async def _streams(taken: Taken, plan: Plan, proxy: Running) -> None:
 
 
 async def _idle(base: Job, count: int) -> float:
-    """Bytes that an open stream holds in the proxy while nothing comes."""
+    """Bytes that an open, idle stream takes in the proxy."""
     job = msgspec.structs.replace(
         base,
         mode="idle",
@@ -234,7 +238,7 @@ async def _idle(base: Job, count: int) -> float:
 
 
 async def asked(job: Job) -> Report:
-    """What our client process measured. Raises BenchError."""
+    """The report of our client process. Raises BenchError."""
     program, arguments = module("client", job)
     limit_s = job.ramp_s + job.windows * job.window_s + job.timeout_s + _SLACK_S
     printed = await output([*program, *arguments], limit_s)

@@ -1,4 +1,4 @@
-"""What a benchmark of relays is asked for and what it tells: plans, samples, medians, ratios. Pure."""
+"""Plans and results of a relay benchmark: samples, medians, ratios. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SIZES = (1024, 32 * 1024, 200 * 1024)
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured. `streams` are (concurrent streams, ms between chunks); seconds are per window.
 
-    `rest_s` is how long a proxy is watched without load; what would end after `limit_s` is not begun. With `once`
-    proxies are started once a round, over the uvloop upstream alone.
+    `rest_s` is how long an idle proxy is measured; what would end after `limit_s` is not begun. With `once` proxies are
+    started once a round, over the uvloop upstream alone.
     """
 
     repeats: int = 3
@@ -43,7 +43,7 @@ QUICK = Plan(
 def planned(
     *, quick: bool = False, repeats: int | None = None, idle_streams: int | None = None, tls: bool = False
 ) -> Plan:
-    """The plan asked for. Quick leaves out what takes long, unless asked for by itself."""
+    """The plan. Quick leaves out what takes long, unless asked for by itself."""
     plan = msgspec.structs.replace(QUICK if quick else Plan(), tls=tls)
     if repeats is not None:  # as many as asked for, however long they take
         plan = msgspec.structs.replace(plan, repeats=repeats, limit_s=plan.limit_s * max(1, repeats))
@@ -51,7 +51,7 @@ def planned(
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """Median, least and most of the repeats. `errors` of all repeats: with any, the figure is not to be used."""
+    """Median, minimum and maximum of the repeats. `errors` of all repeats: with any, the figure is not to be used."""
 
     median: float
     least: float
@@ -60,7 +60,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """ms at percentiles 50 and 99 through the proxy, and beside it straight to the upstream at the same rate."""
+    """Latency in ms at percentiles 50 and 99 through the proxy, and straight to the upstream at the same rate."""
 
     rate_per_s: float
     p50_ms: float
@@ -72,7 +72,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 @dataclass
 class Taken:
-    """The samples of one proxy so far. `rest` is its CPU per second of rest."""
+    """The samples of one proxy so far. `rest` is its CPU per idle second."""
 
     name: str
     requests: dict[int, list[Window]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Taken:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One proxy. CPU in µs per request by body bytes, and per chunk by concurrent streams, above what it uses at rest
+    """One proxy. CPU in µs per request by body bytes, and per chunk by concurrent streams, above what it uses when idle
     (`rest_ms_per_s`); requests per second at its peak with bodies of 1 KB; memory of an open stream in bytes.
 
     `trouble` says why figures are missing.
@@ -101,9 +101,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole run. `rounds` were completed, perhaps a part of one more; `absent` says why a proxy was left out.
+    """The whole run. `rounds` were completed, and perhaps a part of one more; `absent` says why a proxy was left out.
 
-    `others` is how many processes wanted to run before it began, on `cpus` processors: what waits for one is late.
+    `others` is how many processes were ready to run before it began, on `cpus` processors: with more than these, times
+    suffer.
     """
 
     plan: Plan
@@ -117,7 +118,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(taken: Taken) -> Row:
-    """Medians of what was taken."""
+    """Medians of the samples."""
     rest = statistics.median(taken.rest) if taken.rest else 0.0
     peaks = [w.requests / w.seconds for w in taken.requests.get(SIZES[0], ())]
     return Row(
@@ -139,7 +140,7 @@ def row_of(taken: Taken) -> Row:
 
 
 def figure(samples: Sequence[tuple[float, int, int]]) -> Figure:
-    """µs each, from (CPU seconds, how many they were for, errors) of each repeat. A repeat of none is an error."""
+    """A figure in µs from (CPU seconds, number of items, errors) of each repeat. A repeat of 0 items is an error."""
     costs = [spent_s * 1e6 / count for spent_s, count, _ in samples if count]
     errors = sum(errors for *_, errors in samples) + len(samples) - len(costs)
     if not costs:
@@ -160,14 +161,14 @@ def _latency(taken: Sequence[Latency]) -> Latency | None:
 
 
 def ratio(figure: Figure | None, first: Figure | None) -> float | None:
-    """How much dearer than the first row's; None where either is not to be used."""
+    """How many times the first row's; None if either is not to be used."""
     if figure is None or first is None or not first.median or first.errors or figure.errors:
         return None
     return figure.median / first.median
 
 
 def document(comparison: Comparison) -> dict[str, object]:
-    """The run as JSON's own types, with each figure's ratio to the first row's beside it."""
+    """The run as JSON types, with each figure's ratio to the first row's."""
     first = comparison.rows[0] if comparison.rows else Row(name="")
     made: dict[str, object] = msgspec.to_builtins(comparison, str_keys=True)
     made["ratios"] = {

@@ -1,15 +1,15 @@
-"""Streams that are interrupted at random bytes, beside the same answers uninterrupted: what is lost, doubled, altered.
+"""Streams interrupted at random bytes, compared with the same answers uninterrupted: what is lost, doubled, altered.
 
 A real world (etcd, both tiers and emulated engines in three regions, each its own process) with a pipe before each
-engine that cuts an answer where chance says; and now and then a SIGKILL of an engine or a regional balancer, which is
+engine that cuts an answer at a random byte; and sometimes a SIGKILL of an engine or a regional balancer, which is
 started again. Each answer is compared with that of an engine asked directly. Never judges by times; a stream that ends
-with an error is counted with its reason, and its text must still be the beginning of the whole one. The engines write
-more than ASCII: characters of two to four bytes that tokens cut in two, marks that combine, what JSON escapes. Stop
-strings are taken out of what the engine would say, so that seams fall into them. By text, too: then the engines tell no
-ids, and an engine that goes on reads the text anew.
+with an error is counted with its reason, and its text must still be a beginning of the whole one. The engines write
+more than ASCII: characters of two to four bytes that tokens cut in two, combining marks, characters that JSON escapes.
+Stop strings are taken from what the engine would generate, so that seams fall into them. Also by text: then the engines
+report no ids, and an engine that continues tokenizes the text anew.
 
-Apart from that: a region killed whole under load, again and again (`regions_killed`): how many of the streams that it
-served end whole, why the rest do not, and how long clients waited at the seam.
+Separately: a region killed whole under load, repeatedly (`regions_killed`): how many of its streams end whole, why the
+others do not, and how long clients waited at the seam.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ if TYPE_CHECKING:
 
 
 STREAMS = 8  # at once
-KILL_EVERY = 40  # interruptions by a pipe to one SIGKILL
+KILL_EVERY = 40  # interruptions by a pipe for one SIGKILL
 CUT_SHARE, CUT_AGAIN_SHARE = 0.9, 0.05  # of first attempts, and of continuations
-EVENT_BYTES = 220  # about what a token takes on the wire
+EVENT_BYTES = 220  # about the bytes of a token on the wire
 TOKENS = 32
-NO_STOP = "never said"  # a stop string; the run adds another to it, which the engine would say
+NO_STOP = "never said"  # a stop string; the run adds another one that the engine would generate
 STOP_CHARS_MAX = 24
 REGIONS = frozenset(("virginia", "frankfurt", "tokyo"))
 KEY = "sk-farhop-anywhere"
 _PIECE, _TIMEOUT_S = 65536, 60.0
-CONTINUES = (b'"prompt":[', b'"continuous_usage_stats":true')  # in what only we ask: by ids, by text
+# In requests of ours alone: a continuation by ids, by text.
+CONTINUES = (b'"prompt":[', b'"continuous_usage_stats":true')
 _MODE: dict[str, Any] = {"resume": {"mode": "text"}}
 BY_TEXT: dict[str, Any] = {"engine": "sglang", "global_config": _MODE, "regional_config": _MODE}
 VICTIM, KILLED_STREAMS, KILLED_TOKENS, BEGUN_TOKENS = "virginia", 48, 300, 5
@@ -52,8 +53,9 @@ _LABEL = re.compile(r'(outcome|reason)="([^"]*)"')
 
 
 class ResumeReport(msgspec.Struct):
-    """What was interrupted and how it ended. `wrong` says what must never be; `ended` counts streams that ended with an
-    error event, by shape and the error's code; `counted` is what the balancers counted, by outcome and reason."""
+    """What was interrupted and how it ended. `wrong` lists violations; `ended` counts streams that ended with an error
+    event, by shape and the error's code; `counted` are the balancers' counters, by outcome and reason.
+    """
 
     streams: int = 0
     cuts: int = 0
@@ -68,12 +70,14 @@ class ResumeReport(msgspec.Struct):
 
     @property
     def interruptions(self) -> int:
-        """Cuts and kills; one kill ends several streams, and counts once."""
+        """Cuts and kills; a kill ends several streams, and counts once."""
         return self.cuts + self.kills
 
 
 def shapes(model: str, number: int) -> dict[str, tuple[str, dict[str, Any], bool]]:
-    """By name the path, the body, and whether such a stream goes on. Pure; no two numbers give the same prompt."""
+    """The path, the body, and whether such a stream can be continued, by name. Pure; no two numbers give the same
+    prompt.
+    """
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": f"{number}: tell me of the sea"}]}
     wide: dict[str, Any] = {"messages": [{"role": "user", "content": f"{number}: erzähl vom Meer 海の話を 🌊"}]}
     text: dict[str, Any] = {"prompt": f"{number}: once upon a time"}
@@ -111,7 +115,9 @@ def shapes(model: str, number: int) -> dict[str, tuple[str, dict[str, Any], bool
 
 
 class Received(msgspec.Struct):
-    """One stream as its client has it: texts, ends and roles by answer, usage, the error's code, and what is wrong."""
+    """One stream as its client received it: texts, ends and roles by answer, usage, the error's code, and what is
+    wrong.
+    """
 
     texts: dict[int, str] = msgspec.field(default_factory=dict)
     ends: dict[int, list[str]] = msgspec.field(default_factory=dict)
@@ -125,7 +131,7 @@ class Received(msgspec.Struct):
 
 
 def read(wire: bytes) -> Received:
-    """A stream's events, each of which must be JSON. Pure."""
+    """Parse a stream's events, each of which must be JSON. Pure."""
     received = Received()
     for event in wire.split(b"\n\n"):
         line = event.strip()
@@ -159,7 +165,7 @@ def read(wire: bytes) -> Received:
 
 
 def compare(received: Received, expected: Received, report: ResumeReport, what: str) -> None:
-    """Enter an answer into the report. Pure but for that."""
+    """Enter an answer into the report. Otherwise pure."""
     if received.error or not received.done:
         report.ended[f"{what}: {received.error or 'cut'}"] += 1
         for at, text in received.texts.items():
@@ -183,7 +189,7 @@ def compare(received: Received, expected: Received, report: ResumeReport, what: 
 
 
 class Pipe:
-    """Before one engine: cuts an answer's stream after so many bytes as chance says."""
+    """A proxy before one engine that cuts an answer's stream after a random number of bytes."""
 
     def __init__(self, there: str, rng: Random, report: ResumeReport) -> None:
         self._host, _, port = there.removeprefix("http://").rpartition(":")
@@ -192,16 +198,16 @@ class Pipe:
         self._pairs: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """Listen; its URL."""
+        """Listen; returns its URL."""
         self._server = await asyncio.start_server(self._come, HOST, 0)
         return f"http://{HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
-        """Break what is open."""
+        """Close all connections."""
         if self._server is not None:
             self._server.close()
         for pair in list(self._pairs):
-            pair.cancel()  # by us alone: they end as if a side had closed
+            pair.cancel()  # by us alone: both ends see a close
         await asyncio.gather(*self._pairs, return_exceptions=True)
 
     async def _come(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -252,19 +258,19 @@ class Pipe:
 
 
 class Run:
-    """One run in a world that stands."""
+    """One run in a running world."""
 
     def __init__(self, world: World, http: aiohttp.ClientSession, seed: int) -> None:
         self._world, self._http, self._rng = world, http, Random(seed)
         self.report = ResumeReport()
         self._pipes: list[Pipe] = []
         self._number = 0
-        self._dead: Counter[str] = Counter()  # what processes had counted that were killed
+        self._dead: Counter[str] = Counter()  # counters of processes that were killed
         self._mending: asyncio.Task[None] | None = None
-        self._spared = world.regions["tokyo"].engine_urls[0]  # asked directly for whole answers: it is never killed
+        self._spared = world.regions["tokyo"].engine_urls[0]  # asked directly for whole answers, so it is never killed
 
     async def put_pipes(self) -> None:
-        """Before all engines; regional balancers start anew, since they are to go through them."""
+        """Put pipes before all engines; regional balancers restart to use them."""
         for run in self._world.regions.values():
             for at, url in enumerate(run.engine_urls):
                 self._pipes.append(pipe := Pipe(url, self._rng, self.report))
@@ -275,17 +281,17 @@ class Run:
         await self._world.wait_until_serving(REGIONS)
 
     async def close(self) -> None:
-        """End what was begun."""
+        """Stop what was started."""
         if self._mending is not None:
             await self._mending
         for pipe in self._pipes:
             await pipe.close()
 
     async def until(self, interruptions: int, progress: Callable[[str], None]) -> None:
-        """Ask, and break, until so many streams were interrupted."""
+        """Send requests and interrupt them, until so many streams were interrupted."""
         await asyncio.gather(*(self._client(interruptions, progress) for _ in range(STREAMS)))
         if self._mending is not None:
-            await self._mending  # who is being started again has something to tell, too
+            await self._mending  # include the counters of processes that are being started again
         await self.count()
 
     async def _client(self, interruptions: int, progress: Callable[[str], None]) -> None:
@@ -325,11 +331,11 @@ class Run:
                     code = msgspec.json.decode(wire).get("error", {}).get("code")
                     return b"data: " + msgspec.json.encode({"error": {"code": f"{answer.status} {code}"}})
         except aiohttp.ClientError:
-            pass  # it is cut: it lacks its end
+            pass  # it was cut: it has no end
         return wire
 
     async def _kill(self) -> None:
-        """An engine or a regional balancer dies, and comes back."""
+        """An engine or a regional balancer is killed, and restarted."""
         run = self._world.regions[self._rng.choice(("virginia", "frankfurt"))]
         try:
             self.report.kills += 1
@@ -347,7 +353,7 @@ class Run:
             self._mending = None
 
     async def count(self) -> None:
-        """Read what balancers that live have counted."""
+        """Read the counters of running balancers."""
         total = Counter(self._dead)
         for run in self._world.regions.values():
             for tier, admin in (("region", run.regional_admin), ("global", run.global_admin)):
@@ -365,7 +371,7 @@ class Run:
 
 @contextlib.asynccontextmanager
 async def running(seed: int = 1, speedup: float = 40.0, *, by_text: bool = False) -> AsyncIterator[Run]:
-    """A world with pipes. Raises WorldError where it cannot be had."""
+    """A world with pipes. WorldError if it cannot be started."""
     settings = WorldSettings(replicas=2, speedup=speedup, wide=True, **(BY_TEXT if by_text else {}))
     with tempfile.TemporaryDirectory(prefix="farhop-resume-") as folder:
         async with World(settings, Path(folder)) as world:
@@ -385,7 +391,7 @@ async def running(seed: int = 1, speedup: float = 40.0, *, by_text: bool = False
 async def measure(
     interruptions: int, seed: int = 1, progress: Callable[[str], None] = lambda _text: None, *, by_text: bool = False
 ) -> ResumeReport:
-    """So many interruptions. Raises WorldError where the world cannot be run."""
+    """So many interruptions. WorldError if the world cannot be run."""
     try:
         async with running(seed, by_text=by_text) as run:
             await run.until(interruptions, progress)
@@ -395,9 +401,9 @@ async def measure(
 
 
 class KillReport(msgspec.Struct):
-    """A region killed so many times: of the streams that it was serving, how many ended whole and as an unbroken one,
-    how the others ended, and the longest pause that each client saw from the kill on, in ms. `wrong` has the texts of
-    those `altered`."""
+    """A region killed so many times: how many of its streams ended whole and equal to an unbroken one, how the others
+    ended, and the longest pause that each client saw from the kill on, in ms. `wrong` has the texts of `altered` ones.
+    """
 
     kills: int = 0
     broken: int = 0
@@ -413,7 +419,7 @@ class KillReport(msgspec.Struct):
         return self.whole / self.broken if self.broken else 1.0
 
     def gap_ms(self, share: float) -> float:
-        """That which so many of the clients did not exceed."""
+        """The pause that this share of the clients did not exceed."""
         ordered = sorted(self.gaps_ms)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -440,9 +446,10 @@ async def regions_killed(
     *,
     by_text: bool = False,
 ) -> KillReport:
-    """Kill a region's engines and its balancer under so many streams that it serves, so many times. Raises WorldError
-    where the world cannot be run."""
-    at_once: dict[str, Any] = {"spill": {"ramp_per_s": 1e3}}  # what is back has its traffic back
+    """Kill a region's engines and its balancer under so many streams that it serves, so many times. WorldError if the
+    world cannot be run.
+    """
+    at_once: dict[str, Any] = {"spill": {"ramp_per_s": 1e3}}  # a region that is back gets its traffic back at once
     settings = WorldSettings(
         replicas=2, speedup=4.0, engine="sglang" if by_text else None,
         global_config={**at_once, **(_MODE if by_text else {})},
@@ -459,7 +466,7 @@ async def regions_killed(
 
 
 async def _killed(world: World, number: int, streams: int, report: KillReport) -> None:
-    """One kill; the region is whole again when it returns."""
+    """One kill; returns when the region is up again."""
     run, loop = world.regions[VICTIM], asyncio.get_running_loop()
     spared = world.regions["tokyo"].engine_urls[0]
     timings, killed_at = [_Timing() for _ in range(streams)], [float("inf")]

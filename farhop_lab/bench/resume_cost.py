@@ -1,8 +1,8 @@
-"""What a chunk costs more where its stream could go on elsewhere: CPU time of the tap alone, with and without, in turn.
+"""What a chunk costs more if its stream can be continued: CPU time of the tap alone, with and without, in turn.
 
-The same build and the same chunks, as vLLM writes them, with ids where ids are asked for; rounds of each kind follow
-one another, so that a machine that grows slower does so for all. What else a chunk costs (sockets, framing, both tiers)
-is the same for all kinds and not in these numbers; nor are the 20 bytes by which an id makes it longer on the wire.
+The same build and the same chunks, as vLLM writes them, with ids if ids are wanted; rounds of each kind alternate, so
+that a machine that becomes slower does so for all. Other costs of a chunk (sockets, framing, both tiers) are the same
+for all kinds and not in these numbers; nor are the 20 bytes that an id adds on the wire.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream"
 
 
 class ChunkCost(msgspec.Struct, frozen=True):
-    """Of one kind: µs of CPU a chunk, the median of the rounds, and how much that is above `off`, round by round."""
+    """One kind: µs of CPU per chunk, the median of the rounds, and how much that is above `off`, round by round."""
 
     us: float
     more_us: float
 
 
 def chunk(number: int, *, ids: bool) -> bytes:
-    """A token's event as vLLM writes it in a chat; the first brings the prompt's ids."""
+    """A token's event as vLLM writes it in a chat; the first one has the prompt's ids."""
     choice = {"index": 0, "delta": {"content": " token"}, "logprobs": None, "finish_reason": None}
     head = {"id": "chatcmpl-6afc2cc78f904e2bba6ace0248d53eef", "object": "chat.completion.chunk", "created": 1795442388}
     document = {**head, "model": "meta-llama/Llama-3.1-8B-Instruct", "choices": [choice]}

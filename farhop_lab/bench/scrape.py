@@ -1,4 +1,4 @@
-"""What looking at replicas costs: a page read, and the shipped watcher over a thousand replicas. Never a test.
+"""What watching replicas costs: parsing a page, and the shipped watcher over a thousand replicas. Never a test.
 
 CPU time of this process; the engines' side is another process. Medians of the repeats, as in decide.
 """
@@ -43,7 +43,7 @@ _WARM_S = 2.5  # a scrape of each, and the first connections
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """The watcher over `replicas`: pages of `page_bytes` taken in a second, CPU of each; `refused` by reason."""
+    """The watcher over `replicas`: pages of `page_bytes` read in a second, CPU of each; `refused` by reason."""
 
     replicas: int
     page_bytes: int
@@ -58,8 +58,9 @@ class Watched(msgspec.Struct, frozen=True):
 
 
 def read() -> list[Row]:
-    """CPU µs to read one page of each engine: said which it is, found out, and a GPU exporter's. The next page of the
-    same engine is read where the lines stood before, as the watcher does."""
+    """CPU µs to parse one page of each engine: of a given kind, of a detected kind, and of a GPU exporter. The next
+    page of the same engine is parsed by the lines' known places, as in the watcher.
+    """
     rows = []
     for name, engine in ENGINES.items():
         page = pages.page(name)
@@ -91,7 +92,7 @@ def _timed(what: str, one: Callable[[], object]) -> Row:
 
 
 def watch() -> Watched:
-    """The shipped watcher and machine over many replicas, on the loop they ship with. Raises BenchError."""
+    """The shipped watcher and machine over many replicas, on the shipped event loop. Raises BenchError."""
     return uvloop.run(_watch())
 
 
@@ -114,7 +115,7 @@ def _replicas(port: int) -> list[ReplicaConfig]:
 
 
 async def _over(replicas: list[ReplicaConfig]) -> Watched:
-    # Probes are as cheap as a scrape of an empty page: here they stay out of the figure.
+    # Probes cost as little as a scrape of an empty page: they are excluded from the figure.
     config = RegionalConfig.model_construct(replicas=replicas, watch=Watch(probe_s=3600.0, scrape_s=1.0))
     flow = RegionalFlow(FlowConfig("bench"), Law(Topology("bench", 1, {})), Random(1), lambda _tenant: 1.0)
     taken, refused = Counter[type[Event]](), Counter[str]()

@@ -1,11 +1,10 @@
-"""Benchmarks that a command runs: how many requests a second of CPU the simulator carries. Never a test.
+"""How many requests per second of CPU the simulator handles. Never a test.
 
 Small worlds are the ready-made `arena` (chats, closed loop) with other sites and `agentic` (contexts to 100k tokens) as
-it is, under farhop and under a router that hardly costs anything, which leaves engines, clients and wires. The large
-one is open loop: 60 regions of 100 GPUs,
-requests at 20 of them, which have a global balancer each. Counted is what was concluded after a warm-up; a world that
-is too much for this machine ends early and says how far it came. One process, one thread; CPU time, since machines are
-shared.
+it is, under farhop and under a router that costs hardly anything, which leaves engines, clients and network. The large
+one is an open loop: 60 regions of 100 GPUs, requests at 20 of them, which have a global balancer each. Counted are
+requests concluded after a warm-up; a world that is too much for this machine ends early and reports how far it came.
+One process, one thread; CPU time, since machines are shared.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ if TYPE_CHECKING:
     from farhop_lab.sim.world import World
 
 CHATS, AGENTS = "arena", "agentic"
-CLIENTS_PER_REPLICA = 30  # as the scenario has it
+CLIENTS_PER_REPLICA = 30  # as in the scenario
 FARHOP, CHEAP = "farhop", "spill-least-load"
 REGIONS, REPLICAS_EACH, BALANCERS = 60, 100, 20
 RATE_PER_S = 4_000.0
 PROMPTS = 50
 SINCE_S, UNTIL_S = 15.0, 60.0
-AGENTS_UNTIL_S = 180.0  # they ask a fifth as often
+AGENTS_UNTIL_S = 180.0  # agents send a fifth as often
 LARGE_SINCE_S, LARGE_UNTIL_S = 1.0, 11.0
 STEP_S = 0.25  # of virtual time between two looks at the clock
 LIMIT_S = 50.0  # of CPU, for one world
 
 
 class Size(msgspec.Struct, frozen=True):
-    """A world to be measured: with these many replicas in all, under this router; 0 replicas: the large one."""
+    """A world to be measured: with so many replicas in all, under this router; 0 replicas: the large one."""
 
     router: str
     replicas: int = 0
@@ -66,7 +65,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def per_s(self) -> float:
-        """Requests a second of CPU."""
+        """Requests per second of CPU."""
         return self.requests / self.cpu_s if self.cpu_s else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,7 +117,7 @@ def _ask(world: World, entry: str, rng: Random) -> None:
 
 
 def _timed(what: str, router: str, world: World, since: float, until: float) -> Row:
-    """Let its time pass, and no more CPU than is meant for it."""
+    """Let its time pass, within its limit of CPU time."""
     world.journal.hush()
     with cell.seldom_tidied():
         begun = time.process_time()

@@ -1,7 +1,7 @@
-"""Memory over many requests: the regional tier under full load, its prompts never the same, watched as it goes.
+"""Memory over many requests: the regional tier under full load, with prompts that never repeat.
 
-The replicas' KV cache is of an ordinary size, so that the prefix trie fills early and forgets from then on: what still
-grows in the second half grows for ever. Bounded in time; judges nothing.
+The replicas' KV cache has an ordinary size, so that the prefix trie fills early and evicts from then on: what still
+grows in the second half grows without bound. Bounded in time; judges nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SLICE_S = (1.0, 10.0)  # one run of the load: short at first, so that a small s
 
 
 class MemorySample(msgspec.Struct, frozen=True):
-    """Memory when a share of the requests was answered, and the CPU that each had cost since the mark before."""
+    """Memory when a share of the requests was answered, and CPU per request since the previous sample."""
 
     share: float
     requests: int
@@ -42,19 +42,20 @@ class SoakReport(msgspec.Struct, frozen=True):
 
     @property
     def per_request_bytes(self) -> float:
-        """Growth per request over the last stretch; what was needed once lies before it."""
+        """Growth per request over the last interval; one-time allocations lie before it."""
         before, last = self.marks[-2:]
         return (last.rss_bytes - before.rss_bytes) / max(1, last.requests - before.requests)
 
 
 async def measure(requests: int, progress: Callable[[str], None] = lambda _text: None) -> SoakReport:
-    """Soak it. Raises BenchError where it cannot run."""
+    """Run the soak. BenchError if it cannot run."""
     why = SOAKED.missing()
     if why is not None:
         raise BenchError(why)
     tools, limit = Tools.found(), time.monotonic() + LIMIT_S
     async with running(SOAKED, tools, tools.nginx) as (place, proxy):
-        await busy(tools, place, proxy, BODY_BYTES, _WARM_S)  # what connections and code need once is in the first mark
+        # The first sample includes one-time needs of connections and code.
+        await busy(tools, place, proxy, BODY_BYTES, _WARM_S)
         done, errors, spent_s, rate = 0, 0, 0.0, 1000.0
         marks = [MemorySample(0.0, 0, usage.rss_bytes(usage.tree(proxy.pids)), 0.0)]
         over = False

@@ -1,8 +1,8 @@
-"""What it costs a request to be somebody's: limits, a record of usage, an entry of the audit log. Never a test.
+"""What a tenant's request costs in addition: limits, a usage record, an audit entry. Never a test.
 
-CPU time of this process with all its threads, so that what a writer does counts, too, until all is on the disk; opening
-the files, once in a process's life, does not. Limits are lent by a root in this process, enough of them: what is
-measured is a request that is let in.
+CPU time of this process with all its threads, so that a writer counts, too, until all is on the disk; opening the
+files, once in a process's life, does not. Limits are lent by a root in this process, enough of them: the measured
+requests are admitted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SIX = Limit(requests_per_minute=MANY, requests_per_day=MANY, input_tokens_per_m
 
 
 def tenants() -> list[Row]:
-    """A row for each part of it, and one of them all: six limits, usage and audit."""
+    """A row for each part of it, and one for all: six limits, usage and audit."""
     rows = [
         asyncio.run(_limits(f"{what}, taken, settled and told", limit))
         for what, limit in (("two limits", _TWO), ("three, one of requests at once", _THREE), ("six limits", _SIX))
@@ -128,7 +128,7 @@ def _usage(folder: Path) -> Row:
 
 def _audit(folder: Path) -> Row:
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-    lawful = frozenset(("here", "there"))  # the law's verdict has it
+    lawful = frozenset(("here", "there"))  # as in the law's verdict
 
     def opened(name: str) -> AuditLog:
         log = AuditLog(folder / name, "farhop.internal/bench", key, time.monotonic, lambda: wall().timestamp())

@@ -1,7 +1,7 @@
-"""Our own rows: both tiers' processes as they are shipped, with everything on.
+"""Our own rows: both tiers' processes as shipped, with everything on.
 
-Identity by API key, law, prefix trie, predictive choice, metrics, JSON logs and one trace in a hundred to a collector.
-Slots and KV cache are so large that nothing ever waits or is refused: what is measured is the passage alone.
+Identity by API key, law, prefix trie, predictive policy, metrics, JSON logs and one trace in a hundred to a collector.
+Slots and KV cache are so large that no request waits or is refused: the passage alone is measured.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tiers:
     tls: bool = True
 
     def missing(self) -> str | None:
-        """Why it cannot be run here, if so."""
+        """Why it cannot be run here; None if it can."""
         try:
             find_binary()
         except EtcdLabError as error:
@@ -54,7 +54,7 @@ class Tiers:
 
 
 def topology() -> dict[str, Any]:
-    """Twelve regions in six countries of two jurisdictions, and a tenant whose law leaves all of them."""
+    """Twelve regions in six countries of two jurisdictions, and a tenant whose law allows all of them."""
     return {
         "name": "bench",
         "epoch": 1,
@@ -78,7 +78,7 @@ def topology() -> dict[str, Any]:
 
 
 class Surroundings:
-    """What both tiers need beside them: a topology, an etcd, a collector of traces, a secret."""
+    """What both tiers need: a topology, an etcd, a collector of traces, a secret."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -105,7 +105,9 @@ class Surroundings:
         await self.stack.aclose()
 
     async def tier(self, role: str, config: dict[str, Any], number: int = 1) -> int:
-        """Start a tier from its configuration file, the so-manieth of its kind; its process id."""
+        """Start a tier from its configuration file; `number` distinguishes processes of a kind. Returns its process
+        id.
+        """
         folder, name = self._place.folder, role if number == 1 else f"{role}-{number}"
         common: dict[str, Any] = {
             "region": HERE,
@@ -113,7 +115,7 @@ class Surroundings:
             "topology": str(self.file),
             "etcd": {"endpoints": [self._etcd.endpoint]},
             "hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"},
-            # All the load comes from one address, and may be as many streams as the files of a process allow.
+            # All the load comes from one address, and may be as many streams as a process may have files.
             "limits": {"drain_s": 0.2, "connections_per_client_max": 1_000_000, "streams_per_upstream_max": 1_000_000},
         }
         path = folder / f"{name}.yaml"
@@ -125,7 +127,7 @@ class Surroundings:
         return child.pid
 
     async def other_regions(self, names: tuple[str, ...]) -> None:
-        """Have the upstream stand for these regions' tier listeners, with real reports of each."""
+        """Let the upstream stand for these regions' tier listeners, with real reports of each."""
         targets = self._place.targets
         job = regions.Job(
             topology=str(self.file),
@@ -153,8 +155,9 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How a region reads the prompts of `model`: by this tokenizer.json, if any. `told`: replicas publish KV events, so
-    that prompts are read before it is decided where they go."""
+    """How a region tokenizes the prompts of `model`: by this tokenizer.json, if any. `told`: replicas publish KV
+    events, so that prompts are tokenized before the decision.
+    """
 
     model: str = MODEL
     tokenizer: Path | None = None
@@ -189,7 +192,7 @@ async def _sharing(around: Surroundings, place: Place, count: int) -> tuple[int,
 def regional_config(
     place: Place, kv_tokens: int = KV_TOKENS, reader: Reader = Reader(), kv_ports: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """Of a regional balancer over these replicas, all but where clients and operators come."""
+    """A regional balancer's configuration over these replicas, without its listeners."""
     replicas = [
         {
             "url": f"http://{host}:{port}",
@@ -209,7 +212,7 @@ def regional_config(
 
 
 async def _announce_kv(around: Surroundings, admin: int, ports: list[int]) -> None:
-    """Say of each replica's cache that it is empty, again and again until the region heard of all of them."""
+    """Report each replica's cache as empty, repeatedly until the region has received it for all."""
     publishers = [KvPublisher(HOST, port, None, "map") for port in ports]
     for publisher in publishers:
         around.stack.callback(publisher.close)
@@ -224,7 +227,7 @@ async def _announce_kv(around: Surroundings, admin: int, ports: list[int]) -> No
 
 
 def _listen(port: int, place: Place) -> dict[str, Any]:
-    """Where clients come."""
+    """The listener for clients."""
     pair = place.pair
     tls = {"cert_file": pair.cert_file, "key_file": pair.key_file} if pair is not None else None
     return {"port": port, "tls": tls}
@@ -295,7 +298,7 @@ def both(place: Place) -> AbstractAsyncContextManager[Running]:
 
 @asynccontextmanager
 async def side_by_side(place: Place, reader: Reader) -> AsyncIterator[tuple[Running, Running]]:
-    """Both tiers, at the same time to be entered at the region itself and at the global balancer. Raises BenchError."""
+    """Both tiers, open to clients at the region and at the global balancer at the same time. Raises BenchError."""
     regional_port, lower = 0, 0
 
     async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
@@ -314,5 +317,5 @@ OURS = (
     Tiers("both tiers", both),
     Tiers("two instances on one port", two_regional),
 )
-# For soaks: a KV cache as an H100 has it for a small model, so that the prefix trie has to forget.
+# For soaks: a KV cache of an H100's size with a small model, so that the prefix trie has to evict.
 SOAKED = Tiers("farhop regional", partial(regional, kv_tokens=400_000))

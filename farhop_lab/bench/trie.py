@@ -1,6 +1,6 @@
-"""Benchmarks that a command runs: what the prefix trie costs, in memory, CPU time and pauses. Never a test.
+"""What the prefix trie costs, in memory, CPU time and pauses. Never a test.
 
-CPU time of this thread, the median of the repeats: these machines are shared, wall time lies. Memory is the growth of
+CPU time of this thread, the median of the repeats: on shared machines wall time misleads. Memory is the growth of
 resident memory over a fill of a fresh process, the nodes' own integers included, divided by pairs of node and location.
 """
 
@@ -42,7 +42,7 @@ RATE_PER_S = 50_000
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One measurement: median, least and most of the repeats, in `unit`, and what it is meant to stay within."""
+    """One measurement: median, minimum and maximum of the repeats, in `unit`, and its bound."""
 
     what: str
     unit: str
@@ -87,7 +87,7 @@ def _row(what: str, unit: str, samples: list[float], limit: float | None) -> Row
 
 
 def repeat(nodes: int, seed: int) -> dict[str, float]:
-    """Every measurement once, by the names in the rows."""
+    """Every measurement once, by the rows' names."""
     rng = random.Random(seed)
     names = [f"r{i}" for i in range(LOCATIONS)]
     gc.collect()
@@ -110,7 +110,7 @@ def _took(call: Callable[[], object]) -> float:
 
 
 def _chains(nodes: int, rng: random.Random) -> Iterator[tuple[int, ...]]:
-    """Paths whose beginnings are shared, with about that many nodes in all."""
+    """Paths with shared beginnings, with about that many nodes in all."""
     stems = [tuple(rng.getrandbits(64) | 1 for _ in range(STEM)) for _ in range(STEMS)]
     for _ in range(nodes // (DEPTH - STEM)):
         yield rng.choice(stems) + tuple(rng.getrandbits(64) | 1 for _ in range(DEPTH - STEM))
@@ -156,7 +156,7 @@ def _insert(trie: PrefixTrie, name: str, chains: Sequence[Sequence[int]]) -> Non
 
 
 def _matched(trie: PrefixTrie, paths: list[list[int]], rng: random.Random) -> dict[str, float]:
-    """Cold: a path that was not asked for lately, its last quarter unknown. Warm: the same one again."""
+    """Cold: a path that was not used lately, its last quarter unknown. Warm: the same one again."""
     tail = [rng.getrandbits(64) | 1 for _ in range(DEPTH // 4)]
     asked = [tuple(path[: DEPTH - len(tail)] + tail) for path in paths]
     rng.shuffle(asked)
@@ -167,7 +167,7 @@ def _matched(trie: PrefixTrie, paths: list[list[int]], rng: random.Random) -> di
 
 
 def _evicting(trie: PrefixTrie, names: list[str], rng: random.Random) -> dict[str, float]:
-    """At one location that is full, every new path pushes out an old one."""
+    """At one location that is full, every new path evicts an old one."""
     name = max(names, key=trie.count)
     trie.set_capacity(name, trie.bytes_held(name))
     chains = list(_chains(MATCHES * (DEPTH - STEM) // 4, rng))
@@ -179,7 +179,7 @@ def _evicting(trie: PrefixTrie, names: list[str], rng: random.Random) -> dict[st
 
 
 async def _streamed(nodes: int, rng: random.Random) -> dict[str, float]:
-    """A snapshot of one region of many, then deltas of which half take back what came with the one before."""
+    """A snapshot of one region of many, then deltas, half of which remove what the previous one added."""
     trie = PrefixTrie()
     for i in range(LOCATIONS):
         trie.add(f"r{i}", 1 << 40)
@@ -198,7 +198,7 @@ async def _streamed(nodes: int, rng: random.Random) -> dict[str, float]:
 
 
 async def _apply(stream: PrefixStream, messages: Iterable[bytes]) -> tuple[float, float]:
-    """CPU seconds in all, and the longest time in ms that the loop was kept from others."""
+    """CPU seconds in all, and the longest time in ms that the loop was blocked."""
     longest = 0.0
     done = False
 
@@ -241,7 +241,7 @@ def _slices(paths: list[tuple[int, ...]]) -> list[bytes]:
 
 
 def _deltas(nodes: int, rng: random.Random) -> Iterator[bytes]:
-    """Messages of MESSAGE_NODES: new ends below a known path, and as many taken back, leaf by leaf."""
+    """Messages of MESSAGE_NODES: new ends below a known path, and as many removed, leaf by leaf."""
     new = DEPTH - STEM
     stem = tuple(rng.getrandbits(64) | 1 for _ in range(STEM))
     seq, before = 1, list[tuple[int, ...]]()

@@ -1,9 +1,9 @@
-"""What each tier adds to the time to the first token: straight to the engine, by a bare relay, by one tier, by both.
+"""What each tier adds to the time to the first token: direct to the engine, by a bare relay, by one tier, by both.
 
-All ways stand side by side over the same engine and are gone in turn, there and back (ABBA), so that what else the
-machine does falls on all alike; what is told of an addition is the median of paired differences. Short and long
-prompts; without a tokenizer, with one that no decision waits for, and with one that each does (engines tell of their KV
-cache, and there are two). Never loads the machine: one request at a time.
+All paths lead to the same engine at the same time and are used in turn, forth and back (ABBA), so that other load on
+the machine affects all alike; an addition is the median of paired differences. Short and long prompts; without a
+tokenizer, with one that no decision waits for, and with one that each waits for (engines publish KV events, and there
+are two). Never loads the machine: one request at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Z95 = 1.96
 
 
 class Median(msgspec.Struct, frozen=True):
-    """A median and the interval that holds the true one in 95 of 100 runs, whatever the distribution is."""
+    """A median and the interval that contains the true one in 95 of 100 runs, whatever the distribution is."""
 
     ms: float
     low_ms: float
@@ -48,8 +48,9 @@ class Median(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One way with one tokenizer and one length of prompt. `added` is beyond the way before it that it contains
-    (direct; for both tiers the regional), None for the direct way; `cpu_ms` its processes' CPU time per request."""
+    """One path with one tokenizer and one length of prompt. `added` is beyond the path that it extends (direct; for
+    both tiers the regional one), None for the direct one; `cpu_ms` is its processes' CPU time per request.
+    """
 
     tokenizer: str
     prompt: str
@@ -62,11 +63,11 @@ class Row(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Mode:
-    """How the region reads prompts."""
+    """How the region tokenizes prompts."""
 
     name: str
     reads: bool = False
-    kv_events: bool = False  # engines tell of their KV cache, so that a decision waits for tokens
+    kv_events: bool = False  # engines publish KV events, so a decision waits for tokens
 
 
 MODES = (Mode("off"), Mode("on", reads=True), Mode("on, KV events", reads=True, kv_events=True))
@@ -90,7 +91,7 @@ def median_of(values: Sequence[float]) -> Median:
 
 
 def rows_of(tokenizer: str, prompt: str, rounds: Sequence[Sequence[Sample]]) -> list[Row]:
-    """What the rounds of one prompt tell, a row for each way."""
+    """The rows of one prompt, one for each path."""
     by_way: dict[str, list[Sample]] = {}
     means: list[dict[str, float]] = []
     for one in rounds:
@@ -115,13 +116,13 @@ async def measure(
     modes: Sequence[Mode] = MODES,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> list[Row]:
-    """Measure all ways. `say` hears what is going on. Raises BenchError."""
+    """Measure all paths. `progress` is called with each step. Raises BenchError."""
     if not usage.available():
         raise BenchError("bench reads other processes' CPU time from /proc: it needs Linux")
     found: list[Row] = []
     for mode in modes:
         if engine is not None and mode.reads and (mode.kv_events or engine.tokenizer is None):
-            continue  # there is no tokenizer, or nobody who tells what a real engine here caches
+            continue  # there is no tokenizer, or nothing publishes what a real engine caches
         progress(f"starting both tiers, tokenizer {mode.name}")
         async with _ways(mode, engine) as (ways, model):
             for prompt, size in SIZES.items():
@@ -136,7 +137,7 @@ async def measure(
 
 @asynccontextmanager
 async def _ways(mode: Mode, engine: Engine | None) -> AsyncIterator[tuple[list[Way], str]]:
-    """All ways to the engine until the end of the block, and the model it serves."""
+    """All paths to the engine until the end of the block, and the model it serves."""
     folder = Path(tempfile.mkdtemp(prefix="farhop-ttft-"))
     try:
         files = open_files()

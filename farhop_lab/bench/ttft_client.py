@@ -1,6 +1,6 @@
-"""The client of `farhop bench ttft`: one request at a time, the same by each way in turn, there and back (ABBA).
+"""The client of `farhop bench ttft`: one request at a time, the same by each path in turn, forth and back (ABBA).
 
-`python -m farhop_lab.bench.ttft_client '{"ways": [...], ...}'`. It blocks in recv(): no event loop's wake-up stands
+`python -m farhop_lab.bench.ttft_client '{"ways": [...], ...}'`. It blocks in recv(), so no event loop's wake-up lies
 between the answer's first event and the clock. Never sends two requests at once.
 """
 
@@ -19,7 +19,7 @@ _READ_BYTES = 64 * 1024
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One way to the engine: where to connect, and the processes whose CPU time is this way's."""
+    """One path to the engine: where to connect, and the processes whose CPU time counts for it."""
 
     name: str
     host: str
@@ -28,7 +28,9 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Each of the `ways` is gone twice a round, `pause_s` after what was before; `warm_ups` rounds are not told."""
+    """Each of the `ways` is used twice a round, `pause_s` after the previous request; `warm_ups` rounds are not
+    reported.
+    """
 
     ways: list[Way]
     body: str
@@ -38,7 +40,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One request: until its answer's first event, and what it took of the way's processes, pause included."""
+    """One request: the time to its answer's first event, and the CPU time of the path's processes, pause included."""
 
     way: str
     ttft_ms: float
@@ -46,19 +48,20 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class ClientError(Exception):
-    """An answer that says nothing of the passage: its text names the way and what came."""
+    """An unusable answer: the text names the path and what came."""
 
 
 class Connection:
-    """A connection of one way, kept open."""
+    """A kept-alive connection of one path."""
 
     def __init__(self, way: Way, body: bytes) -> None:
         self._way, self._body, self._asked = way, body, 0
         self._socket: socket.socket | None = None
 
     def ask(self, pause_s: float) -> Sample:
-        """Send the request, with another end to its prompt each time, and read all of the answer. Raises ClientError,
-        OSError."""
+        """Send the request, with a different end of its prompt each time, and read all of the answer. Raises
+        ClientError, OSError.
+        """
         self._asked += 1
         body = self._body.replace(bodies.NUMBER.encode(), b"%0*d" % (len(bodies.NUMBER), self._asked))
         request = bodies.request(body, self._way.host)

@@ -1,7 +1,8 @@
-"""How many round trips a large prompt takes over an ocean, by what its connection did before and by TCP's settings.
+"""How many round trips a large prompt takes over a long link, by its connection's past and by TCP's settings.
 
-The shipped pool at one end of a long wire, an engine that answers at once at the other. One round trip is the least:
-the body there, the answer back. Beside it stands what the cost model charges (balance.estimate.cost.upload_ms).
+The shipped pool at one end of a long emulated link, an engine that answers at once at the other. One round trip is the
+minimum: the body there, the answer back. Beside it stands what the cost model charges
+(balance.estimate.cost.upload_ms).
 """
 
 from __future__ import annotations
@@ -42,19 +43,22 @@ def missing() -> str:
 
 
 def controls() -> tuple[str, ...]:
-    """What congestion control a namespace may have here; reno where cubic is not allowed: they begin alike."""
+    """The congestion control algorithms that a namespace may use here; reno if cubic is not allowed: they begin
+    alike.
+    """
     allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
     return tuple(one for one in ("cubic" if "cubic" in allowed else "reno", "bbr") if one in allowed)
 
 
 def charged_trips(body_bytes: int) -> float:
-    """What the cost model takes it for."""
+    """What the cost model charges for it."""
     return 1.0 + cost.upload_ms(body_bytes, 1.0)
 
 
 def is_warm(row: Row) -> bool:
-    """Whether a connection that is warm is as good as one round trip. BBR paces what it sends, by an estimate of its
-    own: it is not held to it."""
+    """Whether a warm connection is as good as one round trip. BBR paces its sending by its own estimate: the rule does
+    not apply to it.
+    """
     return row.congestion == "bbr" or max(row.trips[KEPT], row.trips[BESIDE]) <= WARM_TRIPS_MAX
 
 
@@ -78,7 +82,7 @@ async def measure(
 
 
 async def _measured(job: upload_client.Job, rtt_ms: float, settings: dict[str, str]) -> dict[str, list[float]]:
-    # What the kernel remembers of earlier connections to a host would make a new one another's heir.
+    # Otherwise a new connection would inherit what the kernel remembers of earlier ones to the same host.
     settings = {**settings, "net.ipv4.tcp_no_metrics_save": "1"}
     with tempfile.TemporaryDirectory(prefix="farhop-upload-") as folder:
         try:

@@ -1,8 +1,8 @@
-"""Sends large requests on the shipped pool's connections and times them: new ones, used just before (`kept`), after a
-rest, after small requests alone, and where a small request used another connection last (`beside small`).
+"""Sends large requests on the shipped pool's connections and times them, by the connection's past.
 
-`python -m farhop_lab.bench.upload_client '{…}'`, at one end of a long wire. Prints the times, in ms from the first byte
-sent to the whole answer.
+New ones, ones used just before (`kept`), after a rest, after small requests alone, and if a small request used another
+connection last (`beside small`). `python -m farhop_lab.bench.upload_client '{…}'`, at one end of a long emulated link.
+Prints the times, in ms from the first byte sent to the whole answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIMIT_S = 20.0
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Where to, how large, how often, and how long a connection rests."""
+    """The address, the size, the number, and how long a connection rests."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class _Sent:
-    """One request on a lent connection (pool.UpstreamHandler)."""
+    """One request on a leased connection (pool.UpstreamHandler)."""
 
     streams = False
 

@@ -1,7 +1,7 @@
-"""What stands for the engines in a benchmark: a uvloop server that answers at once, or streams at a set pace.
+"""Stands for the engines in a benchmark: a uvloop server that answers at once, or streams at a set pace.
 
 `python -m farhop_lab.bench.upstream '{"port": 9000, "hosts": ["127.0.0.2"]}'`. It reads no more of a request than it
-must; its cost is never measured, but it shares the machine with what is. Never for anything but benchmarks.
+must; its cost is not measured, but it shares the machine with what is. For benchmarks only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STREAM_HEAD = (
 
 
 class Job(msgspec.Struct, frozen=True):
-    """Where to listen. With `page_bytes` its metrics page is about as large, as a real engine's is."""
+    """Where to listen. With `page_bytes` its metrics page has about that size, as a real engine's."""
 
     port: int
     hosts: list[str]
@@ -49,7 +49,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def answer(prompt_tokens: int | str, cached_tokens: int | str) -> str:
-    """A whole answer, as vLLM words it."""
+    """A whole answer, in vLLM's format."""
     usage = (
         f'{{"prompt_tokens":{prompt_tokens},"completion_tokens":16,"total_tokens":{prompt_tokens},'
         f'"prompt_tokens_details":{{"cached_tokens":{cached_tokens}}}}}'
@@ -75,7 +75,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 _PIECE = _event('"choices":[{"index":0,"delta":{"content":" word"}}]')  # about 150 bytes
-# The same where tokens are asked for, as vLLM tells them.
+# The same if token ids are wanted, in vLLM's format.
 _ASKED = b'"return_token_ids":true'
 _CHOICES = '"choices":[{"index":0,"delta":{"content":" word"},"finish_reason":null,"token_ids":[1234]}]'
 _PIECE_WITH_ID = _event(_CHOICES)
@@ -83,7 +83,7 @@ _DONE = _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):
-    """One connection of a proxy: a request at a time."""
+    """One connection of a proxy, with one request at a time."""
 
     def __init__(self, metrics: bytes = METRICS.encode()) -> None:
         self._metrics = metrics
@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.close()
 
-    # -- what httptools calls
+    # -- httptools callbacks
 
     def on_url(self, url: bytes) -> None:
         """The request's path begins."""
@@ -123,13 +123,13 @@ class Connection(asyncio.Protocol):
         self._body.append(data)
 
     def on_message_complete(self) -> None:
-        """It is all there: answer."""
+        """The request is complete: answer."""
         body = b"".join(self._body)
         if self._url == b"/metrics":
             self._whole(self._metrics, b"text/plain; version=0.0.4")
         elif self._url.startswith(b"/v1/models"):
             self._whole(MODELS)
-        elif not body:  # /health, and whatever else a router asks about an engine
+        elif not body:  # /health, and other requests of a router
             self._whole(b'{"model_path":"%b"}' % MODEL.encode())
         elif _STREAM.search(body):
             self._stream(body)
@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
             tokens = len(body) // BYTES_PER_TOKEN
             self._whole(answer(tokens, tokens * 7 // 10).encode())
 
-    # -- how
+    # -- answers
 
     def _whole(self, body: bytes, kind: bytes = b"application/json") -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind, len(body))
@@ -148,7 +148,8 @@ class Connection(asyncio.Protocol):
         chunks, pace_s = (int(order[1]), float(order[2]) / 1e3) if order else (200, 0.02)
         tokens = len(body) // BYTES_PER_TOKEN
         if (delay := _DELAY.search(body)) is not None:
-            time.sleep(float(delay[1]) / 1e3)  # to 0.1 ms, where the loop's timers know whole ones; nobody else asks
+            # To 0.1 ms, while the loop's timers have whole ones; there are no other clients.
+            time.sleep(float(delay[1]) / 1e3)
         first = piece = _PIECE
         if _ASKED in body:
             prompt = ",".join(["1234"] * tokens)

@@ -1,4 +1,4 @@
-"""What a tree of processes has used: CPU time and memory, read from the kernel. Linux only. Never signals anything."""
+"""The use of a tree of processes: CPU time and memory, read from the kernel. Linux only. Never sends a signal."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def available() -> bool:
-    """Whether this system tells what other processes use the way Linux does."""
+    """Whether this system reports other processes' use as Linux does."""
     return (_PROC / "self" / "stat").exists()
 
 
 def tree(roots: Iterable[int]) -> list[int]:
-    """These processes and all that descend from them, as far as they live."""
+    """These processes and all running descendants."""
     children: dict[int, list[int]] = {}
     for folder in _PROC.iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended
-                # Its name is in parentheses and may hold anything: what follows the last one is state, then parent.
+                # Its name is in parentheses and may contain anything: after the last one come state and parent.
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 children.setdefault(parent, []).append(int(folder.name))
     found: list[int] = []
@@ -48,7 +48,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 def rss_bytes(pids: Iterable[int]) -> int:
-    """Resident memory of these processes; pages that they share count for each."""
+    """Resident memory of these processes; shared pages count for each."""
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""wrk as the load of requests that are answered in one piece: its script, and what it says in the end.
+"""wrk as the load of requests that are answered in one piece: its script, and its output.
 
-Pure but for `find`. wrk is one C process that keeps a fixed number of connections busy (a closed loop).
+Pure except for `find`. wrk is one C process that keeps a fixed number of connections busy (a closed loop).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ end
 
 
 class WrkError(Exception):
-    """wrk did not say what it measured; the text holds what it said."""
+    """wrk did not report its measurements; the text is its output."""
 
 
 class WrkOutput(msgspec.Struct, frozen=True):
-    """What a run of wrk measured. `failed` requests met a socket error or a time-out, `refused` a status above 399."""
+    """The result of a wrk run. `failed` requests met a socket error or a timeout, `refused` a status above 399."""
 
     requests: int
     seconds: float
@@ -62,27 +62,29 @@ class WrkOutput(msgspec.Struct, frozen=True):
 
     @property
     def errors(self) -> int:
-        """All that was not answered as it should have been."""
+        """All requests that were not answered well."""
         return self.refused + self.failed
 
 
 def find() -> str | None:
-    """Where wrk is, if it is installed."""
+    """Where wrk is; None if it is not installed."""
     return shutil.which("wrk")
 
 
 def script(bodies_file: str, first: int = -1) -> str:
-    """The Lua script: POSTs the bodies of a file, one a line, in rotation. From `first` on it numbers their prompts."""
+    """The Lua script: POSTs the bodies of a file, one a line, in rotation. With `first` it numbers their prompts from
+    there on.
+    """
     return _SCRIPT.format(path=json.dumps(bodies_file), url=PATH, key=KEY, mark=_MARK, first=first, number=NUMBER)
 
 
 def command(binary: str, script_file: str, url: str, connections: int, seconds: float) -> list[str]:
-    """How to run it. wrk counts whole seconds, at least one."""
+    """How to run it. wrk measures whole seconds, at least one."""
     return [binary, "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout=10s", "-s", script_file, url]
 
 
 def read(output: str) -> WrkOutput:
-    """What it says in the end. Raises WrkError."""
+    """Parse its output. Raises WrkError."""
     for line in output.splitlines():
         if line.startswith(_MARK + " "):
             try:

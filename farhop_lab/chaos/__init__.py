@@ -1,1 +1,1 @@
-"""Convergence as a property: random faults over both tiers, and what must be as if they had never been soon after."""
+"""Convergence as a property: after random faults in both tiers, the world must soon be as if they had never been."""

@@ -1,7 +1,7 @@
-"""Many seeds over the machine's cores, and what fails among them, shrunk to its shortest schedule.
+"""Runs many seeds in parallel, and shrinks failing ones to their shortest schedule.
 
-Invariants: neither order nor number of processes changes any result, which comes in the order of the seeds; when this
-ends, however it does, no process of it is left. A process plays many trials: starting one takes longer than a trial.
+Invariants: neither order nor number of processes changes any result, which come in the order of the seeds; when this
+ends, however it does, no process of it is left. A process runs many trials: starting one takes longer than a trial.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-SHRINKS_MAX = 10  # so many failures are shrunk: each costs up to 80 trials, and most are one fault's
+SHRINKS_MAX = 10  # the most failures that are shrunk: each costs up to 80 trials, and most have one cause
 BATCH = 4
 
 
 class Hunted(msgspec.Struct, frozen=True):
-    """What came of some seeds: how many were played and failed, by property and by kind of fault in the schedule (of
-    all and of those that failed); every failure; and the shortest schedules of the first of them."""
+    """The result of some seeds: how many were run and failed, by property and by kind of fault in the schedule (of all
+    and of those that failed); every failure; and the shortest schedules of the first of them.
+    """
 
     seeds: int
     failed: int
@@ -53,7 +54,7 @@ def hunt(
     shrinks_max: int = SHRINKS_MAX,
     done: Callable[[int], None] | None = None,
 ) -> Hunted:
-    """Play all of them. `done` hears how many are."""
+    """Run all of them. `done` is called with the number finished."""
     batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
     outcomes: list[Outcome] = []
     if len(batches) == 1 or workers == 1:
@@ -80,7 +81,7 @@ def hunt(
 
 
 def _undisturbed(bound: Callable[[], None] | None) -> None:
-    """Ctrl-C is for the parent, who ends this process; if it is killed, this one dies with it."""
+    """Ctrl-C is for the parent, which ends this process; if the parent is killed, this one dies with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if bound is not None:
         bound()
@@ -91,7 +92,7 @@ def _play(seeds: Sequence[int]) -> list[Outcome]:
 
 
 def _to_shrink(outcomes: list[Outcome], most: int) -> list[Outcome]:
-    """Of the failures the first few of each set of properties."""
+    """The first few failures of each set of properties."""
     taken: list[Outcome] = []
     seen: Counter[tuple[str, ...]] = Counter()
     failures = sorted((one for one in outcomes if one.failed), key=lambda one: len(one.schedule.faults))
@@ -103,7 +104,7 @@ def _to_shrink(outcomes: list[Outcome], most: int) -> list[Outcome]:
 
 
 def shortest_of(outcome: Outcome) -> Outcome:
-    """What came of the shortest schedule that fails the first property that this one fails."""
+    """The result of the shortest schedule that fails the first property that this one fails."""
     first = outcome.failures[0]
     short = shrunk(outcome.schedule, lambda candidate: first in trial.run(candidate).failures)
     return trial.run(short)
@@ -136,7 +137,7 @@ def _distinct(outcomes: list[Outcome]) -> tuple[Outcome, ...]:
 
 
 def kept(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """Write the schedules to files that `--replay` and the tests read; the files. OSError."""
+    """Write the schedules to files for `--replay` and the tests; returns the files. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []
     for one in outcomes:
@@ -149,6 +150,6 @@ def kept(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
 
 
 def replayed(schedule: Schedule) -> Hunted:
-    """One schedule, as it is."""
+    """Run one schedule as it is."""
     outcome = trial.run(schedule)
     return _summed([outcome], [])

@@ -1,11 +1,9 @@
-"""The same on real processes: a whole world (`farhop_lab.world.world`), load all the time, faults at random, then a
-verdict.
+"""The chaos trial on real processes: a whole world (`farhop_lab.world.world`), constant load, random faults, a verdict.
 
-What breaks has the simulator's names; `refuse`, `lose-reports` and `xid` exist there alone (no process of a world
-closes its listener, loses reports but with its link, or is watched by an exporter); drains and laws have live drills of
-their own. Estimates are compared with
-one another, since all replicas are alike and this machine's own pace is in every figure. Invariant: however it ends,
-the world's processes have ended.
+Faults have the simulator's names; `refuse`, `lose-reports` and `xid` exist there alone (no process of a world closes
+its listener, loses reports except with its link, or is watched by an exporter); drains and laws have live drills of
+their own. Estimates are compared with one another, since all replicas are alike and this machine's own speed is in
+every figure. Invariant: however it ends, the world's processes have ended.
 """
 
 from __future__ import annotations
@@ -51,12 +49,13 @@ KEY = "sk-farhop-anywhere"
 
 
 class LiveError(Exception):
-    """A live run that cannot go on; the text is one line."""
+    """A live run that cannot continue; the text is one line."""
 
 
 class LiveResult(msgspec.Struct, frozen=True):
-    """What came of a live run: answers of the whole run and of them those that failed before the quiet; by replica, how
-    many came in the window, and how many would be fair."""
+    """The result of a live run: answers of the whole run and of them those that failed before the quiet; by replica,
+    how many came in the window, and how many would be fair.
+    """
 
     seed: int
     faults: int
@@ -67,7 +66,7 @@ class LiveResult(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-# -- what breaks
+# -- faults
 
 
 def drawn(seed: int, for_s: float, regions: list[str]) -> tuple[Fault, ...]:
@@ -94,7 +93,7 @@ def _fault(rng: Random, regions: list[str], at_s: float) -> Fault:
 
 
 class _LiveInjector:
-    """Breaks and mends the processes of a world. What does not come back is a finding."""
+    """Injects and mends faults in the processes of a world. A process that does not come back is a finding."""
 
     def __init__(self, world: World, session: aiohttp.ClientSession) -> None:
         self._world, self._session = world, session
@@ -159,7 +158,7 @@ class _LiveInjector:
                 await self._world.start_engine(fault.region, place)
 
     async def _start(self, fault: Fault, start: Callable[[], Awaitable[None]]) -> None:
-        """A process that does not come up at once is told, and started again, as a supervisor would."""
+        """A process that does not start at once is reported, and started again, as a supervisor would."""
         for _ in range(START_TRIES):
             try:
                 await start()
@@ -170,7 +169,7 @@ class _LiveInjector:
         raise LiveError(f"{fault.region}: does not come back after {fault.what}; see its log in the world's folder")
 
     async def _command(self, fault: Fault, *, broken: bool) -> None:
-        """By the engine's `/lab/fault`; one that is dead is not broken any further, and mended by its return."""
+        """By the engine's `/lab/fault`; a dead engine is not broken further, and its return mends it."""
         url = f"{self._world.regions[fault.region].engine_urls[_place(fault)]}/lab/fault"
         with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
             if broken:
@@ -193,7 +192,7 @@ def _place(fault: Fault) -> int:
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """One answer: when it was asked, at which region's entry, and how it ended."""
+    """One answer: when and at which region's entry it was requested, and how it ended."""
 
     at: float
     entry: str
@@ -201,7 +200,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class _LiveClients:
-    """Asks as `workload` says, until told to stop."""
+    """Sends requests as in `workload`, until stopped."""
 
     def __init__(self, world: World, session: aiohttp.ClientSession, seed: int) -> None:
         self._world, self._session, self._rng = world, session, Random(f"chaos live clients {seed}")
@@ -249,8 +248,9 @@ def judged(
     regional: Mapping[str, dict[str, Any]],
     global_: Mapping[str, dict[str, Any]],
 ) -> tuple[dict[str, tuple[int, float]], list[Finding]]:
-    """Shares of the answers of the window, which `counts` gives by region and replica, and what does not hold of them
-    and of every balancer's `/status`."""
+    """Shares of the answers in the window, given in `counts` by region and replica, and findings about them and every
+    balancer's `/status`.
+    """
     findings: list[Finding] = []
     asked: Counter[str] = Counter()
     failed: Counter[tuple[str, str]] = Counter()
@@ -309,7 +309,7 @@ def _of_regions(entry: str, status: dict[str, Any]) -> list[Finding]:
 def at_rest(
     regional: Mapping[str, dict[str, Any]], global_: Mapping[str, dict[str, Any]], rtt_ms: Callable[[str, str], float]
 ) -> list[Finding]:
-    """What is left where nobody asks any more, and wire times that are not the wires'."""
+    """What is left when no request is under way, and measured round-trip times that differ from the real ones."""
     found: list[Finding] = []
     for region, status in regional.items():
         left = {name: status[name] for name in ("under_way", "queued_requests", "queued_tokens") if status[name]}
@@ -332,7 +332,7 @@ def at_rest(
 
 
 async def run(folder: Path, seed: int, for_s: float, progress: Callable[[str], None]) -> LiveResult:
-    """Start a world, break it for `for_s`, leave it alone, and judge. LiveError, WorldError."""
+    """Start a world, inject faults for `for_s`, wait, and judge. Raises LiveError, WorldError."""
     progress("starting etcd, engines and balancers")
     settings = WorldSettings(replicas=REPLICAS, speedup=1.0)
     async with World(settings, folder) as world, aiohttp.ClientSession(
@@ -389,7 +389,7 @@ async def _broken_and_judged(
 
 
 async def _stop(clients: _LiveClients) -> None:
-    """Nobody asks any more; who is being served has its time."""
+    """No more requests; those under way get their time."""
     for client in clients.clients:
         client.cancel()
     if clients.under_way:
@@ -399,7 +399,7 @@ async def _stop(clients: _LiveClients) -> None:
 async def _statuses(
     world: World, session: aiohttp.ClientSession
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Every balancer's own view, regional and global, by region. LiveError for one that does not say."""
+    """Every balancer's `/status`, regional and global, by region. LiveError for one that does not answer."""
 
     async def ask(url: str) -> dict[str, Any]:
         try:
@@ -416,7 +416,7 @@ async def _statuses(
 
 
 async def _served(world: World, session: aiohttp.ClientSession) -> dict[str, dict[str, int]]:
-    """Answers that each engine says it has given since it started, by region and replica. LiveError."""
+    """Each engine's own count of answers since it started, by region and replica. Raises LiveError."""
     found: dict[str, dict[str, int]] = {}
     for name, run in world.regions.items():
         for place, url in enumerate(run.engine_urls):
@@ -429,7 +429,7 @@ async def _served(world: World, session: aiohttp.ClientSession) -> dict[str, dic
 
 
 def answers_given(page: str) -> int:
-    """What an engine's metrics say of whole answers; those broken off are none."""
+    """Complete answers in an engine's metrics; those broken off do not count."""
     given = 0.0
     for line in page.splitlines():
         if line.startswith("vllm:request_success_total") and 'finished_reason="abort"' not in line:
@@ -438,7 +438,7 @@ def answers_given(page: str) -> int:
 
 
 def _wake_all(world: World) -> None:
-    """A paused process could not end by itself."""
+    """A paused process could not be stopped."""
     for region in world.regions.values():
         for engine in region.engines:
             engine.signal(signal.SIGCONT)

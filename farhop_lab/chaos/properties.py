@@ -1,7 +1,7 @@
 """What must be as if nothing had ever been broken, QUIET_S after the last fault: read from the machines, never written.
 
-Each property gives its findings: what is not so, where, and by how much. Shares are of chance as well: a share that is
-out is `sure` where chance (SIGMAS) does not explain it, else it is to be looked at again over more answers.
+Each property returns its findings: what is wrong, where, and by how much. Shares have random variation: a wrong share
+is `sure` if chance (SIGMAS) does not explain it, otherwise it is checked again over more answers.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 SHARE_OFF = 0.20
 ESTIMATE_OFF = 0.25
 SIGMAS = 3.0
-NEAR_HOME = 0.02  # of a region's requests go elsewhere by chance: whoever comes as two prefills are under way here
+# Share of a region's requests that go elsewhere by chance: those that come while two prefills are under way here.
+NEAR_HOME = 0.02
 IDLE_WAIT_MS = 1.0
 RTT_SLACK_MS = 2.0
 
 PROPERTIES = ("shares", "estimates", "standing", "answers", "open", "ledgers", "law", "sound")
-"""Fair shares; estimates; nobody ejected, suspect, reduced or avoided; all is answered; nothing open that is not
-served; ledgers, slots, queues and budgets whole once idle; the last law in force; no machine raised or broke its
-invariants."""
+"""Fair shares; estimates; no replica or region ejected, suspect, reduced or avoided; all requests answered; no open
+request that is not served; ledgers, slots, queues and budgets empty once idle; the last law in force; no machine raised
+or broke its invariants.
+"""
 
 
 class Finding(msgspec.Struct, frozen=True, order=True):
-    """Something that is not as it should be. `property` is one of PROPERTIES. `sure`: more answers cannot mend it."""
+    """Something wrong. `property` is one of PROPERTIES. `sure`: more answers cannot change it."""
 
     property: str
     where: str
@@ -52,7 +54,9 @@ class Finding(msgspec.Struct, frozen=True, order=True):
 
 
 def shares(world: World, truth: Truth, asked: dict[str, int]) -> Iterator[Finding]:
-    """Of the answers since `truth` counts; `asked` is what each region's clients asked since then."""
+    """Shares of the answers since `truth` counts; `asked` is the number of requests of each region's clients since
+    then.
+    """
     for name, region in world.regions.items():
         counts = {replica: truth.count(name, replica) for replica in region.hosts}
         yield from share_findings(name, asked[name], counts)
@@ -67,7 +71,7 @@ def share_findings(region: str, asked: int, counts: Mapping[str, int]) -> Iterat
 
 
 def _share(where: str, count: int, fair: float, variance: float, of: str) -> Iterator[Finding]:
-    """`variance` is chance's, as a share of the fair count (binomial: 1 - p)."""
+    """`variance` is that of chance, as a share of the fair count (binomial: 1 - p)."""
     off, allowed = abs(count - fair), SHARE_OFF * fair
     if off > allowed:
         sure = off > allowed + SIGMAS * sqrt(variance * fair)
@@ -78,7 +82,7 @@ def _share(where: str, count: int, fair: float, variance: float, of: str) -> Ite
 
 
 def estimates(world: World, truth: Truth) -> Iterator[Finding]:
-    """Every estimate of both tiers against what the engines truly did since `truth` counts."""
+    """Every estimate of both tiers against the true times of the engines since `truth` counts."""
     for name, region in world.regions.items():
         flow = region.flow
         yield from _off(f"{name}", "bytes per token", flow.fleet.estimates.bytes_per_token(MODEL), _bytes_per_token())
@@ -86,7 +90,7 @@ def estimates(world: World, truth: Truth) -> Iterator[Finding]:
         for replica, row in table.of.at.items():
             answers = truth.by.get((name, replica), [])
             if len(answers) < 2:
-                continue  # its share is told
+                continue  # its share is reported
             service_ms = workload.service_ms(answers)
             load = 1.0 + service_ms / 1e3 * len(answers) / max(1e-9, world.now - truth.since_s)
             where = f"{name}/{replica}"
@@ -132,8 +136,9 @@ def _off(where: str, name: str, estimate: float, truth: float, *, slack: float =
 
 
 def standing(world: World) -> Iterator[Finding]:
-    """Nobody is out, in doubt, reduced or avoided: no cause holds any more. A replica that is back from an ejection is
-    in its slow start for longer than that, which is neither."""
+    """No replica or region is out, suspect, reduced or avoided, as no cause holds any more. A replica that is back from
+    an ejection is in its slow start for longer than that, which is neither.
+    """
     for name, region in world.regions.items():
         if not region.alive:
             yield Finding("standing", name, "its balancer is not running")
@@ -175,7 +180,7 @@ def _regions(world: World, balancer: BalancerProcess, flow: GlobalFlow) -> Itera
 
 
 def answers(world: World, since_s: float) -> Iterator[Finding]:
-    """Whatever was asked since then has been answered whole, if it is over."""
+    """All requests since then that are over got a complete answer."""
     failed: dict[tuple[str, str], int] = {}
     for record in world.measures.records:
         if record.arrived_at >= since_s and not record.served:
@@ -185,7 +190,7 @@ def answers(world: World, since_s: float) -> Iterator[Finding]:
 
 
 def open_requests(world: World, before_s: float) -> Iterator[Finding]:
-    """Nobody who came before that is still without an end."""
+    """No request from before that time is still open."""
     late = [one for one in world.measures.unfinished() if one.arrived_at < before_s]
     if late:
         oldest = min(one.arrived_at for one in late)
@@ -193,11 +198,11 @@ def open_requests(world: World, before_s: float) -> Iterator[Finding]:
         yield Finding("open", entries, f"{len(late)} requests are open, the oldest for {world.now - oldest:.0f} s")
 
 
-# -- at rest
+# -- idle
 
 
 def ledgers(world: World) -> Iterator[Finding]:
-    """Nobody asks and everything is answered: nothing is held, reserved, queued or reckoned with."""
+    """No request is under way: nothing is held, reserved, queued or counted."""
     for name, region in world.regions.items():
         for what, count in _regional_books(region):
             if count:
@@ -246,7 +251,7 @@ def _global_books(balancer: BalancerProcess, flow: GlobalFlow) -> list[tuple[str
 
 
 def law(world: World, epoch: int) -> Iterator[Finding]:
-    """Everybody goes by the last law."""
+    """Every process follows the last law."""
     for name, region in world.regions.items():
         if region.flow.law.epoch != epoch:
             yield Finding("law", name, f"epoch {region.flow.law.epoch}, in force is {epoch}")

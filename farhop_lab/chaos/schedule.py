@@ -1,7 +1,7 @@
 """What breaks when, in which world: drawn from a seed, written to a file and read back.
 
-Pure. Invariants: at most AT_ONCE faults at one moment, and no two of one kind or of one engine's `/lab/fault` at one
-place; the same seed draws the same schedule for ever; a schedule that is not sound is refused with the field's name.
+Pure. Invariants: at most AT_ONCE faults at one time, and no two of one kind or of one engine's `/lab/fault` at one
+place; the same seed always draws the same schedule; an invalid schedule is refused with the field's name.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ DOCUMENT_BYTES_MAX = 64 * 1024
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be played; the text names the field and the remedy."""
+    """A schedule that cannot be run; the text names the field and the remedy."""
 
 
 class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A world of `regions` times `replicas` GPUs, what clients ask of it (by `seed`), and what breaks, in time's order.
-    `about` says what it once showed."""
+    """A world of `regions` times `replicas` GPUs, the seed of its clients' requests, and its faults in order of time.
+    `about` says what it once showed.
+    """
 
     seed: int
     regions: int = 2
@@ -48,7 +49,7 @@ class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def mended_s(self) -> float:
-        """When the last fault ends; WARM_S where there is none."""
+        """When the last fault ends; WARM_S if there is none."""
         return max((fault.until_s for fault in self.faults), default=WARM_S)
 
 
@@ -85,12 +86,12 @@ def _fault(rng: Random, regions: tuple[str, ...], replicas: int) -> Fault:
 
 
 def in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:
-    """As they begin."""
+    """In order of their beginning."""
     return tuple(sorted(faults, key=lambda fault: (fault.at_s, fault.what, fault.region, fault.replica)))
 
 
 def fits(fault: Fault, others: list[Fault]) -> bool:
-    """Whether it may be beside these: not too many at once, and each mended by its own end alone."""
+    """Whether it may overlap with these: not too many at once, and each mended by its own end alone."""
     beside = [one for one in others if one.at_s < fault.until_s and fault.at_s < one.until_s]
     begins = [fault.at_s, *(one.at_s for one in beside if one.at_s >= fault.at_s)]
     most = max(1 + sum(one.at_s <= at < one.until_s for one in beside) for at in begins)
@@ -98,7 +99,7 @@ def fits(fault: Fault, others: list[Fault]) -> bool:
 
 
 def _same_place(a: Fault, b: Fault) -> bool:
-    """Whether one's mending would mend the other."""
+    """Whether mending one would mend the other."""
     if a.what in ENGINE_KINDS and b.what in ENGINE_KINDS:
         return (a.region, a.replica) == (b.region, b.replica)
     if a.what in LINK_KINDS and b.what in LINK_KINDS:
@@ -140,7 +141,7 @@ def decode(text: str, source: str = "schedule") -> Schedule:
 
 
 def check(schedule: Schedule, source: str = "schedule") -> None:
-    """ScheduleError for what cannot be played."""
+    """ScheduleError for a schedule that cannot be run."""
     if not 2 <= schedule.regions <= len(REGIONS):
         raise ScheduleError(f"{source}: regions: give 2 to {len(REGIONS)}, not {schedule.regions}")
     if not 2 <= schedule.replicas <= 16:

@@ -1,7 +1,7 @@
 """The shortest schedule that still fails in the same way, found by trying: fewer faults, shorter, milder, fewer GPUs.
 
-Pure and deterministic: equal schedules shrink to the same one. Invariant: what it returns fails (it was tried), and is
-no longer than what it was given. Bounded by TRIALS_MAX trials.
+Pure and deterministic: equal schedules shrink to the same one. Invariant: the returned schedule fails (it was tried),
+and is no longer than the given one. Bounded by TRIALS_MAX trials.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def shrunk(schedule: Schedule, fails: Callable[[Schedule], bool], trials_max: in
 
 
 def _smaller(schedule: Schedule) -> Iterator[Schedule]:
-    """Simpler ones, those first that take the most away."""
+    """Simpler ones, those first that remove the most."""
     replace, faults = msgspec.structs.replace, schedule.faults
     if len(faults) > 2:
         for fault in faults:  # most failures have one cause
@@ -56,7 +56,7 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         for changed in _milder(fault):
             yield replace(schedule, faults=(*faults[:place], changed, *faults[place + 1 :]))
     first_s = min((fault.at_s for fault in faults), default=WARM_S)
-    if first_s > WARM_S:  # all of them sooner, as they stand to one another
+    if first_s > WARM_S:  # all of them earlier, with the same distances
         moved = [replace(fault, at_s=round(fault.at_s - first_s + WARM_S, 1)) for fault in faults]
         yield replace(schedule, faults=tuple(moved))
 

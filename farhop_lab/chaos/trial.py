@@ -1,8 +1,8 @@
-"""One trial: a schedule played in virtual time, and what does not hold QUIET_S after its last fault.
+"""One trial: a schedule run in virtual time, and the properties that do not hold QUIET_S after its last fault.
 
     findings = run(schedule.drawn(7)).findings
 
-Invariant: equal schedules give equal findings in every process. Reads no clock but for `cpu_s`.
+Invariant: equal schedules give equal findings in every process. Reads no clock except for `cpu_s`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from farhop_lab.sim.world import World
 
 QUIET_S = 30.0
-# Looked at so long after the quiet: 50 answers of each replica since the last fault, 30 of them after the quiet, are
-# there at the first look. Only shares that chance may explain are looked at again.
+# When properties are checked, after the quiet: by the first time there are 50 answers of each replica since the last
+# fault, 30 of them after the quiet. Only shares that chance may explain are checked again.
 LOOKS_S = (25.0, 60.0, 150.0)
-REST_S = 15.0  # everything is answered by then (workload.SERVED_WITHIN_S), and reports have said so
+REST_S = 15.0  # by then all is answered (workload.SERVED_WITHIN_S), and reports say so
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of a trial. `answers` were given in all, `looked_s` is when it was judged last."""
+    """The result of a trial. `answers` is their number, `looked_s` the time of the last check."""
 
     schedule: Schedule
     findings: tuple[Finding, ...]
@@ -52,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def run(schedule: Schedule) -> Outcome:
-    """Play it."""
+    """Run it."""
     began, truth = time.process_time(), Truth()
     with seldom_tidied():
         world = workload.world_of(schedule, truth)
@@ -99,6 +99,6 @@ def _looked(world: World, truth: Truth, quiet_s: float) -> set[Finding]:
 
 
 def _asked(world: World, since_s: float) -> dict[str, int]:
-    """What each region's clients asked since then, less what is being served."""
+    """Requests of each region's clients since then, without those under way."""
     asked = Counter(record.entry for record in world.measures.records if record.arrived_at >= since_s)
     return {name: asked[name] for name in world.regions}

@@ -1,15 +1,15 @@
-"""What clients ask of a world in a trial, and what each part of it then truly does.
+"""The clients' requests in a trial, and the true times of the engines.
 
-A light, symmetric, open load: every region's clients ask PER_REPLICA_S times a second for each of its replicas
+A light, symmetric, open load: every region's clients send PER_REPLICA_S requests a second for each of its replicas
 (Poisson), every prompt PROMPT_BYTES long and like no other (nothing is ever cached), every answer ANSWER_TOKENS long.
-All replicas are one kind of GPU. Hence the fair share is defined without a choice of ours:
+All replicas are one kind of GPU. So the fair share is defined without a choice of ours:
 
-- a region's is what its own clients ask: it has room for all of it, and any other is a wire away;
+- a region's is what its own clients ask: it has room for all of it, and any other is a round trip away;
 - a replica's is an equal part of what its region serves.
 
 Sizes: a prompt takes 96 ms of an A100, long enough that the decode step before it (13 ms) is small beside it; an answer
-takes some 0.5 s, so that half a request is at a replica in the mean, and a prefill is under way 10 % of the time.
-Never judges.
+takes some 0.5 s, so that a replica has half a request in the mean, and a prefill is under way 10 % of the time. Never
+judges.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ GPU = PROFILES["a100"]
 RTT_MS = 60.0
 PROMPT_BYTES, PROMPT_TOKENS, ANSWER_TOKENS = 4000, 1000, 32
 PER_REPLICA_S = 1.0
-SERVED_WITHIN_S = 10.0  # an answer takes 0.5 s; whoever is open so long is not being served
+SERVED_WITHIN_S = 10.0  # an answer takes 0.5 s; a request that is open for so long is not being served
 STOOD_S = 5.0
 
 
 class Truth:
-    """What the engines truly took, by region and replica, of answers sent to them since `since_s`."""
+    """The true times of the engines, by region and replica, of answers to requests sent since `since_s`."""
 
     def __init__(self) -> None:
         self.since_s = WARM_S
         self.by: dict[tuple[str, str], list[Timing]] = {}
 
     def timed(self, region: str, replica: str, timing: Timing) -> None:
-        """One more answer."""
+        """Add an answer."""
         if timing.sent_at >= self.since_s:
             self.by.setdefault((region, replica), []).append(timing)
 
     def forget(self, since_s: float) -> None:
-        """Only what is sent from now on counts."""
+        """From now on only requests sent later count."""
         self.since_s = since_s
         self.by.clear()
 
@@ -70,12 +70,12 @@ def service_ms(answers: Iterable[Timing]) -> float:
 
 
 def prefill_ms_per_token() -> float:
-    """What a token of such a prompt takes, alone, by the engine's physics."""
+    """Of such a prompt, alone, by the engine's timing model."""
     return GPU.step_ms(GPU.prefill_ms(PROMPT_TOKENS), 0) / PROMPT_TOKENS
 
 
 def world_of(schedule: Schedule, truth: Truth) -> World:
-    """The schedule's world before its first moment, nothing broken yet and nobody asking."""
+    """The schedule's world before its first moment, without faults and requests."""
     names = schedule.names
     return World(
         schedule.seed,
@@ -87,7 +87,7 @@ def world_of(schedule: Schedule, truth: Truth) -> World:
 
 
 class OpenLoad:
-    """Asks until it is told to stop."""
+    """Sends requests until it is stopped."""
 
     def __init__(self, world: World, schedule: Schedule) -> None:
         self._world, self._rate = world, PER_REPLICA_S * schedule.replicas
@@ -97,7 +97,7 @@ class OpenLoad:
             self._next(name)
 
     def stop(self) -> None:
-        """Nobody asks any more."""
+        """Stop sending."""
         self._asking = False
 
     def _next(self, name: str) -> None:

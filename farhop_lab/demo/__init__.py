@@ -1,1 +1,1 @@
-"""`make demo`: the default world and what it shows, a checked line each."""
+"""`make demo`: the default world and its checks, a line each."""

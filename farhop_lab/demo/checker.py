@@ -1,6 +1,6 @@
-"""What every part of the demo stands on: a running world, clients that ask it, and lines that say what was seen.
+"""What every part of the demo uses: a running world, clients, and lines that show what was expected and seen.
 
-Every line shows what was expected beside what was seen. Never claims what it did not see.
+Never reports what it did not see.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Checker:
         self.progress(f"{mark} ({part}) {what:<56} expected: {expected:<34} seen: {seen}")
 
     async def ask(self, region: str, tenant: str, text: str, **options: Any) -> Result:
-        """One chat request, and its end."""
+        """One chat request; returns its result."""
         return (await self.stream(region, tenant, text, **options))[1]
 
     async def stream(
@@ -58,7 +58,9 @@ class Checker:
         begun: list[None] | None = None,
         history: Sequence[dict[str, str]] = (),
     ) -> tuple[int, Result]:
-        """Pieces received, and the end. `begun` is told of the first piece; `entries` are tried after the region's."""
+        """A streamed request: the pieces received, and the result. `begun` is set at the first piece; `entries` are
+        tried after the region's.
+        """
         body = {
             "model": self.world.settings.model,
             "messages": [*history, {"role": "user", "content": text}],
@@ -78,7 +80,7 @@ class Checker:
                     begun.append(None)
             elif isinstance(event, Result):
                 result = event
-        assert result is not None  # the client's promise
+        assert result is not None  # the client always ends with a Result
         return pieces, result
 
     async def prompt_tokens(self, regions: Sequence[str]) -> float:
@@ -88,18 +90,18 @@ class Checker:
         return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prompt_tokens_total"))
 
     async def why(self, entry: str, result: Result) -> None:
-        """What an entry's balancer says of the decision by which a request went where it was not expected."""
+        """An entry's record of the decision for a request that went elsewhere than expected."""
         asked = result.headers.get("x-farhop-decision", "unknown")
         decision = await self.page(f"{self.world.regions[entry].global_admin}/decisions/{asked}")
         self.progress(f"     {code_of(result)}; why, by {entry}'s global balancer: {decision}")
 
     async def page(self, url: str) -> str:
-        """What stands there."""
+        """The page's body."""
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             return await answer.text()
 
     async def status(self, admin: str) -> dict[str, Any]:
-        """A balancer's own view of things."""
+        """A balancer's status page."""
         async with aiohttp.ClientSession() as session, session.get(f"{admin}/status") as answer:
             document: dict[str, Any] = await answer.json()
             return document

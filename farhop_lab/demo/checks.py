@@ -1,6 +1,8 @@
-"""The demo's parts, (a) to (k): served at home, bound by law, through failures of replicas and of etcd; and an ocean
-apart: the far hop where it pays, overflow, a region lost, a link frozen; (n), streams that go on; and (o), a drill by
-its command. What crosses regions crosses emulated links.
+"""The demo's parts (a) to (k), (n) and (o): one region, failures, several regions, resumed streams, a drill.
+
+(a) to (f) in one region: served at home, bound by law, through failures of replicas and of etcd. (g) to (k) over an
+emulated ocean: when the far hop pays, overflow, a region lost, a link frozen. (n) streams that are resumed; (o) a drill
+by its command. Traffic between regions crosses emulated links.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ FLOOD_EVERY_S = 0.004
 QUEUE_MAX = 80
 MOVES_WITHIN_S = 2.0
 PREFIX_BYTES = 4096  # what a node of the prefix trie covers at most
-CALM_S = 1.0  # reports are then of a region at rest, and no wait is in doubt any more
+CALM_S = 1.0  # by then reports describe an idle region, and no wait is uncertain
 PATIENCE_S = 15.0
 DRILL_S = 150.0
 
@@ -51,7 +53,9 @@ async def at_home(checker: Checker) -> None:
 
 
 async def eu_stays(checker: Checker) -> None:
-    """(b) The EU tenant is served in Frankfurt wherever it asks; without Frankfurt it is refused, and stays put."""
+    """(b) The EU tenant is served in Frankfurt wherever it asks; without Frankfurt it is refused and served nowhere
+    else.
+    """
     for name in checker.names:
         result = await checker.ask(name, "eu-only", "Bleib in Europa.")
         checker.check("b", f"eu-only asks in {name}", "frankfurt", region_of(result), region_of(result) == "frankfurt")
@@ -73,7 +77,7 @@ async def eu_stays(checker: Checker) -> None:
 
 
 async def unlawful(checker: Checker) -> None:
-    """(c) A request that no region may serve is 451, with the clause."""
+    """(c) A request that no region may serve gets 451, with the clause."""
     result = await checker.ask("virginia", "eu-only", "To Japan!", headers={"x-farhop-allow": "jp"})
     seen = code_of(result)
     checker.check("c", "eu-only asks to be served within jp", "451 no_lawful_region", seen,
@@ -81,7 +85,7 @@ async def unlawful(checker: Checker) -> None:
 
 
 async def replica_killed(checker: Checker) -> None:
-    """(d) A replica killed with SIGKILL under load: nothing not yet started fails."""
+    """(d) A replica killed with SIGKILL under load: no request that had not started fails."""
     filler = "All work and no play makes a GPU a dull board. " * 160
     begun: list[None] = []
     asks = [
@@ -104,7 +108,7 @@ async def replica_killed(checker: Checker) -> None:
 
 
 async def store_stopped(checker: Checker) -> None:
-    """(e) etcd stopped for 5 s: service goes on."""
+    """(e) etcd stopped for 5 s: requests are served all the same."""
     etcd = checker.world.etcd
     if etcd is None:
         checker.progress("     (e) left out: this etcd is not ours to stop")
@@ -130,7 +134,7 @@ async def one_trace(checker: Checker) -> None:
     spans = await checker.world.collector.wait_for(trace_id, spans=7, timeout_s=PATIENCE_S)
     services = sorted({span.service for span in spans})
     for line in tree(spans):
-        checker.progress(f"       {line.partition(']')[0]}]")  # whose span; its attributes `farhop ask` shows
+        checker.progress(f"       {line.partition(']')[0]}]")  # which process's span; `farhop ask` shows its attributes
     want = ["engine", "farhop-global", "farhop-regional"]
     checker.check("f", "one trace, from both tiers and the engine", " ".join(want), " ".join(services),
                 services == want)  # fmt: skip
@@ -166,18 +170,19 @@ async def everyone_at_home(checker: Checker) -> None:
 
 
 async def prefix_across_the_ocean(checker: Checker) -> None:
-    """(h) A long conversation returns to where its prefix is cached, across an ocean; a short one stays at home."""
+    """(h) A long conversation returns to the region with its prefix, across an ocean; a short one stays at home."""
     long_talk = "The minutes of the meeting, in full, with every word that anybody said in it. " * 1400
     names = sorted(checker.world.regions)
     before = {name: (await _known(checker, name, name))["prefix_nodes"] for name in names}
     first = await checker.ask("tokyo", "anywhere", long_talk)
-    # So long a prompt goes wherever GPUs were measured to be a little faster; what counts is that it returns there.
+    # So long a prompt goes to the region whose GPUs were measured to be a little faster; the test is that it returns
+    # there.
     begun = region_of(first)
     entry = "virginia" if begun != "virginia" else "tokyo"
     history = [{"role": "user", "content": long_talk}, {"role": "assistant", "content": first.text}]
     end, nodes = time.monotonic() + PATIENCE_S, before.get(begun, 0) + len(long_talk) // PREFIX_BYTES
     while time.monotonic() < end and (await _known(checker, begun, entry))["prefix_nodes"] < nodes:
-        await asyncio.sleep(0.05)  # until the region has status what it holds
+        await asyncio.sleep(0.05)  # until the region has reported what it caches
     await asyncio.sleep(CALM_S)
     turn = await checker.ask(entry, "anywhere", "And what was decided?", history=history)
     cached = turn.usage.cached_tokens if turn.usage is not None and turn.usage.cached_tokens is not None else 0
@@ -195,7 +200,9 @@ async def prefix_across_the_ocean(checker: Checker) -> None:
 
 
 async def overflow(checker: Checker) -> None:
-    """(i) Tokyo overloaded: the overflow is served elsewhere, nothing fails nor strays, its queue stays bounded."""
+    """(i) Tokyo overloaded: the overflow is served elsewhere, nothing fails or breaks the law, its queue stays
+    bounded.
+    """
     filler = "Far too much to read for one region alone, and yet it must be read. " * 110
     free: list[asyncio.Task[Result]] = []
     for i in range(FLOOD):
@@ -220,7 +227,9 @@ async def overflow(checker: Checker) -> None:
 
 
 async def region_killed(checker: Checker) -> None:
-    """(j) Tokyo killed, balancers and all: nothing not yet started fails; back, it is used again, paced."""
+    """(j) Tokyo killed, balancers and all: no request that had not started fails; back, its traffic returns
+    gradually.
+    """
     tokyo = checker.world.regions["tokyo"]
     # A client's ordered list: by a DNS answer, where there is a server.
     listed = await near(checker.world, "tokyo") or checker.names
@@ -248,7 +257,7 @@ async def region_killed(checker: Checker) -> None:
         checker.check("j", "DNS: a network near tokyo is led elsewhere", "not tokyo", ", ".join(led),
                     bool(led) and "tokyo" not in led)  # fmt: skip
     shares: list[float] = []
-    await _until_down(checker, "tokyo", "frankfurt")  # who is only missed for a moment comes back at once
+    await _until_down(checker, "tokyo", "frankfurt")  # a region that is missed only for a moment comes back at once
     watching = asyncio.create_task(_watch_return(checker, "tokyo", "frankfurt", shares))
     await checker.world.start_engines("tokyo")
     await checker.world.start_balancers("tokyo")
@@ -257,13 +266,13 @@ async def region_killed(checker: Checker) -> None:
     paced = len(shares) > 1 and shares[0] < 1.0 == shares[-1] and shares == sorted(shares)
     seen = f"{shares[0]:.0%} at first, then {shares[-1]:.0%}".replace("%", " %") if shares else "never up"
     checker.check("j", "tokyo comes back for a growing share of requests", "less than all, then all", seen, paced)
-    # From frankfurt, japan's own tenant has nowhere else to go; everybody else comes back at the pace of the guard.
+    # From frankfurt, japan's own tenant has nowhere else to go; all others come back at the pace of the retry guard.
     result = await checker.ask("frankfurt", "japan-only", "Is Tokyo back?")
     checker.check("j", "tokyo is used again", "tokyo", region_of(result), region_of(result) == "tokyo")
 
 
 async def streams_go_on(checker: Checker) -> None:
-    """(n) Frankfurt dies under streams that its entry carries: they go on elsewhere and say what whole ones say."""
+    """(n) Frankfurt dies under streams that its entry carries: they continue elsewhere and equal unbroken ones."""
     world, frankfurt = checker.world, checker.world.regions["frankfurt"]
     whole = await asyncio.gather(*_talks(checker))
     begun: list[None] = []
@@ -301,7 +310,7 @@ def _talks(checker: Checker, begun: list[None] | None = None) -> list[asyncio.Ta
 
 
 async def _resumed(checker: Checker, region: str) -> int:
-    """Streams of a region's entry that went on elsewhere."""
+    """Streams of a region's entry that were continued elsewhere."""
     page = await checker.page(f"{checker.world.regions[region].global_admin}/metrics")
     counted = (line for line in page.splitlines() if line.startswith("farhop_resumes_total{"))
     return sum(int(float(line.split()[-1])) for line in counted if 'outcome="resumed"' in line)
@@ -321,7 +330,7 @@ async def _until_down(checker: Checker, region: str, seen_from: str) -> None:
 
 
 async def _watch_return(checker: Checker, region: str, seen_from: str, shares: list[float]) -> None:
-    """Note what share of requests goes to `region` gladly, from when it is up again until they all do."""
+    """Record the share of requests for which `region` is open again, from its return until it is 1."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and (not shares or shares[-1] < 1.0):
         known = await _known(checker, region, seen_from)
@@ -334,7 +343,7 @@ async def link_frozen(checker: Checker) -> None:
     """(k) The link to Frankfurt frozen: its traffic moves within 2 s, and comes back."""
     ocean = checker.world.ocean
     assert ocean is not None
-    before = await _until_served_in(checker, "frankfurt")  # what went before may still weigh on it
+    before = await _until_served_in(checker, "frankfurt")  # earlier requests may still weigh on it
     checker.check(
         "k", "not-us asks in virginia, before", "frankfurt", region_of(before), region_of(before) == "frankfurt"
     )
@@ -362,7 +371,7 @@ async def link_frozen(checker: Checker) -> None:
 
 
 async def _until_served_in(checker: Checker, region: str) -> Result:
-    """Ask from virginia, for the tenant that shuns it, until `region` serves or patience ends; the last answer."""
+    """Ask from virginia, for the tenant that avoids it, until `region` serves or the time is over; the last answer."""
     end = time.monotonic() + PATIENCE_S
     while True:
         result = await checker.ask("virginia", "not-us", "Who is nearest?")
@@ -388,7 +397,7 @@ async def drilled(checker: Checker) -> None:
             output, _ = await runner.communicate()
     finally:
         if runner.returncode is None:
-            runner.terminate()  # it rolls back
+            runner.terminate()  # it restores everything
             await runner.wait()
         await control.close()
     report = msgspec.json.decode(output, type=dict[str, Any]) if output else {}

@@ -1,6 +1,6 @@
-"""`make demo`: boots the default world and plays its parts, a checked line each; real processes, real kills.
+"""`make demo`: starts the default world and runs the demo's parts, a checked line each; real processes, real kills.
 
-The last line counts the checks that held, and the exit code says the same.
+The last line counts the checks that held, and so does the exit code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PARTS: tuple[Callable[[Checker], Coroutine[Any, Any, None]], ...] = (
 
 
 async def run(progress: Callable[[str], None] = print) -> bool:
-    """Boot, play every part, stop; True if every check held."""
+    """Start, run every part, stop; True if every check held."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="farhop-demo-") as folder:
         try:

@@ -1,5 +1,6 @@
-"""The demo's parts (l) and (m): DNS leads each network to the best entry that the law allows it, and leaves one that is
-drained while its streams go on. Questions go to the real `farhop dns`, as a resolver would ask them.
+"""The demo's parts (l) and (m): DNS leads clients to the best lawful entry, and away from one that is drained.
+
+Streams on a drained entry continue. Questions go to the real `farhop dns`, as a resolver would ask them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ASK_S = 2.0
 
 
 async def entries(world: World, name: str, client: str) -> list[str]:
-    """The entries that clients of a network are answered with, best first; [] where there is no answer."""
+    """The entries in the answer for a client network, best first; [] without an answer."""
     network, _, length = client.partition("/")
     query = dns.message.make_query(
         f"{name}.{ZONE}", "A", use_edns=0, options=[dns.edns.ECSOption(network, int(length))]
@@ -47,7 +48,9 @@ async def entries(world: World, name: str, client: str) -> list[str]:
 
 
 async def near(world: World, region: str, without: str = "") -> list[str]:
-    """The answer to a network near a region; `without`: once that entry is in it no more. [] without a DNS server."""
+    """The answer to a network near a region; `without`: once it no longer contains that entry. [] without a DNS
+    server.
+    """
     if world.dns is None:
         return []
     network = client_network(list(world.regions).index(region))
@@ -67,7 +70,7 @@ async def led_by_dns(checker: Checker) -> None:
     eu = [await entries(world, "eu", client_network(at)) for at in range(len(names))]
     seen = "; ".join(sorted({", ".join(one) or "none" for one in eu}))
     checker.check("l", "DNS: an EU-only name, from every network", "frankfurt", seen, seen == "frankfurt")
-    # The answer's addresses are where the client connects: an entry of them serves it.
+    # The client connects to the answer's addresses: an entry of them serves it.
     region = world.regions[answer[0]] if answer else world.regions["virginia"]
     result = await checker.ask(region.name, "japan-only", "Who is nearest?")
     checker.check("l", "a client that goes where DNS led it is served", "tokyo",
@@ -76,7 +79,7 @@ async def led_by_dns(checker: Checker) -> None:
 
 
 async def entry_drained(checker: Checker) -> None:
-    """(m) An entry drained: answers change, streams that it carries go on."""
+    """(m) An entry drained: answers change, its streams continue."""
     world = checker.world
     if world.dns is None or world.etcd is None:
         checker.progress("     (m) left out: there is no DNS server, or this etcd is not ours to write to")
@@ -124,7 +127,7 @@ async def _until_last(world: World, network: str, entry: str) -> list[str]:
 
 
 async def _until(world: World, network: str, true: Callable[[list[str]], bool]) -> list[str]:
-    """The answer that is so, or the last one before patience ends."""
+    """The first answer for which it is true, or the last one before the time is over."""
     end = time.monotonic() + PATIENCE_S
     while True:
         answer = await entries(world, "api", network)

@@ -1,1 +1,1 @@
-"""An emulated inference engine: from outside a vLLM (HTTP, metrics, spans), inside its scheduler and no GPU."""
+"""An emulated inference engine: HTTP, metrics, spans and scheduler of a vLLM, without a GPU."""

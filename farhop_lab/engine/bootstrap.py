@@ -1,9 +1,9 @@
-"""SGLang's way between a prefill and a decode engine: both get the request at once and meet in a room of the prefill's.
+"""SGLang's protocol between a prefill and a decode engine: both get the request at once, and meet in a bootstrap room.
 
-The prefill listens at its bootstrap port, over HTTP and without the bytes: they take their time all the same. Its own
+The prefill engine listens at its bootstrap port, over HTTP and without the KV bytes: only their time is spent. Its own
 answer, of one token, waits until the KV is fetched. Invariants: a room has one prefill at a time and ends with its
-request, however that ends; who waits in a room is told so, or waits no longer than `wait_s`. What is not handed over is
-a failure, as in SGLang: a decode engine prefills nothing.
+request, however that ends; a waiting peer is told so, or waits at most `wait_s`. A failed handover fails the request,
+as in SGLang: a decode engine prefills nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 Mode = Literal["prefill", "decode"]
 ROOM_PATH = "/lab/kv/room"
 ROOMS_MAX = 65_536
-WAIT_S = 300.0  # SGLang's default for who does not come
+WAIT_S = 300.0  # SGLang's default for a peer that does not come
 _CONNECT_S = 2.0
 _ROOMLESS = "Invalid request: Disaggregated request received without bootstrap room id."
 
 
 class _Asked(msgspec.Struct):
-    """POST of ROOM_PATH: whose KV."""
+    """POST of ROOM_PATH: which request's KV."""
 
     room: int
 
@@ -51,7 +51,7 @@ _FOUND = msgspec.json.Decoder(_Found)
 
 
 class _Room:
-    """`computed` is whose KV is here, "" if none will be; `taken` is done once it was fetched."""
+    """`computed` names the request whose KV is here, "" if there will be none; `taken` is done once it was fetched."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class _Room:
 
 
 class BootstrapRooms:
-    """One engine's end. RefusedError: 400 for what cannot be asked of it, 500 for what was not handed over."""
+    """One engine's side. RefusedError: 400 for a request that it cannot serve, 500 for a failed handover."""
 
     def __init__(self, mode: Mode, core: EngineCore, link: TransferLink, wait_s: float = WAIT_S) -> None:
         self.mode, self._core, self._link, self._wait_s = mode, core, link, wait_s
@@ -71,14 +71,14 @@ class BootstrapRooms:
         return len(self._rooms)
 
     def application(self) -> web.Application:
-        """What listens at a prefill's bootstrap port."""
+        """The application at a prefill's bootstrap port."""
         app = web.Application()
         app.router.add_post(ROOM_PATH, self._fetch)
         return app
 
     @contextmanager
     def entered(self, call: Call) -> Iterator[Call]:
-        """The request as this engine does it, for as long as that takes. RefusedError."""
+        """The request, for as long as this engine works on it. Raises RefusedError."""
         bootstrap = call.bootstrap
         if bootstrap is None:
             raise self.roomless()
@@ -96,20 +96,22 @@ class BootstrapRooms:
         finally:
             del self._rooms[bootstrap.room]
             if not room.computed.done():
-                room.computed.set_result("")  # aborted, or failed: who waits for it is told
+                room.computed.set_result("")  # aborted, or failed: the waiting peer is told
 
     def roomless(self) -> RefusedError:
-        """What names no room cannot be done here."""
+        """The refusal of a request that names no room."""
         return RefusedError(_ROOMLESS, param="bootstrap_room")
 
     async def pull(self, call: Call, sequence: Sequence) -> None:
-        """Of a decode: wait for the prompt's KV, and have it cached here, in the time that takes. RefusedError."""
+        """Decode: wait for the prompt's KV and put it into the cache, in the time that the transfer takes. Raises
+        RefusedError.
+        """
         if self.mode == "decode" and call.bootstrap is not None:
             blocks = await self._ask(call.bootstrap.host, call.bootstrap.port, call.bootstrap.room)
             await arrive(self._core, self._link, sequence, blocks)
 
     async def handed_over(self, call: Call, sequence: Sequence) -> list[str]:
-        """Of a prefill that is done: wait until its KV was fetched. What went wrong, [] if nothing did."""
+        """Prefill, when done: wait until its KV was fetched. Returns the errors, [] if there were none."""
         room = self._rooms.get(call.bootstrap.room) if call.bootstrap is not None else None
         if self.mode == "decode" or room is None:
             return []
@@ -122,7 +124,7 @@ class BootstrapRooms:
         return []
 
     def _room(self, number: int) -> _Room:
-        """Whoever comes first opens it."""
+        """The first to come opens the room."""
         if number not in self._rooms and len(self._rooms) >= ROOMS_MAX:
             raise RefusedError("Too many rooms are open.", status=503, kind="ServiceUnavailableError")
         return self._rooms.setdefault(number, _Room())
@@ -145,7 +147,7 @@ class BootstrapRooms:
         return web.Response(body=msgspec.json.encode(_Found(blocks)), content_type="application/json")
 
     async def _ask(self, host: str, port: int, number: int) -> int:
-        """How many blocks there are for us in that room. RefusedError where it fails."""
+        """The number of blocks for us in that room. RefusedError if that fails."""
         timeout = aiohttp.ClientTimeout(total=self._wait_s, sock_connect=_CONNECT_S)
         body = msgspec.json.encode(_Asked(number))
         try:

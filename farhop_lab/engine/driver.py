@@ -1,9 +1,9 @@
-"""The live loop of one replica: lets each step of the core take its time and hands its tokens to whoever waits.
+"""The live loop of one replica: each step of the core takes its time, and its tokens go to the waiting tickets.
 
 Runs on one event loop, in its callbacks: no task, no lock. Invariants:
-- a step begins where the one before it was due, not where the loop woke up: timer error does not add up;
-- when the host itself falls behind by more than `LAG_MAX_S`, that time is given up, never made good by a burst;
-- after `abort` a ticket hears nothing more.
+- a step begins where the previous one was due, not where the loop woke up: timer error does not add up;
+- if the host falls behind by more than `LAG_MAX_S`, that time is dropped, never made up by a burst;
+- after `abort` a ticket gets nothing more.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from farhop_lab.engine.core.sequence import Sequence
 
 LAG_MAX_S = 0.050
-STUCK_LOOK_S = 0.02  # how often a stuck engine looks whether it still is
+STUCK_LOOK_S = 0.02  # how often a stuck engine checks whether it still is
 
 
 class Ticket(Protocol):
-    """Who waits for a sequence's tokens."""
+    """Receives a sequence's tokens."""
 
     def token(self, text: str, finished: str | None, now: float) -> None:
         """One token at `now` (the driver's clock); `finished` is not None on the last. Must not raise."""
@@ -34,8 +34,9 @@ class Ticket(Protocol):
 
 class Driver:
     """Drives one core on one loop. `clock` gives monotonic seconds: uvloop's own time stands still within a callback
-    and counts whole milliseconds, too coarse for steps of a few. `stretch` says how many times longer than it should a
-    step takes: asked at each, infinite while the engine is stuck."""
+    and counts whole milliseconds, too coarse for steps of a few. `stretch` returns the factor on a step's duration:
+    asked at each step, infinite while the engine is stuck.
+    """
 
     __slots__ = ("_clock", "_core", "_loop", "_stretch", "_tickets", "_timer", "lag_s", "scheduled")
 
@@ -52,31 +53,31 @@ class Driver:
         self._tickets: dict[str, Ticket] = {}
         self._timer: asyncio.Handle | None = None
         self.scheduled: Callable[[], None] | None = None  # called with each step, as it begins
-        self.lag_s = 0.0  # time given up so far: the host was too slow for the emulated GPU
+        self.lag_s = 0.0  # time dropped so far: the host was too slow for the emulated GPU
 
     def submit(self, sequence: Sequence, ticket: Ticket) -> None:
-        """Queue a sequence; its ticket hears every token. Raises what EngineCore.submit raises."""
+        """Queue a sequence; its ticket gets every token. Raises what EngineCore.submit raises."""
         now = self._clock()
         self._core.submit(sequence, now)
         self._tickets[sequence.id] = ticket
         if self._timer is None:
-            # Not at once: requests that arrived together shall share the first pass.
+            # Not at once: requests that arrived together share the first step.
             self._timer = self._loop.call_soon(self._begin, now)
 
     def abort(self, id: str) -> None:  # noqa: A002
-        """Stop a sequence at once; harmless for one that has ended."""
+        """Stop a sequence at once; does nothing for one that has ended."""
         self._tickets.pop(id, None)
         self._core.abort(id)
 
     def break_off(self, error: str) -> None:
-        """All that is under way fails, as it does when the GPU's memory runs out."""
+        """Fail all sequences, as when the GPU's memory runs out."""
         tickets, self._tickets = self._tickets, {}
         for name, ticket in tickets.items():
             self._core.abort(name)
             ticket.failed(error)
 
     def close(self) -> None:
-        """Stop the loop; nobody hears anything more."""
+        """Stop the loop; tickets get nothing more."""
         if self._timer is not None:
             self._timer.cancel()
         self._tickets.clear()

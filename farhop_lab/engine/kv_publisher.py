@@ -1,7 +1,7 @@
-"""Publishes an engine's KV events as vLLM does: a PUB socket, and a ROUTER that says again what it still keeps.
+"""Publishes an engine's KV events as vLLM does: a PUB socket, and a ROUTER that replays what it still keeps.
 
-Batches are numbered from 0, from the start of the process; the last BUFFER_BATCHES are kept. Never waits for anybody:
-who is too slow misses something, and asks.
+Batches are numbered from 0, from the start of the process; the last BUFFER_BATCHES are kept. Never waits for a
+subscriber: one that is too slow misses batches, and asks for a replay.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvPublisher:
-    """Publishes what a log tells. Raises OSError where a port is taken. Close it in the end."""
+    """Publishes the events of a log. OSError if a port is taken. Close it in the end."""
 
     def __init__(self, host: str, port: int, replay_port: int | None, schema: str, topic: bytes = b"") -> None:
         self._schema, self._topic = schema, topic
@@ -64,7 +64,7 @@ class KvPublisher:
         self.pub.send_multipart((self._topic, self.seq.to_bytes(8, "big"), payload), zmq.Flag.NOBLOCK)
         self.seq += 1
         if self._router is not None:
-            self._asked()  # sending hides what came in the meantime from the descriptor
+            self._asked()  # sending hides from the descriptor what came in the meantime
 
     def close(self) -> None:
         """Stop. Idempotent."""
@@ -83,7 +83,7 @@ class KvPublisher:
             except zmq.Again:
                 return
             if len(frames) != 3:
-                continue  # as vLLM: who asks in another way is not answered
+                continue  # as vLLM: no answer to a request of another form
             who, start = frames[0], int.from_bytes(frames[2], "big")
             for seq, payload in self.kept:
                 if seq >= start:

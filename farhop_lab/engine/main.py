@@ -1,4 +1,4 @@
-"""Hosts emulated replicas in one process until told to stop. The only room here that touches sockets and signals.
+"""Hosts emulated replicas in one process until it is stopped. The only module here with sockets and signals.
 
 Invariant: either every replica listens and the ready line is printed, or none does and one line says why.
 """
@@ -52,7 +52,7 @@ class TokenizerError(Exception):
 async def host(settings: EngineSettings, tracer: Tracer | None = None) -> AsyncIterator[list[str]]:
     """Serve every replica of `settings` on the running loop; yields their `host:port`.
 
-    ListenError where a port is taken, TokenizerError.
+    ListenError if a port is taken, TokenizerError.
     """
     text_model = TextModel(settings.model, settings.seed, settings.mean_output_tokens, settings.wide)
     async with AsyncExitStack() as stack:
@@ -83,7 +83,7 @@ async def _exported(gpus: list[tuple[EngineCore, Faults]], _: web.Request) -> we
 
 
 async def _listen(stack: AsyncExitStack, application: web.Application, host: str, port: int) -> str:
-    """Serve until the stack unwinds; where, as `host:port`. ListenError where the port is taken."""
+    """Serve until the stack unwinds; returns `host:port`. ListenError if the port is taken."""
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_GRACE_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
@@ -121,7 +121,7 @@ def make_publisher(settings: EngineSettings, index: int) -> KvPublisher | None:
 
 
 def run(settings: EngineSettings) -> None:
-    """Serve until SIGTERM or SIGINT. SystemExit(2), after one line on stderr, where a port is taken."""
+    """Serve until SIGTERM or SIGINT. SystemExit(2), after one line on stderr, if a port is taken."""
     tracer, shut_down = _tracing()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -143,7 +143,7 @@ async def _serve(settings: EngineSettings, tracer: Tracer | None) -> None:
         loop.add_signal_handler(number, stop.set)
     async with host(settings, tracer) as addresses:
         print(f"engine: serving {settings.model} on {' '.join(addresses)}", flush=True)
-        gc.freeze()  # what start-up made stays: keep the collector from walking it again and again
+        gc.freeze()  # what start-up made stays: the collector need not walk it again
         await stop.wait()
 
 

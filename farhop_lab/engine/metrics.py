@@ -1,4 +1,4 @@
-"""/metrics in vLLM's words: the same names, labels and types, so that whoever reads a vLLM reads this.
+"""/metrics with vLLM's names, labels and types, so that a reader of vLLM's page can read this one.
 
 Counters and gauges are read from the core at scrape time; only the histograms are kept here, since a scrape cannot
 recover them. Observing costs a bisection: it happens for every token.
@@ -80,7 +80,7 @@ class Durations:
         self.sum_s = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Count one duration; a bucket's bound belongs to it."""
+        """Count one duration; a bucket includes its bound."""
         self.counts[bisect_left(self.bounds_s, seconds)] += 1
         self.sum_s += seconds
 
@@ -95,7 +95,7 @@ class Durations:
 
 
 class Observations:
-    """What clients of one replica experienced, measured where the answer leaves."""
+    """What clients of one replica experienced, measured when the answer is sent."""
 
     __slots__ = ("e2e", "itl", "queue", "ttft")
 
@@ -149,7 +149,7 @@ class _VllmCollector(Collector):
             yield family
 
     def _adapters(self) -> Iterator[Metric]:
-        """As vLLM tells them: all in labels, and the time as the value, by which the latest line is known."""
+        """As in vLLM: all in labels, and the time as the value, by which the latest line is known."""
         core = self._core
         if not core.adapters.names:
             return

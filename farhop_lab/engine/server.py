@@ -1,7 +1,7 @@
-"""One replica's HTTP face: vLLM's paths, bodies, errors and habits over the emulated core.
+"""One replica's HTTP server: vLLM's paths, bodies, errors and behaviour over the emulated core.
 
-Owns the request's edges (parse, answer, span, abort when the client leaves); tokens go straight from the driver to the
-socket. Prompts and answers are never logged. Bounds: body size, requests waiting, bytes unsent to a slow client.
+Handles the edges of a request (parse, answer, span, abort when the client leaves); tokens go straight from the driver
+to the socket. Prompts and answers are never logged. Bounds: body size, requests waiting, bytes unsent to a slow client.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX = 16 * 2**20
 REQUEST_ID_CHARS_MAX = 128
-VERSION = "0.11.0"  # the vLLM whose manners these are
+VERSION = "0.11.0"  # the version of vLLM that is emulated
 
 
 class AdapterBody(msgspec.Struct):
-    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter. Where it lies matters to no emulation."""
+    """POST /v1/load_lora_adapter and /v1/unload_lora_adapter. The adapter's path does not matter here."""
 
     lora_name: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
     lora_path: str = ""
@@ -157,14 +157,15 @@ class Replica:
         return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:
-        """A client may name its request, and two clients may choose the same name: the core has its own."""
+        """A client may name its request, and two clients may choose the same name: the core has ids of its own."""
         return prefix + (request.headers.get("X-Request-Id", "")[:REQUEST_ID_CHARS_MAX] or uuid.uuid4().hex)
 
     async def serve(
         self, request: web.Request, call: Call, answer: Rendering, request_id: str, beside: Iterable[Rendering] = ()
     ) -> web.StreamResponse:
-        """Generate what is asked for, and render it as it comes or whole. `beside` render further answers to the same
-        prompt, each another one. RefusedError."""
+        """Generate, and render as a stream or whole. `beside` render further answers to the same prompt, all different.
+        Raises RefusedError.
+        """
         if self.rooms is None:
             return await self._generate(request, call, answer, request_id, beside)
         with self.rooms.entered(call) as ours:
@@ -205,7 +206,7 @@ class Replica:
         return response
 
     def _load(self, request: web.Request) -> dict[str, str]:
-        """ORCA's header, as vLLM writes it into answers of one piece where a client asks for it."""
+        """ORCA's header, as vLLM adds it to whole answers if a client asks for it."""
         form, core = request.headers.get("Endpoint-Load-Metrics-Format", "").upper(), self.core
         metrics = {"kv_cache_usage_perc": core.kv.usage, "num_requests_waiting": core.waiting}
         if form == "TEXT":
@@ -217,7 +218,7 @@ class Replica:
         return {"endpoint-load-metrics": f"{form} {line}"}
 
     async def _fetched(self, call: Call, sequence: Sequence) -> None:
-        """Have here what another engine computed of the prompt. RefusedError."""
+        """Fetch what another engine computed of the prompt. Raises RefusedError."""
         if call.fetch is not None:
             await self.transfers.pull(call.fetch, sequence)
         if self.rooms is not None:
@@ -227,7 +228,7 @@ class Replica:
     async def compute(
         self, request: web.Request, model: str | None, wanted: list[Wanted], request_id: str
     ) -> list[tuple[Sequence, str]]:
-        """Compute several prompts of one request side by side; each with its text. RefusedError."""
+        """Compute several prompts of one request in parallel; each with its text. Raises RefusedError."""
         if self.rooms is not None:
             raise self.rooms.roomless()
         began_ns = time.time_ns()
@@ -252,20 +253,20 @@ class Replica:
             self._spans.record(request.headers, request_id, self.text_model.model, sequence, began_ns, ticket.ttft_s)
 
     def check_model(self, model: str | None) -> None:
-        """RefusedError where it is not the one served here."""
+        """RefusedError if it is not the one served here."""
         if model not in (None, self.text_model.model) and model not in self.core.adapters.names:
             text = f"The model `{model}` does not exist."
             raise RefusedError(text, status=404, kind="NotFoundError", param="model")
 
     def _check_room(self) -> None:
-        """RefusedError where nothing is taken now."""
+        """RefusedError if no request is accepted now."""
         if self.faults.refusal:
             raise _broken(self.faults.refusal)
         if self.core.full:
             raise _too_many("Too many requests are waiting.")
 
     def _sequence(self, model: str | None, wanted: Wanted, at: int = 0) -> Sequence:
-        """`at`: the how manyth answer to the prompt, which is another one."""
+        """`at`: which of several answers to the prompt, each of which is different."""
         self.check_model(model)
         self._check_room()
         if self._tokenizer is not None:
@@ -287,7 +288,7 @@ class Replica:
     async def _tickets(
         self, request: web.Request, call: Call, sequences: list[Sequence], renderings: list[Rendering]
     ) -> tuple[Iterable[Ticket], web.StreamResponse]:
-        """The tickets to wait on; a stream's response has its head sent before any token is there, as vLLM does it."""
+        """The tickets to wait on; the head of a stream's response is sent before the first token, as in vLLM."""
         waits = [self._wait(sequence) for sequence in sequences]
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         if not call.stream:
@@ -340,7 +341,7 @@ class Replica:
         return web.Response(status=200 if self.faults.healthy else 503)
 
     async def _fault(self, request: web.Request) -> web.Response:
-        """The lab's own: break on command (POST a Fault), or mend (DELETE)."""
+        """The lab's own path: inject a fault (POST a Fault), or mend (DELETE)."""
         if request.method == "DELETE":
             self.faults.command(None)
             return web.Response()
@@ -380,7 +381,7 @@ async def shape_errors(
         return await handler(request)
     except RefusedError as refusal:
         return web.Response(body=refusal.body(), status=refusal.status, content_type="application/json")
-    except ConnectionError:  # the client left at the very moment its answer was written: nobody is there to read this
+    except ConnectionError:  # the client left while its answer was written: nobody is there to read this
         return web.Response(status=499, reason="Client Closed Request")
     except web.HTTPException as error:
         shaped = RefusedError(_about(request, error.status, error.reason), status=error.status, kind=error.reason)

@@ -1,4 +1,4 @@
-"""What an engine process is told: checked once, all errors at once, each naming its field."""
+"""An engine process's settings: checked once, all errors at once, each naming its field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLICAS_MAX = 64
 class EngineSettings(BaseModel):
     """One process of emulated replicas. One port and `replicas` > 1: consecutive ports. Port 0: any free one.
 
-    KV events likewise: those of the second replica are on the ports after the first's; and SGLang's bootstrap ports.
+    Likewise the ports for KV events (those of the second replica follow the first's), and SGLang's bootstrap ports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,7 +67,7 @@ class EngineSettings(BaseModel):
         return self
 
     def kv_ports(self, index: int) -> tuple[int, int | None] | None:
-        """Where replica number `index` publishes KV events and says them again; None if it does not."""
+        """The ports where replica number `index` publishes and replays KV events; None if it does not."""
         if self.kv_events_port is None:
             return None
         replay = None if self.kv_replay_port is None else self.kv_replay_port + index
@@ -81,11 +81,11 @@ class EngineSettings(BaseModel):
         return [first + offset if first else 0 for offset in range(self.replicas)]
 
     def loras(self) -> Adapters:
-        """The adapters of one replica, fresh."""
+        """A new set of the adapters of one replica."""
         return Adapters(self.adapters, self.max_loras, self.lora_load_ms / self.speedup)
 
     def link(self) -> TransferLink:
-        """How KV travels between replicas."""
+        """The link by which KV travels between replicas."""
         ms_per_token = KV_BYTES_PER_TOKEN * 8 / (self.kv_link_gbps * 1e6)
         return TransferLink(ms_per_token / self.speedup, self.kv_hold_s / self.speedup)
 

@@ -1,7 +1,7 @@
-"""The paths of one replica beside chats and completions: Anthropic's, Responses, embeddings, rankings, tokenizer,
-sound, Triton's generation.
+"""One replica's paths besides chats and completions: Messages, Responses, embeddings, rankings, audio, Triton.
 
-Each takes the time of its prompts' prefill in the same batch as everything else. Never logs what it is given.
+Also the tokenizer's paths. Each takes the time of its prompts' prefill, in the same batch as all else. Never logs
+requests.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 
 class Host(Protocol):
-    """The replica, as its tasks see it."""
+    """The replica's interface for its tasks."""
 
     text_model: TextModel
     profile: Profile
 
     def check_model(self, model: str | None) -> None:
-        """RefusedError where it is not the one served here."""
+        """RefusedError if it is not the one served here."""
 
     async def serve(self, request: web.Request, call: Call, answer: Rendering, request_id: str) -> web.StreamResponse:
-        """Generate what is asked for, and render it as it comes or whole."""
+        """Generate, and render as a stream or whole."""
         ...
 
     async def compute(
         self, request: web.Request, model: str | None, wanted: list[Wanted], request_id: str
     ) -> list[tuple[Sequence, str]]:
-        """Compute several prompts of one request side by side; each with its text."""
+        """Compute several prompts of one request in parallel; each with its text."""
         ...
 
     def request_id(self, request: web.Request, prefix: str) -> str:
-        """What the request is called."""
+        """The request's id."""
         ...
 
 
@@ -56,7 +56,7 @@ class Tasks:
         self._host = host
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
-        """Under the names that vLLM and Triton give them."""
+        """Under vLLM's and Triton's paths."""
         router.add_post("/v1/messages", self._messages)
         router.add_post("/v1/messages/count_tokens", self._count_tokens)
         router.add_post("/v1/responses", self._responses)

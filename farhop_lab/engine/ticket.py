@@ -1,7 +1,7 @@
-"""Who waits for one sequence's tokens: a stream writes each to its socket at once, a whole answer gathers them.
+"""Receivers of one sequence's tokens: a stream writes each to its socket at once, a whole answer gathers them.
 
-Called by the driver, never awaits. Invariant: `done` is resolved exactly once, with "" at the last token or with what
-broke; a ticket whose client is gone writes nothing more.
+Called by the driver, never awaits. Invariant: `done` is resolved exactly once, with "" at the last token or with an
+error; a ticket whose client is gone writes nothing more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNSENT_BYTES_MAX = 4 * 2**20
 
 
 class Wait(NamedTuple):
-    """What every ticket needs: the sequence, what ends the wait, where to measure, and since when."""
+    """What every ticket needs: the sequence, the future for the end, where to measure, and the arrival."""
 
     sequence: Sequence
     done: asyncio.Future[str]
@@ -32,7 +32,7 @@ class Wait(NamedTuple):
 
 
 class Ticket(ABC):
-    """Measures one request; a subclass says what becomes of its tokens. Times are of the driver's clock, in seconds."""
+    """Measures one request; a subclass handles its tokens. Times are of the driver's clock, in seconds."""
 
     __slots__ = ("_last_at", "_observations", "arrived_at", "done", "first_at", "sequence")
 
@@ -67,17 +67,17 @@ class Ticket(ABC):
                 self.done.set_result("")
 
     def failed(self, error: str) -> None:
-        """The engine broke: who waits is told."""
+        """The engine broke: the waiting handler is told."""
         if not self.done.done():
             self.done.set_result(error)
 
     @abstractmethod
     def _take(self, text: str, *, first: bool, last: bool) -> None:
-        """Do what is to be done with a token."""
+        """Handle a token."""
 
 
 class WholeTicket(Ticket):
-    """Gathers the answer; `text` is whole when `done` is."""
+    """Gathers the answer; `text` is complete when `done` is."""
 
     __slots__ = ("_pieces",)
 
@@ -87,7 +87,7 @@ class WholeTicket(Ticket):
 
     @property
     def text(self) -> str:
-        """What has been said so far."""
+        """The text so far."""
         return "".join(self._pieces)
 
     def _take(self, text: str, *, first: bool, last: bool) -> None:  # noqa: ARG002
@@ -112,7 +112,7 @@ class StreamTicket(Ticket):
         include_usage: bool,
         with_ids: bool = False,
     ) -> None:
-        """`told`: each token's chunk says more than its text."""
+        """`with_ids`: each token's chunk has token ids, too."""
         super().__init__(wait)
         self._answer = answer
         self._with_ids = answer if with_ids and isinstance(answer, Answer) else None

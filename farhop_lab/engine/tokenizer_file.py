@@ -1,7 +1,7 @@
-"""Writes a tokenizer.json and a chat template for emulated engines, so that a balancer reads prompts as they do.
+"""Writes a tokenizer.json and a chat template for emulated engines, so that a balancer tokenizes prompts as they do.
 
 Byte-level BPE in the format of Hugging Face's library, by hand: each byte is a token, and so is each word that an
-emulated model says, with the space before it. The template says what api.render_chat does, without tools.
+emulated model generates, with the space before it. The template does what api.render_chat does, without tools.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHAT = """\
 
 
 def write(folder: Path) -> int:
-    """Write both into the folder, which is made if need be; the exit code."""
+    """Write both into the folder, which is created if missing; the exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TOKENIZER).write_bytes(msgspec.json.encode(_tokenizer()))
     (folder / TEMPLATE).write_text(_CHAT)

@@ -1,7 +1,7 @@
-"""An emulated engine's own tokenizer, if it is given one: prompts become ids as a real engine makes them.
+"""An emulated engine's optional tokenizer: turns prompts into ids as a real engine does.
 
-Inside the engine a token stays what it was, TOKEN_BYTES bytes: here those of its id. Needs the extra `tokenizer`.
-Never truncates and never adds a token.
+Inside the engine a token stays TOKEN_BYTES bytes: here those of its id. Needs the extra `tokenizer`. Never truncates
+and never adds a token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EngineTokenizer:
-    """Reads prompts by a tokenizer.json. ValueError if it cannot be read."""
+    """Tokenizes prompts by a tokenizer.json. ValueError if it cannot be read."""
 
     def __init__(self, file: Path) -> None:
         try:
@@ -31,8 +31,8 @@ class EngineTokenizer:
         self.piece_ids = {piece: ids for piece in VOCABULARY if len(ids := self._ids(piece.decode())) == TOKEN_BYTES}
 
     def tokenized(self, wanted: Wanted) -> Wanted:
-        """The same with its prompt's ids, if they were not given."""
-        if wanted.ids:  # given as ids: what they say is what the model goes on from
+        """The same request with its prompt's ids, if they were not given."""
+        if wanted.ids:  # given as ids: the model continues from their text
             given = self._tokenizer.decode(struct.unpack(f">{len(wanted.ids) // TOKEN_BYTES}I", wanted.ids))
             return replace(wanted, prompt=given.encode(), piece_ids=self.piece_ids)
         return replace(wanted, ids=self._ids(wanted.prompt.decode("utf-8", "replace")), piece_ids=self.piece_ids)

@@ -1,6 +1,7 @@
-"""The engine's span of each request, as vLLM exports it, and the provider for it where OTLP is configured.
+"""The engine's span of each request, as vLLM exports it, and the provider for it if OTLP is configured.
 
-Imported only when tracing is on. Never holds prompt or answer. The parent's sampled flag decides (parent-based).
+Imported only when tracing is on. Never contains a prompt or an answer. The parent's sampled flag decides
+(parent-based).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def provider() -> TracerProvider:
-    """A provider that exports by OTLP over HTTP to where the standard variables say. Shut it down at the end."""
+    """A provider that exports by OTLP over HTTP to the standard variables' endpoint. Shut it down at the end."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

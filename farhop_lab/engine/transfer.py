@@ -1,7 +1,7 @@
-"""The side channel between a prefill and a decode engine: offering held KV, and fetching what another holds.
+"""The side channel between a prefill and a decode engine: offering held KV, and fetching it.
 
-As vLLM's NIXL connector does it, over HTTP and without the bytes: they take their time all the same. Never fails a
-request: what is unknown, expired, of another life of that engine, or out of reach is prefilled here.
+As vLLM's NIXL connector does it, over HTTP and without the KV bytes: only their time is spent. Never fails a request:
+what is unknown, expired, of an earlier process of that engine, or out of reach is prefilled here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from farhop_lab.engine.formats.api import Transfer
 
 FETCH_PATH = "/lab/kv/fetch"
-FETCH_S = 2.0  # an engine that does not say in this time what it holds is out of reach
+FETCH_S = 2.0  # an engine that does not answer in this time is out of reach
 
 
 class FetchBody(msgspec.Struct):
-    """POST /lab/kv/fetch: which request's KV, of which life of this engine."""
+    """POST /lab/kv/fetch: which request's KV, of which process of this engine."""
 
     request_id: str
     engine_id: str
@@ -43,26 +43,28 @@ _FETCHED = msgspec.json.Decoder(_Fetched)
 
 
 class Transfers:
-    """One engine's end of the channel."""
+    """One engine's side of the channel."""
 
     def __init__(self, core: EngineCore, link: TransferLink) -> None:
         self._core, self._link = core, link
         self._engine_id = uuid.uuid4().hex
         self._offered: dict[str, asyncio.TimerHandle] = {}
-        self.fetched_blocks = 0  # that came from others
+        self.fetched_blocks = 0  # fetched from others
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """The lab's path of the channel."""
         router.add_post(FETCH_PATH, self._fetch)
 
     def close(self) -> None:
-        """Nobody will come any more."""
+        """Nothing more will be fetched."""
         for timer in self._offered.values():
             timer.cancel()
         self._offered.clear()
 
     def offer(self, request: web.Request, sequence: Sequence) -> dict[str, Any] | None:
-        """Where the KV of a finished sequence can be fetched, from now on for a while; None if it keeps none."""
+        """Offer the KV of a finished sequence, for a limited time; the parameters to fetch it, None if it keeps
+        none.
+        """
         transport = request.transport
         if not sequence.keeps or transport is None:
             return None
@@ -81,7 +83,7 @@ class Transfers:
         }
 
     def over(self, sequence: Sequence) -> None:
-        """Its answer is written or given up: what was never offered is not kept."""
+        """Its answer is written or given up: KV that was never offered is not kept."""
         if sequence.keeps and sequence.id not in self._offered:
             self._core.held.drop(sequence.id)
 
@@ -100,15 +102,15 @@ class Transfers:
         return web.Response(body=msgspec.json.encode(_Fetched(blocks)), content_type="application/json")
 
     async def pull(self, source: Transfer, sequence: Sequence) -> None:
-        """Fetch the prompt's KV, in the time that takes, and have it cached here."""
+        """Fetch the prompt's KV, in the time that takes, and put it into the cache."""
         self.fetched_blocks += await arrive(self._core, self._link, sequence, await _ask(source))
 
 
 async def arrive(core: EngineCore, link: TransferLink, sequence: Sequence, blocks: int) -> int:
-    """The first blocks of a prompt come over the link and are cached. How many of them had to."""
+    """The first blocks of a prompt come over the link and are cached. Returns how many had to be transferred."""
     size = core.profile.block_tokens
     chain = sequence.block_names(min(blocks, sequence.prompt_tokens // size))
-    missing = len(chain) - core.kv.match(chain)  # what is here already does not travel
+    missing = len(chain) - core.kv.match(chain)  # cached blocks are not transferred
     if missing:
         await asyncio.sleep(missing * size * link.ms_per_token / 1e3)
         adopt(core.kv, chain)
@@ -116,7 +118,7 @@ async def arrive(core: EngineCore, link: TransferLink, sequence: Sequence, block
 
 
 async def _ask(source: Transfer) -> int:
-    """How many blocks the other engine held for us; 0 if nobody there knows."""
+    """How many blocks the other engine held for us; 0 if it knows none."""
     if not source.remote_host or not source.remote_port:
         return 0
     host = f"[{source.remote_host}]" if ":" in source.remote_host else source.remote_host

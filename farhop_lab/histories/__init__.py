@@ -1,5 +1,5 @@
-"""Histories: what both tiers' machines were told and what they decided, kept in files and replayed against this code.
+"""Histories: both tiers' machines' events and commands, kept in files and replayed against the present code.
 
-A change that should change no decision is seen if it does; one that should shows what it changes. Never part of the
+A refactor that changes a decision is found; a change of policy shows which decisions it changes. Never part of the
 product.
 """

@@ -1,4 +1,4 @@
-"""`python -m farhop_lab.histories record|diff [NAME ...]`: record on purpose; see what a change decides otherwise."""
+"""`python -m farhop_lab.histories record|diff [NAME ...]`: record on purpose; see which decisions a change alters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _USAGE = """use: python -m farhop_lab.histories record|diff [NAME ...]   NAME as
      python -m farhop_lab.histories amend NAME ...         where reports alone say otherwise, take what they say
      python -m farhop_lab.histories keep NAME FILE ...     what live processes left (farhop_lab.histories.live)"""
 ENTRIES_MAX = 4500
-"""Of a live machine's history that is kept; a longer one is left out."""
+"""Of a live machine's history, as much as is kept; a longer one is left out."""
 
 
 def main(args: list[str]) -> int:
-    """0 for success, 1 if anything diverges, 2 for a call that cannot be meant."""
+    """0 for success, 1 if a decision differs, 2 for wrong arguments."""
     if len(args) > 2 and args[0] == "keep":
         return _keep(args[1], [Path(arg) for arg in args[2:]])
     if len(args) > 1 and args[0] == "amend":
@@ -46,7 +46,7 @@ def main(args: list[str]) -> int:
 
 
 def _keep(name: str, paths: list[Path]) -> int:
-    """Those that replay (a test may do to its machine what no driver does) as one file."""
+    """Those that replay (a test may do to its machine what no driver does), as one file."""
     kept = []
     for path in paths:
         for history, result in zip(read(path), replay(path), strict=True):
@@ -61,7 +61,7 @@ def _keep(name: str, paths: list[Path]) -> int:
 
 
 def _amend(wanted: list[str]) -> int:
-    """A file of which a decision diverges stays as it is."""
+    """A file with a decision that differs is left as it is."""
     left = 0
     for name in wanted:
         path = shipped.KEPT / f"{name}{shipped.SUFFIX}"

@@ -1,8 +1,7 @@
-"""Values as columns: each field of each kind of value is kept apart from the others, which compresses ten times better.
+"""Values as columns: each field of each type is kept in a column of its own, which compresses ten times better.
 
-Only positions and short tags are kept, no names of fields, classes or modules. What a tag stands for is its reader's
-business (`farhop_lab.histories.names`). Lossless, except that -0.0 comes back as 0.0 where a column holds binary
-fractions alone.
+Only positions and short tags are kept, no names of fields, classes or modules. `farhop_lab.histories.names` defines
+what a tag stands for. Lossless, except that -0.0 comes back as 0.0 if a column holds binary fractions alone.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 GRID = 1 << 20
-"""Times on this grid of some microseconds are kept as whole numbers."""
+"""Times on this grid of some microseconds are kept as integers."""
 
 _NONE, _TRUE, _FALSE, _INT, _FLOAT, _TEXT, _BYTES, _TUPLE, _LIST, _SET, _DICT, _MADE, _BIG, _AGAIN = range(14)
 _TAG = 32
@@ -31,8 +30,9 @@ _SMALL = 1 << 53
 
 
 class Tag(NamedTuple):
-    """How a kind of value is taken apart and made again. `fields` name the parts for people. Of one that is `shared`,
-    the same object is kept once."""
+    """How a type of value is taken apart and made again. `fields` name the parts for people. An object that is `shared`
+    is kept once.
+    """
 
     fields: tuple[str, ...]
     parts: Callable[[Any], tuple[Any, ...]]
@@ -47,8 +47,9 @@ def made_up(n: int) -> int:
 
 
 class _Node:
-    """One column: the kinds of its entries, their whole numbers and floats, and the columns below. `made`: of a tag's
-    entries how they are made, whether they are shared, and the columns of their parts, once that was looked up."""
+    """One column: the types of its entries, their integers and floats, and the columns below. `made`: how entries of a
+    tag are made, whether they are shared, and the columns of their parts, once looked up.
+    """
 
     __slots__ = ("at", "floats", "ints", "kids", "kinds", "made")
 
@@ -68,8 +69,9 @@ class _Node:
 
 
 class Writer:
-    """Takes values one after the other. `tag_of` gives a value's tag; `made` is the place of those ints that are
-    `made_up`."""
+    """Writes values one after the other. `tag_of` returns a value's tag; `made` the number of those ints that are
+    `made_up`.
+    """
 
     def __init__(
         self, tags: Mapping[int, Tag], tag_of: Callable[[Any], int], made: Mapping[int, int] | None = None
@@ -79,7 +81,7 @@ class Writer:
         self._texts: dict[str, int] = {}
         self._bytes: dict[bytes, int] = {}
         self._bigs: dict[int, int] = {}
-        self._known: dict[int, tuple[int, Any]] = {}  # with the object, so that its id stays its own
+        self._known: dict[int, tuple[int, Any]] = {}  # with the object, so that its id is not reused
 
     def put(self, value: Any, column: int = 0) -> None:
         """Write a value to one of the outermost columns."""
@@ -145,14 +147,15 @@ class Writer:
             self._put(node.kid(number * _FIELDS_MAX + place), part)
 
     def packed(self) -> list[Any]:
-        """All of it as plain data."""
+        """All columns as plain data."""
         bigs = [(big % (1 << 64)).to_bytes(8, "little") for big in self._bigs]
         return [list(self._texts), list(self._bytes), b"".join(bigs), _packed(self._root)]
 
 
 class Reader:
-    """Gives the values again, in the order of each outermost column. `tags` may make other things than were written.
-    `flat`: every sequence is a tuple."""
+    """Returns the values in the order of each outermost column. `tags` may make other types than were written. `flat`:
+    every sequence is a tuple.
+    """
 
     def __init__(self, packed: list[Any], tags: Mapping[int, Tag], *, flat: bool = False) -> None:
         self._sequences = dict.fromkeys(_SEQUENCES, tuple) if flat else _SEQUENCES
@@ -218,19 +221,19 @@ class Reader:
 
     def _made(self, node: _Node, kind: int) -> tuple[Callable[..., Any], bool, list[_Node]]:
         first, tag = self._tags[kind]
-        # What was recorded before a tag got another field behind its others has no column of it.
+        # What was recorded before a tag got another last field has no column for it.
         kids = [node.kids[key] for key in range(first, first + len(tag.fields)) if key in node.kids]
         made = node.made[kind] = tag.make, tag.shared, kids
         return made
 
 
 def dump(content: Any) -> bytes:
-    """Plain data (`Writer.packed` within) as a file."""
+    """Plain data (`Writer.packed` within) as a file's bytes."""
     return lzma.compress(msgspec.msgpack.encode(content), preset=9 | lzma.PRESET_EXTREME)
 
 
 def load(document: bytes) -> Any:
-    """What `dump` was given."""
+    """The inverse of `dump`."""
     return msgspec.msgpack.decode(lzma.decompress(document), strict=False)
 
 
@@ -250,7 +253,7 @@ def _unpacked(packed: list[Any]) -> _Node:
 
 
 def _ints(values: list[int]) -> tuple[str, bytes]:
-    """Mode and bytes: `p` plain or `d` differences, then the width; the bytes of one weight stand together."""
+    """Mode and bytes: `p` plain or `d` differences, then the width; bytes of equal significance stand together."""
     if not values:
         return "", b""
     plain = np.array(values, dtype=np.int64)
@@ -276,7 +279,9 @@ def _ints_again(mode: str, data: bytes) -> list[int]:
 
 
 def _floats(values: list[float]) -> tuple[str, bytes]:
-    """As `_ints`, with `g` before it for floats on the grid; else the width of the least float that holds all."""
+    """As `_ints`, with `g` before it for floats on the grid; otherwise the width of the smallest float type that holds
+    all.
+    """
     if not values:
         return "", b""
     array = np.array(values, dtype=np.float64)

@@ -1,8 +1,8 @@
-"""Histories of live processes: `python -m farhop_lab.histories.live` is the `farhop` command, its machine recorded.
+"""Histories of live processes: `python -m farhop_lab.histories.live` is the `farhop` command with its machine recorded.
 
-Opt-in, and nothing of it is in the product: the lab starts its processes so where FARHOP_LAB_PROGRAM names this module,
-and each writes its histories to the folder FARHOP_HISTORIES_TO when it ends (not if it is killed). With
-`pytest -p farhop_lab.histories.live` the machines that tests make themselves are recorded, too.
+Opt-in, and not in the product: the lab starts its processes this way if FARHOP_LAB_PROGRAM names this module, and each
+writes its histories to the folder FARHOP_HISTORIES_TO when it ends (not if it is killed). With `pytest -p
+farhop_lab.histories.live` machines made by tests are recorded, too.
 
     FARHOP_LAB_PROGRAM=farhop_lab.histories.live FARHOP_HISTORIES_TO=folder pytest tests/drills/test_pairs.py
     python -m farhop_lab.histories keep live-pairs folder/*.history
@@ -24,7 +24,7 @@ TO, CALLS_MAX = "FARHOP_HISTORIES_TO", 20_000
 
 
 def record(folder: Path) -> Room:
-    """Every machine made in this process from now on is recorded, and written when it ends."""
+    """From now on every machine made in this process is recorded, and written when it ends."""
     room = Room()
     for one in room.patches():
         one.start()
@@ -36,7 +36,7 @@ def record(folder: Path) -> Room:
 
 def _recorded(begin: Any, room: Room) -> Any:
     def begun(flow: Any, config: Any, law: Any, rng: Any, of_tenant: Any, *more: Any) -> None:  # noqa: ARG001
-        # Dice of its own: those of its process are thrown for other things, too.
+        # A random generator of its own: the process's has other users, too.
         seed = f"live {len(room.tapes)}"
         begin(flow, config, law, names.dice(seed), of_tenant, *more)
         genesis = names.as_it_began(flow, config, law, seed, of_tenant, *more)

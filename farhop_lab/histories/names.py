@@ -1,8 +1,8 @@
-"""What the tags in a history's file stand for today: the one file here that names classes and fields of the product.
+"""What the tags in a history's file stand for: the only file here that names classes and fields of the product.
 
-Whoever renames or moves one of them changes its line; the files stay valid, since they hold tags and positions alone.
-Never reuse a tag or a place: new ones go to the end. Where a class is cut anew, give its tag a `parts` and a `make` of
-its own that still take the old positions.
+If one of them is renamed or moved, change its line; the files stay valid, since they hold tags and positions alone.
+Never reuse a tag or a position: new ones go to the end. If a class is restructured, give its tag `parts` and `make`
+that still take the old positions.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ Gap = PrefixGapError
 
 
 def _fields(kind: type[Any], names: str = "", *, shared: bool = False) -> tuple[type[Any], Tag]:
-    """A kind whose parts are these attributes, and which is made of them by name."""
+    """A type whose parts are these attributes, and which is made from them by name."""
     fields = tuple(names.split())
-    get = attrgetter(*fields) if len(fields) > 1 else None  # which of one gives no tuple
+    get = attrgetter(*fields) if len(fields) > 1 else None  # attrgetter of one name gives no tuple
 
     def parts(value: Any) -> tuple[Any, ...]:
         return tuple(getattr(value, name) for name in fields) if get is None else get(value)
@@ -63,8 +63,9 @@ def _fields(kind: type[Any], names: str = "", *, shared: bool = False) -> tuple[
 
 
 def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
-    """Of a tier's decision what must not change unseen: who was chosen, its score, of how many, and all their scores
-    (as one sum). Its shape may change."""
+    """What must not change unnoticed in a tier's decision: the choice, its score, the number of candidates, and all
+    their scores (as one sum). The decision's type may change.
+    """
     chosen: Any
     rest: tuple[Any, ...]
     if isinstance(reasons, Decision):
@@ -122,13 +123,13 @@ QUEUE = ("requests_max", "tokens_max", "wait_s", "stands_s", "late_s", "starvati
 
 
 def _queue(figures: tuple[Any, ...]) -> queue.QueueConfig:
-    """`late_s` is what follows from the objective that is configured."""
+    """`late_s` follows from the configured objective."""
     said = dict(zip(QUEUE, figures, strict=True))
     return queue.QueueConfig(ttft_objective_s=said.pop("late_s") / queue.LATE_SHARE, **said)
 
 
 def _given(config: split.SplitConfig) -> dict[str, Any]:
-    """Of one model's split, the fields that are said."""
+    """The fields of one model's split that are set."""
     return {name: getattr(config, name) for name in config.model_fields_set}
 
 
@@ -156,7 +157,7 @@ _ROUTE = (
 )  # fmt: skip
 
 _KINDS: dict[int, tuple[type[Any], Tag]] = {
-    # the words of both tiers
+    # events and commands of both tiers
     1: _fields(machine.RequestArrived, "request"),
     2: _fields(
         machine.Request,
@@ -223,7 +224,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     35: _fields(world.Residency, "processing entry logging hints on_exhausted wait_max_s"),
     36: _fields(world.Rule, "allow deny"),
     37: _fields(world.Place, "name kind within"),
-    # what the regional tier hears
+    # events of the regional tier
     50: (
         regional_view.ViewSwapped,
         Tag(
@@ -306,7 +307,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         "prefill_ms_per_token tpot_ms bytes_per_token version in_flight queued_requests queued_tokens usable_share "
         "headroom_foreign_tokens used_share batch_interference_ms base_unknown gpu_types bases",
     ),
-    # what the global tier hears
+    # events of the global tier
     90: (
         global_view.ViewSwapped,
         Tag(
@@ -321,7 +322,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         "name region tier incarnation received_at clock_offset_ms draining accepted models client_url lineage",
         shared=True,
     ),
-    # What was recorded while an instance had but these of a ModelReport (74).
+    # Recorded when an instance had only these fields of a ModelReport (74).
     93: (
         _Capacity,
         Tag(
@@ -402,7 +403,7 @@ _TAG_OF: dict[type[Any], int] = {kind: number for number, (kind, _) in _KINDS.it
 
 
 def tag_of(value: Any) -> int:
-    """Its tag, or that of what it is a special case of. TypeError for what has none."""
+    """Its tag, or that of its base class. TypeError if there is none."""
     kind = type(value)
     number = _TAG_OF.get(kind)
     if number is None:
@@ -413,12 +414,13 @@ def tag_of(value: Any) -> int:
     return number
 
 
-# -- machines, and what reaches them beside their events
+# -- machines, and their inputs besides events
 
 
 def made(genesis: tuple[Any, ...]) -> Flow:
-    """A machine as it began. A tenant's weight and patience are those of the law in force, as in both mains, unless a
-    test had one for all."""
+    """A machine in its initial state. A tenant's weight and patience are those of the law in force, as in both mains,
+    unless a test had one for all.
+    """
     tier, config, law, seed, chosen, more, *rest = genesis
     for_all = rest[0] if rest else None
     if tier == GLOBAL:
@@ -445,15 +447,16 @@ MACHINES: tuple[Any, ...] = (GlobalFlow, regional_flow.RegionalFlow)
 
 
 def dice(seed: str) -> Random:
-    """Those that `made` gives a machine of this seed."""
+    """The random generators that `made` gives a machine of this seed."""
     return Random(seed)
 
 
 def as_it_began(
     flow: Any, config: Any, law: Law, seed: str, of_tenant: Any, chosen: Any = None, more: Any = None
 ) -> tuple[Any, ...]:
-    """The genesis of a machine that was made of these, as its constructor has them. For recording alone: it looks
-    inside of what is configured. To be asked while it is being made: a main's `of_tenant` cannot tell anything yet."""
+    """The genesis of a machine made from these arguments of its constructor. For recording alone: it reads private
+    configuration. To be called while the machine is being made: a main's `of_tenant` has no answers yet.
+    """
     try:
         for_all = float(of_tenant(""))
     except (AttributeError, NameError):
@@ -465,15 +468,16 @@ def as_it_began(
     return REGIONAL, config, law, seed, configured, splits, for_all
 
 
-# What is done to a machine, by the numbers that files hold.
+# What is done to a machine, by the numbers in the files.
 HANDLE, BEGIN, TAKE, ENDED, TIDY, ADOPT, STEP, REPORT, CONSIDER = range(9)
 CALLS = ("handle", "begin", "take", "ended", "tidy", "adopt", "step", "report", "consider")
-GOES_ON, DONE, GAP = range(3)  # what came of a step
+GOES_ON, DONE, GAP = range(3)  # results of a step
 
 
 class Rig:
-    """One machine with what its process puts beside it: the prefix streams of a global balancer, which write to its
-    trie, and the reports of a regional one, which read it."""
+    """One machine and its process's other parts: the prefix streams of a global balancer, which write to its trie, and
+    the reports of a regional one, which read it.
+    """
 
     def __init__(self, genesis: tuple[Any, ...]) -> None:
         self.flow = made(genesis)
@@ -500,7 +504,7 @@ class Rig:
             )
 
     def do(self, call: int, now: float, of: Any) -> Any:
-        """One of CALLS; what came of it."""
+        """Carry out one of CALLS; returns its result."""
         self._now = now
         return self._calls[call](of)
 
@@ -538,7 +542,7 @@ class Rig:
 
 
 def step(work: Iterator[None]) -> int:
-    """One turn of what is done in turns."""
+    """One step of work that is done in steps."""
     try:
         next(work)
     except StopIteration:
@@ -554,41 +558,43 @@ def is_global(flow: Any) -> bool:
 
 
 def reported(report: RegionReport) -> Any:
-    """What a report tells of a region."""
+    """What a report says of a region."""
     return report.models, report.accepted_bytes, report.law_epoch
 
 
 def reading_writes(flow: Any, now: float) -> bool:
-    """Whether whoever reads a regional machine now (a report, `explain`) changes what it remembers: who starts slowly
-    is written anew by whoever looks first when that is due. For recording alone, as it looks inside."""
+    """Whether reading a regional machine now (a report, `explain`) changes its state: a slow start that is due is
+    written by the next reader. For recording alone, as it reads private state.
+    """
     fleet = flow.fleet
     return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.fleet.view.by_variant))
 
 
 def of_region(region: str, law: Law, seed: str) -> tuple[Any, ...]:
-    """The genesis of a regional balancer as the simulator has it: `Rig` makes the same machine of it. `seed` is that
-    of its own dice."""
+    """The genesis of a regional balancer as in the simulator: `Rig` makes the same machine from it. `seed` is that of
+    its own random generator.
+    """
     return REGIONAL, regional_flow.FlowConfig(region), law, seed, {}, {}
 
 
 def of_entry(region: str, law: Law, seed: str, report_age_s: float) -> tuple[Any, ...]:
-    """The genesis of a global balancer as the simulator has it."""
+    """The genesis of a global balancer as in the simulator."""
     config = GlobalFlowConfig(region, liveness=LivenessConfig(report_age_s=report_age_s))
     prices = {
         name: Price(of.usd_per_gpu_hour, of.egress_usd_per_gb) for name, of in law.topology.regions.items()
-    }  # as main has it
+    }  # as in main
     return GLOBAL, config, law, seed, {}, prices
 
 
 def every_choice() -> list[Any]:
-    """Every policy of a region, as what its balancer is told."""
+    """Every regional policy, as its balancer is configured."""
     return [
         regional_policy.PoliciesChanged({"": regional_policy.PolicyConfig(name=name)}) for name in regional_policy.KNOWN
     ]
 
 
 def every_route(regions: list[str]) -> list[Callable[[float], Any]]:
-    """Every policy, modifier and word of an operator, as what a global balancer is told, by its clock."""
+    """Every policy, modifier and override, as a global balancer gets them, by its clock."""
     first, last = regions[0], regions[-1]
     routes: list[dict[str, Any]] = [
         {"policy": name, "weights": {first: 3.0, last: 1.0}, "regions": tuple(regions)} for name in global_policy.KNOWN

@@ -1,6 +1,6 @@
-"""Plays a history to the machine of today and tells where it decides otherwise.
+"""Replays a history on the present machine and reports which decisions differ.
 
-Numbers agree within a relative 1e-9; a timer is compared by how far off it is, not by the clock.
+Numbers agree within a relative 1e-9; a timer is compared by its distance from now, not by the clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TEXT_MAX = 1500
 
 
 class Divergence(NamedTuple):
-    """One entry of which something else came. `position` counts from 0."""
+    """One entry with another result. `position` counts from 0."""
 
     history: str
     position: int
@@ -38,8 +38,9 @@ class Divergence(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """What came of one history: how many entries, how many of them diverge, and the first of those. After an entry
-    that raises there is nothing more to compare."""
+    """The result of one history: the number of entries, how many of them differ, and the first of those. After an entry
+    that raises, comparison ends.
+    """
 
     history: str
     entries: int
@@ -48,7 +49,7 @@ class Replayed(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """A value as what it is made of; so commands are compared."""
+    """A value as its parts, so that commands can be compared."""
 
     tag: int
     parts: tuple[Any, ...]
@@ -70,7 +71,7 @@ _PLAIN = _plain_tags()
 
 
 def plain(value: Any) -> Any:
-    """A value as a history holds it."""
+    """A value as it is in a history."""
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return tuple(plain(one) for one in value)
     if value is None or isinstance(value, str | bytes | bool | int | float):
@@ -112,8 +113,9 @@ def replay(path: Path) -> list[Replayed]:
 
 
 def amended(path: Path) -> list[tape.Tape]:
-    """All histories of a file with what reports say today. ValueError where anything but a report diverges: what came
-    after it is of another world, and must be recorded."""
+    """All histories of a file with the present reports. ValueError if anything but a report differs: what came after it
+    would be another run, and must be recorded.
+    """
     return [_amended(f"{path.stem}: {name}", name, count, packed) for name, count, packed in tape.read(path)]
 
 
@@ -135,7 +137,7 @@ def _amended(history: str, name: str, count: int, packed: list[Any]) -> tape.Tap
 
 
 def _replayed(history: str, count: int, packed: list[Any]) -> Replayed:
-    # The shared objects of one reader are those of the other, made otherwise: each reads every column.
+    # The two readers make shared objects differently, so each reads every column.
     inputs, expectations = Reader(packed, names.TAGS), Reader(packed, _PLAIN, flat=True)
     rig = names.Rig(inputs.get(tape.GENESIS))
     diverging, first = 0, list[Divergence]()

@@ -1,7 +1,7 @@
-"""Which histories are kept, and how each is recorded: runs of the simulator, of which some machines are recorded.
+"""The histories that are kept, and how each is recorded: simulated runs in which some machines are recorded.
 
-Two liberties with the worlds as they are: clocks tick on codec.GRID, and the hashes of prompts' blocks are numbers that
-are kept small. Machines, wires and arrivals are the shipped ones; each machine has dice of its own.
+Two deviations from ordinary worlds: clocks tick on codec.GRID, and the hashes of prompts' blocks are small numbers.
+Machines, network and arrivals are the shipped ones; each machine has its own random generator.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "tests" / "histories"
 SUFFIX = ".history"
-LIVE = "live-"  # of live processes: such a file cannot be recorded again by itself
+LIVE = "live-"  # of live processes: such a file cannot be recorded again automatically
 SEEDS = ROOT / "tests" / "seeds" / "chaos"
 STEERED_EVERY_S = 3.0
-OVERLOAD = "overload"  # all of its regions: who is let go by one stands in another
+OVERLOAD = "overload"  # all of its regions: a request that one releases waits in another
 _TAPED = "farhop-taped"
 
 
 class Recorder:
-    """Makes a world's machines and records some of them: `which` by tier and region, "" where all."""
+    """Makes a world's machines and records some of them: `which` by tier and region, "" for all."""
 
     def __init__(self, which: Collection[tuple[str, str]], calls_max: int) -> None:
         self._which, self._max = which, calls_max
@@ -73,7 +73,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Worlds that are made and run within are recorded."""
+        """Worlds that are made and run within it are recorded."""
         clock, digest = SimulatedRelay.clock, xxh3_64_intdigest
         labels: dict[int, int] = {}
 
@@ -137,7 +137,7 @@ def _chaos(path: Path, seconds: float, which: Collection[tuple[str, str]], calls
 
 
 def _steered(world: World) -> None:
-    """Every policy of both tiers takes its turn, and operators say something meanwhile."""
+    """Every policy of both tiers in turn, with operators' overrides meanwhile."""
     for n, choices in enumerate(names.every_choice()):
         for region in world.regions.values():
             world.at(n * STEERED_EVERY_S, region.relay.react, choices)
@@ -151,7 +151,7 @@ def _react(process: Any, event_of: Callable[[float], Any]) -> None:
 
 
 def catalogue() -> dict[str, Callable[[], list[Tape]]]:
-    """How each is recorded, by name."""
+    """The recordings by name."""
     every = {(names.GLOBAL, ""), (names.REGIONAL, "")}
     found: dict[str, Callable[[], list[Tape]]] = {}
     others = [name for name in shipped_names() if name != OVERLOAD]

@@ -1,7 +1,7 @@
-"""Records what is done to machines and what comes of it, where their driver does it. Never decides.
+"""Records the calls of machines and their results, at their driver. Never decides.
 
-A history holds how its machine began, and then one entry for each thing done to it: which (`names.CALLS`), when, with
-what, and what came of that. What a machine does to itself while it handles an event is no entry.
+A history has the machine's genesis, and then one entry for each call: which (`names.CALLS`), when, its arguments and
+its result. Calls that a machine makes on itself while it handles an event are not entries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GIVEN, CAME = 10, 30  # plus the call
 
 
 class Tape:
-    """One history under way. After `calls_max` entries it takes no more."""
+    """One history being recorded. After `calls_max` entries it takes no more."""
 
     def __init__(
         self, name: str, genesis: tuple[Any, ...], made: Mapping[int, int] | None = None, calls_max: int = 1 << 62
@@ -35,17 +35,17 @@ class Tape:
 
     @property
     def taking(self) -> bool:
-        """Whether what happens now is an entry."""
+        """Whether the present call becomes an entry."""
         return not self._busy and self.count < self._max
 
     def call(self, call: int, now: float, given: Any) -> None:
-        """Something is done to the machine. What comes of it goes to `came`."""
+        """A call begins. Its result follows in `came`."""
         self._writer.put(call, CALL)
         self._writer.put(now, NOW)
         self._writer.put(given, GIVEN + call)
 
     def came(self, call: int, what: Any) -> None:
-        """What came of it: the entry is whole."""
+        """The call's result: the entry is complete."""
         self._writer.put(what, CAME + call)
         self.count += 1
 
@@ -53,10 +53,10 @@ class Tape:
         """Plain data."""
         return [self.name, self.count, self._writer.packed()]
 
-    # -- where drivers meet machines
+    # -- where drivers call machines
 
     def watch(self, flow: Any) -> Any:
-        """The machine, recorded from now on; itself."""
+        """Record the machine from now on; returns it."""
         self.flow, handle = flow, flow.handle
 
         def recorded(event: Any, now: float) -> Any:
@@ -77,7 +77,7 @@ class Tape:
         return flow
 
     def _considered(self, consider: Any) -> Any:
-        """Whoever asks what would be decided draws from the machine's dice."""
+        """To ask what would be decided draws from the machine's random generator."""
 
         def recorded(
             request: Any, now: float, within: Any = None, without: Any = frozenset(), verdict: Any = None
@@ -85,14 +85,14 @@ class Tape:
             if not self.taking:
                 return consider(request, now, within, without, verdict)
             self.call(names.CONSIDER, now, (request, within, without))
-            decision = consider(request, now, within, without, verdict)  # which is only what the law says anyway
+            decision = consider(request, now, within, without, verdict)  # which only repeats the law
             self.came(names.CONSIDER, names.reasons_of(decision))
             return decision
 
         return recorded
 
     def work(self, call: int, now: float, given: Any, work: Iterator[None]) -> Iterator[None]:
-        """What is done in turns, recorded turn by turn."""
+        """Work done in steps, recorded step by step."""
         if not self.taking:
             yield from work
             return
@@ -121,8 +121,9 @@ class Tape:
 
 
 class Room:
-    """The machines that are recorded in this process, and what reaches them beside their events. `patches` is to be
-    in force while they are made and run. `report_every_s`: how often a report is kept to be compared."""
+    """The machines that are recorded in this process, and their inputs besides events. `patches` must be in force while
+    they are made and run. `report_every_s`: how often a report is kept for comparison.
+    """
 
     def __init__(self, report_every_s: float = 1.0) -> None:
         self.tapes: list[Tape] = []
@@ -133,7 +134,7 @@ class Room:
         self._begun: dict[int, int] = {}
 
     def add(self, tape: Tape, flow: Any) -> Any:
-        """Record this machine from now on; itself."""
+        """Record this machine from now on; returns it."""
         self.tapes.append(tape)
         self._by_flow[id(flow)] = tape
         if names.is_global(flow):
@@ -141,7 +142,7 @@ class Room:
         return tape.watch(flow)
 
     def patches(self) -> list[Any]:
-        """Where prefix streams and reports are."""
+        """Patches of the prefix streams and reports."""
         streams, reporter = names.KnownPrefixes, names.RegionReporter
         begin, adopt, tidy, build = streams.begin, streams.adopt, streams.tidy, reporter.build
 
@@ -208,10 +209,10 @@ class _Stream:
 
 
 def write(path: Path, tapes: Iterable[Tape]) -> None:
-    """One file of histories, those without an entry left out."""
+    """One file of histories, without those that have no entry."""
     path.write_bytes(dump([tape.packed() for tape in tapes if tape.count]))
 
 
 def read(path: Path) -> list[list[Any]]:
-    """Each one's name, number of entries, and entries for a codec.Reader."""
+    """The name, number of entries, and entries (for a codec.Reader) of each."""
     return load(path.read_bytes())  # type: ignore[no-any-return]

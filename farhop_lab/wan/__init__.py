@@ -1,1 +1,1 @@
-"""The emulated ocean: every path between two regions crosses a link with delay, jitter, cut and freeze; no root."""
+"""An emulated WAN: paths between regions cross links with delay, jitter, cuts and freezes. Needs no root."""

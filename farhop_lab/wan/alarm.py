@@ -1,8 +1,8 @@
-"""Wakes whoever waits for a moment, to some tens of microseconds, on any event loop.
+"""Timers with a precision of some tens of microseconds, on any event loop.
 
-asyncio's own timers count whole milliseconds here (epoll, libuv), which is too coarse for an ocean sped up twenty
-times. One kernel timer serves all; where there is none (not Linux), the loop's timers must do. Nothing is ever woken
-more than `SLACK_S` early. Who no longer wants to be woken ignores it: nothing is cancelled.
+asyncio's own timers count whole milliseconds here (epoll, libuv), which is too coarse for a WAN sped up twenty times.
+One kernel timer serves all; without one (not Linux), the loop's timers are used. Never calls back more than `SLACK_S`
+early. Calls cannot be cancelled: a caller ignores those that it no longer wants.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# What is due this soon is due now: about what a wake-up costs in latency anyhow, and it saves waking up twice.
+# What is due this soon is due now: about the latency of a wake-up anyway, and it saves a second one.
 SLACK_S = 0.0001
 
 _CLOCK_MONOTONIC = 1
@@ -35,14 +35,14 @@ class _TimerSpec(ctypes.Structure):
 
 class _Timer(Protocol):
     def set(self, due: float | None) -> None:
-        """Ring at `due` (seconds of `time.monotonic`), and no more at what was set before. None: not at all."""
+        """Ring at `due` (seconds of `time.monotonic`), instead of any time set before. None: never."""
 
     def close(self) -> None:
         """Never ring again."""
 
 
 class _KernelTimer:
-    """timerfd_create(2), which Python offers from 3.13 on. Setting it again also takes back a ring not yet heard."""
+    """timerfd_create(2), in Python since 3.13. Setting it again also cancels a ring that was not read yet."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -87,7 +87,7 @@ class _LoopTimer:
 
 
 class Alarm:
-    """Calls back at moments of `now()`. For the running loop; close it in the end. `precise=False`: loop timers."""
+    """Calls back at times of `now()`. For the running loop; close it in the end. `precise=False`: loop timers."""
 
     now = staticmethod(time.monotonic)
 
@@ -95,11 +95,11 @@ class Alarm:
         loop = asyncio.get_running_loop()
         self._timer: _Timer = (_KernelTimer if precise else _LoopTimer)(loop, self._ring)
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
-        self._serial = 0  # keeps the order of equal moments
+        self._serial = 0  # keeps the order of equal times
         self._ringing = self._closed = False
 
     def at(self, due: float, call: Callable[[], None]) -> None:
-        """Call at `due`, once. As many may wait as there are connections; they bound themselves."""
+        """Call at `due`, once. As many may wait as there are connections, which are bounded."""
         self._serial += 1
         heappush(self._waiting, (due, self._serial, call))
         if not self._ringing and self._waiting[0][1] == self._serial and not self._closed:
@@ -118,7 +118,7 @@ class Alarm:
                 self._timer.set(waiting[0][0] if waiting else None)
 
     def close(self) -> None:
-        """Nobody is woken any more."""
+        """No more calls."""
         if not self._closed:
             self._closed = True
             self._timer.close()

@@ -1,7 +1,8 @@
-"""One direction of one tunnel: from the end that sends, over the shaped wire, to the end that receives.
+"""One direction of one tunnel: from the sending end, over the shaped link, to the receiving end.
 
-Invariants: bytes reach the receiver in order and none is lost while both ends live; what is under way is bounded, past
-that the sender is not read (its TCP window closes); a receiver that does not read stops the flow. Owns no connection.
+Invariants: bytes reach the receiver in order and none is lost while both ends live; what is under way is bounded,
+beyond that the sender is not read (its TCP window closes); a receiver that does not read stops the flow. Owns no
+connection.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from farhop_lab.wan.alarm import Alarm
     from farhop_lab.wan.shaper import Direction, Shaper
 
-_LINGER_NOT = struct.pack("ii", 1, 0)  # on, 0 s: what is unsent is dropped, and close says RST rather than FIN
+_LINGER_NOT = struct.pack("ii", 1, 0)  # on, 0 s: unsent bytes are dropped, and close sends RST instead of FIN
 
 
 class Ends(Protocol):
-    """Who is told about a connection's edges."""
+    """Is told of a connection's transitions."""
 
     def made(self, end: End) -> None:
-        """The connection is there."""
+        """The connection is open."""
 
     def ended(self, end: End) -> None:
         """The peer sends no more."""
@@ -53,23 +54,23 @@ class End(asyncio.Protocol):
 
     @property
     def clean(self) -> bool:
-        """Both ways are at their end: closing now takes nothing from anybody."""
+        """Both directions have ended: closing now loses nothing."""
         return self.ended and self.end_sent
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the peer, if it is there."""
+        """Send bytes to the peer, if it is connected."""
         if self.transport is not None:
             self.transport.write(data)
 
     def write_end(self) -> None:
-        """Send FIN; close if the peer has done so too."""
+        """Send FIN; close if the peer has sent it, too."""
         if self.transport is None or self.end_sent:
             return
         self.end_sent = True
         if self.ended:
             self.transport.close()
         elif self.transport.can_write_eof():
-            with suppress(OSError):  # the peer has reset it, and the loop has not heard of that yet
+            with suppress(OSError):  # the peer has reset it, and the loop does not know yet
                 self.transport.write_eof()
 
     def reset(self) -> None:
@@ -95,7 +96,7 @@ class End(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but ancestry
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's has the interface, without the base class
         self._ends.made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -144,7 +145,7 @@ class Channel:
         return self._shaper.queued_bytes
 
     def put(self, item: bytes | Signal) -> None:
-        """The sender says something."""
+        """The sender sends an item."""
         shaper = self._shaper
         shaper.put(item, self._alarm.now())
         if not self._armed:
@@ -190,19 +191,19 @@ class Channel:
         self._flush()
 
     def break_off(self) -> None:
-        """The sender is gone. What a receiver who does not read has not taken yet goes with it; RST heeds no window."""
+        """The sender is gone. What a receiver that does not read has not taken yet is lost; RST ignores windows."""
         if not self.flowing:
             self._shaper.clear()
             self.flowing = True
         self.put(Signal.RESET)
 
     def thaw(self) -> None:
-        """The freeze is over."""
+        """The freeze has ended."""
         self._shaper.thaw(self._alarm.now())
         self._flush()
 
     def forget(self) -> None:
-        """The path no longer knows this connection: nothing comes out any more, and nobody is told."""
+        """The path has forgotten this connection: nothing comes out any more, and no end is told."""
         self._shaper.lost = True
 
     def clear(self) -> None:

@@ -1,6 +1,6 @@
-"""What a client says to a link, and what it hears: HTTP/1.1 CONNECT (RFC 9110 §9.3.6), and nothing else. Pure.
+"""A link's protocol for clients: HTTP/1.1 CONNECT (RFC 9110 §9.3.6), and nothing else. Pure.
 
-A lab's link must never become an open proxy: only loopback, and hosts named beforehand, can be reached through it.
+A lab's link must never become an open proxy: only loopback and allowed hosts can be reached through it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class RefusedError(Exception):
-    """A request that a link does not serve. Carries the status; the text tells the client what to do."""
+    """A request that a link refuses. Has the status; the text tells the client what to do."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -58,7 +58,7 @@ def reply(status: int, text: str) -> bytes:
 
 
 def head_size(received: bytes) -> int | None:
-    """How many bytes the request's head has, its empty line included; None: not yet whole. Raises RefusedError."""
+    """The length in bytes of the request's head, with its empty line; None: incomplete. Raises RefusedError."""
     end = received.find(b"\r\n\r\n")
     if end > HEAD_BYTES_MAX or (end < 0 and len(received) > HEAD_BYTES_MAX):
         raise RefusedError(431, f"head: longer than {HEAD_BYTES_MAX} bytes")
@@ -66,7 +66,7 @@ def head_size(received: bytes) -> int | None:
 
 
 def target_of(head: bytes, allowed_hosts: Container[str]) -> Target:
-    """The target that a request's head asks for; the head ends with its empty line. Raises RefusedError."""
+    """The target in a request's head, which ends with its empty line. Raises RefusedError."""
     try:
         line = head.split(b"\r\n", 1)[0].decode("ascii")
     except UnicodeDecodeError:
@@ -83,7 +83,7 @@ def target_of(head: bytes, allowed_hosts: Container[str]) -> Target:
     if not (_is_loopback(target.host) or target.host in allowed_hosts):
         text = "target: only loopback addresses are reached through this link; allow the host where the link is made"
         raise RefusedError(403, text)
-    # The name's meaning is not left to the resolver: it might be made to point outside.
+    # The name is not resolved: a resolver might point it outside.
     return Target("127.0.0.1", target.port) if target.host == "localhost" else target
 
 

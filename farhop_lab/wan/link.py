@@ -1,7 +1,7 @@
-"""One link between two regions: an HTTP CONNECT proxy on a loopback port behind which lies an ocean, changeable live.
+"""One emulated link between two regions: an HTTP CONNECT proxy on a loopback port, whose settings can be changed live.
 
-What connects through it sees what it would see over the real distance: a round trip to connect, delay and jitter in
-order, resets when cut, silence when frozen. Reaches only loopback and hosts named beforehand. Close it in the end.
+A connection through it behaves as over the real distance: a round trip to connect, delay and jitter in order, resets if
+it is cut, silence if it is frozen. Reaches only loopback and allowed hosts. Close it in the end.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 DELAY_MS_MAX = 600_000.0
-_BREAK_S = 1.0  # what breaking the connections that are left may take
+_BREAK_S = 1.0  # the time to break the connections that are left
 _MBPS_BYTES = 125_000.0
 
 
 class LinkState(Enum):
-    """What a link does to who uses it."""
+    """A link's state."""
 
     OPEN = "open"
-    CUT = "cut"  # connections break, new ones hear 502
-    FROZEN = "frozen"  # silence: nobody is answered, nothing closes
+    CUT = "cut"  # connections break, new ones get 502
+    FROZEN = "frozen"  # silence: nothing is answered, nothing closes
 
 
 class LinkStats(msgspec.Struct, frozen=True):
-    """What a link has seen since it was made, and `connections` that are there now. Bytes: delivered payload."""
+    """A link's counters since it was made, and its open `connections`. Bytes: delivered payload."""
 
     state: LinkState
     connections: int
     accepted: int
     established: int  # answered 200
-    failed: int  # answered 502 or 504: the network's or the far side's fault
+    failed: int  # answered 502 or 504: the fault of the network or the far side
     refused: int  # answered 4xx or 503: the client's fault
     out_bytes: int  # from the clients
     back_bytes: int  # to the clients
 
 
 class LinkError(ValueError):
-    """A setting that no link can have, or use of a link that is not started; the text names it and the remedy."""
+    """An impossible setting, or use of a link that is not started; the text names it and the remedy."""
 
 
 class Link:
@@ -81,10 +81,10 @@ class Link:
         if bandwidth_mbps is not None:
             self.set(bandwidth_mbps=bandwidth_mbps)
 
-    # -- life
+    # -- life cycle
 
     async def start(self, alarm: Alarm | None = None) -> None:
-        """Listen on a free port. Links on one loop may share an alarm; whoever made it closes it, after the links."""
+        """Listen on a free port. Links on one loop may share an alarm; its maker closes it, after the links."""
         if self._server is not None:
             return
         if alarm is None:
@@ -96,7 +96,7 @@ class Link:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening and break what is open."""
+        """Stop listening and break open connections."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -137,9 +137,9 @@ class Link:
     def set(
         self, *, delay_ms: float | None = None, jitter_ms: float | None = None, bandwidth_mbps: float | None = None
     ) -> None:
-        """Change what is given, from the next chunk on; what is under way keeps its time. Raises LinkError.
+        """Change the given settings, from the next chunk on; what is under way keeps its time. Raises LinkError.
 
-        A `bandwidth_mbps` of infinity lifts the bound.
+        A `bandwidth_mbps` of infinity removes the limit.
         """
         for name, value in (("delay_ms", delay_ms), ("jitter_ms", jitter_ms)):
             if value is not None and not 0 <= value <= DELAY_MS_MAX:
@@ -154,21 +154,22 @@ class Link:
             self._settings.bytes_per_s = None if math.isinf(bandwidth_mbps) else bandwidth_mbps * _MBPS_BYTES
 
     def cut(self) -> None:
-        """Break the link: open connections are reset at both ends, those being made hear 502 a one-way delay later.
+        """Break the link: open connections are reset at both ends, those being made get 502 a one-way delay later.
 
-        The break lies in mid-ocean: half the way out and half back make one delay.
+        The break is half-way: half the way out and half back make one delay.
         """
         self._enter(LinkState.CUT)
         for tunnel in self._tunnels():
             tunnel.cut()
 
     def freeze(self) -> None:
-        """Silence: bytes, FIN and RST vanish both ways, nobody is answered, nothing closes. After `heal` what vanished
-        is sent again, as TCP would."""
+        """Silence: bytes, FIN and RST are lost both ways, nothing is answered, nothing closes. After `heal` what was
+        lost is sent again, as TCP would.
+        """
         self._enter(LinkState.FROZEN)
 
     def blackhole(self) -> None:
-        """As freeze, but connections that are there now stay dead after `heal` too (a NAT that lost its state)."""
+        """As freeze, but present connections stay dead after `heal`, too (a NAT that lost its state)."""
         self._enter(LinkState.FROZEN)
         for tunnel in self._tunnels():
             tunnel.forget()
@@ -190,10 +191,10 @@ class Link:
     def _tunnels(self) -> tuple[Tunnel, ...]:
         return () if self.path is None else tuple(self.path.tunnels)
 
-    # -- what it has seen
+    # -- counters
 
     def stats(self) -> LinkStats:
-        """Counters, and the state."""
+        """The counters and the state."""
         path = self.path
         if path is None:
             return LinkStats(self.state, 0, 0, 0, 0, 0, 0, 0)

@@ -1,9 +1,9 @@
-"""Two network namespaces and a long wire between them: every packet arrives half a round trip later.
+"""Two network namespaces with a long emulated link between them: every packet arrives half a round trip later.
 
-An emulated link (`tunnel.py`) delays bytes between two sockets of this machine, whose own round trip is nothing: TCP's
-window is never what one waits for. Here it is: both kernels see the whole round trip. Needs root (namespaces, and TUN
-devices, through which this process carries the packets). Invariants: no packet overtakes another of its direction; all
-is removed in the end; nothing of the machine's own network is touched.
+The other emulated links (`tunnel.py`) delay bytes between two sockets of this machine, whose own round trip is near
+zero: TCP's window never limits them. Here it does: both kernels see the whole round trip. Needs root (namespaces, and
+TUN devices, through which this process carries the packets). Invariants: no packet overtakes another of its direction;
+all is removed in the end; the machine's own network is not touched.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NEAR, FAR = "near", "far"
 HOSTS = {NEAR: "10.78.0.1", FAR: "10.78.0.2"}
 _TUN, _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = "/dev/net/tun", 0x400454CA, 0x0001, 0x1000
 _PACKET_BYTES = 65_536
-_QUEUE = 10_000  # packets that a device holds for us: none may be lost because this process was late
+_QUEUE = 10_000  # packets that a device queues for us: none may be lost because this process was late
 
 
 class WireError(Exception):
-    """The wire cannot be made; the text says why."""
+    """The link cannot be made; the text says why."""
 
 
 def lacking() -> str:
-    """What this needs and this machine has not; "" if nothing."""
+    """What this machine lacks for it; "" if nothing."""
     if os.geteuid() != 0:
         return "network namespaces take root"
     if not os.path.exists(_TUN):
@@ -82,7 +82,7 @@ class LongWire:
         self._ways: list[Way] = []
 
     def command(self, end: str, words: Sequence[str]) -> list[str]:
-        """What runs these words at that end."""
+        """The command that runs these words at that end."""
         return ["ip", "netns", "exec", self._name(end), *words]
 
     def _name(self, end: str) -> str:

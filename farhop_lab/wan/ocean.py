@@ -1,6 +1,6 @@
 """All links of an emulated world: one for every ordered pair of regions, started, changed and broken together.
 
-Wire times are divided by the speed-up that engines run at, so that wire and engine stay in proportion. Each link draws
+Round-trip times are divided by the engines' speed-up, so that network and engine stay in proportion. Each link draws
 its jitter from its own seed: what happens on one does not change another.
 """
 
@@ -23,8 +23,8 @@ JITTER_SHARE = 0.02
 class Ocean:
     """`rtt_ms` as in a topology: real round trips in ms of each pair of regions, in either order. Close it in the end.
 
-    `jitter_share` is the jitter in shares of the delay. `bandwidth_mbps` is real too: it grows with the speed-up.
-    Raises LinkError if a pair is missing, given twice unequally, or a figure is out of its domain.
+    `jitter_share` is the jitter as a share of the delay. `bandwidth_mbps` is real, too: it grows with the speed-up.
+    LinkError if a pair is missing, given twice unequally, or a figure is out of range.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Ocean:
     def _delay_ms(self, rtt_ms: float) -> float:
         return rtt_ms / 2 / self._speedup
 
-    # -- life
+    # -- life cycle
 
     async def start(self) -> None:
-        """Every link listens."""
+        """Start every link."""
         self._alarm = self._alarm or Alarm()
         for link in self._links.values():
             await link.start(self._alarm)
 
     async def close(self) -> None:
-        """Every link ends."""
+        """Close every link."""
         await asyncio.gather(*(link.close() for link in self._links.values()))
         if self._alarm is not None:
             self._alarm.close()
@@ -80,15 +80,15 @@ class Ocean:
     async def __aexit__(self, *_exc: object) -> None:
         await self.close()
 
-    # -- what there is
+    # -- links
 
     @property
     def links(self) -> Mapping[tuple[str, str], Link]:
-        """Every link, by the region connections come from and the one they go to."""
+        """Every link, by (from, to)."""
         return self._links
 
     def link(self, from_region: str, to_region: str) -> Link:
-        """The link that connections from one region to another take. Raises LinkError."""
+        """The link for connections from one region to another. Raises LinkError."""
         try:
             return self._links[from_region, to_region]
         except KeyError:
@@ -96,7 +96,7 @@ class Ocean:
             raise LinkError(text) from None
 
     def rtt_ms(self, a: str, b: str) -> float:
-        """The round trip as set now, sped up; within one region that of the world, though no link delays it."""
+        """The present round trip, sped up; within one region that of the world, though no link delays it."""
         if a == b:
             return self._local_rtt_ms / self._speedup
         self.link(a, b)
@@ -120,7 +120,7 @@ class Ocean:
         self._each(region, other, Link.freeze)
 
     def blackhole(self, region: str, other: str | None = None) -> None:
-        """As freeze, but what is connected now stays dead."""
+        """As freeze, but present connections stay dead."""
         self._each(region, other, Link.blackhole)
 
     def heal(self, region: str, other: str | None = None) -> None:

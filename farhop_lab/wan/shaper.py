@@ -1,7 +1,7 @@
-"""What the wire does to one direction of one connection: when each chunk leaves the far end. Pure: no IO, no clock.
+"""One direction of one connection over an emulated link: when each chunk leaves the far end. Pure: no IO, no clock.
 
-Invariants: what is taken out is what was put in, in order, and nothing before its time, whatever happens to delay,
-jitter and freezes in between; nothing at all while frozen. Memory is the caller's to bound, by `queued_bytes`.
+Invariants: what is taken out is what was put in, in order, and never early, whatever happens to delay, jitter and
+freezes in between; nothing while frozen. The caller bounds memory by `queued_bytes`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
-# What a queued chunk costs beside its bytes (object headers, tuple, float): many tiny chunks must not slip the bound.
+# Memory of a queued chunk besides its bytes (object headers, tuple, float): many tiny chunks must not evade the bound.
 CHUNK_OVERHEAD_BYTES = 128
-# Most that is handed out at once, so that a receiver who stops reading is noticed in between.
+# The most that is handed out at once, so that a receiver that stops reading is noticed in between.
 TAKE_BYTES_MAX = 256 * 1024
 
 
 class Signal(Enum):
-    """What crosses the wire beside bytes, in order with them."""
+    """What crosses the link besides bytes, in order with them."""
 
-    OPEN = "open"  # the client's wish to connect (its SYN)
-    ANSWER = "answer"  # how that went
+    OPEN = "open"  # the client's connection request (its SYN)
+    ANSWER = "answer"  # its result
     END = "end"  # FIN: nothing more comes this way
     RESET = "reset"  # RST: the sender is gone
 
@@ -51,7 +51,7 @@ class Direction:
 class Shaper:
     """First in, first out; each item after the delay in force when it was put, give or take a uniform jitter.
 
-    Nothing overtakes: what is due before what stands ahead of it waits for that, so on a dense stream delays lean to
+    Nothing overtakes: an item due before the one ahead of it waits for that one, so in a dense stream delays tend to
     `delay + jitter`, as in a router's queue. `lost`: the path has forgotten this connection; nothing more comes out.
     """
 
@@ -64,7 +64,7 @@ class Shaper:
         self.lost = False
 
     def put(self, item: bytes | Signal, now: float) -> None:
-        """An item enters the wire at `now` (monotonic seconds, never going back)."""
+        """Put an item at `now` (monotonic seconds, never going back)."""
         size = len(item) if isinstance(item, bytes) else 0
         due = self._arrival(size, now)
         self.queue.append((due, item))
@@ -116,11 +116,13 @@ class Shaper:
         return b"".join(parts)
 
     def thaw(self, now: float) -> None:
-        """The freeze is over: all that was under way is sent again, from now (TCP's resending, without its backoff)."""
+        """The freeze has ended: all that was under way is sent again, from now (TCP's retransmission, without its
+        backoff).
+        """
         queue, self.queue = self.queue, deque()
         for due, item in queue:
             size = len(item) if isinstance(item, bytes) else 0
-            # Never earlier than it was due: whoever waits for it need not be woken sooner.
+            # Never earlier than it was due, so that a waiting timer need not be set anew.
             self.queue.append((max(self._arrival(size, now), due), item))
 
     def clear(self) -> None:

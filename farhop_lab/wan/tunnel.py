@@ -1,8 +1,8 @@
 """One connection over a link: the client's CONNECT, the far side's answer a round trip later, then bytes both ways.
 
-Invariants: the client hears 200 only after a round trip and the far side's own accept, 502 or 504 as the far side
-fails; FIN and RST cross the wire in order with the bytes before them; while frozen nobody hears anything; each tunnel
-ends exactly once. What is a client's fault (405, 400, 403) is answered at once: that is not the network.
+Invariants: the client gets 200 only after a round trip and the far side's own accept, 502 or 504 as the far side fails;
+FIN and RST cross the link in order with the bytes before them; while frozen nothing arrives; each tunnel ends exactly
+once. A client's error (405, 400, 403) is answered at once, without the network's delay.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _TURNED_AWAY_MAX = 256
 
 
 def _ignore(_: bytes) -> None:
-    """What is said after a refusal is of no interest."""
+    """Bytes after a refusal are ignored."""
 
 
 class LinkLimits(msgspec.Struct, frozen=True):
-    """What a link bears. Seconds, counts and bytes; the bytes are per direction of each connection."""
+    """A link's limits. Seconds, counts and bytes; the bytes are per direction of each connection."""
 
     connect_s: float = 5.0  # for the far side to accept; then 504
     head_s: float = 10.0  # for a client to send its CONNECT, and to leave after a refusal
@@ -74,7 +74,7 @@ class Tunnel:
         self.back.sink = self.out.source = self.near
         self.far: End | None = None
         self._head = b""
-        self._target: Target | None = None  # once asked for, and allowed
+        self._target: Target | None = None  # once requested and allowed
         self._reply = ESTABLISHED
         self._is_up = False
         self.connecting: asyncio.Task[None] | None = None
@@ -106,7 +106,7 @@ class Tunnel:
             self._depart(rest)
 
     def _refuse(self, error: RefusedError) -> None:
-        """Ours to answer, at once; the client then has `head_s` to leave."""
+        """Refuse at once; the client then has `head_s` to leave."""
         self.path.refused += 1
         self.near.on_data = _ignore
         self.near.write(reply(error.status, str(error)))
@@ -126,7 +126,7 @@ class Tunnel:
 
     def _at_far(self, signal: Signal) -> None:
         if signal is Signal.OPEN:
-            self.out.pause()  # until there is somebody to hear what follows
+            self.out.pause()  # until there is a receiver for what follows
             self.connecting = self.path.loop.create_task(self._connect())
         elif self.far is not None:
             self._give(signal, self.far)
@@ -140,7 +140,7 @@ class Tunnel:
         except TimeoutError:  # also the kernel's own ETIMEDOUT
             self._fail(504, f"{target}: no answer within {limits.connect_s:g} s")
         except OSError as error:
-            # asyncio words these its own way; resolvers number theirs below zero.
+            # asyncio's texts differ; resolvers' numbers are negative.
             number = error.errno or 0
             text = os.strerror(number) if number > 0 else str(error)
             self._fail(502, f"{target}: {text}")
@@ -151,12 +151,12 @@ class Tunnel:
         return End(self, self.back.put, self.out)
 
     def made(self, end: End) -> None:
-        """A connection is there: the client's, or the one made for it as the far side accepted."""
+        """A connection is open: the client's, or the one to the far side, which accepted."""
         if end is self.near:
             if len(self.path.tunnels) > self.path.limits.connections_max + _TURNED_AWAY_MAX:
                 end.reset()
         elif self.near.transport is None or self.near.on_data is _ignore:
-            end.reset()  # too late: the client left, or was told that the link is cut
+            end.reset()  # too late: the client left, or got a 502 since the link was cut
         else:
             self.far = self.out.sink = self.back.source = end
             self.back.put(Signal.ANSWER)
@@ -167,7 +167,7 @@ class Tunnel:
         self._reply = reply(status, text)
         self.near.on_data = _ignore
         self.out.clear()
-        self.near.set_reading(True)  # its leaving must be noticed
+        self.near.set_reading(True)  # to notice that it leaves
         self.back.put(Signal.ANSWER)
         self.back.put(Signal.END)
 
@@ -195,14 +195,14 @@ class Tunnel:
     def ended(self, end: End) -> None:
         """An end sent FIN."""
         if self._target is None:
-            end.end_sent = True  # nothing was asked: closed without a word, as eof_received then does
+            end.end_sent = True  # no request came: closed silently, as eof_received then does
         elif end.on_data is not _ignore:
             (self.out if end is self.near else self.back).put(Signal.END)
 
     def lost(self, end: End) -> None:
-        """An end is gone: the other hears of it, unless both ways had ended."""
+        """A connection is gone: the other end is told, unless both directions had ended."""
         if end is not self.near and end is not self.far:
-            return  # disowned: too late, or cut before the client was answered
+            return  # ignored: too late, or cut before the client was answered
         other = self.far if end is self.near else self.near
         end.inward.pause()
         if end is self.near:
@@ -215,7 +215,7 @@ class Tunnel:
             other.inward.break_off()
 
     def cut(self) -> None:
-        """The link broke: an open connection breaks at both ends, one not yet answered hears 502 after the delay."""
+        """The link broke: an open connection breaks at both ends, one not yet answered gets 502 after the delay."""
         if self._is_up:
             self.break_off()
         elif self._target is not None and self.near.on_data is not _ignore:
@@ -229,12 +229,12 @@ class Tunnel:
             self._fail(502, f"{self._target}: no route: the link was cut")
 
     def forget(self) -> None:
-        """The path no longer knows this connection."""
+        """The path has forgotten this connection."""
         self.out.forget()
         self.back.forget()
 
     def thaw(self) -> None:
-        """The freeze is over."""
+        """The freeze has ended."""
         self.out.thaw()
         self.back.thaw()
 

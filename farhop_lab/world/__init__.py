@@ -1,1 +1,1 @@
-"""A whole fleet on this machine: real etcd, both tiers, emulated engines; a client and a collector of spans."""
+"""A whole fleet on this machine: real etcd, both tiers, emulated engines; a client and a span collector."""

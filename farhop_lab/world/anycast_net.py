@@ -1,7 +1,7 @@
-"""Network namespaces for entries by anycast: a router with a real BIRD, two sites that announce one address to it.
+"""Network namespaces for anycast entries: a router with a real BIRD, two sites that announce one address to it.
 
-Needs root. The clients are at the router: what they connect to is what its kernel's routes say. `close` removes all of
-it; names are unique to the process, and nothing of the machine's own network is touched.
+Needs root. Clients are at the router: its kernel's routes decide what they connect to. `close` removes everything;
+names are unique to the process, and the machine's own network is not touched.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ protocol bgp b from site {{ local 10.77.2.1; neighbor 10.77.2.2 as 65002; }}
 
 
 class NetError(Exception):
-    """What runs on the net did not do as it was told, or not in time. The text says what."""
+    """A program in the namespaces failed, or was too slow. The text says what."""
 
 
 def lacking() -> str:
-    """What this needs and this machine has not; "" if nothing."""
+    """What this machine lacks for it; "" if nothing."""
     return ", ".join(name for name in NEEDED if shutil.which(name) is None)
 
 
 def run(*command: str, check: bool = True) -> str:
-    """What a command says. Raises NetError if it fails."""
+    """A command's output. NetError if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=20.0, check=False)
     if done.returncode and check:
         raise NetError(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -59,11 +59,11 @@ class Net:
         self.children: list[subprocess.Popen[str]] = []
 
     def name(self, place: str) -> str:
-        """Of a place's namespace."""
+        """The name of a namespace."""
         return f"{self._tag}{place}"
 
     def open(self) -> None:
-        """Make it; `close` also if this fails."""
+        """Create it; call `close` also if this fails."""
         for place in (ROUTER, *SITES):
             run("ip", "netns", "add", self.name(place))
             self.ip(place, "link", "set", "lo", "up")
@@ -78,22 +78,22 @@ class Net:
             self.ip(site, "addr", "add", f"{VIP}/32", "dev", "lo")
             self.ip(site, "route", "add", "default", "via", f"10.77.{n}.1")
         self.ip(ROUTER, "addr", "add", "10.77.9.9/32", "dev", "lo")
-        # One connection stays on one path: paths are chosen by addresses and ports.
+        # A connection stays on one path: paths are chosen by addresses and ports.
         run("ip", "netns", "exec", self.name(ROUTER), "sysctl", "-qw", "net.ipv4.fib_multipath_hash_policy=1")
         (self.folder / "bird.conf").write_text(BIRD.format())
         self.spawn(ROUTER, "bird", "-f", "-c", str(self.folder / "bird.conf"), "-s", self.bird_socket, log="bird")
 
     @property
     def bird_socket(self) -> str:
-        """The router's."""
+        """The control socket of the router's BIRD."""
         return str(self.folder / "bird.ctl")
 
     def ip(self, place: str, *words: str) -> str:
-        """`ip` there."""
+        """Run `ip` there."""
         return run("ip", "-n", self.name(place), *words)
 
     def spawn(self, place: str, *command: str, log: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command there, its output a pipe, what it complains of in a log of the folder."""
+        """Start a command there; its stdout is a pipe, its stderr goes to a log in the folder."""
         with (self.folder / f"{log}.log").open("ab") as file:
             child = subprocess.Popen(
                 ["ip", "netns", "exec", self.name(place), *command],
@@ -103,22 +103,22 @@ class Net:
         return child
 
     def farhop(self, place: str, *arguments: str, log: str, **environment: str) -> subprocess.Popen[str]:
-        """A command of ours there; `ready` waits for it."""
+        """Start a farhop command there; `ready` waits for it."""
         return self.spawn(place, sys.executable, "-m", "farhop_cli", *arguments, log=log, **environment)
 
     def ready(self, *children: subprocess.Popen[str]) -> None:
-        """Wait until each says that it is ready."""
+        """Wait until each process has printed its ready line."""
         for child in children:
             if child.stdout is None or not child.stdout.readline():
                 raise NetError(f"{child.args!r} did not start; its log is in {self.folder}")
 
     def routed_sites(self) -> frozenset[str]:
-        """The sites to which the router's kernel sends what is for the address."""
+        """The sites to which the router's kernel routes the address."""
         hops = set(re.findall(r"via (10\.77\.[12]\.2)", self.ip(ROUTER, "route", "show", VIP)))
         return frozenset(site for n, site in enumerate(SITES, 1) if f"10.77.{n}.2" in hops)
 
     def until_routed(self, *sites: str, within_s: float = 20.0) -> float:
-        """Wait until it is so; the moment."""
+        """Wait until it routes to these; returns the time."""
         end = time.monotonic() + within_s
         while self.routed_sites() != frozenset(sites):
             if time.monotonic() >= end:
@@ -127,10 +127,8 @@ class Net:
         return time.monotonic()
 
     def silence(self, site: str) -> None:
-        """Nothing leaves the site any more, as if its host had lost power: nobody is told, nobody is refused."""
-        gateway = (
-            f"10.77.{1 + SITES.index(site)}.1"  # as if at another hardware address: whoever is there takes none of it
-        )
+        """Nothing leaves the site any more, as if its host had lost power: nothing is announced, nothing is refused."""
+        gateway = f"10.77.{1 + SITES.index(site)}.1"  # as if at another hardware address, which is nobody's
         self.ip(site, "neigh", "replace", gateway, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
 
     def undo_silence(self, site: str) -> None:
@@ -138,7 +136,7 @@ class Net:
         self.ip(site, "neigh", "del", f"10.77.{1 + SITES.index(site)}.1", "dev", "eth0")
 
     def close(self) -> None:
-        """End what runs there, and remove it all."""
+        """Stop all processes, and remove everything."""
         for child in reversed(self.children):
             if child.poll() is None:
                 child.send_signal(signal.SIGCONT)
@@ -158,7 +156,7 @@ class Net:
 
 
 def until_subscribed(pid: int, within_s: float = 10.0) -> None:
-    """Wait until a process takes part in a netlink group: what changes before, it is not told."""
+    """Wait until a process has subscribed to a netlink group: it gets no earlier changes."""
     end = time.monotonic() + within_s
     while time.monotonic() < end:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -170,7 +168,7 @@ def until_subscribed(pid: int, within_s: float = 10.0) -> None:
 
 
 class RouteWatch:
-    """When the router's kernel changed its route to the address, by the wall clock, as logs tell the time."""
+    """When the router's kernel changed its route to the address, by the wall clock, as in logs."""
 
     def __init__(self, net: Net) -> None:
         self._process = net.spawn(ROUTER, "stdbuf", "-oL", "ip", "monitor", "route", log="monitor")
@@ -185,7 +183,7 @@ class RouteWatch:
                 self.seen.append((time.time(), line.strip()))
 
     def first_after(self, at: float, within_s: float = 5.0) -> float:
-        """Milliseconds from `at` to the first change after it."""
+        """Milliseconds from `at` to the first later change."""
         end = time.monotonic() + within_s
         while time.monotonic() < end:
             found = next((when for when, _ in self.seen if when >= at), None)

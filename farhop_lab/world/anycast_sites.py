@@ -1,6 +1,6 @@
-"""Two entries on the net of `anycast_net`, whole: etcd, and at each site an engine, both balancers and an announcer.
+"""Two complete entries on the network of `anycast_net`: etcd, and per site an engine, both balancers, an announcer.
 
-Site a has an ExaBGP of Farhop's own, site b a BIRD that somebody else runs. Needs root. Never measures anything.
+Site a has an ExaBGP that Farhop starts, site b a BIRD that runs independently. Needs root. Never measures anything.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ OWN = {"a": "10.77.1.2", "b": "10.77.2.2"}
 SPEAKERS = {"a": "ExaBGP", "b": "BIRD"}
 MODEL, KEY = "llama-3.1-8b", "sk-farhop-anywhere"
 ETCD = "10.77.9.9:2379"
-LONG = 1200  # tokens from which on a stream is redirected to its site's own name: some 16 s
-COMMAND_S = 120.0  # on a busy machine a command starts in half a minute
+LONG = 1200  # tokens above which a stream is redirected to its site's own name: some 16 s
+COMMAND_S = 120.0  # on a busy machine a command may take half a minute to start
 SECRETS = {"FARHOP_HOP_KEY": "a secret of the anycast drills"}
 _HOP = {"hop": {"keys": {"k1": "env:FARHOP_HOP_KEY"}, "active": "k1"}}
 SITE_BIRD = """
@@ -46,7 +46,7 @@ protocol bgp up {
 
 
 class Sites:
-    """Both sites on the net, and what each consists of. `announcing` is laid over the announcers' configuration."""
+    """Both sites and their parts. `announcing` overrides the announcers' configuration."""
 
     def __init__(self, folder: Path, announcing: dict[str, object]) -> None:
         self.folder, self.net, self._announcing = folder, Net(folder), announcing
@@ -54,7 +54,7 @@ class Sites:
         self.announcers: dict[str, subprocess.Popen[str]] = {}
 
     def open(self) -> None:
-        """Start it all, and wait until each says that it is ready; `close` also if this fails."""
+        """Start everything, and wait until each process is ready; call `close` also if this fails."""
         self.net.open()
         self.watch = RouteWatch(self.net)
         self.net.spawn(
@@ -97,7 +97,7 @@ class Sites:
         return [engine, regional, self.balancers[site]]
 
     def start_balancer(self, site: str) -> None:
-        """The site's entry: its global balancer."""
+        """Start the site's global balancer."""
         own = {"url": f"http://{OWN[site]}:8080", "anycast": [VIP]}
         config = self._config(
             site, "global", 9101, **_HOP, listen={"host": "0.0.0.0", "port": 8080, "insecure": True},
@@ -118,14 +118,14 @@ class Sites:
         self.announcers[site] = self.net.farhop(site, "anycast", "run", "--config", config, log=f"{site}-anycast")
 
     def announce_anew(self, site: str) -> None:
-        """Another announcer in the place of one that is dead or hangs."""
+        """Start another announcer in place of one that is dead or hangs."""
         self.announcers[site].send_signal(signal.SIGCONT)
         self.announcers[site].kill()
         self.announcers[site].wait()
         self.announce(site)
 
     def speaker_of(self, site: str) -> int:
-        """The process that speaks BGP below a site's announcer."""
+        """The process that speaks BGP for a site's announcer."""
         table = anycast_net.run("ps", "-eo", "pid,ppid,args")
         rows = [re.split(r"\s+", line.strip(), maxsplit=2) for line in table.splitlines()[1:]]
         below = {self.announcers[site].pid}
@@ -135,7 +135,7 @@ class Sites:
         return next(pid for pid in ours if pid in below)
 
     def cli(self, *arguments: str) -> str:
-        """A command of an operator's, at site a. Raises NetError if it is bad usage, or takes too long."""
+        """Run an operator's command at site a. NetError for wrong usage, or if it takes too long."""
         config = str(self.folder / "a-global.yaml")
         command = [sys.executable, "-m", "farhop_cli", *arguments, "-c", config]
         try:
@@ -150,14 +150,14 @@ class Sites:
         return done.stdout
 
     def status(self, site: str) -> dict[str, object]:
-        """What its announcer tells at its admin port."""
+        """The status on its announcer's admin port."""
         status: dict[str, object] = json.loads(
             anycast_net.run("ip", "netns", "exec", self.net.name(site), "curl", "-s", "http://127.0.0.1:9103/status")
         )
         return status
 
     def describe(self) -> str:
-        """What each announcer says of itself, in a line: for who asks why routes are not as they should be."""
+        """Each announcer's status in a line: for debugging routes."""
         lines = []
         for site in self.announcers:
             try:
@@ -168,7 +168,7 @@ class Sites:
         return "; ".join(lines)
 
     def until(self, site: str, within_s: float = 20.0, **wanted: object) -> dict[str, object]:
-        """Wait until its announcer tells this."""
+        """Wait until its announcer reports this."""
         end = time.monotonic() + within_s
         while True:
             status = self.status(site)
@@ -179,11 +179,11 @@ class Sites:
             time.sleep(0.05)
 
     def phase_at(self, site: str, phase: str) -> float:
-        """When its announcer last changed to this phase, by the wall clock, as its log tells."""
+        """When its announcer last changed to this phase, by the wall clock of its log."""
         log = (self.folder / f"{site}-anycast.log").read_text()
         events = [json.loads(line) for line in log.splitlines() if '"announcement"' in line]
         return [datetime.fromisoformat(one["timestamp"]).timestamp() for one in events if one.get("phase") == phase][-1]
 
     def close(self) -> None:
-        """End and remove everything."""
+        """Stop and remove everything."""
         self.net.close()

@@ -1,6 +1,6 @@
-"""A certificate authority for worlds and tests: EC P-256, made in a moment, good for a day.
+"""A certificate authority for worlds and tests: EC P-256, fast to make, valid for a day.
 
-Never for production: keys are written as they are, and nobody revokes anything.
+Never for production: keys are not encrypted, and nothing is revoked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Authority:
-    """One CA, whose files stand in `folder`. `ca_file` is what its believers are given."""
+    """One CA, whose files are in `folder`. Clients trust `ca_file`."""
 
     def __init__(self, folder: Path, name: str = "ca") -> None:
         self._folder = folder
@@ -54,9 +54,9 @@ class Authority:
         good_for: timedelta = _DAY,
         key_of: Pair | None = None,
     ) -> Pair:
-        """Write `name`.crt and `name`.key, over what is there. `hosts` are names, addresses and URIs.
+        """Write `name`.crt and `name`.key, replacing existing files. `hosts` are names, addresses and URIs.
 
-        A negative `good_for` gives one that has expired. `key_of` keeps the key of another pair, as some renewals do.
+        A negative `good_for` makes an expired one. `key_of` reuses the key of another pair, as some renewals do.
         """
         key = ec.generate_private_key(ec.SECP256R1()) if key_of is None else _key_in(key_of)
         now = datetime.now(UTC)

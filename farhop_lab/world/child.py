@@ -1,6 +1,6 @@
-"""Processes that this machine runs for a world: started, waited for, signalled by their own id, never left behind.
+"""Child processes of a world: started, awaited, signalled by their own id, never left behind.
 
-A child dies with its parent whatever kills that one (Linux: PR_SET_PDEATHSIG), and does not see the terminal's Ctrl-C:
+A child dies with its parent however that one dies (Linux: PR_SET_PDEATHSIG), and does not get the terminal's Ctrl-C:
 its parent stops it in order. Never touches a process it did not start.
 """
 
@@ -33,13 +33,13 @@ _END_OF_LOG_BYTES = 4096
 
 
 class ChildError(Exception):
-    """A child that did not come up; the text holds what it said last."""
+    """A child that did not start; the text has its last output."""
 
 
 class Child:
     """One process: by default `python -m farhop_cli` with some arguments, without its imports (fork_server).
 
-    `start` waits for its ready line, the first it prints on stdout; `start_until` for what a foreign program shows.
+    `start` waits for its ready line, the first on stdout; `start_until` for a condition, for other programs.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Child:
         except TimeoutError:
             await self.kill()
             raise ChildError(f"{self.name}: not ready within {timeout_s:g} s; it said: {self._end_of_log()}") from None
-        except BaseException:  # whoever waited was cancelled, or the line has no end: nobody will stop it but us
+        except BaseException:  # the caller was cancelled, or the line has no end: only we can stop it
             await self.kill()
             raise
         if not line:
-            await self.kill()  # it may have closed its stdout and live on
+            await self.kill()  # it may have closed its stdout and still run
             raise ChildError(f"{self.name}: did not start; it said: {self._end_of_log()}")
         self._drain = asyncio.create_task(self._swallow(stdout))
         return line.decode(errors="replace").strip()
 
     async def start_until(self, ready: Callable[[], Awaitable[bool]], timeout_s: float = 30.0) -> None:
-        """Run it, all it prints into its log, and ask `ready` until it says yes. Raises ChildError."""
+        """Run it, all its output into its log, and call `ready` until it is true. Raises ChildError."""
         try:
             async with asyncio.timeout(timeout_s):
                 self._process = process = await self._launch(piped=False)
@@ -168,10 +168,10 @@ class Child:
 def send(process: Process, number: signal.Signals) -> None:
     """Send a signal to a child of ours; SIGSTOP has stopped it when this returns, or it has ended.
 
-    A stop is only asked for by `kill`: it holds once a thread of the process was given a processor to see it, and on
-    a busy machine the others answer on for a while.
+    `kill` only requests a stop: it takes effect once a thread of the process ran and noticed it, and on a busy machine
+    the others still answer for a while.
     """
-    # Suppressed: it ended, and nobody has told us yet.
+    # Suppressed: it has ended, and we do not know yet.
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         process.send_signal(number)
         if number is not signal.SIGSTOP:
@@ -179,11 +179,11 @@ def send(process: Process, number: signal.Signals) -> None:
         if isinstance(process, fork_server.Process):
             process.wait_until_stopped()
         else:
-            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # left for who reaps it
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # left for its reaper
 
 
 def bound_to_parent() -> Callable[[], None] | None:
-    """What a new process runs first so that it dies with this one; None where the system has no such thing."""
+    """What a new process runs first so that it dies with this one; None if the system has no such thing."""
     return partial(_die_with_parent, os.getpid()) if _PRCTL is not None else None
 
 
@@ -191,5 +191,5 @@ def _die_with_parent(parent: int) -> None:
     """Runs in the child before its program does."""
     assert _PRCTL is not None
     _PRCTL(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we could ask to be told
+    if os.getppid() != parent:  # the parent died before the request
         os._exit(1)

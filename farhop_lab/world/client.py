@@ -1,4 +1,4 @@
-"""A client of Farhop's entries as a good one behaves: it holds an ordered list, and goes on down it when one is gone.
+"""A client of Farhop's entries that behaves well: it has an ordered list, and tries the next entry if one is gone.
 
     async for event in ask([entry, next_entry], key, {"model": m, "messages": [...], "stream": True}):
         match event:
@@ -7,9 +7,9 @@
             case Result(): ...                              # the last event, always exactly one
     result = await answer(entries, key, body)               # the same, the Result alone
 
-The key goes to no address that was not named by the caller: a redirect elsewhere ends in an error. An entry is tried
-once. What did not begin may be sent again (inference leaves nothing behind); what began never is. Break out of `ask`
-under `contextlib.aclosing`. Never raises for what a server or network does: that is the Result's `error`.
+The key goes only to addresses that the caller named: a redirect elsewhere ends in an error. An entry is tried once. A
+request whose answer has not begun may be sent again (inference has no side effects); one that has begun never is. Break
+out of `ask` under `contextlib.aclosing`. Never raises for errors of servers or network: they are the Result's `error`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = [
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-CONNECT_S = 3.0  # as a balancer allows its own connections
+CONNECT_S = 3.0  # as a balancer allows for its own connections
 REQUEST_S = 600.0
 
 
@@ -74,7 +74,7 @@ class Redirected(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """How it ended. Times count from the request's making, failed entries and redirects included.
+    """The end. Times count from the request's making, failed entries and redirects included.
 
     `status` is 0 if no entry answered, and `entry` then "". `headers` have lower-case names. `ttft_ms` is the time to
     the first text (of a stream) or to the whole answer; None if there was none. `error` may stand beside a status of
@@ -93,7 +93,7 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the answer is whole."""
+        """Whether the answer is complete."""
         return self.error is None
 
 
@@ -112,11 +112,11 @@ async def ask(
     connect_s: float = CONNECT_S,
     request_s: float = REQUEST_S,
 ) -> AsyncGenerator[Event, None]:
-    """Send `body` to the first of `entries` (base URLs) that can be reached, and yield what happens.
+    """Send `body` to the first of `entries` (base URLs) that can be reached, and yield the events.
 
-    A 307 or 308 is followed, key and all, to any of `entries` or `trusted`; and, without the key, to where a URL with a
-    token for one use leads (docs/operate/answering.md). A `session` of one's own saves set-up for
-    many requests. `request_s` bounds each entry's answer. ValueError if `entries` is empty.
+    A 307 or 308 is followed, with the key, to any of `entries` or `trusted`; and, without the key, to a URL with a
+    single-use token (docs/operate/answering.md). A `session` of the caller's saves set-up for many requests.
+    `request_s` bounds each entry's answer. ValueError if `entries` is empty.
     """
     if not entries:
         raise ValueError("entries: give at least one URL")
@@ -135,7 +135,7 @@ async def ask(
 
 
 async def answer(entries: Sequence[str], key: str | None, body: Mapping[str, Any], **options: Any) -> Result:
-    """`ask`, without what happens on the way."""
+    """`ask` without the events before the result."""
     async for event in ask(entries, key, body, **options):
         if isinstance(event, Result):
             result = event
@@ -143,7 +143,7 @@ async def answer(entries: Sequence[str], key: str | None, body: Mapping[str, Any
 
 
 def origin(url: str | URL) -> str:
-    """Scheme, host and port of a URL: what decides whom one talks to. ValueError if it has none."""
+    """Scheme, host and port of a URL: they identify the server. ValueError if it has none."""
     return str(URL(url).origin())
 
 
@@ -190,7 +190,7 @@ class _Asking:
             self._redirected = True
             pending.appendleft(to)
             if self._pass is not None:
-                self._entered = entry  # it decided: what answers is no entry
+                self._entered = entry  # it decided: a region's answer is no entry's
             yield Redirected(entry, to, self._pass is not None)
         yield self._result(error=Failure(f"no entry could be reached ({'; '.join(skipped)})", "connect_failed"))
 
@@ -276,7 +276,7 @@ class _Asking:
 
 
 def _target(response: aiohttp.ClientResponse) -> str | None:
-    """Where a redirect leads, as an origin; "nowhere" if it does not say; None if it is no redirect."""
+    """A redirect's target as an origin; "nowhere" if it has none; None if it is no redirect."""
     if response.status not in (307, 308):
         return None
     try:
@@ -286,7 +286,7 @@ def _target(response: aiohttp.ClientResponse) -> str | None:
 
 
 def _with_pass(response: aiohttp.ClientResponse) -> URL | None:
-    """Where a redirect leads, if it brings a token in the key's stead."""
+    """A redirect's target if it has a token instead of the key."""
     url = response.headers.get("location", "")
     return URL(url, encoded=True) if f"{PARAMETER.decode()}=" in url.partition("?")[2] else None
 
@@ -301,7 +301,7 @@ def _astray(entry: str, to: str, again: bool) -> Failure:
 
 
 def trouble(error: Exception) -> str:
-    """What went wrong on the wire, in a few words."""
+    """A network error in a few words."""
     if isinstance(error, TimeoutError):
         return "timed out"
     number = getattr(getattr(error, "os_error", error), "errno", None)

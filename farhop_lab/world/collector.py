@@ -1,4 +1,4 @@
-"""A small OTLP/HTTP collector: takes the spans of both tiers on this machine and shows them as trees.
+"""A small OTLP/HTTP collector: takes the spans of both tiers on this machine and prints them as trees.
 
 For `farhop up`, `farhop ask` and tests; a deployment has its own collector. Invariants: it holds a bounded number of
 traces and of spans in each (the oldest trace goes first), and a payload it cannot read changes nothing.
@@ -36,7 +36,7 @@ _NO_PARENT = ""
 class SpanRecord(msgspec.Struct, frozen=True):
     """One span as received. Ids are hex; `parent_id` is "" for a root. Times are epoch nanoseconds of the sender.
 
-    `status` is unset, ok or error; `resource` holds what the sending process said of itself (service.name apart).
+    `status` is unset, ok or error; `resource` holds the sending process's attributes (service.name apart).
     """
 
     trace_id: str
@@ -54,16 +54,16 @@ class SpanRecord(msgspec.Struct, frozen=True):
 
     @property
     def duration_ms(self) -> float:
-        """How long it took, by the sender's clock."""
+        """Its duration, by the sender's clock."""
         return (self.end_ns - self.start_ns) / 1e6
 
 
 class PayloadError(ValueError):
-    """An export that cannot be read, said in one line."""
+    """An export that cannot be read; the text is one line."""
 
 
 class TooLargeError(Exception):
-    """A body that unpacks past the bound."""
+    """A body whose content exceeds the bound."""
 
 
 class Collector:
@@ -88,7 +88,7 @@ class Collector:
         app.router.add_get("/traces", self._list)
         app.router.add_get("/traces/{trace_id}", self._show)
         app.router.add_get("/healthz", self._health)
-        # aiohttp's own decompression logs a stack trace for every broken body, after the answer to it.
+        # aiohttp's own decompression logs a stack trace for every broken body, after answering it.
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, auto_decompress=False)
         await runner.setup()
         try:
@@ -111,22 +111,24 @@ class Collector:
         return list(self._traces)
 
     def trace(self, trace_id: str) -> list[SpanRecord]:
-        """The spans of a trace so far, by start; empty if it is unknown or has been pushed out."""
+        """The spans of a trace so far, by start; empty if it is unknown or was dropped."""
         return sorted(self._traces.get(trace_id, {}).values(), key=lambda span: (span.start_ns, -span.end_ns))
 
     async def wait_for(self, trace_id: str, spans: int = 1, timeout_s: float = 60.0) -> list[SpanRecord]:
-        """The trace once it has so many spans, or as it stands when the time is over: exporters batch."""
+        """The trace once it has so many spans, or as it is at the timeout: exporters batch."""
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self._traces.get(trace_id, ())) < spans:
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError:
-            pass  # what came is the answer: how many spans that is, the caller sees
+            pass  # the spans so far are the answer: the caller sees how many they are
         return self.trace(trace_id)
 
     def take(self, payload: bytes) -> int:
-        """Hold the spans of one ExportTraceServiceRequest; how many were dropped at a bound. Raises PayloadError."""
+        """Keep the spans of one ExportTraceServiceRequest; returns how many were dropped at a bound. Raises
+        PayloadError.
+        """
         spans = list(decode(payload))
         dropped = sum(not self._hold(span) for span in spans)
         self.received += len(spans)
@@ -142,7 +144,7 @@ class Collector:
             trace = self._traces[span.trace_id] = {}
         if len(trace) >= SPANS_PER_TRACE_MAX and span.span_id not in trace:
             return False
-        trace[span.span_id] = span  # an exporter's retry brings the same span twice
+        trace[span.span_id] = span  # an exporter's retry sends the same span twice
         return True
 
     async def _receive(self, request: web.Request) -> web.Response:
@@ -179,7 +181,9 @@ class Collector:
 
 
 def unpacked(body: bytes) -> bytes:
-    """A gzip body's content. Raises PayloadError if it is none, or cut short; TooLargeError past 16 MiB of content."""
+    """A gzip body's content. PayloadError if it is not gzip, or truncated; TooLargeError for more than 16 MiB of
+    content.
+    """
     stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         content = stream.decompress(body, PAYLOAD_BYTES_MAX + 1)
@@ -193,7 +197,7 @@ def unpacked(body: bytes) -> bytes:
 
 
 def decode(payload: bytes) -> Iterable[SpanRecord]:
-    """The spans of a serialized ExportTraceServiceRequest. Raises PayloadError, naming what is wrong."""
+    """The spans of a serialized ExportTraceServiceRequest. PayloadError that names the error."""
     try:
         message = ExportTraceServiceRequest.FromString(payload)
     except DecodeError as error:
@@ -263,7 +267,7 @@ def _json(body: object) -> web.Response:
 def tree(spans: Sequence[SpanRecord]) -> list[str]:
     """A trace as lines of text: children below their parent by start, each with service, duration and attributes.
 
-    A span whose parent is not here (unsampled, muted, or the client's own) stands as a root.
+    A span whose parent is missing (unsampled, muted, or the client's own) is a root.
     """
     here = {span.span_id for span in spans}
     children: dict[str, list[SpanRecord]] = {}
@@ -271,7 +275,7 @@ def tree(spans: Sequence[SpanRecord]) -> list[str]:
         children.setdefault(span.parent_id if span.parent_id in here else _NO_PARENT, []).append(span)
     lines: list[str] = []
     pending = [(root, "", "") for root in reversed(children.pop(_NO_PARENT, []))]
-    # A list of children is taken out when shown: spans that name each other as parents end up as roots, and end.
+    # A list of children is removed when printed: spans that name each other as parents become roots, and the loop ends.
     while pending or children:
         if not pending:
             pending = [(span, "", "") for span in reversed(children.pop(next(iter(children))))]

@@ -1,9 +1,9 @@
-"""Faults in a fleet that Docker's compose or Kubernetes runs: containers and pods killed, paused and started again.
+"""Faults in a fleet on Docker compose or Kubernetes: containers and pods killed, paused and started again.
 
 By the platform's own command, found by labels: `farhop.region` and `farhop.role` on containers (deploy/compose has
-them), `farhop.dev/region` and `app.kubernetes.io/component` on what pods come from (the chart has them). Invariants:
-nothing without these labels is touched, nor anything of another project or namespace; what was there before is there
-afterwards, as many of it as there were. Never starts what it did not end.
+them), `farhop.dev/region` and `app.kubernetes.io/component` on what creates pods (the chart has them). Invariants:
+nothing without these labels is touched, nor anything of another project or namespace; afterwards there are the same
+containers and as many pods as before. Never starts what it did not stop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FAULTS_FILE = Path(".farhop/faults.json")
 COMMAND_S = 60.0
 OUTPUT_CHARS_MAX = 300
-# What each kind ends, by role. Pods have no pause, and links between regions are none of a container's.
+# What each kind stops, by role. Pods cannot be paused, and links between regions do not belong to a container.
 KILLS = {
     "kill-region": ("engine", "regional", "global"),
     "kill-engines": ("engine",),
@@ -35,7 +35,7 @@ PAUSES = {"stop-engines": "engine", "stop-etcd": "etcd"}
 
 
 class FaultsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the process that makes faults in a deployed fleet takes them from whoever has the token."""
+    """Where the process that injects faults in a deployed fleet takes commands, which need the token."""
 
     pid: int
     fleet: str
@@ -44,7 +44,7 @@ class FaultsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def describe(path: Path, faults: FaultsFile) -> None:
-    """Write it, for its owner alone. Raises OSError."""
+    """Write it, readable by its owner alone. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -52,7 +52,7 @@ def describe(path: Path, faults: FaultsFile) -> None:
 
 
 def described(path: Path, fleet: str) -> FaultsFile | None:
-    """The process that makes faults in this fleet, if one runs."""
+    """The process that injects faults in this fleet, if one runs."""
     try:
         faults = msgspec.json.decode(path.read_bytes(), type=FaultsFile)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -61,7 +61,7 @@ def described(path: Path, fleet: str) -> FaultsFile | None:
 
 
 class Command(Protocol):
-    """Runs one command and gives what it printed. FaultError where it fails."""
+    """Runs one command and returns its output. FaultError if it fails."""
 
     async def __call__(self, *words: str) -> str: ...
 
@@ -91,7 +91,7 @@ class Containers:
 
     def __init__(self, project: str, run: Command = command) -> None:
         self._project, self._run = project, run
-        self._broken: dict[Wanted, list[str]] = {}  # by fault, the containers that it ended or paused
+        self._broken: dict[Wanted, list[str]] = {}  # by fault, the containers that it stopped or paused
 
     async def known(self, wanted: Wanted) -> None:
         """See Breakable."""
@@ -127,7 +127,7 @@ class Containers:
         return f"label=com.docker.compose.project={self._project}"
 
     async def _which(self, wanted: Wanted) -> list[str]:
-        """The containers that it is about, those that run."""
+        """The running containers that it affects."""
         roles = KILLS.get(wanted.do) or (PAUSES[wanted.do],)
         region = wanted.region or wanted.hub
         found: list[str] = []
@@ -143,12 +143,12 @@ class Containers:
 
 
 class Pods:
-    """What runs in one namespace of Kubernetes, by `kubectl` and a context of it ("": the one in use)."""
+    """Pods in one namespace of Kubernetes, by `kubectl` and a context of it ("": the current one)."""
 
     def __init__(self, namespace: str, context: str = "", run: Command = command) -> None:
         self._kubectl = ("kubectl", *(("--context", context) if context else ()), "--namespace", namespace)
         self._namespace, self._run = namespace, run
-        self._replicas: dict[Wanted, dict[str, int]] = {}  # by fault, how many there were of what it scaled down
+        self._replicas: dict[Wanted, dict[str, int]] = {}  # by fault, the replica counts of what it scaled down
 
     async def known(self, wanted: Wanted) -> None:
         """See Breakable."""
@@ -157,7 +157,7 @@ class Pods:
             raise FaultError(f"{wanted.do}: nothing of {wanted.region} runs in namespace {self._namespace}")
 
     async def break_(self, wanted: Wanted) -> None:
-        """See Breakable. Whoever starts pods is told to have none; then they are killed, without a grace period."""
+        """See Breakable. First scales to zero what creates pods; then kills the pods, without a grace period."""
         found = self._replicas[wanted] = await self._which(wanted)
         await self._run(*self._kubectl, "scale", "--replicas=0", *found)
         await self._run(
@@ -176,7 +176,7 @@ class Pods:
         return f"farhop.dev/region={wanted.region},app.kubernetes.io/component in ({','.join(KILLS[wanted.do])})"
 
     async def _which(self, wanted: Wanted) -> dict[str, int]:
-        """The deployments and stateful sets that it is about, and how many pods each is to have."""
+        """The deployments and stateful sets that it affects, and their replica counts."""
         form = 'jsonpath={range .items[*]}{.kind}/{.metadata.name} {.spec.replicas}{"\\n"}{end}'
         output = await self._run(
             *self._kubectl, "get", "deployments,statefulsets", "--selector", self._selector(wanted), "--output", form

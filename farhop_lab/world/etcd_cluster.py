@@ -1,6 +1,6 @@
-"""An etcd cluster of several members on this machine, whose leader can be moved: one hub as production runs it.
+"""An etcd cluster of several members on this machine, whose leader can be moved: one hub as in production.
 
-Invariants as of `farhop_lab.world.etcd`, for each member.
+Invariants as in `farhop_lab.world.etcd`, for each member.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 CALL_TIMEOUT_S = 3.0
-# A lone member may elect itself at once. Members on a busy machine must not depose a leader that was late by a moment.
+# A single member may elect itself at once. Members on a busy machine must not depose a leader that was late by a
+# moment.
 _TUNING = ("--heartbeat-interval=100", "--election-timeout=1000")
 
 
 class EtcdCluster:
-    """`size` members, each with its folder below `folder`; a member alone is an embedded etcd as any."""
+    """`size` members, each with its folder below `folder`; a single member is like an embedded etcd."""
 
     def __init__(self, size: int, folder: Path) -> None:
         tuning = _TUNING if size > 1 else ()
@@ -34,7 +35,7 @@ class EtcdCluster:
         return [member.endpoint for member in self.members]
 
     async def start(self) -> None:
-        """All members, and until they serve. Raises EtcdLabError; then none is left running."""
+        """Start all members, and wait until they serve. EtcdLabError; then none is left running."""
         if len(self.members) > 1:
             joined = ",".join(f"{member.name}={member.peer_url}" for member in self.members)
             for member in self.members:
@@ -48,13 +49,14 @@ class EtcdCluster:
             raise failed.exceptions[0] from None
 
     async def stop(self) -> None:
-        """End all members. Idempotent."""
-        if len(self.members) > 1:  # one told to end would wait seconds for another, which ends as well, to lead
+        """Stop all members. Idempotent."""
+        # A leader that is stopped would wait seconds for another to take over, which is stopped as well.
+        if len(self.members) > 1:
             await asyncio.gather(*(member.end_now() for member in self.members))
         await asyncio.gather(*(member.stop() for member in self.members))
 
     async def kill(self) -> None:
-        """End all members as a power cut would; their data stays for `start`."""
+        """Kill all members as a power cut would; their data stays for `start`."""
         await asyncio.gather(*(member.kill() for member in self.members))
 
     def pause(self) -> None:
@@ -68,12 +70,12 @@ class EtcdCluster:
             member.resume()
 
     async def restart(self, *, wipe: bool = False) -> None:
-        """End all members and start them again on the same ports, with the same data or with none."""
+        """Stop all members and start them again on the same ports, with the same data or with none."""
         await asyncio.gather(*(member.forget(wipe=wipe) for member in self.members))
         await self.start()
 
     async def leader(self) -> int:
-        """Which member leads. Raises EtcdLabError if none does."""
+        """The leader. EtcdLabError if there is none."""
         for index, member in enumerate(self.members):
             status = await _call(member, "Status", aetcd.rpc.StatusRequest())
             if status.leader == status.header.member_id:
@@ -81,7 +83,7 @@ class EtcdCluster:
         raise EtcdLabError("no member of the cluster leads: wait until they have elected one")
 
     async def move_leader(self) -> int:
-        """Make another member lead; which one. Raises EtcdLabError."""
+        """Make another member the leader; returns it. Raises EtcdLabError."""
         at = await self.leader()
         to = (at + 1) % len(self.members)
         status = await _call(self.members[to], "Status", aetcd.rpc.StatusRequest())
@@ -90,7 +92,7 @@ class EtcdCluster:
         return to
 
     async def compact(self) -> int:
-        """Forget the history up to now; up to which revision."""
+        """Compact the history up to now; returns the revision."""
         member = self.members[0]
         status = await _call(member, "Status", aetcd.rpc.StatusRequest())
         revision = int(status.header.revision)

@@ -1,8 +1,8 @@
 """Faults in a running world, on command: processes killed, stopped and slowed, links frozen and cut, etcd stopped.
 
-Each under a lease and within a bound of its own: whoever commands it must renew it, and what is not renewed is mended
-here, by this process's clock. Invariants: a fault that stands is mended once, whatever happens to who commanded it; who
-is killed is started again as it was. Never touches a process that this world did not start.
+Each has a lease and a bound: its commander must renew it, and a fault that is not renewed is mended here, by this
+process's clock. Invariants: a fault is mended once, whatever happens to its commander; a killed process is started
+again as it was. Never touches a process that this world did not start.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ KILLS = {
 
 
 class FaultError(Exception):
-    """A fault that cannot be made, or mended; the text says why."""
+    """A fault that cannot be injected or mended; the text says why."""
 
 
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault as it is commanded. Seconds; `hub` "": all of them."""
+    """A commanded fault. Seconds; `hub` "": all of them."""
 
     do: str
     lease_s: float
@@ -56,7 +56,7 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Stands:
-    """One that stands: until when, by our clock, and what waits for that."""
+    """An injected fault: its end, by our clock, and the task that waits for it."""
 
     def __init__(self, wanted: Wanted, now: float) -> None:
         self.wanted = wanted
@@ -67,20 +67,20 @@ class _Stands:
 
 
 class Breakable(Protocol):
-    """What faults are made in: a world that runs here, or one that a platform runs (`deployed`)."""
+    """Where faults are injected: a world that runs here, or a fleet on a platform (`deployed`)."""
 
     async def known(self, wanted: Wanted) -> None:
-        """Whether it can be had there. FaultError says why not; nothing is touched."""
+        """Check that it can be injected there. FaultError says why not; nothing is touched."""
 
     async def break_(self, wanted: Wanted) -> None:
-        """Break it. FaultError."""
+        """Inject it. Raises FaultError."""
 
     async def mend(self, wanted: Wanted) -> None:
-        """Have it as it was; what is whole stays so. FaultError, and then it is asked again."""
+        """Mend it; what works is left as it is. After a FaultError it is called again."""
 
 
 class Faults:
-    """The faults in one place. `say` is told what is broken and mended."""
+    """The faults in one place. `say` is called with what is injected and mended."""
 
     def __init__(self, where: Breakable, progress: Callable[[str], None] = lambda _text: None) -> None:
         self._in, self._progress = where, progress
@@ -89,16 +89,16 @@ class Faults:
 
     @property
     def standing(self) -> list[str]:
-        """The names of those that stand."""
+        """The names of present faults."""
         return sorted(self._stands)
 
     async def known(self, wanted: Iterable[Wanted]) -> None:
-        """Whether all of these can be made here. FaultError for the first that cannot; nothing is touched."""
+        """Check that all of these can be injected here. FaultError for the first that cannot; nothing is touched."""
         for one in wanted:
             await self._in.known(one)
 
     async def make(self, name: str, wanted: Wanted) -> None:
-        """Break it; one of the same name that stands is renewed. FaultError, and then nothing of it stands."""
+        """Inject it; a present one of the same name is renewed. FaultError, and then nothing of it is left."""
         if not (0.0 < wanted.lease_s <= 3600.0 and 0.0 < wanted.for_s <= 86_400.0):
             raise FaultError("lease_s, for_s: give seconds above 0, at most an hour and a day")
         if name in self._stands:
@@ -118,14 +118,14 @@ class Faults:
                 raise FaultError(str(error)) from None
 
     def renew(self, name: str, lease_s: float) -> None:
-        """Have it stand for so long from now, but not beyond its bound. FaultError if it does not stand any more."""
+        """Extend it to so long from now, but not beyond its bound. FaultError if it is no longer present."""
         stands = self._stands.get(name)
         if stands is None:
             raise FaultError(f"{name} does not stand any more: its lease ended, and it was mended")
         stands.until = min(stands.end, self._clock() + lease_s)
 
     async def mend(self, name: str) -> None:
-        """Have all of it as it was, and wait for that. Idempotent. FaultError if something does not come back."""
+        """Mend all of it, and wait for that. Idempotent. FaultError if something does not come back."""
         stands = self._stands.get(name)
         if stands is None:
             return
@@ -134,12 +134,12 @@ class Faults:
                 await self._mended(name, stands)
 
     async def mend_all(self) -> None:
-        """Mend all that stand: the world goes on without us."""
+        """Mend all faults: the world keeps running without us."""
         for name in self.standing:
             await self.mend(name)
 
     async def close(self) -> None:
-        """Forget all of them: the world ends."""
+        """Forget all faults: the world ends."""
         for stands in self._stands.values():
             if stands.watch is not None:
                 stands.watch.cancel()
@@ -198,7 +198,7 @@ class WorldHere:
         if do in KILLS:
             await asyncio.gather(*(child.kill() for child in _children(world.regions[wanted.region], KILLS[do])))
         elif do in LINKS:
-            assert world.ocean is not None  # a world that runs has one
+            assert world.ocean is not None  # a running world has one
             getattr(world.ocean, LINKS[do])(wanted.region, wanted.to or None)
         elif do == "stop-engines":
             for engine in world.regions[wanted.region].engines:
@@ -260,7 +260,7 @@ def _described(wanted: Wanted) -> str:
 
 
 def _after(work: Callable[[web.Request], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """A handler; what it answers is said by the middleware, the same for all."""
+    """A handler; the middleware writes its answer, the same for all."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         await work(request)
@@ -270,7 +270,7 @@ def _after(work: Callable[[web.Request], Awaitable[None]]) -> Callable[[web.Requ
 
 
 class Control:
-    """The world's control port: loopback alone, and only for who has the token, which stands in the world's file."""
+    """The world's control port: on loopback alone, and only with the token, which is in the world's file."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -294,7 +294,7 @@ class Control:
         self.url = f"http://{host}:{port}"
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._runner is not None:
             await self._runner.cleanup()
         await self._faults.close()
@@ -311,10 +311,10 @@ class Control:
         return web.json_response({"faults": self._faults.standing})
 
     async def _list(self, _request: web.Request) -> None:
-        """The middleware tells."""
+        """The middleware answers."""
 
     async def _known(self, request: web.Request) -> None:
-        """Whether these could be made: `known` says why not, the middleware that nothing was."""
+        """Whether these can be injected: `known` says why not, the middleware answers with the present faults."""
         await self._faults.known(msgspec.json.decode(await request.read(), type=list[Wanted]))
 
     async def _make(self, request: web.Request) -> None:

@@ -1,11 +1,11 @@
-"""Starts Python programs without their imports: a process that has made those once forks itself for each.
+"""Starts Python programs without their imports: a process that has done the imports once forks itself for each.
 
-What is forked is what `python -m PROGRAM ARGUMENTS` would run: the same `__main__` and argv, its environment, folder,
-output and title, a session of its own, the handlers and exit code of any interpreter. The process that forks imports
-and does nothing else: it has one thread and no event loop, and no library is initialised in it (gRPC would not live
-through a fork). What imports may have read of the environment, or of the folder, is not shared: each gets a server.
+A fork runs what `python -m PROGRAM ARGUMENTS` would run: the same `__main__` and argv, its environment, folder, output
+and title, a session of its own, the handlers and exit code of an interpreter. The server imports and does nothing else:
+it has one thread and no event loop, and no library is initialised in it (gRPC would not survive a fork). What imports
+may have read from the environment or the folder is not shared: each combination gets a server.
 
-A program lives no longer than who had it started, nor than the server: neither is survived by a fork. Linux only.
+A program ends with its starter and with the server: it outlives neither. Linux only.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# All that the processes of a world import; by name, for the lab stands below the command.
+# The imports of a world's processes; by name, as the lab is below the command.
 PRELOADED = (
     "farhop_cli.main", "farhop_cli.commands.verbs", "farhop_cli.commands.engine", "farhop_cli.engine",
     "global_lb.app.main", "regional_lb.app.main",
-    # What exports spans is imported where there are any, the last of it as an exporter is made: half of what a process
-    # has to do to begin.
+    # The span exporter is imported only if there are spans, its last part when an exporter is made: half of a process's
+    # start-up.
     "farhop.telemetry.recording", "farhop_lab.engine.tracing", "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.exporter.http.transport._requests", "requests",
 )  # fmt: skip
@@ -48,19 +48,20 @@ _READ_BY_IMPORTS = (
     "PROTOCOL_BUFFERS_", "COVERAGE_", "OPENBLAS_", "OMP_", "NUMPY_", "NPY_",
     "OTEL_PYTHON_", "OTEL_PROPAGATORS", "OTEL_SPAN_",
 )  # fmt: skip
-_MESSAGE_BYTES_MAX = 128 * 1024  # of a socket's default buffer; arguments and environment together
+_MESSAGE_BYTES_MAX = 128 * 1024  # a socket's default buffer; arguments and environment together
 _PR_SET_PDEATHSIG = 1
 _TITLE_BYTES = 1024
 _STOP_LOOK_S = 0.0005
 
 
 class ForkError(Exception):
-    """The server has ended, or cannot be asked for this."""
+    """The server has ended, or cannot do this."""
 
 
 class Ended(NamedTuple):
-    """How a process ended: its exit code, or less its signal's number; the CPU seconds it took, and for how long it
-    could have run and others had the cores."""
+    """The end of a process: its exit code, or minus its signal's number; its CPU seconds, and the seconds for which it
+    was ready to run and other processes had the cores.
+    """
 
     code: int
     cpu_s: float
@@ -68,7 +69,7 @@ class Ended(NamedTuple):
 
 
 class Process:
-    """A forked program, as `asyncio.subprocess.Process` has it as far as the lab needs it."""
+    """A forked program, with the part of `asyncio.subprocess.Process` that the lab needs."""
 
     def __init__(self, pid: int, pidfd: int, ends: socket.socket, stdout: asyncio.StreamReader | None) -> None:
         self.pid, self.stdout = pid, stdout
@@ -84,23 +85,23 @@ class Process:
         return self.ended.code if self.ended is not None else None
 
     async def wait(self) -> int:
-        """Until it has ended; its exit code, or less its signal's number."""
+        """Wait until it has ended; its exit code, or minus its signal's number."""
         await self._over.wait()
         assert self.ended is not None
         return self.ended.code
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal. ProcessLookupError if it has ended; nobody else can come by it."""
+        """Send it a signal. ProcessLookupError if it has ended; its id cannot have been reused."""
         if self.ended is None:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def wait_until_stopped(self) -> None:
-        """After SIGSTOP: until every thread of it stands still, or it has ended."""
+        """After SIGSTOP: wait until every thread of it has stopped, or it has ended."""
         while any(state not in "TtXZ" for state in _states(self.pid)):
             time.sleep(_STOP_LOOK_S)
 
     def _on_end(self) -> None:
-        """It ended; or its server did, which took it along."""
+        """It ended; or its server did, which ends it, too."""
         received = b""
         with contextlib.suppress(ConnectionError):
             received = self._ends.recv(256)
@@ -133,7 +134,7 @@ _lock = threading.Lock()
 
 
 def available() -> bool:
-    """Whether this system can."""
+    """Whether this system supports it."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -152,11 +153,11 @@ async def start(
 ) -> Process:
     """Run `python -m program` with exactly this environment. `stdout` None: read here, in lines of up to `limit` bytes.
 
-    Raises ForkError. Cancelled, it leaves nothing behind.
+    Raises ForkError. If cancelled, it leaves nothing behind.
     """
     if stdout is not None:
         return Process(*await _asked(_server(environment), program, arguments, environment, (stdout, stderr)), None)
-    # No pipe: of a file uvloop closes the descriptor a second time, which by then may be another thread's.
+    # No pipe: uvloop closes a file's descriptor a second time, which by then may be another thread's.
     ours, theirs = socket.socketpair()
     with theirs:  # the child has its own
         reader = asyncio.StreamReader(limit)
@@ -172,7 +173,7 @@ async def start(
 async def _asked(
     server: _Server, program: str, arguments: Sequence[str], environment: Mapping[str, str], outputs: tuple[int, int]
 ) -> tuple[int, int, socket.socket]:
-    """Its process id, a file descriptor of that process, and the socket on which its end is told."""
+    """Its process id, a pidfd of it, and the socket on which its end is reported."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -206,7 +207,7 @@ def _server(environment: Mapping[str, str]) -> _Server:
 
 
 class _Server:
-    """A server's process, as seen by who asks it. It ends when this does, and so does all that it started."""
+    """A server's process, from its client's side. It ends with this process, and so does all that it started."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -223,11 +224,11 @@ class _Server:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it runs."""
         return self._process.poll() is None
 
     def ask(self, what: list[object], descriptors: Sequence[int]) -> None:
-        """Ask for a process. ForkError. It is not waited for the server, which may still import."""
+        """Ask for a process. Raises ForkError. Does not wait for the server, which may still import."""
         message = json.dumps(what).encode()
         if len(message) > _MESSAGE_BYTES_MAX:
             raise ForkError(f"arguments and environment of {len(message)} bytes; at most {_MESSAGE_BYTES_MAX} pass")
@@ -237,7 +238,7 @@ class _Server:
             raise ForkError(f"the server that starts processes cannot be asked: {error}") from None
 
     def close(self) -> None:
-        """End it and what it started."""
+        """Stop it and what it started."""
         self._socket.close()
         self._process.wait()
 
@@ -254,7 +255,7 @@ class _Asked(NamedTuple):
 
 
 class _Fork(NamedTuple):
-    """A process that runs, and who is told of its end."""
+    """A running process, and the socket on which to report its end."""
 
     pid: int
     pidfd: int
@@ -262,15 +263,15 @@ class _Fork(NamedTuple):
 
 
 class _Forks:
-    """All that were forked and live, and the socket on which more are asked for."""
+    """All running forks, and the socket for requests."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control, self._selector = control, selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
-        self._live: dict[int, _Fork] = {}  # by either of its descriptors
+        self._live: dict[int, _Fork] = {}  # by both of its descriptors
 
     def serve(self) -> _Asked | None:
-        """Fork as asked. Returns in each fork, with what it is to be; None: nobody can ask any more."""
+        """Fork as asked. Returns in each fork, with what it is to be; None in the server: its client has gone."""
         while True:
             for ready, _ in self._selector.select():
                 if ready.fileobj is self._control:
@@ -283,7 +284,7 @@ class _Forks:
                     pass  # its process ended in this very round
                 elif ready.fd == fork.pidfd:
                     self._end(fork)
-                else:  # who had it started is gone
+                else:  # its starter is gone
                     signal.pidfd_send_signal(fork.pidfd, signal.SIGKILL)
                     self._selector.unregister(fork.report)
 
@@ -307,7 +308,9 @@ class _Forks:
         return True
 
     def _leave(self) -> None:
-        """In a fork: close what is the server's, by its owners: later they would close what has their numbers then."""
+        """In a fork: close what is the server's, by its owners: later they would close other descriptors of the same
+        numbers.
+        """
         self._selector.close()
         self._control.close()
         for fork in {one.pid: one for one in self._live.values()}.values():
@@ -315,7 +318,7 @@ class _Forks:
             os.close(fork.pidfd)
 
     def _end(self, fork: _Fork) -> None:
-        """Reap it, and tell."""
+        """Reap it, and report."""
         os.waitid(os.P_PID, fork.pid, os.WEXITED | os.WNOWAIT)
         waited_s = kept_waiting_s(fork.pid)
         _, status, usage = os.wait4(fork.pid, 0)
@@ -331,7 +334,7 @@ class _Forks:
 
 
 def kept_waiting_s(pid: int) -> float:
-    """How long a process could have run and others had the cores, in all: what a machine does is not its fault."""
+    """For how long in all a process was ready to run while others had the cores: that is not its own delay."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     return 0.0
@@ -340,12 +343,12 @@ def kept_waiting_s(pid: int) -> float:
 def _stand_alone(server: int, out: int, err: int) -> None:
     """In a fork: it dies with the server, its session and its output are its own, and nothing else is open."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it died before we could ask to be told
+    if os.getppid() != server:  # the server died before the request
         os._exit(1)
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
-    # The server's own were made for a file in which one can go back, which a pipe is not.
+    # The server's own were made for a seekable file, which a pipe is not.
     sys.stdout, sys.stderr = _anew(sys.stdout, 1), _anew(sys.stderr, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
@@ -374,9 +377,10 @@ def _run(asked: _Asked) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """What an interpreter does at its end and others see: its threads, its handlers, its output. Then it is gone: to
-    take what was imported to pieces, one object after the other, would first copy each page that is the server's, too,
-    and cost as much as all that a process does to begin."""
+    """What an interpreter does at its end as seen from outside: its threads, its handlers, its output. Then it exits at
+    once: to free imported objects one by one would first copy each page shared with the server, and cost as much as a
+    process's start.
+    """
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends what it forks
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -386,7 +390,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _entitle(command: Sequence[str]) -> None:
-    """Be seen by `ps` as this command: it stands where the server's own stood, which was made long for that."""
+    """Appear in `ps` as this command: it is written over the server's own, which is long enough for that."""
     with contextlib.suppress(OSError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         begin, end = int(fields[45]), int(fields[46])
@@ -397,17 +401,17 @@ def _entitle(command: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """The server: import, then fork until whoever started it is gone. In a fork: what that is to be."""
+    """The server: import, then fork until its client is gone. In a fork: return what that is to be."""
     control = socket.socket(fileno=int(sys.argv[1]))
     os.environ.pop("OPENBLAS_NUM_THREADS")
     gc.disable()
     for name in sys.argv[2:-1]:
-        with contextlib.suppress(Exception):  # what cannot be imported is for the program itself to tell
+        with contextlib.suppress(Exception):  # an import error is for the program itself to report
             importlib.import_module(name)
     gc.freeze()
     asked = _Forks(control).serve()
     if asked is None:
-        os._exit(0)  # which ends all that it forked
+        os._exit(0)  # which ends all its forks
     _run(asked)
 
 

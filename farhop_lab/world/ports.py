@@ -1,9 +1,9 @@
-"""Ports for the lab's own servers. Never one that the system may lend to an outgoing connection in the meantime.
+"""Ports for the lab's own servers. Never one that the system may assign to an outgoing connection in the meantime.
 
-Nor one that was given away before and is not listened on yet: whoever chooses by chance takes such a one, now and then.
-So each process goes in order through blocks of ports that no other goes through at that time. A block is claimed by a
-name that the system gives to one process alone, and takes back when that ends, however it ends (an abstract socket;
-Linux only: elsewhere each process but begins at another block).
+Nor one that was handed out before and is not listened on yet, which random choice would sometimes take. So each process
+goes in order through blocks of ports that no other process uses at that time. A block is claimed by a name that the
+system gives to one process alone, and frees when that ends, however it ends (an abstract socket; Linux only: elsewhere
+each process just begins at another block).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PORTS = range(12_000, 32_000)  # below Linux's ip_local_port_range, 32768 and up
 _BLOCK = 100
-_BLOCKS_KEPT = 10  # a thousand ports later, whoever was given one listens on it or never will
+_BLOCKS_KEPT = 10  # a thousand ports later, a port is either listened on or will never be
 _STRIDE = 7_919  # a prime: between two processes that start one after the other
 _lock = threading.Lock()
 
@@ -31,7 +31,7 @@ class PortsError(Exception):
 
 
 class _Turns:
-    """The ports that one process goes through, and the blocks that it keeps from others."""
+    """The ports of one process, and the blocks that it claims."""
 
     def __init__(self) -> None:
         self._at = os.getpid() * _STRIDE
@@ -39,14 +39,14 @@ class _Turns:
         self._rest: Iterator[int] = iter(())
 
     def next(self) -> int | None:
-        """The next one; None: every block is another's."""
+        """The next one; None: every block is another process's."""
         port = next(self._rest, None)
         if port is None and self._claim():
             port = next(self._rest)
         return port
 
     def close(self) -> None:
-        """Give the blocks back."""
+        """Free the blocks."""
         while self._kept:
             self._kept.popitem()[1].close()
 
@@ -66,7 +66,7 @@ class _Turns:
 
 
 def _claim(block: int) -> socket.socket | None:
-    """Keep other processes from a block until it is closed; None: another has it."""
+    """Claim a block until it is closed; None: another process has it."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         if sys.platform == "linux":
@@ -81,7 +81,7 @@ _turns = _Turns()
 
 
 def _leave() -> None:
-    """In a fork: what its parent goes through is not its own. At once: later its descriptors may be another's."""
+    """In a fork: the parent's blocks are not its own. At once: later its descriptors may be others."""
     global _turns, _lock
     _turns.close()
     _turns, _lock = _Turns(), threading.Lock()
@@ -92,9 +92,9 @@ atexit.register(lambda: _turns.close())
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody listens on nor just did (TIME_WAIT), all different.
+    """Ports without a listener now or just before (TIME_WAIT), all different.
 
-    They lie below those that a system lends to outgoing connections, which would take one before its balancer does.
+    They lie below those that a system assigns to outgoing connections, which would take one before its balancer does.
     """
     ports: list[int] = []
     with _lock:

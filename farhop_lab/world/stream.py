@@ -1,6 +1,6 @@
-"""Reading OpenAI-shaped answers as a client: streams of events, whole answers, errors. Pure: bytes in, text out.
+"""Reads OpenAI answers as a client: streams of events, whole answers, errors. Pure: bytes in, text out.
 
-Never trusts what it reads: malformed input becomes a Failure that says so, and memory is bounded by one event.
+Never trusts its input: a malformed one becomes a Failure that says so, and memory is bounded by one event.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _MESSAGE_CHARS_MAX = 2000
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens as the engine counted them; `cached_tokens` is None where it does not say."""
+    """Tokens as the engine counted them; `cached_tokens` is None if it does not report them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -20,7 +20,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why there is no answer, or no whole one. `code` is the balancer's reason, or this client's own."""
+    """Why there is no answer, or an incomplete one. `code` is the balancer's reason, or this client's own."""
 
     message: str
     code: str = ""
@@ -29,7 +29,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What an answer, or a part of it, holds."""
+    """An answer or a part of it."""
 
     text: str
     usage: Usage | None = None
@@ -73,7 +73,7 @@ _document = msgspec.json.Decoder(_Document)
 
 
 class EventReader:
-    """Server-sent events, fed as they come. `usage` and `error` hold what was said so far."""
+    """Server-sent events, fed as they come. `usage` and `error` hold what has come so far."""
 
     def __init__(self) -> None:
         self.tail = b""
@@ -82,7 +82,7 @@ class EventReader:
         self.error: Failure | None = None
 
     def feed(self, data: bytes) -> list[str]:
-        """The texts in the events that these bytes complete. Empty texts (the role's chunk, the last) are left out."""
+        """The texts of the events that these bytes complete. Empty texts (the role's chunk, the last) are left out."""
         *lines, self.tail = (self.tail + data).split(b"\n")
         if len(self.tail) > EVENT_BYTES_MAX:
             self.tail = b""
@@ -90,7 +90,7 @@ class EventReader:
         return [text for line in lines if (text := self._line(line.rstrip(b"\r")))]
 
     def end(self) -> Failure | None:
-        """What went wrong, now that no more comes: a stream that does not say that it is over was cut."""
+        """The error at the end of the connection: a stream without an end marker was cut."""
         if self.error is None and not self._done:
             return Failure("the stream ended without saying so: it was cut", "stream_cut")
         return self.error
@@ -125,7 +125,7 @@ def read_answer(document: bytes) -> Piece | Failure:
 
 
 def read_failure(status: int, body: bytes) -> Failure:
-    """What an answer with a status other than 200 says."""
+    """The failure in an answer with a status other than 200."""
     try:
         read = _document.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,8 +1,8 @@
 """A whole world on this machine: real etcd, both tiers and emulated engines in every region, each its own process.
 
-`farhop up`, the demo and the tests of the whole run this. What crosses between regions crosses an emulated ocean; wire
-times and engines are sped up alike. Never used by a
-balancer, and leaves no process behind: children die with their parent.
+Used by `farhop up`, the demo and the tests of whole worlds. Traffic between regions crosses an emulated WAN; round-trip
+times and engines are sped up alike. Never used by a balancer, and leaves no process behind: children die with their
+parent.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 ZONE, EU_ENTRY = "entry.example", "eu-entry"
-DNS_TTL_S = 5  # what answers are kept for while nothing is in doubt: the least that may be said
-DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # the shipped world's, whose keys are sk-farhop-<tenant>
+DNS_TTL_S = 5  # the TTL of DNS answers while nothing is uncertain: the least that is allowed
+DEMO_KEYS = ("anywhere", "eu-only", "japan-only", "not-us")  # in the shipped world; their keys are sk-farhop-<tenant>
 
 
 class WorldError(Exception):
@@ -46,7 +46,7 @@ class WorldError(Exception):
 
 
 class WorldSettings(msgspec.Struct, frozen=True):
-    """What world to run. `engines` are given per region as URLs; a region without gets `replicas` emulated ones.
+    """A world's settings. `engines` are URLs by region; a region without them gets `replicas` emulated ones.
 
     Every hub of the topology is an etcd of its own, of one member or as many as `members` says; `etcd` is one for all.
     """
@@ -57,20 +57,20 @@ class WorldSettings(msgspec.Struct, frozen=True):
     replicas: int = 2
     speedup: float = 10.0
     wide: bool = False  # emulated engines write more than ASCII
-    engine: str | None = None  # what regional balancers are told that engines are; None: they find out
+    engine: str | None = None  # the engine kind that regional balancers are configured with; None: they detect it
     engines: dict[str, list[str]] = {}
     etcd: str | None = None
     members: dict[str, int] = {}
-    global_config: dict[str, Any] = {}  # parts of every global balancer's configuration, in place of the world's own
-    regional_config: dict[str, Any] = {}  # the same of every regional balancer's
+    global_config: dict[str, Any] = {}  # overrides parts of every global balancer's configuration
+    regional_config: dict[str, Any] = {}  # likewise of every regional balancer's
     seed: int = 0
-    dns: bool = False  # `farhop dns` beside them, and to each region's entry an address of its own on one port
-    dns_config: dict[str, Any] = {}  # parts of its configuration, in place of the world's own
-    entry_port: int = 0  # the first region's entry; the others follow. 0: any free ones
+    dns: bool = False  # `farhop dns` in addition, and for each region's entry an address of its own on one port
+    dns_config: dict[str, Any] = {}  # overrides parts of its configuration
+    entry_port: int = 0  # of the first region's entry; the others follow. 0: any free ones
 
 
 class RegionRun:
-    """One region's processes, of which `engines` are those emulated."""
+    """One region's processes; `engines` are the emulated ones."""
 
     def __init__(
         self, name: str, entry: int, global_admin: int, regional_admin: int, client: int, entry_host: str = HOST
@@ -79,7 +79,7 @@ class RegionRun:
         self.entry = f"http://{entry_host}:{entry}"
         self.global_admin = f"http://{HOST}:{global_admin}"
         self.regional_admin = f"http://{HOST}:{regional_admin}"
-        self.client = f"http://{HOST}:{client}"  # of its regional balancer: where clients are redirected to
+        self.client = f"http://{HOST}:{client}"  # of its regional balancer: the target of redirects
         self.ports = {
             "entry": entry, "global_admin": global_admin, "regional_admin": regional_admin, "client": client
         }  # fmt: skip
@@ -98,20 +98,20 @@ class World:
         self.hubs: dict[str, EtcdCluster] = {}
         self.regions: dict[str, RegionRun] = {}
         self.topology_file = folder / "topology.yaml"
-        self.fleet = f"world-{secrets.token_hex(4)}"  # no law of a world before counts in this one
+        self.fleet = f"world-{secrets.token_hex(4)}"  # no law of an earlier world is valid in this one
         self.ocean: Ocean | None = None
         self.dns: Child | None = None
         self.dns_port = self.dns_admin_port = 0
         self._secret = secrets.token_urlsafe(32)
-        self.document: dict[str, Any] = {}  # of the topology
+        self.document: dict[str, Any] = {}  # the topology's
 
     @property
     def etcd(self) -> EmbeddedEtcd | None:
-        """The etcd that is ours, where it is but one."""
+        """Our etcd, if there is only one."""
         clusters = list(self.hubs.values())
         return clusters[0].members[0] if len(clusters) == 1 and len(clusters[0].members) == 1 else None
 
-    # -- life
+    # -- life cycle
 
     async def __aenter__(self) -> World:
         try:
@@ -125,7 +125,7 @@ class World:
         await self.stop()
 
     async def start(self) -> None:
-        """Everything, in order; returns when every global balancer sees every region. Raises WorldError."""
+        """Start everything, in order; returns when every global balancer sees every region. Raises WorldError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             await self.collector.start(HOST)
@@ -133,7 +133,7 @@ class World:
             assert self.ocean is not None
             await self.ocean.start()
             await self._start_etcd()
-            # All at once: a balancer finds its engines whenever they come.
+            # All at once: a balancer finds its engines whenever they start.
             engines = [self.start_engines(name) for name in self.regions]
             dns = [self.start_dns()] if self.settings.dns else []
             await together(*engines, *(self.start_balancers(name) for name in self.regions), *dns)
@@ -142,7 +142,7 @@ class World:
             raise WorldError(str(error)) from None
 
     async def stop(self) -> None:
-        """Everything, in the reverse order."""
+        """Stop everything, in reverse order."""
         runs = list(self.regions.values())
         if self.dns is not None:
             await self.dns.stop()
@@ -157,11 +157,11 @@ class World:
     # -- parts, also for drills
 
     async def start_engines(self, region: str) -> None:
-        """The region's emulated replicas, each a process of its own; none where engines were given."""
+        """Start the region's emulated replicas, each a process of its own; none if engines were given."""
         await together(*(self.start_engine(region, i) for i in range(len(self.regions[region].engines))))
 
     async def start_engine(self, region: str, index: int) -> None:
-        """One replica; one that ran before comes back on its old port, with an empty cache."""
+        """Start one replica; one that ran before comes back on its old port, with an empty cache."""
         await self.regions[region].engines[index].start()
 
     async def start_balancers(self, region: str) -> None:
@@ -202,7 +202,7 @@ class World:
         assert self.ocean is not None
         config = {
             **self._common(region, f"{region}-global", run.ports["global_admin"]),
-            # The guard's pace and penalty belong to the same clock as wire and engines.
+            # Ramp and penalty of the retry guard are sped up like network and engines.
             "spill": {"ramp_per_s": 0.05 * self.settings.speedup, "penalty_ms": 300.0 / self.settings.speedup},
             "proxies": {other: self.ocean.link(region, other).url for other in self.regions if other != region},
             "listen": {"host": run.entry_host, "port": run.ports["entry"]},
@@ -211,7 +211,7 @@ class World:
         run.global_ = await self._run_tier("global", region, config)
 
     async def start_dns(self) -> None:
-        """The DNS server for entries: names of ZONE that lead to all (`api`) and to those in the EU (`eu`).
+        """Start the DNS server for entries: names in ZONE that lead to all (`api`) and to those in the EU (`eu`).
 
         The client network 198.18.N.0/24 is near the Nth region, from 0; this machine, by the resolver here, is near the
         last one.
@@ -240,7 +240,7 @@ class World:
         await self.dns.start()
 
     async def wait_until_serving(self, regions: frozenset[str], timeout_s: float = 30.0) -> None:
-        """Until every global balancer has these regions up with a ready replica. Raises WorldError."""
+        """Wait until every global balancer has these regions up with a ready replica. Raises WorldError."""
         try:
             async with asyncio.timeout(timeout_s), aiohttp.ClientSession() as session:
                 for run in self.regions.values():
@@ -250,7 +250,7 @@ class World:
             raise WorldError(f"not every region serves within {timeout_s:g} s; logs are in {self.folder}") from None
 
     def ended(self) -> dict[str, str]:
-        """Processes of this world that have ended, with how and where they log."""
+        """Processes of this world that have ended, with their exit and their log."""
         children = [
             run for region in self.regions.values() for run in (region.regional, region.global_, *region.engines)
         ]
@@ -266,7 +266,7 @@ class World:
         return found
 
     def describe(self, pid: int, control: tuple[str, str] = ("", "")) -> WorldFile:
-        """What other commands need to know of this world. `control`: where faults are taken, and the token for that."""
+        """The world's file for other commands. `control`: the address for faults, and its token."""
         hubs = {name: cluster.endpoints[0] for name, cluster in self.hubs.items()}
         return WorldFile(
             pid=pid,
@@ -291,14 +291,14 @@ class World:
             control_token=control[1],
         )
 
-    # -- how
+    # -- details
 
     def _lay_out(self) -> None:
-        """Choose ports and write the world's topology, its wire times sped up as its engines are."""
+        """Choose ports and write the world's topology, with round-trip times sped up like its engines."""
         settings = self.settings
         name = settings.topology
         path = Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
-        topology = worlds.load(path)  # every error at once, before anything runs
+        topology = worlds.load(path)  # all errors at once, before anything runs
         self.ocean = Ocean(topology.rtt, topology.local_rtt_ms, speedup=settings.speedup, seed=settings.seed)
         document: dict[str, Any] = worlds.document(path.read_text(), str(path))
         names = [region["name"] for region in document["regions"]]
@@ -345,7 +345,7 @@ class World:
             run.engines.append(Child(f"engine {run.name}/{index}", arguments, log, self._environment()))
 
     async def _start_etcd(self) -> None:
-        """Every hub; their endpoints stand in the topology's file, from which balancers have them."""
+        """Start every hub; their endpoints are in the topology's file, which balancers read."""
         await together(*(cluster.start() for cluster in self.hubs.values()))
         if self.hubs:
             self.document["hubs"] = {name: cluster.endpoints for name, cluster in self.hubs.items()}
@@ -376,7 +376,7 @@ class World:
         return {
             "FARHOP_HOP_KEY": self._secret,
             **telemetry(os.environ, self.collector.endpoint),
-            # All speak plain HTTP on this machine, and to load its certificates would cost each 30 ms of CPU.
+            # All use plain HTTP on this machine, and to load its certificates would cost each 30 ms of CPU.
             "SSL_CERT_FILE": os.devnull,
         }
 
@@ -395,7 +395,8 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 def telemetry(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
     """Where the processes of a world send their spans: to its own collector, unless the user's environment says
-    otherwise. Whatever OTEL_* variable is set there stays as it is."""
+    otherwise. OTEL_* variables that are set there are kept.
+    """
     ours = {"OTEL_TRACES_SAMPLER": "parentbased_always_on", "OTEL_BSP_SCHEDULE_DELAY": "100"}
     if not exports_elsewhere(environ):
         ours |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
@@ -403,17 +404,17 @@ def telemetry(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
 
 
 def exports_elsewhere(environ: Mapping[str, str]) -> str:
-    """Where the user's own environment sends spans; "" if it says nothing of it."""
+    """Where the user's own environment sends spans; "" if it does not say."""
     return next((environ[name] for name in ENDPOINTS if environ.get(name)), "")
 
 
 def entry_host(index: int) -> str:
-    """The loopback address of a region's entry where each has one; all of 127/8 is there on Linux."""
+    """The loopback address of a region's entry, if each has its own; Linux has all of 127/8."""
     return f"127.77.{index // 250}.{index % 250 + 1}"
 
 
 def client_network(index: int) -> str:
-    """A network whose clients DNS has near the region of this number."""
+    """A client network that DNS takes as near the region of this number."""
     return f"198.18.{index}.0/24"
 
 
@@ -426,7 +427,7 @@ def has_entry_hosts() -> bool:
 
 
 async def together(*starts: Coroutine[Any, Any, None]) -> None:
-    """Run them at once. The first that fails ends the others, and its error is the one raised."""
+    """Run them at once. The first that fails cancels the others, and its error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for start in starts:

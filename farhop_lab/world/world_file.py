@@ -1,7 +1,7 @@
 """The file that describes a running world, so that the `farhop` commands find its balancers: `.farhop/world.json`.
 
-Written by whoever runs the world, read by everybody else. Never trusted unread: a file that is malformed, or whose
-process is gone, is an error that tells the remedy. It holds API keys, so only its owner may read it.
+Written by the process that runs the world, read by the commands. Never trusted unread: a file that is malformed, or
+whose process is gone, is an error that names the remedy. It holds API keys, so only its owner may read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EngineUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s]+")]
 
 
 class RegionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where one region of a running world is reached: base URLs."""
+    """One region's base URLs."""
 
     entry: Url
     global_admin: Url
@@ -35,9 +35,9 @@ class RegionFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WorldFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A running world. `pid` is the process that runs it; `keys` holds API keys by tenant; `collector` "" is none.
 
-    `hubs` gives the endpoint of each etcd by its hub's name, where there are several; `etcd` is the first of them.
-    `emulated`: all of its engines are. `control` is where the process that runs it takes faults from whoever has the
-    token; "" where it takes none.
+    `hubs` gives the endpoint of each etcd by its hub's name, if there are several; `etcd` is the first of them.
+    `emulated`: all of its engines are. `control` is where the process that runs it takes faults, which need the token;
+    "" if it takes none.
     """
 
     pid: Annotated[int, Meta(gt=0)]
@@ -55,11 +55,11 @@ class WorldFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorldFileError(Exception):
-    """No running world is described here; the text, one line, says why and what to do."""
+    """There is no running world; the text, one line, says why and what to do."""
 
 
 def read(path: Path) -> WorldFile:
-    """The world that runs. Raises WorldFileError: no file, not a world, or its process is gone."""
+    """The running world. WorldFileError: no file, not a world, or its process is gone."""
     try:
         with path.open("rb") as file:
             text = file.read(FILE_BYTES_MAX + 1)
@@ -93,12 +93,12 @@ def write(path: Path, world: WorldFile) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process of this number is there."""
+    """Whether a process with this id exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        # Somebody else's process runs; a number no process can have does not matter: its balancers will not answer.
+        # Another user's process; a reused id does not matter: its balancers will not answer.
         return True
     return True

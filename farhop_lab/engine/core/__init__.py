@@ -1,1 +1,1 @@
-"""The engine without its sockets: scheduler, KV cache, texts, physics, faults. Pure: server and simulator drive it."""
+"""The engine without its sockets: scheduler, KV cache, texts, timing, faults. Pure: server and simulator drive it."""

@@ -1,7 +1,7 @@
 """LoRA adapters as vLLM keeps them: any number registered, a few in GPU memory, and only those may be in a batch.
 
-Pure. Invariants: at most `most` are loaded, and none that a running sequence uses is ever put out; an adapter that is
-not registered is no model. Loading one takes `load_ms`, in which the GPU does nothing else.
+Pure. Invariants: at most `most` are loaded, and one that a running sequence uses is never unloaded; an adapter that is
+not registered is no model. Loading one takes `load_ms`, during which the GPU does nothing else.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Adapters:
         self.names = dict.fromkeys(names)
         self.most, self.load_ms = most, load_ms
         self.loads = 0
-        self._loaded: OrderedDict[str, None] = OrderedDict()  # the longest unused first
+        self._loaded: OrderedDict[str, None] = OrderedDict()  # the least recently used first
 
     @property
     def loaded(self) -> tuple[str, ...]:
-        """Those in GPU memory, the longest unused first."""
+        """Those in GPU memory, the least recently used first."""
         return tuple(self._loaded)
 
     def register(self, name: str) -> bool:
@@ -37,7 +37,7 @@ class Adapters:
         return True
 
     def unregister(self, name: str) -> bool:
-        """No longer offer it; False if nobody did."""
+        """Withdraw it; False if it was not registered."""
         if name not in self.names:
             return False
         del self.names[name]
@@ -49,7 +49,7 @@ class Adapters:
         return not name or name in used or len(used) < self.most
 
     def use(self, name: str, used: Set[str]) -> float:
-        """A sequence with it joins a batch that uses those: the milliseconds it takes to load it, 0 if it is there."""
+        """A sequence with it joins a batch that uses those. Returns the milliseconds to load it, 0 if it is loaded."""
         if not name:
             return 0.0
         if name in self._loaded:

@@ -1,14 +1,14 @@
-"""Sequences of which nobody hears every token: each writes one with every pass, and a pass by itself costs nothing.
+"""Sequences whose single tokens nobody needs: each generates one with every step, without any cost per step.
 
-All decode in step, so where one of them next needs a KV block, fills one or may end is known from when it joined. Who
-filled a block that nobody had held goes on alone: nobody holds what follows, and nobody can but past that block, its
-end. Until somebody comes that far, its blocks are counted, and named only when it is looked at. The others are watched,
-which is to say looked at wherever they need a block or fill one. Pure. Invariants (nobody can tell a member from a
-sequence that is stepped):
-- at any time as many blocks are taken as steps would have taken, in the same order where that matters;
-- its text, its counts and, where it is alone, its blocks lag behind until it is asked for (`caught_up`, `leave`) or
-  somebody comes to its end (`watch`);
-- no answer ends within: who is `due` leaves first.
+All decode in step, so it is known from the start when one of them next needs a KV block, fills one or may end. A
+sequence that filled a block which no other had held goes on *alone*: no other holds the blocks that follow, and none
+can except past that block, its *end*. Until another sequence comes to that end, its blocks are counted, and named only
+on access. The others are *watched*: handled wherever they need a block or fill one. Pure. Invariants (a member cannot
+be told from a sequence that is stepped):
+- at any time as many blocks are taken as steps would have taken, in the same order if that matters;
+- its text, its counts and, if it is alone, its blocks lag behind until they are asked for (`caught_up`, `leave`) or
+  another sequence comes to its end (`watch`);
+- no answer ends within: a member that is `due` leaves first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farhop_lab.engine.core.kv import PagedCache
     from farhop_lab.engine.core.sequence import Sequence
 
-FAR = 1 << 60  # passes: nobody decodes that long
+FAR = 1 << 60  # steps: no sequence decodes that long
 BY_ORDER = attrgetter("order")
 
 
@@ -37,13 +37,13 @@ class Decodes:
     def __init__(self, size: int, kv: PagedCache) -> None:
         self._size, self._kv = size, kv
         self._passes = 0
-        self._context = 0  # tokens of all members, less their number times the passes
-        self._members: dict[Sequence, tuple[int, int]] = {}  # up to which pass it is written, in which it is due
-        # By how far into a block a member is when `_passes` is a multiple of the size: that never changes.
+        self._context = 0  # tokens of all members, less their number times the steps
+        self._members: dict[Sequence, tuple[int, int]] = {}  # (step up to which it is written, step in which it is due)
+        # By a member's offset in its block when `_passes` is a multiple of the size: that never changes.
         self._watched: list[dict[Sequence, None]] = [{} for _ in range(size)]
         self._alone: list[dict[Sequence, None]] = [{} for _ in range(size)]
-        self._ends: dict[int, Sequence] = {}  # who is alone, by its last named block
-        self._due: list[tuple[int, int, Sequence]] = []  # a heap; who has left stays in it until then
+        self._ends: dict[int, Sequence] = {}  # those alone, by their last named block
+        self._due: list[tuple[int, int, Sequence]] = []  # a heap; entries of members that left stay until then
 
     def __len__(self) -> int:
         return len(self._members)
@@ -55,7 +55,9 @@ class Decodes:
         return iter(self._members)
 
     def join(self, sequence: Sequence) -> bool:
-        """From the next pass on, if it decodes and its next token does not end its answer; whether it does."""
+        """Join from the next step on, if it decodes and its next token does not end its answer; returns whether it
+        does.
+        """
         known = sequence.foresee(FAR) if sequence.total_tokens - sequence.computed_tokens == 1 else 0
         if known <= 0:
             return False
@@ -67,7 +69,7 @@ class Decodes:
         return True
 
     def leave(self, sequence: Sequence) -> None:
-        """It is stepped by others from now on, or gone."""
+        """It is stepped individually from now on, or gone."""
         self._catch_up(sequence)
         del self._members[sequence]
         self._context -= sequence.total_tokens - self._passes
@@ -90,13 +92,13 @@ class Decodes:
         return members
 
     def caught_up(self) -> list[Sequence]:
-        """The members, their texts, counts and blocks as they are now."""
+        """The members, with texts, counts and blocks up to now."""
         for sequence in self._members:
             self._catch_up(sequence)
         return list(self._members)
 
     def _phase(self, sequence: Sequence) -> int:
-        """Of one that is caught up."""
+        """Of a member that is caught up."""
         return (sequence.computed_tokens - self._passes) % self._size
 
     def _write(self, sequence: Sequence) -> None:
@@ -107,13 +109,13 @@ class Decodes:
             self._members[sequence] = (self._passes, due)
 
     def _catch_up(self, sequence: Sequence, granted: int = 0) -> None:
-        """`granted`: 1 once it has been granted the block of the next pass, too."""
+        """`granted`: 1 if it already has the block of the next step, else 0."""
         self._write(sequence)
         if sequence not in self._alone[self._phase(sequence)]:
             return
         table, size, computed = sequence.table, self._size, sequence.computed_tokens + granted
         table.private = -(-computed // size) - table.named
-        # Where the text is a few bytes shorter than its tokens, a block is filled with the token after its last.
+        # If the text is a few bytes shorter than its tokens, a block is filled with the token after its last.
         late = len(sequence.text) < TOKEN_BYTES * sequence.total_tokens
         full = (computed - late) // size
         if full > table.named:
@@ -122,9 +124,10 @@ class Decodes:
             self._ends[table.end] = sequence
 
     def watch(self, end: int, granted_before: int) -> bool:
-        """Somebody has come to this block: if one who is alone ends there, its blocks are named, and it is watched from
-        now on; whether there was one. Those admitted before number `granted_before` were granted the block of the pass
-        that begins."""
+        """Another sequence has come to this block: if a member that is alone ends there, its blocks are named, and it
+        is watched from now on. Returns whether there was one. Those admitted before number `granted_before` already
+        have the block of the step that begins.
+        """
         sequence = self._ends.get(end)
         if sequence is None:
             return False
@@ -135,16 +138,16 @@ class Decodes:
         self._watched[phase][sequence] = None
         return True
 
-    # -- passes
+    # -- steps
 
     @property
     def context_tokens(self) -> int:
-        """Of all members together, as they stand now."""
+        """Context of all members together, now."""
         return self._context + len(self._members) * self._passes
 
     @property
     def ahead(self) -> int:
-        """How many passes there are until somebody is due."""
+        """The number of steps until a member is due."""
         due = self._due
         while due:
             at, _, sequence = due[0]
@@ -154,14 +157,14 @@ class Decodes:
         return FAR
 
     def due(self) -> list[Sequence]:
-        """Who must leave before the next pass: it may end the answer, or nobody knows."""
+        """Members that must leave before the next step: it may end the answer, or that is unknown."""
         found = []
         while self.ahead <= 0:
             found.append(heappop(self._due)[2])
         return found
 
     def needs(self, passes: int) -> int:
-        """How many blocks so many passes need."""
+        """How many blocks this many steps need."""
         return self._needs(self._watched, passes) + self._needs(self._alone, passes)
 
     def _needs(self, phases: list[dict[Sequence, None]], passes: int) -> int:
@@ -173,7 +176,7 @@ class Decodes:
         return blocks
 
     def at_edges(self) -> int:
-        """How many need a block in the next pass, or fill one."""
+        """How many members need a block in the next step, or fill one."""
         into, watched, alone = self._passes % self._size, self._watched, self._alone
         fills = self._size - 1 - into
         return len(watched[-into]) + len(watched[fills]) + len(alone[-into]) + len(alone[fills])
@@ -188,7 +191,7 @@ class Decodes:
         return found
 
     def grant(self, sequence: Sequence) -> None:
-        """Its block, which it needs or fills in the next pass (one of `edges`). The cache must have it."""
+        """Grant the block that it needs or fills in the next step (one of `edges`). The cache must have it."""
         kv, needing = self._kv, -(self._passes % self._size)
         if sequence in self._alone[needing]:
             kv.take(1)
@@ -202,7 +205,7 @@ class Decodes:
             if table.private == 1:
                 return
         self._write(sequence)
-        # None where the text is a few bytes shorter than its tokens: then its block is filled with the next token.
+        # None if the text is a few bytes shorter than its tokens: then its block is filled with the next token.
         for name in sequence.block_names(table.named + 1, since=table.named):
             self.watch(name, sequence.order)
             if not kv.fill(table, [name]):
@@ -212,7 +215,7 @@ class Decodes:
                 self._ends[name] = sequence
 
     def grant_all(self) -> None:
-        """Everybody's block of the next pass."""
+        """Grant every member the block of the next step."""
         if self._unwatched():
             self._kv.take(self._needs(self._alone, 1))
         else:
@@ -220,7 +223,7 @@ class Decodes:
                 self.grant(sequence)
 
     def leap(self, passes: int) -> None:
-        """So many passes, each granted its blocks."""
+        """Carry out this many steps, with their blocks."""
         while passes:
             alone = min(passes, self._unwatched())
             if alone:
@@ -233,7 +236,7 @@ class Decodes:
             passes -= alone
 
     def _unwatched(self) -> int:
-        """How many passes there are before one in which somebody who is watched needs a block or fills one."""
+        """How many steps there are before one in which a watched member needs a block or fills one."""
         fewest, begun, size = FAR, self._passes, self._size
         for phase, members in enumerate(self._watched):
             if members:
@@ -244,5 +247,5 @@ class Decodes:
         return fewest
 
     def passed(self) -> None:
-        """A pass: each has written a token."""
+        """A step has ended: each member has generated a token."""
         self._passes += 1

@@ -1,7 +1,7 @@
-"""Failures on command: what a broken engine looks like from outside, for as long as it is told to be broken.
+"""Faults on command: how a broken engine behaves towards its clients.
 
-One at a time. Pure: the clock is an argument. Never breaks anything by itself, and never outlasts its time: an
-experiment that is forgotten mends itself where `for_s` is given.
+One at a time. Pure: the clock is an argument. Never breaks anything by itself, and never outlasts its time: a forgotten
+experiment ends by itself if `for_s` is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["oom", "fast-500", "slow", "stuck", "dead-green", "xid"]
 KINDS: tuple[str, ...] = get_args(Kind)
-# As torch words it; an engine passes it on in its 500, or in an error event of a stream that had begun.
+# Torch's text; an engine passes it on in its 500, or in an error event of a stream that had begun.
 OOM_TEXT = (
     "CUDA out of memory. Tried to allocate 1.16 GiB. GPU 0 has a total capacity of 22.05 GiB of which 620.12 MiB is "
     "free. Including non-PyTorch memory, this process has 21.43 GiB memory in use."
@@ -25,14 +25,14 @@ BROKEN_TEXT = "EngineCore encountered an issue. See stack trace (above) for the 
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is broken. `factor`: how many times slower (slow); `xid`: the driver's error code (xid); seconds `for_s`.
+    """A fault. `factor`: how many times slower (slow); `xid`: the driver's error code (xid); seconds `for_s`.
 
-    - oom: work under way breaks off, new work is refused with 500, both with torch's words; /health stays green;
-    - fast-500: every request is refused with 500 at once, while /health stays green;
+    - oom: work under way breaks off, new work is refused with 500, both with torch's text; /health stays 200;
+    - fast-500: every request is refused with 500 at once, while /health stays 200;
     - slow: every step takes `factor` times as long;
-    - stuck: requests are taken and nothing comes of them; /health says 503;
-    - dead-green: the same, while /health says 200;
-    - xid: the GPU's exporter tells an XID; the engine goes on.
+    - stuck: requests are accepted and never answered; /health returns 503;
+    - dead-green: the same, while /health returns 200;
+    - xid: the GPU's exporter reports an XID; the engine keeps working.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ _decoder = msgspec.json.Decoder(Fault)
 
 
 def read(body: bytes) -> Fault:
-    """A fault as it is commanded. ValueError that names the field."""
+    """Parse a fault. ValueError that names the field."""
     try:
         return _decoder.decode(body)
     except msgspec.DecodeError as error:
@@ -69,13 +69,13 @@ class Faults:
         self._until = inf
 
     def command(self, fault: Fault | None) -> None:
-        """From now on this is broken, instead of what was; None mends it."""
+        """From now on this is the fault, instead of any other; None mends it."""
         self._fault = fault
         self._until = inf if fault is None or fault.for_s is None else self._clock() + fault.for_s
 
     @property
     def kind(self) -> str:
-        """What is broken, "" if nothing is."""
+        """The kind of fault, "" for none."""
         fault = self.now
         return fault.kind if fault is not None else ""
 
@@ -85,7 +85,7 @@ class Faults:
         return self._fault if self._fault is not None and self._clock() < self._until else None
 
     def stretch(self) -> float:
-        """How many times longer a step takes than it should; infinite where none comes to an end."""
+        """The factor on a step's duration; infinite if none ends."""
         fault = self.now
         if fault is None:
             return 1.0
@@ -93,12 +93,12 @@ class Faults:
 
     @property
     def refusal(self) -> str:
-        """What new work is refused with, "" if it is taken."""
+        """The error of new requests, "" if they are accepted."""
         return {"oom": OOM_TEXT, "fast-500": BROKEN_TEXT}.get(self.kind, "")
 
     @property
     def healthy(self) -> bool:
-        """What /health says."""
+        """The result of /health."""
         return self.kind != "stuck"
 
     @property

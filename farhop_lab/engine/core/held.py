@@ -1,8 +1,8 @@
-"""Blocks kept for another engine: what a prefill left behind until it is fetched, and what was fetched, adopted.
+"""KV blocks held for another engine: those of a finished prefill until they are fetched, and fetched ones, adopted.
 
-As vLLM's NIXL connector has it, without memory to move. Pure. Invariants: what is held stays referenced, so that
-nothing evicts it, until it is fetched or dropped, whichever comes first, and then exactly once; what is adopted becomes
-merely cached, a whole chain from its start. Bounded by the cache itself.
+As in vLLM's NIXL connector, without memory to move. Pure. Invariants: held blocks stay referenced, so that they are not
+evicted, until they are fetched or dropped, exactly once; adopted blocks become merely cached, a whole chain from its
+start. Bounded by the cache itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ HOLD_S = 30.0
 
 
 class TransferLink(msgspec.Struct, frozen=True):
-    """Between prefill and decode: how fast KV travels, and how many seconds it is held for who does not come."""
+    """Between prefill and decode: how fast KV travels, and how many seconds it is held for a peer that does not
+    come.
+    """
 
     ms_per_token: float = KV_BYTES_PER_TOKEN * 8 / (GBPS * 1e6)
     hold_s: float = HOLD_S
 
 
 class Held:
-    """What one engine keeps for others, by the sequence that computed it."""
+    """What one engine holds for others, by the sequence that computed it."""
 
     def __init__(self, kv: PagedCache) -> None:
         self._kv = kv
@@ -52,7 +54,9 @@ class Held:
         return table.blocks if table is not None else 0
 
     def drop(self, name: str) -> int | None:
-        """It was fetched, or nobody came in time: how many blocks were held, None if it is not (or no more) known."""
+        """It was fetched, or its time is over. Returns how many blocks were held, None if it is unknown (or no longer
+        known).
+        """
         table = self._tables.pop(name, None)
         if table is None:
             return None
@@ -62,8 +66,9 @@ class Held:
 
 
 def adopt(kv: PagedCache, chain: Sequence_[int]) -> int:
-    """Take fetched blocks into the cache as if computed here: as many as fit, the oldest cached ones going. How many
-    of `chain` are cached now."""
+    """Take fetched blocks into the cache as if computed here: as many as fit, evicting the oldest cached ones. Returns
+    how many of `chain` are cached now.
+    """
     table, depth = BlockTable(), kv.match(chain)
     kv.share(table, chain[:depth])
     more = min(len(chain) - depth, kv.available)

@@ -1,12 +1,14 @@
 """A paged KV cache: blocks of tokens named by the hash of all text up to their end, shared, counted and evicted.
 
-Pure: blocks are accounted for, not stored. Never hands out more than it has. Invariants (`check` asserts them):
+Pure: blocks are accounted for, not stored. Never grants more than it has. Invariants (`check` asserts them):
 - blank + cached + referenced == capacity, none negative: no block is lost or counted twice;
-- a full block is either referenced (count >= 1) or cached (nobody's), never both;
-- where a block is held, the block before it in its chain is held too (so a prefix match may stop at the first gap):
-  a table references whole chains, and returns them leaf first, so that a leaf is always evicted before its parent.
-Neighbours in a chain with one fate are one run, so that to share or return a chain costs its runs, not its blocks.
-vLLM keeps duplicates of a block that two sequences compute at once; here the second takes a reference to the first.
+- a full block is either referenced (count >= 1) or cached (count 0), never both;
+- if a block is held, the block before it in its chain is held too (so a prefix match may stop at the first gap): a
+  table references whole chains, and returns them leaf first, so that a leaf is always evicted before its parent.
+
+Neighbours in a chain with the same state are one run, so that to share or return a chain costs its runs, not its
+blocks. vLLM keeps duplicates of a block that two sequences compute at once; here the second takes a reference to the
+first.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CacheLog(Protocol):
-    """What is told of blocks that go; of those that come the core tells, which knows their text."""
+    """Receives evictions; the core itself logs stored blocks, as it knows their text."""
 
     def evicted(self, name: int) -> None:
         """A cached block made room for another."""
@@ -30,8 +32,9 @@ class CacheLog(Protocol):
 
 
 class _Run:
-    """Blocks that follow one another in a chain, the first of them number `start`, all with so many `references`; what
-    follows in any chain follows the last. `followers` counts the runs that do."""
+    """Consecutive blocks of a chain, the first of them number `start`, all with the same number of `references`; what
+    follows in any chain follows the last. `followers` counts the runs that do.
+    """
 
     __slots__ = ("before", "followers", "names", "references", "start")
 
@@ -56,12 +59,12 @@ class BlockTable:
 
     @property
     def end(self) -> int:
-        """The name of the last full one; 0 where there is none."""
+        """The name of the last full one; 0 if there is none."""
         return self._last.names[-1] if self._last is not None else 0
 
     @property
     def full(self) -> list[int]:
-        """The names of all full ones, in order; to look at."""
+        """The names of all full ones, in order; read only."""
         runs = [run.names for run in _back(self._last)]
         return [name for names in reversed(runs) for name in names]
 
@@ -80,8 +83,9 @@ class PagedCache:
         self._blank = capacity
         self.private = 0
         self._cached = 0
-        self._runs: dict[int, _Run] = {}  # of every full block, by its name
-        self._line: OrderedDict[_Run, None] = OrderedDict()  # nobody's, oldest first; the last block of each goes first
+        self._runs: dict[int, _Run] = {}  # by the name of every full block
+        # Unreferenced ones, oldest first; the last block of each is evicted first.
+        self._line: OrderedDict[_Run, None] = OrderedDict()
 
     @property
     def available(self) -> int:
@@ -105,21 +109,21 @@ class PagedCache:
 
     @property
     def names(self) -> set[int]:
-        """Of all full blocks, to look at."""
+        """Names of all full blocks; read only."""
         return set(self._runs)
 
     @property
     def line(self) -> list[int]:
-        """The cached blocks in the order in which they would go, to look at."""
+        """The cached blocks in the order of eviction; read only."""
         return [name for run in self._line for name in reversed(run.names)]
 
     def references(self, name: int) -> int:
-        """How many sequences hold the block now."""
+        """How many sequences hold the block."""
         run = self._runs.get(name)
         return run.references if run is not None else 0
 
     def match(self, chain: Sequence[int]) -> int:
-        """How many leading blocks of `chain` are held: those before one that is held are, too."""
+        """How many leading blocks of `chain` are held: all blocks before a held one are, too."""
         runs = self._runs
         return bisect_left(chain, True, key=lambda name: name not in runs)
 
@@ -134,7 +138,7 @@ class PagedCache:
         return count
 
     def share(self, table: BlockTable, chain: Sequence[int]) -> None:
-        """Reference the held blocks `chain` as the start of an empty `table`. KeyError where one is not held."""
+        """Reference the held blocks `chain` as the start of an empty `table`. KeyError if one is not held."""
         assert not table.blocks, "a prefix is shared before anything is grown"
         if chain:
             table._last = self._up_to(chain[-1], len(chain))
@@ -143,7 +147,9 @@ class PagedCache:
                 self._refer(run)
 
     def grow(self, table: BlockTable, blocks: int) -> bool:
-        """Give `table` so many private blocks, evicting the oldest cached ones; False, and nothing done, if short."""
+        """Give `table` this many private blocks, evicting the oldest cached ones; False, and nothing changed, if there
+        are too few.
+        """
         if blocks > self._blank + self._cached:
             return False
         self.take(blocks)
@@ -151,14 +157,14 @@ class PagedCache:
         return True
 
     def take(self, blocks: int) -> None:
-        """As `grow`, of so many as there are, for tables that are told of them later."""
+        """As `grow`, for up to this many blocks, for tables that get them later."""
         while self._blank < blocks:
             self._evict(blocks - self._blank)
         self._blank -= blocks
         self.private += blocks
 
     def _evict(self, most: int) -> None:
-        """Up to so many blocks of whatever is oldest."""
+        """Evict up to this many of the oldest blocks."""
         run = next(iter(self._line))
         gone = run.names[-most:]
         del run.names[-most:]
@@ -175,8 +181,9 @@ class PagedCache:
         self.evictions += len(gone)
 
     def fill(self, table: BlockTable, names: Sequence[int]) -> int:
-        """The first private blocks of `table` are full and are `names` from now on, one after the other; how many of
-        these, the first ones, were held before."""
+        """The first private blocks of `table` are now full and have these `names`, in order. Returns how many of them,
+        the first ones, were held before.
+        """
         assert table.private >= len(names), "only private blocks can be filled"
         held = self.match(names)
         table.private -= len(names)
@@ -200,7 +207,7 @@ class PagedCache:
         return held
 
     def reset(self) -> bool:
-        """Forget all that is cached. False, and nothing done, while sequences hold blocks, as in vLLM."""
+        """Forget all cached blocks. False, and nothing changed, while sequences hold blocks, as in vLLM."""
         if self.referenced:
             return False
         self._blank, self._cached = self.capacity, 0
@@ -211,7 +218,7 @@ class PagedCache:
         return True
 
     def release(self, table: BlockTable) -> None:
-        """Take everything back; full blocks stay cached. An empty table is released without effect."""
+        """Take all blocks back; full ones stay cached. Does nothing for an empty table."""
         self._blank += table.private
         self.private -= table.private
         table.private = 0
@@ -241,19 +248,19 @@ class PagedCache:
                 assert before.references >= run.references
 
     def _up_to(self, name: int, end: int) -> _Run:
-        """The run that ends with this block, `end` blocks from its chain's start: what follows becomes another's."""
+        """The run that ends with this block, `end` blocks from its chain's start; the rest becomes another run."""
         run = self._runs[name]
         into = end - run.start
         if into == len(run.names):
             return run
-        # The new one is in front, since tables and followers know a run by its end.
+        # The new run is in front, since tables and followers know a run by its end.
         first = _Run(run.before, run.start, run.names[:into], run.references)
         first.followers = 1
         self._runs.update(dict.fromkeys(first.names, first))
         del run.names[:into]
         run.before, run.start = first, end
         if not first.references:
-            self._line[first] = None  # until it is referred to, which is at once
+            self._line[first] = None  # until it is referenced, which is at once
         return first
 
     def _refer(self, run: _Run) -> None:
@@ -264,7 +271,7 @@ class PagedCache:
 
 
 def _back(run: _Run | None) -> Iterator[_Run]:
-    """It and all before it, the last first."""
+    """Return it and all before it, the last first."""
     while run is not None:
         yield run
         run = run.before

@@ -1,9 +1,8 @@
-"""What an engine tells of its KV cache, step by step, in vLLM's words: blocks stored, removed, all cleared.
+"""An engine's KV events, step by step, in vLLM's format: blocks stored, removed, all cleared.
 
-Pure. Invariants: a block is told of as stored once, when it is named, and as removed once, when it is evicted; the ids
-of its tokens are its text, TOKEN_BYTES each (as /tokenize has them, or the tokenizer's own); the adapter that it was
-computed with stands beside it, and among its extra keys; a step without change says nothing. Never publishes: that is
-kv_publisher's.
+Pure. Invariants: a block is logged as stored once, when it is named, and as removed once, when it is evicted; the ids
+of its tokens are its text, TOKEN_BYTES each (as in /tokenize, or the tokenizer's own); the adapter that it was computed
+with stands beside it, and among its extra keys; a step without change logs nothing. Never publishes; kv_publisher does.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class KvLog:
         self._adapters: dict[str, int] = {}  # by name, their numbers as they came, from 1
 
     def stored(self, sequence: Sequence, first: int, fresh: list[bool]) -> None:
-        """The sequence's blocks from number `first` on were named just now; those `fresh` had not been held."""
+        """The sequence's blocks from number `first` on were just named; those `fresh` had not been held."""
         names = sequence.block_names(first + len(fresh))
         at = 0
         while at < len(fresh):
@@ -76,7 +75,7 @@ class KvLog:
         self._events.append({"type": "AllBlocksCleared"})
 
     def take(self) -> list[dict[str, Any]]:
-        """What there is to tell since this was last asked."""
+        """The events since the last call."""
         events, self._events = self._events, []
         return events
 

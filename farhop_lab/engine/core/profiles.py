@@ -1,4 +1,4 @@
-"""How fast an emulated GPU is and how much it remembers, for Llama-3.1-8B in bf16.
+"""Speed and memory of emulated GPUs, for Llama-3.1-8B in bf16.
 
 Pure figures: never reads a clock. Invariant: every time is >= 0 and every size is > 0.
 """
@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 class Profile:
     """One GPU serving one 8B model. Times are milliseconds, sizes are tokens or blocks of tokens.
 
-    `attention_tokens`: how far into a text a token attends to so much before it that it costs twice what the first
-    does; None: attention costs nothing. `kv_read_ms_per_token`: what each token of a decoding sequence's context adds
-    to a pass.
+    `attention_tokens`: the context length at which a token costs twice what the first one does; None: attention costs
+    nothing. `kv_read_ms_per_token`: what each token of a decoding sequence's context adds to a step.
     """
 
     name: str
@@ -62,18 +61,19 @@ class Profile:
 
     def prefill_ms(self, tokens: float, since: float = 0.0) -> float:
         """Milliseconds of arithmetic for `tokens` of a text behind its first `since`: linear in the tokens for the
-        weights, and for attention in the pairs of each with all before it."""
+        weights, and for attention in the pairs of each with all before it.
+        """
         pairs = tokens * (since + tokens / 2.0) if self.attention_tokens is not None else 0.0
         return self.prefill_ms_per_token * (tokens + pairs / (self.attention_tokens or 1.0))
 
     def step_ms(self, prefill_ms: float, decode_sequences: int, context_tokens: int = 0) -> float:
-        """Milliseconds of one pass over prompt tokens that take `prefill_ms` to compute and one token of each decoding
+        """Milliseconds of one step over prompt tokens that take `prefill_ms` to compute and one token of each decoding
         sequence, which hold `context_tokens` in all.
 
-        The weights are read once per pass (`decode_floor_ms`, bound by memory) while prompt tokens are computed (bound
-        by arithmetic): the two overlap, so the longer one counts. What each decoding sequence adds (reading its own
-        KV, sampling) is overlapped by neither. So a mixed step costs about its prefill, and every decode in it waits
-        that long: the stall that chunked prefill bounds and an overloaded replica shows between tokens.
+        The weights are read once per step (`decode_floor_ms`, bound by memory) while prompt tokens are computed (bound
+        by arithmetic): the two overlap, so the longer one counts. What each decoding sequence adds (reading its own KV,
+        sampling) overlaps with neither. So a mixed step costs about its prefill, and every decode in it waits that
+        long: the stall that chunked prefill bounds and an overloaded replica shows between tokens.
         """
         pass_ms = max(self.decode_floor_ms, prefill_ms)
         own_ms = decode_sequences * self.decode_ms_per_sequence + context_tokens * self.kv_read_ms_per_token
@@ -115,9 +115,9 @@ PROFILES: dict[str, Profile] = {
             kv_blocks=1_562,
             max_model_len=16_384,
         ),
-        # The slope of TTFT = 150.7 + 0.0938 n ms; its intercept is that set-up's wire and front end, which are not the
-        # GPU's. 40 GB x 0.9 - 16 GB weights - 2 GB activations = 18 GB = 137k tokens. vLLM 0.23 decodes this model on a
-        # 40 GB A100 at 75 tokens/s, 77 % of what its bandwidth allows, with 1,024 tokens in (J. Musgrave, "vLLM
+        # The slope of TTFT = 150.7 + 0.0938 n ms; its intercept is that set-up's network and front end, not the GPU's.
+        # 40 GB x 0.9 - 16 GB weights - 2 GB activations = 18 GB = 137k tokens. vLLM 0.23 decodes this model on a 40 GB
+        # A100 at 75 tokens/s, 77 % of what its bandwidth allows, with 1,024 tokens in (J. Musgrave, "vLLM
         # throughput-latency sweep on NVIDIA A100", 2026): 13.3 ms a token, of which 1.0 is overhead and 0.1 the KV's.
         Profile(
             name="a100",

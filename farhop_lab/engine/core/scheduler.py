@@ -1,12 +1,13 @@
-"""The engine's scheduler, as vLLM V1 does it: continuous batching, chunked prefill, prefix reuse, preemption.
+"""The engine's scheduler, as in vLLM V1: continuous batching, chunked prefill, prefix reuse, preemption.
 
-Pure: no clock, no IO. Live server and simulator drive the same object: `step(now)` decides a whole forward pass, the
-driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. Where nobody hears every token, those that
-merely decode are passed over (`decodes`), and `calm` and `leap` do in one go what so many steps would have done.
+Pure: no clock, no IO. Live server and simulator drive the same object: `step(now)` decides a whole step (a forward
+pass), the driver lets `duration_ms` pass, hands out the emissions and calls `settle()`. If single tokens are not
+needed, sequences that merely decode are kept in `decodes`, and `calm` and `leap` carry out many such steps at once.
+
 Invariants:
 - a step computes at most `prefill_tokens_per_step` tokens (decodes included) for at most `sequences_max` sequences;
 - while there is work every step makes progress: what is submitted fits the KV cache alone, and the oldest goes first
-  (only where blocks held for other engines fill the cache does a step go by idle);
+  (only if blocks held for other engines fill the cache can a step be idle);
 - a batch uses no more adapters than fit it; a preempted sequence keeps its place before all that came later;
 - a sequence is waiting, running or gone; it holds blocks only while running;
 - at least the last prompt token is computed, never taken from the cache.
@@ -34,11 +35,11 @@ IDLE_STEP_MS = 1.0  # at least: a driver must not spin while nothing can be done
 
 
 class EngineFullError(Exception):
-    """The waiting line is at its bound."""
+    """The queue is full."""
 
 
 class Emission(msgspec.Struct, frozen=True):
-    """One token of one sequence, due when the step's time has passed. `finished` is stop, length or None."""
+    """One token of one sequence, due at the end of the step. `finished` is stop, length or None."""
 
     id: str
     text: str
@@ -46,7 +47,7 @@ class Emission(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One forward pass: how long it takes and what comes out at its end."""
+    """One forward pass: its duration and the tokens at its end."""
 
     duration_ms: float
     emissions: list[Emission]
@@ -68,7 +69,7 @@ class Counters(msgspec.Struct):
 
 class EngineCore:
     """One replica's scheduler and KV cache. All times are of the driver's own monotonic clock, in seconds. Unless
-    `each_token` is heard, steps emit the first and the last token of an answer, and of the others those they please.
+    `each_token`, steps emit an answer's first and last tokens, and only some of the others.
     """
 
     def __init__(
@@ -87,13 +88,13 @@ class EngineCore:
         self.counters = Counters()
         self._waiting_max = waiting_max
         self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # who is stepped, oldest first
-        self._decodes = Decodes(profile.block_tokens, self.kv)  # who is passed over
+        self._running: list[Sequence] = []  # sequences that are stepped, oldest first
+        self._decodes = Decodes(profile.block_tokens, self.kv)  # sequences that merely decode
         self._passes_over = not each_token and profile.block_tokens > 1
         self._admissions = 0
         self._live: dict[str, Sequence] = {}
-        self._leaving: list[Sequence] = []  # finished by the step under way, theirs until it is over
-        self._blocked = False  # nobody who waits could be admitted by the last step, nor since
+        self._leaving: list[Sequence] = []  # finished by the step under way, and in the batch until it ends
+        self._blocked = False  # the last step could not admit the head of the queue, and nothing has changed since
 
     @property
     def waiting(self) -> int:
@@ -102,27 +103,27 @@ class EngineCore:
 
     @property
     def running(self) -> int:
-        """Sequences in the batch, the ones that the step under way finishes included."""
+        """Sequences in the batch, including those that the step under way finishes."""
         return len(self._running) + len(self._decodes) + len(self._leaving)
 
     @property
     def batch(self) -> list[Sequence]:
-        """Who is in the batch, oldest first; to look at."""
+        """The batch, oldest first; read only."""
         return sorted((*self._running, *self._decodes.caught_up()), key=BY_ORDER)
 
     def caught_up(self, sequence: Sequence) -> Sequence:
-        """One of them, its text as it is now."""
+        """A sequence with its text up to now."""
         if sequence in self._decodes:
             self._decodes.caught_up()
         return sequence
 
     @property
     def line(self) -> deque[Sequence]:
-        """Who waits, in order; to look at."""
+        """The queue, in order; read only."""
         return self._waiting
 
     def adapters_of(self, *, running: bool) -> list[str]:
-        """The adapters of sequences in the batch, or of those that wait, by name."""
+        """The adapters of sequences in the batch, or of those in the queue, by name."""
         those = (*self._running, *self._decodes) if running else self._waiting
         return sorted({one.adapter for one in those if one.adapter})
 
@@ -133,11 +134,11 @@ class EngineCore:
 
     @property
     def full(self) -> bool:
-        """Whether the waiting line is at its bound, so that `submit` would refuse."""
+        """Whether the queue is full, so that `submit` would refuse."""
         return len(self._waiting) >= self._waiting_max
 
     def submit(self, sequence: Sequence, now: float) -> None:
-        """Put a sequence at the end of the line. EngineFullError past the bound, ValueError for an id in use."""
+        """Put a sequence at the end of the queue. EngineFullError if it is full, ValueError for an id in use."""
         if self.full:
             raise EngineFullError(f"{len(self._waiting)} requests are waiting; try another replica")
         if sequence.id in self._live:
@@ -148,11 +149,11 @@ class EngineCore:
         self._waiting.append(sequence)
 
     def abort(self, id: str) -> bool:  # noqa: A002
-        """Forget a sequence and free its blocks at once. False where it is not live (unknown or finished)."""
+        """Forget a sequence and free its blocks at once. False if it is not live (unknown or finished)."""
         sequence = self._live.pop(id, None)
         if sequence is None:
             for leaving in self._leaving:
-                leaving.keeps &= leaving.id != id  # whoever it was for will never hear where it is
+                leaving.keeps &= leaving.id != id  # its client will never learn where it is
             return False
         if sequence in self._decodes:
             self._decodes.leave(sequence)
@@ -166,7 +167,7 @@ class EngineCore:
         return True
 
     def settle(self) -> None:
-        """The step's time has passed: what it finished leaves. Harmless when there is nothing to settle."""
+        """The step's time has passed: sequences that it finished leave. Does nothing if there is none."""
         for sequence in self._leaving:
             if sequence.keeps:
                 self.held.keep(sequence, self.profile.block_tokens)
@@ -206,8 +207,9 @@ class EngineCore:
         return Step(duration_ms, emissions, prefill_tokens, decodes)
 
     def calm(self, most: int) -> int:
-        """How many steps from now on (at most `most`) would write one token for each running sequence and do nothing
-        else: admit nobody, end nobody, preempt nobody. Each takes `calm_ms`."""
+        """How many steps from now on (at most `most`) would generate one token for each running sequence and do nothing
+        else: admit, end and preempt none. Each takes `calm_ms`.
+        """
         if not self._decodes or self._running or self._leaving or self.held or (self._waiting and not self._blocked):
             return 0
         if self._waiting and self._may_share():
@@ -216,12 +218,13 @@ class EngineCore:
         if most <= 0:
             return 0
         if len(self._decodes) * (most // self.profile.block_tokens + 1) <= self.kv.available:
-            return most  # mostly: none needs more, and it takes counting to say how many it is
+            return most  # usually: none needs more, and it takes counting to say how many it is
         return most if self._decodes.needs(most) <= self.kv.available else 0
 
     def _may_share(self) -> bool:
-        """Whether a block that somebody fills while decoding may be another's, too, or one that the head of the line
-        needs: then who waits may find room although nobody has left."""
+        """Whether a block that a decoding sequence fills may also be another's, or one that the head of the queue
+        needs: then that one may find room although no sequence has left.
+        """
         head = self._waiting[0]
         wanted = set(head.block_names(head.total_tokens // self.profile.block_tokens))
         for one in self._decodes:
@@ -233,21 +236,23 @@ class EngineCore:
         return False
 
     def calm_ms(self) -> tuple[float, float]:
-        """What the first of those steps takes, and what each takes more than the one before: one token of everybody's
-        context is read more."""
+        """The duration of the first of those steps, and by how much each takes longer than the previous one: each
+        context grows by a token.
+        """
         running, profile = len(self._decodes), self.profile
         first_ms = profile.step_ms(0.0, running, self._decodes.context_tokens)
         return first_ms, running * profile.kv_read_ms_per_token
 
     def leap(self, steps: int) -> None:
-        """Do so many steps, no more than `calm` has told."""
+        """Carry out this many steps, at most as many as `calm` returned."""
         self._decodes.leap(steps)
         self.counters.steps += steps
         self.counters.generation_tokens += steps * len(self._decodes)
 
     def _may_pass(self, budget: int) -> bool:
-        """Whether who decodes may be passed over in this step: there are tokens and blocks for everybody. Those who are
-        due are stepped; all are, where not."""
+        """Whether decoding sequences may stay in `decodes` in this step: there are tokens and blocks for all. Those
+        that are due are stepped; all are if not.
+        """
         decodes, running, size = self._decodes, self._running, self.profile.block_tokens
         if due := decodes.due():
             for sequence in due:
@@ -266,7 +271,7 @@ class EngineCore:
         return False
 
     def _schedule_beside(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> int:
-        """As `_schedule_running`, while others are passed over: there are blocks for everybody (`_may_pass`)."""
+        """As `_schedule_running`, while others are in `decodes`: there are blocks for all (`_may_pass`)."""
         decodes, running = self._decodes, self._running
         if not running:
             decodes.grant_all()
@@ -284,7 +289,7 @@ class EngineCore:
         return budget
 
     def _schedule_running(self, budget: int, scheduled: list[tuple[Sequence, int]]) -> tuple[int, bool]:
-        """Give each running sequence, oldest first, its next tokens; preempt from the young end where KV runs out."""
+        """Give each running sequence, oldest first, its next tokens; preempt from the youngest if KV runs out."""
         at = 0
         preempted = False
         running, grant, size = self._running, self._grant, self.profile.block_tokens
@@ -303,7 +308,9 @@ class EngineCore:
         return budget, preempted
 
     def _preempt_last(self) -> Sequence:
-        """Send the last admitted back to the head of the line; all it computed is forgotten but what stays cached."""
+        """Send the last admitted back to the head of the queue; all it computed is forgotten except what stays
+        cached.
+        """
         victim = self._running.pop()
         self.kv.release(victim.table)
         victim.computed_tokens = 0
@@ -312,8 +319,9 @@ class EngineCore:
         return victim
 
     def _admit(self, budget: int, scheduled: list[tuple[Sequence, int]], now: float) -> float:
-        """First come, first served: the head of the line waits for blocks, and everybody behind it waits with it; who
-        waits for room for its adapter lets others pass. Returns the milliseconds that loading adapters takes."""
+        """First come, first served: the head of the queue waits for blocks, and all behind it wait, too; one that waits
+        for room for its adapter lets others pass. Returns the milliseconds that loading adapters takes.
+        """
         passed: list[Sequence] = []
         used = {sequence.adapter for sequence in (*self._running, *self._decodes) if sequence.adapter}
         loading_ms = 0.0
@@ -325,8 +333,8 @@ class EngineCore:
                 continue
             reusable = sequence.block_names((sequence.total_tokens - 1) // self.profile.block_tokens)
             depth = self._held(reusable, FAR)
-            # As in vLLM: there is room for all its text, not for this chunk alone; and who finds none leaves no trace:
-            # what is cached for it grows old.
+            # As in vLLM: there must be room for all its text, not for this chunk alone; and a failed attempt changes
+            # nothing: its cached blocks age.
             short = -(-sequence.total_tokens // self.profile.block_tokens) - depth
             if short > self.kv.available - self.kv.unreferenced(reusable[:depth]):
                 break
@@ -347,7 +355,7 @@ class EngineCore:
         return loading_ms
 
     def _admitted(self, sequence: Sequence, now: float) -> None:
-        """Note an admission; a preempted sequence comes back without being counted again."""
+        """Record an admission; a preempted sequence comes back without being counted again."""
         self._admissions += 1
         sequence.order = self._admissions
         if sequence.queued_until is None:
@@ -358,7 +366,8 @@ class EngineCore:
 
     def _grant(self, sequence: Sequence, tokens: int, order: int = FAR) -> bool:
         """Blocks for the next `tokens`. Those they will fill become reusable at once, as vLLM names them on scheduling:
-        whoever is scheduled after runs in the same pass or a later one."""
+        a sequence scheduled later runs in the same step or a later one.
+        """
         size = self.profile.block_tokens
         table = sequence.table
         computed = sequence.computed_tokens + tokens
@@ -375,15 +384,16 @@ class EngineCore:
         return True
 
     def _held(self, names: list[int], order: int) -> int:
-        """How many of these, the first ones, are held, as it is when everybody admitted before number `order` was
-        granted the blocks of this step."""
+        """How many of these, the first ones, were held when every sequence admitted before number `order` was granted
+        the blocks of this step.
+        """
         while True:
             held = self.kv.match(names)
             if not held or not self._decodes.watch(names[held - 1], granted_before=order):
                 return held
 
     def _compute(self, scheduled: list[tuple[Sequence, int]]) -> list[Emission]:
-        """Advance what was scheduled; a sequence whose whole text is computed yields its next token."""
+        """Advance the scheduled sequences; one whose whole text is computed generates its next token."""
         emissions: list[Emission] = []
         counters, decodes, passes_over = self.counters, self._decodes, self._passes_over and self.log is None
         counters.generation_tokens += len(decodes)

@@ -1,8 +1,8 @@
 """One request inside the engine: its text so far, how much of that is computed, and where its answer stops.
 
 Pure. Invariants: 0 <= computed_tokens <= total_tokens; total_tokens == prompt_tokens + output_tokens; text that might
-turn out to be part of a stop string is held back, so what was emitted is never taken back; what is written ahead
-(`foresee`) is what would have been written.
+turn out to be part of a stop string is held back, so emitted text is never taken back; text generated ahead (`foresee`)
+is what would have been generated later.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ if TYPE_CHECKING:
 
 TOGETHER = 64  # blocks whose names are kept together
 KEPT_MAX = 4096  # times so many: some 10 MB
-FORESEEN = 32  # tokens written ahead at once: most answers are longer, few much shorter
+FORESEEN = 32  # tokens generated ahead at once: most answers are longer, few much shorter
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a request asks for. `max_tokens` None means up to the end of the context. `stop` are texts, cut before.
+    """A request. `max_tokens` None means up to the end of the context. `stop` are texts, cut before.
 
-    `adapter` names a LoRA adapter, "" is the model itself. `generates` False: one pass over the prompt is all
-    (embeddings, rankings), and no token comes of it. `ids`: the prompt's tokens, TOKEN_BYTES each, where a tokenizer
-    says what they are; then `piece_ids` are those of the pieces that answers are made of. Without, a token is up to
-    TOKEN_BYTES bytes of the text itself. `keeps`: another engine will fetch the
-    prompt's KV when it ends. `shows_stop`: the stop string that ended the answer stands at its end, and no text is held
-    back for it (vLLM's `include_stop_str_in_output`).
+    `adapter` names a LoRA adapter, "" is the model itself. `generates` False: a single pass over the prompt
+    (embeddings, rankings), without output tokens. `ids`: the prompt's tokens, TOKEN_BYTES each, by a tokenizer; then
+    `piece_ids` are those of the pieces that answers consist of. Without, a token is up to TOKEN_BYTES bytes of the text
+    itself. `keeps`: another engine will fetch the prompt's KV when it ends. `shows_stop`: the stop string that ended
+    the answer is included, and no text is held back for it (vLLM's `include_stop_str_in_output`).
     """
 
     prompt: bytes
@@ -51,8 +50,9 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class TextModel(msgspec.Struct, frozen=True):
-    """What a model says and how long: the model's name keeps its KV apart, the seed and the mean shape its answers;
-    `wide`: of more than ASCII, with characters that tokens cut in two."""
+    """Determines the model's answers and their length: the model's name separates its KV, the seed and the mean shape
+    its answers; `wide`: more than ASCII, with characters that tokens cut in two.
+    """
 
     model: str
     seed: int = 0
@@ -61,7 +61,7 @@ class TextModel(msgspec.Struct, frozen=True):
 
 
 class Sequence:
-    """A request from submission to end. Only the engine core writes to it; anybody may read."""
+    """A request from submission to end. Only the engine core writes to it; others may read."""
 
     __slots__ = (
         "_ahead",
@@ -110,34 +110,35 @@ class Sequence:
         self.min_tokens = wanted.min_tokens
         self.ignore_eos = wanted.ignore_eos
         self.output_tokens = self.computed_tokens = self.cached_tokens = 0
-        self.order = 0  # among those admitted
+        self.order = 0  # number in the order of admission
         self.submitted_at = 0.0
         self.queued_until: float | None = None
         self.finished: str | None = None
         self.stop_reason: str | None = None
         self.table = BlockTable()
         self.block_bytes = profile.block_tokens * TOKEN_BYTES
-        # The first link carries what keeps caches apart; full blocks follow as they are known.
+        # The first link carries what separates caches; full blocks follow as they are known.
         self.chain: list[int] = [
             xxh3_64_intdigest(f"{wanted.adapter or text_model.model}\0{wanted.cache_salt}".encode())
         ]
         self._writer = TextWriter(wanted.prompt, text_model.seed, text_model.answer_tokens_mean, wide=text_model.wide)
-        self._wide, self._undecoded = text_model.wide, b""  # bytes of a character that is not complete
+        self._wide, self._undecoded = text_model.wide, b""  # bytes of an incomplete character
         self.last_piece = b""  # of the answer
-        self._ahead: deque[bytes] = deque()  # pieces written before their time; b"" ends the answer
+        self._ahead: deque[bytes] = deque()  # pieces generated ahead; b"" ends the answer
         self._stop, self._shows_stop = wanted.stop, wanted.shows_stop
         self._hold = 0 if wanted.shows_stop else max(map(len, wanted.stop), default=1) - 1
-        self._held = ""  # of what was said last, what is not shown yet
-        self._shown_end = ""  # last, as much as a stop string may begin in
+        self._held = ""  # generated text that is not shown yet
+        self._shown_end = ""  # the end of the shown text, as long as a stop string may begin in it
 
     def block_names(self, blocks: int, *, since: int = 0) -> list[int]:
-        """Names of the first `blocks` blocks but for `since`; fewer where the text is shorter. A name covers all text
-        before it too."""
+        """Names of the first `blocks` blocks but for `since`; fewer if the text is shorter. A name covers all text
+        before it too.
+        """
         chain, size, text = self.chain, self.block_bytes, self.text
         known = len(chain) - 1
         blocks = min(blocks, len(text) // size)
         if known < blocks:
-            fresh = bytes(memoryview(text)[known * size : blocks * size])  # its slices are made faster
+            fresh = bytes(memoryview(text)[known * size : blocks * size])  # slices of a bytes object are faster
             whole = len(fresh) - len(fresh) % (TOGETHER * size)
             for start in range(0, whole, TOGETHER * size):
                 chain += _kept_names(fresh[start : start + TOGETHER * size], size, chain[-1])
@@ -145,7 +146,7 @@ class Sequence:
         return chain[since + 1 : blocks + 1]
 
     def write_token(self) -> str:
-        """Write one token of the answer; return the text that may be shown now. Sets `finished` at the end."""
+        """Generate one token of the answer; returns the text that may be shown now. Sets `finished` at the end."""
         if not self.max_tokens:
             self.finished = "stop"
             return ""
@@ -169,8 +170,9 @@ class Sequence:
         return shown
 
     def foresee(self, tokens: int) -> int:
-        """How many of the next `tokens` tokens (at most) do not end the answer; 0 where that cannot be told ahead.
-        Where the end is a matter of chance, that takes writing ahead, so that fewer may be known."""
+        """How many of the next `tokens` tokens (at most) do not end the answer; 0 if that cannot be known. If the end
+        is random, they must be generated ahead, so that fewer may be known.
+        """
         if self._stop or self._piece_ids or self._wide:
             return 0
         tokens = min(tokens, self.max_tokens - 1 - self.output_tokens)
@@ -184,7 +186,7 @@ class Sequence:
         return max(0, min(tokens, known))
 
     def advance(self, tokens: int) -> None:
-        """Write that many tokens, which `foresee` has told of. Their computation is the engine's business."""
+        """Generate this many tokens, which `foresee` has returned. Their computation is the engine's business."""
         if ahead := self._ahead:
             pieces = [ahead.popleft() for _ in range(min(tokens, len(ahead)))]
             pieces += self._writer.write_on(tokens - len(pieces), tokens)
@@ -195,7 +197,7 @@ class Sequence:
         self.total_tokens += tokens
 
     def _decoded(self, piece: bytes) -> str:
-        """A token that ends within a character has no text: it comes with the one that ends it (as vLLM has it)."""
+        """A token that ends within a character has no text: it comes with the token that completes it (as in vLLM)."""
         self._undecoded += piece
         try:
             text = self._undecoded.decode()
@@ -205,8 +207,9 @@ class Sequence:
         return text
 
     def _show(self, piece: str) -> str:
-        """Hold back as much as could begin a stop string: a match can only lie in what was said last plus the new
-        piece. Which of several it is, their order says, as in vLLM's check_stop_strings."""
+        """Hold back what could begin a stop string: a match can only lie in the end of the shown text plus the new
+        piece. Between several their order decides, as in vLLM's check_stop_strings.
+        """
         text = self._shown_end + piece
         shown = len(self._shown_end) - len(self._held)
         if piece and self.output_tokens > self.min_tokens:
@@ -220,7 +223,7 @@ class Sequence:
 
 
 def _names(text: bytes, size: int, before: int) -> list[int]:
-    """Of its blocks, the one before them being named `before`."""
+    """Names of the blocks of a text that follows block `before`."""
     names = []
     for start in range(0, len(text), size):
         before = xxh3_64_intdigest(text[start : start + size], before)
@@ -232,7 +235,7 @@ _kept: dict[int, list[int]] = {}  # a long prompt comes again and again, and eac
 
 
 def _kept_names(text: bytes, size: int, before: int) -> list[int]:
-    """As `_names`, known from the last time if that is not long ago."""
+    """As `_names`, cached for recent texts."""
     digest = xxh3_128_intdigest(text, before)
     names = _kept.get(digest)
     if names is None:
@@ -243,7 +246,7 @@ def _kept_names(text: bytes, size: int, before: int) -> list[int]:
 
 
 def _max_tokens(wanted: Wanted, prompt_tokens: int, context_tokens: int) -> int:
-    """Tokens the answer may have. ValueError in vLLM's words where prompt and answer cannot fit the context."""
+    """The most tokens of the answer. ValueError with vLLM's text if prompt and answer cannot fit the context."""
     if not prompt_tokens:
         raise ValueError("prompt: it is empty; at least one token is needed")
     asked = wanted.max_tokens if wanted.generates else 0

@@ -1,7 +1,7 @@
-"""What the emulated model says: a deterministic function of its seed and of all the text before, and nothing else.
+"""What the emulated model generates: a deterministic function of its seed and of all the text before, and nothing else.
 
-Pure. Invariant: cut an answer at any byte, append what there is to the prompt, and the rest comes out the same, to the
-same natural end. That is what makes a resumed stream checkable byte by byte. Never fails on any input text.
+Pure. Invariant: cut an answer at any byte, append it to the prompt, and the rest comes out the same, with the same
+natural end. So a resumed stream can be checked byte by byte. Never fails on any input text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import xxhash
 TOKEN_BYTES = 4
 
 # Every piece is a space and three letters. The space marks where a piece begins, so a text cut inside one can be
-# completed. No piece needs escaping in JSON, so streams are framed without an encoder (but for wide ones).
+# completed. No piece needs escaping in JSON, so streams are framed without an encoder (except wide ones).
 _WORDS = (
     "the sea and far hop our sun you was day one two all can her his had but not are she how now new old see way who "
     "did its let put say too use man boy air arm art ask bad bag bay bed bee big bit bow box bus buy car cat cow "
@@ -25,12 +25,13 @@ _PIECE_BITS = len(VOCABULARY) - 1  # a power of two, see the test
 
 
 def _wide() -> tuple[bytes, ...]:
-    """Words of one to three tokens, each a space and what follows it: characters of two to four bytes, of which many
-    are cut in two by the tokens' bounds, marks that combine, sequences that are shown as one, and what JSON escapes."""
+    """Words of one to three tokens, each a space and what follows it: characters of two to four bytes, many of which
+    tokens cut in two, combining marks, joined sequences, and characters that JSON escapes.
+    """
     seas, faces = "海山川空雨雪花月風火水木金土天星鳥魚森道", "🌊🚀🌍🎉🐙🦊🍵🎻🌙🧭🪁🫐🐍🪐🎈🐢"
     words = [f" {one}" for one in seas]
-    words += [f" {one}\u0301" for one in "aeiouncsrz"]  # an accent of its own
-    words += [f" a{one}é" for one in faces]  # the face is cut after two of its four bytes
+    words += [f" {one}\u0301" for one in "aeiouncsrz"]  # a combining accent
+    words += [f" a{one}é" for one in faces]  # the emoji is cut after two of its four bytes
     words += [f" xy{one}ü" for one in seas[:12]]  # cut after one of three
     words += [f" 👩\u200d{one}" for one in "🚀🎓🌾🍳"]  # joined: one sign of three characters over three tokens
     words += [" abc🇩🇪", " abc🇯🇵", ' "a"', " \\b\\", " \n\nc", " \t<>", " d½", " …", " —"]
@@ -52,7 +53,7 @@ END_ID = 2
 
 
 def _pairs() -> list[int]:
-    """Any two bytes that follow one another in UTF-8, or stand behind the zeros that fill up a short token."""
+    """All pairs of consecutive bytes in UTF-8, or behind the zeros that fill up a short token."""
     plain, later, first = range(0x80), range(0x80, 0xC0), range(0xC2, 0xF5)
     follows = {**dict.fromkeys(plain, (*plain, *first)), **dict.fromkeys(first, later)}
     follows |= dict.fromkeys(later, (*plain, *later, *first)) | {0: (*plain, *later, *first)}
@@ -64,33 +65,34 @@ _RANKS = {pair: rank for rank, pair in enumerate(PAIRS)}
 
 
 def id_of(piece: bytes | bytearray) -> int:
-    """The number of a token of a UTF-8 text, by the ranks of its pairs of bytes among those that there are: the bytes
-    themselves would need 32 bits, and no engine has ids of more than 31. Any other token is the number of its bytes."""
+    """The number of a token of a UTF-8 text, by the ranks of its pairs of bytes among all possible ones: the bytes
+    themselves would need 32 bits, and no engine has ids of more than 31. Any other token is the number of its bytes.
+    """
     number = int.from_bytes(piece, "big")
     high, low = _RANKS.get(number >> 16), _RANKS.get(number & 0xFFFF)
     return number if high is None or low is None else high * len(PAIRS) + low
 
 
 def bytes_of(token: int) -> bytes:
-    """The other way: TOKEN_BYTES bytes, zeros before those of a shorter token. `token`: below 2^32."""
+    """The inverse: TOKEN_BYTES bytes, zeros before those of a shorter token. `token`: below 2^32."""
     high, low = divmod(token, len(PAIRS))
     number = PAIRS[high] << 16 | PAIRS[low] if high < len(PAIRS) else token
     return number.to_bytes(TOKEN_BYTES, "big")
 
 
 def ids_of(text: bytes | bytearray) -> list[int]:
-    """A text's tokens; the last is of fewer than 4 bytes where the text ends so."""
+    """A text's tokens; the last may be of fewer than 4 bytes."""
     return [id_of(text[at : at + TOKEN_BYTES]) for at in range(0, len(text), TOKEN_BYTES)]
 
 
 def text_of(packed: bytes) -> bytes:
-    """The text of ids as 4 bytes each. A token of fewer bytes, such as one that ends a text, is those alone."""
+    """The text of ids as 4 bytes each. A token of fewer bytes, such as one that ends a text, has only those."""
     pieces = (packed[at : at + TOKEN_BYTES] for at in range(0, len(packed), TOKEN_BYTES))
     return b"".join(piece.lstrip(b"\0") for piece in pieces)
 
 
 class TextWriter:
-    """Writes on from a given text. One per sequence; it never sees the text again, only what it wrote itself."""
+    """Continues a given text. One per sequence; it never sees the text again, only its own output."""
 
     __slots__ = ("_end_below", "_rest", "_state", "_wide", "_words")
 
@@ -99,15 +101,15 @@ class TextWriter:
             raise ValueError(
                 f"answer_tokens_mean: {answer_tokens_mean} is below 1; an answer has at least its end token"
             )
-        # The end comes with the same chance at every piece (a geometric length): any other shape would need to know
-        # where the answer began, which a continued text does not tell.
+        # The end has the same probability at every piece (a geometric length): any other shape would need to know where
+        # the answer began, which a continued text does not show.
         self._end_below = int(2**32 / answer_tokens_mean)
         self._state = xxhash.xxh3_64(seed=seed)
         self._wide, self._words = wide, WIDE_VOCABULARY if wide else VOCABULARY
         self._rest = self._complete(text)
 
     def _complete(self, text: bytes | bytearray) -> bytes:
-        """Take in `text`; return what is missing from a last piece that this writer would itself have begun."""
+        """Take in `text`; returns the rest of a last piece that this writer itself would have begun."""
         longest = _WIDE_BYTES if self._wide else TOKEN_BYTES
         start = text.rfind(b" ", max(0, len(text) - longest + 1))
         if start < 0:
@@ -120,7 +122,7 @@ class TextWriter:
         return piece[len(begun) :] if piece.startswith(begun) else b""
 
     def write(self, *, may_end: bool) -> bytes:
-        """The next piece (4 bytes; fewer where it completes one), or b"" where the text ends here and may."""
+        """The next piece (4 bytes; fewer if it completes one), or b"" if the text ends here and may."""
         word = self._rest
         if not word:
             digest = self._state.intdigest()
@@ -132,8 +134,9 @@ class TextWriter:
         return piece
 
     def write_on(self, count: int, ends_from: int) -> list[bytes]:
-        """The next `count` pieces at once, the same as `write` gives; fewer, and then b"" last, where the text ends at
-        number `ends_from` (from 0) or later. Of narrow words alone."""
+        """The next `count` pieces at once, the same as from `write`; fewer, and then b"" last, if the text ends at
+        number `ends_from` (from 0) or later. For narrow words alone.
+        """
         pieces = [self.write(may_end=ends_from <= 0)] if self._rest and count else []
         digest, update, append, end_below = self._state.intdigest, self._state.update, pieces.append, self._end_below
         for _ in range(len(pieces), min(count, ends_from)):

@@ -1,1 +1,1 @@
-"""What goes over an engine's sockets, pure: request bodies and answers of each API, and the GPU exporter's page."""
+"""Request bodies and answers of each API, and the GPU exporter's page. Pure."""

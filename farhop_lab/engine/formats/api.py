@@ -1,7 +1,7 @@
 """Request bodies as vLLM takes them, and the one form the engine needs: a rendered prompt and how the answer stops.
 
-Pure. Never guesses: what this engine cannot do (logprobs, echo) is refused by name; sampling fields it has no
-use for are accepted and ignored. Every refusal is a `RefusedError` that names the field.
+Pure. Never guesses: what this engine cannot do (logprobs, echo) is refused by name; sampling fields without effect here
+are accepted and ignored. Every refusal is a `RefusedError` that names the field.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RefusedError(Exception):
         self.param = param
 
     def body(self) -> bytes:
-        """The error as vLLM words it."""
+        """The error in vLLM's format."""
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
         return msgspec.json.encode({"error": error})
 
@@ -64,7 +64,7 @@ class Message(msgspec.Struct):
 
 
 class Transfer(msgspec.Struct, frozen=True):
-    """`kv_transfer_params` of vLLM's NIXL connector: to a prefill, what it is; to a decode, where its KV is."""
+    """`kv_transfer_params` of vLLM's NIXL connector: for a prefill, that it is one; for a decode, where its KV is."""
 
     do_remote_decode: bool = False
     do_remote_prefill: bool = False
@@ -93,7 +93,7 @@ class _Body(msgspec.Struct):
     ignore_eos: bool = False
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool = False
-    no_stop_trim: bool = False  # SGLang's word for the same
+    no_stop_trim: bool = False  # SGLang's name for the same
     n: int | None = 1
     cache_salt: str | None = None
     kv_transfer_params: Transfer | None = None
@@ -124,11 +124,12 @@ class CompletionBody(_Body):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A request understood. `role` is who speaks in a chat's answer, None for a completion; `n` answers are wanted,
-    each behind `echo`. `token_ids`: those of the prompt and of the answer are told, too. `usage_each`: so is what was
-    used so far, with each token.
+    """A parsed request. `role` is that of a chat's answer, None for a completion; `n` answers are wanted, each behind
+    `echo`. `token_ids`: those of the prompt and of the answer are returned, too. `usage_each`: each token's chunk has
+    the usage so far.
 
-    `fetch`: where the prompt's KV may be fetched from; `bootstrap`: where it must be, by those who divide work so.
+    `fetch`: where the prompt's KV may be fetched from; `bootstrap`: where it must be fetched from, in SGLang's
+    disaggregation.
     """
 
     wanted: Wanted
@@ -150,7 +151,7 @@ _COMPLETION = msgspec.json.Decoder(CompletionBody)
 
 
 def parse_chat(body: bytes) -> Call:
-    """A chat request, its template applied. RefusedError where it is malformed or asks for what there is not."""
+    """A chat request, its template applied. RefusedError if it is malformed or not supported."""
     chat = decoded(_CHAT, body)
     if not chat.messages:
         raise refusal("messages", "it is missing or empty; give at least one message")
@@ -185,7 +186,7 @@ def parse_chats(body: bytes) -> list[Call]:
 
 
 def parse_completion(body: bytes) -> Call:
-    """A completion request. RefusedError where it is malformed or asks for what there is not."""
+    """A completion request. RefusedError if it is malformed or not supported."""
     completion = decoded(_COMPLETION, body)
     if completion.logprobs is not None:
         raise refusal("logprobs", "this engine has none; leave it out")
@@ -208,7 +209,7 @@ def parse_completion(body: bytes) -> Call:
 def render_chat(chat: ChatBody) -> bytes:
     """The text the model sees: tools, then each message in its frame, then the frame of the answer, left open.
 
-    With `continue_final_message` the last message's own frame is left open instead, so that the model writes on in it.
+    With `continue_final_message` the last message's own frame is left open instead, so that the model continues it.
     """
     parts: list[str] = []
     if chat.tools:
@@ -237,14 +238,14 @@ def _part(part: Part, where: str) -> str:
     if part.type == "text" and part.text is not None:
         return part.text
     if part.type == "image_url" and part.image_url is not None:
-        # As many tokens as an image costs, named by what it shows: equal images share their KV.
+        # As many tokens as an image costs, named by its content: equal images share their KV.
         digest = xxhash.xxh3_64_hexdigest(msgspec.json.encode(part.image_url, order="sorted"))
         return digest * (IMAGE_TOKENS * TOKEN_BYTES // len(digest))
     raise refusal(where, f"a part of type {part.type!r} is not supported or is empty; use text or image_url")
 
 
 def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:
-    """One prompt: a text or a list of token ids, or a list that holds one of these. RefusedError otherwise."""
+    """One prompt: a text or a list of token ids, or a list that contains one of these. RefusedError otherwise."""
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
@@ -255,7 +256,7 @@ def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:
 
 
 def spelled(wanted: Wanted) -> Wanted:
-    """The same by the bytes of its prompt's ids: of an engine without a tokenizer, whose tokens are bytes."""
+    """The same by the bytes of its prompt's ids: for an engine without a tokenizer, whose tokens are bytes."""
     packed, ids = wanted.ids, range(0, len(wanted.ids), TOKEN_BYTES)
     bytes_ = b"".join(bytes_of(int.from_bytes(packed[at : at + TOKEN_BYTES], "big")) for at in ids)
     return replace(wanted, prompt=text_of(bytes_), ids=bytes_)
@@ -304,7 +305,7 @@ def _bootstrap(body: _Body) -> Bootstrap | None:
 
 
 def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    """The body in its shape. RefusedError naming the field."""
+    """The body as its type. RefusedError naming the field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -315,5 +316,5 @@ def decoded(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 
 
 def refusal(param: str, why: str) -> RefusedError:
-    """A field that this engine cannot take, by its name."""
+    """The refusal of a field that this engine does not support."""
     return RefusedError(why if param in why else f"{param}: {why}", param=param)

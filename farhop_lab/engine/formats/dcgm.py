@@ -1,7 +1,7 @@
 """The page of a DCGM exporter for emulated GPUs: each replica is one GPU of this host.
 
-Figures follow from the replica's own state: memory from weights and KV cache, load from what runs. Pure. Never slower
-or faster for being asked.
+Figures follow from the replica's own state: memory from weights and KV cache, load from running requests. Pure. Reading
+it does not change the replica's speed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Framebuffer in MiB, idle and full power in watts, of the GPUs that profiles are of.
 _BOARDS = {"l4": ("NVIDIA L4", 23_034, 16, 72), "a100": ("NVIDIA A100-PCIE-40GB", 40_960, 36, 250)}
 _H100 = ("NVIDIA H100 80GB HBM3", 81_559, 70, 700)
-_OTHER_MIB = 2_000  # weights aside: activations, CUDA graphs, context
+_OTHER_MIB = 2_000  # besides weights: activations, CUDA graphs, context
 _WEIGHTS_MIB = 15_317
 _KV_TOKEN_MIB = 131_072 / 2**20
 _COOL_C, _HOT_C = 34.0, 68.0

@@ -1,7 +1,7 @@
-"""Anthropic's Messages API as vLLM speaks it: a body becomes a chat, and its answer blocks, events and usage.
+"""Anthropic's Messages API as in vLLM: a body becomes a chat, and its answer blocks, events and usage.
 
-Pure. vLLM drops the line in which Claude Code says who pays, puts results of tools before what the user says beside
-them, and takes no `cache_salt` here. Its errors are Anthropic's in form, with types of its own.
+Pure. vLLM drops Claude Code's billing line, puts tool results before the user's text beside them, and does not accept
+`cache_salt` here. Its errors have Anthropic's form, with types of its own.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class MessagesBody(CountBody, kw_only=True):
 
 
 class AnthropicRefusedError(RefusedError):
-    """The same refusal, as Anthropic's clients read it."""
+    """The same refusal, in Anthropic's format."""
 
     def body(self) -> bytes:
-        """The error as vLLM words it here."""
+        """The error with vLLM's text."""
         return _encode({"type": "error", "error": {"type": self.kind, "message": self.message}})
 
 
@@ -82,7 +82,7 @@ _COUNT = msgspec.json.Decoder(CountBody)
 
 
 def parse(body: bytes) -> Call:
-    """A request for an answer. RefusedError where it is malformed or asks for what there is not."""
+    """A request for an answer. RefusedError if it is malformed or not supported."""
     asked = decoded(_MESSAGES, body)
     if asked.max_tokens < 1:
         raise refusal("max_tokens", "max_tokens must be positive")
@@ -161,7 +161,7 @@ def _result(content: Any) -> str:
 
 
 def usage(sequence: Sequence) -> dict[str, int]:
-    """As Anthropic counts: what was cached stands apart from the other input."""
+    """As Anthropic counts: cached tokens are separate from the other input."""
     return {
         "input_tokens": sequence.prompt_tokens - sequence.cached_tokens,
         "output_tokens": sequence.output_tokens,
@@ -171,7 +171,7 @@ def usage(sequence: Sequence) -> dict[str, int]:
 
 
 class MessageAnswer:
-    """How one request is answered: one block of text."""
+    """The rendering of one answer: one block of text."""
 
     __slots__ = ("_head", "_id", "_model", "_tail")
 

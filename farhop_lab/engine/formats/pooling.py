@@ -1,7 +1,7 @@
-"""Embeddings, rankings and the tokenizer, as vLLM words them: one pass over each text, and what is made of it.
+"""Embeddings, rankings and the tokenizer, as in vLLM: one pass over each text, and the results.
 
-Pure. An embedding is the text's words by feature hashing (Weinberger et al., 2009): real enough that texts with common
-words lie close together, the same on every replica, and of one length. Never guesses: what there is not is refused.
+Pure. An embedding is the text's words by feature hashing (Weinberger et al., 2009): texts with common words lie close
+together, results are the same on every replica, and of length 1. Never guesses: what is not supported is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from farhop_lab.engine.core.text import TOKEN_BYTES
 from farhop_lab.engine.formats.api import ChatBody, Message, decoded, prompt_bytes, refusal, render_chat
 
 DIMENSIONS = 256
-TEXTS_MAX = 2048  # OpenAI's bound on one request
+TEXTS_MAX = 2048  # OpenAI's limit for one request
 _WORD = re.compile(rb"\w+")
 
 
@@ -79,7 +79,7 @@ class DetokenizeBody(msgspec.Struct):
 
 
 class Pooled(msgspec.Struct, frozen=True):
-    """A request understood: one pass over each of `texts`; `pairs` are what is to be compared, as texts."""
+    """A parsed request: one pass over each of `texts`; `pairs` of texts are to be compared."""
 
     model: str | None
     texts: list[bytes]
@@ -90,7 +90,7 @@ class Pooled(msgspec.Struct, frozen=True):
     top_n: int = 0
 
     def wanted(self) -> list[Wanted]:
-        """What the engine computes."""
+        """The requests for the engine."""
         return [Wanted(text, cache_salt=self.cache_salt, generates=False) for text in self.texts]
 
 
@@ -103,7 +103,7 @@ _DETOKENIZE = msgspec.json.Decoder(DetokenizeBody)
 
 
 def parse_embeddings(body: bytes) -> Pooled:
-    """RefusedError where it is malformed or asks for what there is not."""
+    """RefusedError if it is malformed or not supported."""
     asked = decoded(_EMBEDDING, body)
     if asked.dimensions not in (None, DIMENSIONS):
         raise refusal("dimensions", f"this model has {DIMENSIONS} dimensions and does not support matryoshka ones")
@@ -120,7 +120,7 @@ def parse_embeddings(body: bytes) -> Pooled:
 
 
 def parse_rerank(body: bytes) -> Pooled:
-    """RefusedError where it is malformed."""
+    """RefusedError if it is malformed."""
     asked = decoded(_RERANK, body)
     pairs = _pairs([asked.query], asked.documents, "documents")
     top_n = asked.top_n if asked.top_n > 0 else len(asked.documents)
@@ -128,7 +128,7 @@ def parse_rerank(body: bytes) -> Pooled:
 
 
 def parse_score(body: bytes) -> Pooled:
-    """RefusedError where it is malformed."""
+    """RefusedError if it is malformed."""
     asked = decoded(_SCORE, body)
     left, right = ([text] if isinstance(text, str) else text for text in (asked.text_1, asked.text_2))
     pairs = _pairs(left, right, "text_2")
@@ -136,7 +136,7 @@ def parse_score(body: bytes) -> Pooled:
 
 
 def parse_generative(body: bytes) -> Pooled:
-    """RefusedError where it is malformed."""
+    """RefusedError if it is malformed."""
     asked = decoded(_GENERATIVE, body)
     if not asked.label_token_ids:
         raise refusal("label_token_ids", "it is empty; name the tokens whose probabilities are wanted")
@@ -158,19 +158,19 @@ def _bounded(param: str, texts: list[Any]) -> None:
 
 
 def embedded(text: bytes) -> list[float]:
-    """The text's place in DIMENSIONS dimensions, on the unit sphere."""
+    """The text's vector of DIMENSIONS dimensions, on the unit sphere."""
     vector = [0.0] * DIMENSIONS
     for word in _WORD.findall(text.lower()) or [text]:
         digest = xxhash.xxh3_64_intdigest(word)
         vector[digest % DIMENSIONS] += 1.0 if digest >> 63 else -1.0
     length = math.sqrt(sum(x * x for x in vector))
-    if not length:  # two words that cancel one another
+    if not length:  # two words that cancel each other
         return [1.0] + [0.0] * (DIMENSIONS - 1)
     return [x / length for x in vector]
 
 
 def similarity(a: bytes, b: bytes) -> float:
-    """How near two texts are: 0 to 1."""
+    """Similarity of two texts: 0 to 1."""
     return max(0.0, sum(x * y for x, y in zip(embedded(a), embedded(b), strict=True)))
 
 
@@ -208,18 +208,20 @@ def scores(asked: Pooled, head: dict[str, Any], prompt_tokens: int) -> dict[str,
 
 
 def generative_scores(asked: Pooled, head: dict[str, Any], prompt_tokens: int) -> dict[str, Any]:
-    """The answer, in the order of the items: how like the query each is, for want of a model's probabilities."""
+    """The answer, in the order of the items: the similarity of each to the query, as there are no probabilities of a
+    model.
+    """
     return scores(asked, head, prompt_tokens)
 
 
 def usage(prompt_tokens: int) -> dict[str, Any]:
-    """The `usage` of what generates nothing."""
+    """The `usage` of requests without output."""
     tokens = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens, "completion_tokens": 0}
     return {**tokens, "prompt_tokens_details": None}
 
 
 def tokenize(body: bytes, context_tokens: int) -> tuple[str | None, dict[str, Any]]:
-    """The model asked for and the answer. A token is up to four bytes, read as a number. RefusedError."""
+    """The requested model and the answer. A token is up to four bytes, read as a number. Raises RefusedError."""
     asked = decoded(_TOKENIZE, body)
     if asked.messages:
         text = render_chat(ChatBody(messages=asked.messages))
@@ -233,10 +235,10 @@ def tokenize(body: bytes, context_tokens: int) -> tuple[str | None, dict[str, An
 
 
 def detokenize(body: bytes) -> tuple[str | None, dict[str, Any]]:
-    """The model asked for and the answer. RefusedError."""
+    """The requested model and the answer. Raises RefusedError."""
     asked = decoded(_DETOKENIZE, body)
     if any(not 0 <= token < 2**32 for token in asked.tokens):
         raise refusal("tokens", "a token is a number from 0 to 4294967295")
-    # A short last token has leading zeroes; a text has none to lose.
+    # A short last token has leading zeros; a text has none to lose.
     text = b"".join(token.to_bytes(TOKEN_BYTES, "big").lstrip(b"\0") for token in asked.tokens)
     return asked.model, {"prompt": text.decode("utf-8", "replace")}

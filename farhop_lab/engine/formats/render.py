@@ -1,4 +1,4 @@
-"""Answers as vLLM writes them: one JSON document, or server-sent events framed as HTTP/1.1 chunks.
+"""Answers in vLLM's format: one JSON document, or server-sent events framed as HTTP/1.1 chunks.
 
 Pure, and lean: a token's chunk is three byte strings joined. Invariant: one event per HTTP chunk, one token per event.
 """
@@ -30,7 +30,7 @@ DONE = frame(b"data: [DONE]\n\n")
 
 
 def broken(message: str) -> bytes:
-    """What ends a stream whose engine failed, as vLLM ends it; not framed."""
+    """The error event that ends a stream whose engine failed, as in vLLM; not framed."""
     error = {"message": message, "type": "InternalServerError", "param": None, "code": 500}
     return b"data: " + _encode({"error": error}) + b"\n\ndata: [DONE]\n\n"
 
@@ -38,7 +38,7 @@ def broken(message: str) -> bytes:
 def usage(*sequences: Sequence) -> dict[str, Any]:
     """The `usage` object: tokens of prompt and answers, and how many of the prompt's came from the cache.
 
-    Of several answers to one prompt the prompt counts once.
+    The prompt of several answers counts once.
     """
     first, output_tokens = sequences[0], sum(sequence.output_tokens for sequence in sequences)
     return {
@@ -50,10 +50,10 @@ def usage(*sequences: Sequence) -> dict[str, Any]:
 
 
 class TokenIds:
-    """A sequence's tokens by number, as `return_token_ids` tells them."""
+    """A sequence's tokens by number, as for `return_token_ids`."""
 
     def __init__(self, piece_ids: Mapping[bytes, bytes] | None = None) -> None:
-        """`piece_ids`: of a tokenizer, for what the model writes; else a token's id is its bytes."""
+        """`piece_ids`: a tokenizer's, for the model's output; otherwise a token's id is its bytes."""
         self._piece_ids = piece_ids or {}
 
     def of_prompt(self, sequence: Sequence) -> list[int]:
@@ -64,7 +64,7 @@ class TokenIds:
         return ids_of(prompt)
 
     def of_piece(self, sequence: Sequence) -> int:
-        """That of the token just written."""
+        """That of the token just generated."""
         piece = sequence.last_piece
         if self._piece_ids:
             return int.from_bytes(self._piece_ids.get(piece, piece), "big") if piece else END_ID
@@ -72,7 +72,7 @@ class TokenIds:
 
 
 class Rendering(Protocol):
-    """How one request's tokens become bytes."""
+    """Turns one request's tokens into bytes."""
 
     def opening(self, sequence: Sequence) -> bytes:
         """What comes before the first token of a stream."""
@@ -81,18 +81,18 @@ class Rendering(Protocol):
         """The chunk of one token."""
 
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
-        """The chunk of the last token, and what ends the stream."""
+        """The chunk of the last token, and the end of the stream."""
 
     def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
         """Each answer's text and sequence as one document."""
 
 
 class Answer:
-    """How one request is answered. `role` None: a completion, else a chat in which that role speaks; `echo` is said
-    before a completion that comes whole.
+    """The rendering of one answer. `role` None: a completion, otherwise a chat with that role; `echo` stands before a
+    completion that is answered whole.
 
-    `beside` gives the renderings of its further answers; the stream ends with the last of them to end. `told` turns a
-    sequence's prompt and a piece of its answer into token ids, where those are asked for.
+    `beside` gives the renderings of its further answers; the stream ends with the last of them. `told` turns a
+    sequence's prompt and a piece of its answer into token ids, if these are wanted.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Answer:
         self._head_framed = b"%x\r\n" % (len(head) + _PIECE_CHARS + len(tail)) + head
 
     def beside(self, index: int) -> Answer:
-        """How another answer to the same prompt is rendered, in the same stream."""
+        """The rendering of another answer to the same prompt, in the same stream."""
         other = Answer(
             self._id, self._model, self._created, self._role, index, self._echo, self._token_ids, self._usage_each
         )
@@ -132,7 +132,7 @@ class Answer:
         return other
 
     def opening(self, sequence: Sequence) -> bytes:
-        """What comes before the first token: a chat says who speaks."""
+        """What comes before the first token: a chat has its role there."""
         if self._role is None:
             return b""
         delta = {"role": self._role, "content": ""}
@@ -142,8 +142,9 @@ class Answer:
         return frame(self._event([choice], prompt_token_ids=self._token_ids.of_prompt(sequence)))
 
     def token_with_ids(self, text: str, sequence: Sequence) -> bytes:
-        """The chunk of one token, with its id, if ids are told (a completion's first has the prompt's, too), and the
-        usage so far, if that is."""
+        """The chunk of one token, with its id if ids are wanted (a completion's first also has the prompt's), and the
+        usage so far if that is.
+        """
         return frame(self._event([self._with_ids(self._choice(text, None, None), sequence)], self._used(sequence)))
 
     def _used(self, sequence: Sequence) -> dict[str, Any] | None:
@@ -164,8 +165,9 @@ class Answer:
         return frame(self._head + _encode(text)[1:-1] + self._tail)
 
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:
-        """The chunk of the last token, with the reason for the end; of the last answer also what ends the stream: the
-        usage if asked for, then [DONE]."""
+        """The chunk of the last token, with the finish reason; for the last answer also the end of the stream: the
+        usage if wanted, then [DONE].
+        """
         choice = self._with_ids(self._choice(text, sequence.finished, sequence.stop_reason), sequence)
         out = frame(self._event([choice], self._used(sequence)))
         self._ended.append(sequence)
@@ -215,7 +217,7 @@ class Answer:
             "model": self._model,
             "choices": choices,
         }
-        if used is not None or self._role is None:  # vLLM writes a null usage into completions, none into chats
+        if used is not None or self._role is None:  # vLLM writes a null usage into completions, but not into chats
             document["usage"] = used
         document |= more
         return b"data: " + _encode(document) + b"\n\n"

@@ -1,6 +1,6 @@
-"""OpenAI's Responses API as vLLM speaks it without a store: a body becomes a chat, and its answer items and events.
+"""OpenAI's Responses API as in vLLM without a store: a body becomes a chat, and its answer items and events.
 
-Pure. Nothing is kept: what names an earlier response is refused.
+Pure. Nothing is kept: a request that names an earlier response is refused.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BODY = msgspec.json.Decoder(ResponsesBody)
 
 
 def parse(body: bytes) -> Call:
-    """A request for an answer. RefusedError where it is malformed or asks for what there is not."""
+    """A request for an answer. RefusedError if it is malformed or not supported."""
     asked = decoded(_BODY, body)
     if asked.previous_response_id is not None:
         raise refusal("previous_response_id", "no response is stored here")
@@ -66,7 +66,7 @@ def _message(item: dict[str, Any]) -> Message:
 
 
 def usage(sequence: Sequence) -> dict[str, Any]:
-    """Input and output, and what of the input was cached."""
+    """Input and output tokens, and how many of the input were cached."""
     return {
         "input_tokens": sequence.prompt_tokens,
         "input_tokens_details": {"cached_tokens": sequence.cached_tokens},
@@ -77,7 +77,7 @@ def usage(sequence: Sequence) -> dict[str, Any]:
 
 
 class ResponseAnswer:
-    """How one request is answered: one message of one text."""
+    """The rendering of one answer: one message of one text."""
 
     __slots__ = ("_created", "_id", "_model", "_number", "_text")
 
@@ -101,7 +101,7 @@ class ResponseAnswer:
         return self._event("response.output_text.delta", {**self._where, "delta": text, "logprobs": []})
 
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:  # noqa: ARG002 - always told
-        """The chunk of the last token, and the events that end all that began."""
+        """The chunk of the last token, and the events that end the items."""
         last, whole = self.token(text), self._text
         done = self._item(whole, "completed")
         return (

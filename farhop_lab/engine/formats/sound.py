@@ -1,6 +1,6 @@
-"""Sound, as a Whisper behind vLLM takes it: windows of 30 s, 50 positions a second, and about as many words as spoken.
+"""Audio, as a Whisper behind vLLM takes it: windows of 30 s, 50 positions a second, and about as many words as spoken.
 
-Pure. The text is the model's own, a function of the bytes of the sound. Never decodes sound beyond a WAV's head.
+Pure. The text is the model's own, a function of the bytes of the audio. Never decodes audio beyond a WAV's header.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ POSITIONS_PER_S = 50
 WORDS_PER_S = 2.5  # 150 a minute; a word of this model is one token
 COMPRESSED_BYTES_PER_S = 8_000.0  # 64 kbit/s
 _SLOWEST_BYTES_PER_S = 1_000
-_RATE_AT = 28  # where a WAV's head holds its bytes per second
+_RATE_AT = 28  # offset of the bytes per second in a WAV's header
 
 
 def seconds_of(sound: bytes) -> float:
-    """How long it lasts: a WAV says, anything else is taken for 64 kbit/s."""
+    """Its length in seconds: by a WAV's header; any other format counts as 64 kbit/s."""
     bytes_per_s = COMPRESSED_BYTES_PER_S
     if sound[:4] == b"RIFF" and sound[8:12] == b"WAVE":
         bytes_per_s = max(_SLOWEST_BYTES_PER_S, int.from_bytes(sound[_RATE_AT : _RATE_AT + 4], "little"))

@@ -1,4 +1,4 @@
-"""Triton's words for generation: the `infer` of KServe's protocol over text tensors, and the `generate` extension.
+"""Triton's generation APIs: `infer` of KServe's protocol over text tensors, and the `generate` extension.
 
 Pure. The inputs are those of TensorRT-LLM's ensemble: `text_input`, `max_tokens`, `text_output`. Never guesses: other
 tensors and the binary data extension are refused by name.
@@ -39,7 +39,7 @@ class InferBody(msgspec.Struct):
 
 
 class Parameters(msgspec.Struct):
-    """Of a generation, what this engine has a use for."""
+    """Parameters of a generation, as far as this engine uses them."""
 
     max_tokens: int | None = None
 
@@ -57,7 +57,7 @@ _GENERATE = msgspec.json.Decoder(GenerateBody)
 
 
 def parse_infer(body: bytes, model: str) -> tuple[Call, str | None]:
-    """What to generate, and the request's own id. RefusedError where it is malformed or asks for what there is not."""
+    """What to generate, and the request's own id. RefusedError if it is malformed or not supported."""
     asked = decoded(_INFER, body)
     given = {tensor.name: _only(tensor) for tensor in asked.inputs}
     text, limit = given.get("text_input"), given.get("max_tokens")
@@ -69,7 +69,7 @@ def parse_infer(body: bytes, model: str) -> tuple[Call, str | None]:
 
 
 def parse_generate(body: bytes, model: str, *, stream: bool) -> Call:
-    """What to generate. RefusedError where it is malformed."""
+    """What to generate. RefusedError if it is malformed."""
     asked = decoded(_GENERATE, body)
     limit = asked.max_tokens
     if limit is None and asked.parameters is not None:
@@ -94,7 +94,7 @@ def _call(model: str, text: str, limit: int | None, *, stream: bool) -> Call:
 
 
 class Generated:
-    """How a generation is answered: one document, or one event for each token."""
+    """The rendering of a generation: one document, or one event for each token."""
 
     def __init__(self, model: str) -> None:
         self._model = model
@@ -108,7 +108,7 @@ class Generated:
         return frame(b"data: " + self._document(text) + b"\n\n")
 
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:  # noqa: ARG002
-        """The chunk of the last token; nothing marks the end but the end."""
+        """The chunk of the last token; the stream has no end marker."""
         return self.token(text)
 
     def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
@@ -120,7 +120,7 @@ class Generated:
 
 
 class Inferred(Generated):
-    """How an inference is answered: with a tensor."""
+    """The rendering of an inference, as a tensor."""
 
     def __init__(self, model: str, request_id: str | None) -> None:
         super().__init__(model)

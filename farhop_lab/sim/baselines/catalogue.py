@@ -1,4 +1,4 @@
-"""Which routers there are: for each name where they stand, what they may send to, and by which rules.
+"""The routers by name: where they stand, what they may send to, and by which rules.
 
 `central-*`: one router, all engines. `spill-*`: one in each region that keeps requests at home while it can. `local-*`:
 one in each region with its own engines only. Figures and names only; never decides.
@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 
 
 class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of router. `each`: one in every region that has engines, else a single one. `reach`: its own region's
-    engines, all, or its own and the routers of the other regions. `no_wire`: nothing takes time to travel."""
+    """One kind of router. `each`: one in every region that has engines, otherwise a single one. `reach`: its own
+    region's engines, all, or its own and the routers of the other regions. `no_wire`: no network delay.
+    """
 
     eligibility: Callable[[Picker], Eligibility]
     picker: Callable[[Pools, Random], Picker]
@@ -100,7 +101,7 @@ PICKERS: dict[str, Callable[[Pools, Random], Picker]] = {
 
 
 def _everybody(picker: Picker) -> Eligibility:
-    """All at once, but for who has a queue of its own."""
+    """All engines at once, except for a picker with a queue of its own."""
     return WholePool(picker.busy) if isinstance(picker, KvRouter) else Everybody()
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 QUEUE_THRESHOLD = 4.0
 """`router_queue_threshold`, in units of an engine's `max_num_batched_tokens`."""
 BLOCK_TOKENS = 16
-"""Where an engine is no Gpu and says nothing of its blocks."""
+"""For engines that are not a Gpu and have no blocks."""
 
 
 class KvRouter:

@@ -31,7 +31,9 @@ RTT_SMOOTHING = 0.3
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """What its tuner ended at: of a millisecond of wire, and of a queued token where an uncached one weighs 1."""
+    """The result of its tuner: the weight of a millisecond of network, and of a queued token if an uncached one weighs
+    1.
+    """
 
     rtt: float
     queue: float
@@ -43,7 +45,7 @@ UNTUNED = Weights(1.0, 1.0)
 
 
 class Central:
-    """See the module's head. With a `tuner` the weights are those that it has found so far."""
+    """See the module's head. With a `tuner` the weights are the best so far."""
 
     def __init__(self, weights: Weights, *, calibrated: bool = False, tuner: OnlineTuner | None = None) -> None:
         self._weights, self._calibrated, self._tuner = weights, calibrated, tuner
@@ -85,7 +87,9 @@ class Central:
 
 
 class HomeAndPeers:
-    """Whom the distributed one may ask: the region's own engines, and peers unless one of them sent it."""
+    """The candidates of the distributed one: the region's own engines, and peers unless one of them sent the
+    request.
+    """
 
     def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
         """See router.Eligibility."""

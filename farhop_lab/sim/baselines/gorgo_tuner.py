@@ -1,9 +1,9 @@
 """GORGO's tuner: a (1+1) evolution strategy over weights, judged by a percentile of the time to the first token.
 
 As its author's package does it (gorgo-lb 0.2.0, `OnlineTuner` in mode online-es over `GaussianESTuner`): each `HOP`
-requests the last `WINDOW` are scored, the candidate in force is accepted or not, and the next one is drawn in log space
-around the best; the step's width follows Rechenberg's rule of one success in five. A test holds it against that
-package, proposal by proposal. Pure: dice are given.
+requests the last `WINDOW` are scored, the current candidate is accepted or not, and the next one is drawn in log space
+around the best; the step's width follows Rechenberg's rule of one success in five. A test compares it with that
+package, proposal by proposal. Pure: takes random generators.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EvolutionStrategy:
         }
 
     def report(self, candidate: dict[str, float], score: float) -> None:
-        """What a candidate came to. The first is where the search begins."""
+        """A candidate's score. The first candidate is where the search begins."""
         if self._best_score is None:
             self._best_score, self.best = score, dict(candidate)
             return
@@ -64,7 +64,9 @@ class EvolutionStrategy:
 
 
 class OnlineTuner:
-    """Weights in force, and the search that changes them. `on_sample` is for every request that was served."""
+    """The current weights, and the search that changes them. `on_sample` is called for every request that was
+    served.
+    """
 
     def __init__(self, initial: dict[str, float], rng: Random) -> None:
         self.weights = dict(initial)
@@ -74,7 +76,7 @@ class OnlineTuner:
         self._pending: dict[str, float] | None = None
 
     def on_sample(self, ttft_s: float) -> None:
-        """A request was served, its first token after so long."""
+        """A request was served, with this time to its first token."""
         self._samples.append(ttft_s)
         if self._over:
             return

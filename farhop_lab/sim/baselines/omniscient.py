@@ -1,10 +1,10 @@
-"""A greedy heuristic, and no bound (that is `studies.bound`): one scheduler that knows every engine's true state now
-and every answer's length, with no wire between.
+"""A greedy scheduler, not a bound (that is `studies.bound`): one that knows every engine's true state.
 
-Each request goes where it would end first by the engine's own physics, with what it costs the others there added, and
-waits here until an engine has memory for its prompt. Without these two it is worse than others: pushing each to where
-it alone ends first scatters the siblings of a tree and thrashes full caches, so that SkyWalker beats it. It is still
-greedy and does not know what comes next. Reads engines, never touches them.
+It also knows every answer's length, and has no network delay. Each request goes where it would end first by the
+engine's own timing model, with what it costs the other requests there added, and waits here until an engine has memory
+for its prompt. Without these two it is worse than others: sending each to where it alone ends first scatters the
+siblings of a tree and thrashes full caches, so that SkyWalker beats it. It is still greedy and does not know what comes
+next. Reads engines, never changes them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PROBE_S = 0.1
 
 
 class Oracle:
-    """Eligibility and Picker in one. Engines that are no Gpu always have room, and go by what waits and runs there."""
+    """Eligibility and Picker in one. Engines that are not a Gpu always have room, and are judged by their requests."""
 
     def __init__(self, pools: Mapping[str, EnginePool]) -> None:
         self._rooms, self._caches = pools, EngineCaches(pools)
 
     def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
-        """See router.Eligibility. Where no engine lives, a request goes out and fails."""
+        """See router.Eligibility. If no engine lives, a request is sent and fails."""
         living = [name for pool in self._rooms.values() if pool.alive for name in pool.engines]
         return [name for name in living if self._has_room(request, name, state)] if living else state.engines
 
@@ -59,8 +59,9 @@ class Oracle:
 
 
 def has_room(gpu: Gpu, work: Work) -> bool:
-    """Whether its prompt fits the memory that is free or merely cached, beside the prompts in line. An idle engine
-    always has room."""
+    """Whether its prompt fits the memory that is free or merely cached, beside the queued prompts. An idle engine
+    always has room.
+    """
     core = gpu.core
     if not core.has_work:
         return True
@@ -74,13 +75,13 @@ def has_room(gpu: Gpu, work: Work) -> bool:
 
 
 def to_compute(gpu: Gpu, work: Work) -> int:
-    """Tokens of a text that its engine would compute: all but what is cached, and the last one always."""
+    """Tokens of a text that its engine would compute: all but the cached ones, and the last one always."""
     size = gpu.core.profile.block_tokens
     return work.total_tokens - gpu.core.kv.match(work.block_names((work.total_tokens - 1) // size)) * size
 
 
 def ends_ms(gpu: Gpu, work: Work) -> float:
-    """Milliseconds from now until its answer would be whole, if nobody came after it.
+    """Milliseconds from now until its answer would be complete, if no other request came after it.
 
     First the prompt tokens still to be computed, of those ahead and its own; then one step per token of its answer,
     which each sequence beside it makes longer for as long as that lasts.
@@ -101,7 +102,7 @@ def ends_ms(gpu: Gpu, work: Work) -> float:
 
 
 def delays_ms(gpu: Gpu, work: Work) -> float:
-    """What it costs the others there, all together: its prompt's computing, and its decoding beside theirs."""
+    """Its cost to the other requests there, in all: its prefill, and its decoding beside theirs."""
     core, profile = gpu.core, gpu.core.profile
     tokens = to_compute(gpu, work)
     left = [one.max_tokens - one.output_tokens for one in core.batch] + [one.max_tokens for one in core.line]
@@ -110,5 +111,5 @@ def delays_ms(gpu: Gpu, work: Work) -> float:
 
 
 def _beside_ms(profile: Profile, context_tokens: int) -> float:
-    """What a step is longer for a sequence in its batch."""
+    """By how much a sequence in the batch makes a step longer."""
     return profile.decode_ms_per_sequence + context_tokens * profile.kv_read_ms_per_token

@@ -1,8 +1,8 @@
-"""Baseline routers and the engines they send to, in virtual time: what travels between them and costs the wire.
+"""Baseline routers and their engines in virtual time, with the network between them.
 
-A router asks engines of its own region and of others, or routers of others, over the world's wire; requests of its
-clients come and their answers go over it too. Invariants: what was given up is never heard of again; bytes are counted
-once per crossing, each way. Never decides.
+A router calls engines of its own region and of others, or routers of others, over the world's wire; requests of its
+clients come, and their answers go, over it, too. Invariants: a call that was given up gets no more callbacks; bytes are
+counted once per crossing, each way. Never decides.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a router looks: at engines and at other routers, and at the wire. Seconds; `rtt_s` None: never. An
-    `oracle` is told how long each answer will be, as its `max_tokens`."""
+    """How often a router probes engines and other routers, and pings. Seconds; `rtt_s` None: never. An `oracle` is told
+    how long each answer will be, as its `max_tokens`.
+    """
 
     probe_s: float = 1.0
     rtt_s: float | None = None
@@ -43,7 +44,7 @@ class ProbeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnginePool:
-    """A region's replicas, by the names that routers know them by; no balancer of ours stands before them."""
+    """A region's replicas, by the routers' names for them; there is no balancer of ours before them."""
 
     def __init__(self, context: SimContext, name: str, site: Site) -> None:
         self.context, self.name, self.site = context, name, site
@@ -56,7 +57,7 @@ class EnginePool:
         context.every(SAMPLE_S, self._measure)
 
     def rise(self) -> None:
-        """Idle engines with empty caches. Harmless while they live."""
+        """Start idle engines with empty caches. Does nothing while they run."""
         if not self.alive:
             self.alive = True
             self.hosts = {
@@ -65,25 +66,26 @@ class EnginePool:
 
     @property
     def engines(self) -> dict[str, Engine]:
-        """The replicas' engines as they are now."""
+        """The replicas' present engines."""
         return {name: host.engine for name, host in self.hosts.items()}
 
     def host(self, replica: str) -> Host:
-        """A replica's process, to break. KeyError for one that is not there, and while all are dead."""
+        """A replica's process, to inject faults. KeyError for one that does not exist, and while all are dead."""
         if not self.alive:
             raise KeyError(replica)
         return self.hosts[f"{self.name}/{replica}"]
 
     def die(self) -> None:
-        """They are gone; whoever is connected notices."""
+        """They die; connected clients notice."""
         self.alive = False
         calls, self.calls = list(self.calls.values()), {}
         for call in calls:
             call.cut()
 
     def samples(self) -> dict[str, Sample] | None:
-        """What the metrics say of those that are ready, as any router's health checks have it: whoever is not told of
-        gets no more. None if nobody is at home."""
+        """Metrics of those that are ready, as in any router's health checks: one that is missing gets no more requests.
+        None if all are dead.
+        """
         if not self.alive:
             return None
         ready = ((name, host.engine) for name, host in self.hosts.items() if host.answers and host.healthy)
@@ -99,7 +101,7 @@ class EnginePool:
 
 
 class EngineCall:
-    """One attempt at an engine, wherever it is."""
+    """One attempt at an engine, in any region."""
 
     __slots__ = (
         "_active",
@@ -126,7 +128,7 @@ class EngineCall:
         if wire.rtt_ms(router.region, far.name) > 0.0:
             wire.send(router.region, far.name, self._arrive)
         else:
-            self._arrive()  # at once: who comes at the same moment must find it there
+            self._arrive()  # at once: a request at the same moment must find it there
 
     def _arrive(self) -> None:
         far = self._far
@@ -172,7 +174,7 @@ class EngineCall:
         self._back(self._router.relay.failed, outcome.DIED_BEFORE_START)
 
     def so_far(self) -> bytes | None:
-        """See relay.Attempt. No peer continues a stream."""
+        """See relay.Attempt. No rival continues a stream."""
         return None
 
     def abort(self) -> None:
@@ -186,7 +188,7 @@ class EngineCall:
 
 
 class PeerCall:
-    """One attempt at another region's router, which knows it as forwarded."""
+    """One attempt at another region's router, which sees it as forwarded."""
 
     __slots__ = ("_active", "_remote", "_router", "number")
 
@@ -219,7 +221,7 @@ class PeerCall:
         self._router.relay.failed(self._active, self, reason)
 
     def so_far(self) -> bytes | None:
-        """See relay.Attempt. No peer continues a stream."""
+        """See relay.Attempt. No rival continues a stream."""
         return None
 
     def abort(self) -> None:
@@ -250,7 +252,7 @@ class RouterProcess:
         return self.alive
 
     def rise(self) -> None:
-        """A new process that knows nothing. Harmless while it lives."""
+        """Start a new process that knows nothing. Does nothing while it runs."""
         if self.alive:
             return
         self.alive = True
@@ -266,14 +268,14 @@ class RouterProcess:
             self._ping(life, self._probes.rtt_s)
 
     def die(self) -> None:
-        """The process is gone; whoever is connected notices."""
+        """The process dies; connected clients notice."""
         if self.alive:
             self.alive = False
             for active in self.relay.die():
                 active.last_word().broke(outcome.DIED_BEFORE_START)
 
     def take(self, active: ActiveRequest) -> None:
-        """A request is here; a router of this kind reads its text."""
+        """A request arrives; a router of this kind reads its text."""
         prompt, request = active.prompt, active.request
         exact = prompt.answer_tokens if self._probes.oracle else None
         active.request = msgspec.structs.replace(
@@ -287,7 +289,7 @@ class RouterProcess:
             return PeerCall(self, active, forward, self._peers[target.region])
         return EngineCall(self, active, forward, self._pools[target.region])
 
-    # -- looking
+    # -- probes
 
     def _lives(self, life: int) -> bool:
         return self.alive and life == self.incarnation

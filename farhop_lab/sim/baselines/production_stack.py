@@ -1,9 +1,10 @@
 """vLLM production-stack's `kvaware` and `prefixaware` (vllm-project/production-stack, routers/routing_logic.py, 2026).
 
-kvaware: the engine that holds the longest prefix by LMCache's controller, if that is all of the prompt but for 2,000
-tokens at most; else by the session on a hash ring, without one whoever was sent the fewest requests in the last minute
-(an engine that was sent none, first). prefixaware: at random among those that were sent the longest prefix, in chunks
-of 128 characters; nothing is ever forgotten. Neither looks at load beside that. Reads only, but for what was sent.
+kvaware: the engine with the longest prefix by LMCache's controller, if that is all of the prompt but for 2,000 tokens
+at most; otherwise by the session on a hash ring, without a session the one that was sent the fewest requests in the
+last minute (an engine that was sent none, first). prefixaware: at random among those that were sent the longest prefix,
+in chunks of 128 characters; nothing is ever forgotten. Neither looks at load otherwise. Reads only, except for what was
+sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CHUNK_CHARACTERS = 128
 
 
 class KvAware:
-    """See the module's head. LMCache holds what the engine's own cache holds: the emulated ones have no other."""
+    """See the module's head. LMCache's contents are the engine's own cache: the emulated ones have no other."""
 
     def __init__(self, pools: Mapping[str, EnginePool]) -> None:
         self._caches, self._ring = EngineCaches(pools), ConsistentHash()

@@ -1,7 +1,7 @@
 """Routers that hash: a plain ring, and KubeAI's consistent hashing with bounded loads. `choose` reads; nothing is kept.
 
-Invariant: a ring holds all targets of a router for good; whoever may not be asked now is walked past, so that the
-others' keys stay where they are.
+Invariant: a ring always holds all targets of a router; one that is not eligible now is skipped, so that the others keep
+their keys.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ring:
 
 
 class ConsistentHash:
-    """The first on the ring, at or after the key, that may be asked. At least `entries` points in all."""
+    """The first eligible one on the ring, at or after the key. At least `entries` points in all."""
 
     def __init__(self, entries: int = ENTRIES_MIN) -> None:
         self._entries = entries
@@ -45,7 +45,7 @@ class ConsistentHash:
 
     def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
         """See router.Picker."""
-        # Engines and other routers are rings apart, as SkyWalker-CH has them: a request is first kept at home.
+        # Engines and other routers are separate rings, as in SkyWalker-CH: a request is first kept at home.
         names = tuple(state.peers if state.targets[among[0]].balancer else state.engines)
         ring = self._rings.get(names)
         if ring is None:

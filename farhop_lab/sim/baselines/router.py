@@ -1,10 +1,10 @@
-"""A baseline router: what it knows, one queue, first come first served, who may be asked now and who of them is.
+"""A baseline router: its state, one queue (first come, first served), and rules for who is eligible and who is picked.
 
 The machine `handle(event, now) -> commands` that a SimulatedRelay drives, as it drives the shipped ones. Invariants:
-the head of the queue goes first, and while it cannot, nobody does; one attempt per request, never a second (none of the
-published routers retries); a request is concluded at its deadline if it has not begun. `RouterState` counts every
-request that was sent once, as queued until its first byte and as running from then on, and forgets it once; only the
-router writes it, rules read. Tokens are the emulated engine's, 4 bytes of text.
+the head of the queue goes first, and while it cannot, none does; one attempt per request, never a second (none of the
+published routers retries); a request is concluded at its deadline if it has not begun. `RouterState` counts every sent
+request once, as queued until its first byte and as running from then on, and forgets it once; only the router writes
+it, rules read. Tokens are the emulated engine's, 4 bytes of text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What an engine's metrics say: requests waiting and running, share of its KV cache in use (0..1)."""
+    """An engine's metrics: requests waiting and running, share of its KV cache in use (0..1)."""
 
     waiting: int
     running: int
@@ -48,14 +48,14 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class EnginesSeen(Event, frozen=True):
-    """A region's engines answered a probe, by name those that are ready; None where nobody is at home."""
+    """A region's engines answered a probe, by name those that are ready; None if all are dead."""
 
     region: str
     samples: dict[str, Sample] | None
 
 
 class BalancerSeen(Event, frozen=True):
-    """Another region's router answered a probe: what is queued, whether a replica is available; not `up`: gone."""
+    """Another region's router answered a probe: its queue's length, whether a replica is available; not `up`: gone."""
 
     target: str
     queued: int
@@ -76,17 +76,17 @@ def text_of(request: Request) -> bytes:
 
 
 def key_of(request: Request) -> int:
-    """What a hash router hashes: the session if the client names one, else the prompt's first characters."""
+    """What a hash router hashes: the session if the client names one, otherwise the prompt's first characters."""
     return request.session or xxhash.xxh64_intdigest(text_of(request)[:KEY_BYTES])
 
 
 def forwarded(request: Request) -> bool:
-    """Whether another router sent it: it is never sent on again."""
+    """Whether another router sent it: it is never forwarded again."""
     return bool(request.issuer)
 
 
 class RouterState:
-    """See the module's head. `rtt_ms` by region is what the operator was told, until a ping says otherwise."""
+    """See the module's head. `rtt_ms` by region is as configured, until a ping has measured it."""
 
     def __init__(self, here: str, targets: Sequence[Target], rtt_ms: dict[str, float]) -> None:
         self.here, self.rtt_ms = here, rtt_ms
@@ -106,7 +106,7 @@ class RouterState:
         self.queued = 0
         self._sent: dict[str, tuple[str, int, bool]] = {}
 
-    # -- what probes say
+    # -- probes
 
     def on_engines(self, event: EnginesSeen, now: float) -> None:
         """Take in a probe's answer."""
@@ -124,25 +124,25 @@ class RouterState:
             self.gone.add(event.target)
 
     def serving(self, names: Sequence[str]) -> list[str]:
-        """Those of them that are not known to be gone, in order."""
+        """Those of them that are not known to be down, in order."""
         return [name for name in names if name not in self.gone] if self.gone else list(names)
 
     def pending(self, name: str) -> int:
-        """Requests that waited at an engine when it was last seen; 0 before that."""
+        """Requests that waited at an engine at its last probe; 0 before that."""
         known = self.seen.get(name)
         return known[0].waiting if known is not None else 0
 
-    # -- what was sent
+    # -- sent requests
 
     def sent(self, request: Request, target: str) -> None:
-        """A request goes there now."""
+        """A request was sent there."""
         tokens = token_count(text_of(request))
         self._sent[request.id] = (target, tokens, False)
         self.in_flight[target] += 1
         self.queued_tokens[target] += tokens
 
     def began(self, request_id: str) -> None:
-        """Its first byte is here. Harmless for what is over."""
+        """Its first byte arrived. Does nothing for one that is over."""
         known = self._sent.get(request_id)
         if known is not None and not known[2]:
             target, tokens, _ = known
@@ -151,7 +151,7 @@ class RouterState:
             self.running_tokens[target] += tokens
 
     def over(self, request_id: str) -> str | None:
-        """It ended, one way or another. Where it was, if it was anywhere."""
+        """It ended, one way or another. Returns where it was, if it was anywhere."""
         known = self._sent.pop(request_id, None)
         if known is None:
             return None
@@ -161,30 +161,31 @@ class RouterState:
         return target
 
     def begun(self, request_id: str) -> bool:
-        """Whether its first byte is here."""
+        """Whether its first byte has arrived."""
         return request_id in self._sent and self._sent[request_id][2]
 
 
 class Eligibility(Protocol):
-    """Whom a request may be sent to now."""
+    """Where a request may be sent now."""
 
     def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
         """Names of targets, in the state's order; none: the request stays queued."""
 
 
 class Picker(Protocol):
-    """Which of them."""
+    """Picks one of the eligible targets."""
 
     def choose(self, request: Request, among: Sequence[str], state: RouterState, now: float) -> str:
         """One of `among`, which is never empty. Reads only."""
 
     def sent(self, request: Request, target: str, state: RouterState, now: float) -> None:
-        """It goes there: remember what there is to remember."""
+        """It was sent there: update the picker's memory."""
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """What became of a request that was sent. `ttft_s`: seconds from its arrival here to its first byte, `after_s` from
-    there to its end; both None, as `usage` may be, where it was not answered well."""
+    """The end of a request that was sent. `ttft_s`: seconds from its arrival here to its first byte, `after_s` from
+    there to its end; both None, as `usage` may be, if it was not answered well.
+    """
 
     id: str
     target: str
@@ -195,18 +196,19 @@ class Ended(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Learner(Protocol):
-    """A picker that goes by what became of requests."""
+    """A picker that learns from the end of requests."""
 
     def began(self, request_id: str) -> None:
-        """The first byte of one that was sent is here."""
+        """The first byte of a sent request arrived."""
 
     def ended(self, what: Ended) -> None:
-        """One that was sent is over, one way or another; each is told of once."""
+        """A sent request is over, one way or another; called once for each."""
 
 
 class Router:
-    """See the module's head. `pace_s` passes between two that leave the queue. `smoothing` is the share that a new ping
-    has in what is believed of a wire (1: the last one counts alone)."""
+    """See the module's head. `pace_s` is the pause between two requests that leave the queue. `smoothing` is the weight
+    of a new ping in a round-trip time (1: the last one counts alone).
+    """
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ class Router:
         return commands
 
     def _drain(self, now: float) -> list[Command]:
-        """Let go from the head as many as may."""
+        """Send from the head as many as may go."""
         commands: list[Command] = []
         queue, state = self._queue, self.state
         while queue:

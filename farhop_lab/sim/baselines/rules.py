@@ -1,8 +1,8 @@
-"""Rules that need no ring and no wire: round robin, least load, SGLang's cache-aware rule, llm-d's weights; and whom a
-router may ask: everybody, one pool, or the nearest region that has room.
+"""Rules without a ring: round robin, least load, SGLang's cache-aware rule, llm-d's weights; and eligibility.
 
-Each is the published rule with its published constants as defaults. `choose` and `candidates` read; `sent` alone
-writes. Invariant: `NearestFirst` hands on whole regions, so that the same picker that picks at home picks abroad.
+Eligible are all engines, one pool, or the nearest region that has room. Each is the published rule with its published
+constants as defaults. `choose` and `candidates` read; `sent` alone writes. Invariant: `NearestFirst` returns whole
+regions, so that the same picker picks at home and abroad.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     Full = Callable[[Sequence[str], RouterState, float], bool]
 
 UTILISED = 0.8
-"""Where GKE's gateway calls a backend full, unless its owner says otherwise."""
+"""When GKE's gateway takes a backend as full, by default."""
 
 
 class Everybody:
-    """Blind pushing: every engine not known to be gone, at once. Where none is left, a request goes out and fails."""
+    """Blind pushing: every engine not known to be down, at once. If there is none, a request is sent and fails."""
 
     def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
         """See router.Eligibility."""
@@ -45,8 +45,9 @@ class WholePool:
 
 
 class NearestFirst:
-    """The engines of the nearest region (its own first, then by wire time) that is not `full`. Where all are: its own
-    again, or with `hold` none, and requests stay queued."""
+    """The engines of the nearest region (its own first, then by round-trip time) that is not `full`. If all are: its
+    own again, or with `hold` none, and requests stay queued.
+    """
 
     def __init__(self, full: Full, *, hold: bool = False) -> None:
         self._full, self._hold = full, hold
@@ -63,7 +64,7 @@ class NearestFirst:
 
 
 def by_distance(state: RouterState) -> Iterator[list[str]]:
-    """The serving engines of each region that has any, home first and then by wire time."""
+    """The serving engines of each region that has any, home first and then by round-trip time."""
     regions = sorted(state.by_region, key=lambda region: (region != state.here, state.rtt_ms[region], region))
     for region in regions:
         names = state.serving(state.by_region[region])
@@ -72,18 +73,18 @@ def by_distance(state: RouterState) -> Iterator[list[str]]:
 
 
 def all_pending(names: Sequence[str], state: RouterState, now: float) -> bool:
-    """Full: requests wait in every engine, as was last seen."""
+    """Full: requests waited in every engine at the last probe."""
     return all(state.pending(name) > 0 for name in names)
 
 
 def utilised(names: Sequence[str], state: RouterState, now: float) -> bool:
-    """Full: the mean KV use of these engines, as was last seen, is at GKE's threshold. A waterfall's rule."""
+    """Full: the mean KV use of these engines at the last probe is at GKE's threshold. A waterfall's rule."""
     used = sum(state.seen[name][0].usage for name in names if name in state.seen)
     return used >= UTILISED * len(names)
 
 
 class RoundRobin:
-    """One after another in the state's order, whoever is among them."""
+    """One after another in the state's order, among those eligible."""
 
     def __init__(self) -> None:
         self._last = -1
@@ -116,9 +117,10 @@ class LeastLoad:
 
 
 class CacheAware:
-    """SGLang's router: where the load is out of balance (max - min > `absolute` and max > min * `relative`) the
-    shortest queue; else who was sent the longest prefix if that is more than `threshold` of the text; else the
-    smallest tree. Load is what this router has in flight. Defaults are the command line's."""
+    """SGLang's router: if the load is out of balance (max - min > `absolute` and max > min * `relative`) the shortest
+    queue; otherwise the one that was sent the longest prefix if that is more than `threshold` of the text; otherwise
+    the smallest tree. Load is what this router has in flight. Defaults are the command line's.
+    """
 
     def __init__(self, *, threshold: float = 0.3, absolute: int = 64, relative: float = 1.5) -> None:
         self._threshold, self._absolute, self._relative = threshold, absolute, relative
@@ -150,7 +152,7 @@ class LlmD:
         self._tree = PrefixTree()
 
     def scores(self, request: Request, among: Sequence[str], state: RouterState) -> dict[str, float]:
-        """By name; higher is better. An engine not seen yet counts as empty."""
+        """By name; higher is better. An engine not probed yet counts as empty."""
         by_queue, by_kv, by_prefix = self._weights
         text = text_of(request)
         lines = {name: state.pending(name) for name in among}
@@ -178,7 +180,8 @@ STALE_S = 0.2  # as in its default configuration
 
 class Saturation:
     """llm-d's: a pool is full while the mean of max(queue / 5, kv / 0.8) over its engines is 1 or more; an engine whose
-    metrics are older than STALE_S counts as saturated (1), and so does one never seen. For NearestFirst."""
+    metrics are older than STALE_S counts as saturated (1), and so does one never probed. For NearestFirst.
+    """
 
     def __call__(self, names: Sequence[str], state: RouterState, now: float) -> bool:
         """Whether they are saturated."""

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 PROBE_S = 0.1
 PACE_S = 0.01
-"""What its loop sleeps after each request that leaves the queue: at most 100 a second."""
+"""Its loop's pause after each request that leaves the queue: at most 100 a second."""
 REMOTE_QUEUE_MAX = 10
 THRESHOLD = 0.5
 
 
 class SelectivePushing:
-    """Whom it may ask: SP-P."""
+    """Eligibility: SP-P."""
 
     def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:
         """See router.Eligibility."""

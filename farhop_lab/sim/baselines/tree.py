@@ -1,8 +1,8 @@
-"""Who was sent which text: one radix tree of bytes with owners, as the SGLang router keeps it and SkyWalker after it.
+"""Which texts were sent to whom: one radix tree of bytes with owners, as in SGLang's router and SkyWalker.
 
-It remembers what was sent, not what an engine still holds. Invariants: an owner of a node owns its parent too; `size`
-is the sum of an owner's labels; above `chars_max` an owner's leaves go, oldest first, at the next turn of `evict_s`.
-Reading (`match`, `depths`) never writes.
+It remembers what was sent, not what an engine still holds. Invariants: an owner of a node owns its parent, too; `size`
+is the sum of an owner's labels; above `chars_max` an owner's leaves are evicted, oldest first, every `evict_s`. Reading
+(`match`, `depths`) never writes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PrefixTree:
         return self._sizes[owner]
 
     def depths(self, text: bytes, among: Collection[str]) -> dict[str, int]:
-        """How many leading characters of `text` each of them was sent before."""
+        """How many leading characters of `text` were sent to each of them before."""
         found = dict.fromkeys(among, 0)
         live = set(among)
         node, at = self._root, 0
@@ -56,13 +56,13 @@ class PrefixTree:
         return found
 
     def match(self, text: bytes, among: Collection[str]) -> tuple[int, list[str]]:
-        """The longest prefix that any of them was sent, and by whom it is shared, in the order of `among`."""
+        """The longest prefix that was sent to any of them, and its owners, in the order of `among`."""
         found = self.depths(text, among)
         longest = max(found.values(), default=0)
         return longest, [owner for owner in among if found[owner] == longest] if longest else []
 
     def insert(self, text: bytes, owner: str, now: float) -> None:
-        """The owner was sent this."""
+        """The text was sent to the owner."""
         node, at = self._root, 0
         while at < len(text):
             child = node.children.get(text[at])
@@ -120,7 +120,7 @@ class PrefixTree:
 
 
 def common(text: bytes, at: int, label: bytes) -> int:
-    """How many characters of `label` stand in `text` at `at`."""
+    """How many characters of `label` are in `text` at `at`."""
     if text.startswith(label, at):
         return len(label)
     low, high = 0, min(len(label), len(text) - at)

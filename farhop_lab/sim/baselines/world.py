@@ -4,10 +4,10 @@
     ClientPool(world, until=600.0).closed("paris", programs)
     world.run(600.0)
 
-Invariants: engines, wires, arrivals and measures are those of `sim.world`; a client in a region without a router of its
-own reaches its router over the ocean, and its answer comes back over it (`sim.entry`); residency is not looked at, as
-none of them does. Baselines neither report nor obey operators: `drain` and `lose_reports` are refused, and links are
-frozen only.
+Invariants: engines, network, arrivals and measures are those of `sim.world`; a client in a region without a router
+reaches one over the ocean, and its answer comes back over it (`sim.entry`); residency is ignored, as none of them
+supports it. Baselines neither report nor obey operators: `drain` and `lose_reports` are refused, and links can only be
+frozen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ FARHOP = "farhop"
 
 class RouterWorld(World):
     """See the module's head. `center` is where a central router stands, the first site if it is left out. ValueError
-    for a region that the topology lacks or that has no engines."""
+    for a region that the topology lacks or that has no engines.
+    """
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class RouterWorld(World):
     # -- faults
 
     def kill(self, region: str) -> None:
-        """The region's engines die at once, and its router if one stands there."""
+        """The region's engines die at once, and its router if it has one."""
         self.pools[region].die()
         if region in self.routers:
             self.routers[region].die()
@@ -103,8 +104,9 @@ class RouterWorld(World):
             self.routers[region].rise()
 
     def kill_global(self, region: str, place: int = 0) -> None:
-        """The router that stands there dies at once: it is the only balancer that there is. Harmless where none does
-        (a central one stands in one region)."""
+        """The router there dies at once: it is the only balancer there is. Does nothing if there is none (a central one
+        stands in one region).
+        """
         if region in self.routers:
             self.routers[region].die()
 
@@ -124,7 +126,7 @@ class RouterWorld(World):
         raise ValueError(f"lose_reports: {region}: a baseline router sends no reports; lose {share} of farhop's only")
 
     def blackhole(self, a: str, b: str) -> None:
-        """Refused: a baseline's connections are not told apart."""
+        """Refused: a baseline's connections cannot be broken apart."""
         raise ValueError(f"blackhole: {a} to {b}: a baseline router's links can be frozen only; freeze them")
 
     def cut(self, a: str, b: str) -> None:
@@ -132,12 +134,12 @@ class RouterWorld(World):
         raise ValueError(f"cut: {a} to {b}: a baseline router's links can be frozen only; freeze them")
 
     def drain(self, region: str, why: str = "drill", for_s: float | None = None) -> None:
-        """Refused: a baseline knows no drains."""
+        """Refused: baselines have no drains."""
         raise ValueError(f"drain: {region} ({why}, {for_s}): a baseline router knows no drains; drain farhop's only")
 
 
 def names() -> list[str]:
-    """All that `build` knows."""
+    """All names that `build` knows."""
     return [FARHOP, *catalogue.ROUTERS]
 
 
@@ -146,7 +148,8 @@ def build(
 ) -> World:
     """The world of this name. `center` matters to central routers alone; `how` goes to the world (`watching`,
     `stood_s`, `keep_journal`; farhop's also `balancers`, `reporting`, `make_global`, `make_regional`). LookupError for
-    an unknown name."""
+    an unknown name.
+    """
     if name == FARHOP:
         return World(seed, topology, sites, **how)
     spec = catalogue.ROUTERS.get(name)
