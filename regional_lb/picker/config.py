@@ -31,7 +31,7 @@ class PickerConfig(Listen):
         certified = self.tls is not None and self.tls.client_ca_file is not None
         if self.callers == "gateway" and self.exposed and not certified:
             raise ValueError(
-                "callers: gateway believes whoever comes; give tls.client_ca_file, the authority of your gateways' "
+                "callers: gateway trusts every client; give tls.client_ca_file, the authority of your gateways' "
                 "certificates, or say insecure: true"
             )
         return self
