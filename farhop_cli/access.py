@@ -1,6 +1,6 @@
-"""How admin ports are spoken to, and what is wrong with one that cannot be asked. Opens no connection: `admin` does.
+"""How to connect to admin ports, and why one must not be asked. Opens no connection; `admin` does.
 
-A token goes to nobody but over TLS to whom the certificate proves, or to this machine.
+The token is sent only over TLS to a proven certificate, or to this machine.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from urllib.parse import urlsplit
 
 
 class AdminError(Exception):
-    """A balancer that could not be asked, or refused to say; the text says why."""
+    """A balancer that could not be asked, or refused to answer; the text says why."""
 
 
 class QuestionError(AdminError):
-    """The question itself is at fault: another balancer would say the same."""
+    """The question itself is wrong: another balancer would give the same answer."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """How a fleet's admin ports are spoken to. `tls`: whom we believe there, and who we are; None: the system's.
+    """How to connect to a fleet's admin ports. `tls`: trusted authorities and our certificate; None: the system's.
 
-    `ca_file` is that authority alone, "" for the system's: it may have certified the entries, too, who are not to see
-    who we are. `names` says, by base URL, which name a certificate must bear in place of the host's; `barred` where the
-    token does not go, and why; `unasked` which port is not asked at all, and what to give so that it can be.
+    `ca_file` is that authority alone, "" for the system's: it may have certified the entries, too, which must not see
+    our certificate. `names` gives, by base URL, the name that a certificate must have instead of the host's; `barred`
+    where the token must not go, and why; `unasked` which port is not asked at all, and what to give so that it can be.
     """
 
     token: str = field(default="", repr=False)
@@ -37,14 +37,14 @@ class Access:
     unasked: Mapping[str, str] = field(default_factory=dict)
 
     def as_client(self) -> ssl.SSLContext:
-        """Whom a client of this fleet believes: the system's authorities, and the fleet's own. Raises OSError."""
+        """TLS for a client of this fleet: trusts the system's authorities, and the fleet's own. Raises OSError."""
         made = ssl.create_default_context()
         if self.ca_file:
             made.load_verify_locations(self.ca_file)
         return made
 
     def headers(self, base: str) -> dict[str, str]:
-        """What goes along with a request. Raises AdminError where none is to be made, or the token must not go."""
+        """The headers of a request. AdminError if it must not be made, or the token must not go there."""
         if base in self.unasked:
             raise AdminError(f"{base} was not asked: {self.unasked[base]}")
         if not self.token:

@@ -1,4 +1,4 @@
-"""Asking balancers' admin ports. What does not answer, or answers nonsense, is an AdminError, never a crash."""
+"""Requests to balancers' admin ports. No answer, or a malformed one, is an AdminError, never a crash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ERROR_BYTES_MAX = 4096
 
 
 class Session:
-    """For admin ports: short of patience, and with what each of them may be sent."""
+    """For admin ports: with short timeouts, and the credentials that each of them may get."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -33,8 +33,8 @@ class Session:
             await self._client.close()
 
     def request(self, method: str, base: str, path: str, body: bytes | None = None, total_s: float = ANSWER_S) -> Any:
-        """A request's context manager. Raises AdminError where it must not be made."""
-        assert self._client is not None  # entered
+        """A request's context manager. AdminError if it must not be made."""
+        assert self._client is not None  # the session was entered
         return self._client.request(
             method,
             base.rstrip("/") + path,
@@ -52,7 +52,7 @@ def session(access: Access = NO_ACCESS) -> Session:
 
 
 async def get(http: Session, base: str, path: str) -> dict[str, Any] | None:
-    """What a balancer says under a path; None if it knows nothing by it (404). Raises AdminError."""
+    """A balancer's answer under a path; None for a 404. Raises AdminError."""
     return await _ask(http, "GET", base, path, None)
 
 
@@ -65,7 +65,7 @@ async def explain(http: Session, base: str, question: dict[str, Any]) -> dict[st
 
 
 async def act(http: Session, base: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Have a balancer do something. Raises AdminError."""
+    """Have a balancer perform an act. Raises AdminError."""
     answer = await _ask(http, "POST", base, path, msgspec.json.encode(body))
     if answer is None:
         raise AdminError(f"{base} has no {path}; is it an older build?")
@@ -73,7 +73,7 @@ async def act(http: Session, base: str, path: str, body: dict[str, Any]) -> dict
 
 
 async def lines(http: Session, base: str, path: str, total_s: float) -> AsyncIterator[bytes]:
-    """The lines under a path as they come, for so long at most. Raises AdminError."""
+    """The lines under a path as they come, for at most this time. Raises AdminError."""
     try:
         async with http.request("GET", base, path, total_s=total_s) as response:
             if response.status != 200:

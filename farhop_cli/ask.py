@@ -24,8 +24,8 @@ from farhop_lab.world.client import Delta, Redirected, Result, Skipped
 from farhop_lab.world.world_file import WorldFileError
 
 EMULATED_TOKENS = 24
-# What stands before a question to emulated engines, as before most questions to real ones: six blocks of the prefix
-# chain, which the next question finds cached.
+# What emulated engines get before a question, as most real ones do: six blocks of the prefix chain, which the next
+# question finds cached.
 SYSTEM = (
     "You are the assistant of a demonstration of Farhop, which routes requests for language models over regions of the "
     "world and over the replicas in them. For each request it counts how far away a region is, how long the request "
@@ -37,7 +37,7 @@ PROMPT_CHARS_MAX = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for, as typed."""
+    """The options, as typed."""
 
     prompt: str
     world: Path
@@ -56,7 +56,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be sent, by whom, where to. `running` is None for an entry outside any world known here."""
+    """What is sent, by whom and where. `running` is None for an entry outside any known world."""
 
     running: Running | None
     who: Caller
@@ -73,12 +73,12 @@ class Plan:
 
 
 def run(options: Options) -> int:
-    """Send it and show what happened; the exit code."""
+    """Send it and show the answer and the decision; the exit code."""
     return asyncio.run(_run(plan(options), options))
 
 
 def plan(options: Options) -> Plan:
-    """Who asks what, where. Ends the command where that cannot be told."""
+    """Who asks what, where. Ends the command if that is unknown."""
     here = _world(options)
     allow = running.places(here.topology if here is not None else None, options.allow)
     if here is None:
@@ -95,7 +95,7 @@ def plan(options: Options) -> Plan:
 
 
 def _world(options: Options) -> Running | None:
-    """The running world; with `--url` it is a help, not a need."""
+    """The running world; with `--url` it is optional."""
     if options.url is not None:
         try:
             world_file.read(options.world)
@@ -120,7 +120,7 @@ def _body(options: Options, model: str, *, emulated: bool) -> dict[str, Any]:
         fail("--model: the name holds characters that are no text")
     prompt = _prompt(options.prompt)
     asked: dict[str, Any] = {"model": model}
-    # Emulated engines do not know when to end; and of a bare question no block of their cache would be filled.
+    # Emulated engines do not know when to end; and a bare question would not fill a block of their cache.
     system = [{"role": "system", "content": SYSTEM}] if emulated else []
     user = [{"role": "user", "content": prompt}]
     asked |= {"prompt": prompt} if options.completion else {"messages": [*system, *user]}
@@ -135,7 +135,7 @@ def _body(options: Options, model: str, *, emulated: bool) -> dict[str, Any]:
 def _prompt(given: str) -> str:
     try:
         prompt = sys.stdin.read(PROMPT_CHARS_MAX) if given == "-" else given
-        prompt.encode()  # bytes of an argument that are no text arrive as surrogates
+        prompt.encode()  # bytes of an argument that are not text arrive as surrogates
     except UnicodeError:
         fail("the prompt is not UTF-8; give text")
     if not prompt:
@@ -168,7 +168,7 @@ async def _run(planned: Plan, options: Options) -> int:
 
 
 async def _send(planned: Plan, trace_id: str, *, quiet: bool) -> tuple[Result, list[float]]:
-    """The answer, shown as it comes, and when its pieces came (ms)."""
+    """The answer, shown as it comes, and the arrival times of its pieces (ms)."""
     headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
     if planned.allow:
         headers["x-farhop-allow"] = ",".join(planned.allow)
@@ -273,7 +273,7 @@ def _print_trace(found: Evidence) -> None:
 
 
 def gaps(times: list[float]) -> str:
-    """The times between an answer's pieces, summed up. `times` are milliseconds, ascending."""
+    """The times between an answer's pieces, summarised. `times` are milliseconds, ascending."""
     between = sorted(after - before for before, after in itertools.pairwise(times))
     if not between:
         return "gaps between pieces: none, the answer came in one piece"

@@ -1,5 +1,7 @@
-"""`farhop audit`: whether an audit log holds, what it proves of a decision, and all of it for an auditor. Reads files
-and nothing else: no balancer need run, and a copy of the folder does."""
+"""`farhop audit`: verifies an audit log, proves a decision, and exports all of it for an auditor.
+
+Reads files and nothing else: no balancer need run, and a copy of the folder is enough.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,11 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_TRIES, _PAUSE_S = 5, 0.3  # of a log that is being written: what was read may be gone a moment later
+_TRIES, _PAUSE_S = 5, 0.3  # of a log that is being written: what was read may change a moment later
 
 
 def verify(folder: Path, key: str, seen: list[Path], as_json: bool) -> int:
-    """Compute the whole log anew; the exit code: 1 if it does not hold."""
+    """Verify the whole log; the exit code: 1 if it does not verify."""
     files, known = _opened(folder, key)
     try:
         earlier = [path.read_bytes() for path in seen]
@@ -60,7 +62,7 @@ def verify(folder: Path, key: str, seen: list[Path], as_json: bool) -> int:
 
 
 def prove(decision: str, folder: Path, key: str, names: list[str], as_json: bool) -> int:
-    """Print what the log has on a decision, with proof; the exit code: 1 if there is nothing, or it does not hold."""
+    """Print the log's records of a decision, with proof; the exit code: 1 if there are none, or they do not verify."""
     files, _ = _opened(folder, key)
 
     def found() -> tuple[tlog.Checkpoint, bytes, list[dict[str, Any]]]:
@@ -100,7 +102,7 @@ def prove(decision: str, folder: Path, key: str, names: list[str], as_json: bool
 
 
 def export(folder: Path, out: Path, key: str) -> int:
-    """Write what an auditor needs into one file, verified; the exit code."""
+    """Write what an auditor needs into one verified file; the exit code."""
     files, _ = _opened(folder, key)
     try:
         checkpoint, _ = _settled(files, files.verify)
@@ -130,7 +132,7 @@ def export(folder: Path, out: Path, key: str) -> int:
 
 
 def _opened(folder: Path, key: str) -> tuple[Files, bool]:
-    """The log, and whether its key came from elsewhere than its own folder."""
+    """The log, and whether its key came from outside its own folder."""
     if not (folder / "checkpoint").is_file():
         fail(f"{folder}: there is no checkpoint; give the folder of one log: audit.dir/REGION/INSTANCE")
     try:
@@ -144,7 +146,7 @@ def _opened(folder: Path, key: str) -> tuple[Files, bool]:
 
 
 def _settled(files: Files, read: Callable[[], T]) -> T:
-    """What was read of a log that may be growing: again, if another checkpoint stands there now."""
+    """Read a log that may be growing: again, if its checkpoint has changed meanwhile."""
     for left in reversed(range(_TRIES)):
         before = (files.folder / "checkpoint").read_bytes()
         try:
@@ -165,7 +167,7 @@ def _broken(files: Files, why: str, as_json: bool) -> int:
 
 
 def _hashed(folder: Path, names: list[str]) -> dict[str, str]:
-    """What names are in the log, where its salt is at hand."""
+    """Hashes of names in the log, if its salt is available."""
     if not names:
         return {}
     try:

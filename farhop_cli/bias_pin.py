@@ -1,4 +1,6 @@
-"""`farhop bias` and `farhop pin`: where requests go, for a while. A pin that the law would pass over is refused."""
+"""`farhop bias` and `farhop pin`: change where requests go, for a time. A pin that the law would override is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ ONE_OF = "give either --tenant or --model"
 
 
 def set_bias(region: str, ms: float, why: str, by: str | None, length: str, where: Where) -> int:
-    """Make a region count as worse or better than it is; the exit code."""
+    """Make a region count as worse or better; the exit code."""
     document = BiasOverride(region=region, ms=ms, **leased.authorship(why, by, length))
     value = _encoded(document)
     here = where.fleet(region)
@@ -43,7 +45,7 @@ def set_bias(region: str, ms: float, why: str, by: str | None, length: str, wher
 
 
 def unset_bias(region: str, where: Where) -> int:
-    """Take the bias back; the exit code."""
+    """Remove the bias; the exit code."""
     return leased.unset(BIAS, where.fleet(region), documents.bias_key(region), {"region": region}, where)
 
 
@@ -58,7 +60,7 @@ def set_pin(
 
     async def check(store: Store) -> None:
         _lawful(document, await in_force(store, here.topology))
-        if not where.dry_run:  # which says it of each tenant
+        if not where.dry_run:  # which reports it for each tenant
             await setting.warn_unserved(here, [model] if model else [])
 
     async def effects(store: Store) -> Sequence[str]:
@@ -72,7 +74,7 @@ def set_pin(
 
 
 def unset_pin(tenant: str, model: str, where: Where) -> int:
-    """Take the pin back; the exit code."""
+    """Remove the pin; the exit code."""
     if bool(tenant) == bool(model):
         fail(ONE_OF)
     return leased.unset(PIN, where.fleet(), documents.pin_key(tenant, model), _whom(tenant, model), where)
@@ -123,7 +125,7 @@ def _pin_line(value: Any) -> str:
 async def _followed(here: Fleet, _region: str, before: Setting | None, after: Setting | None) -> int:
     one = after or before
     if one is None or not one.items:
-        return len(here.admins)  # what could not be read nobody followed
+        return len(here.admins)  # no balancer followed a document that cannot be read
     return sum(_follows(status, one) is (after is not None) for status in await here.statuses())
 
 

@@ -1,8 +1,8 @@
-"""`farhop bundle`: what a bug report needs of a fleet, in one file, and no secret.
+"""`farhop bundle`: what a bug report needs of a fleet, in one file, without secrets.
 
-Balancers tell their configurations without secrets; here everything is looked through once more: what stands in the
-place of a secret is withheld, and so is every secret that this command itself was given, wherever it turns up. Never
-asks for prompts: nobody keeps them. Nothing is written over.
+Balancers report their configurations without secrets; here everything is checked once more: values of secret fields are
+withheld, and so is every secret that this command itself was given, wherever it occurs. Never asks for prompts: nothing
+keeps them. Never overwrites a file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SECRET_CHARS_MIN = 4  # a shorter one could be any word
 ADDED_BYTES_MAX = 4 * 1024 * 1024
 FOLDER_CHARS_MAX = 200
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-# Under a field of such a name no text is told, however deep; but for the names of files and variables.
+# No text is shown under a field of such a name, at any depth, except names of files and variables.
 _SENSITIVE = re.compile(
     r"(?i)(secret|token|passw|private|credential|authori[sz]ation|cookie|sha256|digest|bearer|salt"
     r"|^hop$|(^|_)keys?$|api_?key)"
@@ -108,7 +108,9 @@ async def _collected(here: Fleet, decisions: int) -> tuple[list[Seen], dict[str,
 
 
 def _folder(of: Balancer, taken: Collection[str]) -> str:
-    """Where its files go. It may have said itself who it is, and be wrong: a name is no path, and nobody's but its."""
+    """The folder of its files. A balancer's name may be wrong: it is checked for path characters, and must be
+    unique.
+    """
     said = "-".join(filter(None, (of.tier, of.region, of.instance)))
     name = _NO_NAME.sub("_", said)[:FOLDER_CHARS_MAX].lstrip(".") or "balancer"
     others = (f"{name}-{n}" for n in itertools.count(2))
@@ -171,7 +173,7 @@ def _summary(here: Fleet, seen: list[Seen]) -> summary.Summary:
 
 
 def _added(name: str) -> bytes:
-    """A file of a configuration, as it is understood: comments, which may say anything, are left out."""
+    """A configuration file as parsed: comments, which may contain anything, are left out."""
     try:
         with Path(name).open("rb") as file:
             text = file.read(ADDED_BYTES_MAX + 1)
@@ -191,7 +193,7 @@ def _added(name: str) -> bytes:
 
 
 def withheld(document: Any, sensitive: bool = False) -> Any:
-    """A document without what stands in the place of a secret. What only names one (env:, file:) stays."""
+    """A document without the values of secret fields. A reference to one (env:, file:) stays."""
     if isinstance(document, dict):
         return {name: _field(str(name), value, sensitive) for name, value in document.items()}
     if isinstance(document, list | tuple):
@@ -210,7 +212,7 @@ def _field(name: str, value: Any, sensitive: bool) -> Any:
 
 
 def scrubbed(text: bytes, secrets: Iterable[bytes]) -> bytes:
-    """Without these, wherever they stand."""
+    """The text without these secrets."""
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= SECRET_CHARS_MIN:
             text = text.replace(secret, WITHHELD.encode())
@@ -218,7 +220,7 @@ def scrubbed(text: bytes, secrets: Iterable[bytes]) -> bytes:
 
 
 def _known(here: Fleet) -> set[bytes]:
-    """The secrets that this command was given: it knows them, so it can tell that they are nowhere."""
+    """The secrets that this command was given, so that it can check that none occurs."""
     given = {here.access.token, os.environ.get(fleet.TOKEN, "").strip()}
     given |= {settings.password or "" for settings in here.hubs.values()}
     return {one.encode() for one in given if one}

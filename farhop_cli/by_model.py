@@ -1,6 +1,6 @@
-"""`farhop policy` and `farhop split`: how a region picks replicas, and what share of a model each version gets.
+"""`farhop policy` and `farhop split`: how a region picks replicas, and which share of a model each version gets.
 
-Of a split the weights change alone: rules, stickiness and the rest stay as they stand there or are configured.
+`split` changes the weights alone: rules, stickiness and the rest stay as set or configured.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, w
 
 
 def _ranked(status: dict[str, Any], model: str) -> list[str]:
-    """What a policy concerns in a region, as its balancer sees its replicas."""
+    """What a policy changes in a region, by its balancer's view of its replicas."""
     replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
     ranked = [one for one in replicas if not model or model in (one.get("models") or ())]
     whose = f" of {model}" if model else ""
@@ -83,7 +83,7 @@ def _ranked(status: dict[str, Any], model: str) -> list[str]:
 
 
 def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> list[str]:
-    """What a split would move of a model's traffic in a region, as its balancer sees its replicas."""
+    """What share of a model's traffic a split would move in a region, by its balancer's view of its replicas."""
     replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
     there = {str(one.get("version")) for one in replicas if model in (one.get("models") or ())}
     if not there:
@@ -96,7 +96,7 @@ def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> 
 
 
 def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, where: Where) -> int:
-    """Take away what stands for a model ("": for all others; None: all of it); the exit code."""
+    """Remove what is set for a model ("": for all others; None: all of it); the exit code."""
     whom = None if model is None else {"model": region_document.named("--model", model)}
     return region_document.unset(RegionDocument(noun, region, _encode), whom, why, by, where)
 
@@ -172,7 +172,7 @@ def _asked(here: Fleet, region: str) -> int:
 
 
 def _noun(name: str, prefix: str, what: str, line: Any, configured: Any) -> Noun:
-    """`what`: the name by which balancers tell of it in their status."""
+    """`what`: the name that balancers use for it in their status."""
 
     async def followed(here: Fleet, region: str, _before: Setting | None, after: Setting | None) -> int:
         status = await here.status_of(region) or {}

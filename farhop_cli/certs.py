@@ -1,8 +1,8 @@
-"""`farhop certs`: a small authority for a fleet, certificates that name tier and region, and keys of the hop token.
+"""`farhop certs`: a small CA for a fleet, certificates that name tier and region, and keys of the hop token.
 
-EC P-256; an authority is good for ten years, a certificate for 90 days unless told otherwise (balancers take up renewed
-files as they are). Invariants: private keys are readable by their owner alone; nothing is written over; nothing is left
-half written. Never sends anything anywhere.
+EC P-256; a CA is valid for ten years, a certificate for 90 days by default (balancers load renewed files
+automatically). Invariants: private keys are readable by their owner alone; nothing is overwritten; nothing is left half
+written. Never sends anything anywhere.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ AUTHORITY_DAYS = 3650
 DAYS = 90
 ROOT_BYTES = 32
 OPERATOR = certificate_names.OPERATOR
-CLOCKS_APART = timedelta(minutes=5)  # a certificate begins before now: its readers' clocks may be behind ours
-_REGION = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")  # as topologies name them
+CLOCKS_APART = timedelta(minutes=5)  # a certificate is valid from before now: readers' clocks may be behind ours
+_REGION = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")  # as in topologies
 
 
 def init(folder: Path, trust_domain: str, *, dry_run: bool = False) -> int:
-    """Make an authority: `ca.pem`, which everybody is given, and `ca.key`, which nobody is; the exit code."""
+    """Make a CA: `ca.pem`, which is distributed, and `ca.key`, which is kept secret; the exit code."""
     _domain(trust_domain)
     if dry_run:
         _would_write(folder, "ca")
@@ -63,7 +63,7 @@ def init(folder: Path, trust_domain: str, *, dry_run: bool = False) -> int:
 def issue(
     folder: Path, tier: str, region: str, hosts: Sequence[str], days: int, trust_domain: str, *, dry_run: bool = False
 ) -> int:
-    """Issue `<tier>-<region>.pem` and its key, by the authority in `folder`; the exit code."""
+    """Issue `<tier>-<region>.pem` and its key, by the CA in `folder`; the exit code."""
     _domain(trust_domain)
     if tier not in (*certificate_names.TIERS, OPERATOR):
         fail(f"TIER: {tier!r} is unknown; give {', '.join(certificate_names.TIERS)} or {OPERATOR}")
@@ -97,7 +97,7 @@ def issue(
 
 
 def _names(trust_domain: str, tier: str, name: str) -> list[x509.GeneralName]:
-    """Who it is for: an operator is no host."""
+    """The names in the certificate: an operator has no host."""
     if tier == OPERATOR:
         return [x509.UniformResourceIdentifier(certificate_names.operator_uri(trust_domain, name))]
     known: Tier = "global" if tier == "global" else "regional"
@@ -108,7 +108,7 @@ def _names(trust_domain: str, tier: str, name: str) -> list[x509.GeneralName]:
 
 
 def hop_key(root_file: Path | None, to: str | None, of: str | None, audiences: Sequence[str]) -> int:
-    """Print a new root, or what a region is given of one; the exit code."""
+    """Print a new root, or one region's key derived from one; the exit code."""
     if root_file is None:
         if to is not None or of is not None or audiences:
             fail("--root: name the file that holds the fleet's root; without --to and --from a new one is made")
@@ -146,7 +146,7 @@ def _domain(trust_domain: str) -> None:
 
 
 def _same_domain(authority: x509.Certificate, trust_domain: str) -> None:
-    """An authority of ours says its domain: a certificate of another one is believed by nobody in the fleet."""
+    """Our CA names its trust domain: no process in the fleet trusts a certificate of another one."""
     called = [str(one.value) for one in authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
     if authority.subject != _subject(f"farhop {trust_domain}") and called and called[0].startswith("farhop "):
         domain = called[0].removeprefix("farhop ")
@@ -157,7 +157,7 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        pass  # no address: a name, or nonsense
+        pass  # no address: a name, or invalid
     if not re.fullmatch(r"(\*\.)?[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252})", host):
         fail(f"--host: {host[:64]!r} is neither a host name nor an address")
     return x509.DNSName(host)
@@ -213,7 +213,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(folder: Path, stem: str, certificate: bytes, key: bytes) -> None:
-    """Both files or neither, the key first."""
+    """Write both files or neither, the key first."""
     made: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def _write(folder: Path, stem: str, certificate: bytes, key: bytes) -> None:
 
 
 def _would_write(folder: Path, stem: str) -> None:
-    """End the command where `_write` would: what is there is not written over, nor is a folder that may not be."""
+    """End the command if `_write` would fail: existing files are not overwritten, and the folder must be writable."""
     for path in (folder / f"{stem}.key", folder / f"{stem}.pem"):
         if path.exists():
             _there_already(path)

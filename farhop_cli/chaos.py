@@ -1,6 +1,6 @@
-"""`farhop bench chaos`: random faults over both tiers, in virtual time or on real processes, and what they leave.
+"""`farhop bench chaos`: random faults over both tiers, in virtual time or on real processes, and their lasting effects.
 
-Exit code 1 where anything is left behind. Never decides what should be: see `farhop_lab.chaos.properties`.
+Exit code 1 if any effect lasts. Never decides what is right: see `farhop_lab.chaos.properties`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SHOWN_MAX = 20
 
 
 def hunted(seeds: int, first: int, workers: int | None, out: Path | None, as_json: bool) -> int:
-    """Play many schedules in virtual time; the exit code."""
+    """Run many schedules in virtual time; the exit code."""
     played = range(first, first + seeds)
     with progress(f"{len(played)} schedules", len(played)) as moved:
         return _print(hunt.hunt(played, workers=workers, done=lambda count: moved(float(count))), out, as_json)
 
 
 def replayed(path: Path, out: Path | None, as_json: bool) -> int:
-    """Play one schedule again; the exit code."""
+    """Run one schedule again; the exit code."""
     return _print(hunt.replayed(_read(path)), out, as_json)
 
 
@@ -96,7 +96,7 @@ def _findings(findings: Sequence[Finding]) -> None:
 
 
 def live(seed: int, for_s: float, as_json: bool) -> int:
-    """Break a world of real processes for a time; the exit code."""
+    """Inject faults into a world of real processes for a time; the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="farhop-chaos-"))
     try:
         with show.progress("live chaos") as progress:

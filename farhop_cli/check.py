@@ -1,4 +1,4 @@
-"""`farhop check`: every error of maps, laws and the configurations of processes, of each and of all together.
+"""`farhop check`: every error of maps, laws and the configurations of processes, each alone and all together.
 
 Opens those files and the ones that they name, and no socket.
 """
@@ -39,7 +39,7 @@ _Document = dict[str, Any]
 
 @dataclass
 class Checked:
-    """A file, and what was found in it. `kind`: topology, law, global or regional; `absent`: what was not here."""
+    """A file, and its errors. `kind`: topology, law, global or regional; `absent`: what was not available here."""
 
     path: Path
     kind: str
@@ -54,7 +54,7 @@ class Checked:
 
     @property
     def config(self) -> GlobalConfig | RegionalConfig | None:
-        """Of a balancer, whichever tier's."""
+        """A balancer's configuration, of either tier."""
         return self.above or self.below
 
 
@@ -76,7 +76,7 @@ def run(names: list[str], no_secrets: bool, as_json: bool) -> int:
 
 
 def _kind(path: Path) -> tuple[Path, str, _Document]:
-    """What a file is, by the fields that only such a one has; what cannot be told is taken for a topology."""
+    """A file's kind, by the fields that only such a file has; a topology if none is found."""
     try:
         text = path.read_bytes()
         if is_sealed(text.strip()):
@@ -122,7 +122,7 @@ def _checked(path: Path, kind: str, no_secrets: bool) -> Checked:
 
 def _configuration(one: Checked, absent: list[str] | None) -> None:
     """As the balancer does at its start, up to where it would listen. Raises ConfigError or TopologyError."""
-    # A balancer's rooms are not light; nobody but this needs them.
+    # A balancer's modules are heavy; only this needs them.
     from farhop.config import load
     from farhop.service import stores
     from global_lb.app.config import GlobalConfig
@@ -147,7 +147,7 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
 
 
 def _reached(config: Process, absent: list[str] | None) -> list[Problem | str]:
-    """What is wrong with how it would be reached, and would reach etcd, that shows only as it starts."""
+    """Errors of listeners and of the connection to etcd that would otherwise show only at the start."""
     from farhop.service import certificates
     from farhop.service.clock import wall
     from farhop.service.endpoints import Listen
@@ -174,7 +174,7 @@ def _reached(config: Process, absent: list[str] | None) -> list[Problem | str]:
 
 
 def _entry(one: Checked, absent: list[str] | None) -> None:
-    """The same of what leads clients to an entry: a DNS server, an announcer. Raises ConfigError or TopologyError."""
+    """The same for a DNS server or an announcer. Raises ConfigError or TopologyError."""
     from entry_anycast.app.config import AnycastConfig
     from entry_dns.answers import zones
     from entry_dns.app.config import DnsConfig
@@ -204,7 +204,7 @@ def _entry(one: Checked, absent: list[str] | None) -> None:
 
 
 def _law(path: Path, document: _Document, maps: list[Topology]) -> Checked:
-    """A law, as `farhop law get` prints it or `farhop law sign` signed it, for every map that is here."""
+    """A law, as `farhop law get` prints it or `farhop law sign` signed it, checked for every map given."""
     one = Checked(path, "law")
     if not maps:
         fail(f"{path}: a law is checked for a map; give the topology's file, too, or a balancer's configuration")
@@ -264,7 +264,7 @@ def _same_map(files: list[Checked]) -> list[str]:
 
 
 def _meet(above_path: Path, above: GlobalConfig, below_path: Path, below: RegionalConfig) -> list[str]:
-    """Whether what this global balancer sends to that region is let in there."""
+    """Whether that region accepts what this global balancer sends."""
     problems = []
     active, theirs = above.hop.active, below.hop.keys
     if active not in theirs:
@@ -291,7 +291,7 @@ def _meet(above_path: Path, above: GlobalConfig, below_path: Path, below: Region
 
 
 def _prove(above_path: Path, above: GlobalConfig, below_path: Path, below: RegionalConfig) -> list[str]:
-    """Whether each believes the other's certificate, as far as the files are here."""
+    """Whether each trusts the other's certificate, as far as the files are available."""
     from farhop.service import certificates
 
     ours, theirs = above.tier_tls, below.tier.tls
@@ -311,7 +311,7 @@ def _prove(above_path: Path, above: GlobalConfig, below_path: Path, below: Regio
 
 
 def _one_secret(above: GlobalConfig, below: RegionalConfig) -> bool:
-    """Whether the active key is the same on both sides, as far as what is here can tell."""
+    """Whether the active key is the same on both sides, as far as that can be known here."""
     from farhop.config import is_absent
     from farhop.identity.hop_keys import read_keys
 
@@ -324,7 +324,7 @@ def _one_secret(above: GlobalConfig, below: RegionalConfig) -> bool:
 
 
 def _notes(files: list[Checked]) -> list[str]:
-    """What is no error by itself, and may not be meant."""
+    """Not errors, but perhaps not intended."""
     notes = [f"{one.path}: not checked, as it is not here: {what}" for one in files for what in one.absent]
     policies = [one.policy for one in files if one.policy is not None]
     served = {one.below.region for one in files if one.below is not None}
@@ -367,7 +367,9 @@ def _names_nobody(path: Path, config: GlobalConfig, world: Topology, policies: l
 
 
 def _path(name: str) -> Path:
-    """A file, by its ending, a slash or its being there; else a ready-made world. Ends the command if it is none."""
+    """A file, by its ending, a slash or its existence; otherwise a ready-made world. Ends the command if it is
+    neither.
+    """
     path = Path(name)
     if path.is_file():
         return path
@@ -421,7 +423,7 @@ def _as_document(one: Checked) -> _Document:
         return document | {"hubs": list(one.hubs)}
     if one.policy is not None:
         return document | {"tenants": sorted(one.policy.tenants), "models": sorted(one.policy.models)}
-    assert one.topology is not None  # else it had a problem
+    assert one.topology is not None  # otherwise it had an error
     return document | summed_up(one.topology)
 
 
@@ -438,7 +440,7 @@ def _print_fine(one: Checked) -> None:
 
 
 def summed_up(topology: Topology) -> dict[str, Any]:
-    """A topology for people: regions, and for each tenant the lawful regions by scope and by model with a rule."""
+    """A topology summarised: regions, and for each tenant the lawful regions by scope and by model with a rule."""
     law = Law(topology)
     return {
         "name": topology.name,

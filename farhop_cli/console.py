@@ -1,7 +1,7 @@
-"""`farhop console`: the console of a whole fleet, served on this machine from what all of its balancers say.
+"""`farhop console`: the console of a whole fleet, served on this machine from all balancers' snapshots.
 
-It asks each balancer for its snapshot once a second, with the context's token or certificate, and shows how old each
-is. Invariant: the token stays here: the page is given another one, good for this process alone.
+It asks each balancer for its snapshot once a second, with the context's token or certificate, and shows its age.
+Invariant: the token stays here: the page gets another one, valid for this process alone.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from farhop_cli.options import Where
 
 HOST = "127.0.0.1"
-WAIT_S = 0.4  # for those that answer at once; who is slower is in the next picture
+WAIT_S = 0.4  # for those that answer at once; a slower one appears in the next snapshot
 LAW_EVERY_S = 5.0
 
 
 class FleetSource:
-    """See farhop.service.console.console.Source. Of all balancers of a fleet."""
+    """All balancers of a fleet. See farhop.service.console.console.Source."""
 
     def __init__(
         self, here: Fleet, http: admin.Session, store: Store | None, author: str, drills: Drills | None = None
@@ -95,9 +95,9 @@ class FleetSource:
             del self._asking[name]
 
     async def _ask_law(self) -> None:
-        """The newest law that a global balancer tells, over the map; as it was if none does."""
+        """The newest law that a global balancer reports, over the map; the previous one if none reports."""
         here = self._here
-        assert here.topology is not None  # asked for only where it is
+        assert here.topology is not None  # called only if it exists
         try:
             newest = await asyncio.to_thread(running.under_law, here.topology, here.admins, here.access)
             if self._law is None or newest.epoch > self._law.epoch:
@@ -118,7 +118,9 @@ class FleetSource:
         return {f"{tier} {region}".strip(): record for tier, found in named for region, record in found}
 
     async def explain(self, question: bytes) -> dict[str, Any]:
-        """See Source. The first global balancer that may read the request and answers, and one of the region named."""
+        """See Source. Asks the first global balancer that may read the request and answers, and one of the region
+        named.
+        """
         try:
             asked = msgspec.json.decode(question, type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
@@ -127,7 +129,7 @@ class FleetSource:
         why = "no global balancer answers"
         for one in self._here.of("global"):
             if verdict is not None and verdict.why_not(one.region) is not None:
-                continue  # the law lets it not be read there
+                continue  # the law forbids reading it there
             try:
                 above = await admin.explain(self._http, one.at, asked)
             except AdminError as error:
@@ -151,37 +153,37 @@ class FleetSource:
         return self._author
 
     async def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop asking."""
         for task in tuple(self._asking.values()):
             task.cancel()
 
 
 class _NoTier:
-    """Of the admin port that this process opens, the tier: it is none, and carries no request."""
+    """The tier of this process's admin port: none, as it carries no requests."""
 
     def ready(self) -> bool:
-        """It serves while it is there."""
+        """Always ready."""
         return True
 
     def notice(self) -> str:
-        """Nothing."""
+        """None."""
         return ""
 
     def status(self) -> dict[str, Any]:
-        """Nothing: balancers have one."""
+        """Empty: balancers have their own."""
         return {}
 
     scaling = law = topology = status
 
 
 def run(port: int, asked: Asked, where: Where, *, read_only: bool) -> int:
-    """Serve it until Ctrl-C; the exit code. `asked` has who acts, and what drills need."""
+    """Serve it until Ctrl-C; the exit code. `asked` has the author, and what drills need."""
     here = where.fleet()
     if not here.balancers:
         fail(f"{here.name}: no balancer is known; give its admin port by --admin")
     if asked.folder is not None and not asked.folder.is_dir():
         fail(f"--folder: {quoted(str(asked.folder))} is no folder")
-    # Without a map or an etcd no drill can be: the page says so.
+    # Drills need a map and etcd: the page says so if one is missing.
     drilled = Here(asked, where, here) if not read_only and here.topology is not None and here.hubs else None
     return asyncio.run(_serve(here, port, asked, drilled, read_only=read_only))
 
@@ -192,7 +194,7 @@ async def _serve(here: Fleet, port: int, asked: Asked, drilled: Here | None, *, 
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(admin.session(here.access))
-        store = await store_of_fleet(here, stack)  # of which who may only read is told drills and laws
+        store = await store_of_fleet(here, stack)  # a read-only user sees drills and laws
         drills = DrillControl(drilled, store, asked) if drilled is not None and store is not None else None
         source = FleetSource(here, http, store, asked.by or setting.author_here(), drills)
         stack.push_async_callback(source.close)
@@ -215,7 +217,7 @@ async def _serve(here: Fleet, port: int, asked: Asked, drilled: Here | None, *, 
 
 
 async def store_of_fleet(here: Fleet, stack: contextlib.AsyncExitStack) -> Store | None:
-    """The fleet's etcd, by which one acts; None, with a warning, where it cannot be reached."""
+    """The fleet's etcd for acts; None, with a warning, if it cannot be reached."""
     if not here.hubs:
         warn(f"{here.name} names no etcd: nothing can be done from this console")
         return None

@@ -1,9 +1,9 @@
-"""Contexts: which fleet the commands are for, by name, as kubectl has it: `~/.config/farhop/contexts.yaml`.
+"""Contexts: the fleets that commands can address, by name, like kubectl's: `~/.config/farhop/contexts.yaml`.
 
-A context says where a fleet's etcd is and how its balancers' admin ports are spoken to; the balancers themselves are
-found in etcd. What one may say is in `context_document`. Invariants: the file is replaced whole, is its owner's alone,
-and holds no secret: those stand as `env:NAME` or `file:PATH`; what is wrong with one context is in nobody else's way.
-Never opens a connection.
+A context says where a fleet's etcd is and how to connect to its balancers' admin ports; the balancers themselves are
+found in etcd. `context_document` defines its fields. Invariants: the file is replaced whole, is readable by its owner
+alone, and holds no secrets but references to them (`env:NAME`, `file:PATH`); an error in one context does not affect
+another. Never opens a connection.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "FARHOP_CONTEXT"
 FILE_BYTES_MAX = 4 * 1024 * 1024
-UP = "up"  # what `farhop up` calls its own
+UP = "up"  # the name of `farhop up`'s own context
 _SECRETS = ("token", "password")
 
 
 @dataclass
 class File:
-    """The file as it stands: contexts by name, unchecked."""
+    """The file: contexts by name, unchecked."""
 
     path: Path
     current: str = ""
@@ -58,7 +58,7 @@ class File:
 
 
 def path() -> Path:
-    """Where contexts stand: under XDG_CONFIG_HOME if that is an absolute path, else under ~/.config."""
+    """Where contexts are kept: under XDG_CONFIG_HOME if that is an absolute path, otherwise under ~/.config."""
     home = os.environ.get("XDG_CONFIG_HOME", "")
     base = Path(home) if Path(home).is_absolute() else Path.home() / ".config"
     return base / "farhop" / "contexts.yaml"
@@ -76,7 +76,7 @@ def read() -> File:
         fail(f"{where}: {(error.strerror or 'cannot be read').lower()}")
     if len(text) > FILE_BYTES_MAX:
         fail(f"{where}: larger than {FILE_BYTES_MAX} bytes; is it the file of contexts?")
-    from farhop.config import ConfigError, parsed  # which most have no use for: there is no such file
+    from farhop.config import ConfigError, parsed  # not needed by most commands: there is no such file
 
     try:
         document = parsed(text, str(where)) or {}
@@ -94,8 +94,9 @@ def read() -> File:
 
 @contextlib.contextmanager
 def changing(*, dry_run: bool = False) -> Iterator[File]:
-    """The file, for a change: nobody else changes it meanwhile, and it is written if nothing went wrong. In a dry run
-    nothing is, not even the folder."""
+    """The file, locked for a change, and written if nothing went wrong. In a dry run nothing is written, not even the
+    folder.
+    """
     if dry_run:
         yield read()
         return
@@ -133,7 +134,7 @@ def _write(file: File) -> None:
 
 
 def _placed(document: Any, folder: Path) -> Any:
-    """What a context says, its paths as seen from the file's own folder."""
+    """A context with its paths relative to the file's own folder."""
     if isinstance(document, list):
         return [_placed(one, folder) for one in document]
     if not isinstance(document, dict):
@@ -176,7 +177,7 @@ def show_all(as_json: bool) -> int:
 
 
 def _summary(document: Any) -> dict[str, str]:
-    """Of a context, readable or not, what tells it from others."""
+    """What distinguishes a context, readable or not, from others."""
     fields = _part(document)
     if fields.get("world"):
         return {"etcd": f"the world in {fields['world']}", "admin": "", "topology": ""}
@@ -209,7 +210,7 @@ def show_one(name: str, as_json: bool) -> int:
 
 
 def without_secrets(document: Any) -> Any:
-    """What a context says; a secret that somebody wrote there in the clear is not repeated."""
+    """A context; a secret in the clear is not printed."""
     if not isinstance(document, dict):
         return {"unreadable": True} if not isinstance(document, list) else document
     return {
@@ -230,7 +231,7 @@ def use(name: str, *, dry_run: bool = False) -> int:
 
 
 def unset(name: str, *, dry_run: bool = False) -> int:
-    """Take a context away; the exit code: 1 if there is none."""
+    """Remove a context; the exit code: 1 if there is none."""
     with changing(dry_run=dry_run) as file:
         if name not in file.contexts:
             known = ", ".join(sorted(file.contexts)) or "none"
@@ -243,7 +244,7 @@ def unset(name: str, *, dry_run: bool = False) -> int:
 
 
 def put(name: str, changed: dict[str, Any], make_current: bool, *, dry_run: bool = False) -> int:
-    """Change what a context says, and leave the rest of it; the exit code. Where none is current it becomes that."""
+    """Change some fields of a context, and keep the others; the exit code. The first one becomes the current one."""
     with changing(dry_run=dry_run) as file:
         document = file.contexts.get(name)
         file.contexts[name] = _merged(document if isinstance(document, dict) else {}, changed)
@@ -278,7 +279,9 @@ def _merged(document: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]
 
 
 def world_began(world: Path) -> tuple[str, str]:
-    """A world runs: it gets a context of its own, the current one where none is; its name, and which one is current."""
+    """A world has started: it gets a context of its own, which becomes current if none is. Returns its name, and the
+    current one's.
+    """
     with changing() as file:
         for name in [name for name, document in file.contexts.items() if _is_gone(document)]:
             _forget(file, name)
@@ -290,7 +293,7 @@ def world_began(world: Path) -> tuple[str, str]:
 
 
 def world_ended(name: str, world: Path) -> None:
-    """It runs no more: its context goes, if that is still its own."""
+    """A world has ended: its context is removed, if it is still its own."""
     with changing() as file:
         document = file.contexts.get(name)
         if isinstance(document, dict) and document.get("world") == str(world.absolute()):
@@ -304,7 +307,7 @@ def _forget(file: File, name: str) -> None:
 
 
 def _is_gone(document: Any) -> bool:
-    """Whether it is that of a world that ended without saying so."""
+    """Whether it belongs to a world that ended without removing it."""
     if not isinstance(document, dict) or set(document) != {"world"}:
         return False
     try:
@@ -332,8 +335,8 @@ def given(
     insecure: bool,
     file: Path | None = None,
 ) -> dict[str, Any]:
-    """The parts of a context that options give; paths as seen from where they are typed. What is not given is left out.
-    `file` says parts of it as they stand in contexts.yaml, its own paths as seen from where it is.
+    """The parts of a context given as options; paths relative to the working folder. Options not given are left out.
+    `file` has parts as in contexts.yaml, with paths relative to it.
 
     Ends the command for a secret in the clear, which would stay in the shell's history and in the file.
     """
@@ -368,7 +371,7 @@ def given(
 
 
 def _shipped(file: Path) -> dict[str, Any]:
-    """A context as a file says it, such as a deployment brings along."""
+    """A context in a file, such as a deployment ships."""
     from pydantic import ValidationError
 
     from farhop.config import ConfigError, parsed, problems_of

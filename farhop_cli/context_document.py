@@ -1,6 +1,6 @@
-"""What a context may say: where a fleet's etcd is, how its admin ports are spoken to, whose signatures count.
+"""The fields of a context: a fleet's etcd, the way to its admin ports, the keys whose signatures count.
 
-A model to check one by, for `context`, which reads and writes the file. Opens nothing but the certificates named.
+A model for `context`, which reads and writes the file. Opens nothing but the certificates named.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Url = Annotated[str, AfterValidator(_url)]
 
 
 class AdminPorts(ConnectTls):
-    """How balancers' admin ports are spoken to. `urls` are asked beside those that are found in etcd.
+    """The way to balancers' admin ports. `urls` are asked besides those that are found in etcd.
 
     `ca_file` is the authority of their certificates, `cert_file` and `key_file` are the operator's own. A balancer that
-    was found must show a certificate of `server_name`, where `{region}` and `{tier}` stand for its own; "" is for that
-    of the host where it says that it is.
+    was found must show a certificate of `server_name`, with `{region}` and `{tier}` replaced by its own; "" is for that
+    of its host.
     """
 
     urls: Annotated[tuple[Url, ...], Field(max_length=1024)] = ()
@@ -43,8 +43,8 @@ class AdminPorts(ConnectTls):
 class Context(Part):
     """One fleet. `world` is the file of one that `farhop up` runs; without it etcd, hubs or admin ports are given.
 
-    `topology` is the map's file or name, where not the one that balancers tell is meant; `signing` is as in their
-    configurations: whose signatures count.
+    `topology` is the map's file or name, if not the one that balancers report; `signing` is as in their configurations:
+    the keys whose signatures count.
     """
 
     world: str | None = None

@@ -1,6 +1,6 @@
-"""`farhop demo`: the lab's demo, a line per check. Its exit code is the demo's verdict, never more favourable.
+"""`farhop demo`: the lab's demo, a line per check. Its exit code is the demo's verdict.
 
-However it is told to stop, it unwinds its world first.
+However it is stopped, it stops its world first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farhop_lab.world.etcd import EtcdLabError
 
 
 def run() -> int:
-    """Play every part; 0 if every check held, 1 if not. Ends the command with one line where no world can run."""
+    """Run every part; 0 if every check held, otherwise 1. Ends the command with one line if no world can run."""
     try:
         held = uvloop.run(_play())
     except (EtcdLabError, OSError) as error:

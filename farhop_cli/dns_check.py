@@ -29,7 +29,7 @@ _LEAK = "some resolvers then ask the others without a client subnet"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at."""
+    """One check and its result."""
 
     what: str
     good: bool
@@ -63,13 +63,14 @@ def run(zone: str, names: list[str], resolver: str, servers: list[str], client: 
 
 
 def _signed(apex: dns.name.Name, at: list[tuple[str, int]], resolver: str | None) -> list[Finding]:
-    """Which DS records the parent needs for the keys that sign; whether it has one. `resolver` None: it is not asked,
-    and "" is this host's own."""
+    """The DS records that the parent needs for the keys that sign; whether it has one. `resolver` None: not asked, "":
+    this host's own.
+    """
     needed: set[str] = set()
     for host, port in at:
         answer, _ = _ask(apex, "DNSKEY", host, port, "TCP", None, dnssec=True)
         if answer is None or answer.rcode() != dns.rcode.NOERROR:
-            continue  # it serves nothing of the zone, as its SOA's finding has it: it has no other keys, but none
+            continue  # it serves nothing of the zone, as its SOA's finding says: not other keys, but none
         sets = answer.answer
         signers = {one.key_tag for rrset in sets if rrset.rdtype == dns.rdatatype.RRSIG for one in rrset}
         here = {

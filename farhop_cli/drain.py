@@ -1,6 +1,6 @@
-"""`farhop drain`: a region's new work, or an entry's new clients, go elsewhere for a while.
+"""`farhop drain`: sends a region's new work, or an entry's new clients, elsewhere for a time.
 
-A region's is refused where a tenant would have no region left.
+A region's drain is refused if a tenant would have no region left.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def put_entry(entry: str, why: str, by: str | None, length: str, over: str, wher
 
 
 def unset_entry(entry: str, where: Where) -> int:
-    """Take an entry's drain back; the exit code."""
+    """End an entry's drain; the exit code."""
     here = where.fleet()
     key = entry_drain_key(_home(here, entry), entry)
     notes = (f"entry {entry} takes new clients again, as DNS and its announcer let it",)
@@ -102,7 +102,7 @@ def _home(here: Fleet, entry: str) -> str:
 
 
 def unset(region: str, where: Where) -> int:
-    """Take the drain back; the exit code."""
+    """End the drain; the exit code."""
     here = where.fleet(region)
     try:
         key = override_key(region)
@@ -119,7 +119,7 @@ async def _reporting(store: Store, region: str) -> None:
 
 
 def _not_the_last(world: Topology | None, statuses: list[Status], region: str) -> None:
-    """End the command if somebody would be left with nothing, or if nobody can tell."""
+    """End the command if a tenant would be left without a region, or if that cannot be known."""
     if world is None:
         _refuse(f"etcd alone cannot tell whether {region} is the last region of a tenant; give --config")
     if not statuses:
@@ -161,10 +161,10 @@ def _line(value: Any) -> str:
 async def _followed(here: Fleet, _region: str, before: Setting | None, after: Setting | None) -> int:
     one = after or before
     if one is None or not one.items:
-        return len(here.admins)  # what could not be read nobody followed
+        return len(here.admins)  # no balancer followed a document that cannot be read
     region = one.items[0].whom.get("region")
     if region is None:
-        return len(here.admins)  # an entry's, which `farhop dns` and `farhop anycast` follow, and no balancer
+        return len(here.admins)  # an entry's: `farhop dns` and `farhop anycast` follow it, not balancers
     return sum(_follows(status, region, after) for status in await here.statuses())
 
 

@@ -1,7 +1,7 @@
-"""`farhop drill`: checks, runs, stops and tells of drills, on the fleet that the command is for.
+"""`farhop drill`: checks, runs, stops and reports drills, on the fleet that the command is for.
 
-Loud: a drill that did not run, was aborted or failed says so on stderr, and only PASS is exit code 0. Never runs what
-was not read whole and checked; never leaves anything injected behind.
+A drill that did not run, was aborted or failed says so on stderr, and only PASS is exit code 0. Never runs a document
+that was not read whole and checked; never leaves anything injected behind.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SHOWN = (
     "rto_s", "detect_s", "decide_s", "shifted_90_s", "failback_s", "canaries", "requests_failed", "streams_lost",
     "residency_violations", "ttft_before_p99_ms", "ttft_during_p99_ms", "ttft_after_p99_ms",
 )  # fmt: skip
-_CODES_MAX = 5  # of the codes that failed requests were answered with
+_CODES_MAX = 5  # of failed requests' codes
 _STYLE = {
     DrillVerdict.PASS: "green",
     DrillVerdict.FAIL: "red",
@@ -65,7 +65,7 @@ _STYLE = {
 
 
 def list_(folder: Path | None, where: Where) -> int:
-    """List the drills there are; the exit code. Without an etcd: those of the folder, and the shipped ones."""
+    """List the drills; the exit code. Without an etcd: those of the folder, and the shipped ones."""
 
     async def work(store: Store) -> int:
         kept = await Records(store).documents()
@@ -106,7 +106,7 @@ def _faults(here: Here, run: str, for_s: float) -> FaultInjector | None:
 
 
 def check(asked: Asked, keep: bool, where: Where) -> int:
-    """Whether a drill is sound, and may be run now; the exit code."""
+    """Whether a drill is valid, and may run now; the exit code."""
     here = Here(asked, where)
 
     async def work(store: Store) -> int:
@@ -128,7 +128,7 @@ def check(asked: Asked, keep: bool, where: Where) -> int:
 
 
 async def looked(drill: Drill, here: Here, store: Store) -> list[checks.Finding]:
-    """Every safety check, as things are now. Touches nothing. Raises StoreError."""
+    """Every safety check at this time. Touches nothing. Raises StoreError."""
     faults = _faults(here, "check", 1.0)
     try:
         return checks.look(drill, await facts_now(here, drill, Records(store), store, faults))
@@ -162,7 +162,7 @@ def run(asked: Asked, where: Where) -> int:
 
 
 def progress_to(where: Where) -> Callable[[str], None]:
-    """What prints a run's phases as they come; nothing where JSON was asked for."""
+    """A function that prints a run's phases as they come; nothing with --json."""
     began = time.monotonic()
 
     def progress(text: str) -> None:
@@ -180,8 +180,9 @@ async def carried_out(
     progress: Callable[[str], None],
     begun: Callable[[Runner], None],
 ) -> Outcome:
-    """Run it from the checks to the verdict. `progress` is told of each phase; `begun` is given the runner, by which it
-    can be stopped, before anything is touched. Raises StoreError where etcd cannot be read to begin with."""
+    """Run it from the checks to the verdict. `progress` is called with each phase; `begun` gets the runner, by which it
+    can be stopped, before anything is touched. StoreError if etcd cannot be read at the beginning.
+    """
     records, author = Records(store), asked.by or setting.author_here()
     began = datetime.now(UTC)
     held = DrillLock(
@@ -206,7 +207,7 @@ async def carried_out(
 
 
 def _moves(here: Here, store: Store, author: str, why: str) -> Injector:
-    """What moves traffic by overrides, and raises the law's epoch."""
+    """An injector that moves traffic by overrides, and raises the law's epoch."""
 
     async def raise_epoch() -> int:
         return await law.raised(store, here.fleet, here.topology, why, author)
@@ -225,8 +226,9 @@ async def _drilled_fleet(
     *,
     salt: str,
 ) -> DrilledFleet:
-    """The fleet as the runner sees it: what injects, what is checked, who is polled and who asks. What it opens `stack`
-    closes. `salt` tells this run's prompts from those of others."""
+    """The fleet as the runner sees it: injector, checks, polled balancers, probe clients. What it opens `stack` closes.
+    `salt` distinguishes this run's prompts from those of others.
+    """
     http = await stack.enter_async_context(admin.session(here.fleet.access))
     connector = aiohttp.TCPConnector(limit=0, ssl=here.fleet.access.as_client())
     session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
@@ -251,8 +253,9 @@ async def _drilled_fleet(
 
 
 def stop_on_signals(runner: Runner, more: Callable[[], None] = lambda: None) -> None:
-    """Ctrl-C, a terminal that is gone and an orderly end of the session: rolled back, then ABORTED. `more` is done,
-    too: who watches the schedule ends, whether or not the run was over by then."""
+    """Ctrl-C, a lost terminal and SIGTERM roll it back; then it is ABORTED. `more` is called, too: a watcher of the
+    schedule ends, whether or not the run was over by then.
+    """
 
     def stop(why: str) -> None:
         runner.stop(why)
@@ -273,7 +276,7 @@ def _asking(http: admin.Session, url: str) -> Callable[[], Any]:
 
 
 def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
-    """The probe's client is the one that `farhop ask` uses."""
+    """The probe's client is that of `farhop ask`."""
 
     async def ask(entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> Answer:
         first_ms: float | None = None
@@ -292,7 +295,7 @@ def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
 
 
 async def reported(outcome: Outcome, store: Store, asked: Asked, where: Where) -> int:
-    """Keep and print what a run came to; the exit code."""
+    """Keep and print a run's outcome; the exit code."""
     began = time.monotonic()
     past, folder = await kept(outcome, store, asked.out)
     took_s = time.monotonic() - began
@@ -309,7 +312,9 @@ async def reported(outcome: Outcome, store: Store, asked: Asked, where: Where) -
 
 
 async def kept(outcome: Outcome, store: Store, out: Path) -> tuple[Past, Path]:
-    """Write the report into a folder of its own, and the result into the history; both. Warns of what could not be."""
+    """Write the report into a folder of its own, and the result into the history. Warns if one of them cannot be
+    written.
+    """
     folder = out / outcome.run
     journal = report.journal(outcome, release(), platform.node())
     texts = {
@@ -363,7 +368,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, where: Where) -> int:
-    """Stop the drill that runs, all of them, or let them begin again; the exit code: 1 if there was nothing to do."""
+    """Stop the running drill, or all of them, or allow them again; the exit code: 1 if there was nothing to do."""
     if all_ and release_:
         fail("--all, --release: give one of them")
     here = where.fleet()
@@ -395,7 +400,7 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
 
 
 async def _gone(records: Records, run_id: str) -> None:
-    """Until it gave its lock back, for a moment."""
+    """Wait a moment until it has released its lock."""
     for _ in range(30):
         holder = await records.holder()
         if holder is None or holder.run != run_id:
@@ -403,11 +408,11 @@ async def _gone(records: Records, run_id: str) -> None:
         await asyncio.sleep(0.1)
 
 
-# -- what was
+# -- past runs
 
 
 def history(name: str, where: Where) -> int:
-    """Runs that are over, the newest first; the exit code."""
+    """Finished runs, the newest first; the exit code."""
     here = where.fleet()
 
     async def work(store: Store) -> int:
@@ -430,12 +435,12 @@ def history(name: str, where: Where) -> int:
 
 
 def when(epoch_s: float) -> str:
-    """A moment, for people."""
+    """A time, for people."""
     return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def print_run(run_id: str, of: str, within: str, verdict_only: bool, where: Where) -> int:
-    """What a run came to, by default the last one; the exit code: 0 for PASS alone."""
+    """A run's outcome, by default the last one's; the exit code: 0 for PASS alone."""
     here, within_s = where.fleet(), duration_s("--within", within) if within else float("inf")
 
     async def work(store: Store) -> int:
@@ -480,11 +485,11 @@ def export(asked: Asked, file: Path | None, where: Where) -> int:
     return setting.with_store(here.fleet, work)
 
 
-# -- faults in a fleet that a platform runs
+# -- faults in a fleet on a platform
 
 
 def faults(compose: str, namespace: str, kube_context: str, where: Where) -> int:
-    """Make faults in a deployed fleet for drills that run on this machine, until Ctrl-C; the exit code."""
+    """Inject faults in a deployed fleet for drills that run on this machine, until Ctrl-C; the exit code."""
     if bool(compose) is bool(namespace):
         fail("--compose, --kubernetes: give one of them")
     here, path = where.fleet(), deployed.FAULTS_FILE

@@ -1,7 +1,7 @@
-"""Drills of `farhop console`: listed, checked, begun and watched from its page, by what `farhop drill` itself does.
+"""Drills of `farhop console`: listed, checked, begun and watched from its page, with the code of `farhop drill`.
 
-A run is in this process: who ends the console stops it, and it restores; who kills the console ends it, too, as what is
-injected and the lock end by their own leases. Invariant: one run at a time, of the very document that was shown.
+A run is in this process: stopping the console stops it, and it restores everything; if the console is killed, faults
+and lock end by their own leases. Invariant: one run at a time, of exactly the document that was shown.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ LINES_MAX = 64
 VALUE_CHARS_MAX = 256
 REPORTS_MAX = 1000
 REPORT_BYTES_MAX = 32 * 1024 * 1024
-PAST = "past.json.z"  # the console's pictures, beside a run's report
+PAST = "past.json.z"  # the console's snapshots, beside a run's report
 PAST_BYTES_MAX = 256 * 1024 * 1024
-CLOSE_S = 12.0  # what is injected ends by itself within half of it
+CLOSE_S = 12.0  # injected faults end by themselves within half of it
 
 
 class _ActiveRun:
-    """A run that was begun here. `verdict` "" while it goes on."""
+    """A run that was begun here. `verdict` is "" while it runs."""
 
     def __init__(self, drill: Drill, author: str, why: str) -> None:
         self.drill, self.author, self.why = drill, author, why
@@ -81,7 +81,7 @@ class _ActiveRun:
 
 
 class DrillControl:
-    """See farhop.service.console.acts.Drills. Of one fleet; `asked` has what `farhop console` was told of drills."""
+    """Drills of one fleet; `asked` has the console's options for drills. See farhop.service.console.acts.Drills."""
 
     def __init__(self, here: Here, store: Store, asked: Asked) -> None:
         self._here, self._store, self._asked = here, store, asked
@@ -92,7 +92,7 @@ class DrillControl:
         """See Drills."""
         found: list[dict[str, Any]] = []
         for name, one in sorted((await self._known()).items()):
-            with contextlib.suppress(DrillError):  # one that cannot be read is what `farhop drill list` tells of
+            with contextlib.suppress(DrillError):  # `farhop drill list` reports one that cannot be read
                 raw = await asyncio.to_thread(document.parsed, one.text, one.where)
                 kind = raw.get("kind")
                 if kind == "traffic" or (kind == "fault" and self._has_faults):
@@ -174,7 +174,7 @@ class DrillControl:
         return await asyncio.to_thread(_whole, found) if found is not None else None
 
     async def close(self) -> None:
-        """Stop what runs, and wait until it has restored."""
+        """Stop the run, and wait until it has restored everything."""
         if self._task is None or self._task.done():
             return
         if self._going is not None and self._going.runner is not None:
@@ -217,7 +217,7 @@ def _ended(going: _ActiveRun, outcome: Outcome) -> None:
 
 
 def _revision(found: Found, values: Mapping[str, str]) -> int:
-    """Which document with which parameters: a number that JSON and a browser keep whole."""
+    """Identifies the document and its parameters: a number that JSON and a browser represent exactly."""
     digest = hashlib.sha256(found.text + b"\0" + msgspec.json.encode(sorted(values.items()))).digest()
     return int.from_bytes(digest[:6], "big")
 
@@ -254,7 +254,7 @@ def _bounded(path: Path, bytes_max: int) -> bytes | None:
 
 
 def _whole(packed: bytes) -> bytes | None:
-    """None for what is no packed file, or more than is ever packed."""
+    """None for an invalid packed file, or one larger than is ever written."""
     unpacker = zlib.decompressobj()
     try:
         found = unpacker.decompress(packed, PAST_BYTES_MAX)

@@ -1,6 +1,6 @@
-"""A fleet as a drill needs it: its drills' documents, its map and names, its clients and their keys, how it is now.
+"""A fleet as a drill needs it: drill documents, map and names, clients and their keys, the present state.
 
-Never takes a key from the command line itself, and never touches the fleet: everything is read.
+Never takes a key from the command line itself, and never changes the fleet.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SECRET_BYTES_MAX = 4096
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for, as typed."""
+    """The options, as typed."""
 
     name: str
     sets: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Asked:
 
     @property
     def values(self) -> dict[str, str]:
-        """Parameters, by name. Ends the command for what is none."""
+        """Parameters, by name. Ends the command for an invalid one."""
         found = {}
         for text in self.sets:
             name, equals, value = text.partition("=")
@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Found:
-    """A drill's document, and where it was found."""
+    """A drill's document, and its source."""
 
     name: str
     where: str
@@ -104,7 +104,7 @@ def file_text(path: Path) -> bytes:
 
 
 def find(asked: Asked, kept: Mapping[str, bytes]) -> Found:
-    """By a file's path; else of the folder, of etcd, or shipped. Ends the command where there is none."""
+    """By a file's path; otherwise from the folder, from etcd, or shipped. Ends the command if there is none."""
     if asked.name.endswith((".yaml", ".yml", ".json")):
         return Found(Path(asked.name).stem, asked.name, file_text(Path(asked.name)))
     known = known_drills(kept, asked.folder)
@@ -114,11 +114,13 @@ def find(asked: Asked, kept: Mapping[str, bytes]) -> Found:
 
 
 def known_drills(kept: Mapping[str, bytes], folder: Path | None) -> dict[str, Found]:
-    """The shipped ones, over them those of etcd (`kept`), over both a folder's. Ends the command if it is none."""
+    """The shipped ones, overridden by those of etcd (`kept`), then by a folder's. Ends the command if the folder does
+    not exist.
+    """
     return shipped() | {name: Found(name, "etcd", text) for name, text in kept.items()} | _of_folder(folder)
 
 
-# -- a fleet, as a drill needs it
+# -- the fleet
 
 
 class Here:
@@ -134,7 +136,7 @@ class Here:
             )
         self.topology: Topology = self.fleet.topology
         self.world = _world(self.fleet, where)
-        self.control = _control(self.fleet, self.world)  # where faults are made, and the token for it; "": nowhere
+        self.control = _control(self.fleet, self.world)  # the address for faults, and its token; "": none
         self.keys = dict(self.world.keys if self.world is not None else {}) | dict(map(key_of, asked.keys))
         named = frozenset({*self.fleet.hubs, *self.topology.hubs})
         self.names = Names(
@@ -148,7 +150,7 @@ class Here:
         return {name: one.entry[0] for name, one in self.topology.regions.items() if one.entry}
 
     def clients(self, drill: Drill) -> tuple[list[Client], list[str]]:
-        """A client of each entry and tenant, its entries from the nearest on; and what is missing for that."""
+        """A client for each entry and tenant, with its entries from the nearest on; and what is missing for that."""
         entries, wanted = self.entries(), drill.canaries
         tenants = wanted.tenants or sorted(self.keys)
         missing = [f"no key of tenant {name}; give --key {name}=env:NAME" for name in tenants if name not in self.keys]
@@ -160,14 +162,14 @@ class Here:
             near = [first, *_by_distance(self.topology, first, entries)]
             urls = tuple(entries[name] for name in near)
             groups.append([Client(first, tenant, self.keys[tenant], urls) for tenant in tenants if tenant in self.keys])
-        # Who is hit is looked at more closely: between any two of the others.
+        # An affected entry is measured more closely: its second client is between any two of the others.
         hit = [one for group in groups for one in group if one.entry in drill.blast_radius.regions]
         others = [group for group in groups if group and group[0].entry not in drill.blast_radius.regions]
         return [one for group in others for one in (*hit, *group)] or hit, missing
 
 
 def _by_distance(topology: Topology, first: str, names: Iterable[str]) -> list[str]:
-    """The others, the nearest first."""
+    """The other names, the nearest first."""
     return sorted((name for name in names if name != first), key=lambda name: _rtt_ms(topology, first, name))
 
 
@@ -176,7 +178,7 @@ def _rtt_ms(topology: Topology, a: str, b: str) -> float:
 
 
 def _world(here: Fleet, where: Where) -> WorldFile | None:
-    """The world that runs here, if the fleet is that."""
+    """The world that runs here, if the fleet is that one."""
     try:
         found = world_file.read(fleet.world_of(where.world, where.context))
     except WorldFileError:
@@ -186,7 +188,9 @@ def _world(here: Fleet, where: Where) -> WorldFile | None:
 
 
 def _control(here: Fleet, world: WorldFile | None) -> tuple[str, str]:
-    """Of the world that runs here, or of who makes faults in this deployed fleet (`farhop drill faults`)."""
+    """Of the world that runs here, or of the process that injects faults in this deployed fleet (`farhop drill
+    faults`).
+    """
     if world is not None:
         return world.control, world.control_token
     faults = deployed.described(deployed.FAULTS_FILE, here.name)
@@ -194,7 +198,7 @@ def _control(here: Fleet, world: WorldFile | None) -> tuple[str, str]:
 
 
 def key_of(text: str) -> tuple[str, str]:
-    """A tenant and its API key, which never stands on the command line itself."""
+    """A tenant and its API key, which is never on the command line itself."""
     tenant, _, place = text.partition("=")
     kind, _, name = place.partition(":")
     if kind == "env" and name in os.environ:
@@ -205,7 +209,7 @@ def key_of(text: str) -> tuple[str, str]:
 
 
 async def facts_now(here: Here, drill: Drill, records: Records, store: Store, faults: FaultInjector | None) -> Facts:
-    """What the safety checks ask about. Raises StoreError."""
+    """The facts for the safety checks. Raises StoreError."""
     seen = await here.fleet.seen("global")
     listed, trouble = [], list(here.fleet.trouble)
     for entry in await store.list(REGION_PREFIX):
@@ -248,7 +252,7 @@ async def facts_now(here: Here, drill: Drill, records: Records, store: Store, fa
 
 
 def model_of(drill: Drill, here: Here, listed: Sequence[reports.RegionReport]) -> str:
-    """Which model canaries ask for; "" where nobody tells any."""
+    """The model that canaries ask for; "" if no balancer reports one."""
     if drill.canaries.model:
         return drill.canaries.model
     if here.world is not None:
@@ -257,7 +261,7 @@ def model_of(drill: Drill, here: Here, listed: Sequence[reports.RegionReport]) -
 
 
 async def oracle_of(here: Here, store: Store) -> Oracle:
-    """By the law's document as it stands: that of etcd if it is the later one, else the topology's own."""
+    """By the document of the present law: that of etcd if it is the later one, otherwise the topology's own."""
     entry, document = await store.get(LAW_KEY), policy.document_of(here.topology)
     if entry is not None:
         stands = msgspec.json.decode(bare(entry.value), type=dict[str, Any])
@@ -268,7 +272,7 @@ async def oracle_of(here: Here, store: Store) -> Oracle:
 
 
 def read_here(found: Found, here: Here, asked: Asked) -> Drill:
-    """The drill, sound in this fleet. Ends the command, with every error, where it is not."""
+    """The drill, valid in this fleet. Ends the command with every error if it is not."""
     try:
         return document.read(
             found.text, found.where if found.where != "shipped" else found.name, here.names, asked.values

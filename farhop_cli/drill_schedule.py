@@ -1,6 +1,6 @@
-"""`farhop drill schedule`: what is planned, due and missed; and running what is due, by whichever process has the lock.
+"""`farhop drill schedule`: shows planned, due and missed runs, and runs due ones in the process with the lock.
 
-Never makes up for a window that closed: a run that was missed is told, and kept in the history as NOT_RUN.
+Never makes up for a closed window: a missed run is reported, and kept in the history as NOT_RUN.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WATCH_S = 20.0
 MISSED = "missed: it was not run while its window was open"
-AGREED_S = 3.0  # from a run's end until its result is in the history, at most: then all who watch know of it
+AGREED_S = 3.0  # the longest time until a run's result is in the history: then all watchers know of it
 
 
 def schedule(asked: Asked, given: Sequence[str], every: str, remove: bool, watch: bool, where: Where) -> int:
@@ -108,7 +108,7 @@ def _last(past: Sequence[Past], drill: str) -> float | None:
 
 
 def _watch(asked: Asked, where: Where) -> int:
-    """Run what is due. Of several that watch, one takes the lock; the others find it held, or the run done."""
+    """Run what is due. Of several watchers one takes the lock; the others find it held, or the run done."""
     here = Here(asked, where)
 
     async def work(store: Store) -> int:
@@ -117,7 +117,7 @@ def _watch(asked: Asked, where: Where) -> int:
         if ENDS_WITH_STDIN in os.environ:
             _end_with_stdin()
         while True:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a run takes them, and gives them back
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a run installs these, and restores them
                 asyncio.get_running_loop().add_signal_handler(number, stopping.set)
             try:
                 await _run_due(store, here, asked, where, stopping)
@@ -134,7 +134,7 @@ def _watch(asked: Asked, where: Where) -> int:
 
 
 def _end_with_stdin() -> None:
-    """Whoever started us is gone: as if we were told to end, so that what runs is rolled back."""
+    """The starter is gone: end as if signalled, so that a run is rolled back."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:
@@ -159,7 +159,7 @@ async def _run_due(store: Store, here: Here, asked: Asked, where: Where, stoppin
             await records.remember(_not_run(planned, begins, MISSED))
         if not due.now or await records.holder() is not None:
             continue
-        await asyncio.sleep(AGREED_S)  # somebody else may have run it just now
+        await asyncio.sleep(AGREED_S)  # another watcher may just have run it
         last = _last(await records.history(), planned.drill)
         if not windows.due(planned, last, time.time()).now or await records.holder() is not None:
             continue
@@ -167,7 +167,7 @@ async def _run_due(store: Store, here: Here, asked: Asked, where: Where, stoppin
         one = replace(asked, name=planned.drill, sets=sets, why="by the schedule")
         try:
             due_now = read_here(find(one, await records.documents()), here, one)
-        except typer.Exit:  # it has said why
+        except typer.Exit:  # it has printed why
             await records.remember(
                 _not_run(planned, time.time(), "it cannot be read any more: see `farhop drill check`")
             )
@@ -178,7 +178,7 @@ async def _run_due(store: Store, here: Here, asked: Asked, where: Where, stoppin
 
 
 def _lost_the_race(outcome: Outcome) -> bool:
-    """Whether it did not run since another who watches took the lock first."""
+    """Whether it did not run because another watcher took the lock first."""
     return outcome.verdict is DrillVerdict.NOT_RUN and outcome.why.startswith("alone:")
 
 

@@ -1,4 +1,4 @@
-"""`farhop engine`: emulated replicas in one process. Wrong options are told all at once, a line each."""
+"""`farhop engine`: emulated replicas in one process. Wrong options are reported all at once, a line each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from farhop_cli.exits import FAULT, warn
 from farhop_lab.engine.main import EngineSettings
 from farhop_lab.engine.main import run as run_engine
 
-_REPEATED = {"ports": "port", "adapters": "adapter"}  # options that are given once for each
+_REPEATED = {"ports": "port", "adapters": "adapter"}  # options that may be given several times
 
 
 def run(given: dict[str, Any]) -> None:
-    """Serve until told to stop. Options not given (None) are the settings' own defaults."""
+    """Serve until stopped. Options not given (None) are the settings' own defaults."""
     try:
         settings = EngineSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""What the world knows of a request that is over: each tier's record of the decision, and the trace over both.
+"""What the world knows of a past request: each tier's record of the decision, and the trace over both.
 
 Never shows as missing what the law forbade to be kept: then the clause is the answer. Waiting is bounded.
 """
@@ -26,7 +26,9 @@ POLL_S = 0.05
 
 
 class Account(msgspec.Struct):
-    """One tier's part: where, its record, or why there is none. `explained`: no record, so it was asked anew."""
+    """One tier's part: its place, its record, or why there is none. `explained`: there is no record, so it was asked
+    anew.
+    """
 
     region: str | None
     record: dict[str, Any] | None = None
@@ -45,7 +47,7 @@ class Trace(msgspec.Struct):
 
 
 class Evidence(msgspec.Struct):
-    """Everything known of one request."""
+    """All evidence of one request."""
 
     decision_id: str
     global_: Account = msgspec.field(name="global")
@@ -61,7 +63,7 @@ async def gather(
     trace_id: str,
     question: dict[str, Any],
 ) -> Evidence:
-    """Ask the entry's and the serving region's admin ports, then the collector."""
+    """Ask the admin ports of the entry and the serving region, then the collector."""
     decision_id = result.headers.get("x-farhop-decision", "")
     entry, served = running.region_of(result.entry), result.headers.get("x-farhop-region")
     upper, lower = await asyncio.gather(
@@ -85,7 +87,7 @@ async def _account(
     clause = running.record_barred(who, region)
     account = Account(region, barred=clause is not None)
     try:
-        # Asked even where the law forbids a record: if one were kept all the same, that should be seen.
+        # Asked even if the law forbids a record: a record that exists all the same should be seen.
         account.record = await _record(http, getattr(addresses, port), decision_id, 0.0 if account.barred else RECORD_S)
     except AdminError as error:
         account.note = str(error)
@@ -105,7 +107,7 @@ async def _record(http: admin.Session, base: str, decision_id: str, patience_s: 
 
 
 async def _explain(http: admin.Session, running: Running, account: Account, question: dict[str, Any]) -> None:
-    """Nothing was kept of a refusal: the entry that refused is asked what it would decide now."""
+    """No record of a refusal is kept: the entry that refused is asked what it would decide now."""
     addresses = region_file(running, account.region)
     if addresses is None:
         return
@@ -116,7 +118,7 @@ async def _explain(http: admin.Session, running: Running, account: Account, ques
 
 
 async def _trace(http: admin.Session, collector: str, trace_id: str, wanted: set[str]) -> Trace:
-    """The trace once it holds every span in `wanted`, or as it stands when the time is over."""
+    """The trace once it has every span in `wanted`, or as it is at the timeout."""
     if not collector:
         return Trace(trace_id, note="this world has no collector")
     until = time.monotonic() + TRACE_S
@@ -140,7 +142,9 @@ def _absence(missing: list[str]) -> str:
 async def everywhere(
     http: admin.Session, fleet: Fleet, decision_id: str
 ) -> tuple[list[tuple[str, dict[str, Any]]], list[tuple[str, dict[str, Any]]], list[str]]:
-    """A past decision's records at every global and every regional admin, with regions; and who could not be asked."""
+    """A past decision's records at every global and every regional admin port, with regions; and the ports that could
+    not be asked.
+    """
     silent: list[str] = []
 
     async def ask(one: Balancer) -> tuple[str, dict[str, Any]] | None:

@@ -1,6 +1,6 @@
-"""`farhop explain`: where a request would go now, or why one of the past went where it did.
+"""`farhop explain`: where a request would go now, or why a past one went where it did.
 
-Nothing is sent to an engine. A request's body is shown only to balancers that the tenant's law lets read it.
+Nothing is sent to an engine. A request's body is shown only to balancers that may read it by the tenant's law.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DECISION = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for, as typed."""
+    """The options, as typed."""
 
     what: str
     where: Where
@@ -116,7 +116,7 @@ async def _now(here: Fleet, topology: Topology, options: Options, question: dict
 
 
 def _for_the_model(question: dict[str, Any], model: object) -> dict[str, Any]:
-    """What a region is asked: the entry sends a request on for the model that its name stands for."""
+    """The question to a region: the entry forwards a request for the model that its name stands for."""
     document = msgspec.json.decode(question["body"])
     if not isinstance(model, str) or document.get("model") in (None, model):
         return question
@@ -126,7 +126,7 @@ def _for_the_model(question: dict[str, Any], model: object) -> dict[str, Any]:
 async def _at_entry(
     http: admin.Session, here: Fleet, topology: Topology, origin: str | None, question: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """The nearest entry that may read the request and answers, and what it says. Ends the command else."""
+    """The nearest entry that may read the request and answers, and its answer. Ends the command if there is none."""
     entry_law = Law(topology).verdict(question["tenant"], "", Scope.ENTRY)
     reason, code = "the law lets no entry of this fleet read it", NEGATIVE
     if not here.of("global"):
@@ -161,7 +161,7 @@ def _print_pick(regional: dict[str, Any] | None, region: object) -> None:
         tables.replicas(regional["reasons"], f"which replica: as {region} would pick now")
 
 
-# -- one of the past
+# -- a past one
 
 
 async def _past(here: Fleet, options: Options) -> int:

@@ -1,4 +1,4 @@
-"""`farhop bench fidelity`: a small scenario live and simulated, side by side."""
+"""`farhop bench fidelity`: a small scenario live and simulated, compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK_S = 60.0
 
 
 def run(name: str, speedup: float, quick: bool, as_json: bool) -> int:
-    """Run both and print; the exit code, 1 if they are further apart than they may be."""
+    """Run both and print; the exit code, 1 if they differ by more than is allowed."""
     scenario = shortened(found(name), QUICK_S if quick else None)
     seed, doc = SEED, scenario.doc
     try:

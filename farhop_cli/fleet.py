@@ -1,8 +1,8 @@
 """The fleet that an operator's command is for: where its etcd is, its law, and which balancers can be asked.
 
-A context, a world that runs here, a balancer's configuration, an etcd or admin ports alone. Of a context, an etcd and
-admin ports the balancers are found in etcd, and the topology is the one that they go by. Whatever is wrong ends the
-command with one line; who is silent is told by whoever asks.
+Given by a context, a world that runs here, a balancer's configuration, an etcd, or admin ports. With a context, an etcd
+or admin ports, balancers are found in etcd, and the topology is the one that they report. Any error ends the command
+with one line; balancers that do not answer are reported by the caller.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ NOT_OFFERED = (
 
 @dataclass(frozen=True)
 class Balancer:
-    """A balancer, as far as it is known before it is asked. `tier` and `region` are "" where only its URL is known;
-    `why` says why there is no `url`. `found`: etcd said so, and who answers there must be the one."""
+    """A balancer, as far as it is known before it is asked. `tier` and `region` are "" if only its URL is known; `why`
+    says why there is no `url`. `found`: by etcd, and what answers there must be that balancer.
+    """
 
     tier: str
     region: str
@@ -69,7 +70,7 @@ class Balancer:
 
     @property
     def at(self) -> str:
-        """Its base URL. Raises AdminError where it has none."""
+        """Its base URL. AdminError if it has none."""
         if not self.url:
             raise AdminError(f"{self}: {self.why}")
         return self.url
@@ -81,7 +82,7 @@ class Balancer:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one balancer says, or why it does not."""
+    """A balancer's status, or why there is none."""
 
     balancer: Balancer
     status: Status | None
@@ -90,11 +91,12 @@ class Seen:
 
 @dataclass(frozen=True)
 class Fleet:
-    """`hubs` are the etcd clusters by name: what operators set is written to each of them.
+    """`hubs` are the etcd clusters by name: overrides are written to each of them.
 
-    `topology` is None where nobody tells it. `keys` are whose signatures count, as far as that is known here; `region`
-    is where the balancer stands whose configuration was given. `name` is for people; `trouble` says what of etcd could
-    not be read when balancers were looked for. `asked` fills as the command asks: what each balancer said last."""
+    `topology` is None if it is unknown. `keys` are those whose signatures count, as far as that is known here; `region`
+    is that of the balancer whose configuration was given. `name` is for people; `trouble` says what of etcd could not
+    be read when balancers were looked for. `asked` fills as the command asks: each balancer's last status.
+    """
 
     hubs: Mapping[str, EtcdSettings]
     topology: Topology | None
@@ -104,7 +106,7 @@ class Fleet:
     access: Access = NO_ACCESS
     name: str = "this fleet"
     trouble: tuple[str, ...] = ()
-    speedup: float = 1.0  # how many times faster than real GPUs and wires: a world of `farhop up`
+    speedup: float = 1.0  # the speed-up of a `farhop up` world's engines and network
     announcers: tuple[AnnounceReport, ...] = ()  # what announces an entry by BGP, where balancers were found in etcd
     asked: dict[Balancer, Seen] = field(default_factory=dict, compare=False, repr=False)
 
@@ -123,7 +125,7 @@ class Fleet:
         return tuple(one for one in self.balancers if one.tier == tier and region in ("", one.region))
 
     async def seen(self, tier: str = "", region: str = "") -> list[Seen]:
-        """What each balancer says of itself, in order; who is silent is among them."""
+        """Each balancer's status, in order; including those that do not answer."""
         from farhop_cli import admin
 
         asked = [one for one in self.balancers if tier in ("", one.tier) and region in ("", one.region)]
@@ -133,11 +135,11 @@ class Fleet:
         return found
 
     async def statuses(self) -> list[Status]:
-        """What each global balancer that answers says of the regions."""
+        """The regions as reported by each global balancer that answers."""
         return [one.status for one in await self.seen("global") if one.status is not None]
 
     async def status_of(self, region: str) -> Status | None:
-        """What a region's balancer says of itself; None if none is known here, or all are silent."""
+        """The status of a region's balancer; None if none is known here, or none answers."""
         seen = await self.seen("regional", region)
         if not seen:
             nobody = Balancer("regional", region, why="no balancer of this region is known here")
@@ -145,18 +147,18 @@ class Fleet:
         return next((one.status for one in seen if one.status is not None), None)
 
     async def all_statuses(self) -> list[Status]:
-        """What each global balancer, and one balancer of each region, says, of those that answer."""
+        """The status of each global balancer, and of one balancer of each region, of those that answer."""
         regional = await asyncio.gather(*(self.status_of(region) for region in self.regional))
         return [*await self.statuses(), *(status for status in regional if status is not None)]
 
     @property
     def unanswered(self) -> tuple[str, ...]:
-        """Of what this command asked, who did not answer and how that failed."""
+        """Balancers asked by this command that did not answer, and why."""
         return tuple(dict.fromkeys((*self.trouble, *(one.error for one in self.asked.values() if one.status is None))))
 
 
 async def look(http: admin.Session, one: Balancer) -> Seen:
-    """What a balancer says of itself, or why not."""
+    """A balancer's status, or why there is none."""
     from farhop_cli import admin
 
     try:
@@ -183,14 +185,15 @@ def find(
     admins: Sequence[str] = (),
 ) -> Fleet:
     """By what was given, in this order: a configuration; a context; an etcd or admin ports; a world's file; the context
-    that FARHOP_CONTEXT names; the current one; the world that runs in this folder."""
+    that FARHOP_CONTEXT names; the current one; the world that runs in this folder.
+    """
     if config is not None and (etcd is not None or context is not None):
         fail(f"give --config or {'--etcd' if etcd is not None else '--context'}, not both")
     if config is not None:
         return _configured(config, admins)
     if context is None and (etcd is not None or admins):
         return _bare(etcd, admins)
-    from farhop_cli import context as contexts  # a balancer's rooms are not light; nobody but this needs them
+    from farhop_cli import context as contexts  # a balancer's modules are heavy; only this needs them
 
     named = context
     if named is None and world is None:
@@ -204,7 +207,7 @@ def find(
 
 
 def world_of(world: Path | None, context: str | None = None) -> Path:
-    """The file of the world that runs here: for what talks to its clients' ports, not to operators'."""
+    """The file of the world that runs here: for commands that use its clients' ports, not operators'."""
     from farhop_cli import context as contexts
 
     if world is not None and context is None:
@@ -284,7 +287,7 @@ def _tls(ports: AdminPorts) -> Any:
 
 
 def _proving(found: Fleet, pattern: str, *, by_authority: bool) -> Access:
-    """What those must show that etcd told of: it can be written by more than may see the token."""
+    """What balancers found in etcd must prove: more may write to etcd than may see the token."""
     names: dict[str, str] = {}
     barred: dict[str, str] = {}
     for one in found.balancers:
@@ -312,7 +315,7 @@ def _topology(name: str) -> Topology:
 
 
 def _configured(path: Path, admins: Sequence[str]) -> Fleet:
-    # A balancer's rooms are not light; nobody but this needs them.
+    # A balancer's modules are heavy; only this needs them.
     from farhop.config import ConfigError, is_absent, load
     from farhop.service import stores
     from global_lb.app.config import GlobalConfig
@@ -338,13 +341,13 @@ def _configured(path: Path, admins: Sequence[str]) -> Fleet:
 
 
 def _pinned(access: Access, url: str, tls: ListenTls) -> Access:
-    """Who knows a balancer by its configuration believes the certificate that stands there, and no other."""
+    """A balancer known by its configuration is trusted by the certificate there, and no other."""
     remedy = "give a context instead, with `admin.ca_file` (farhop context set)"
     if tls.client_ca_file is not None:
         why = f"it admits only operators with a certificate; {remedy}, `admin.cert_file` and `admin.key_file`"
         return replace(access, unasked={url: why})
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # one certificate alone is believed, whatever names it has
+    context.check_hostname = False  # only this certificate is trusted, whatever its names
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         pem = Path(tls.cert_file).read_text()
@@ -354,11 +357,11 @@ def _pinned(access: Access, url: str, tls: ListenTls) -> Access:
     return replace(access, tls=context)
 
 
-# -- who is there
+# -- finding balancers
 
 
 def _found(fleet: Fleet) -> Fleet:
-    """With the balancers that etcd tells of. What of it cannot be reached is the fleet's `trouble`."""
+    """Adds the balancers in etcd. Errors of etcd go into the fleet's `trouble`."""
     if not fleet.hubs:
         return fleet
     balancers, announcing, trouble = asyncio.run(_listed(fleet))
@@ -372,7 +375,7 @@ def _found(fleet: Fleet) -> Fleet:
 
 
 async def announcers(store: Store) -> tuple[tuple[AnnounceReport, ...], list[str]]:
-    """What announcers of entries say in etcd of themselves; and of what stands there that cannot be read, why."""
+    """Announcers' reports in etcd; and for those that cannot be read, why."""
     found, trouble = [], []
     for one in await store.list(ANNOUNCE_PREFIX):
         try:
@@ -389,7 +392,7 @@ async def _listed(fleet: Fleet) -> tuple[list[Balancer], tuple[AnnounceReport, .
     try:
         await store.open()
         above, below = await store.list(ENTRY_PREFIX), await store.list(REGION_PREFIX)
-        announcing, _ = await announcers(store)  # what cannot be read of them `farhop anycast status` tells
+        announcing, _ = await announcers(store)  # `farhop anycast status` reports those that cannot be read
         unanswered = unreached(store)
     except StoreError as error:
         return [], (), (f"etcd: {error}",)
@@ -406,7 +409,7 @@ def _global(stands: Entry) -> Balancer | None:
     try:
         report = entry_documents.decode(stands.value)
     except DocumentError:
-        return None  # nobody goes by it
+        return None  # no balancer uses it
     if place is None or stands.key != entry_key(report.region, report.instance):
         return None
     return _balancer("global", *place, report.admin_address, report.admin_tls)
@@ -421,7 +424,7 @@ def _regional(stands: Entry) -> Balancer | None:
     try:
         report = report_documents.decode(stands.value)
     except DocumentError:
-        return None  # balancers say so in their metrics
+        return None  # balancers report it in their metrics
     if stands.key != report_key(report.region, report.instance):
         return None
     return _balancer("regional", *place, report.admin_address, report.admin_tls)
@@ -434,7 +437,7 @@ def _balancer(tier: str, region: str, instance: str, address: str, tls: bool) ->
 
 
 def _with_reported(fleet: Fleet) -> Fleet:
-    """With what balancers tell: the topology, if nobody said which; and of admin ports given by URL, whose they are."""
+    """Adds what balancers report: the topology, if none was given; and the identity of admin ports given by URL."""
     if not any(one.url for one in fleet.balancers):
         return fleet
     return asyncio.run(_asked(fleet))
@@ -451,7 +454,7 @@ async def _asked(fleet: Fleet) -> Fleet:
         topology = fleet.topology
         for one in sorted(balancers, key=lambda one: one.tier):  # the global ones first
             topology = topology or await _topology_of(http, one)
-    # A balancer that is given by its URL and found in etcd, too, is one.
+    # A balancer that is given by its URL and found in etcd, too, counts once.
     given = {(one.tier, one.region, one.instance) for one in named.values() if one.tier}
     kept = tuple(one for one in balancers if not one.found or (one.tier, one.region, one.instance) not in given)
     return replace(fleet, balancers=kept, topology=topology)
@@ -465,11 +468,11 @@ async def _topology_of(http: admin.Session, one: Balancer) -> Topology | None:
         document = await admin.get(http, one.at, "/topology")
         return worlds.of(document, one.url) if document is not None else None
     except (AdminError, TopologyError):
-        return None  # who is silent is told by whoever needs it
+        return None  # the caller reports one that does not answer
 
 
 def unreachable(fleet: Fleet, seen: Sequence[Seen]) -> None:
-    """End the command if nobody answers at all: which address failed, and how."""
+    """End the command if no balancer answers: which address failed, and how."""
     if any(one.status is not None for one in seen):
         return
     why = [*fleet.trouble, *(one.error for one in seen)] or ["no balancer is known: none reports to its etcd"]
@@ -477,14 +480,15 @@ def unreachable(fleet: Fleet, seen: Sequence[Seen]) -> None:
 
 
 def partial(fleet: Fleet, seen: Sequence[Seen]) -> str:
-    """Which part of the fleet did not answer, and how it failed; "" if all did."""
+    """Which part of the fleet did not answer, and why; "" if all did."""
     silent = [one for one in seen if one.status is None]
     return in_part(seen, [*fleet.trouble, *(one.error for one in silent)])
 
 
 def in_part(seen: Sequence[Seen], why: Sequence[str]) -> str:
-    """That an answer is true only as far as it goes, for people: how many of these answered, and why others, or what
-    of etcd, did not; "" if there is no `why`."""
+    """That an answer is partial, for people: how many answered, and why others, or a part of etcd, did not; "" if there
+    is no `why`.
+    """
     if not why:
         return ""
     answered = sum(one.status is not None for one in seen)
@@ -494,7 +498,7 @@ def in_part(seen: Sequence[Seen], why: Sequence[str]) -> str:
 
 
 def known(region: str, names: Iterable[str], of: str, kind: str = "region") -> None:
-    """End the command if the region, or what else is meant, is none of these."""
+    """End the command if the region, or other name, is not one of these."""
     all_names = sorted(names)
     if region in all_names:
         return

@@ -1,4 +1,4 @@
-"""`farhop hash-key`: the form in which a topology holds an API key. Never shows a key but one it makes."""
+"""`farhop hash-key`: the hash by which a topology holds an API key. Never shows a key except one it makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farhop.identity.api_keys import KEY_BYTES_MAX, bearer, digest, mistyped
 from farhop_cli import show
 from farhop_cli.exits import fail
 
-GENERATED_BYTES = 32  # 256 bits of chance: 43 characters
+GENERATED_BYTES = 32  # 256 random bits: 43 characters
 
 
 def run(key: str | None, generate: bool, as_json: bool) -> int:
@@ -34,7 +34,7 @@ def run(key: str | None, generate: bool, as_json: bool) -> int:
 
 
 def _read() -> str:
-    """A key from standard input; typed unseen at a terminal."""
+    """A key from standard input; not echoed on a terminal."""
     if sys.stdin.isatty():
         return str(typer.prompt("key", hide_input=True, err=True))
     try:

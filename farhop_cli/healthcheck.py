@@ -1,6 +1,6 @@
-"""`farhop healthcheck`: is the process beside this one alive? For a container's HEALTHCHECK, where no shell need be.
+"""`farhop healthcheck`: whether the process beside this one is alive. For a container's HEALTHCHECK, without a shell.
 
-Asks the admin port that a balancer's configuration names, or a URL. Reads no secret of the configuration, and checks no
+Asks the admin port in a balancer's configuration, or a URL. Reads no secret of the configuration, and checks no
 certificate: the process asked is the one in this container.
 """
 
@@ -22,7 +22,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def run(url: str | None, config: Path, ready: bool) -> int:
-    """The exit code: 0 where it answers 200."""
+    """The exit code: 0 if it answers 200."""
     url = url or admin_url(config, READY if ready else ALIVE)
     try:
         status, body = _asked(url)
@@ -37,7 +37,7 @@ def run(url: str | None, config: Path, ready: bool) -> int:
 
 
 def admin_url(config: Path, path: str) -> str:
-    """Where a balancer with that configuration answers for its health. Ends the command if it does not say."""
+    """The health URL of a balancer with that configuration. Ends the command if it has none."""
     from farhop.config import ConfigError, parsed
 
     try:
@@ -61,7 +61,7 @@ def _asked(url: str) -> tuple[int, str]:
         raise ValueError("a URL begins with http:// or https://")
     if parts.scheme == "https":
         context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # see above: never anybody else's
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # see above: only this container's process
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
             parts.hostname, parts.port, timeout=ANSWER_S, context=context
         )

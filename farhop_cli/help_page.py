@@ -1,4 +1,4 @@
-"""How a command's help reads: `farhop law set [OPTIONS] FILE`, `--tenant TENANT`. No types of Python, no two ways.
+"""The form of a command's help: `farhop law set [OPTIONS] FILE`, `--tenant TENANT`, without Python types.
 
 Imports nothing but Typer.
 """
@@ -17,7 +17,7 @@ Work = TypeVar("Work", bound="Callable[..., Any]")
 
 
 class HelpPage(TyperCommand):
-    """A command that calls each value by a name in capitals: its metavar or, without one, its parameter's name."""
+    """A command whose values are named in capitals: by the metavar or, without one, the parameter's name."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -26,7 +26,7 @@ class HelpPage(TyperCommand):
                 one.metavar = (one.name or "").strip("_").replace("_", "-").upper()
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 - of TyperCommand
-        """`FILE` for what must be given, `[REGION]` for what may be left out."""
+        """`FILE` for what is required, `[REGION]` for what is optional."""
         names = [(one.metavar or "", one.required) for one in self._arguments()]
         return [self.options_metavar or "", *(name if required else f"[{name}]" for name, required in names)]
 
@@ -46,7 +46,7 @@ class HelpPage(TyperCommand):
 
 
 class App(typer.Typer):
-    """A Typer all of whose commands have such a page."""
+    """A Typer whose commands all have such help."""
 
     def command(  # the few of its arguments that are used here
         self, name: str | None = None, **named: Any

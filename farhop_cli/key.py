@@ -1,5 +1,6 @@
-"""`farhop key`: API keys that stand in etcd beside the law's. A key is made here, shown once, and kept nowhere: etcd
-holds its SHA-256.
+"""`farhop key`: API keys in etcd, in addition to the law's. A key is made here, shown once, and never stored.
+
+Etcd holds its SHA-256.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def create(
 
 
 def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, where: Where) -> int:
-    """Issue a key in the place of one, which is good for `grace` still; the exit code."""
+    """Replace a key by a new one; the old one stays valid for `grace`; the exit code."""
     now, here, key = datetime.now(UTC), where.fleet(), _made()
     ends = now + _length("--grace", grace)
     given = None if length is None else _length("--for", length)
@@ -87,14 +88,14 @@ def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, w
             expires=None if lasts is None else now + lasts, author=by or setting.author_here(), why=why, at=now,
             replaces=id_, seq=1,
         )  # fmt: skip
-        if not _later(old, now):  # what has not begun is not shortened: it would end before it begins
+        if not _later(old, now):  # a key that has not begun is not shortened: it would end before it begins
             old = replace(old, expires=min(ends, old.expires or ends), seq=old.seq + 1)
         documents = _encoded(new), _encoded(old)
         if not where.dry_run:
             await store.put(new.key, documents[0], expect_revision=0)
             try:
                 await store.put(old.key, documents[1], expect_revision=entry.revision)
-            except Conflict:  # nobody has seen the new one
+            except Conflict:  # the new key has not been shown
                 await store.delete(new.key)
                 raise
         return await _reported(here, where, [new, old], key)
@@ -103,7 +104,7 @@ def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, w
 
 
 def revoke(id_: str, why: str, by: str | None, where: Where) -> int:
-    """Take a key's force; the exit code."""
+    """Revoke a key; the exit code."""
     now, here = datetime.now(UTC), where.fleet()
 
     async def work(store: Store) -> int:
@@ -118,7 +119,7 @@ def revoke(id_: str, why: str, by: str | None, where: Where) -> int:
 
 
 def listed(tenant: str, where: Where) -> int:
-    """Print what was issued; the exit code."""
+    """Print issued keys; the exit code."""
 
     async def work(store: Store) -> int:
         found = [one for one in await _all(store) if tenant in ("", one.tenant)]
@@ -134,7 +135,7 @@ def listed(tenant: str, where: Where) -> int:
 
 
 async def _issued(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
-    """The key of this id. Ends the command where there is none that could be used."""
+    """The key of this id. Ends the command if there is none that is valid."""
     if not id_ or "/" in id_:
         fail(f"ID: {quoted(id_)} is no key's id; see `farhop key list`")
     entry = await store.get(issued_key(id_))
@@ -149,7 +150,7 @@ async def _issued(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
 
 
 async def issued_to(store: Store, id_: str) -> str | None:
-    """The tenant that a key was issued to; None for what is no key's id."""
+    """The tenant that a key was issued to; None for an unknown id."""
     entry = await store.get(issued_key(id_)) if id_ and "/" not in id_ else None
     one = _read(entry) if entry is not None else None
     return one.tenant if one is not None else None
@@ -175,7 +176,7 @@ async def _all(store: Store) -> list[IssuedKey]:
 
 
 def _lawful(one: IssuedKey, world: Topology | None) -> None:
-    """End the command for a key that would never let anybody in."""
+    """End the command for a key that would never admit a request."""
     if world is None:
         return
     if one.tenant not in world.tenants:
@@ -194,8 +195,8 @@ def _encoded(one: IssuedKey) -> bytes:
 
 
 async def _reported(here: Fleet, where: Where, changed: Sequence[IssuedKey], key: str | None) -> int:
-    """Print what was done. The key last, so that nobody misses it."""
-    # Regional balancers let keys in, too: at their own client ports, and when they check what a hop token names.
+    """Print what was done. The key last, so that it is not missed."""
+    # Regional balancers also use keys: at their own client ports, and when they check a hop token's key.
     of = 0 if where.dry_run else len(here.admins) + len(here.regional)
     aware = await setting.settled(lambda: _followed(here, changed[0]), of)
     if where.as_json:
@@ -218,7 +219,7 @@ async def _followed(here: Fleet, one: IssuedKey) -> int:
 
 
 def _row(one: IssuedKey) -> dict[str, Any]:
-    """A key as `--json` tells it."""
+    """A key's row in `--json`."""
     fields: dict[str, Any] = msgspec.to_builtins(one)
     return {**fields, "state": _state(one)}
 

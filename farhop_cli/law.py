@@ -1,8 +1,8 @@
-"""`farhop law`: the law in etcd, shown, set, signed and looked back on. All balancers follow it; none is touched.
+"""`farhop law`: the law in etcd, shown, set, signed and its history. All balancers follow it; none is contacted.
 
-A law is checked against the world's map before it is written, every fault at once, and gets an epoch above all that
-anybody knows of: nothing here leads back, and to unset it is to set the topology's own under a new epoch. Every write
-is a compare-and-set; what it replaces is kept for a while.
+A law is checked against the world's map before it is written, all errors at once, and gets an epoch above all known
+ones: no command goes back to an earlier epoch, and `unset` sets the topology's own law under a new one. Every write is
+a compare-and-set; replaced laws are kept for a while.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from topology.model import Topology
     from topology.policy import Policy
 
-KEPT_MAX = 20  # laws that were replaced
+KEPT_MAX = 20  # replaced laws
 _SIGNED = ("epoch", "author", "why", "at")
 _ERA = "1970-01-01T00:00:00Z"
 _COLUMNS = (">epoch", "set at", "by", ">tenants", "why")
 
 
 class _StandingLaw(msgspec.Struct, frozen=True):
-    """A law in etcd as far as anybody can read it; it may still be one that balancers refuse."""
+    """A law in etcd as far as it can be read; balancers may still refuse it."""
 
     epoch: int
     author: str
@@ -55,7 +55,7 @@ class _StandingLaw(msgspec.Struct, frozen=True):
     models: dict[str, Any] = {}
 
 
-_DIGITS_MAX = 20  # of a key of the history: what is longer is nobody's epoch
+_DIGITS_MAX = 20  # of a key of the history: a longer one is not an epoch
 _reader = msgspec.json.Decoder(_StandingLaw)
 
 
@@ -63,14 +63,14 @@ def _read(value: bytes) -> _StandingLaw | None:
     try:
         return _reader.decode(bare(value))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # who asks says so
+        return None  # the caller reports it
 
 
 # -- get
 
 
 def get(epoch: int | None, where: Where) -> int:
-    """Print the law that stands, or one that was, so that it can be changed and set; the exit code."""
+    """Print the present law, or a past one, so that it can be edited and set; the exit code."""
     here = where.fleet()
 
     async def work(store: Store) -> int:
@@ -84,7 +84,7 @@ def get(epoch: int | None, where: Where) -> int:
 
 
 async def _of_epoch(store: Store, epoch: int | None, world: Topology | None) -> Entry | None:
-    """The law that stands, or that of an epoch; None for the topology's own. Ends the command if none is kept."""
+    """The present law, or that of an epoch; None for the topology's own. Ends the command if none is kept."""
     stands = await store.get(LAW_KEY)
     if epoch is None or (stands is not None and _epoch_of(stands) == epoch):
         return stands
@@ -101,7 +101,7 @@ def _epoch_of(entry: Entry) -> int | None:
 
 def _print(entry: Entry | None, epoch: int | None, world: Topology | None, as_json: bool) -> None:
     if entry is None:
-        assert world is not None  # who asked saw to it
+        assert world is not None  # the caller has checked
         law, signature = policy.document_of(world), {"epoch": world.epoch, "source": f"topology {world.name}"}
         none = ": etcd holds none" if epoch is None else ""
         head = f"# law of epoch {world.epoch}, of topology {world.name}{none}\n"
@@ -128,7 +128,7 @@ def _line(text: str) -> str:
 
 
 def history(where: Where) -> int:
-    """The laws that were and the one that stands, newest first; the exit code."""
+    """Past laws and the present one, newest first; the exit code."""
     here = where.fleet()
 
     async def work(store: Store) -> int:
@@ -154,7 +154,7 @@ def history(where: Where) -> int:
 
 
 def put(file: str, why: str, by: str | None, after: int | None, where: Where) -> int:
-    """Check a law and put it in the place of the one in force; the exit code."""
+    """Check a law and set it instead of the one in force; the exit code."""
     here, world = _known(where)
     sealed = _sealed_in(file)
     if sealed is None and not why:
@@ -172,7 +172,7 @@ def put(file: str, why: str, by: str | None, after: int | None, where: Where) ->
 
 
 def unset(why: str, by: str | None, after: int | None, where: Where) -> int:
-    """Set the topology's own law, under a new epoch: nothing leads back to an old one; the exit code."""
+    """Set the topology's own law, under a new epoch, which never goes back; the exit code."""
     here, world = _known(where)
     law = policy.document_of(world)
 
@@ -193,7 +193,7 @@ def _known(where: Where) -> tuple[Fleet, Topology]:
 
 def _sealed_in(name: str) -> bytes | None:
     """The law in a file that `farhop law sign` wrote; None for any other file."""
-    with contextlib.suppress(OSError):  # who reads it as a law says so
+    with contextlib.suppress(OSError):  # reading it as a law reports the error
         if name != "-" and is_sealed(value := Path(name).read_bytes()[: VALUE_LIMIT_BYTES + 1].strip()):
             return value
     return None
@@ -273,7 +273,7 @@ async def _set(
 
 
 async def _write(store: Store, before: Entry | None, document: bytes) -> int:
-    """Put it in the place of what stood there, which is kept; the new revision."""
+    """Write it instead of the present one, which is kept; the new revision."""
     if before is not None:
         kept = _epoch_of(before)
         if kept is not None:
@@ -324,8 +324,9 @@ def _named(names: list[str]) -> str:
 
 
 async def newest_law(store: Store, before: Entry | None, statuses: list[Status], world: Topology) -> int:
-    """The largest epoch that anybody knows of: an etcd that was wiped must not lead back. What is above all that a law
-    may have no balancer goes by, and it keeps nobody from setting one."""
+    """The largest known epoch, so that a wiped etcd does not lead back. A value above the largest that a law may have
+    is used by no balancer, and does not prevent setting one.
+    """
     kept = [entry.key.removeprefix(LAW_HISTORY_PREFIX) for entry in await store.list(LAW_HISTORY_PREFIX)]
     known: list[Any] = [int(key) for key in kept if key.isascii() and key.isdigit() and len(key) <= _DIGITS_MAX]
     known += [status.get("law_epoch") for status in statuses]
@@ -343,13 +344,13 @@ async def _trim(store: Store) -> None:
 
 
 async def _aware(here: Fleet, epoch: int) -> int:
-    """How many balancers say that they go by it."""
+    """How many balancers report that epoch."""
     epochs = [status.get("law_epoch") for status in await here.all_statuses()]
     return sum(isinstance(known, int) and known >= epoch for known in epochs)
 
 
 async def in_force(store: Store, world: Topology | None) -> Topology | None:
-    """The world under the law that stands in etcd; its own where none stands, or what stands cannot be the law."""
+    """The world under the law in etcd; under its own if there is none, or it cannot be valid."""
     if world is None:
         return None
     entry = await store.get(LAW_KEY)
@@ -357,7 +358,7 @@ async def in_force(store: Store, world: Topology | None) -> Topology | None:
 
 
 def under(world: Topology, document: bytes | None) -> Topology:
-    """As `in_force`, of a document at hand."""
+    """As `in_force`, for a given document."""
     try:
         held = policy.read(document, world, LAW_KEY) if document is not None else None
     except TopologyError as error:
@@ -370,9 +371,10 @@ def under(world: Topology, document: bytes | None) -> Topology:
 
 
 def diff(file: str, epoch: int | None, where: Where) -> int:
-    """What the law in a file would change of the one that stands, or of that of an epoch; the exit code: 1 if anything.
+    """What the law in a file would change against the present one, or that of an epoch; the exit code: 1 if anything.
 
-    Without a file: what changed since that epoch, or, without one, what `unset` would change."""
+    Without a file: what changed since that epoch, or, without one, what `unset` would change.
+    """
     here, world = _known(where)
     sealed = _sealed_in(file) if file else None
     law = policy.document_of(world) if not file else {} if sealed is not None else _file(file)
@@ -401,7 +403,7 @@ def diff(file: str, epoch: int | None, where: Where) -> int:
 
 
 def sign(file: str, key: str, epoch: int, why: str, by: str | None) -> int:
-    """Print the law of a file, signed for an epoch: to be set by who has no key; the exit code."""
+    """Print a file's law, signed for an epoch, to be set by somebody without the key; the exit code."""
     signer = signing_key(key, "--key")
     if signer is None:
         fail("--key: give the private key's file, [NAME=]PATH; `openssl genpkey -algorithm ed25519` makes one")
@@ -411,7 +413,7 @@ def sign(file: str, key: str, epoch: int, why: str, by: str | None) -> int:
 
 
 def verify(file: str, public: Sequence[str], where: Where) -> int:
-    """Whether the law in a file, or what stands in each hub, counts by these keys; the exit code: 1 if any does not."""
+    """Whether the law in a file, or in each hub, is valid by these keys; the exit code: 1 if any is not."""
     keys = _keys(public, where.config)
     if file:
         value = _sealed_in(file)

@@ -1,4 +1,4 @@
-"""What drains, biases and pins share: a document each, under a lease of its length, so that it ends by itself."""
+"""The common part of drains, biases and pins: a document each, under a lease of its length, which ends by itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refused(error: DocumentError, texts: Mapping[str, str]) -> None:
 
 
 class Leased(NamedTuple):
-    """A document for a while, and whom it is about. `check` and `effects` as in SettingChange."""
+    """A document with a lease, and its subject. `check` and `effects` as in SettingChange."""
 
     key: str
     whom: Mapping[str, str]
@@ -45,7 +45,7 @@ class Leased(NamedTuple):
 
 
 def put(noun: Noun, here: Fleet, one: Leased, where: Where, notes: Sequence[str] = ()) -> int:
-    """Write it in the place of what stands there, readable or not; the exit code."""
+    """Write it instead of the present one, readable or not; the exit code."""
     scope = (name if kind == "region" else f"--{kind} {name}" for kind, name in one.whom.items())
     sooner = f"it ends by itself; sooner with: farhop {noun.name} unset {' '.join(scope)}"
     asked = SettingChange(
@@ -55,7 +55,7 @@ def put(noun: Noun, here: Fleet, one: Leased, where: Where, notes: Sequence[str]
 
 
 def unset(noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: Where, notes: Sequence[str] = ()) -> int:
-    """Take it away; the exit code. Ends the command if nothing stands there."""
+    """Remove it; the exit code. Ends the command if there is none."""
 
     def make(before: Setting | None) -> None:
         if before is None:

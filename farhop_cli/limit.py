@@ -1,7 +1,7 @@
 """`farhop limit`: what tenants, their keys and their models may use, over the whole fleet.
 
-All of a tenant's limits stand in one document, with the region that lends them out. What new ones would have done is
-told by `limit_effect`.
+All of a tenant's limits are in one document, with the region that lends quota. `limit_effect` shows what new limits
+would have done.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from topology.model import Tenant
 
 MICRO_ERROR = 1e-3  # of a float that was written as whole microdollars
-BY_IDENTITY = ("jwt:", "cert:")  # issuers and certificates, which stand in balancers' configurations
-_TENANTS = ("region", "safe_share", "safe")  # said of all of a tenant's limits at once
+BY_IDENTITY = ("jwt:", "cert:")  # issuers and certificates, which are in balancers' configurations
+_TENANTS = ("region", "safe_share", "safe")  # fields of all of a tenant's limits together
 
 
 @dataclass(frozen=True)
 class Against:
-    """Files that new limits are held against: a folder of usage files, in a dry run; a price book."""
+    """Files against which new limits are tried: a folder of usage files, in a dry run; a price book."""
 
     usage: Path | None
     prices: Path | None
 
     @cached_property
     def book(self) -> Prices | None:
-        """The price book, if one is given. Ends the command for one that cannot be used."""
+        """The price book, if one is given. Ends the command if it is invalid."""
         if self.prices is None:
             return None
         from farhop_cli.limit_effect import prices_in
@@ -54,7 +54,7 @@ class Against:
         return prices_in(self.prices)
 
     def check(self, where: Where) -> None:
-        """End the command, naming the option, for what cannot be used."""
+        """End the command, naming the option, for invalid files."""
         _ = self.book
         if self.usage is not None and not where.dry_run:
             fail("--usage: is for a dry run; give --dry-run, too")
@@ -66,8 +66,9 @@ class Against:
 
 @dataclass(frozen=True)
 class Shared:
-    """How limits are lent out: by which region, what share is each balancer's own, and with whom what idles is shared.
-    None: as it stands."""
+    """How quota is lent: by which region, what share is each balancer's own, and with which tenants idle quota is
+    shared. None: unchanged.
+    """
 
     home: str
     safe_share: float | None
@@ -88,8 +89,9 @@ def set_limit(
     why: str, by: str | None, where: Where,
 ) -> int:  # fmt: skip
     """Limit a tenant, or a key or a model of it, or each of its users; the exit code. `whose`: key, model, whether of
-    each user. Limits left out stay. In a dry run it is told what usage says that they would have refused. Money is not
-    limited where it could not be counted."""
+    each user. Limits left out stay. A dry run reports what they would have refused, by usage files. Money is not
+    limited if it cannot be counted.
+    """
     against.check(where)
     given = {name: size for name, size in sizes.items() if size is not None}
     if not given and how == Shared("", None, None):
@@ -104,7 +106,7 @@ def set_limit(
 
 
 class _New:
-    """A limit as it was typed: checked against the fleet, then written into what stands."""
+    """A new limit: checked against the fleet, then written into the document."""
 
     def __init__(
         self, tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int], how: Shared, against: Against,
@@ -117,7 +119,7 @@ class _New:
         self._entries: list[str] = []  # the global balancers, each of which gets a part of a safe share
 
     async def check(self, store: Store) -> None:
-        """End the command where it must not be."""
+        """End the command if it is not allowed."""
         from farhop_cli.law import in_force
 
         if any(documents.kind_of(name) == "usd" for name in self._sizes):
@@ -146,7 +148,7 @@ class _New:
             warn(f"--key: {tenant.name} has no key {quoted(key)}, issued or in the law; see `farhop key list`")
 
     def document(self, before: Setting | None) -> bytes:
-        """The tenant's limits with this one among them."""
+        """The tenant's limits including this one."""
         if before is UNREADABLE:
             fail(f"the limits of {self._tenant} cannot be read; remove them with `farhop limit unset`", NEGATIVE)
         items = list(before.items) if before is not None else []
@@ -185,7 +187,7 @@ class _New:
 
 
 def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, where: Where) -> int:
-    """Take a limit away, or all of a tenant's (None), readable or not; the exit code."""
+    """Remove a limit, or all of a tenant's (None), readable or not; the exit code."""
     authorship = region_document.authorship(why, by)
     whom = {"tenant": tenant} if whose is None else _whom(tenant, *whose)
 

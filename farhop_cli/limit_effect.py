@@ -1,6 +1,6 @@
-"""What new limits would have done, by usage files, and whether what they limit has a price: before they are set.
+"""What new limits would have done, by usage files, and whether the limited models have a price: before they are set.
 
-Reads files and what balancers have told; writes nothing.
+Reads files and what balancers have reported; writes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNPRICED_SHOWN = 8
 
 
 def prices_in(path: Path) -> Prices:
-    """The price book in a file. Ends the command for one that cannot be used."""
+    """The price book in a file. Ends the command if it is invalid."""
     try:
         return price_book(path)
     except ConfigError as error:
@@ -40,8 +40,9 @@ def prices_in(path: Path) -> Prices:
 
 
 def check_priced(model: str, prices: Prices | None, statuses: Sequence[Status]) -> None:
-    """Fail where money could not be counted: each balancer that answers must have a price for the model, or any price
-    where the limit is on all models; so must the given book where none answers."""
+    """Fail if money cannot be counted: each balancer that answers must have a price for the model, or any price if the
+    limit is on all models; so must the given book if none answers.
+    """
     books = [(_who(one), (one.get("limits") or {}).get("prices"), effect.serving(one)) for one in statuses]
     if not books:
         if prices is None:
@@ -73,8 +74,9 @@ def refused(
     folder: Path, tenant: str, key: str, model: str, sizes: dict[str, int], *, each_user: bool = False,
     prices: Prices | None = None,
 ) -> str:  # fmt: skip
-    """What limits would have refused of the last day in these usage files, by what was used in the end, at the prices
-    that it was used at. Of each user: those that nobody is named in are one's."""
+    """What limits would have refused of the last day in these usage files, by actual usage, at the prices of the time.
+    For each user: requests without a user count as one user's.
+    """
     reading, used, unpriced = Reading(), list[tuple[float, float, str, tuple[int, ...]]](), 0
     money = any(documents.kind_of(name) == "usd" for name in sizes)
     if money and prices is None:
@@ -82,7 +84,7 @@ def refused(
     for event in reading.events(line for _, line in segments.read(folder)):
         data = event.data
         named = data.tenant == tenant and key in ("", data.key) and model in ("", data.model)
-        if named and data.region:  # it was sent somewhere
+        if named and data.region:  # it was sent to a region
             tokens = data.input_tokens or 0, data.output_tokens or 0
             ended_at, took_s = datetime.fromisoformat(event.time).timestamp(), data.duration_ms / 1e3
             cost = _cost(data, ended_at, prices) if money and prices is not None else 0
@@ -94,7 +96,7 @@ def refused(
     used = [one for one in used if one[0] > used[-1][0] - documents.DAY_S]
     kinds = {name: _KINDS.index(documents.kind_of(name)) for name in sizes}
     buckets = {user: {name: Bucket(_quota(name, n), used[0][0]) for name, n in sizes.items()} for _, _, user, _ in used}
-    by, ends = dict.fromkeys(sizes, 0), list[tuple[float, str]]()  # of those under way
+    by, ends = dict.fromkeys(sizes, 0), list[tuple[float, str]]()  # of requests under way
     hit = set[str]()
     for at, took_s, user, amounts in used:
         if amounts[-1] < 0:
@@ -125,7 +127,7 @@ def refused(
 
 
 def _cost(data: Data, at_s: float, prices: Prices) -> int:
-    """Microdollars; below 0 where it has no price. Records made without a price book are priced by when they ended."""
+    """Microdollars; below 0 if it has no price. Records made without a price book are priced by when they ended."""
     rates = prices.rates(data.model, at_s, data.price_epoch or None)
     if rates is None:
         return -1

@@ -1,6 +1,6 @@
-"""What a running world does, second by second: a table that lives on a terminal, plain lines of what changes elsewhere.
+"""A running world's state, second by second: a table on a terminal, otherwise plain lines of what changes.
 
-Reads the balancers' /status and /metrics; a balancer that is silent is a dash, never an end.
+Reads the balancers' /status and /metrics; a balancer that does not answer is a dash, never an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 PLAIN_EVERY = 10  # samples between two plain lines of traffic
-# Worst first: an operator wants to hear of the one balancer that sees trouble.
+# Worst first: an operator must see the one balancer that reports trouble.
 _STATES = ("down", "draining", "suspect", "up")
 _COLUMNS = (
     "region", "state", ">wait ms", ">in flight", ">queue", ">rtt ms", ">in/s", ">served/s",
@@ -32,10 +32,10 @@ _COLUMNS = (
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One region at one moment. `state` and `why` are the worst that any global balancer sees; None is unknown.
+    """One region at one time. `state` and `why` are the worst that any global balancer reports; None is unknown.
 
-    `rtt_ms` is seen from the first region that answers; rates are requests finished a second, at the region's global
-    balancer (entered) and its regional one (served).
+    `rtt_ms` is measured from the first region that answers; rates are requests finished a second, at the region's
+    global balancer (entered) and its regional one (served).
     """
 
     region: str
@@ -54,7 +54,7 @@ class Sampler:
 
     def __init__(self, world: WorldFile) -> None:
         self._regions = world.regions
-        self._counts: dict[str, tuple[float, float]] = {}  # by admin port: requests finished, and when we read them
+        self._counts: dict[str, tuple[float, float]] = {}  # by admin port: requests finished, and the time of reading
 
     async def sample(self, http: admin.Session, now: float) -> list[Row]:
         """Every region, in the world's order. `now`: monotonic seconds."""
@@ -101,19 +101,19 @@ class Sampler:
 
 
 def finished(page: str) -> float:
-    """Requests that a balancer's metrics say are finished, however they went."""
+    """Requests finished, by a balancer's metrics, whatever their outcome."""
     total = 0.0
     for line in page.splitlines():
         if line.startswith("farhop_requests_total"):
             try:
                 total += float(line.rpartition(" ")[2])
             except ValueError:
-                continue  # no sample; the next line may be one
+                continue  # not a sample; the next line may be one
     return total
 
 
 def least_wait_ms(region: dict[str, Any]) -> float | None:
-    """The least wait that any instance of a region offers for any model."""
+    """The least wait of any instance of a region for any model."""
     instances = [one for one in region.get("instances") or [] if isinstance(one, dict)]
     offers = [offer for one in instances for offer in (one.get("models") or {}).values()]
     return min((o["wait_ms"] for o in offers if "wait_ms" in o), default=None)
@@ -141,7 +141,7 @@ async def _status(http: admin.Session, url: str) -> dict[str, Any] | None:
 
 
 def picture(rows: list[Row]) -> Group:
-    """The rows, for a terminal of 80 columns or more; under them why a region is not simply up."""
+    """The rows, for a terminal of 80 columns or more; below them why a region is not simply up."""
     reasons = (f" {row.region}: {row.why}" for row in rows if row.state != "up")
     lines = (Text(show.printable(reason), no_wrap=True, overflow="ellipsis") for reason in reasons)
     return Group(show.built("", _COLUMNS, [_cells(row) for row in rows]), *lines)
@@ -161,7 +161,7 @@ def _cells(row: Row) -> list[str]:
 
 
 class Lines:
-    """The same without a terminal: a line where a region's state changes, and now and then one of the traffic."""
+    """The same without a terminal: a line when a region's state changes, and from time to time one of the traffic."""
 
     def __init__(self, show_line: Callable[[str], None]) -> None:
         self._show_line = show_line
@@ -169,7 +169,7 @@ class Lines:
         self._samples = 0
 
     def update(self, rows: list[Row]) -> None:
-        """Tell what is new."""
+        """Print what is new."""
         for row in rows:
             if self._states.get(row.region) != row.state:
                 self._states[row.region] = row.state
@@ -181,7 +181,7 @@ class Lines:
 
 
 async def follow(world: WorldFile, stop: asyncio.Event) -> None:
-    """Sample and tell every second, until it is stopped."""
+    """Sample and print every second, until stopped."""
     sampler, console = Sampler(world), show.console()
     async with admin.session() as http:
         if not console.is_terminal:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.options import Where
 
-LEVELS = ("debug", "info", "warning", "error", "critical")  # farhop.telemetry.logs, which is not light
+LEVELS = ("debug", "info", "warning", "error", "critical")  # farhop.telemetry.logs is heavy
 
 
 def run(level: str, region: str, where: Where) -> int:
-    """Set it, or tell at whom it would be set; the exit code."""
+    """Set it, or report where it would be set; the exit code."""
     if level not in LEVELS:
         fail(f"LEVEL: {quoted(level)} is unknown; give one of {', '.join(LEVELS)}")
     here = where.fleet(region)

@@ -1,8 +1,8 @@
-"""The `farhop` command: which commands there are, and where each is wired. Help and completion import no other room.
+"""The `farhop` command: its commands, and the module that wires each. Help and completion import no other module.
 
-Exit codes, of every command: 0 it went well; 1 the answer is negative (refused, down, a check that failed, a difference
-found, nothing there to unset); 2 usage, configuration or surroundings are at fault, in one line on stderr; 3 not all
-balancers could be asked, and what is shown is of the others; 130 Ctrl-C.
+Exit codes, of every command: 0 success; 1 the answer is negative (refused, down, a check that failed, a difference
+found, nothing there to unset); 2 usage, configuration or environment are wrong, in one line on stderr; 3 not all
+balancers could be asked, and the output is of the others; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def app() -> Typer:
     from typer.core import TyperGroup
 
     class Commands(TyperGroup):
-        """The table above as a group, whose commands are imported when they are asked for."""
+        """The table above as a group whose commands are imported on use."""
 
         def list_commands(self, _ctx: Any) -> list[str]:
             return list(COMMANDS)
@@ -103,7 +103,7 @@ def app() -> Typer:
             return _command(cmd_name, wired) if wired is not None else None
 
         def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-            """A mistyped name is told with those like it: Typer looks among commands that are imported already."""
+            """A mistyped name is answered with similar ones: Typer knows only commands that are imported already."""
             close = difflib.get_close_matches(args[0], COMMANDS) if args[0] not in COMMANDS else []
             if close and not ctx.resilient_parsing:
                 ctx.fail(f"No such command {args[0]!r}. Did you mean {', '.join(map(repr, close))}?")
@@ -128,14 +128,14 @@ def app() -> Typer:
     def farhop(
         version: bool = typer.Option(False, VERSION, is_eager=True, callback=_version, help="Print it and end."),
     ) -> None:
-        """Nothing is done without a command."""
+        """Does nothing without a command."""
 
     return made
 
 
 @cache
 def _command(name: str, wired: LazyCommand) -> Any:
-    """Built once a process: what a run leaves behind stands in its context, not in the command."""
+    """Built once a process: a run's state is in its context, not in the command."""
     import typer
 
     found = getattr(importlib.import_module(f"farhop_cli.commands.{wired.module}"), wired.app)
@@ -158,7 +158,7 @@ def _version(asked: bool) -> None:
 
 
 def main() -> None:
-    """The entry point. What a command failed to handle of its surroundings is one line, too."""
+    """The entry point. An unexpected error of the environment is one line, too."""
     _speakable()
     try:
         try:
@@ -166,12 +166,12 @@ def main() -> None:
                 _version(True)
             app()()
         finally:
-            sys.stdout.flush()  # here, where it can be said that it failed
+            sys.stdout.flush()  # here, so that a failure can be reported
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
         _mute()
-        sys.exit(1)  # as Click has it: nobody reads on
+        sys.exit(1)  # as Click: the reader is gone
     except OSError as error:
         _mute()
         sys.stderr.write(f"farhop: {error.filename or 'standard output'}: {error.strerror or error}\n")
@@ -179,15 +179,15 @@ def main() -> None:
 
 
 def _speakable() -> None:
-    """A standard stream that is closed leads nowhere, and what its encoding has no letter for is a question mark."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order: each takes its own number
+    """A closed standard stream goes to /dev/null, and characters that its encoding lacks become question marks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order: each gets its own number
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as this process lives
     if sys.stdout.encoding.lower() not in ("utf-8", "utf8") and hasattr(sys.stdout, "reconfigure"):
-        with contextlib.suppress(OSError):  # of a file in whose place a pipe was put, as in a fork of the lab's server
+        with contextlib.suppress(OSError):  # of a file replaced by a pipe, as in a fork of the lab's server
             sys.stdout.reconfigure(errors="replace")
 
 
 def _mute() -> None:
-    """What is left in its buffer is not tried again at the end of the process."""
+    """Its buffer is not flushed again at the end of the process."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the same

@@ -63,7 +63,7 @@ def tenants(as_json: bool) -> int:
 
 
 def dns(networks: int, seconds: float, as_json: bool) -> int:
-    """Measure what a DNS answer costs; the exit code, 1 where it is above the bound."""
+    """Measure what a DNS answer costs; the exit code, 1 if it is above the bound."""
     from farhop_lab.bench import dns as answers
 
     with show.waiting(f"measuring dns: {networks} client networks, {seconds:g} s for each server"):
@@ -96,7 +96,7 @@ def dns(networks: int, seconds: float, as_json: bool) -> int:
 
 
 def anycast(repeats: int, as_json: bool) -> int:
-    """Measure how long clients of an entry that dies are led astray; the exit code."""
+    """Measure how long clients lose an entry that dies; the exit code."""
     from farhop_lab.bench import anycast as sites
 
     why = sites.missing()
@@ -125,7 +125,7 @@ def anycast(repeats: int, as_json: bool) -> int:
 
 
 def upload(repeats: int, as_json: bool) -> int:
-    """Measure how many round trips a large prompt takes over an ocean; the exit code, 1 beyond the bound."""
+    """Measure how many round trips a large prompt takes over a long link; the exit code, 1 beyond the bound."""
     from farhop_lab.bench import upload as oceans
 
     why = oceans.missing()
@@ -157,7 +157,7 @@ def upload(repeats: int, as_json: bool) -> int:
 
 
 def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, tls: bool, as_json: bool) -> int:
-    """Measure what a relayed request costs, here and in other proxies; the exit code, 1 if a row is in trouble."""
+    """Measure what a relayed request costs, here and in other proxies; the exit code, 1 if a row has errors."""
     plan = results.planned(quick=quick, repeats=repeats, idle_streams=streams, tls=tls)
     names = [name.strip() for name in only.split(",") if name.strip()]
     with show.progress("measuring relay") as progress:
@@ -269,7 +269,7 @@ def soak(requests: int, as_json: bool) -> int:
 
 
 def hostile(quick: bool, as_json: bool) -> int:
-    """Measure what hostile bodies cost beside a plain one; the exit code, 1 if that is too much."""
+    """Measure what hostile bodies cost beside a plain one; the exit code, 1 beyond the bounds."""
     with show.progress("measuring hostile bodies") as progress:
         found = _done(attacks.measure(quick=quick, progress=progress))
     if as_json:
@@ -319,7 +319,7 @@ def picker(quick: bool, as_json: bool) -> int:
 
 
 def scrape(as_json: bool) -> int:
-    """Measure what looking at replicas costs; the exit code, 1 if pages of the engines were refused."""
+    """Measure what watching replicas costs; the exit code, 1 if pages of the engines were refused."""
     with show.waiting(f"measuring scrape; the figures are CPU time, medians of {scrapes.REPEATS} repeats"):
         rows = scrapes.read()
         try:
@@ -344,7 +344,7 @@ def scrape(as_json: bool) -> int:
 
 
 def intake(as_json: bool) -> int:
-    """Measure what the regions' reports cost a global balancer; the exit code, 1 if that is more than it may be."""
+    """Measure what the regions' reports cost a global balancer; the exit code, 1 beyond the bound."""
     with show.waiting(f"measuring intake; the figures are CPU time, medians of {intakes.REPEATS} repeats"):
         found = intakes.measure()
     over = found.core_share > intakes.LIMIT_SHARE
@@ -366,7 +366,7 @@ def intake(as_json: bool) -> int:
 
 
 def hits(as_json: bool) -> int:
-    """Measure how well cached prefixes are known; the exit code."""
+    """Measure how well cached prefixes are predicted; the exit code."""
     with show.progress("measuring hits") as progress:
         try:
             rows = cached.measure(progress)
@@ -409,7 +409,7 @@ def trie(quick: bool, as_json: bool) -> int:
 
 
 def console(seconds: float, as_json: bool) -> int:
-    """Measure what the console costs its server and a browser; the exit code, 1 where a bound is missed."""
+    """Measure what the console costs its server and a browser; the exit code, 1 if a bound is missed."""
     with show.progress("measuring the console") as progress:
         progress("the server and its viewers")
         rows = _done(consoles.costs(seconds))
@@ -458,7 +458,7 @@ def ttft(rounds: int, engine: ttfts.Engine | None, as_json: bool) -> int:
 
 
 def sim(quick: bool, as_json: bool) -> int:
-    """Measure how many requests a second of CPU the simulator carries; the exit code, 1 if a world broke its rules."""
+    """Measure how many requests per second of CPU the simulator handles; the exit code, 1 if a world had violations."""
     with show.progress("measuring sim") as progress:
         rows = sims.measure(sims.QUICK if quick else sims.SIZES, progress)
     broken = any(row.violations for row in rows)
@@ -476,7 +476,7 @@ def sim(quick: bool, as_json: bool) -> int:
 
 
 def resume_cost(as_json: bool) -> int:
-    """What a chunk costs more where its stream could go on elsewhere; the exit code."""
+    """Measure what a chunk costs more if its stream can be continued; the exit code."""
     from farhop_lab.bench import resume_cost as costs
 
     with show.progress("measuring chunks"):
@@ -493,7 +493,7 @@ def resume_cost(as_json: bool) -> int:
 
 
 def resume_kills(kills: int, text: bool, as_json: bool) -> int:
-    """Kill a region under streams; the exit code, 1 if too few of them end whole, or one says another thing."""
+    """Kill a region under streams; the exit code, 1 if too few of them end whole, or one differs."""
     from farhop_lab.bench import resume as resumes
     from farhop_lab.world.world import WorldError
 
@@ -525,7 +525,7 @@ def resume_kills(kills: int, text: bool, as_json: bool) -> int:
 
 
 def resume(interruptions: int, seed: int, text: bool, as_json: bool) -> int:
-    """Interrupt streams and compare them with whole ones; the exit code, 1 if one says another thing."""
+    """Interrupt streams and compare them with whole ones; the exit code, 1 if one differs."""
     from farhop_lab.bench import resume as resumes
     from farhop_lab.world.world import WorldError
 
@@ -555,7 +555,7 @@ def resume(interruptions: int, seed: int, text: bool, as_json: bool) -> int:
 
 
 def law(worlds: int, first: int, workers: int, as_json: bool) -> int:
-    """Play random worlds of laws; the exit code, 1 if the law was broken in one."""
+    """Run random worlds of laws; the exit code, 1 if the law was broken in one."""
     from farhop_lab.studies import law_worlds
 
     with show.progress("playing worlds") as progress:

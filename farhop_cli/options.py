@@ -1,4 +1,4 @@
-"""The options that many commands share, and the lengths of time that they are given. Imports nothing heavy."""
+"""The options that many commands share, and their lengths of time. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ Length = Annotated[
 ]
 
 
-# Which fleet, for every command that is for one.
+# The fleet's options, for every command that is for one.
 FLEET: dict[str, tuple[Any, Any]] = {
     "context": (Context, None), "config": (Config, None), "etcd": (Etcd, None), "admin": (Admin, None),
     "world": (World, None),
@@ -90,7 +90,7 @@ FLEET: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Where:
-    """Which fleet a command is for, and how it is to run: the options that all of them share."""
+    """The fleet that a command is for, and how it is to run: the options that all of them share."""
 
     world: Path | None = None
     config: Path | None = None
@@ -102,7 +102,7 @@ class Where:
 
     def fleet(self, region: str = "") -> Fleet:
         """The fleet. Ends the command if there is none, or if its topology does not know the region."""
-        from farhop_cli import fleet  # help does without
+        from farhop_cli import fleet  # help does not need it
 
         found = fleet.find(self.world, self.config, self.etcd, self.context, self.admin or ())
         if region and found.topology is not None:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from farhop_lab.studies.planning import Need
 
 LOCAL = "region-local"
-SEEDS_MAX = 5  # of a fleet, where nobody says how many
+SEEDS_MAX = 5  # of a fleet, by default
 _REQUESTS_MAX = 1_000_000
-_DOUBT_MIN = 0.01  # nobody can tell that not one is bad
+_DOUBT_MIN = 0.01  # no number of requests shows that not one is bad
 
 
 class TooFewRequestsError(Exception):
-    """What is asked cannot tell whether a fleet is enough; the text says what could."""
+    """The requests cannot show whether a fleet is enough; the text says what could."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Plan and print; the exit code, 1 if with routing no fleet within the bounds is enough, by all runs."""
+    """Plan and print; the exit code, 1 if with routing no fleet within the bounds is enough."""
     scenario = _aimed(shortened(found(options.scenario), options.for_s), options)
     until = time.monotonic() + options.within_s
     prices = {name: scenario.topology.regions[name].usd_per_gpu_hour for name in scenario.doc.sites}
@@ -88,8 +88,9 @@ def _aimed(scenario: Scenario, options: Options) -> Scenario:
 
 
 def needed(good: float) -> int:
-    """How many requests of a region tell the share of good answers within as much as may be bad, where it is `good`:
-    with fewer, one bad answer more or less decides how large a fleet has to be."""
+    """How many requests of a region determine the share of good answers to within the share that may be bad, near
+    `good`: with fewer, one bad answer more or less decides how large a fleet must be.
+    """
     doubt = max(1.0 - good, _DOUBT_MIN)
     return fewest(lambda n: _doubt(good, n) <= doubt, 1, _REQUESTS_MAX) or _REQUESTS_MAX
 
@@ -100,8 +101,9 @@ def _doubt(good: float, asked: int) -> float:
 
 
 class Asking:
-    """Runs trials, all cells of one round side by side. `seeds`: runs of a fleet at the most; None: as many as it takes
-    to ask enough. TooFewRequestsError, with the first, where that is not to be had."""
+    """Runs trials, all cells of one round in parallel. `seeds`: the most runs of a fleet; None: as many as it takes for
+    enough requests. TooFewRequestsError, after the first, if that is impossible.
+    """
 
     def __init__(
         self, scenario: Scenario, seeds: int | None, out: Path | None, progress: Callable[[str], None]
@@ -111,14 +113,14 @@ class Asking:
         self._ran = 0
 
     def _settle_seeds(self, first: Result) -> None:
-        """By what a run asked, or would have, had it gone on to its end."""
+        """By the requests of a run, up to its end."""
         doc = self._scenario.doc
         good, whole_s = doc.objective.good, doc.duration_s - doc.warm_up_s
         asked = {name: share.asked * whole_s / first.window.seconds for name, share in first.score.regions.items()}
         region = min(asked, key=lambda name: asked[name], default="")
         few, need = max(asked.get(region, 0.0), 0.1), needed(good)
         runs = ceil(need / few)
-        again = any(not work.path for work in doc.work)  # a trace asks the same in every run
+        again = any(not work.path for work in doc.work)  # a trace gives the same requests in every run
         most = (self._given or SEEDS_MAX) if again else 1
         if runs > most:
             for_m = ceil((doc.warm_up_s + need * whole_s / few) / 60.0)
@@ -143,7 +145,7 @@ class Asking:
             found[0].append(first)
             self._settle_seeds(first)
         for seed in range(self._seeds):
-            # Another seed only where those before leave it open.
+            # Another seed only if those before leave it open.
             open_ = [
                 n
                 for n, results in enumerate(found)
@@ -179,7 +181,7 @@ def _outcome(results: Sequence[Result]) -> Outcome:
 
 
 def is_sure(outcome: Outcome, good: float) -> bool:
-    """Whether more of the same would hardly change the verdict."""
+    """Whether more runs would hardly change the verdict."""
     ranges = [share_interval(outcome.good[name] * n, n) for name, n in outcome.asked.items() if n]
     return any(high < good for _, high in ranges) or all(low >= good for low, _ in ranges)
 

@@ -1,8 +1,8 @@
 """`farhop record`: a trace of what a fleet serves, for `farhop sim` and `farhop plan`; no text, no tenant, no key.
 
-Every balancer that clients come to is listened to for a while. What is written is a `log` trace; nothing is written
-over, and what was recorded is kept if it ends early. Moments are the fleet's own: of a world that runs faster than real
-GPUs, those that real ones would have taken.
+Records from every balancer with clients for a time. The output is a `log` trace; nothing is overwritten, and an
+interrupted recording is kept. Times are the fleet's own: of a world that runs faster than real GPUs, those that real
+ones would have taken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farhop_cli.fleet import Balancer
     from farhop_cli.options import Where
 
-GRACE_S = 10.0  # beyond its time, until a balancer has said its last line
+GRACE_S = 10.0  # beyond its time, until a balancer has sent its last line
 SALT_BYTES = 16
 
 
@@ -40,7 +40,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Received:
-    """What came of it so far."""
+    """What was received so far."""
 
     balancers: int = 0
     requests: int = 0
@@ -50,7 +50,7 @@ class _Received:
 
 
 def run(out: str, for_s: float, region: str, where: Where) -> int:
-    """Record; the exit code: 1 if nothing came, 3 if not every balancer was listened to until its end."""
+    """Record; the exit code: 1 if nothing came, 3 if not every balancer was recorded to the end."""
     path = Path(out)
     here = where.fleet(region)
     balancers = [one for one in here.balancers if one.url and region in ("", one.region)]
@@ -71,7 +71,7 @@ def run(out: str, for_s: float, region: str, where: Where) -> int:
 
 
 class Trace:
-    """Takes the lines, and slows down what ran `speedup` times too fast."""
+    """Takes the lines, and scales the times of what ran `speedup` times too fast."""
 
     def __init__(self, file: IO[bytes], speedup: float) -> None:
         self._file, self._speedup = file, speedup
@@ -90,7 +90,7 @@ class Trace:
 
 
 async def _all(balancers: list[Balancer], trace: Trace, for_s: float, received: _Received, access: Access) -> None:
-    # One salt for all, so that what begins alike is seen across balancers; it is kept nowhere.
+    # One salt for all, so that common beginnings are recognised across balancers; it is not kept.
     path = f"/record?for_s={for_s:g}&salt={secrets.token_hex(SALT_BYTES)}"
     async with admin.session(access) as http:
         await asyncio.gather(*(_one(http, one, path, for_s, trace, received) for one in balancers))

@@ -1,7 +1,6 @@
-"""What routes, policies and splits share: a region's items in one document with one author, until they are unset.
+"""The common part of routes, policies and splits: a region's items in one document with one author, until unset.
 
-What was unset leaves a document without items, so that it stays known who unset it and why; balancers read it as
-nothing at all.
+After an unset the document has no items and still names who unset it and why; balancers read it as if it did not exist.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class RegionDocument(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Where it stands. Ends the command for what is no region's name."""
+        """Its key. Ends the command for an invalid region name."""
         if not self.region or "/" in self.region:
             fail(f"{quoted(self.region)} is no region's name")
         return self.noun.prefix + self.region
 
     def encoded(self, items: Sequence[Item], by: Authorship) -> bytes:
-        """What is to stand there. Ends the command where balancers would refuse it."""
+        """The document to write. Ends the command if balancers would refuse it."""
         try:
             return self.encode(items, by)
         except DocumentError as error:
@@ -56,7 +55,7 @@ class RegionDocument(NamedTuple):
 
 
 class Checks(NamedTuple):
-    """What is asked of the fleet about a change, each as in SettingChange."""
+    """Checks of a change against the fleet, each as in SettingChange."""
 
     sense: Callable[[Fleet], Awaitable[None]] | None = None
     warnings: Callable[[Fleet], Awaitable[Sequence[str]]] | None = None
@@ -67,7 +66,7 @@ NO_CHECKS = Checks()
 
 
 def authorship(why: str, by: str | None) -> Authorship:
-    """Who does it, now, and why. Ends the command, naming the option, for one that says nothing."""
+    """Author, time and reason. Ends the command, naming the option, for an empty one."""
     made = Authorship(by or setting.author_here(), why, datetime.now(UTC))
     try:
         authored.check(made)
@@ -85,7 +84,7 @@ def put(
     checks: Checks = NO_CHECKS,
     notes: Sequence[str] = (),
 ) -> int:
-    """Put `value(what it is now, None if there is none)` in its place, and leave the rest; the exit code."""
+    """Put `value(present value, None if there is none)` in its place, and keep the rest; the exit code."""
     noun, region, _ = document
     here, (sense, warnings, effects) = where.fleet(region), checks
     whom = {"region": region, **whom}
@@ -107,7 +106,7 @@ def put(
 
 
 def unset(document: RegionDocument, whom: Mapping[str, str] | None, why: str, by: str | None, where: Where) -> int:
-    """Take away what is said for whom, or all of the region's (None), readable or not; the exit code."""
+    """Remove what is set for one subject, or all of the region's (None), readable or not; the exit code."""
     noun, region, _ = document
     by_whom = authorship(why, by)
     scope = {"region": region, **(whom or {})}
@@ -128,14 +127,14 @@ def unset(document: RegionDocument, whom: Mapping[str, str] | None, why: str, by
 
 
 def setting_of(items: Sequence[Item], by: Authorship | None) -> Setting:
-    """The items with who wrote them, if that is known."""
+    """The items with their authors, if known."""
     if by is None:
         return Setting(tuple(items))
     return Setting(tuple(items), by.author, by.why, by.at)
 
 
 def named(option: str, name: str) -> str:
-    """A tenant's or a model's name, or "". Ends the command for what cannot be one."""
+    """A tenant's or a model's name, or "". Ends the command for an invalid one."""
     if name and not _NAME.fullmatch(name):
         fail(f"{option}: {quoted(name)} cannot be a name")
     return name

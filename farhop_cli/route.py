@@ -1,6 +1,6 @@
 """`farhop route`: how an entry chooses regions and answers, for a tenant, a model or all. Never routes.
 
-What a balancer would refuse is refused here.
+Refuses what a balancer would refuse.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCOPE = ("tenant", "model")
 
 
 def put(region: str, text: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
-    """Make an entry choose and answer by a route, for a tenant, a model or all without their own; the exit code."""
+    """Set the route of an entry, for a tenant, a model or all without their own; the exit code."""
     authorship = region_document.authorship(why, by)
     whom = _scope(tenant, model)
     route = _parsed(text)
@@ -59,7 +59,7 @@ def put(region: str, text: str, tenant: str, model: str, why: str, by: str | Non
 
 
 def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
-    """Take away what stands for a tenant or a model, or, without either, all; the exit code."""
+    """Remove the route of a tenant or a model, or, without either, all; the exit code."""
     return region_document.unset(RegionDocument(NOUN, region, _encode), _scope(tenant, model) or None, why, by, where)
 
 
@@ -101,7 +101,7 @@ def _route(item: Item) -> dict[str, Any]:
 
 
 def _items(region: str, routes: Sequence[dict[str, Any]]) -> list[Item]:
-    """The routes by whom they are for."""
+    """The routes by their subjects."""
     found = []
     for route in routes:
         whom = {kind: str(route[kind]) for kind in _SCOPE if route.get(kind)}
@@ -132,7 +132,7 @@ def _configured(configuration: dict[str, Any]) -> list[Item]:
 
 
 def _asked(here: Fleet, region: str) -> int:
-    """Where only one global balancer is known, by its configuration, it counts if it is of that entry."""
+    """If only one global balancer is known, by its configuration, it counts if it is of that entry."""
     return 0 if here.region not in ("", region) else min(1, len(here.admins))
 
 

@@ -55,7 +55,7 @@ def run(only: str, quick: bool, seeds: int | None, out: Path | None, markdown_fi
 
 
 def _compared(plan: routing.Plan, results: Sequence[Result]) -> list[tuple[Scenario, list[Result]]]:
-    """Each scenario that several routers were run in, with its results; without those that lack a part."""
+    """Each scenario that several routers were run in, with its results; without Farhop's ablations."""
     return [
         (
             scenario,
@@ -76,7 +76,7 @@ def _write(path: Path, plan: routing.Plan, results: Sequence[Result]) -> None:
 
 
 def footing(plan: routing.Plan) -> str:
-    """What the numbers are."""
+    """The conditions of the figures."""
     rough = f" Quick: {plan.quick_s:g} s of most scenarios, too little to settle what is close." * plan.quick
     return (
         "Simulated; ± is the 95 % interval of the mean over seeds (Student's t), a ratio is taken seed by seed on the "

@@ -1,6 +1,6 @@
-"""The world that runs here, for commands that talk to it: its balancers, its law, who asks and from where.
+"""The world that runs here, for commands that use it: its balancers, its law, the caller.
 
-Never sends anything. Whatever is wrong with it ends the command with one line.
+Never sends a request. Any error ends the command with one line.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ class Running:
     law: Law
 
     def region_of(self, entry: str) -> str | None:
-        """Which region's entry an origin is."""
+        """The region whose entry an origin is."""
         from farhop_lab.world import client
 
         return next((name for name, one in self.file.regions.items() if client.origin(one.entry) == entry), None)
 
     def nearest(self, place: str | None) -> list[str]:
-        """The regions that run, nearest to a place first; without one, as the world lists them."""
+        """The running regions, nearest to a place first; without one, in the world's order."""
         return nearest(self.topology, list(self.file.regions), place)
 
     def record_barred(self, caller: Caller, region: str) -> str | None:
-        """The clause by which a region may keep no record of the caller's requests; None if it may, or who knows."""
+        """The clause by which a region may keep no record of the caller's requests; None if it may, or if it is
+        unknown.
+        """
         if caller.tenant is None:
             return None
         return self.law.verdict(caller.tenant, "", Scope.LOGGING, caller.narrow).why_not(region)
@@ -50,7 +52,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, as far as this side knows."""
+    """The caller, as far as known here."""
 
     tenant: str | None
     key: str | None
@@ -58,7 +60,7 @@ class Caller:
 
 
 def nearest(topology: Topology, names: list[str], place: str | None) -> list[str]:
-    """Regions, nearest to a place first; without one, as they are given."""
+    """Regions, nearest to a place first; without one, in the given order."""
     if place is None:
         return names
     known = [topology.regions[name] for name in names if name in topology.regions]
@@ -94,15 +96,15 @@ def open_world(path: Path) -> Running:
 
 
 def ruled(running: Running) -> Running:
-    """The same world under the law that its global balancers go by."""
+    """The same world under the law of its global balancers."""
     topology = under_law(running.topology, [one.global_admin for one in running.file.regions.values()])
     return running if topology is running.topology else Running(running.file, topology, Law(topology))
 
 
 def under_law(topology: Topology, urls: Iterable[str], access: Access = NO_ACCESS) -> Topology:
-    """The topology under the law that these global balancers go by: the newest that one tells. As it was if none does.
+    """The topology under the law of these global balancers: the newest that one reports. Unchanged if none does.
 
-    What stands in etcd alone would not do: what a balancer has not heard of does not bind it yet.
+    The law in etcd alone would not do: it does not bind a balancer that has not received it.
     """
     newer = [
         one for one in asyncio.run(_laws(topology, urls, access)) if one is not None and one.epoch > topology.epoch
@@ -122,7 +124,7 @@ async def _laws(topology: Topology, urls: Iterable[str], access: Access) -> list
                 document = policy.encode(law, answer.get("epoch", 0), "it", "as it says", "2026-01-01T00:00:00Z")
                 return policy.read(document, topology, url).over(topology)
             except (AdminError, TopologyError):
-                return None  # one that is silent or older says nothing; whoever it is asked for next says so
+                return None  # one that does not answer or is older has none; the next request to it reports the error
 
         return await asyncio.gather(*(ask(url) for url in urls))
 
@@ -133,7 +135,7 @@ def region_file(running: Running, name: str | None) -> RegionFile | None:
 
 
 def default_tenant(running: Running) -> str:
-    """Whom commands speak for if nobody is named: the demo's tenant without bounds, else the first with a key."""
+    """The tenant by default: the demo's unrestricted one, otherwise the first with a key."""
     tenant = "anywhere" if "anywhere" in running.file.keys else next(iter(running.file.keys), None)
     if tenant is None:
         fail("this world has no demo keys; give --tenant or --key")
@@ -141,7 +143,7 @@ def default_tenant(running: Running) -> str:
 
 
 def caller(running: Running, tenant: str | None, key: str | None, allow: tuple[str, ...]) -> Caller:
-    """Who asks: by key, by tenant whose demo key the world file holds, or the default tenant."""
+    """The caller: by key, by the tenant whose demo key is in the world file, or the default tenant."""
     if key is None:
         tenant = tenant or default_tenant(running)
         key = running.file.keys.get(tenant)
@@ -155,14 +157,14 @@ def caller(running: Running, tenant: str | None, key: str | None, allow: tuple[s
 
 
 def checked_key(key: str) -> str:
-    """A key that a header can carry. Ends the command, without showing it, if it is none."""
+    """A key that a header can carry. Ends the command, without showing it, if it is invalid."""
     if bearer(b"Bearer " + key.encode(errors="replace")) != key:
         fail("--key: this cannot be an API key; use A-Z a-z 0-9 - . _ ~ + /")
     return key
 
 
 def places(topology: Topology | None, text: str | None) -> tuple[str, ...]:
-    """The places of `--allow`. An unknown one would be lawful nowhere, so it is told here."""
+    """The places of `--allow`. An unknown one is an error: it would be lawful nowhere."""
     if text is None:
         return ()
     named = tuple(place.strip() for place in text.split(","))

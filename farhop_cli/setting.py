@@ -1,8 +1,8 @@
-"""What operators have made stand in etcd, whatever its noun: read, written, taken back, compared and looked back on.
+"""Overrides in etcd of any kind: read, written, removed, compared, and their history.
 
-Never touches a balancer: all of them follow etcd. Every write is a compare-and-set, so that two operators at once
-cannot overwrite each other unseen; with `--dry-run` everything is checked and nothing is written. What is only read or
-tried says so, and is partial (exit code 3), where a balancer or a hub that was asked did not answer.
+Never contacts a balancer: all of them follow etcd. Every write is a compare-and-set, so that two operators cannot
+overwrite each other unnoticed; with `--dry-run` everything is checked and nothing is written. A read or a dry run says
+so, and is partial (exit code 3), if a balancer or a hub did not answer.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from farhop_cli.options import Where
 
 SIGNING_KEY = "FARHOP_SIGNING_KEY"
-KNOWN_WITHIN_S = 2.0  # how long to wait for balancers to say that they follow
+KNOWN_WITHIN_S = 2.0  # how long to wait for balancers to report that they follow
 FILE_CHARS_MAX = 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing that stands: `value`, as plain values, for `whom`, such as {"region": "tokyo", "model": "llama"}."""
+    """One override: `value`, as plain values, for its subject `whom`, such as {"region": "tokyo", "model": "llama"}."""
 
     whom: Mapping[str, str]
     value: Any
@@ -52,7 +52,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Setting:
-    """What one key holds. `until` None: until it is unset. `author` None: written by hand."""
+    """The content of one key. `until` None: until it is unset. `author` None: written by hand."""
 
     items: tuple[Item, ...]
     author: str | None = None
@@ -61,19 +61,19 @@ class Setting:
     until: datetime | None = None
 
     def row(self, item: Item) -> dict[str, Any]:
-        """An item as `--json` tells it."""
+        """An item's row in `--json`."""
         authorship = {"author": self.author, "why": self.why, "at": self.at, "until": self.until}
         return {**item.whom, "value": item.value, **authorship}
 
 
 @dataclass(frozen=True)
 class Noun:
-    """A kind of thing that stands in etcd, by the name of its commands and of its JSON.
+    """A kind of override, by the name of its commands and of its JSON.
 
-    `read` takes a document apart, under its key; ValueError for one that balancers would refuse. `line` says an item
-    for people. Of the balancers `asked` for a region, `followed` say that they went from `before` to `after` (None:
-    nothing stands). `configured` finds the items of a balancer's configuration. `beside`: more prefixes under which
-    such things stand.
+    `read` parses a document, with its key; ValueError for one that balancers would refuse. `line` renders an item for
+    people. Of the balancers `asked` for a region, `followed` is the number that report a move from `before` to `after`
+    (None: nothing set). `configured` finds the items of a balancer's configuration. `beside`: more prefixes of such
+    keys.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Noun:
 
 
 _NOT_READ = (ValueError, TypeError, msgspec.MsgspecError, RecursionError)
-UNREADABLE = Setting(())  # what stands under a key and cannot be read
+UNREADABLE = Setting(())  # the content of a key that cannot be read
 
 
 def read(noun: Noun, entry: Entry | None) -> Setting | None:
-    """What an entry says; None if there is none, UNREADABLE for what cannot be read."""
+    """An entry's content; None if there is none, UNREADABLE if it cannot be read."""
     if entry is None:
         return None
     try:
@@ -105,7 +105,7 @@ def read(noun: Noun, entry: Entry | None) -> Setting | None:
 
 
 def get(noun: Noun, region: str, where: Where) -> int:
-    """Print what stands, of a region or of all; the exit code."""
+    """Print what is set, for a region or for all; the exit code."""
     here = where.fleet(region)
 
     async def work(store: Store) -> int:
@@ -149,15 +149,15 @@ def _concerns(item: Item, region: str) -> bool:
 
 @dataclass(frozen=True)
 class SettingChange:
-    """What to do to a key: `make` gives the new document, or None to take the key away, from what stands there.
+    """A change of a key: `make` gives the new document from the present one, or None to delete the key.
 
-    `check` ends the command where it may not be, before anything is written; `sense` where the fleet shows that it
-    makes none, which a dry run says in other words. `notes` are told people once it stands.
-    `effects` is asked in a dry run: whom it would strand, what would move.
+    `check` ends the command if the change is not allowed, before anything is written; `sense` if the fleet shows that
+    it has no effect, which a dry run words differently. `notes` are printed once it is written. `effects` is called in
+    a dry run: whom it would strand, what would move.
     """
 
     key: str
-    region: str  # whose balancers follow it; "": everybody's
+    region: str  # whose balancers follow it; "": all
     whom: Mapping[str, str]
     make: Callable[[Setting | None], bytes | None]
     ttl_s: float | None = None
@@ -169,7 +169,7 @@ class SettingChange:
 
 
 def change(noun: Noun, here: Fleet, asked: SettingChange, where: Where) -> int:
-    """Set or take back; the exit code."""
+    """Set or remove; the exit code."""
 
     async def work(store: Store) -> int:
         if asked.check is not None:
@@ -190,7 +190,7 @@ def change(noun: Noun, here: Fleet, asked: SettingChange, where: Where) -> int:
             aware = await settled(lambda: noun.followed(here, asked.region, before, after), of)
         effects = await asked.effects(store) if asked.effects is not None and where.dry_run else ()
         if here.asked and all(one.status is None for one in here.asked.values()):
-            effects = ()  # of nobody's traffic, and so of nothing that is so
+            effects = ()  # it affects no traffic
         _print(noun, asked, before, after, where, (aware, of), effects, unanswered(here, store))
         if asked.warnings is not None and not where.dry_run:
             for text in await asked.warnings():
@@ -240,13 +240,13 @@ def _print(
 
 
 async def warn_unserved(here: Fleet, models: Sequence[str]) -> None:
-    """Say it where a model is served nowhere: it may be mistyped, or come later."""
+    """Warn if a model is served nowhere: it may be mistyped, or come later."""
     for text in effect.unserved(await here.statuses(), models) if models else ():
         warn(f"--model: {text}")
 
 
 def print_aware(aware: int, asked: int) -> None:
-    """Say how many balancers follow, of how many."""
+    """Print how many balancers follow, of how many."""
     if aware < asked:
         late = f"{aware} of {asked} balancers follow it by now; the others follow when they can: see `farhop status`"
         warn(late if os.environ.get(SIGNING_KEY) else f"{late} (where signatures are required: set {SIGNING_KEY})")
@@ -258,9 +258,9 @@ def print_aware(aware: int, asked: int) -> None:
 
 
 def diff(noun: Noun, region: str, file: str, where: Where) -> int:
-    """What would change if a file stood in the place of what stands; the exit code: 1 if anything.
+    """What would change if a file replaced what is set; the exit code: 1 if anything.
 
-    Without a file, against the configuration alone: what `unset` would take away.
+    Without a file, against the configuration alone: what `unset` would remove.
     """
     here = where.fleet(region)
     wanted, configured = _file_items(noun, file, region) if file else ({}, True)
@@ -332,7 +332,7 @@ def _raw(name: str) -> dict[str, Any]:
 
 
 def history(noun: Noun, region: str, where: Where) -> int:
-    """What was set and taken away, as far back as etcd remembers, the newest first; the exit code."""
+    """What was set and removed, as far back as etcd's history goes, the newest first; the exit code."""
     here = where.fleet(region)
     since, changes = asyncio.run(_remembered(here, (noun.prefix, *noun.beside)))
     rows = [row for change in reversed(changes) for row in _past(noun, change, region)]
@@ -353,7 +353,7 @@ _PAST = (">revision", "at", "by", "what", "why")
 
 
 async def _remembered(here: Fleet, prefixes: Sequence[str]) -> tuple[int, Sequence[Written]]:
-    """What the first hub that answers remembers: all of them are written to."""
+    """The history of the first hub that answers: all of them get every write."""
     from farhop.store import etcd_history
 
     _with_etcd(here)
@@ -369,13 +369,13 @@ async def _remembered(here: Fleet, prefixes: Sequence[str]) -> tuple[int, Sequen
 
 
 def _past(noun: Noun, change: Written, region: str) -> list[dict[str, Any]]:
-    """A row for people and `--json` of each document that was put, and of each key that went."""
+    """A row for people and `--json` for each document that was put, and each key that was deleted."""
     place = change.key
     for prefix in (noun.prefix, *noun.beside):
         place = place.removeprefix(prefix)
     row = {"revision": change.revision, "place": place, "at": None, "author": None, "why": None}
     if change.kind is ChangeKind.DELETE:
-        # Whom a pin was for is in its key; which region it named went with its document.
+        # A pin's subject is in its key; its region went with its document.
         gone = {**row, "what": f"{place}: taken away, or its time was over", "items": []}
         return [gone] if not region or place == region else []
     try:
@@ -395,14 +395,14 @@ def _past(noun: Noun, change: Written, region: str) -> list[dict[str, Any]]:
 
 
 def title(whom: Mapping[str, str]) -> str:
-    """Whom an item is for: `tokyo, model llama`."""
+    """An item's subject: `tokyo, model llama`."""
     named = [name if kind == "region" else f"{kind} {name}" for kind, name in whom.items() if name]
     others = "model" in whom and not whom["model"] and "tenant" not in whom
     return ", ".join([*named, *(["all other models"] if others else [])])
 
 
 def byline(one: Setting | None) -> str:
-    """Who, when, until when and why."""
+    """Author, time, end and reason."""
     if one is None or one.author is None:
         return "written by hand; no author is named"
     at, until = (time.strftime("%Y-%m-%d %H:%M:%S UTC") if time else "" for time in (one.at, one.until))
@@ -413,7 +413,7 @@ def byline(one: Setting | None) -> str:
 
 
 def author_here() -> str:
-    """Who is at the keyboard. Ends the command if that cannot be told."""
+    """The user at the keyboard. Ends the command if unknown."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # an account without a name
@@ -421,8 +421,9 @@ def author_here() -> str:
 
 
 def signing_key(text: str, of: str) -> Signer | None:
-    """The private key in the file `[NAME=]PATH`, by its name in configurations: without one the file's, but for its
-    suffix. None for "". Ends the command, naming the option, where there is none."""
+    """The private key in the file `[NAME=]PATH`, by its name in configurations: by default the file's, without its
+    suffix. None for "". Ends the command, naming the option, if there is none.
+    """
     if not text:
         return None
     name, _, path = text.rpartition("=")
@@ -441,7 +442,7 @@ def _with_etcd(here: Fleet) -> None:
 
 
 def unanswered(here: Fleet, store: Store) -> tuple[str, ...]:
-    """Which hubs and balancers that this command asked did not answer, and how that failed."""
+    """The hubs and balancers asked by this command that did not answer, and why."""
     from farhop.store.hubs import unreached
 
     hubs = (f"etcd: hub {hub}: {why}" for hub, why in unreached(store).items())
@@ -450,9 +451,10 @@ def unanswered(here: Fleet, store: Store) -> tuple[str, ...]:
 
 def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]], *, writes: bool = False) -> int:
     """Do this with all of the fleet's hubs; the exit code. Ends the command, in one line, if none of them answers or
-    another operator is in the way. Where it `writes`, it tells which hub was not reached; where it does not, who did
-    not answer, as then what it told is partial. What is written is signed with the key that the environment names, if
-    it does; what would not count by the fleet's keys, where they are known, is not written."""
+    another operator is in the way. If it `writes`, hubs that were not reached are reported; otherwise all that did not
+    answer, as the output is then partial. What is written is signed with the key that the environment names, if it
+    does; what would not be valid by the fleet's keys, if they are known, is not written.
+    """
 
     from farhop.store.hubs import store_of, unreached
 
@@ -488,8 +490,9 @@ def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]], *, writes: 
 
 
 async def settled(followed: Callable[[], Awaitable[int]], asked: int) -> int:
-    """How many of so many balancers follow once all do, or KNOWN_WITHIN_S is over. That some do not yet is told by the
-    number, and no failure: they follow when they can."""
+    """How many of so many balancers follow once all do, or KNOWN_WITHIN_S is over. Fewer than all is not an error: they
+    follow when they can.
+    """
     aware = 0
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(KNOWN_WITHIN_S):

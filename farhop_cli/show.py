@@ -1,6 +1,6 @@
-"""What commands print: tables, lines and numbers for people, or one JSON document and nothing else.
+"""Output of commands: tables, lines and numbers for people, or one JSON document and nothing else.
 
-Text from elsewhere is never read as markup, and brings no control characters to a terminal.
+Text from elsewhere is never interpreted as markup, and control characters never reach a terminal.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NONE = "–"
 DRY = "dry run, nothing is written: "
 
 
-captures: list[Console] = []  # the innermost is where everything goes for now
+captures: list[Console] = []  # the innermost receives all output
 
 
 @contextmanager
 def captured() -> Iterator[Callable[[], str]]:
-    """What is shown meanwhile goes to nobody; called, it gives the text, as the terminal would have had it."""
+    """Output within it is captured; called, it returns the text as the terminal would have had it."""
     text = io.StringIO()
     captures.append(Console(file=text, force_terminal=True, width=console().width, markup=False, highlight=False))
     try:
@@ -38,7 +38,7 @@ def captured() -> Iterator[Callable[[], str]]:
 
 
 def console() -> Console:
-    """Where people read. Made anew: tests and pipes change stdout."""
+    """The console for people. Made anew: tests and pipes change stdout."""
     if captures:
         return captures[-1]
     width = None if sys.stdout.isatty() else PIPED_COLUMNS
@@ -51,14 +51,14 @@ def json(document: object) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim: frozenset[int] = frozenset()) -> None:
-    """A table. Columns that begin with `>` hold numbers; rows whose index is in `dim` step back."""
+    """A table. Columns that begin with `>` hold numbers; rows whose index is in `dim` are dimmed."""
     console().print(built(title, columns, rows, dim))
 
 
 def built(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim: frozenset[int] = frozenset()
 ) -> Table:
-    """The same table for whoever prints it."""
+    """The same table, not printed."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         number = column.startswith(">")
@@ -74,7 +74,7 @@ def line(text: str, style: str | None = None) -> None:
 
 
 def waiting(text: str) -> AbstractContextManager[object]:
-    """A spinner on a terminal's stderr while long work is done; nothing elsewhere."""
+    """A spinner on a terminal's stderr during long work; nothing elsewhere."""
     if not sys.stderr.isatty():
         return nullcontext()
     return Console(stderr=True, markup=False, highlight=False, emoji=False).status(printable(text))
@@ -82,13 +82,13 @@ def waiting(text: str) -> AbstractContextManager[object]:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[str], None]]:
-    """As `waiting`, with a function that says what is being done now."""
+    """As `waiting`, with a function that shows the present step."""
     with waiting(text) as spinner:
         yield lambda now: spinner.update(printable(f"{text}: {now}")) if isinstance(spinner, Status) else None
 
 
 def cropped(lines: Iterable[str]) -> None:
-    """Lines whose shape matters more than their ends: a terminal cuts them at its edge."""
+    """Lines that a terminal crops instead of wrapping."""
     out = console()
     for text in lines:
         if out.is_terminal:
@@ -98,18 +98,18 @@ def cropped(lines: Iterable[str]) -> None:
 
 
 def streamed(text: str) -> None:
-    """A piece of an answer, at once. Piped, it passes as it came."""
+    """A piece of an answer, at once. Piped, it is passed on unchanged."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def number(value: object, digits: int = 1) -> str:
-    """A figure of a table, or a dash where there is none."""
+    """A figure of a table, or a dash if there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return NONE
     return f"{value:,.{digits}f}" if isinstance(value, float) else f"{value:,}"
 
 
 def cell(value: object) -> str:
-    """What stands in a table, or a dash."""
+    """A table's cell, or a dash."""
     return str(value) if value not in (None, "") else NONE

@@ -45,7 +45,7 @@ WARM_UP_SHARE = 0.25  # of a shortened run, at the most
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """The options."""
 
     scenario: str
     policy: str = ""
@@ -83,7 +83,7 @@ def run(options: Options) -> int:
 def pictures(
     compared: Sequence[tuple[Scenario, Sequence[Result]]], title: str, found: Sequence[Table], out: Path
 ) -> list[Path]:
-    """Pictures beside the results, and one page of them and of the tables; without pictures where none can be drawn."""
+    """Pictures beside the results, and one page of them and of the tables; without pictures if none can be drawn."""
     drawn: list[Path] = []
     try:
         for scenario, results in compared:
@@ -100,7 +100,7 @@ def pictures(
 
 
 def found(name: str) -> Scenario:
-    """The scenario, or the command's end with a line for each problem."""
+    """The scenario; ends the command with a line for each problem."""
     try:
         return load.find(name, routers.names())
     except TopologyError as error:
@@ -111,14 +111,14 @@ def found(name: str) -> Scenario:
 
 
 def shortened(scenario: Scenario, for_s: float | None) -> Scenario:
-    """The same for another time, its warm-up a share of it at the most."""
+    """The same for another duration, with the warm-up at most a share of it."""
     if for_s is None:
         return scenario
     return scenario.but(duration_s=for_s, warm_up_s=min(scenario.doc.warm_up_s, WARM_UP_SHARE * for_s))
 
 
 def chosen(scenario: Scenario, policy: str) -> list[str]:
-    """The routers that are asked for, or the scenario's."""
+    """The routers given, or the scenario's."""
     names = [name.strip() for name in policy.split(",") if name.strip()] or list(scenario.doc.routers)
     known = routers.names()
     for name in names:
@@ -128,7 +128,7 @@ def chosen(scenario: Scenario, policy: str) -> list[str]:
 
 
 def simulated(jobs: Sequence[pool.Job], out: Path | None, workers: int | None, what: str) -> list[Result]:
-    """All cells, with a bar on a terminal; the command's end if one fails, or at Ctrl-C."""
+    """Run all cells, with a bar on a terminal; ends the command if one fails, or at Ctrl-C."""
     try:
         folder = pool.opened(out) if out is not None else None
         with progress(what, len(jobs)) as moved:
@@ -180,7 +180,7 @@ def table(scenario: Scenario, results: Sequence[Result]) -> Table:
 
 
 def print_results(scenario: Scenario, results: Sequence[Result]) -> None:
-    """The table, and what must never happen if it did."""
+    """The table, and violations if there were any."""
     show.table(*table(scenario, results))
     seeds = max(len(those) for those in tables.rows(results).values())
     if seeds > 1:
@@ -191,7 +191,7 @@ def print_results(scenario: Scenario, results: Sequence[Result]) -> None:
 
 
 def document(scenario: Scenario, results: Sequence[Result]) -> dict[str, Any]:
-    """All of it: each cell, and each row's figures with their intervals."""
+    """The JSON document: each cell, and each row's figures with their intervals."""
     return {
         "scenario": scenario.document(),
         "rows": [

@@ -1,7 +1,7 @@
-"""`farhop sim import`: a request log of one's own becomes a trace and a scenario that plays it.
+"""`farhop sim import`: turns a user's request log into a trace and a scenario that plays it.
 
-Reads the log, writes two new files, and writes nothing over. Never keeps a text: times, lengths, sessions and regions
-alone.
+Reads the log, writes two new files, and overwrites nothing. Never keeps a text: only times, lengths, sessions and
+regions.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 COMPLAINTS_SHOWN = 3
 NAME_CHARS, _NOT_OF_A_NAME = 63, re.compile(r"[^a-z0-9._-]+")
 REPLICAS = 2
-GPUS = ("a100", "h100")  # the first on which the longest request has room
+GPUS = ("a100", "h100")  # the first one that has room for the longest request
 LENGTH_S_MAX, WARM_UP_SHARE = 604_800.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says."""
+    """The options."""
 
     log: Path
     out: Path
@@ -51,7 +51,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Write trace and scenario, tell what the log holds; the exit code."""
+    """Write trace and scenario, print a summary of the log; the exit code."""
     trace = options.out.with_suffix(".jsonl")
     if options.out.suffix not in (".yaml", ".yml"):
         fail(f"--out: {options.out} is no scenario's name; let it end in .yaml")
@@ -112,7 +112,7 @@ def _is_file(options: Options) -> bool:
 
 
 def _regions(options: Options, topology: Topology) -> list[str]:
-    """Where requests come that name no region."""
+    """The regions of requests that name none."""
     known = list(topology.regions)
     chosen = [name.strip() for name in options.regions.split(",") if name.strip()] or known
     for name in chosen:
@@ -127,7 +127,7 @@ def _known(where: str, region: str, known: Sequence[str]) -> None:
 
 
 def _facts(rows: Sequence[LogRow]) -> dict[str, Any]:
-    """What a log holds. Tokens are per request."""
+    """The summary of a log. Tokens are per request."""
     span_s = rows[-1].at_s - rows[0].at_s
     inputs, outputs = sorted(row.input_tokens for row in rows), sorted(row.output_tokens for row in rows)
     return {
@@ -145,7 +145,7 @@ def _facts(rows: Sequence[LogRow]) -> dict[str, Any]:
 
 
 def _notes(rows: Sequence[LogRow]) -> list[str]:
-    """What the log does not say, and what that makes of a plan."""
+    """What the log lacks, and what that means for a plan."""
     notes = []
     room = max(PROFILES[name].context_tokens for name in GPUS)
     if cut := sum(row.input_tokens + row.output_tokens > room for row in rows):
@@ -171,7 +171,7 @@ def _scenario(
     gpu = next((name for name in GPUS if longest <= PROFILES[name].context_tokens), GPUS[-1])
     room = PROFILES[gpu].context_tokens
     answer_tokens = max(1, max(row.output_tokens for row in rows))
-    # No more than is needed: any GPU with room for the longest request may be put in. What is longer is cut.
+    # No more than needed, so that any GPU with room for the longest request can be used. Longer requests are cut.
     context_tokens = min(room, max(longest, answer_tokens + 1))
     work["figures"] = {"context_tokens": context_tokens, "max_tokens": min(answer_tokens, room // 2)}
     document = {

@@ -1,6 +1,6 @@
-"""`farhop status`: what is wrong, where the load is and which law holds, in ten lines; then what else is asked for.
+"""`farhop status`: what is wrong, where the load is and which law is in force, in ten lines; then the chosen tables.
 
-A balancer that does not answer is a row and an exit code, not an end; what one does not tell is a dash.
+A balancer that does not answer is a row and an exit code, not an error; a missing figure is a dash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from farhop_cli.options import Where
 
 WATCH_S = 2.0
-FIND_EVERY = 8  # draws, after which etcd is asked again who is there
+FIND_EVERY = 8  # redraws, after which balancers are looked up in etcd again
 
 _VIEW = (
     "seen from", "region", "state", ">rtt ms", ">wait ms", ">used", ">foreign tok", ">slots", ">in flight",
@@ -56,9 +56,9 @@ _REPLICAS = (
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What one balancer says, or why it does not. `spills`: requests it sent past a hot region, by where they went.
+    """A balancer's status, or why there is none. `spills`: requests it sent past a hot region, by destination.
 
-    `name` is its region's, with its own where the region has several of the tier.
+    `name` is its region's, with its own if the region has several of the tier.
     """
 
     region: str
@@ -110,7 +110,7 @@ def run(asked: Asked, where: Where) -> int:
 
 
 def _asked(here: Fleet, asked: Asked, *, spills: bool) -> tuple[list[Seen], list[Seen], list[fleet.Seen]]:
-    """What each global and each regional balancer says; and the same as it was answered."""
+    """The status of each global and each regional balancer; and the raw answers."""
     chosen = [one for one in here.balancers if one.tier != "regional" or asked.region in ("", one.region)]
     answered, paths = asyncio.run(_ask_all(here, chosen, spills=spills))
     several = {(one.tier, one.region) for one in chosen if len(here.of(one.tier, one.region)) > 1}
@@ -142,7 +142,7 @@ def _watch(asked: Asked, where: Where, here: Fleet) -> None:
     with live if live is not None else contextlib.nullcontext():
         while True:
             if draws % FIND_EVERY == FIND_EVERY - 1:
-                with contextlib.suppress(typer.Exit):  # what was known stands until more is
+                with contextlib.suppress(typer.Exit):  # the previous view stays until there is a new one
                     here = where.fleet(asked.region)
             upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions)
             if live is None:
@@ -156,7 +156,7 @@ def _watch(asked: Asked, where: Where, here: Fleet) -> None:
 
 
 def _from_disk(tier: str, one: Seen) -> list[str]:
-    """That it was started without etcd, and still is."""
+    """It was started without etcd, and still is without."""
     shown = [kept for kept in _parts(one, "kept") if kept.get("from_disk")]
     return [
         f"{tier} balancer of {one.region}: started from what was kept on disk; hub {cell(kept.get('hub'))} is silent: "
@@ -224,7 +224,7 @@ def announcer(one: AnnounceReport) -> list[str]:
 
 
 def _build(tier: str, one: Seen) -> list[str]:
-    """Which build, and which generation of its configuration is in force."""
+    """The build, and the generation of its configuration in force."""
     status = one.status or {}
     found = status.get("configuration")
     configuration: dict[str, Any] = found if isinstance(found, dict) else {}
@@ -268,7 +268,7 @@ def spills(page: str) -> dict[str, int]:
 
 
 def drains(upper: list[Seen]) -> dict[str, dict[str, Any]]:
-    """Drains by region, by the first balancer that knows of one."""
+    """Drains by region, by the first balancer that reports one."""
     found: dict[str, dict[str, Any]] = {}
     for one in upper:
         for region in _parts(one, "regions"):
@@ -279,7 +279,7 @@ def drains(upper: list[Seen]) -> dict[str, dict[str, Any]]:
 
 
 def biases_and_pins(upper: list[Seen]) -> list[dict[str, Any]]:
-    """Biases and pins, each once, by the first balancer that knows of one."""
+    """Biases and pins, each once, by the first balancer that reports it."""
     found: dict[str, dict[str, Any]] = {}
     for one in upper:
         for each in _parts(one, "operator_overrides"):
@@ -295,7 +295,7 @@ def _bias_or_pin(found: dict[str, Any]) -> list[str]:
 
 
 def _refusals(lower: list[Seen]) -> list[list[str]]:
-    """What regions are told to refuse, each once, by the first of their balancers that knows of it."""
+    """What regions are set to refuse, each once, by the first of their balancers that reports it."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in lower:
         region, overrides = str((one.status or {}).get("region")), (one.status or {}).get("overrides")
@@ -330,7 +330,7 @@ def _override(region: str, found: dict[str, Any]) -> list[str]:
 
 
 def down_regions(upper: list[Seen]) -> list[str]:
-    """The regions that some global balancer holds for down; sorted."""
+    """The regions that some global balancer takes for down; sorted."""
     return sorted({str(r.get("region")) for one in upper for r in _parts(one, "regions") if r.get("state") == "down"})
 
 
@@ -375,7 +375,7 @@ def _state(region: dict[str, Any]) -> str:
 
 
 def _most(region: dict[str, Any], offers: list[list[dict[str, Any]]], field: str) -> object:
-    """A figure of the region, where it is known for the whole; else the most of any of its instances' models."""
+    """A figure of the region, if it is known for the whole; otherwise the maximum over its instances' models."""
     shown = [one.get(field) for models in offers for one in models]
     return region.get(field, max((n for n in shown if isinstance(n, int | float)), default=None))
 
@@ -387,7 +387,9 @@ def percent(share: object) -> str:
 
 
 def _error(shown: dict[str, Any]) -> list[str]:
-    """Tokens believed to be cached, those that were, and by how much the belief was too high (or, below 0, too low)."""
+    """Tokens predicted to be cached, the actual number, and by how much the prediction was too high (or, below 0, too
+    low).
+    """
     believed, cached = shown.get("predicted_hit_tokens"), shown.get("actual_hit_tokens")
     off = None
     if isinstance(believed, int | float) and isinstance(cached, int | float) and cached > 0:
@@ -413,7 +415,7 @@ def _global(one: Seen, upper: list[Seen]) -> list[str]:
 
 
 def _routes(one: Seen) -> list[list[str]]:
-    """A row for each route but the plain default."""
+    """A row for each route but the default."""
     found = (one.status or {}).get("routes_author")
     by = f"{cell(found.get('author'))}: {cell(found.get('why'))}" if isinstance(found, dict) else show.NONE
     return [
@@ -434,7 +436,7 @@ def _routes(one: Seen) -> list[list[str]]:
 
 
 def _unlike_default(route: dict[str, Any]) -> bool:
-    """Whether anything of it is not as it is without configuration."""
+    """Whether any of its fields differs from the default."""
     plain = {"policy": "predictive", "answer": "proxy", "tenant": "", "model": "", "usd_weight_ms": 0.0}
     counted = route.get("foreign_quota") is not None or route.get("egress_usd_per_hour") is not None
     return counted or any(route.get(field, value) != value for field, value in plain.items())
@@ -446,7 +448,7 @@ def _answer(route: dict[str, Any]) -> str:
 
 
 def _millionths(usd: object) -> str:
-    """What requests cost is counted in millionths of a dollar."""
+    """The cost of requests is counted in millionths of a dollar."""
     return number(usd * 1e6, 0) if isinstance(usd, int | float) and math.isfinite(usd) else show.NONE
 
 
@@ -461,7 +463,7 @@ def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
 
 
 def _hubs(one: Seen) -> list[list[str]]:
-    """A row for each hub: whether it is in contact, and what was not believed of it, by reason."""
+    """A row for each hub: whether it is connected, and which of its documents were refused, by reason."""
     return [
         [
             one.name,
@@ -481,7 +483,7 @@ def _refused(hub: dict[str, Any]) -> str:
 
 
 def _stream(region: dict[str, Any]) -> str:
-    """How the region's prefix stream stands, and for how long what is known has been old."""
+    """The state of the region's prefix stream, and for how long its data have been stale."""
     state, behind_s = cell(region.get("prefix_stream")), region.get("prefix_behind_s")
     return f"{state} {number(behind_s)} s" if isinstance(behind_s, int | float) else state
 
@@ -537,7 +539,7 @@ def replica_rows(one: Seen) -> list[list[str]]:
 
 
 def _remarks(replica: dict[str, Any]) -> list[str]:
-    """What should be known of it beside its figures."""
+    """Remarks beside its figures."""
     remarks = [str(replica[field]) for field in ("why", "slow") if replica.get(field)]
     if replica.get("reports_cached_tokens") is False:
         remarks.append("its answers do not tell cached tokens")

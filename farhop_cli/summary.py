@@ -1,4 +1,4 @@
-"""A fleet in ten lines: what is wrong, where the load is, which law holds. From what its balancers say; asks nobody."""
+"""A fleet in ten lines: what is wrong, where the load is, which law is in force. From balancers' statuses; no IO."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 LINES_MAX = 10
 WRONG_MAX, BUSY_MAX = 4, 3
 NOT_TOLD = "as entries see it: no regional balancer answered, or none is known here (a context finds them)"
-_LATELY_S = 60.0  # what a request met so long ago is told of no more
-_STATES = ("down", "draining", "suspect", "up")  # worst first, as some balancer sees it
+_LATELY_S = 60.0  # older failures of requests are not reported
+_STATES = ("down", "draining", "suspect", "up")  # worst first, as reported by some balancer
 
 
 class Balancer(Protocol):
@@ -27,19 +27,19 @@ class Balancer(Protocol):
 
     @property
     def region(self) -> str:
-        """Where it stands."""
+        """Its region."""
 
     @property
     def name(self) -> str:
-        """Which one it is, for people."""
+        """Its name, for people."""
 
     @property
     def status(self) -> dict[str, Any] | None:
-        """What it says; None: nothing."""
+        """Its status; None if it did not answer."""
 
 
 class Load(msgspec.Struct, frozen=True):
-    """A region's work. None is not told."""
+    """A region's load. None is unknown."""
 
     region: str
     state: str
@@ -52,7 +52,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """The fleet at a glance. `epochs` says which balancers go by which law; `wrong` is worst first."""
+    """The fleet at a glance. `epochs` says which balancers use which law; `wrong` is worst first."""
 
     fleet: str
     balancers: int
@@ -68,7 +68,7 @@ def of(
     name: str, upper: Sequence[Balancer], lower: Sequence[Balancer], unreached: Sequence[str], region: str = "",
     announcers: Sequence[AnnounceReport] = (),
 ) -> Summary:  # fmt: skip
-    """Of what balancers say; `unreached` is who or what could not be asked, and how it failed."""
+    """From balancers' statuses; `unreached` is what could not be asked, and why."""
     views = _worst(upper, region)
     loads = [_load(one, view, lower) for one, view in views.items()]
     answered = [one for one in (*upper, *lower) if one.status is not None]
@@ -131,7 +131,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _law(answered: Sequence[Balancer]) -> str:
-    """Who set the newest one, if anybody is known to have."""
+    """Who set the newest one, if known."""
     laws = [law for one in answered if isinstance(law := (one.status or {}).get("law"), dict)]
     newest = max(laws, key=lambda law: law["epoch"] if isinstance(law.get("epoch"), int) else -1, default={})
     author = newest.get("author")
@@ -145,7 +145,7 @@ def _law(answered: Sequence[Balancer]) -> str:
 
 
 def _worst(upper: Sequence[Balancer], region: str) -> dict[str, dict[str, Any]]:
-    """Each region as the one that sees it worst does."""
+    """Each region as the balancer with the worst view reports it."""
     found: dict[str, dict[str, Any]] = {}
     for one in upper:
         for view in _dicts((one.status or {}).get("regions")):
@@ -165,7 +165,7 @@ def _load(region: str, view: dict[str, Any], lower: Sequence[Balancer]) -> Load:
     own = [one.status for one in lower if one.region == region and one.status is not None]
     replicas = {
         str(replica.get("replica")): replica for status in own for replica in _dicts(status.get("replicas"))
-    }  # several balancers of a region share them
+    }  # shared by several balancers of a region
     offers = [offer for instance in _dicts(view.get("instances")) for offer in _values(instance.get("models"))]
     up = sum(replica.get("state") == "up" for replica in replicas.values())
     return Load(
@@ -202,7 +202,7 @@ def _total(loads: Sequence[Load]) -> str:
 def _shown(load: Load) -> str:
     used = f"{load.used_share:.0%} used" if load.used_share is not None else "use unknown"
     seen = f"{used}, wait {number(load.wait_ms)} ms"
-    if load.replicas is None:  # none of its own balancers says
+    if load.replicas is None:  # none of its own balancers reports it
         return f"{load.region}: {load.state}, {seen}"
     return (
         f"{load.region}: {load.state}, {number(load.in_flight)} under way, {number(load.queued)} queued, {seen}, "
@@ -258,7 +258,7 @@ def _capacity(name: str, view: dict[str, Any]) -> Iterator[str]:
     if without := {model for model, _ in offers} - ready:
         yield f"{name} has no replica ready of {_few(sorted(without))}"
         if not ready:
-            return  # which is why it takes no work
+            return  # so it takes no work
     admitted = view.get("admitted_share")
     if isinstance(admitted, int | float) and admitted <= 0.0:
         yield f"{name} is hot: new work goes elsewhere if it can"

@@ -1,6 +1,6 @@
-"""Decisions as tables: which region and why, which replica and why. For records kept and for questions alike.
+"""Decisions as tables: which region and why, which replica and why. For records and for `explain` alike.
 
-The records are what a balancer's admin port says; a field that is missing is a dash, never a crash.
+The input is an admin port's JSON; a field that is missing is a dash, never a crash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _REPLICA_COLUMNS = ("", "replica", ">score", ">hit tok", ">to prefill", ">backlo
 
 
 def regions(reasons: Record, title: str) -> None:
-    """A global decision: the field best first, then who does not serve, then whom the law keeps out."""
+    """A global decision: the candidates best first, then regions that do not serve, then those that the law
+    excludes.
+    """
     absent, unlawful = _mapping(reasons, "not_serving"), _mapping(reasons, "unlawful")
     rows = [_candidate(one, reasons.get("chosen"), absent) for one in _list(reasons, "candidates")]
     scored = len(rows)
@@ -67,14 +69,14 @@ def _outside(name: str, why: str) -> list[str]:
 
 
 def law(shown: Record) -> str:
-    """The law a balancer goes by, in a line: its epoch, where it came from, who set it and why."""
+    """A balancer's law in a line: its epoch, its source, its author and reason."""
     revision = f" (revision {shown['revision']})" if shown.get("revision") else ""
     signed = f", by {cell(shown.get('author'))}: {cell(shown.get('why'))}" if shown.get("author") else ""
     return f"law of epoch {cell(shown.get('epoch'))}, from {cell(shown.get('source'))}{revision}{signed}"
 
 
 def pilot_lights(shown: object) -> list[str]:
-    """A line for each pilot-light region: whether it sleeps, and what it was woken for."""
+    """A line for each pilot-light region: whether it sleeps, and why it was woken."""
     lights = {name: one for name, one in shown.items() if isinstance(one, dict)} if isinstance(shown, dict) else {}
     return [
         f"{name} is a pilot-light: {cell(one.get('state'))}" + (f" ({one['why']})" if one.get("why") else "")
@@ -83,7 +85,7 @@ def pilot_lights(shown: object) -> list[str]:
 
 
 def replicas(reasons: Record, title: str) -> None:
-    """A regional decision: the field as it was scored."""
+    """A regional decision: the candidates with their scores."""
     why = "chosen to learn how fast it is" if reasons.get("explored") else "chosen"
     rows = [_replica(one, reasons.get("chosen"), why) for one in _list(reasons, "candidates")]
     by = (
@@ -98,7 +100,7 @@ def replicas(reasons: Record, title: str) -> None:
 
 
 def _terms(reasons: Record, what: str) -> None:
-    """What each score in milliseconds is made of: the columns add up to it. Those that are 0 for all are left out."""
+    """The terms of each score in milliseconds: the columns add up to it. Terms that are 0 for all are left out."""
     found = [(cell(one.get(what)), number(one.get("score")), _mapping(one, "terms_ms"))
              for one in _list(reasons, "candidates")]  # fmt: skip
     named = dict.fromkeys(name for _, _, terms in found for name in terms)
@@ -123,7 +125,7 @@ def _replica(one: Record, chosen: object, why: str) -> list[str]:
 
 
 def global_record(record: Record, place: str) -> None:
-    """What a global balancer kept of a request."""
+    """A global balancer's record of a request."""
     reasons = record.get("reasons")
     if isinstance(reasons, Mapping):
         regions(reasons, f"which region: decided in {place}, {_under(reasons)}")
@@ -131,7 +133,7 @@ def global_record(record: Record, place: str) -> None:
 
 
 def regional_record(record: Record, region: str) -> None:
-    """What a regional balancer kept of a request."""
+    """A regional balancer's record of a request."""
     reasons = record.get("reasons")
     if isinstance(reasons, Mapping):
         replicas(reasons, f"which replica: decided in {region}")
@@ -139,7 +141,7 @@ def regional_record(record: Record, region: str) -> None:
 
 
 def outcome(record: Record, place: str) -> None:
-    """How a request of the past went, in a line."""
+    """The outcome of a past request, in a line."""
     usage, model, asked_for = _mapping(record, "usage"), record.get("model"), record.get("asked_for")
     parts = [
         f"{place}: {cell(record.get('outcome'))}, status {cell(record.get('status'))}",
@@ -158,7 +160,7 @@ def outcome(record: Record, place: str) -> None:
 
 
 def _given_again(given: Record) -> str:
-    """Whose answer it was."""
+    """The request whose answer was given again."""
     line = f"answer cache: {cell(given.get('outcome'))}"
     if given.get("why"):
         line += f" ({cell(given.get('why'))})"
@@ -169,7 +171,7 @@ def _given_again(given: Record) -> str:
 
 
 def show_world(world: WorldFile) -> None:
-    """Where everything of a running world listens, and whose demo keys there are."""
+    """The addresses of a running world, and its demo keys."""
     show.table(
         f"a world of {len(world.regions)} regions, {world.speedup:g} × the real speed, serving {world.model}",
         ("region", "entry for clients", "global admin", "regional admin", "engines"),
@@ -187,7 +189,7 @@ def _under(reasons: Record) -> str:
 
 
 def _attempts(record: Record) -> None:
-    """Where it was sent, if that was not simply where it was served."""
+    """Its attempts, if there were others than the one that served it."""
     attempts = _list(record, "attempts")
     if len(attempts) > 1 or any(one.get("outcome") != "served" for one in attempts):
         show.line("attempts: " + ", then ".join(f"{one.get('target')} {one.get('outcome')}" for one in attempts))

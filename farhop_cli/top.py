@@ -1,7 +1,7 @@
-"""`farhop top`: the console in a terminal, over SSH, too: regions, replicas, decisions, law, keys to drain and undrain.
+"""`farhop top`: the console in a terminal, also over SSH: regions, replicas, decisions, law, keys to drain and undrain.
 
-It shows the pictures that the page shows, and acts as the page does: the dry run first, then by name. What balancers
-name is text, never markup or a terminal's command. Needs textual (`pip install farhop[top]`).
+Shows the same snapshots as the page, and acts as the page does: the dry run first, then the name as confirmation. Names
+from balancers are text, never markup or terminal commands. Needs textual (`pip install farhop[top]`).
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _TABLES = {
 
 
 def text(value: object, style: str = "") -> Text:
-    """What somebody named, as text alone."""
+    """A name as plain text."""
     return Text(show.printable(str(value)), style=style)
 
 
 def sign(state: object, more: str = "") -> Text:
-    """A state: its sign, its snapshot, its colour."""
+    """A state: its sign, its text, its colour."""
     name = str(state)
     return text(f"{_SIGNS.get(name, '?')} {name}{more}", _COLOURS.get(name, "red"))
 
 
 def age(picture: dict[str, Any], received_ms: object) -> str:
-    """How long ago a word came."""
+    """The age of a snapshot."""
     if not isinstance(received_ms, int):
         return "never"
     seconds = max(0, round((picture["at"] - received_ms) / 1e3))
@@ -116,7 +116,7 @@ def _clock(ms: object) -> str:
 
 
 class Ask(ModalScreen[None]):
-    """An act: why; then the dry run; then the target's name. Escape leaves it."""
+    """An act: the reason; then the dry run; then the target's name. Escape cancels."""
 
     BINDINGS: ClassVar[list[Any]] = [Binding("escape", "dismiss", "Leave it")]
 
@@ -133,7 +133,7 @@ class Ask(ModalScreen[None]):
             yield Input(placeholder="why", id="answer")
 
     async def on_input_submitted(self, event: Input.Submitted) -> None:
-        """The reason, or the name."""
+        """The reason or the name was entered."""
         acts, field = self._source.acts(), self.query_one("#answer", Input)
         result = self.query_one("#result", Static)
         if acts is None:
@@ -165,7 +165,7 @@ class Ask(ModalScreen[None]):
 
 
 class Top(App[None]):
-    """The tables, anew every second."""
+    """The tables, redrawn every second."""
 
     TITLE = "farhop top"
     ENABLE_COMMAND_PALETTE = False
@@ -195,7 +195,7 @@ class Top(App[None]):
         yield Footer()
 
     async def on_mount(self) -> None:
-        """Begin to look."""
+        """Start following the fleet."""
         for name, columns in _TABLES.items():
             table: DataTable[Text] = self.query_one(f"#table-{name}", DataTable)
             for column in columns:
@@ -204,7 +204,7 @@ class Top(App[None]):
         self.set_interval(EVERY_S, self.look)
 
     async def look(self) -> None:
-        """Show the world as it stands now."""
+        """Show the present state."""
         if self._paused:
             return
         taken = await self._source.snapshots()
@@ -218,7 +218,7 @@ class Top(App[None]):
                 self._fill(self.screen_stack[0].query_one(f"#table-{name}", DataTable), name, wanted)
 
     def _fill(self, table: DataTable[Text], name: str, wanted: dict[str, list[Text]]) -> None:
-        """Rows that stay are changed where they are, so that the cursor stays, too."""
+        """Rows that stay are updated in place, so that the cursor stays, too."""
         have = [str(key.value) for key in table.rows]
         if have == list(wanted):
             for key, cells in wanted.items():
@@ -233,17 +233,17 @@ class Top(App[None]):
         table.move_cursor(row=min(at, max(0, len(wanted) - 1)))
 
     def action_show(self, name: str) -> None:
-        """Another table."""
+        """Show another table."""
         self.query_one(TabbedContent).active = name
         self.query_one(f"#table-{name}", DataTable).focus()
 
     def action_pause(self) -> None:
-        """Hold what is shown, or go on."""
+        """Pause, or continue."""
         self._paused = not self._paused
         self.sub_title = "paused" if self._paused else ""
 
     def action_ask(self, do: Literal["drain", "undrain"]) -> None:
-        """Drain the region under the cursor, or take that back."""
+        """Drain the region under the cursor, or end its drain."""
         names = list(self.picture.get("regions", {}))
         row = self.query_one("#table-regions", DataTable).cursor_row
         if 0 <= row < len(names):

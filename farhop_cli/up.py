@@ -1,7 +1,7 @@
 """`farhop up`: a whole world on this machine until Ctrl-C, described in a file so that the other commands find it.
 
-What can be known to be wrong is told in one line before anything runs. Invariant: however it ends, every process it
-started has ended, and its file is gone.
+Errors that can be known beforehand are reported in one line before anything runs. Invariant: however it ends, every
+process it started has ended, and its file is gone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WATCH_S = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for, as typed."""
+    """The options, as typed."""
 
     topology: str
     engines: list[str]
@@ -58,7 +58,7 @@ class Options:
 
 
 def run(options: Options) -> None:
-    """Run the world asked for until it is stopped. Ends the command with one line if it cannot come up."""
+    """Run the world until it is stopped. Ends the command with one line if it cannot start."""
     settings = checked(options)
     folder = Path(tempfile.mkdtemp(prefix="farhop-up-"))
     try:
@@ -76,7 +76,7 @@ def run(options: Options) -> None:
 
 
 def checked(options: Options) -> WorldSettings:
-    """The world to run. Ends the command, naming the option, if it could not come up or would be in another's way."""
+    """The world to run. Ends the command, naming the option, if it could not start or would conflict with another."""
     if options.profile not in PROFILES:
         fail(f"--profile: {quoted(options.profile)} is unknown; use one of {', '.join(PROFILES)}")
     if not (math.isfinite(options.speedup) and 0.0 < options.speedup <= SPEEDUP_MAX):
@@ -140,7 +140,7 @@ def _alone(described: Path) -> None:
 
 
 def _ports_free(first: int, regions: list[str]) -> None:
-    """The entries' ports, from the first on. What is taken between now and then is told by who finds it so."""
+    """The entries' ports, from the first on. A port that is taken later is reported by its process."""
     for port, region in enumerate(regions, first) if first else ():
         if port > 65535:
             fail(f"--port: {first} leaves no port for {region}; give a lower one")
@@ -187,7 +187,7 @@ async def _run(settings: WorldSettings, folder: Path, described: Path) -> None:
     await asyncio.wait((world, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not world.done() and not serving.is_set():
-        world.cancel()  # asked to stop while still starting: what is up is unwound in order
+        world.cancel()  # stopped while still starting: what is up is stopped in order
     try:
         await world
     except asyncio.CancelledError:
@@ -222,12 +222,14 @@ async def _serve(
         finally:
             await control.close()
             await asyncio.to_thread(described.unlink, missing_ok=True)
-            with contextlib.suppress(typer.Exit):  # which it said
+            with contextlib.suppress(typer.Exit):  # which it printed
                 await asyncio.to_thread(context.world_ended, named, described)
 
 
 def _named(described: Path) -> tuple[str, str]:
-    """The world's context, and the current one. A world runs without: who may not write there is told so."""
+    """The world's context, and the current one. A world runs without one: if the file cannot be written, that is a
+    warning.
+    """
     try:
         return context.world_began(described)
     except typer.Exit:
@@ -235,12 +237,12 @@ def _named(described: Path) -> tuple[str, str]:
 
 
 async def _watch(world: World, stop: asyncio.Event) -> None:
-    """Say it when a process of the world ends before it is asked to."""
+    """Report a process of the world that ends unasked."""
     reported: set[str] = set()
     while not stop.is_set():
         ended = world.ended()
         for name, how in ended.items():
             if name not in reported:
                 typer.echo(f"{name} {how}", err=True)
-        reported = set(ended)  # what was started again may end again
+        reported = set(ended)  # a restarted process may end again
         await asyncio.sleep(WATCH_S)

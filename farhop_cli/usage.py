@@ -75,7 +75,7 @@ def run(options: Options) -> int:
 
 
 def _cell(text: str) -> str:
-    """As a spreadsheet shows it: what begins like a formula is none."""
+    """As a spreadsheet shows it: text that begins like a formula is not one."""
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 

@@ -1,4 +1,4 @@
-"""`farhop where`: which entry DNS gives a client, why, and for which network; by a server, or by its file alone."""
+"""`farhop where`: which entry DNS gives a client, why, and for which network; from a server, or from its file alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT_S = 5.0
 
 
 def run(client: str, tenant: str, config: Path, admin: str, token: str, offline: bool, as_json: bool) -> int:
-    """Tell; the exit code."""
+    """Print it; the exit code."""
     found = _by_file(client, tenant, config) if offline else _asked(client, tenant, config, admin, token)
     if as_json:
         typer.echo(json.dumps(found, indent=2))
@@ -142,7 +142,7 @@ def _table(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
 
 
 def without_subnet(found: dict[str, Any]) -> list[str]:
-    """What is answered to a question without a client subnet, and why, in lines for people."""
+    """The answer to a question without a client subnet, and why, in lines for people."""
     answered = ", ".join(found["entries"] or ()) or "SERVFAIL, as there is none"
     kept_back = [f"  not {entry}: {net} is confined to other places" for entry, net in found["kept_back"].items()]
     if found["by"] == "all":

@@ -1,4 +1,4 @@
-"""`farhop bench worlds`: Farhop beside the best rival in worlds drawn at random, as tables or as a page's part."""
+"""`farhop bench worlds`: Farhop against the best rival in worlds drawn at random, as tables or as a part of a page."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from farhop_lab.studies.results_page import Table
 
 FINALISTS = 4
-"""Of all rivals, those that are run on more than the first screening seed."""
+"""Of all rivals, the number that runs on more than the first screening seed."""
 WORST = 20
 BEGIN, END = "<!-- farhop bench worlds: begin -->", "<!-- farhop bench worlds: end -->"
-"""In a page, the lines between which its tables stand."""
+"""In a page, the lines between which its tables are."""
 NO_LOSS, IN_TIME = 0.95, 0.9
-"""The goals: in how many worlds there is no loss, and the first token comes as soon."""
+"""The goals: shares of worlds without a loss, and with the first token within the limit."""
 
 
 def run(
@@ -153,7 +153,7 @@ def _percent(share: float) -> str:
 
 
 def _apart(ratio: Interval | None, marked: bool) -> str:
-    """A ratio; `marked`: bold where its whole interval lies on one side of 1."""
+    """A ratio; `marked`: bold if its whole interval lies on one side of 1."""
     is_apart = marked and ratio is not None and ratio.half and not ratio.low <= 1.0 <= ratio.high
     return f"**{shown(ratio, 3)}**" if is_apart else shown(ratio, 3)
 
@@ -194,7 +194,7 @@ def report(verdicts: Sequence[drawn.Verdict], of: str) -> str:
 
 
 def parts_of(page: Path) -> tuple[str, str]:
-    """What stands in a page before and behind its tables; nothing where there is no such page."""
+    """The parts of a page before and behind its tables; empty if there is no such page."""
     try:
         text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
     except (OSError, UnicodeDecodeError) as error:

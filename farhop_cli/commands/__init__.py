@@ -1,1 +1,1 @@
-"""The wiring of every command, a module a group: options and help. What a command does is in the rooms it calls."""
+"""The wiring of every command, a module a group: options and help. The work is done by the modules they import."""
