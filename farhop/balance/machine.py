@@ -122,6 +122,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 
     # Other models, and time.
     fallbacks: tuple[str, ...] = ()  # the other models that its name stands for and that may serve it, in order
+    # Where each of them may be processed by the law that the request came under; (): the same as `lawful`.
+    fallbacks_lawful: tuple[frozenset[str], ...] = ()
     attempted: int = 0  # how many attempts were made while it was another model's request
     # The point in time at which the client wants the first token; None: not stated. A later request is still served.
     first_token_by: float | None = None

@@ -86,12 +86,14 @@ def narrowed_by_name(request: Request, law: Law) -> tuple[tuple[str, ...], ...]:
 def fallback(request: Request, model: str, refused: str, attempts: int) -> Request:
     """The request for another of its `fallbacks`, after so many attempts for this model; `refused`: how the last one
     ended. Its chain is to be made anew, and its tokens are not known: both go by the model."""
-    left = tuple(other for other in request.fallbacks if other != model)
+    at, others, lawful = request.fallbacks.index(model), request.fallbacks, request.fallbacks_lawful
     why = f"{request.alias_why}; {request.model}: {refused}".removeprefix("; ")
     name = request.alias or request.model
     return replace(
-        request, model=model, alias=name, alias_why=why, fallbacks=left, attempted=attempts, chain=(), tokens=None
-    )
+        request, model=model, alias=name, alias_why=why, lawful=lawful[at] if lawful else request.lawful,
+        fallbacks=others[:at] + others[at + 1 :], fallbacks_lawful=lawful[:at] + lawful[at + 1 :], attempted=attempts,
+        chain=(), tokens=None,
+    )  # fmt: skip
 
 
 def check_ends(listed: Iterable[tuple[str, Sequence[ModelStep]]]) -> None:

@@ -49,8 +49,8 @@ def resolve(
     first that is served there; where none is, the first that it may use, of those `known` if there is one. `allowed`
     are the models of its API key, empty for any; `micro_usd`: what a request may cost at most,
     None where that has no price. Its `lawful` then holds what the law says of the name asked for, too.
-    Its `fallbacks` are the others that it may use, and it stays within what a rule about the name leaves. Its chain is
-    still the name's."""
+    Its `fallbacks` are the others that it may use, each where this law lets it, and it stays within what a rule about
+    the name leaves. Its chain is still the name's."""
     by_name = law.request_verdict(request).lawful
     by_name = admission.both(by_name, request.lawful)
     narrow = model_steps.narrowed_by_name(request, law)
@@ -60,13 +60,18 @@ def resolve(
     firsts: list[Request] = []
     unfit = model_steps.unfit(steps, request, allowed, micro_usd)
     fitting = tuple(model for model, why in unfit.items() if not why)
+    may = {model: law.verdict(request.tenant, model, narrow=narrow, key=request.key).lawful for model in fitting}
+    may = {model: admission.both(lawful, by_name) for model, lawful in may.items()}
     for step in steps:
         if unfit[step.model]:
             passed.append(f"{step.model}: {unfit[step.model]}")
             continue
         others = tuple(model for model in fitting if model != step.model)
-        one = replace(request, model=step.model, alias=request.model, lawful=by_name, fallbacks=others, narrow=narrow)
-        if not law.request_verdict(one).lawful & by_name:
+        one = replace(
+            request, model=step.model, alias=request.model, lawful=by_name, fallbacks=others,
+            fallbacks_lawful=tuple(may[model] for model in others), narrow=narrow,
+        )  # fmt: skip
+        if not may[step.model]:
             lawless = True
             passed.append(f"{step.model}: unlawful")
             continue

@@ -605,7 +605,9 @@ class GlobalFlow:
             return found
         if not found.fallbacks:
             return None
-        return msgspec.structs.replace(request, fallbacks=found.fallbacks, narrow=found.narrow)
+        return msgspec.structs.replace(
+            request, fallbacks=found.fallbacks, fallbacks_lawful=found.fallbacks_lawful, narrow=found.narrow
+        )
 
     def _answer_tokens(self, request: Request) -> float:
         """The tokens of a request's answers: the most it allows or, if it sets no limit, the number expected."""

@@ -98,15 +98,17 @@ class ModelNames:
             raise BodyError(barred.outcome, barred.detail, "model")
         steps = tuple(model_steps.ordered(steps, model_steps.drawn(request, self._rng)))
         unfit = model_steps.unfit(steps, request, allowed, self._micro_usd)
-        fitting = tuple(model for model, why in unfit.items() if not why)
         narrow = model_steps.narrowed_by_name(request, flow.law)
+        # What a later law lets in it does not let in who came before.
+        lawful = {one.model for one in steps if not self._unlawful(replace(request, model=one.model, narrow=narrow))}
+        fitting = tuple(model for model, why in unfit.items() if not why and model in lawful)
         passed: list[str] = []
         served: list[tuple[Request, int]] = []  # and how many were passed over before it
         usable: list[Request] = []
         for step in steps:
             others = tuple(model for model in fitting if model != step.model)
             one = replace(request, model=step.model, alias=name, fallbacks=others, narrow=narrow)
-            why = unfit[step.model] or self._unlawful(one)
+            why = unfit[step.model] or ("" if step.model in lawful else "unlawful")
             if not why:
                 usable.append(one)
                 if (has_room := self._has_room(one)) is None:
@@ -133,8 +135,8 @@ class ModelNames:
             return replace(one, alias="") if one.fallbacks else None
         return replace(one, alias_why="; ".join(passed))
 
-    def _unlawful(self, one: Request) -> str:
-        return "" if admission.unlawful(one, self._flow.config.region, self._flow.law) is None else "unlawful"
+    def _unlawful(self, one: Request) -> bool:
+        return admission.unlawful(one, self._flow.config.region, self._flow.law) is not None
 
     def _has_room(self, one: Request) -> bool | None:
         """Whether a replica could take it now; None where none serves its model."""

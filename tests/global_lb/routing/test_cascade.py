@@ -17,6 +17,7 @@ from farhop.balance.machine import (
     Command,
     FallBack,
     Forward,
+    LawChanged,
     Request,
     RequestArrived,
 )
@@ -35,10 +36,10 @@ NAMES = ("big", "medium", "small")
 RULED = {"big": Rule(allow=("eu",)), "auto": Rule(allow=("world",), deny=("JP",))}
 
 
-def ruled(**models: Rule) -> Law:
+def ruled(epoch: int = 1, /, **models: Rule) -> Law:
     """`anyone` may go anywhere but for these models or names."""
     anyone = Tenant("anyone", residency=Residency(processing=Rule(allow=("world",))), models=models)
-    return Law(Topology("test", 1, REGIONS, {"anyone": anyone}))
+    return Law(Topology("test", epoch, REGIONS, {"anyone": anyone}))
 
 
 def serving(region: str, **slots: int) -> Instance:
@@ -268,6 +269,18 @@ def test_what_no_region_takes_for_one_model_goes_on_for_the_next_that_has_room()
     assert isinstance(refused, Answer)
     assert refused.outcome is outcome.NO_REGION
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["auto", "big"])
+def test_a_law_that_lets_in_more_binds_another_model_by_the_law_that_the_request_came_under(name: str) -> None:
+    view = seen(serving("london", big=4), serving("tokyo", small=4))
+    flow = worldwide(under=ruled(small=Rule(allow=("uk",))), view=view, routes=auto("big", "small", name=name))
+    arrived(flow, model=name)
+    flow.handle(LawChanged(ruled(2)), 0.05)
+    assert asked(flow, model="small") is None, "it is no name, and lawful in tokyo now"
+    assert flow.consider(request("b", model="small"), 0.1).chosen is not None
+    (refused,) = flow.handle(AttemptRefused("a", 1, outcome.QUEUE_FULL, 800.0), 0.1)
+    assert not isinstance(refused, FallBack)
 
 
 @pytest.mark.parametrize("reason", [outcome.UNLAWFUL_HERE, outcome.PATH_UNSUPPORTED])

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology, until
+from worlds import request
 
 from farhop.balance import outcome
 from farhop.service.admin import Question
@@ -76,6 +77,13 @@ async def test_the_law_holds_for_the_model_and_for_the_name(up: Both, engine: En
         assert answer.status >= 400
         assert "virginia" in answer.json["error"]["message"]
     assert engine.seen == []
+
+
+async def test_what_the_law_forbids_here_at_arrival_is_no_fallback_whatever_it_says_later(up: Both) -> None:
+    for name, models in (("anywhere", {"absent", MODEL}), ("careful", {"absent"})):
+        found = up.regional.model_names.resolved(request("a", tenant=name, model="auto"), ())
+        assert found is not None
+        assert {found.model, *found.fallbacks} == models
 
 
 @pytest.mark.parametrize("operation", ["generate", "generate_stream", "infer"])
