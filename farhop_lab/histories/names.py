@@ -18,6 +18,8 @@ from farhop.balance import machine, outcome
 from farhop.balance.health.hot_guard import GuardConfig
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.health.replica import HealthConfig
+from farhop.balance.model_facts import ModelFacts
+from farhop.balance.model_steps import ModelStep
 from farhop.store.documents.report import ModelReport, RegionReport
 from farhop_lab.histories.codec import Tag
 from global_lb.fleet import view as global_view
@@ -128,6 +130,13 @@ def _queue(figures: tuple[Any, ...]) -> queue.QueueConfig:
     return queue.QueueConfig(ttft_objective_s=said.pop("late_s") / queue.LATE_SHARE, **said)
 
 
+def _regional_config(region: str, instance: str, *parts: Any) -> regional_flow.FlowConfig:
+    figures, (health, foreign, *more) = parts[: len(QUEUE)], parts[len(QUEUE) :]
+    return regional_flow.FlowConfig(
+        region, instance, _queue(figures), health, foreign, **dict(zip(("move_over_s",), more, strict=False))
+    )
+
+
 def _given(config: split.SplitConfig) -> dict[str, Any]:
     """The fields of one model's split that are set."""
     return {name: getattr(config, name) for name in config.model_fields_set}
@@ -153,7 +162,13 @@ _CAPACITY = (
 )  # fmt: skip
 _ROUTE = (
     "policy", "weights", "regions", "fill_at", "prefix_bytes", "bias_ms", "foreign_quota", "affinity_ms", "canary",
-    "canary_by", "egress_usd_per_hour", "usd_weight_ms", "answer", "redirect_bytes", "advise",
+    "canary_by", "egress_usd_per_hour", "usd_weight_ms", "answer", "redirect_bytes", "advise", "unicast_tokens",
+    "models",
+)  # fmt: skip
+
+_FORWARD = (
+    "id", "attempt", "target", "address", "promised_ttft_ms", "lawful", "prefill", "waited_s", "reasons",
+    "first_token_by", "longer",
 )  # fmt: skip
 
 _KINDS: dict[int, tuple[type[Any], Tag]] = {
@@ -163,18 +178,19 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         machine.Request,
         "id tenant model prompt_bytes body_bytes chain deadline max_tokens stream priority key entry_region issuer "
         "lawful narrow promised_ttft_ms session version header_matches tokens divisible body_hash waited_s recomputed "
-        "soft_session parent_session among once by_anycast first_token_by tools",
+        "soft_session parent_session among once by_anycast first_token_by tools continues alias alias_why answers "
+        "fallbacks fallbacks_lawful attempted",
     ),
-    3: _fields(machine.AttemptBegan, "id attempt status"),
-    4: _fields(machine.AttemptEnded, "id attempt status usage fault chain answer_bytes whole"),
-    5: _fields(machine.AttemptFailed, "id attempt outcome"),
+    3: _fields(machine.AttemptBegan, "id attempt status load"),
+    4: _fields(machine.AttemptEnded, "id attempt status usage fault chain answer_bytes whole load"),
+    5: _fields(machine.AttemptFailed, "id attempt outcome resumable target_lives carried_by"),
     6: _fields(machine.AttemptRefused, "id attempt outcome wait_ms"),
     7: _fields(machine.ClientLeft, "id"),
     8: _fields(machine.TimerFired, "id"),
     9: _fields(machine.PrefillEnded, "id attempt"),
     10: _fields(machine.PrefillFailed, "id attempt outcome"),
     11: _fields(machine.LawChanged, "law"),
-    12: _fields(machine.Usage, "prompt_tokens completion_tokens cached_tokens"),
+    12: _fields(machine.Usage, "prompt_tokens completion_tokens cached_tokens reasoning_tokens"),
     13: _fields(machine.HeaderMatch, "kind name value"),
     14: _fields(machine.Tokens, "ids cache_salt shape whole"),
     15: _fields(machine.Address, "host port via tls"),
@@ -184,7 +200,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     20: (
         machine.Forward,
         Tag(
-            ("id", "attempt", "target", "address", "promised_ttft_ms", "lawful", "prefill", "waited_s", "reasons"),
+            _FORWARD,
             lambda it: (
                 it.id,
                 it.attempt,
@@ -195,6 +211,8 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
                 it.prefill,
                 it.waited_s,
                 reasons_of(it.reasons),
+                it.first_token_by,
+                it.longer,
             ),
             lambda *_: None,  # commands are compared, not made
         ),
@@ -208,7 +226,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
             lambda *_: None,
         ),
     ),
-    23: _fields(machine.Redirect, "id url outcome forward"),
+    23: _fields(machine.Redirect, "id url outcome forward own"),
     24: _fields(machine.Cancel, "id attempt"),
     25: _fields(machine.SetTimer, "id at"),
     26: _fields(machine.FallBack, "id request"),
@@ -219,7 +237,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         world.Region,
         "name city country jurisdictions latitude longitude entry hub egress_usd_per_gb usd_per_gpu_hour",
     ),
-    33: _fields(world.Tenant, "name keys residency priority weight share_prefixes models"),
+    33: _fields(world.Tenant, "name keys residency priority weight share_prefixes models tiers objectives resume"),
     34: _fields(world.Key, "name sha256 within"),
     35: _fields(world.Residency, "processing entry logging hints on_exhausted wait_max_s"),
     36: _fields(world.Rule, "allow deny"),
@@ -236,11 +254,11 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     51: _fields(
         regional_view.Replica,
         "name address models gpu slots kv_tokens prefill_tokens_max prefill_ms_per_token tpot_ms draining missing "
-        "kv_ranks adapters sample version role handover bootstrap_port lineage",
+        "kv_ranks adapters sample version role handover bootstrap_port lineage facts token_ids writes_on",
     ),
     52: _fields(
         regional_view.Sample,
-        "at waiting running kv_usage kv_tokens prefix_queries prefix_hits lora queued started_at",
+        "at waiting running kv_usage kv_tokens prefix_queries prefix_hits lora queued started_at slots",
     ),
     53: _fields(regional_view.Lora, "max running waiting"),
     54: _fields(regional_view.ReplicaSampled, "target sample"),
@@ -282,15 +300,16 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     71: (
         regional_flow.FlowConfig,
         Tag(
-            ("region", "instance", *(f"queue_{name}" for name in QUEUE), "health", "foreign"),
+            ("region", "instance", *(f"queue_{name}" for name in QUEUE), "health", "foreign", "move_over_s"),
             lambda it: (
                 it.region,
                 it.instance,
                 *(getattr(it.queue, name) for name in QUEUE),
                 it.health,
                 it.foreign,
+                it.move_over_s,
             ),
-            lambda region, instance, *rest: regional_flow.FlowConfig(region, instance, _queue(rest[:-2]), *rest[-2:]),
+            _regional_config,
         ),
     ),
     115: _fields(refusals.RefusalsChanged, "by_model"),
@@ -305,7 +324,8 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         ModelReport,
         "model replicas_ready replicas_total slots_total slots_free kv_tokens_total kv_tokens_free wait_ms "
         "prefill_ms_per_token tpot_ms bytes_per_token version in_flight queued_requests queued_tokens usable_share "
-        "headroom_foreign_tokens used_share batch_interference_ms base_unknown gpu_types bases",
+        "headroom_foreign_tokens used_share batch_interference_ms base_unknown gpu_types bases max_model_len root "
+        "parent context_tokens",
     ),
     # events of the global tier
     90: (
@@ -319,7 +339,8 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     91: _fields(global_view.Region, "name rtt_ms instances", shared=True),
     92: _fields(
         global_view.Instance,
-        "name region tier incarnation received_at clock_offset_ms draining accepted models client_url lineage",
+        "name region tier incarnation received_at clock_offset_ms draining accepted models client_url lineage "
+        "hop_version",
         shared=True,
     ),
     # Recorded when an instance had only these fields of a ModelReport (74).
@@ -340,7 +361,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     94: _fields(global_view.RegionKnown, "region known"),
     95: _fields(global_view.RegionReported, "region renewed known"),
     96: _fields(global_view.ChannelChanged, "region up known"),
-    97: _fields(global_view.RegionForced, "region drain why until over_s keep_share"),
+    97: _fields(global_view.RegionForced, "region drain why until over_s keep_share moves"),
     114: _fields(global_view.OutputsReported, "outputs"),
     98: _fields(RoutesChanged, "routes"),
     99: (
@@ -349,7 +370,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
             _ROUTE,
             attrgetter(*_ROUTE),
             # Unchecked: a history has options with policies that do not read them.
-            lambda *values: RouteConfig.model_construct(**dict(zip(_ROUTE, values, strict=True))),
+            lambda *values: RouteConfig.model_construct(**dict(zip(_ROUTE, values, strict=False))),
         ),
     ),
     100: _fields(global_policy.OverridesChanged, "overrides"),
@@ -357,7 +378,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     102: _fields(global_policy.Bias, "region ms why author until"),
     103: _fields(global_policy.Pin, "region strict why author until"),
     104: _fields(Price, "usd_per_gpu_hour egress_usd_per_gb"),
-    105: _fields(GlobalFlowConfig, "region trie_bytes held_max liveness spill https_only"),
+    105: _fields(GlobalFlowConfig, "region trie_bytes held_max liveness spill https_only unicast_url"),
     106: _fields(LivenessConfig, "report_age_s relay_streak relay_hold_s"),
     107: (
         Spill,
@@ -394,7 +415,25 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
     112: _fields(machine.AttemptMoved, "id attempt target passed"),
     113: _fields(machine.Move, "id attempt"),
     118: _fields(machine.Recall, "id attempt"),
+    119: _fields(machine.EngineLoad, "waiting running kv_usage"),
+    120: _fields(ModelFacts, "max_model_len root parent"),
+    121: _fields(ModelStep, "model prompt_bytes_max tools usd_max weight"),
 }
+
+NOT_KEPT: dict[str, str] = {
+    "Outcome": "source retryable",  # follow from the reason
+    "FallBack": "reasons",  # those of the Forward or the Answer before it
+    "Topology": "entries",  # who may enter where is the drivers' to ask
+    "Key": "explain",  # nor what a key may be told of a decision
+    "RuleConfig": "header cookie",  # kept as the mark that they make
+    "FlowConfig": "queue scaling scalings pilots",  # its figures are kept; scaling asks for replicas, and moves nothing
+    "ModelReport": "load_replicas replicas_needed replicas_min replicas_max",  # of scaling, too
+    "PeerReported": "learned",  # what a balancer that starts is told once
+    "RouteConfig": "tenant model keep_answers_s coalesce",  # where it holds; the drivers' caches
+    "Spill": "at return_at hold_s ramp_per_s",  # kept as its guard
+    "ViewSwapped": "view",  # kept as its replicas or regions
+}
+"""By type, the fields that are in no history. All others of a tagged type are."""
 
 TAGS: dict[int, Tag] = {number: tag for number, (_, tag) in _KINDS.items()}
 KINDS = tuple(kind for kind, _ in _KINDS.values())

@@ -85,7 +85,7 @@ def plain(value: Any) -> Any:
 
 
 def same(a: Any, b: Any, now: float) -> bool:
-    """Whether two plain values agree."""
+    """Whether two plain values agree; `a` is the history's."""
     if isinstance(a, tuple | str | int) and a == b:
         return True  # most do, to the last bit
     if isinstance(a, _Made) and isinstance(b, _Made):
@@ -93,7 +93,7 @@ def same(a: Any, b: Any, now: float) -> bool:
             return False
         if names.NAMES[a.tag] == "SetTimer":
             return bool(a.parts[0] == b.parts[0]) and same(a.parts[1] - now, b.parts[1] - now, now)
-        return same(a.parts, b.parts, now)
+        return same(a.parts, b.parts[: len(a.parts)], now)  # of the last fields a history from before them says nothing
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(same(x, y, now) for x, y in zip(a, b, strict=True))
     if isinstance(a, float) or isinstance(b, float):
