@@ -93,7 +93,7 @@ def test_an_older_law_is_no_news(play) -> None:
     assert flow.law.epoch == 5
 
 
-def test_who_waits_is_answered_at_once_when_nothing_is_lawful_any_more(play) -> None:
+def test_a_held_request_is_answered_at_once_when_no_region_is_lawful_any_more(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
     (
         play(flow)
@@ -115,7 +115,7 @@ def test_who_waits_goes_where_a_law_of_now_and_then_let_it(play) -> None:
     )  # fmt: skip
 
 
-def test_a_removed_key_serves_nobody_who_still_waits(play) -> None:
+def test_a_held_request_of_a_removed_key_is_answered_unlawful(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
     keyless = law(2)
     tenants = dict(keyless.topology.tenants)
@@ -208,7 +208,7 @@ def test_who_is_silent_may_be_back_any_time(play) -> None:
 # -- the regional tier
 
 
-def test_a_region_refuses_by_the_law_it_knows_whatever_the_token_says(play) -> None:
+def test_a_region_refuses_by_its_own_law_whatever_the_token_says(play) -> None:
     flow = regional(replica("r1"))
     token = {"lawful": frozenset({"london", "tokyo"}), "issuer": "tokyo/g1"}
     (
@@ -222,7 +222,7 @@ def test_a_region_refuses_by_the_law_it_knows_whatever_the_token_says(play) -> N
     assert outcome.UNLAWFUL_HERE.retryable
 
 
-def test_who_waits_in_a_queue_it_may_not_be_served_from_is_answered_at_once(play) -> None:
+def test_a_queued_request_that_becomes_unlawful_is_answered_at_once(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)

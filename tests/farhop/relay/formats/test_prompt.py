@@ -19,7 +19,7 @@ def test_no_text_holds_a_mark(text: str) -> None:
     assert not [mark for mark in MARKS if mark in text.encode()]
 
 
-def test_a_header_stands_once() -> None:
+def test_a_header_may_occur_only_once() -> None:
     lines = b"accept: */*\r\ncontent-type: a/b\r\nx-content-type: c\r\n"
     assert header(lines, b"content-type") == b"a/b"
     assert header(lines, b"absent") is None
