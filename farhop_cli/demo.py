@@ -23,7 +23,7 @@ def run() -> int:
     except (EtcdLabError, OSError) as error:
         fail(f"demo: {error}")
     except asyncio.CancelledError:
-        fail("demo: told to stop before its end", NEGATIVE)
+        fail("demo: stopped before its end", NEGATIVE)
     return 0 if held else NEGATIVE
 
 

@@ -96,7 +96,7 @@ def unset_entry(entry: str, where: Where) -> int:
 def _home(here: Fleet, entry: str) -> str:
     """The region of an entry. Ends the command if the map knows none of that name."""
     if here.topology is None:
-        fail("--entry: which region it is in is told by the map alone; give --config, or a context with a topology")
+        fail("--entry: only the map says which region it is in; give --config, or a context with a topology")
     fleet.known(entry, here.topology.entries, f'topology "{here.topology.name}"', "entry")
     return here.topology.entries[entry].region
 
@@ -121,7 +121,7 @@ async def _reporting(store: Store, region: str) -> None:
 def _not_the_last(world: Topology | None, statuses: list[Status], region: str) -> None:
     """End the command if a tenant would be left without a region, or if that cannot be known."""
     if world is None:
-        _refuse(f"etcd alone cannot tell whether {region} is the last region of a tenant; give --config")
+        _refuse(f"etcd alone does not show whether {region} is the last region of a tenant; give --config")
     if not statuses:
         _refuse(f"no global balancer answers, so it is unknown whether {region} is the last region of a tenant")
     left = effect.stranded_by(world, statuses, region)

@@ -393,7 +393,7 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, wher
         if not where.dry_run:
             await records.stop(wanted, order)
             await _gone(records, wanted)
-        show.line(f"{dry}{wanted} was told to stop, and restores")
+        show.line(f"{dry}{wanted} is stopping, and restores what it injected")
         return 0
 
     return setting.with_store(here, work, writes=not where.dry_run)

@@ -295,7 +295,7 @@ def _proving(found: Fleet, pattern: str, *, by_authority: bool) -> Access:
             continue
         names[one.url] = pattern.replace("{region}", one.region).replace("{tier}", one.tier)
         if not by_authority or not one.url.startswith("https:"):
-            barred[one.url] = "etcd told of it and nothing proves it, so it is not sent the token; " + (
+            barred[one.url] = "it was found in etcd and nothing proves it, so it does not get the token; " + (
                 "give its URL in `admin.urls`" if by_authority else "give `admin.ca_file`, or its URL in `admin.urls`"
             )
     return replace(found.access, names=names, barred=barred)

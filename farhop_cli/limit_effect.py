@@ -80,7 +80,7 @@ def refused(
     reading, used, unpriced = Reading(), list[tuple[float, float, str, tuple[int, ...]]](), 0
     money = any(documents.kind_of(name) == "usd" for name in sizes)
     if money and prices is None:
-        fail("--usage: what it cost is told by prices; give --prices, the price book, too")
+        fail("--usage: costs need prices; give --prices, the price book, too")
     for event in reading.events(line for _, line in segments.read(folder)):
         data = event.data
         named = data.tenant == tenant and key in ("", data.key) and model in ("", data.model)

@@ -119,7 +119,7 @@ def anycast(repeats: int, as_json: bool) -> int:
     ]  # fmt: skip
     title = f"anycast: {sites.PER_S:g} new connections a second to an address that two sites announce"
     show.table(f"{title}, medians of {repeats}", columns, listed)
-    show.line("route: the router's kernel has another; astray: the last connection that still went to the site")
+    show.line("route: the router's kernel has another; astray: the last connection to the site or without an answer")
     show.line("lost: connections without an answer, of the worst repeat; announcers probe as by default")
     return 0
 
@@ -451,7 +451,9 @@ def ttft(rounds: int, engine: ttfts.Engine | None, as_json: bool) -> int:
     show.line(
         "added: to the direct way, paired; for both tiers to the regional one, which is what the global tier adds"
     )
-    show.line("KV events: two engines tell what they cache, and decisions go by tokens; else no prompt need be read")
+    show.line(
+        "KV events: two engines report what they cache, and decisions use tokens; otherwise no prompt need be tokenized"
+    )
     if others > BUSY_SHARE * (os.cpu_count() or 1):
         show.line(f"others ran here, too (load average {others:.1f}): measure again at rest")
     return 0

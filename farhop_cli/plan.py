@@ -127,8 +127,8 @@ class Asking:
             remedy = f"--for {for_m}m" + (f" or --seeds {runs}" if again and runs <= 100 else ", if the trace goes on")
             doubt = _doubt(good, max(1, round(few)))
             raise TooFewRequestsError(
-                f"{region or 'nobody'} asks {few:.0f} times in the {whole_s:g} s that count: that tells the share of "
-                f"its good answers within ± {100 * doubt:.1f} %, where {100 * (1 - good):.3g} % may be bad; "
+                f"{region or 'no region'} has {few:.0f} requests in the {whole_s:g} s that count: they show the share "
+                f"of good answers to within ± {100 * doubt:.1f} %, where {100 * (1 - good):.3g} % may be bad; "
                 f"{need} requests would do: {remedy}"
             )
         self._seeds = self._given or runs

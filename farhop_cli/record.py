@@ -132,7 +132,7 @@ def _print(path: Path, received: _Received, as_json: bool) -> int:
     else:
         show.line(f"{path}: {received.requests} requests of {received.balancers} balancers", "bold")
         if received.lost or received.unmeasured:
-            show.line(f"left out: {received.lost} that came too fast, {received.unmeasured} of which no usage was told")
+            show.line(f"left out: {received.lost} that came too fast, {received.unmeasured} without usage")
         show.line(f"Play it: farhop sim import {shlex.quote(str(path))} --out mine.yaml")
     if received.errors:
         return PARTIAL

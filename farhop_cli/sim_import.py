@@ -152,7 +152,7 @@ def _notes(rows: Sequence[LogRow]) -> list[str]:
         notes.append(f"{cut} of {len(rows)} requests are longer than {room} tokens, and are cut to that")
     if not any(row.session or row.blocks for row in rows):
         notes.append(
-            "no sessions and no blocks are told: every prompt counts as new, so a plan will be too large where prompts "
+            "the log has no sessions and no blocks: every prompt counts as new, so a plan will be too large if prompts "
             "begin alike; say where sessions are by --field session=PATH, or record with `farhop record`"
         )
     return notes
@@ -185,7 +185,7 @@ def _scenario(
         "routers": ["farhop", "spill-least-load", "region-local"],
         "seeds": 3,
     }
-    return f"# Replicas and GPUs are a beginning: say which you have. The model stands for {MODEL}.\n" + yaml.safe_dump(
+    return f"# Replicas and GPUs are a starting point: give yours. The model stands for {MODEL}.\n" + yaml.safe_dump(
         document, sort_keys=False
     )
 

@@ -40,11 +40,11 @@ _HUBS = ("seen from", "hub", "contact", ">outages", ">revision", ">balancers", "
 _OVERRIDES = ("region", "override", "by", "until", ">minutes left", "why")
 _GLOBAL = ("region", "state", ">epoch", ">under way", ">spilled out", ">spilled in", ">trie nodes", "why")
 _ROUTES = ("seen from", "tenant", "model", "policy", "answer", ">µ$ spent", ">µ$/h", ">quota", "set by")
-_SPLITS = ("region", "model", "weights", ">rules", "sticky", "nobody serves")
+_SPLITS = ("region", "model", "weights", ">rules", "sticky", "served nowhere")
 _LAWS = ("region", "tier", ">epoch", "from", ">revision", "by", "why", "signed", "on disk", "what is wrong")
-_PREFIXES = ("seen from", "region", "prefix stream", ">nodes", ">believed tok", ">cached tok", ">error")
+_PREFIXES = ("seen from", "region", "prefix stream", ">nodes", ">predicted tok", ">cached tok", ">error")
 _REGIONAL = (
-    "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">believed tok", ">cached tok",
+    "region", "state", ">epoch", ">under way", ">queued", ">queued tok", ">trie nodes", ">predicted tok", ">cached tok",
     ">error", "why",
 )  # fmt: skip
 ANNOUNCERS = ("entry", "instance", "prefixes", "speaker", "wanted", "since", "actual", "sessions", "why")
@@ -187,7 +187,7 @@ def _print(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
         both = [(tier, one) for tier, those in (("global", upper), ("regional", lower)) for one in those]
         laws = [row for tier, one in both for row in _law(tier, one)]
         if laws:
-            show.table("the law that each balancer goes by", _LAWS, laws)
+            show.table("the law that each balancer follows", _LAWS, laws)
     if wide or asked.regions:
         show.table("global balancers", _GLOBAL, [_global(one, upper) for one in upper])
     routes = [row for one in upper for row in _routes(one)] if wide else []
@@ -542,7 +542,7 @@ def _remarks(replica: dict[str, Any]) -> list[str]:
     """Remarks beside its figures."""
     remarks = [str(replica[field]) for field in ("why", "slow") if replica.get(field)]
     if replica.get("reports_cached_tokens") is False:
-        remarks.append("its answers do not tell cached tokens")
+        remarks.append("its answers do not report cached tokens")
     return remarks
 
 

@@ -117,7 +117,7 @@ def _admin_of(config: Path) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
-    whose = f"names of tenant {found['tenant']}" if found["tenant"] else "names for everybody"
+    whose = f"names of tenant {found['tenant']}" if found["tenant"] else "names for all clients"
     note = f"; {found['known']}" if found["known"] else ""
     answer = f"law epoch {found['law_epoch']}: the answer holds for {found['network']}{note}"
     typer.echo(show.printable(f"{found['client']}, {whose}, {answer}"))
@@ -146,7 +146,7 @@ def without_subnet(found: dict[str, Any]) -> list[str]:
     answered = ", ".join(found["entries"] or ()) or "SERVFAIL, as there is none"
     kept_back = [f"  not {entry}: {net} is confined to other places" for entry, net in found["kept_back"].items()]
     if found["by"] == "all":
-        return [f"without a client subnet: {answered}, as everybody"]
+        return [f"without a client subnet: {answered}, as for all clients"]
     if found["entries"] is None:
         return ["without a client subnet: as for the resolver's own address; no network is confined"]
     if found["by"] == "resolver":

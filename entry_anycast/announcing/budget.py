@@ -48,13 +48,13 @@ class Budget:
         return self.hold_until
 
     def announced(self, now: float) -> None:
-        """The route is announced from now on."""
+        """The route was announced."""
         if now < self.hold_until:
             self._skipped_at = now
         self._announced_at = now
 
     def went(self, now: float) -> None:
-        """The route is gone: withdrawn, or its speaker is."""
+        """The route is gone: withdrawn, or the speaker ended."""
         config = self.config
         stood = now - self._announced_at >= config.window_s
         self.doublings = 0 if stood or self.hold_until == -inf else self.doublings + 1
@@ -74,7 +74,7 @@ class Budget:
         self._changed.append(now)
 
     def remember(self, hold_left_s: float, doublings: int, now: float) -> None:
-        """What a process before us had come to."""
+        """The budget of a process before this one."""
         if hold_left_s > 0.0:
             self.hold_until = now + min(hold_left_s, self.config.hold_max_s)
             self.doublings = max(0, doublings)

@@ -60,7 +60,7 @@ class MachineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """The entry was probed. `silent`: nothing came for all of a probe's patience, which counts as `fall` answers."""
+    """The entry was probed. `silent`: no answer within the probe's timeout, which counts as `fall` answers."""
 
     fitness: Fitness
     why: str = ""
@@ -109,7 +109,7 @@ class Distrusted:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What it reports that it announces; None: neither the one nor the other. `sessions`: to so many neighbours."""
+    """The announcement that it reports; None: neither phase. `sessions`: the number of established sessions."""
 
     phase: Phase | None
     sessions: int
@@ -268,7 +268,7 @@ class Announcer:
             commands.append(SetTimer(min(wakes)))
         return commands
 
-    # -- what happened
+    # -- on events
 
     def _probed(self, event: Probed) -> None:
         if event.fitness is Fitness.FIT:
@@ -310,7 +310,7 @@ class Announcer:
             return self._kill("it announces what was withdrawn")
         return []
 
-    # -- what follows
+    # -- decisions
 
     def _decide(self, now: float, wakes: list[float]) -> list[Command]:
         if self.exited:
@@ -341,7 +341,7 @@ class Announcer:
         return []
 
     def _stay(self, now: float, wakes: list[float]) -> list[Command]:
-        """It is announced and is to stay so; if it drained, it comes back."""
+        """It is announced and is to stay so; if it was draining, it comes back."""
         if self.phase is Phase.ANNOUNCED:
             return []
         if self.update is not None and self.update.phase is Phase.ANNOUNCED:
@@ -373,7 +373,7 @@ class Announcer:
         return [self._send(Phase.ANNOUNCED, now)]
 
     def _leave(self, now: float, wakes: list[float]) -> list[Command]:
-        """Stopping, and withdrawn: until that is acknowledged and has settled."""
+        """Stopping, and withdrawn: wait until that is acknowledged and has settled."""
         if self.speaker == "up" and self.update is not None and not self.update.acknowledged:
             return []  # _overdue kills what does not acknowledge
         if _early(self._withdrawn_at + self.config.settle_s, now, wakes):
@@ -382,7 +382,7 @@ class Announcer:
         return [Exit()]
 
     def _overdue(self, now: float, wakes: list[float]) -> list[Command]:
-        """A speaker that does not acknowledge an update in time is not one."""
+        """A speaker that does not acknowledge an update in time is killed."""
         if self.speaker != "up" or self.update is None or self.update.acknowledged or self.exited:
             return []
         if _early(self.update.at + self.config.ack_s, now, wakes):
@@ -397,7 +397,7 @@ class Announcer:
 
 
 def _early(at: float, now: float, wakes: list[float]) -> bool:
-    """Whether it is too early for what is to be done then; if so, then it is looked at again."""
+    """Whether it is too early; if so, adds the time to `wakes`."""
     if now < at:
         wakes.append(at)
         return True

@@ -1,10 +1,10 @@
-"""The watchdog over an announcement: a process of its own, which ends it as soon as its parent is silent or gone.
+"""The watchdog over an announcement: a separate process that ends it as soon as its parent is silent or gone.
 
 Run as a script, by an interpreter that loads nothing else: `watchdog.py SILENCE_S exec COMMAND...` starts a speaker and
 kills it; `watchdog.py SILENCE_S bird SOCKET FILE` empties the file that BIRD includes and has BIRD read it. Each byte
-on stdin is a heartbeat and is given back, so that the parent notices if this process hangs. Who outlives whom: if the
-parent is killed or stopped, this process ends the announcement; if this one is killed, the kernel kills the speaker
-(PR_SET_PDEATHSIG); if this one hangs, the parent kills it. Never starts anything twice.
+on stdin is a heartbeat and is sent back, so that the parent notices if this process hangs. If the parent is killed or
+stopped, this process ends the announcement; if this one is killed, the kernel kills the speaker (PR_SET_PDEATHSIG); if
+this one hangs, the parent kills it. Never starts anything twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died in between
+        if os.getppid() != parent:  # the parent died in between
             os.kill(os.getpid(), signal.SIGKILL)
 
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=tied)  # noqa: S603 - ours

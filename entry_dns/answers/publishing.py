@@ -1,8 +1,8 @@
-"""The records that another server's zone should hold for the names of a view. Such a zone gives all networks the same
-answer: the one for a client of unknown network or, if networks are confined, only what is lawful for each of them.
-Pure.
+"""The records that another server's zone should hold for the names of a view. Pure.
 
-A name without an entry that is lawful for all possible clients gets no records: it is never widened.
+Such a zone gives all networks the same answer: the one for a client of unknown network or, if networks are confined,
+only what is lawful for each of them. A name without an entry that is lawful for all possible clients gets no records:
+its law is never widened.
 """
 
 from __future__ import annotations

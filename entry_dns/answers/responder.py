@@ -42,7 +42,8 @@ COUNTERS = (
 _POINTER = b"\xc0\x0c"
 _SUBNET = b"\0\x08\0"  # how the option of a client subnet begins: its code, and a length of less than 256
 _BYTE = tuple(bytes((n,)) for n in range(256))
-_OCTETS = {b"": 0, **{byte: (n + 7) >> 3 for n, byte in enumerate(_BYTE)}}  # of an address, by its prefix length
+# Of an address's bytes, by the prefix length.
+_OCTETS = {b"": 0, **{byte: (n + 7) >> 3 for n, byte in enumerate(_BYTE)}}
 _number = int.from_bytes  # big-endian
 _OPT = b"\0\0\x29\x04\xd0\0\0"
 
@@ -58,9 +59,10 @@ _IN4, _IN6 = BITS[4], BITS[6]
 
 
 class Prepared:
-    """An answer but for what is the asker's own: `heads` are flags and counts by (EDNS, RD), `body` what follows the
-    question, `size` its bytes, `first` the entry it leads to (-1: none), `error` an extended error for the OPT record
-    (b"" where it leads to an entry)."""
+    """An answer without the parts that depend on the query: `heads` are flags and counts by (EDNS, RD), `body` what
+    follows the question, `size` its bytes, `first` the entry it leads to (-1: none), `error` an extended error for the
+    OPT record (b"" if it leads to an entry).
+    """
 
     __slots__ = ("body", "error", "first", "heads", "made_at", "rcode", "size")
 
@@ -79,10 +81,10 @@ class Prepared:
 
 
 class _Slot:
-    """A question that has answers: its name, its type, whose networks decide, and what was prepared so far.
+    """A question with answers: its name, its type, the table of networks, and the answers prepared so far.
 
     `starts`, `groups`, `index` are the table's for IPv4, `last` its last row; without `starts` all are answered alike.
-    `without_subnet`: the group of a question that has no client subnet, -1 where the resolver's own address decides.
+    `without_subnet`: the group of a question that has no client subnet, -1 if the resolver's own address decides.
     `remembers_senders`: resolvers that send subnets are to be remembered, since without one they ask for all clients.
     """
 
@@ -109,13 +111,14 @@ class _Slot:
 
 
 class _Tail(NamedTuple):
-    """What was read of the bytes around a question (flags and counts before it, all behind it but the client's network)
-    and what goes into the answer for them. `size`: of all behind the question; `owner`: whose proven cookie is in them,
-    None where they are the same from everybody; `head`: EDNS and RD, as in Prepared.heads; `room`: bytes an answer may
-    have for its question and its records.
+    """What was parsed from the bytes around a question (flags and counts before it, all after it except the client's
+    network), and what answers need for them. `size`: of all after the question; `owner`: the client whose verified
+    cookie is in them, None if any client may send them; `head`: EDNS and RD, as in Prepared.heads; `room`: bytes an
+    answer may have for its question and its records.
 
     `family`: of the client subnet, 0 without any; `source`: its prefix length, `stray`: bits that must not be set;
-    `shift`: what makes an IPv4 address of it. An answer ends with `opt`, the scope, the network as it came, `after`.
+    `shift`: turns its bytes into an IPv4 address. An answer ends with `opt`, the scope, the network as it came,
+    `after`.
     """
 
     size: int
@@ -159,8 +162,9 @@ class Responder:
         self.adopt(Head((), (), (), ready=False), ())
 
     def adopt(self, head: Head, tables: Sequence[Lookup]) -> None:
-        """Answer from this view from now on. The cost does not depend on the number of client networks, nor on that of
-        names if they did not change: the rest is prepared when a question is first asked."""
+        """From now on answer from this view. The cost does not depend on the number of client networks, nor on that of
+        names if they did not change: the rest is prepared when a question is first asked.
+        """
         if head.names is not self._listed:
             self._listed = head.names
             self._names = {name.wire: name for name in head.names}
@@ -171,7 +175,7 @@ class Responder:
         self._slots: dict[bytes, _Slot] = {}
 
     def _slot(self, wired: bytes, kind: int) -> _Slot | None:
-        """The slot of a name's records of a type; None where it has none."""
+        """The slot of a name's records of a type; None if it has none."""
         question = wired + kind.to_bytes(2, "big") + b"\0\1"
         found = self._slots.get(question)
         name = self._names.get(wired)
@@ -195,7 +199,7 @@ class Responder:
         self.now = now
         self._seen = [0] * BUCKETS
 
-    # -- the short way
+    # -- the fast path
 
     def answer(self, data: bytes, host: str, udp: bool = True) -> bytes | None:
         """The answer to a message from this address; None: send nothing.
@@ -269,7 +273,7 @@ class Responder:
         return b"".join((data[:2], known.heads[head], question, known.body, opt, after))
 
     def _meet(self, host: str) -> tuple[bytes, int]:
-        """An asker's address in bytes, and by which count his network's rate is held."""
+        """A sender's address in bytes, and the count of its network's rate."""
         if len(self.askers) >= ASKERS_MAX:
             self.askers.clear()
         asker = ip_address(host.partition("%")[0]).packed
@@ -279,7 +283,7 @@ class Responder:
     def _assembled(
         self, data: bytes, end: int, prepared: Prepared, head: int, room: int, opt: bytes, after: bytes
     ) -> bytes:
-        """The answer's bytes; without its records where they do not fit."""
+        """The answer's bytes; without its records if they do not fit."""
         if prepared.first >= 0:
             self.led[prepared.first] += 1
         elif prepared.rcode == message.SERVFAIL:
@@ -294,11 +298,12 @@ class Responder:
             return data[:2] + cut + data[12:end] + opt + after + error
         return data[:2] + prepared.heads[head] + data[12:end] + prepared.body + opt + after + error
 
-    # -- whose networks decide
+    # -- which networks decide
 
     def _group(self, slot: _Slot, ecs: tuple[int, int, bytes], asker: bytes) -> tuple[int, int]:
         """The group of a client subnet, and the scope of its answer. A subnet of no bits has scope 0: a resolver may
-        give that answer to all of its clients, so it is the one that is lawful for all of them."""
+        give that answer to all of its clients, so it must be lawful for all of them.
+        """
         table = slot.table
         family, source, given = ecs
         if table is None or table.uniform:
@@ -347,14 +352,14 @@ class Responder:
         group = groups[bisect_right(starts, int.from_bytes(asker[:8], "big")) - 1]
         return table.fallback if group == ASK_RESOLVER else group
 
-    # -- what is prepared
+    # -- preparing answers
 
     def _prepared(self, slot: _Slot, group: int, signed: bool) -> Prepared:
         if signed:
             keys = self._keys.get(self.head.zones[slot.name.zone].wire)
             if keys is not None:
                 found = slot.signed.get(group)
-                # Made anew, too, once the wall clock was set back behind the beginning of the signatures.
+                # Also made anew after the wall clock was set back before the beginning of the signatures.
                 if found is None or not -BACK_S < self.now - found.made_at <= AGAIN_S:
                     found = slot.signed[group] = self._make(slot, group, keys)
                 return found
@@ -404,7 +409,7 @@ class Responder:
         made = keys.rrsigs(owner, kind, ttl, rdatas, zone.wire, int(self.now))
         return b"".join(fixed + len(rrsig).to_bytes(2, "big") + rrsig for rrsig in made), len(made)
 
-    # -- the strict way
+    # -- the strict path
 
     def _strict(self, data: bytes, asker: bytes, bucket: int, udp: bool) -> bytes | None:
         self.counts[ODD] += 1
@@ -428,7 +433,7 @@ class Responder:
         if query.nsid and self._nsid:
             after += b"\0\x03" + len(self._nsid).to_bytes(2, "big") + self._nsid
         tail = self._read(data, query, asker if proven else None, after, udp)
-        # A cookie that proves nothing comes but once: its bearer comes back with the one that he got.
+        # A cookie that proves nothing comes once: its sender comes back with the one that it got.
         if udp and (proven or query.cookie is None or self._cookies is None):
             self._keep(data, query, tail)
         prepared, length = self._found(query, asker)
@@ -469,7 +474,7 @@ class Responder:
         )  # fmt: skip
 
     def _keep(self, data: bytes, query: message.Query, tail: _Tail) -> None:
-        """Know these bytes from now on, if the short way finds the question's end and the network where they are."""
+        """Remember these bytes, if the fast path finds the question's end and the network in them."""
         end = data.find(b"\0", 12) + 5
         at = data.find(_SUBNET, end + 11) + 8
         if end != query.end or at != max(query.ecs_at, 7):
@@ -487,7 +492,7 @@ class Responder:
         return data[:2] + flags + counts + data[12 : error.question_end] + opt
 
     def _found(self, query: message.Query, asker: bytes) -> tuple[Prepared, int]:
-        """What is answered to a query that was understood, and the scope of that."""
+        """The answer to a parsed query, and its scope."""
         zone = self._zone_of(query.name)
         if query.class_ != IN or zone is None or query.type in message.TRANSFERS:
             self.counts[REFUSALS] += 1
@@ -507,7 +512,7 @@ class Responder:
         return self._denied(query, zone, name), 0
 
     def _zone_of(self, name: bytes) -> Zone | None:
-        """The narrowest zone that a name is in."""
+        """The most specific zone that contains a name."""
         return next((zone for one in (name, *_above(name)) if (zone := self._zones.get(one)) is not None), None)
 
     def _denied(self, query: message.Query, zone: Zone, name: Name | None) -> Prepared:
@@ -528,9 +533,9 @@ class Responder:
         soa += self._signatures(keys, query.name, NSEC, zone.negative_ttl, [denial], zone)[0]
         return Prepared(
             message.NOERROR, 0, 2 + 2 * signed, soa, self.now
-        )  # RFC 9824, 2: that there is no such name stands in the record alone
+        )  # RFC 9824, 2: that the name does not exist is in the record alone
 
-    # -- too many
+    # -- rate limit
 
     def _limited(self, bucket: int) -> bool:
         """Whether a sender without a valid cookie exceeds its network's rate; counts the query."""
@@ -550,7 +555,7 @@ class Responder:
 
 
 def _above(name: bytes) -> list[bytes]:
-    """The names in wire form that a name is below, the nearest first, the root last."""
+    """The names in wire form above a name, the nearest first, the root last."""
     found, at = [], 0
     while name[at]:
         at += 1 + name[at]
@@ -559,7 +564,7 @@ def _above(name: bytes) -> list[bytes]:
 
 
 def wire(name: str) -> bytes:
-    """A name such as `eu.api.example.com` in wire form, in lower case. ValueError for one that is none."""
+    """A name such as `eu.api.example.com` in wire form, in lower case. ValueError for an invalid one."""
     labels = [label.encode("ascii").lower() for label in name.rstrip(".").split(".")] if name.rstrip(".") else []
     if any(not 0 < len(label) < 64 for label in labels):
         raise ValueError(f"{name!r} is no name: each label has 1 to 63 bytes")

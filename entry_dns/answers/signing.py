@@ -1,7 +1,7 @@
 """DNSSEC, signed as answers are made: ECDSA P-256 with SHA-256 (algorithm 13, RFC 6605), and NSEC that covers one name.
 
-A denial is compact (RFC 9824): an NSEC record at the name asked for, whose next name is the very next one, so that it
-names no other. Signatures are kept with the answers they are for. Never reads a clock or a file.
+A denial is compact (RFC 9824): an NSEC record at the queried name, whose next name is its direct successor, so that it
+reveals no other name. Signatures are kept with their answers. Never reads a clock or a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ALGORITHM = 13
 ZONE_KEY, ENTRY_POINT = 256, 1  # DNSKEY flags (RFC 4034, 2.1.1)
 SHA256 = 2  # a DS record's digest (RFC 4509)
 KEYS_MAX = 8  # of one zone: each one's record is in every DNSKEY answer
-VALID_S, BACK_S, AGAIN_S = 3 * 86_400, 3600, 86_400  # how long, how far back for slow clocks, when it is made anew
+# Validity, backdating for slow clocks, age at which it is made anew.
+VALID_S, BACK_S, AGAIN_S = 3 * 86_400, 3600, 86_400
 
 
 class KeyFileError(ValueError):
@@ -48,7 +49,7 @@ class Stage(StrEnum):
 
 
 class ZoneKey:
-    """A key of a zone: signs, and has the DS record for its parent."""
+    """A key of a zone: signs, and makes the DS record for its parent."""
 
     def __init__(self, pem: bytes, role: Role = Role.CSK, stage: Stage = Stage.ACTIVE) -> None:
         """`pem`: a private key on P-256, PKCS 8 or SEC 1. Raises KeyFileError."""
@@ -82,11 +83,12 @@ class ZoneKey:
 
 
 class ZoneKeys:
-    """All keys of a zone. Every one is published; of those that are active, KSKs and CSKs sign the keys, ZSKs and CSKs
-    all else (RFC 4035, 2.2)."""
+    """All keys of a zone. Every one is published; of the active ones, KSKs and CSKs sign the keys, ZSKs and CSKs all
+    else (RFC 4035, 2.2).
+    """
 
     def __init__(self, keys: Sequence[ZoneKey]) -> None:
-        """Raises KeyFileError where these cannot sign a zone."""
+        """KeyFileError if these cannot sign a zone."""
         if len(keys) > KEYS_MAX:
             raise KeyFileError(f"there are {len(keys)} keys; a zone has {KEYS_MAX} at most")
         active = [one for one in keys if one.stage is Stage.ACTIVE]
@@ -128,7 +130,7 @@ def _labels(owner: bytes) -> int:
 
 
 def nsec(name: bytes, types: Iterable[int], *, exists: bool) -> bytes:
-    """The rdata of an NSEC record with the types that a name has, or that there is no such name (RFC 9824)."""
+    """The rdata of an NSEC record with a name's types, or for a name that does not exist (RFC 9824)."""
     types_set = {RRSIG, NSEC, *types} if exists else {RRSIG, NSEC, NXNAME}
     windows: dict[int, bytearray] = {}
     for kind in sorted(types_set):
@@ -141,8 +143,9 @@ def nsec(name: bytes, types: Iterable[int], *, exists: bool) -> bytes:
 
 
 def _next(name: bytes) -> bytes:
-    """The very next name in canonical order (RFC 4034, 6.1); where that would be too long, the name itself, as a last
-    one of the zone has it."""
+    """The direct successor of a name in canonical order (RFC 4034, 6.1); if that would be too long, the name itself, as
+    for a zone's last name.
+    """
     return b"\x01\x00" + name if len(name) <= 253 else name
 
 

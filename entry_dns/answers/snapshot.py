@@ -1,10 +1,9 @@
-"""A view as one file: what every worker answers from, written whole beside the one in use, and mapped when it is there.
+"""A view as one file, from which every worker answers: written whole beside the one in use, then mapped.
 
     8 bytes: length of the head · head (MessagePack) · tables, each array at a multiple of 8 bytes
 
-A worker reads the head, which grows with names and entries alone, and names only when they changed; client networks
-stay where they are, however many.
-Never decides what is answered.
+A worker parses the head, which grows with names and entries alone, and names only when they changed; client networks
+stay in the file, however many there are. Never decides what is answered.
 """
 
 from __future__ import annotations
@@ -29,9 +28,10 @@ class Records(msgspec.Struct, frozen=True):
 
 
 class Name(msgspec.Struct, frozen=True):
-    """A name, in wire form and lower case. `tables`: by record type, which table decides who is answered with what;
-    `records`: what is the same for all, but for an SOA's rdata, which stands in its zone as it changes with each view;
-    `guarded`: by record type, whose lawful entries must be there for it to be."""
+    """A name, in wire form and lower case. `tables`: by record type, the index of its table of answers; `records`:
+    those that are the same for all clients, except an SOA's rdata, which is in its zone as it changes with each view;
+    `guarded`: by record type, the table whose entries must not be empty for it to exist.
+    """
 
     wire: bytes
     zone: int
@@ -41,7 +41,7 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class Zone(msgspec.Struct, frozen=True):
-    """A zone. `soa` is that record's rdata, `negative_ttl` how long a denial is kept (RFC 2308)."""
+    """A zone. `soa` is that record's rdata, `negative_ttl` the TTL of a denial (RFC 2308)."""
 
     wire: bytes
     soa: bytes
@@ -49,7 +49,7 @@ class Zone(msgspec.Struct, frozen=True):
 
 
 class Led(msgspec.Struct, frozen=True):
-    """An entry as it is answered: its addresses as rdata, and how long such an answer is kept."""
+    """An entry's answers: its addresses as rdata, and their TTL."""
 
     name: str
     ipv4: tuple[bytes, ...]
@@ -74,9 +74,10 @@ class _Table(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The head of a view. `ready`: whether it knows anything of entries; without that every answer is SERVFAIL.
-    `by_resolver`: whether a resolver's own address decides for a question without a client subnet, though networks are
-    confined."""
+    """The head of a view. `ready`: whether entries' states are known; otherwise every answer is SERVFAIL.
+    `by_resolver`: whether a resolver's own address decides for a question without a client subnet, even if networks are
+    confined.
+    """
 
     zones: tuple[Zone, ...]
     names: tuple[Name, ...]
@@ -87,7 +88,7 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class _Packed(msgspec.Struct, frozen=True):
-    """A head as it is written: with names apart, which stay the same from one view to the next."""
+    """A head as written: names apart, which stay the same from one view to the next."""
 
     zones: tuple[Zone, ...]
     names: msgspec.Raw
@@ -98,10 +99,11 @@ class _Packed(msgspec.Struct, frozen=True):
 
 
 class Lookup(msgspec.Struct, frozen=True):
-    """A table as a worker has it, by family: starts, groups. `orders`: `width` indices of entries for each group.
+    """A table as used by a worker, by family: starts, groups. `orders`: `width` indices of entries for each group.
     `fallback`, `shared`: as in a prepared table.
 
-    `index`: for the first 16 bits of an IPv4 address, how many intervals begin at or before them, and for the next."""
+    `index`: for the first 16 bits of an IPv4 address, how many intervals begin at or before them, and for the next.
+    """
 
     starts: dict[int, Sequence[int]]
     groups: dict[int, Sequence[int]]
@@ -138,19 +140,20 @@ def encode(head: Head, tables: Sequence[Table]) -> bytes:
     packed = msgspec.msgpack.encode(
         _Packed(head.zones, names, head.entries, tuple(tables_made), head.ready, head.by_resolver)
     )
-    packed += b"\xc0" * (-len(packed) % 8)  # nil: what is behind the head is not read
+    packed += b"\xc0" * (-len(packed) % 8)  # nil: what follows the head is not parsed
     return len(packed).to_bytes(8, "little") + packed + bytes(body)
 
 
 def _index(table: Table) -> npt.NDArray[np.int64]:
-    """Where to look for an IPv4 address: between the intervals that hold the first of its /16 and of the next."""
+    """Where to search an IPv4 address: between the intervals that contain the first of its /16 and of the next."""
     marks = np.arange(0, (1 << 16) + 1, dtype=np.uint64) << np.uint64(16)
     return np.searchsorted(table.spaces[4].starts, marks, side="right")
 
 
 def decode(data: memoryview) -> tuple[Head, tuple[Lookup, ...]]:
-    """The head of a view, and its tables where they lie. Names that are those of the view before are the same object:
-    a worker with thousands must not stop for them each time that an entry's share changes."""
+    """The head of a view, and its tables in place. Names equal to those of the previous view are the same object: a
+    worker with thousands must not stop for them each time that an entry's share changes.
+    """
     length = int.from_bytes(data[:8], "little")
     found = _decoder.decode(bytes(data[8 : 8 + length]).rstrip(b"\xc0"))
     head = Head(found.zones, _names(bytes(found.names)), found.entries, found.tables, found.ready, found.by_resolver)

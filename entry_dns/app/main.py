@@ -1,7 +1,7 @@
-"""Assembles a DNS server for entries: the one place here that knows the clock and chance.
+"""Assembles a DNS server for entries: the one module here with the clock and random numbers.
 
 This process watches entries, the law and client networks and prepares views; workers answer by UDP, this one by TCP.
-Order of starting: the law and a first look at every entry, then questions. Of stopping: workers, then all else.
+Order of starting: the law and a first probe of every entry, then questions. Of stopping: workers, then all else.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 Measurements: TypeAlias = "dict[IPv4Network | IPv6Network, dict[str, float]]"
 Publishing: TypeAlias = "Callable[[Head, list[Table]], Awaitable[bool]]"
-LOOK_S = 0.25  # how often standings are read; a view is prepared where one of them changed
+LOOK_S = 0.25  # how often standings are read; a view is prepared if one of them changed
 FILES_S = 5.0  # how often files of client networks are looked at
 LIVE: Live = dict.fromkeys(
     ("topology", "zones", "networks", "ttl", "entries_max", "rates", "cookie_secrets", "nsid"), ()
@@ -84,8 +84,9 @@ class DnsServer:
         publish: Publishing | None = None,
         path: Path | None = None,
     ) -> None:
-        """`publish`: what is done with each view instead of answering from it; whether that was done. `path`: the file
-        that the configuration is read from anew; None: it stays."""
+        """`publish`: called with each view instead of answering from it; returns whether it was published. `path`: the
+        file that the configuration is read from again; None: it stays.
+        """
         self._publish = publish
         self.config, self.world = config, topology
         self.clock = Clock(rng)
@@ -100,7 +101,7 @@ class DnsServer:
         self.standings.know({name: one.region for name, one in topology.entries.items()}, self.clock.now())
         self._follow_store(rng, store, path)
         self._watch_entries(rng)
-        # By geography, and as it is answered: with what entries measured laid over it.
+        # By geography, and as used for answers: corrected by what entries measured.
         self.geography = self.atlas = prepare.atlas(topology, *client_networks.read(config.networks, topology))
         self._measured: Measurements = {}
         self.findings: list[learned.Finding] = []
@@ -121,7 +122,7 @@ class DnsServer:
         self._gauges()
 
     def _follow_store(self, rng: Random, store: Store | None, path: Path | None) -> None:
-        """What stands in etcd and in the file, and binds us: the law, the map, the configuration."""
+        """The sources of the law, the map and the configuration: etcd and the file."""
         config, topology = self.config, self.world
         hubs = store if store is not None else stores.hubs(config, topology)
         keep = stores.keep(config, "dns", rng, self._log)
@@ -133,7 +134,7 @@ class DnsServer:
         self.reloader.log = logs.get("dns")
 
     def _watch_entries(self, rng: Random) -> None:
-        """What is known of entries: by etcd, by probes and, where it is configured, by their regions' reports."""
+        """The sources of entries' state: etcd, probes and, if configured, their regions' reports."""
         config, topology = self.config, self.world
         hub = topology.regions[config.region].hub
         self.learned = Learned(config.latencies.learning())
@@ -166,7 +167,7 @@ class DnsServer:
         )
         return port
 
-    # -- what is known
+    # -- state
 
     def _adopt(self, law: Law) -> None:
         self.law_now = law
@@ -198,7 +199,7 @@ class DnsServer:
         config, world = self.config, self.world
         try:
             known = await asyncio.to_thread(lambda: prepare.atlas(world, *client_networks.read(config.networks, world)))
-            if config is not self.config or world is not self.world:  # others came into force, with what they read
+            if config is not self.config or world is not self.world:  # others came into force, with their files
                 return
             self.geography = known
         except ConfigError as error:
@@ -217,13 +218,13 @@ class DnsServer:
                 self._wanted.set()
 
     async def _lay(self) -> None:
-        """Lay what entries measured over geography, aside."""
+        """Apply what entries measured to geography, in a thread."""
         while True:
             known, measured = self.geography, self._measured
             laid = await asyncio.to_thread(
                 learned.corrected, known, self.world, measured, self.config.latencies.learning()
             )
-            if known is self.geography and measured is self._measured:  # else one of both changed meanwhile
+            if known is self.geography and measured is self._measured:  # otherwise one of both changed meanwhile
                 self.atlas, self.findings = laid
                 return
 
@@ -236,7 +237,7 @@ class DnsServer:
         await self._read_networks()
 
     def _settings_of(self, config: DnsConfig) -> Settings:
-        """What workers go by beside views. Raises ConfigError."""
+        """The workers' settings besides views. Raises ConfigError."""
         return Settings(
             tuple(config.cookies()) or (self._own_secret,), (config.nsid or config.instance).encode(),
             config.rates.per_s, config.rates.slip, {zone.zone: keys for zone in config.zones if (keys := zone.keys())},
@@ -254,7 +255,7 @@ class DnsServer:
         return plans
 
     def _made_ready(self, config: DnsConfig, world: Topology) -> Callable[[Law], None]:
-        """See farhop.service.reload.Reloader: beside the loop, all that a configuration and a map come to."""
+        """See farhop.service.reload.Reloader: in a thread, all that follows from a configuration and a map."""
         plans, settings = self._checked(config, world), self._settings_of(config)
         geography = prepare.atlas(world, *client_networks.read(config.networks, world))
         known, findings = learned.corrected(geography, world, self._measured, config.latencies.learning())
@@ -276,7 +277,7 @@ class DnsServer:
         return put
 
     async def _renew(self) -> None:
-        """Have all that answers go by the settings in force, without a pause. One at a time; the last settings win."""
+        """Have all workers use the settings in force, without a pause. One at a time; the last settings win."""
         async with self._renewing:
             if self.workers is None or self.tcp is None:
                 return

@@ -32,9 +32,10 @@ Measured = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class LearningConfig:
-    """`samples_min`: connections of a network that a region must have measured; `far_ms`: how much nearer than
-    by geography one region must find it to be believed alone; `correction_max_ms`: how far from geography a cost may
-    be taken; `age_s`: how long what was learned holds while etcd is out of contact."""
+    """`samples_min`: connections of a network that a region must have measured; `far_ms`: how much nearer than by
+    geography one region must find it to be used alone; `correction_max_ms`: how far a cost may be from geography;
+    `age_s`: how long measurements are used while etcd is out of contact.
+    """
 
     samples_min: int = 4
     far_ms: float = 30.0
@@ -44,20 +45,20 @@ class LearningConfig:
 
 @dataclass(slots=True)
 class Learned:
-    """What stands of all entries' reports, by network and region: the least of the instances' figures."""
+    """The present reports of all entries, by network and region: the least of the instances' figures."""
 
     config: LearningConfig
     _reports: dict[tuple[str, str], LatencyReport] = field(default_factory=dict)
     _lost_at: float | None = None
 
     def reported(self, report: LatencyReport) -> None:
-        """An entry's report, in the place of the one before."""
+        """An entry's report, which replaces the previous one."""
         name = (report.region, report.instance)
         if name in self._reports or len(self._reports) < REPORTS_MAX:
             self._reports[name] = report
 
     def gone(self, region: str, instance: str) -> None:
-        """An entry takes back its report."""
+        """An entry withdraws its report."""
         self._reports.pop((region, instance), None)
 
     def contact(self, up: bool, now: float) -> None:
@@ -68,7 +69,7 @@ class Learned:
             self._lost_at = now
 
     def read(self, now: float) -> dict[IPv4Network | IPv6Network, dict[str, float]]:
-        """By network, what regions measured often enough; in steps, so that only what matters is a change."""
+        """Networks that regions measured often enough; in steps, so that only relevant changes show."""
         if self._lost_at is not None and now - self._lost_at > self.config.age_s:
             return {}
         found: dict[str, dict[str, tuple[float, int]]] = {}
@@ -103,12 +104,11 @@ def judge(
     wire_ms: Callable[[str, str], float],
     config: LearningConfig,
 ) -> tuple[dict[str, float], str]:
-    """What each region that has entries costs a network where some of them measured it; or nothing, and why geography
-    stays.
+    """The cost of each region with entries for a network that some of them measured; or none, and why geography stays.
 
-    `predicted`: by geography, for all of `regions`; None where it knows nothing. A region that did not measure it costs
-    geography and the access's own time, within what the measured ones leave possible: no side of a triangle
-    is longer than the two others. Where nothing is known it costs the most that this leaves.
+    `predicted`: by geography, for all of `regions`; None if it is unknown. A region that did not measure it costs
+    geography and the access link's own time, within the triangle inequality on the measured ones. If nothing is known,
+    it costs the maximum that this allows.
     """
     near = any(
         ms < predicted[region] - config.far_ms if predicted is not None else ms <= config.far_ms

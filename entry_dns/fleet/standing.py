@@ -187,7 +187,7 @@ class Standings:
         if one.up is None:
             why = "not probed yet"
         elif suspect:
-            why = one.why if not cut else "nobody answers: the last view holds"
+            why = one.why if not cut else "no entry answers: the last view holds"
         elif share >= 1.0:
             why = ""
         stable_s = 0.0 if suspect or share < 1.0 else inf

@@ -114,7 +114,7 @@ def network_of(text: str, path: str) -> IPv4Network | IPv6Network:
     if network.version == 6 and network.prefixlen > BITS[6]:
         around = network.supernet(new_prefix=BITS[6])
         raise ConfigError(
-            path, [f"{network} is narrower than a /64, and clients of one are not told apart; give {around}"]
+            path, [f"{network} is narrower than a /64, and clients within it cannot be told apart; give {around}"]
         )
     return network
 

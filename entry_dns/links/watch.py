@@ -1,9 +1,7 @@
-"""Follows documents in etcd that concern entries: drains of entries and regions, operators' biases, the load of
-regions, and the latencies that entries measured of client networks.
+"""Follows documents in etcd that concern entries: drains, biases, regions' load, measured latencies.
 
-Invariants: a document that is invalid, names an unknown place or stands under another's key changes nothing and is
-counted; a drain ends with its key or after its own length by this process's clock; losing etcd changes nothing. Never
-decides.
+Invariants: a document that is invalid, names an unknown place or is under another's key changes nothing and is counted;
+a drain ends with its key or after its own length by this process's clock; losing etcd changes nothing. Never decides.
 """
 
 from __future__ import annotations
@@ -38,15 +36,15 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 
-LOAD_AGE_S = 15.0  # a report is too old after so long: entry_dns.fleet.standing.StandingConfig.load_age_s
+LOAD_AGE_S = 15.0  # a report is too old after this time: entry_dns.fleet.standing.StandingConfig.load_age_s
 INSTANCES_MAX = 1024
 
 
 class Links(Protocol):
-    """Follows balancers by another path, once it is known where they are: regions.RegionLinks."""
+    """Follows balancers by another path, once their addresses are known: regions.RegionLinks."""
 
     def named(self, report: RegionReport) -> None:
-        """A report names where its sender may be found."""
+        """A report names its sender's address."""
 
     def gone(self, region: str, instance: str) -> None:
         """A balancer's report was taken away."""
@@ -54,10 +52,10 @@ class Links(Protocol):
 
 class _NoLinks:
     def named(self, report: RegionReport) -> None:
-        """Nobody follows it."""
+        """Ignored."""
 
     def gone(self, region: str, instance: str) -> None:
-        """Nobody did."""
+        """Ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +67,9 @@ class _Load:
 
 
 class Watcher:
-    """Feeds `standings`, and `learned` if there is one; gives `links` where balancers are.
+    """Feeds `standings`, and `learned` if there is one; passes balancers' addresses to `links`.
 
-    `refused` counts documents not believed, by reason; `topology` may be replaced.
+    `refused` counts rejected documents, by reason; `topology` may be replaced.
     """
 
     def __init__(
@@ -99,7 +97,7 @@ class Watcher:
         self._drained: set[str] = set()
 
     def follow(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        """What is to run, with its name."""
+        """The coroutines to run, with their names."""
         works = [
             ("watch the drains", follow(self._store, OVERRIDE_PREFIX, self.drains_changed)),
             ("watch the drains of entries", follow(self._store, ENTRY_DRAIN_PREFIX, self.entry_drains_changed)),
@@ -185,7 +183,7 @@ class Watcher:
         if (report.region, report.instance) != name or report.region not in self.topology.regions:
             self._refused("report_misplaced")
             return
-        self.links.named(report)  # where it may be found, also if that is of before we were
+        self.links.named(report)  # its address, also from a report older than this process
         if not kept:
             self.reported(report)
 

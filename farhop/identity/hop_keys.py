@@ -1,12 +1,12 @@
-"""Keys of the hop token: one secret for the fleet, from which each region is given only what it needs.
+"""Keys of the hop token: one secret for the fleet, from which each region gets only what it needs.
 
-    root                                          any text; whoever holds it signs for, and checks, every region
-    farhop-hop-to:<region>:<key>                  checks tokens to this region, whoever issued them
+    root                                          any text; its holder signs for, and checks, every region
+    farhop-hop-to:<region>:<key>                  checks tokens to this region, from any issuer
     farhop-hop-from:<region>:<to>=<key>,<to>=...  signs tokens of this region's global balancers, to those regions
 
 HKDF (RFC 5869) with SHA-256: the key of an audience from the root, that of an (issuer, audience) from the audience's.
-Invariant: of what a region holds nothing can be forged for another: not as its issuer, nor to its address, but to
-itself. Never writes a key into a message.
+Invariant: with a region's keys nothing can be forged for others, neither as another issuer nor to another audience,
+only to itself. Never writes a key into a message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class HopError(ValueError):
-    """A key or a claim that cannot be used, said in one line with its remedy."""
+    """An unusable key or claim; the text is one line with its remedy."""
 
 
 class HopKey(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class HopKey(msgspec.Struct, frozen=True):
         return "HopKey(...)"  # never the key
 
     def pair(self, issuer: str, audience: str) -> bytes | None:
-        """The key of tokens from `issuer` to `audience`, 32 bytes; None if it is not ours to have."""
+        """The key of tokens from `issuer` to `audience`, 32 bytes; None if it is not among ours."""
         if not self.region:
             return _derive(_derive(self.root, "to", audience), "from", issuer)
         known = self.by_audience.get(audience)
@@ -128,7 +128,7 @@ def is_derived(text: str) -> bool:
 
 
 def body_key(pair: bytes) -> bytes:
-    """The key of the macs of bodies, 32 bytes, from that of the tokens that they are in."""
+    """The key of bodies' macs, 32 bytes, from that of the tokens that they are in."""
     return HKDF(SHA256(), DERIVED_BYTES, salt=None, info=b"farhop hop v3 body").derive(pair)
 
 

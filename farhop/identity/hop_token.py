@@ -1,20 +1,20 @@
-"""The hop token: how a global balancer tells a region on whose behalf, and how far, a request may go.
+"""The hop token: a global balancer's signed statement to a region of a request's tenant and limits.
 
-`v3.<kid>.<issuer>~<audience>.<payload>.<mac>`: the issuer is the region whose global balancer speaks, the audience that
-which is spoken to; payload (a nonce, the body's mac, then msgpack) and mac are in unpadded base64url. The mac,
-HMAC-SHA256 by a key of that issuer and this audience alone (farhop.identity.hop_keys), is over all before it and over
-the request that the token stands in: method, target and length of its body. `v2` has no mac of the body: its claims
-have the body's SHA-256, or nothing where mutual TLS keeps the body. Invariants: nothing of a payload is decoded before
-its mac holds; whatever arrives is answered with an Outcome, never an exception; no two texts carry the same valid
-token; each is good for one use, which is not forgotten before it has expired, and what cannot be remembered is refused.
-A token never leaves the fleet.
+`v3.<kid>.<issuer>~<audience>.<payload>.<mac>`: the issuer is the region of the global balancer, the audience the region
+that it is sent to; payload (a nonce, the body's mac, then msgpack) and mac are in unpadded base64url. The mac,
+HMAC-SHA256 by a key of that issuer and this audience alone (farhop.identity.hop_keys), covers all before it and the
+request with the token: method, target and length of its body. `v2` has no mac of the body: its claims have the body's
+SHA-256, or nothing if mutual TLS protects the body. Invariants: nothing of a payload is decoded before its mac is
+verified; any input is answered with an Outcome, never an exception; no two texts are the same valid token; each is
+valid for one use, which is not forgotten before it has expired, and a use that cannot be remembered is refused. A token
+never leaves the fleet.
 
-The body's mac is GMAC (AES-256-GCM over the body as associated data, all 16 bytes of it; NIST SP 800-38D), an eighth of
-the time that SHA-256 takes. Its key is derived from the pair's, and used for nothing else. Its nonce is the token's: a
-random beginning of 95 bits for each process, and a count from there. 16,000 processes with one key that sign 2**33
-tokens each use a nonce twice with a chance below 2**-33; who saw that, and both bodies, could work out by what the
-bodies are hashed, no more than that: the token's own mac has another key. A body of 16 MiB is 2**20 blocks, so that
-another in its place passes with a chance of 2**-107, and who tries has used the token up.
+The body's mac is GMAC (AES-256-GCM over the body as associated data, all 16 bytes of it; NIST SP 800-38D), in an eighth
+of the time that SHA-256 takes. Its key is derived from the pair's, and used for nothing else. Its nonce is the token's:
+a random beginning of 95 bits for each process, and a count from there. 16,000 processes with one key that sign 2**33
+tokens each use a nonce twice with a chance below 2**-33; an attacker who saw that, and both bodies, could work out the
+key by which bodies are hashed, and no more: the token's own mac has another key. A body of 16 MiB is 2**20 blocks, so
+that another in its place passes with a chance of 2**-107, and the attempt uses the token up.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ if TYPE_CHECKING:
 __all__ = ["KEY_BYTES_MIN", "HopClaims", "HopError", "HopSigner", "HopVerifier", "ReplayCache", "request_line"]
 
 HEADER = b"x-farhop-hop"
-READ = 3  # the latest version that is read here; a region says so in its reports, and is sent no later one
+READ = 3  # the latest version that is read here; a region reports it, and gets no later one
 TOKEN_BYTES_MAX = 4096
 LAWFUL_MAX = 256
 NARROW_LISTS_MAX = 8
 NARROW_PLACES_MAX = 64
 KEY_CHARS_MAX = 64
 ATTEMPT_CHARS_MAX = 64
-# A token is signed once its connection stands, and read with the head: this covers a slow wire and the error of the
-# receiver's clock. An expiry much further away was stamped in another clock than ours. No request outlives a day.
+# A token is signed once its connection is open, and read with the head: this covers a slow network and the error of the
+# receiver's clock. An expiry much further away was stamped by another clock than ours. No request lasts longer than a
+# day.
 LIFE_MS = 10_000.0
 LIFE_MAX_MS = 30_000.0
 BUDGET_MAX_MS = 86_400_000.0
 USES_MAX = 131_072  # some 25 MB: 13,000 requests a second, each remembered for LIFE_MS, fill it
-_LOOK_MS = 100.0  # to look through as many takes some 10 ms: not for each that finds them full
+_LOOK_MS = 100.0  # to check that many takes some 10 ms: not at each use while it is full
 NONCE_BYTES, TAG_BYTES = 12, 16
-BODY_HASH_BYTES = 32  # SHA-256: nobody finds a second body, and CPUs have instructions for it
+BODY_HASH_BYTES = 32  # SHA-256: second preimages are infeasible, and CPUs have instructions for it
 _ISSUERS_MAX = 4096  # key id and region
 
 _TO_URL = bytes.maketrans(b"+/", b"-_")
@@ -77,8 +78,8 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     lawful: Annotated[tuple[str, ...], Meta(max_length=LAWFUL_MAX)]  # the regions in which the request may be processed
     epoch: int  # of the law
     priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]  # within the bounds of a law
-    deadline_ms: float  # the budget left when the token was signed
-    # A point in time of the RECEIVER's monotonic clock, learned from its ping: clocks of two hosts are never compared.
+    deadline_ms: float  # the time left when the token was signed
+    # A time of the RECEIVER's monotonic clock, learned from its ping: clocks of two hosts are never compared.
     expires_ms: float
     decision_id: str
     promised_ttft_ms: float | None = None  # the prediction on which the choice of the region rests; None: no promise
@@ -90,10 +91,10 @@ class HopClaims(msgspec.Struct, frozen=True, array_like=True):
     # between the tiers.
     body: Annotated[bytes, Meta(max_length=BODY_HASH_BYTES)] = b""
     waited_ms: float = 0.0  # how long the request waited in queues of other regions that released it
-    # The attempt's name, unique to its issuer, which asks by it later whether the region has the attempt; "": a build
-    # that does not ask.
+    # The attempt's name, unique to its issuer, which uses it later to ask whether the region has the attempt; "": a
+    # build that does not ask.
     attempt: Annotated[str, Meta(max_length=ATTEMPT_CHARS_MAX)] = ""
-    # The budget left for the first token, less the round trip; None: the client does not state one.
+    # The time left for the first token, less the round trip; None: the client states no objective.
     ttft_ms: float | None = None
 
 
@@ -111,7 +112,7 @@ def _b64(data: bytes) -> bytes:
 
 _Primed: TypeAlias = "tuple[_Hash, _Hash]"
 BodyMac: TypeAlias = "tuple[AESGCM, bytes]"
-"""The key, and behind the nonce the mac, of the one body that a token lets in."""
+"""The key, and the nonce followed by the mac, of the one body that a token allows."""
 _INNER, _OUTER = (bytes(pad ^ byte for byte in range(256)) for pad in (0x36, 0x5C))
 
 
@@ -158,7 +159,7 @@ class HopSigner:
         self._key.check_issuer(active_kid, issuer)
         self._head = b".%b.%b~" % (active_kid.encode(), issuer.encode())
         self.by_audience: dict[str, tuple[bytes, _Primed, AESGCM]] = {}
-        # Unlike those of every other process and of ours before a restart: but for the start, a count will do.
+        # Unlike those of every other process and of ours before a restart: after a random start, a count is enough.
         self._nonces = count(int.from_bytes(os.urandom(NONCE_BYTES)) >> 1)
 
     def reaches(self, audience: str) -> bool:
@@ -201,20 +202,20 @@ class HopSigner:
 
 
 class ReplayCache:
-    """Which tokens were used, by mac (one token has one text) and until when; never more than `most` of them."""
+    """Used tokens, by mac (one token has one text), with the end of their validity; never more than `most` of them."""
 
     __slots__ = ("_looked_ms", "_most", "until_ms")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._looked_ms = -inf  # when all of them were looked through last
+        self._looked_ms = -inf  # when all of them were checked last
         self.until_ms: dict[bytes, float] = {}
 
     def __len__(self) -> int:
         return len(self.until_ms)
 
     def take(self, mac: bytes, until_ms: float, clock_ms: float, used: Outcome) -> Outcome | None:
-        """Note a use; `used` if it was noted before, NO_BUFFER if there is no room to, else None."""
+        """Record a use; returns `used` if it was recorded before, NO_BUFFER if there is no room, otherwise None."""
         known = self.until_ms
         if mac in known:
             return used
@@ -226,7 +227,7 @@ class ReplayCache:
         return None
 
     def _forget(self, clock_ms: float) -> None:
-        """Those used first have expired first but for what clocks are off: the rest goes when the memory is full."""
+        """The first used have expired first, except for clocks' errors: the rest is removed when the memory is full."""
         known = self.until_ms
         while known and known[oldest := next(iter(known))] <= clock_ms:
             del known[oldest]
@@ -251,7 +252,7 @@ class HopVerifier:
             key.check_audience(kid, audience)
             self._keys[kid.encode()] = key
         self._audience = audience
-        # Of heads that stood before a mac that held: the issuer, what its tokens are checked with, and their bodies.
+        # Of heads that came before a valid mac: the issuer, and what checks its tokens and their bodies.
         self.by_head: dict[bytes, tuple[str, _Primed, AESGCM | None]] = {}
         self._uses = ReplayCache(uses_max)
 
@@ -262,11 +263,11 @@ class HopVerifier:
     def admit(
         self, token: bytes | None, clock_ms: float, request: bytes = b""
     ) -> tuple[HopClaims, BodyMac | None] | Outcome:
-        """As `verify`, at its first use; with the mac of the body that it lets in, if it has one."""
+        """As `verify`, at its first use; with the mac of the allowed body, if it has one."""
         found = self._read(token, clock_ms, request)
         if isinstance(found, Outcome):
             return found
-        assert token is not None  # it was read
+        assert token is not None  # it was verified
         used = self._uses.take(token.rpartition(b".")[2], found[0].expires_ms, clock_ms, self.USED)
         return found if used is None else used
 
@@ -289,7 +290,7 @@ class HopVerifier:
         try:
             payload = a2b_base64(text.translate(_FROM_URL) + b"==")
             claims = type(self).DECODE(memoryview(payload)[said_at:])
-        except ValueError:  # binascii.Error and every msgspec error: signed by a build that speaks otherwise
+        except ValueError:  # binascii.Error and every msgspec error: signed by an incompatible build
             return HOP_FORGED
         if (claims.entry_region, claims.audience) != (issuer, self._audience):
             return HOP_FORGED
@@ -313,7 +314,7 @@ class HopVerifier:
         signed, _, mac = token.rpartition(b".")
         head, _, payload = signed.rpartition(b".")
         known = self.by_head.get(head) or self._primed(head)
-        # Texts are compared, not the bytes they stand for: base64's spare bits would let one mac be written four ways.
+        # Texts are compared, not the bytes they encode: base64's spare bits would let one mac be written in four ways.
         if isinstance(known, Outcome):
             return known
         if not compare_digest(_mac(known[1], signed + request), mac):
@@ -325,7 +326,7 @@ class HopVerifier:
         return known[0], payload, known[2]
 
     def _primed(self, head: bytes) -> tuple[str, _Primed, AESGCM | None] | Outcome:
-        """The issuer in `version.kid.issuer~audience`, and what its tokens and their bodies are checked with."""
+        """The issuer in `version.kid.issuer~audience`, and what checks its tokens and their bodies."""
         version, _, rest = head.partition(b".")
         kid, _, between = rest.partition(b".")
         issuer, _, audience = between.partition(b"~")
@@ -339,7 +340,7 @@ class HopVerifier:
         ):
             return HOP_FORGED
         if audience.decode() != self._audience:
-            return HOP_MISADDRESSED  # be it genuine or not: only its audience could tell
+            return HOP_MISADDRESSED  # genuine or not: only its audience could check
         pair = key.pair(issuer.decode(), self._audience)
         if pair is None:
             return HOP_FORGED

@@ -1,12 +1,12 @@
-"""Who is asking, by a JSON Web Token that an identity provider signed (RFC 7519, 8725; OpenID Connect).
+"""Authentication by a JSON Web Token of an identity provider (RFC 7519, 8725; OpenID Connect).
 
-An issuer's configuration says which algorithms count, for whom its tokens must be, and for which tenants it may speak;
-nothing of that is ever taken from a token. Verified once: a good token is remembered by its header's whole SHA-256, for
-a minute at most, never beyond its end, and not beyond a change of its issuer's keys.
-Invariants: nothing of a token counts before its signature holds, but which issuer and key to ask; what is signed has
-one text (an ECDSA signature may have two); a token of another kind (`typ`), or bound to a key that its bearer would
-have to prove (`cnf`), is nobody's; whatever arrives is answered, never raised on, and no answer quotes it. Never
-fetches: keys are handed in (farhop.service.issuer_keys).
+An issuer's configuration says which algorithms are allowed, for which audience its tokens must be, and for which
+tenants it may speak; none of that is ever taken from a token. A valid token is verified once and remembered by its
+header's whole SHA-256, for a minute at most, never beyond its expiry, and not beyond a change of its issuer's keys.
+Invariants: before the signature is verified nothing of a token is used except which issuer and key to check with; a
+signed content has one text (an ECDSA signature may have two); a token of another kind (`typ`), or bound to a key that
+its bearer would have to prove (`cnf`), authenticates nobody; any input is answered, never raised on, and no answer
+quotes it. Never fetches: keys are handed in (farhop.service.issuer_keys).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from farhop.identity.api_keys import PRIORITY_MAX, NotIdentified, Principal
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 Keys = Mapping[str, tuple[PublicKey, frozenset[str]]]
-"""An issuer's keys by their id, each with the algorithms it is good for; under "" its only one, if that has none."""
+"""An issuer's keys by their id, each with its algorithms; under "" its only one, if that has no id."""
 
 TOKEN_BYTES_MAX = 8192
 MEMO_MAX = 16_384
@@ -41,10 +41,10 @@ LEEWAY_S_MAX = 30.0
 PLACES_MAX = 32
 ANY_TENANT = "*"
 _USER_BYTES = 16
-_RSA_BITS = range(2048, 8193)  # more takes a verifier longer than any issuer needs
-_RSA_EXPONENT_BITS_MAX = 33  # 65537 is usual; one as long as the modulus makes a forgery cost us 50 times as much
+_RSA_BITS = range(2048, 8193)  # a larger key costs a verifier more than any issuer needs
+_RSA_EXPONENT_BITS_MAX = 33  # 65537 is usual; one as long as the modulus would make a forgery cost us 50 times as much
 _KID_CHARS_MAX = 256
-_TIME_MAX = 1e11  # epoch seconds, some 3,000 years: beyond it nothing is compared
+_TIME_MAX = 1e11  # epoch seconds, some 3,000 years: later times are refused
 _CLAIM_CHARS_MAX = 256
 
 _JWT = re.compile(rb"(?i:bearer) {1,4}(([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]*))")
@@ -85,10 +85,10 @@ _CLAIM_FORMS = {
 
 
 class Issuer(msgspec.Struct, frozen=True):
-    """An identity provider, `name` to us and `issuer` in its tokens.
+    """An identity provider, by its `name` here and by `issuer` in its tokens.
 
-    It may speak for `tenants`, `*` being all of the law. `*_claim` name the claims that say something more; "" not at
-    all, and without `tenant_claim` there is one tenant. What is named must be in each token. Seconds.
+    It may speak for `tenants`, `*` for all of the law. `*_claim` name the claims with further information; "": not
+    used; without `tenant_claim` there is one tenant. Claims that are named must be in each token. Seconds.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Issuer(msgspec.Struct, frozen=True):
 
 
 class KeysError(ValueError):
-    """A document that holds no keys that could be used, said in one line."""
+    """A document without usable keys; the text is one line."""
 
 
 class _Header(msgspec.Struct):
@@ -123,9 +123,9 @@ _claims = msgspec.json.Decoder(dict[str, Any]).decode
 def read_keys(document: bytes) -> dict[str, tuple[PublicKey, frozenset[str]]]:
     """The keys of a JWK Set (RFC 7517 §5) that can verify signatures. Raises KeysError.
 
-    Passed over are those for encryption, without a `kid` unless there is one key alone or with one that is too long,
-    symmetric, weak, too dear to verify by, or of a kind that is not known here; of two with one `kid` neither counts.
-    One that comes with its private half is given away, and so nothing there counts.
+    Ignored are keys for encryption, without a `kid` unless there is only one key, with a `kid` that is too long,
+    symmetric, weak, too expensive to verify with, or of an unknown kind; of two with one `kid` both are ignored. If a
+    key comes with its private half, it is compromised, and the whole set is refused.
     """
     try:
         given = msgspec.json.decode(document)
@@ -189,18 +189,19 @@ def _verifying(jwk: dict[str, Any]) -> tuple[PublicKey, frozenset[str]] | None:
 class TokenVerifier:
     """The tokens of some issuers. `salt` hides users' names, without it none is kept; `wall_s` is in epoch seconds.
 
-    `wanted` is told the name of an issuer whose token names a key that is not known.
+    `wanted` is called with the name of an issuer whose token names an unknown key.
     """
 
     def __init__(self, issuers: Mapping[str, Issuer], salt: bytes, wall_s: Callable[[], float]) -> None:
         self._by_iss = {one.issuer: one for one in issuers.values()}
         self._salt, self._wall_s, self._latest_s = salt, wall_s, 0.0
         self._keys: dict[str, Keys] = {}
-        self.memo: dict[bytes, tuple[Principal, float, str]] = {}  # by the header's SHA-256; until when, whose
+        # By the header's SHA-256: the principal, the end of validity, the issuer.
+        self.memo: dict[bytes, tuple[Principal, float, str]] = {}
         self.wanted: Callable[[str], None] = lambda _name: None
 
     def publish(self, name: str, keys: Keys | None) -> bool:
-        """An issuer's keys from now on; None: they are too old to go by. Whether they are others than before."""
+        """Set an issuer's keys; None: they are too old. Returns whether they changed."""
         before = self._keys.get(name)
         if keys is None:
             self._keys.pop(name, None)
@@ -212,7 +213,7 @@ class TokenVerifier:
         return True
 
     def known(self, credential: bytes) -> Principal | None:
-        """Whose a token is that was verified before, by its header's SHA-256."""
+        """The principal of a token that was verified before, by its header's SHA-256."""
         known = self.memo.get(credential)
         if known is None:
             return None
@@ -223,7 +224,8 @@ class TokenVerifier:
 
     def identify(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | None:
         """The principal of the token in an `Authorization` header, or why it authenticates nobody; None: it has no
-        token."""
+        token.
+        """
         if len(authorization) > TOKEN_BYTES_MAX:
             return _TOO_LONG if b"." in authorization else None
         parts = _JWT.fullmatch(authorization)
@@ -238,7 +240,7 @@ class TokenVerifier:
         return found[0]
 
     def _now_s(self) -> float:
-        """A clock that was set back is not followed: what has ended stays so."""
+        """A clock that was set back is not followed: what has expired stays expired."""
         self._latest_s = now_s = max(self._latest_s, self._wall_s())
         return now_s
 
@@ -265,7 +267,7 @@ class TokenVerifier:
         keys = self._keys.get(issuer.name)
         if keys is None:
             return _NO_KEYS
-        # A token need not name the key where its issuer has one alone (OpenID Connect Core, 10.1).
+        # A token need not name the key if its issuer has only one (OpenID Connect Core, 10.1).
         kid = header.kid or next(iter(keys)) if len(keys) == 1 else header.kid
         key, good = keys.get(kid, (None, frozenset()))
         if key is None:
@@ -280,7 +282,7 @@ class TokenVerifier:
         return self._read(issuer, claims)
 
     def _read(self, issuer: Issuer, claims: dict[str, Any]) -> tuple[Principal, float, str] | NotIdentified:
-        """The claims of a genuine token."""
+        """The claims of a verified token."""
         audience = claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
         if not any(isinstance(one, str) and one in issuer.audiences for one in audiences):
@@ -296,7 +298,7 @@ class TokenVerifier:
             return _EARLY
         if ends - made > issuer.life_s_max:
             return _LIVES_LONG
-        if "cnf" in claims:  # RFC 7800: without the proof any finder could use it
+        if "cnf" in claims:  # RFC 7800: without the proof, anyone who found it could use it
             return _BOUND
         principal = self._principal(issuer, claims)
         if isinstance(principal, NotIdentified):
@@ -335,13 +337,13 @@ def _claim_missing(what: str, claim: str) -> NotIdentified:
 
 
 def hidden_user(salt: bytes, whose: str, name: str) -> str:
-    """A user as records may name it, 32 hex characters. `whose`: the issuer or the tenant by which the name stands."""
+    """A user's name in records, 32 hex characters. `whose`: the issuer or the tenant that the name belongs to."""
     named = f"{whose}\n{name}".encode("utf-8", "surrogatepass")
     return hmac.digest(salt, named, "sha256")[:_USER_BYTES].hex()
 
 
 def _decoded(part: bytes) -> bytes | None:
-    """What unpadded base64url stands for; None where another text stands for the same (RFC 7515 §2)."""
+    """Decodes unpadded base64url; None if another text would decode to the same bytes (RFC 7515 §2)."""
     if len(part) % 4 == 1:
         return None
     data = a2b_base64(part.translate(_FROM_URL) + b"=" * (-len(part) % 4))

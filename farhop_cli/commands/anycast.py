@@ -123,7 +123,7 @@ def _print(reports: list[AnnounceReport], where: Where) -> int:
     if where.as_json:
         show.json({"announcers": [msgspec.to_builtins(one) for one in reports]})
     elif not reports:
-        show.line("nothing announces an entry: no announcer tells of itself in etcd")
+        show.line("nothing announces an entry: no announcer reports in etcd")
     else:
         show.table("announcers", status.ANNOUNCERS, [status.announcer(one) for one in reports])
     return 0 if good else NEGATIVE

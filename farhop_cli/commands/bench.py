@@ -79,7 +79,7 @@ def anycast(
     ] = 3,
     as_json: Json = False,
 ) -> None:
-    """How long an anycast entry that dies leads clients astray.
+    """How long clients lose an anycast entry that dies.
 
     Two real sites, one with ExaBGP and one with BIRD, in network namespaces; medians, by what happened. A repeat takes
     100 seconds. Needs root and bird2; exit code 0, with a line, where they are not there.
@@ -431,7 +431,7 @@ def resume(
     ] = 1000,
     seed: Annotated[int, typer.Option("--seed", metavar="SEED", min=0, help="The seed of all random choices.")] = 1,
     cost: Annotated[bool, typer.Option("--cost", help="Measure only what it costs a chunk.")] = False,
-    text: Annotated[bool, typer.Option("--text", help="Use engines that tell no token ids: resume by text.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Use engines that report no token ids: resume by text.")] = False,
     kills: Annotated[
         int,
         typer.Option(

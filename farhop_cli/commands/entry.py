@@ -130,7 +130,7 @@ def latencies(
 def where(
     client: Annotated[str, typer.Argument(help="The client's address.")],
     tenant: Annotated[
-        str, typer.Option("--tenant", help="Ask for the names of this tenant. Default: the names for everybody.")
+        str, typer.Option("--tenant", help="Ask for the names of this tenant. Default: the names for all clients.")
     ] = "",
     config: Config = CONFIG,
     admin: ServerAdmin = "",

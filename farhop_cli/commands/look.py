@@ -22,7 +22,7 @@ top_app = App(**PLAIN)
 def status(
     regions: Annotated[bool, typer.Option("--regions", help="The regions, as each global balancer sees them.")] = False,
     replicas: Annotated[bool, typer.Option("--replicas", help="Regional balancers and their replicas.")] = False,
-    prefixes: Annotated[bool, typer.Option("--prefixes", help="What each region is believed to have cached.")] = False,
+    prefixes: Annotated[bool, typer.Option("--prefixes", help="What each region is predicted to have cached.")] = False,
     law: Annotated[bool, typer.Option("--law", help="Each balancer's law, and what operators set.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="All of these; also hubs, routes, splits and builds.")] = False,
     region: OneRegion = "",
@@ -45,7 +45,7 @@ def console(
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="The port on 127.0.0.1. 0: any free one.")
     ] = 0,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Let nobody act.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Allow no actions.")] = False,
     keys: Keys = None,
     folder: Drills = None,
     out: Out = OUT,
@@ -65,7 +65,7 @@ def console(
 
 @verb(top_app, "top", "farhop top    or:  farhop top --context prod --read-only")
 def top(
-    read_only: Annotated[bool, typer.Option("--read-only", help="Let nobody act.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Allow no actions.")] = False,
     by: By = None,
     *,
     where: Where,

@@ -167,7 +167,7 @@ def _regions(world: World, balancer: BalancerProcess, flow: GlobalFlow) -> Itera
     for name in world.regions:
         where, known = f"{balancer.name} of {name}", flow.regions.liveness.get(name)
         if known is None:
-            yield Finding("standing", where, "never heard of")
+            yield Finding("standing", where, "unknown")
             continue
         health = known.read(now)
         if health.state is not State.UP:
@@ -210,7 +210,8 @@ def ledgers(world: World) -> Iterator[Finding]:
         for replica, host in region.hosts.items():
             waiting, running, _ = host.engine.metrics()
             if waiting or running:
-                yield Finding("ledgers", f"{name}/{replica}", f"its engine works on {waiting + running} of nobody's")
+                what = f"its engine works on {waiting + running} requests that nobody sent"
+                yield Finding("ledgers", f"{name}/{replica}", what)
     for balancer, flow in _globals(world):
         for what, count in _global_books(balancer, flow):
             if count:

@@ -120,7 +120,7 @@ class BootstrapRooms:
             async with asyncio.timeout(self._wait_s):
                 await room.taken
         except TimeoutError:
-            return [_lost("nobody came for it")]
+            return [_lost("no peer came for it")]
         return []
 
     def _room(self, number: int) -> _Room:

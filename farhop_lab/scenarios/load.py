@@ -227,7 +227,7 @@ def _asked(work: WorkDoc, at: tuple[str, int], doc: ScenarioDoc) -> Iterator[Pro
     if how != ["path"] and trace:
         yield Problem(path_of(*at), f"{work.kind} is a trace", "give its `path`, and neither `clients` nor `per_s`")
     elif len(how) != 1 or (how == ["path"]) != trace:
-        yield Problem(path_of(*at), "nobody knows how much of it", "give either `clients` or `per_s`")
+        yield Problem(path_of(*at), "it has no amount", "give either `clients` or `per_s`")
     if trace and not work.regions:
         yield Problem(path_of(*at, "regions"), "missing", "list the regions its sessions come from")
     if work.place == "recorded" and work.kind not in RECORDED_REGIONS:

@@ -253,7 +253,7 @@ def check_trace(work: WorkDoc, folder: Path) -> None:
     if work.place == "recorded":
         strangers = {row.region for row in rows} - set(work.regions)
         if "" in strangers:
-            raise load.TraceError(f"{path}: it does not say of each request where it came in; give another `place`")
+            raise load.TraceError(f"{path}: it does not record where each request came in; give another `place`")
         if strangers:
             named = ", ".join(sorted(strangers))[:200]
             raise load.TraceError(f"{path}: it says of requests that they came in {named}; list these in `regions`")

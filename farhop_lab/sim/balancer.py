@@ -333,7 +333,7 @@ class BalancerProcess:
 
     def _disbelieved(self, reason: str) -> None:
         if reason != "prefixes_gap":
-            self.context.journal.violated(f"{self.name} was told of prefixes what cannot be: {reason}")
+            self.context.journal.violated(f"{self.name} got an impossible prefix message: {reason}")
 
     def _attempt(self, active: ActiveRequest, forward: Forward) -> Hop:
         request, lawful = active.request, forward.lawful

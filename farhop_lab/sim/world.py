@@ -367,7 +367,7 @@ class World:
     def _turn_of(self, entry: str) -> BalancerProcess:
         here = self.balancers.get(entry)
         if not here:
-            raise ValueError(f"entry: no global balancer stands in {entry!r}; give it one or arrive `direct`ly")
+            raise ValueError(f"entry: no global balancer is in {entry!r}; give it one or arrive `direct`ly")
         turn = self._turn[entry] = (self._turn[entry] + 1) % len(here)
         # If a connection is refused, the client tries the next address.
         return next((one for one in here[turn:] + here[:turn] if one.listens), here[turn])

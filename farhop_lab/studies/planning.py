@@ -121,7 +121,7 @@ class Search:
     def run(self) -> Planned:
         """All four."""
         (alone,) = self._side_by_side(self._alone())
-        spare = Need(None, why="its clients have nobody else while their region is lost")
+        spare = Need(None, why="its clients have no other region while theirs is lost")
         if len(self._prices) == 1:
             (together,) = self._side_by_side(self._together(alone, ("",)))
             return Planned(alone, spare, together, spare, self.rounds)

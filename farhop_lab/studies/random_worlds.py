@@ -280,7 +280,7 @@ def chosen(results: Sequence[Result], names: Sequence[str]) -> str:
         return sum(one["good"] for one in mine), -sum(one.get("ttft_p90_ms", 0.0) for one in mine)
 
     if not results:
-        raise ValueError("nobody to choose from; run the screening first")
+        raise ValueError("no router to choose from; run the screening first")
     return max(names, key=worth)
 
 

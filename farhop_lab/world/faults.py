@@ -105,7 +105,7 @@ class Faults:
             self.renew(name, wanted.lease_s)
             return
         if len(self._stands) >= FAULTS_MAX:
-            raise FaultError(f"{FAULTS_MAX} faults stand already")
+            raise FaultError(f"{FAULTS_MAX} faults are injected already")
         await self._in.known(wanted)
         stands = self._stands[name] = _Stands(wanted, self._clock())
         stands.watch = asyncio.create_task(self._expire(name, stands))
@@ -121,7 +121,7 @@ class Faults:
         """Extend it to so long from now, but not beyond its bound. FaultError if it is no longer present."""
         stands = self._stands.get(name)
         if stands is None:
-            raise FaultError(f"{name} does not stand any more: its lease ended, and it was mended")
+            raise FaultError(f"{name} is no longer injected: its lease ended, and it was mended")
         stands.until = min(stands.end, self._clock() + lease_s)
 
     async def mend(self, name: str) -> None:
@@ -148,7 +148,7 @@ class Faults:
     async def _expire(self, name: str, stands: _Stands) -> None:
         while (left := stands.until - self._clock()) > 0.0:
             await asyncio.sleep(left)
-        self._progress(f"fault: {_described(stands.wanted)}: nobody renewed it")
+        self._progress(f"fault: {_described(stands.wanted)}; its lease was not renewed")
         stands.watch = None
         with contextlib.suppress(FaultError):
             await self.mend(name)
@@ -303,7 +303,7 @@ class Control:
     async def _guarded(self, request: web.Request, handler: Any) -> web.StreamResponse:
         authorization = request.headers.get("authorization", "").encode()
         if not secrets.compare_digest(authorization, f"Bearer {self.token}".encode()):
-            return web.json_response({"error": "give the token that stands in the world's file"}, status=401)
+            return web.json_response({"error": "give the token in the world's file"}, status=401)
         try:
             await handler(request)
         except (FaultError, msgspec.DecodeError, UnicodeDecodeError) as error:

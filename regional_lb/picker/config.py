@@ -1,6 +1,4 @@
-"""The configuration of a picker: its listener for gateways, the caller that it assumes, and how gateways behave on
-failure.
-"""
+"""A picker's configuration: its listener for gateways, how callers are identified, and gateways' failure mode."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ FailureMode = Literal["FailClose", "FailOpen"]
 
 
 class PickerConfig(Listen):
-    """Where gateways ask (gRPC), and on what terms.
+    """The gRPC listener for gateways, and how it is used.
 
-    `callers`: who a request is from is told by the client's API key, by the gateway in `tenant_header` (which clients
-    must not be able to send: the gateway sets it), or by a global balancer's hop token. `fallbacks` is how many
-    endpoints are named after the chosen one. `failure_mode` is what gateways do while no picker answers.
+    `callers`: how a request's caller is identified: by the client's API key, by the gateway in `tenant_header` (which
+    clients must not be able to send: the gateway sets it), or by a global balancer's hop token. `fallbacks` is the
+    number of endpoints named after the chosen one. `failure_mode` is what gateways do while no picker answers.
     """
 
     callers: Literal["keys", "gateway", "hop"] = "keys"
@@ -31,7 +29,7 @@ class PickerConfig(Listen):
         certified = self.tls is not None and self.tls.client_ca_file is not None
         if self.callers == "gateway" and self.exposed and not certified:
             raise ValueError(
-                "callers: gateway believes whoever comes; give tls.client_ca_file, the authority of your gateways' "
+                "callers: gateway trusts every client; give tls.client_ca_file, the authority of your gateways' "
                 "certificates, or say insecure: true"
             )
         return self

@@ -1,13 +1,14 @@
 """A gateway's connection: gRPC over HTTP/2, on the event loop itself.
 
-What came in one read is taken whole, and all that is to be said of it leaves in one write. With grpcio each message is
-an operation of its own, handed over between threads, and h2 makes an object and some copies of each frame: either costs
-more than the choice (docs/measurements/performance.md). So frames are read here, and header blocks by hpack.
-Invariants: a call's messages are taken in order and answered in order, each exactly once; a call ends once; what fails
-ends its call and no other, unless the connection itself cannot be understood. Bounded: calls at once, a message's and a
-head's size, messages that are not whole by the process's budget, what is read while its answer cannot be sent, how long
-the other end may be silent, what is done for one connection in a turn of the loop, and frames that bring nothing. Never
-looks into a message: that is its call's.
+All data of one read are processed before one write sends all answers. In grpcio each message is an operation of its
+own, handed over between threads, and h2 makes an object and some copies of each frame: either costs more than the
+choice (docs/measurements/performance.md). So frames are parsed here, and header blocks by hpack.
+
+Invariants: a call's messages are taken in order and answered in order, each exactly once; a call ends once; an error
+ends its call and no other, unless the connection itself cannot be parsed. Bounded: concurrent calls, the size of a
+message and of a head, incomplete messages by the process's budget, data read while answers cannot be sent, the other
+end's silence, work for one connection per turn of the loop, and frames without content. Never looks into a message:
+that is the call's task.
 """
 
 from __future__ import annotations
@@ -26,33 +27,34 @@ if TYPE_CHECKING:
 
     from farhop.balance.limits import ByteBudget
 
-# gRPC's status codes that are said here.
+# The gRPC status codes used here.
 OK, INVALID_ARGUMENT, NOT_FOUND = 0, 3, 5
 RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNIMPLEMENTED = 8, 9, 12
 
 _WINDOW_BYTES = 16 << 20  # of a connection: many gateways' requests share one
-_STREAM_WINDOW_BYTES = 1 << 20  # a body of a usual size needs no word about windows
+_STREAM_WINDOW_BYTES = 1 << 20  # a body of a usual size needs no window update
 _HEADERS_BYTES_MAX = 16 * 1024
 _CONTINUATIONS_MAX = 16
-_UNSENT_BYTES_MAX = 256 * 1024  # of a call: beyond it no more of that call is let come
+_UNSENT_BYTES_MAX = 256 * 1024  # of a call: beyond it no more of that call is read
 _UNWRITTEN_BYTES_MAX = 1 << 20  # of a connection: beyond it nothing is read
-_JOINED_BYTES_MAX = 16 * 1024  # of one write: less is copied together, more is given as it is
+_JOINED_BYTES_MAX = 16 * 1024  # of one write: smaller pieces are copied together, larger ones are passed on as they are
 # In a turn of the loop some 2 ms are for one connection: a frame or a message takes 1 to 2 us, a call 30 more, and a
 # head, whose fields are each an object, 3 us for each of its bytes at worst.
 _TURN_WORK, _HEAD_WORK = 1024, 16
-# Frames that bring nothing (pings, settings, windows, empty data; a reset or a refused call is ten) may be so many more
-# than messages; each message makes up for some, and a second for some hundreds: a peer that keeps a connection alive
-# sends few.
+# How many more frames without content (pings, settings, windows, empty data; a reset or a refused call counts as ten)
+# than messages there may be; each message compensates for some, and a second for some hundreds: a peer that keeps a
+# connection alive sends few.
 _IDLE_FRAMES_MAX, _IDLE_RESET, _IDLE_PER_MESSAGE, _IDLE_PER_SWEEP = 10_000, 10, 8, 250
-_LINGER_S = 5.0  # for the other end to close a call that we have ended
-_QUIET_S, _PING_S = 10.0, 5.0  # it is asked whether it lives; how long it has to say so
+_LINGER_S = 5.0  # the time for the other end to close a call that we have ended
+_QUIET_S, _PING_S = 10.0, 5.0  # after this silence the other end is pinged; the time to answer
 _PING = http2.frame(http2.PING, 0, 0, b"farhop  ")
-_PREFIX_BYTES = 5  # before each of gRPC's messages: whether it is compressed, and its length
+_PREFIX_BYTES = 5  # before each gRPC message: a flag for compression, and its length
 
 
 class Call(Protocol):
-    """What is done with one call. `outbox`: messages to be sent, in order. `status`: gRPC's code and its text once
-    nothing more is to be said after these; None before."""
+    """The handler of one call. `outbox`: messages to be sent, in order. `status`: gRPC's code and its text once nothing
+    follows these; None before.
+    """
 
     outbox: deque[bytes]
 
@@ -64,19 +66,20 @@ class Call(Protocol):
         """A message has come; it is lent until this returns. Never raises."""
 
     def sent(self) -> None:
-        """The outbox is empty: nothing that stood in it can be changed any more."""
+        """The outbox was sent: nothing that was in it can be changed any more."""
 
     def ended(self) -> None:
-        """No more will come or be sent: one of both ends has said so, or the other is gone. May be told twice."""
+        """No more will come or be sent: one end has ended it, or the other is gone. May be called twice."""
 
     def check(self, now: float) -> None:
         """Apply the time limits."""
 
 
 class _Stream:
-    """A call on its stream. `partial`: of a message that is not whole, of which `held` bytes are in the budget;
-    `unsent`: what waits for a window, which is `granted` beyond the one that all begin with; `room`: how many bytes may
-    still come, of which `taken` were taken since that was last said."""
+    """A call on its stream. `partial`: an incomplete message, of which `held` bytes are in the budget; `unsent`: what
+    waits for a window, which is `granted` beyond the initial one; `room`: how many bytes may still come, of which
+    `taken` were taken since the last window update.
+    """
 
     __slots__ = (
         "begun",
@@ -100,8 +103,8 @@ class _Stream:
         self.unsent: deque[bytes | memoryview] = deque()
         self.unsent_bytes = self.taken = 0
         self.room = _STREAM_WINDOW_BYTES
-        self.begun = self.closed = False  # we have begun to answer; nothing more comes
-        self.ended_at: float | None = None  # when we said the last word, on the loop's clock
+        self.begun = self.closed = False  # whether the answer has begun; whether nothing more comes
+        self.ended_at: float | None = None  # when we ended it, on the loop's clock
 
     def put(self, part: bytes | memoryview) -> None:
         self.unsent.append(part)
@@ -109,8 +112,10 @@ class _Stream:
 
 
 class GatewayConnection(asyncio.Protocol):
-    """See the module's head. `call` makes the call of a method's path (None: there is no such method), and is given
-    what it must ask for where it has something to say while nothing came. `closed` is told of the connection's end."""
+    """See the module's head. `call` makes the call of a method's path (None: there is no such method), and gets a
+    function to wake the connection if it has something to send while nothing came. `closed` is called at the
+    connection's end.
+    """
 
     def __init__(
         self,
@@ -127,16 +132,16 @@ class GatewayConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._heads = Decoder(max_header_list_size=_HEADERS_BYTES_MAX)
         self.streams: dict[int, _Stream] = {}
-        self._due: dict[int, _Stream] = {}  # those with something to say
+        self._due: dict[int, _Stream] = {}  # those with something to send
         self._last = 0  # the last stream that the other end has begun
-        # Reading: what is not whole yet and how much of it there must be; the head that goes on in further frames.
+        # Reading: incomplete data and how many bytes are needed; the head that continues in further frames.
         self._partial, self._needed = bytearray(), len(http2.PREFACE)
         self._greeted = self._settled = False
         self._block: tuple[int, bool, list[bytes]] | None = None
-        self._behind = b""  # what has come and is for the next turn
-        self._work = self._idle_frames = 0  # of this turn; of all, less what made up for them
+        self._behind = b""  # data left for the next turn
+        self._work = self._idle_frames = 0  # of this turn; in all, less the compensation
         self.room, self._taken = _WINDOW_BYTES, 0
-        # Writing: what may be sent, and what this turn says.
+        # Writing: the windows, and this turn's output.
         self._window, self._stream_window = http2.WINDOW_BYTES, http2.WINDOW_BYTES
         self._out: list[bytes | memoryview] = []
         self._out_bytes = 0
@@ -147,7 +152,7 @@ class GatewayConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say what may be sent here."""
+        """Send our settings and window."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_UNWRITTEN_BYTES_MAX)
         self._put(http2.settings({
@@ -159,7 +164,7 @@ class GatewayConnection(asyncio.Protocol):
         self._write()
 
     def data_received(self, data: bytes) -> None:
-        """Take all of it, or what is for one turn, then answer."""
+        """Process all of it, or one turn's share, then answer."""
         self.received_at, self.pinged = self._loop.time(), False
         if self._behind:
             self._behind += data
@@ -192,7 +197,7 @@ class GatewayConnection(asyncio.Protocol):
             raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 
     def _go_on(self) -> None:
-        """Another turn for what has come. Of one that does not read, once it does."""
+        """Another turn for data left over. If the other end does not read, once it does."""
         if self._transport is None or self._paused:
             return
         data, self._behind = self._behind, b""
@@ -202,7 +207,7 @@ class GatewayConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        """The other end does not read: nothing more is heard of it until it does, so that nothing heaps up here."""
+        """The other end does not read: nothing more is read from it until it does, so that nothing piles up here."""
         self._paused = True
         if self._transport is not None:
             self._transport.pause_reading()
@@ -222,10 +227,10 @@ class GatewayConnection(asyncio.Protocol):
         self._drop()
         self._closed(self)
 
-    # -- of its owner
+    # -- for its owner
 
     def close(self) -> None:
-        """Say goodbye, and break what is under way."""
+        """Send GOAWAY, and break open calls."""
         self._end(http2.NO_ERROR, "")
 
     def sweep(self, now: float) -> None:
@@ -255,7 +260,7 @@ class GatewayConnection(asyncio.Protocol):
         transport.writelines(self._out)
         self._out.clear()
         transport.close()
-        self._loop.call_later(_LINGER_S, transport.abort)  # of one that does not read its last word
+        self._loop.call_later(_LINGER_S, transport.abort)  # of one that does not read the last message
 
     def _drop(self) -> None:
         streams, self.streams = self.streams, {}
@@ -265,7 +270,7 @@ class GatewayConnection(asyncio.Protocol):
             if stream.ended_at is None:
                 stream.call.ended()
 
-    # -- frames that come
+    # -- frames received
 
     def _read(self, data: bytes) -> None:
         """Every whole frame in it. Raises Http2Error."""
@@ -309,7 +314,7 @@ class GatewayConnection(asyncio.Protocol):
         taking = _TAKING.get(kind)
         if taking is not None:
             taking(self, flags, identity, payload)
-        else:  # of later versions, and priorities: passed over
+        else:  # of later versions, and priorities: ignored
             self._idle_frames += 1
 
     def _settings(self, flags: int, identity: int, payload: bytes) -> None:
@@ -350,8 +355,8 @@ class GatewayConnection(asyncio.Protocol):
         self._work -= _HEAD_WORK + len(block)
         http2.check_head(block)
         try:
-            fields = dict(self._heads.decode(block, raw=True))  # also of what is refused: the table goes on
-        except HPACKError:  # what it says may hold addresses of our memory
+            fields = dict(self._heads.decode(block, raw=True))  # also of a refused call, to keep the table in step
+        except HPACKError:  # its text may contain addresses of our memory
             raise Http2Error(http2.COMPRESSION_ERROR, "a head cannot be read, or its fields are too large") from None
         if identity <= self._last:
             if identity in self.streams and not ends:
@@ -396,7 +401,7 @@ class GatewayConnection(asyncio.Protocol):
         if not size or stream is None:
             self._idle_frames += 1
         if stream is None:
-            return  # what was on its way
+            return  # it was on its way
         stream.room -= size
         stream.taken += size
         if stream.closed or stream.room < 0:
@@ -408,7 +413,7 @@ class GatewayConnection(asyncio.Protocol):
             self._ended(identity)
 
     def _messages(self, stream: _Stream, data: bytes) -> None:
-        """Every whole message in it, behind what was there."""
+        """Every whole message in it, after the data left from before."""
         partial = stream.partial
         if partial:
             partial += data
@@ -435,7 +440,7 @@ class GatewayConnection(asyncio.Protocol):
             self._judge(stream, stream.partial)
 
     def _judge(self, stream: _Stream, partial: bytearray) -> None:
-        """Whether a message that is not whole may become so, and be held until then."""
+        """Whether an incomplete message may be completed, and be held until then."""
         more = len(partial) - stream.held
         if not self._budget.take(more):
             self._fail(stream, RESOURCE_EXHAUSTED, "the balancer's buffers are full: retry later")
@@ -449,13 +454,13 @@ class GatewayConnection(asyncio.Protocol):
             self._fail(stream, RESOURCE_EXHAUSTED, f"a message has at most {self._message_bytes_max} bytes")
 
     def _let_go(self, stream: _Stream) -> None:
-        """What is held of a message."""
+        """Release an incomplete message."""
         stream.partial = bytearray()
         self._budget.give(stream.held)
         stream.held = 0
 
     def _ended(self, identity: int) -> None:
-        """The other end has said its last word on it."""
+        """The other end has ended it."""
         stream = self.streams.get(identity)
         if stream is None:
             return
@@ -503,16 +508,16 @@ class GatewayConnection(asyncio.Protocol):
             self._put(http2.frame(http2.PING, http2.ACK, 0, payload))
 
     def _goes(self, _flags: int, _identity: int, _payload: bytes) -> None:
-        """It begins nothing more; what it has begun goes on."""
+        """GOAWAY: it begins nothing more; open calls continue."""
         self._leaves = True
 
     def _no_push(self, _flags: int, _identity: int, _payload: bytes) -> None:
         raise Http2Error(http2.PROTOCOL_ERROR, "a client pushes nothing")
 
-    # -- what goes
+    # -- frames sent
 
     def _ask(self) -> None:
-        """Flush soon, unless that is done anyway once all that came is taken."""
+        """Flush soon, unless that happens anyway after the present data."""
         if not self._reading and not self._asked:
             self._asked = True
             self._loop.call_soon(self._flush)
@@ -578,7 +583,7 @@ class GatewayConnection(asyncio.Protocol):
             stream.unsent_bytes -= size
 
     def _finish(self, stream: _Stream, code: int, text: str) -> None:
-        """The last word on it."""
+        """End the call."""
         trailers = http2.status(code, text)
         block = trailers if stream.begun else http2.BEGUN + trailers
         self._put(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream.identity, block))
@@ -589,7 +594,7 @@ class GatewayConnection(asyncio.Protocol):
             self.streams.pop(stream.identity, None)
 
     def _fail(self, stream: _Stream, code: int, text: str) -> None:
-        """Nothing more is read or sent of it."""
+        """End the call; nothing more of it is read or sent."""
         stream.call.ended()
         stream.call.outbox.clear()
         stream.unsent.clear()
@@ -597,7 +602,7 @@ class GatewayConnection(asyncio.Protocol):
         self._finish(stream, code, text)
 
     def _refuse(self, identity: int, block: bytes, *, ends: bool) -> None:
-        """It never becomes a call, and nothing of it is waited for."""
+        """It never becomes a call, and its data are not awaited."""
         self._idle_frames += _IDLE_RESET
         self._put(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, identity, block))
         if not ends:

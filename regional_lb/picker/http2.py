@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _SIZES_MAX = 2
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEAD_BYTES = 9
-FRAME_BYTES_MAX = 16_384  # the least that a peer must be able to take, and what is taken here
-WINDOW_BYTES = 65_535  # of a connection and of each stream, until one says otherwise
+FRAME_BYTES_MAX = 16_384  # the least that a peer must accept, and what is accepted here
+WINDOW_BYTES = 65_535  # of a connection and of each stream, initially
 WINDOW_BYTES_MAX = 2**31 - 1
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -38,12 +38,12 @@ class Http2Error(Exception):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame, whole."""
+    """A whole frame."""
     return frame_head(len(payload), kind, flags, stream) + payload
 
 
 def frame_head(size: int, kind: int, flags: int, stream: int) -> bytes:
-    """What a frame with a payload of this size begins with."""
+    """The head of a frame with a payload of this size."""
     return b"%b%c%c%b" % (size.to_bytes(3), kind, flags, stream.to_bytes(4))
 
 
@@ -67,14 +67,15 @@ def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
 
 
 def check_head(block: bytes) -> None:
-    """Refuse a head block that begins with more than two new sizes of the table: they take long to read, and no encoder
-    has more to say (RFC 7541, 4.2). Raises Http2Error."""
+    """Refuse a head block that begins with more than two table size updates: they take long to read, and no encoder
+    needs more (RFC 7541, 4.2). Raises Http2Error.
+    """
     at = sizes = 0
     while block[at : at + 1] and block[at] & 0xE0 == 0x20:
         sizes += 1
         if sizes > _SIZES_MAX:
             raise Http2Error(COMPRESSION_ERROR, "a head changes the size of its table again and again")
-        more = block[at] & 0x1F == 0x1F  # the number goes on behind it
+        more = block[at] & 0x1F == 0x1F  # the number continues
         at += 1
         while more and at < len(block):
             more = block[at] >= 0x80
@@ -82,17 +83,17 @@ def check_head(block: bytes) -> None:
 
 
 def window_update(stream: int, size: int) -> bytes:
-    """So many bytes more may be sent."""
+    """A WINDOW_UPDATE frame."""
     return frame(WINDOW_UPDATE, 0, stream, size.to_bytes(4))
 
 
 def reset(stream: int, code: int) -> bytes:
-    """A stream is over."""
+    """A RST_STREAM frame."""
     return frame(RST_STREAM, 0, stream, code.to_bytes(4))
 
 
 def goaway(last: int, code: int, problem: str = "") -> bytes:
-    """The connection is over; streams after `last` were never looked at."""
+    """A GOAWAY frame: the connection ends; streams after `last` were not processed."""
     return frame(GOAWAY, 0, 0, last.to_bytes(4) + code.to_bytes(4) + problem.encode()[:256])
 
 
@@ -106,7 +107,9 @@ def unpadded(flags: int, payload: bytes) -> bytes:
 
 
 def _literal(name: bytes, value: bytes) -> bytes:
-    """A field that no table gets (RFC 7541, 6.2.2), its name and value shorter than 127 bytes or the value longer."""
+    """A field that is never indexed (RFC 7541, 6.2.2), its name and value shorter than 127 bytes or the value
+    longer.
+    """
     return b"\x00%c%b%b%b" % (len(name), name, _length(len(value)), value)
 
 
@@ -125,7 +128,7 @@ def _length(size: int) -> bytes:
 BEGUN = b"\x88\x0f\x10\x10application/grpc"  # :status 200 and content-type, by their places in the static table
 UNSUPPORTED_MEDIA_TYPE = b"\x08\x03415"  # :status
 _OK = _literal(b"grpc-status", b"0")
-_PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what gRPC leaves as it is: printable ASCII but for the percent sign
+_PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what gRPC does not escape: printable ASCII except the percent sign
 
 
 def status(code: int, text: str) -> bytes:

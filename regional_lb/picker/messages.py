@@ -1,7 +1,8 @@
-"""ext_proc's messages and what they mean: heads in HTTP/1.1's form, so that they are judged by the code that judges
-every other; and what a gateway is to change of the head it has, so that it becomes the one that the relay would send.
+"""ext_proc's messages: heads in the form of HTTP/1.1, and the changes of a head that a gateway is to make.
 
-Pure: no IO, no clock. Never trusts a name or a value that a head of HTTP/1.1 could not bear.
+HTTP/1.1's form, so that they are checked by the same code as all others; changes, so that the gateway's head becomes
+the one that the relay would send. Pure: no IO, no clock. Never trusts a name or a value that a head of HTTP/1.1 could
+not contain.
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ NAMESPACE = "envoy.lb"
 _SERVED = "x-gateway-destination-endpoint-served"
 _SUBSET_NAMESPACE, _SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _DETAILS = "response.code_details"
-VIA_UPSTREAM = "via_upstream"  # Envoy's word for an answer that is an upstream's own
+VIA_UPSTREAM = "via_upstream"  # Envoy's name for an answer from an upstream
 _GATEWAYS_HEADERS = 32
 PIECE_BYTES_MAX = 62_000  # of a body, in one message: Envoy's limit of a streamed piece is 64 KiB
 SUBSET_MAX = 4096  # endpoints in a hint
 
-# The gateway's own affair, in either direction: how it frames, and where it connects.
+# For the gateway itself, in either direction: framing, and where it connects.
 _FRAMING = frozenset((b"host", b"content-length", b"transfer-encoding", b"connection", b"te", b"trailer", b"date"))
 _GATEWAYS_OWN = (b":", b"x-envoy-")
 
 
 def fields(headers: wire.HeaderMap, most: int) -> list[tuple[bytes, bytes]]:
-    """Names in lower case, as HTTP/2 has them, and values; `most` beside what HTTP/2 has in place of a first line, and
-    what a gateway adds. Raises HeadError, before any is looked at: of 300 KB there may be 170,000."""
+    """Names in lower case, as in HTTP/2, and values; at most `most` besides HTTP/2's pseudo-headers and what a gateway
+    adds. HeadError before any is processed: 300 KB may have 170,000.
+    """
     if len(headers.headers) > most + _GATEWAYS_HEADERS:
         raise HeadError(outcome.HEAD_TOO_LARGE, f"the head has too many headers: at most {most}")
     return [(one.key.encode(), one.raw_value or one.value.encode()) for one in headers.headers]
 
 
 def request_head(given: Iterable[tuple[bytes, bytes]], bytes_max: int) -> bytes:
-    """A request's head as HTTP/1.1 writes it, without the empty line and framing by chunks. Raises HeadError."""
+    """A request's head in HTTP/1.1's form, without the empty line and chunked framing. Raises HeadError."""
     pseudo: dict[bytes, bytes] = {}
     lines: list[bytes] = [b"", b""]
     for name, value in given:
@@ -58,13 +60,13 @@ def request_head(given: Iterable[tuple[bytes, bytes]], bytes_max: int) -> bytes:
     raw = _joined(lines)
     if len(raw) > bytes_max:
         raise HeadError(outcome.HEAD_TOO_LARGE, f"the request's head is too large: at most {bytes_max} bytes")
-    if not pseudo.get(b":path", b"").startswith(b"/"):  # it goes to the engine as it is
+    if not pseudo.get(b":path", b"").startswith(b"/"):  # it goes to the engine unchanged
         raise HeadError(outcome.MALFORMED_HTTP, "the request target must be a path beginning with `/`")
     return raw
 
 
 def answer_head(given: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The same of an answer."""
+    """The same for an answer."""
     lines = [b""]
     for name, value in given:
         if name == b":status":
@@ -84,9 +86,10 @@ def _joined(lines: list[bytes]) -> bytes:
 def mutation(
     given: list[tuple[bytes, bytes]], wanted: bytes, more: dict[bytes, bytes], *, drop_length: bool = False
 ) -> bytes:
-    """What is to be changed of a head that is `given`, so that of all that is not framing it has these `wanted` lines
-    (each with its end) and `more`: a HeaderMutation. `drop_length`: its body's length will be another, and is not
-    known. A name's several values are compared as one text: none holds a line's end."""
+    """The changes of a head that is `given`, so that, besides framing, it has these `wanted` lines (each with its end)
+    and `more`: a HeaderMutation. `drop_length`: its body's length will be another, and is not known. A name's several
+    values are compared as one text: none contains a line's end.
+    """
     want = more.copy()
     for line in wanted.split(b"\r\n"):
         name, _, value = line.partition(b": ")
@@ -119,8 +122,8 @@ def _set(changed: list[bytes], name: bytes, values: bytes) -> None:
         action = b""  # APPEND_IF_EXISTS_OR_ADD, the enumeration's 0
 
 
-# What is said with every request is written as protobuf's bytes at once: built of objects, it took as many calls as the
-# choice. Each constant is a field's tag, `number << 3 | wire type`; 2 is the type of whatever has a length.
+# What every request needs is written directly as protobuf's bytes: building objects took as many calls as the choice.
+# Each constant is a field's tag, `number << 3 | wire type`; 2 is the type of fields with a length.
 
 
 def _nested(tag: bytes, data: bytes) -> bytes:
@@ -143,8 +146,9 @@ _OVERWRITE = b"\x18\x02"  # HeaderValueOption.append_action: OVERWRITE_IF_EXISTS
 
 
 def chosen(endpoints: str, changed: bytes) -> bytes:
-    """Where the request goes, in metadata, and how its head is to be changed for that (a HeaderMutation): of a
-    ProcessingResponse request_headers.response.header_mutation, and dynamic_metadata.fields[..].struct_value."""
+    """The endpoints, in metadata, and the changes of the head (a HeaderMutation): of a ProcessingResponse
+    request_headers.response.header_mutation, and dynamic_metadata.fields[..].struct_value.
+    """
     named = _nested(b"\x12", _nested(b"\x1a", endpoints.encode()))  # fields' value: a Value with string_value
     struct = _nested(b"\x0a", _DESTINATION_KEY + named)
     metadata = _nested(b"\x0a", _NAMESPACE_KEY + _nested(b"\x12", _nested(b"\x2a", struct)))
@@ -156,7 +160,7 @@ _NAMESPACE_KEY = _nested(b"\x0a", NAMESPACE.encode())
 
 
 def answered(changed: bytes) -> bytes:
-    """How the head of the answer is to be changed (a HeaderMutation): response_headers.response.header_mutation."""
+    """The changes of the answer's head (a HeaderMutation): response_headers.response.header_mutation."""
     return _nested(b"\x12", _nested(b"\x0a", _nested(b"\x12", changed)))
 
 
@@ -168,7 +172,7 @@ def piece(body: bytes | memoryview, *, of_request: bool, last: bool) -> bytes:
 
 @lru_cache(1024)
 def _before(size: int, of_request: bool, last: bool) -> bytes:
-    """What a piece of this size begins with."""
+    """The head of a piece of this size."""
     written = b"\x0a" + _varint(size) if size else b""
     inner = len(written) + size + (2 if last else 0)
     for tag in (b"\x1a", b"\x1a", b"\x0a", b"\x1a" if of_request else b"\x22"):
@@ -177,11 +181,11 @@ def _before(size: int, of_request: bool, last: bool) -> bytes:
     return written
 
 
-TRAILERS_OF_REQUEST, TRAILERS_OF_ANSWER = b"\x2a\x00", b"\x32\x00"  # as they came
+TRAILERS_OF_REQUEST, TRAILERS_OF_ANSWER = b"\x2a\x00", b"\x32\x00"  # unchanged
 
 
 def pieces(body: bytes) -> Iterator[bytes | memoryview]:
-    """A body in pieces; of an empty one none."""
+    """A body in pieces; none for an empty one."""
     if len(body) <= PIECE_BYTES_MAX:
         if body:
             yield body
@@ -204,19 +208,20 @@ def immediate(status: int, lines: bytes, body: bytes, details: str) -> bytes:
 
 
 def served(message: wire.ProcessingRequest) -> str:
-    """The endpoint that answered, as the gateway reports it; "" where it does not."""
+    """The endpoint that answered, as the gateway reports it; "" if it does not."""
     endpoints = _metadata_list(message, NAMESPACE, _SERVED)
     return endpoints[0] if endpoints else ""
 
 
 def subset(message: wire.ProcessingRequest) -> list[str] | None:
-    """The endpoints (`ip:port`, or an address for all of its ports) that the gateway lets a request go to; None where
-    it does not narrow it. A list, or a string with commas."""
+    """The endpoints (`ip:port`, or an address for all of its ports) to which the gateway restricts a request; None if
+    it does not. A list, or a string with commas.
+    """
     return _metadata_list(message, _SUBSET_NAMESPACE, _SUBSET)
 
 
 def code_details(message: wire.ProcessingRequest) -> str:
-    """How Envoy came by the answer, where its configuration asks for that attribute; else ""."""
+    """Envoy's details on the source of the answer, if its configuration sends that attribute; otherwise ""."""
     for struct in message.attributes.values():
         if _DETAILS in struct.fields:
             return struct.fields[_DETAILS].string_value

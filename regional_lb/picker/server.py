@@ -1,4 +1,4 @@
-"""The port that gateways ask: ext_proc's one method and gRPC health, bounded, drained, with independent streams.
+"""The listener for gateways: ext_proc's one method and gRPC health, bounded, drained, with independent streams.
 
 A stream is a request. The ingress authenticates and checks it, as on every listener; the machine chooses its target, by
 way of the relay. Never decides, and never carries a request to an engine.
@@ -52,15 +52,16 @@ LIVENESS, READINESS = "liveness", "readiness"
 _PROCESS = f"/{SERVICE}/Process".encode()
 _CHECK, _WATCH = b"/grpc.health.v1.Health/Check", b"/grpc.health.v1.Health/Watch"
 _CONNECTIONS_MAX = 4096  # of gateways, each with many requests on it
-_MESSAGE_BYTES_OVER = 1 << 20  # beside a body: a gateway's buffer may be sent whole
+_MESSAGE_BYTES_OVER = 1 << 20  # besides a body: a gateway's buffer may be sent whole
 _PAST = "while no picker answers, gateways send requests past the law; have them fail closed"
 _HEALTH = health_pb2.HealthCheckResponse
 
 
 class PickerServer:
-    """See the module's head. `handler` is the ingress; `ready` whether work should be sent here; `view` gives the
-    replicas of now. `misled_by` counts by problem what gateways did wrong, `moved` requests that went to a later
-    endpoint of their list."""
+    """See the module's head. `handler` is the ingress; `ready` whether requests should be sent here; `view` returns the
+    present replicas. `misled_by` counts gateways' errors by problem, `moved` requests that went to a later endpoint of
+    their list.
+    """
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class PickerServer:
         return chosen
 
     async def close(self, deadline_s: float) -> None:
-        """Drain: healthy no more; what is under way has until the deadline, then it ends as on a listener."""
+        """Drain: not healthy any more; open requests have until the deadline, then they end as on a listener."""
         self.stopping = True
         if self._server is None:
             return
@@ -121,7 +122,7 @@ class PickerServer:
         await self.break_off()
 
     async def break_off(self) -> None:
-        """Listen no more, and end every connection now."""
+        """Stop listening, and close every connection now."""
         if self._server is not None:
             self._server.close()
         if self._sweeper is not None:
@@ -135,13 +136,13 @@ class PickerServer:
         await until(lambda: not self.open_streams, within_s)
 
     def healthy(self, service: str) -> bool | None:
-        """By the names that the protocol has; None for another."""
+        """By the names of the protocol; None for others."""
         if service in ("", LIVENESS):
             return True
         return not self.stopping and self._ready() if service in (READINESS, SERVICE) else None
 
     def fails_open(self, pools: Sequence[str]) -> bool:
-        """Whether some gateway lets requests past when no picker answers, by our configuration or a pool's word."""
+        """Whether some gateway lets requests pass if no picker answers, by our configuration or a pool's."""
         return bool(pools) or self.config.failure_mode == "FailOpen"
 
     def status(self, pools: Sequence[str]) -> dict[str, Any]:
@@ -166,7 +167,7 @@ class PickerServer:
         for connection in tuple(self._connections):
             connection.sweep(loop.time())
 
-    # -- a connection, and its calls
+    # -- connections and calls
 
     def _connection(self) -> asyncio.Protocol:
         if len(self._connections) >= _CONNECTIONS_MAX and not self._make_room():
@@ -180,7 +181,7 @@ class PickerServer:
         return connection
 
     def _make_room(self) -> bool:
-        """Have the connection give way that has brought nothing for longest."""
+        """Close the connection that has been without a request for longest."""
         now = asyncio.get_running_loop().time()
         among = [one for one in self._connections if now - one.called_at > GIVES_WAY_S and not _carries(one)]
         if not among:
@@ -196,19 +197,19 @@ class PickerServer:
         return None
 
     def begin(self, wake: Callable[[], None]) -> GatewayStream:
-        """A gateway brings a request."""
+        """A gateway begins a request."""
         stream = GatewayStream(self, wake, asyncio.get_running_loop().time)
         self.open_streams.add(stream)
         return stream
 
     def over(self, stream: GatewayStream) -> None:
-        """That is over, and nothing more of it is to be said."""
+        """The request is over, and nothing more of it is to be sent."""
         self.open_streams.discard(stream)
 
     # -- stream.Picker
 
     def endpoints(self, active: ActiveRequest) -> list[tuple[str, Address]]:
-        """See stream.Picker: after the chosen one the best of those with room, as many as are configured."""
+        """See stream.Picker: after the chosen one the best of those with room, up to the configured number."""
         assert active.forward is not None
         places = [(active.forward.target, active.forward.address)]
         pick: Pick | None = active.reasons
@@ -251,7 +252,7 @@ class PickerServer:
         continuation: Continuation | None = None,
         geo: str = "",
     ) -> None:
-        """A request is read: it is decided on as others are, within what the gateway allows, and sent once."""
+        """A request was read: it is decided on like others, within the gateway's restriction, and sent once."""
         stream: GatewayStream = exchange.stream  # type: ignore[attr-defined]  # ours, as every exchange here
         among = None if stream.among is None else self._named(stream.among)
         self._relay.start(
@@ -265,11 +266,11 @@ class PickerServer:
         self._relay.react(event, now)
 
     def holds(self, request_id: str) -> bool:
-        """Whether a request is here and was sent nowhere yet."""
+        """Whether a request is here and was not sent yet."""
         return self._relay.holds(request_id)
 
     def _named(self, endpoints: list[str]) -> frozenset[str]:
-        """The replicas at these endpoints; an address alone stands for all of its ports."""
+        """The replicas at these endpoints; an address alone means all of its ports."""
         wanted = {endpoint.strip("[]") if _is_bare(endpoint) else endpoint for endpoint in endpoints}
         view = self._view().replicas
         return frozenset(name for name, one in view.items() if str(one.address) in wanted or one.address.host in wanted)
@@ -333,7 +334,7 @@ _SERVED = (OK, "")
 
 
 class _Full:
-    """A request beyond those that may be open here, over all connections."""
+    """A request beyond the limit over all connections."""
 
     __slots__ = ("outbox",)
     status = (RESOURCE_EXHAUSTED, "as many requests are open here as may be: retry later")
@@ -355,7 +356,7 @@ class _Full:
 
 
 def _carries(connection: GatewayConnection) -> bool:
-    """Whether a request is on it."""
+    """Whether it has an open request."""
     return any(isinstance(stream.call, _Process) for stream in connection.streams.values())
 
 
@@ -367,7 +368,7 @@ class _TurnedAway(asyncio.Protocol):
 
 
 class _Health:
-    """gRPC health by name, as it is when asked; `watches`: and again when that changes."""
+    """gRPC health by name, at the time of the call; with `watches` also at each change."""
 
     __slots__ = ("_asked", "_picker", "_sent", "_wake", "_watches", "outbox", "status")
 
@@ -408,7 +409,7 @@ class _Health:
         """See Call."""
 
     def ended(self) -> None:
-        """See Call: who watches has said all that it will."""
+        """See Call: a watcher gets nothing more."""
         if self.status is None and (self._asked is None or not self._watches):
             self.status = (INVALID_ARGUMENT, "no service was asked for")
 

@@ -1,9 +1,9 @@
-"""One request that a gateway carries: to an ingress a client's connection, to the relay the way upstream.
+"""One request that a gateway carries: to the ingress a client's connection, to the relay an upstream connection.
 
-Invariants: messages are taken in the protocol's order alone, whatever comes else ends the stream; the head is answered
-when the body is whole and decided on, then the body, then the trailers; a body ends once; what a stream held is given
-back when it is over, however that comes to be. Bounded as a listener's connections are. Never chooses, never writes to
-a socket: what is to be sent stands in `outbox`, in order.
+Invariants: messages are taken in the protocol's order alone, any other ends the stream; the head is answered when the
+body is complete and the decision made, then the body, then the trailers; a body ends once; a stream's resources are
+released when it ends, however it ends. Bounded like a listener's connections. Never chooses, never writes to a socket:
+messages to be sent are in `outbox`, in order.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _BEGIN, _READING, _DECIDING, _SENT, _ANSWERING, _OVER = range(6)
 _MODES = wire.BodySendMode
 _DUPLEX, _NONE = _MODES.Value("FULL_DUPLEX_STREAMED"), _MODES.Value("NONE")
 _LARGE_BYTES = 64 * 1024
-_READING_TIMES = 5  # its own size: what reading a large body takes beside it (farhop.relay.http.connection)
+_READING_TIMES = 5  # its own size: what reading a large body takes besides (farhop.relay.http.connection)
 
 
 class StreamError(Exception):
-    """The gateway does not keep to the protocol. The text is for its operator."""
+    """The gateway violates the protocol. The text is for its operator."""
 
 
 class Picker(Protocol):
-    """The server, as its streams see it. `moved`: requests that went to a later endpoint of their list."""
+    """The server's interface for its streams. `moved`: requests that went to a later endpoint of their list."""
 
     handler: RequestHandler
     limits: ClientLimits
@@ -53,20 +53,20 @@ class Picker(Protocol):
     moved: int
 
     def endpoints(self, active: ActiveRequest) -> list[tuple[str, Address]]:
-        """Where a request goes, and after that: names and addresses, the chosen one first."""
+        """The endpoints of a request: names and addresses, the chosen one first."""
 
     def refuse_mode(self, problem: str) -> None:
-        """A gateway asks for what cannot be served."""
+        """A gateway requests a mode that cannot be served."""
 
     def misled(self, problem: str) -> None:
-        """A gateway does not keep to the protocol."""
+        """A gateway violates the protocol."""
 
     def bug(self, error: Exception) -> None:
-        """Something here failed."""
+        """An internal error."""
 
 
 class GatewayExchange(Exchange):
-    """A request and its answer, as a gateway has them."""
+    """A request and its answer through a gateway."""
 
     __slots__ = ("stream",)
 
@@ -75,7 +75,7 @@ class GatewayExchange(Exchange):
         self.stream = stream
 
     def reply(self, reply: Reply) -> None:
-        """Answer whole from here."""
+        """Send a whole answer of our own."""
         self.started = True
         reply = answers.in_dialect(reply, answers.dialect(self.head.path))
         extra = b"content-type: " + reply.content_type + b"\r\n" + reply.extra
@@ -84,7 +84,7 @@ class GatewayExchange(Exchange):
         self.stream.answer(reply.status, extra, reply.body, reply.outcome.reason)
 
     def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:  # noqa: ARG002
-        """The answer's head is to become this one, and its body begins. The status is as it came."""
+        """The answer's head is to become this one, and its body begins. The status is unchanged."""
         self.started = True
         self.stream.begin(headers, length)
         if first:
@@ -95,7 +95,7 @@ class GatewayExchange(Exchange):
         self.stream.chunk(data)
 
     def finish(self) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         self.stream.finish()
 
     def break_off(self, event: bytes | None) -> None:
@@ -106,7 +106,7 @@ class GatewayExchange(Exchange):
 
 
 class GatewayRun(AttemptRun):
-    """An attempt that the gateway makes: the gateway is given the endpoint, and reports what comes back."""
+    """An attempt that the gateway makes: the gateway gets the endpoint, and reports what comes back."""
 
     __slots__ = ("_places", "_relay", "_stream")
 
@@ -117,7 +117,7 @@ class GatewayRun(AttemptRun):
         self._places: list[tuple[str, Address]] = []
 
     def start(self, address: Address) -> None:
-        """Tell the gateway where."""
+        """Send the gateway the endpoint."""
         self._places = self._stream.picker.endpoints(self.active) or [(self.target, address)]
         try:
             request_head, body = self.request(b"")
@@ -127,10 +127,10 @@ class GatewayRun(AttemptRun):
         self._stream.send(self, ",".join(str(address) for _, address in self._places), request_head, body)
 
     def recall(self) -> None:
-        """See active.Attempt. The gateway has it."""
+        """See active.Attempt. It cannot be taken back from the gateway."""
 
     def answer(self, answer: head.AnswerHead, served: str, details: str) -> None:
-        """The answer's head is here, from the endpoint `served` ("": not reported)."""
+        """The answer's head has come, from the endpoint `served` ("": not reported)."""
         if details and details != messages.VIA_UPSTREAM and not served:
             self.lost(outcome.CONNECT_FAILED if "connect" in details else outcome.DIED_BEFORE_START)
             return
@@ -146,7 +146,7 @@ class GatewayRun(AttemptRun):
                 return
 
     def bypassed(self) -> None:
-        """Its answer does not come by here: that it began is all there is to know."""
+        """Its answer does not pass here: only its beginning is known."""
         self._tap = None
         self._begin(b"")
 
@@ -156,7 +156,7 @@ class GatewayRun(AttemptRun):
 
 
 class GatewayStream:
-    """See the module's head. `wake` has what stands in the outbox sent; `now` gives the loop's seconds."""
+    """See the module's head. `wake` has the outbox sent; `now` returns the loop's seconds."""
 
     def __init__(self, picker: Picker, wake: Callable[[], None], now: Callable[[], float]) -> None:
         self.picker, self._wake, self._now = picker, wake, now
@@ -165,30 +165,30 @@ class GatewayStream:
         self.exchange: GatewayExchange | None = None
         self.among: list[str] | None = None
         self.is_over = False  # nothing more is sent after the outbox
-        self.broken = ""  # why the stream is to end as an error
+        self.broken = ""  # the error with which the stream is to end
         self.received_at = self._since = now()
         self._phase = _BEGIN
-        self._sees_answers = True  # the answer's body comes by here
+        self._sees_answers = True  # the answer's body passes here
         self._trailers = self._answer_trailers = False
         self._given: list[tuple[bytes, bytes]] = []
         self._run: GatewayRun | None = None
-        self._left: int | None = None  # bytes of the answer's body that are still to come, where its length is known
-        self._last: bytes | memoryview | None = None  # the answer's piece that is not sent yet, at the outbox's end
-        self._withheld: bytes | None = None  # what makes the answer whole: sent with the word that it is
+        self._left: int | None = None  # bytes of the answer's body still to come, if its length is known
+        self._last: bytes | memoryview | None = None  # the answer's last piece, not sent yet, at the outbox's end
+        self._withheld: bytes | None = None  # the piece that completes the answer: sent with the end marker
 
-    # -- what comes from the gateway
+    # -- messages from the gateway
 
     def take(self, message: wire.ProcessingRequest) -> None:
-        """One message. Whatever is wrong with it ends this stream and no other."""
+        """One message. An error in it ends this stream and no other."""
         if self.is_over:
-            return  # of what was answered from here the rest may still come
+            return  # the rest of a request that was answered from here may still come
         self.received_at = self._now()
         what = message.WhichOneof("request")
         try:
             configured = self._phase == _BEGIN and message.HasField("protocol_config")
             if configured and not self._serves(message.protocol_config):
                 return
-            if what is not None:  # a newer gateway may tell what is not read here
+            if what is not None:  # a newer gateway may send messages that are not known here
                 _TAKING[what](self, getattr(message, what), message)
         except StreamError as error:
             self.picker.misled(str(error))
@@ -207,7 +207,7 @@ class GatewayStream:
             exchange.reply(answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged"))
 
     def _serves(self, modes: wire.ProtocolConfiguration) -> bool:
-        """Whether the gateway's body modes can be served; if not, it has its answer."""
+        """Whether the gateway's body modes can be served; if not, the request was answered."""
         asked, answered = modes.request_body_mode, modes.response_body_mode
         self._sees_answers = answered != _NONE
         if asked == _DUPLEX and answered in (_DUPLEX, _NONE):
@@ -255,11 +255,11 @@ class GatewayStream:
 
     def _request_body(self, part: wire.HttpBody, _message: wire.ProcessingRequest) -> None:
         if self._phase in (_DECIDING, _SENT):
-            return  # some Envoys say the end of a large body twice (envoyproxy/envoy#46237)
+            return  # some Envoys send the end of a large body twice (envoyproxy/envoy#46237)
         self._expect("a piece of the request's body", _READING)
         exchange = self.exchange
         assert exchange is not None
-        data = part.body  # a copy each time that it is asked for
+        data = part.body  # each access makes a copy
         if data:
             size, most = len(data), self.picker.limits.body_bytes_max
             exchange.body_bytes += size
@@ -282,7 +282,7 @@ class GatewayStream:
         self._arrive(self.exchange)
 
     def _arrive(self, exchange: GatewayExchange) -> None:
-        """The request is whole."""
+        """The request is complete."""
         self._phase = _DECIDING
         exchange.body = exchange.gathered()
         size = len(exchange.body)
@@ -297,7 +297,7 @@ class GatewayStream:
                 self.picker.budget.give(reading_bytes, exchange.tenant)
 
     def _refuse(self, exchange: GatewayExchange, reply: Reply) -> None:
-        """What the handler let pass does not come to it."""
+        """Refuse a request that the handler does not take."""
         exchange.abandon(reply.outcome, reply.status)
         exchange.reply(reply)
 
@@ -333,12 +333,12 @@ class GatewayStream:
         self._answer_trailers = True
         self._run.completed()
 
-    # -- what goes to it
+    # -- messages to the gateway
 
     def send(self, run: GatewayRun, endpoints: str, request_head: bytes, body: bytes) -> None:
         """The request goes there, with this head and this body."""
         self._phase, self._run = _SENT, run
-        more = {messages.DESTINATION.encode(): endpoints.encode()}  # Envoy frames what is streamed itself
+        more = {messages.DESTINATION.encode(): endpoints.encode()}  # Envoy frames a streamed body itself
         wanted = request_head.partition(b"\r\n")[2]
         self._put(messages.chosen(endpoints, messages.mutation(self._given, wanted, more)))
         rest = list(messages.pieces(body)) or [b""]
@@ -349,7 +349,7 @@ class GatewayStream:
         self._given = []
 
     def begin(self, headers: bytes, length: int | None) -> None:
-        """The answer's head is to become this."""
+        """The answer's head is to become this one."""
         more = {} if length is None else {b"content-length": b"%d" % length}
         changed = messages.mutation(self._given, headers, more, drop_length=length is None and self._sees_answers)
         self._given = []
@@ -363,14 +363,14 @@ class GatewayStream:
         if self._left is not None:
             self._left -= len(data)
             if not self._left:
-                self._withheld = data  # that it is whole comes next, and costs no message of its own so
+                self._withheld = data  # its end marker comes next, and then needs no message of its own
                 return
         for one in messages.pieces(data):
             self._last = one
             self._put(messages.piece(one, of_request=False, last=False))
 
     def finish(self) -> None:
-        """The answer is whole: its last piece says so, if it is still here."""
+        """The answer is complete: its last piece has the end marker, if it is still here."""
         if self._sees_answers:
             if self._withheld is not None:
                 self._left, data = None, self._withheld
@@ -384,7 +384,7 @@ class GatewayStream:
         self._end()
 
     def answer(self, status: int, lines: bytes, body: bytes, details: str) -> None:
-        """An answer from here, also in place of one that the gateway still waits for."""
+        """An answer from here, also instead of one that the gateway still waits for."""
         self._put(messages.immediate(status, lines, body, details))
         self._end()
 
@@ -394,7 +394,7 @@ class GatewayStream:
         self._drop()
 
     def sent(self) -> None:
-        """The outbox is empty: nothing in it can be changed any more."""
+        """The outbox was sent: nothing in it can be changed any more."""
         self._last = None
 
     def _put(self, reply: bytes) -> None:
@@ -412,7 +412,7 @@ class GatewayStream:
 
     @property
     def is_hop(self) -> bool:
-        """Whether the tier above asks by way of the gateway."""
+        """Whether the tier above sends by way of the gateway."""
         return self.picker.is_hop
 
     @property
@@ -422,7 +422,7 @@ class GatewayStream:
 
     @property
     def certificate(self) -> bytes | None:
-        """See AnsweringConnection: a client's is the gateway's to know."""
+        """See AnsweringConnection: only the gateway knows a client's."""
         return None
 
     def client_rtt(self) -> tuple[str, int] | None:
@@ -431,11 +431,11 @@ class GatewayStream:
 
     @property
     def unsent_bytes(self) -> int:
-        """The gateway takes what it is given before more of the answer is read."""
+        """The gateway takes what it gets before more of the answer is read."""
         return 0
 
     def write(self, data: bytes) -> None:
-        """Never asked: an exchange of a gateway speaks to the stream itself."""
+        """Never called: an exchange of a gateway uses the stream itself."""
         raise NotImplementedError
 
     def keeps(self, exchange: Exchange) -> bool:  # noqa: ARG002
@@ -449,7 +449,7 @@ class GatewayStream:
         """See `_end`."""
 
     def let_go(self, exchange: Exchange) -> None:
-        """The body is with the gateway: nobody holds it here."""
+        """The body is with the gateway: it is not held here."""
         body_bytes = exchange.held_bytes - len(exchange.head.onward)
         if body_bytes > 0:
             self.picker.budget.give(body_bytes, exchange.tenant)
@@ -458,8 +458,9 @@ class GatewayStream:
     # -- ending
 
     def gone(self) -> None:
-        """The gateway has ended the stream. What was not answered has lost its client; an answer that does not come by
-        here is over with it."""
+        """The gateway has ended the stream. A request without an answer has lost its client; an answer that does not
+        pass here is over.
+        """
         run = self._run
         if self.is_over:
             return
@@ -469,7 +470,7 @@ class GatewayStream:
         self._drop()
 
     def _drop(self) -> None:
-        """It is over, whoever still waits for something."""
+        """End the request, whatever still waits for it."""
         exchange, reading = self.exchange, self._phase == _READING
         self._end()
         if exchange is not None and exchange.callbacks is not None:
@@ -494,7 +495,7 @@ class GatewayStream:
         self._refuse(exchange, answers.refusal(outcome.REQUEST_TIMEOUT, detail))
 
     def expel(self) -> None:
-        """We stop, and time is up."""
+        """The shutdown deadline has passed."""
         exchange = self.exchange
         if self.is_over or exchange is None:
             return

@@ -42,5 +42,5 @@ def test_stopped_by_a_signal_it_unwinds_its_world_first(cli, monkeypatch, number
             unwound.append(True)
 
     monkeypatch.setattr(demo.demo, "run", run)
-    assert "told to stop" in cli.failed(cli.run("demo"), 1)
+    assert "stopped before its end" in cli.failed(cli.run("demo"), 1)
     assert unwound

@@ -240,7 +240,7 @@ def test_who_is_slow_is_shown_beside_why_it_is_up(made):
     assert row[-1] == "proven; slow: 68 ms against 12 of its peers, last sample 40 s ago"
     found["replicas"][0]["reports_cached_tokens"] = False
     (row,) = status.replica_rows(status.Seen("virginia", "http://r", found))
-    assert row[-1].endswith("; its answers do not tell cached tokens")
+    assert row[-1].endswith("; its answers do not report cached tokens")
     found["replicas"][0]["reports_cached_tokens"] = None  # it gave none yet
     (row,) = status.replica_rows(status.Seen("virginia", "http://r", found))
     assert "cached tokens" not in row[-1]

@@ -61,7 +61,7 @@ def test_by_the_file_alone(config, capsys) -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"by": "all", "entries": ["a", "b"], "kept_back": {}}, ["without a client subnet: a, b, as everybody"]),
+        ({"by": "all", "entries": ["a", "b"], "kept_back": {}}, ["without a client subnet: a, b, as for all clients"]),
         (
             {"by": "resolver", "entries": None, "kept_back": {}},
             ["without a client subnet: as for the resolver's own address; no network is confined"],

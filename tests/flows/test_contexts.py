@@ -191,7 +191,7 @@ async def test_who_poses_as_a_balancer_in_etcd_gets_no_token(fleet: Fleet) -> No
     assert "is not believed" in output.stderr
     await fleet.cli("context", "set", "blind", *_etcd_words(fleet), "--token", "env:FARHOP_READS")
     output = await fleet.cli("status", "--context", "blind", code=2)
-    assert "was not asked: etcd told of it and nothing proves it" in output.stderr
+    assert "was not asked: it was found in etcd and nothing proves it" in output.stderr
 
 
 def _etcd_words(fleet: Fleet) -> list[str]:

@@ -145,7 +145,7 @@ class Acts:
             else:
                 await self._store.put(key, document, expect_revision=act.revision, ttl_s=ttl_s)
         except Conflict:
-            raise ActError("somebody else changed it since it was shown: look again, then decide again", 409) from None
+            raise ActError("somebody else changed it since it was shown; look at it again", 409) from None
         except StoreError as error:
             raise ActError(f"etcd: {error}", 503) from None
         return {**answer, "dry_run": False}
@@ -154,7 +154,7 @@ class Acts:
         if self._drills is None:
             raise ActError(NO_DRILLS, 409)
         if not act.why.strip():
-            raise ActError("why: give the reason, for whoever asks")
+            raise ActError("why: give the reason")
         answer = {"do": act.do, "target": act.target, "author": author, "dry_run": act.dry_run}
         try:
             if act.dry_run:
@@ -173,7 +173,7 @@ class Acts:
             "for_s": act.for_s,
         }
         if not act.why.strip():
-            raise ActError("why: give the reason, for whoever asks")
+            raise ActError("why: give the reason")
         try:
             drain = DrainOverride(region=act.target, over_s=act.over_s, **common)
             bias = BiasOverride(region=act.target, ms=act.ms, **common)
@@ -217,11 +217,13 @@ class Acts:
     def _checked(self, act: Act, entry: Entry | None, statuses: Statuses, stranded: Sequence[str]) -> None:
         _confirmed(act)
         if (entry.revision if entry is not None else 0) != act.revision:
-            raise ActError("somebody else changed it since it was shown: look again, then decide again", 409)
+            raise ActError("somebody else changed it since it was shown; look at it again", 409)
         if entry is None and act.do in ("undrain", "unbias"):
-            raise ActError(f"{act.target}: nothing stands there to take back", 409)
+            raise ActError(f"{act.target}: nothing is set there", 409)
         if act.do == "drain" and not statuses:
-            raise ActError("no global balancer reports, so nobody can tell whom that would leave without a region", 409)
+            raise ActError(
+                "no global balancer answers, so it is unknown which tenants would be left without a region", 409
+            )
         if stranded and not act.force:
             raise ActError(f"{act.target} is the last region serving {', '.join(stranded[:5])}", 409)
 

@@ -441,7 +441,7 @@ class Console:
     async def _drills(self, _request: web.Request) -> web.Response:
         acts = self._source.acts()
         if acts is None:
-            return reply({"error": "a global balancer tells of drills, or `farhop console`"}, 404)
+            return reply({"error": "ask a global balancer or `farhop console` for drills"}, 404)
         return reply(await acts.drills())
 
     async def _drills_offered(self, _request: web.Request) -> web.Response:

@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from farhop.service.large_bodies import LARGE_BYTES, Job, LargeBodyReader, Parse
 from farhop_lab.bench.hostile import crafted
 from tests.conftest import unhindered
 
+made = cache(crafted)  # all of one size once
 KINDS = {"/v1/chat/completions": Kind.CHAT, "/v1/completions": Kind.COMPLETION, "/v1/rerank": Kind.RERANK}
 
 
@@ -62,7 +64,7 @@ def asked(link: socket.socket, what: Job, body: bytes) -> ParsedBody:
 
 @pytest.mark.parametrize("what", list(crafted(2048)))
 def test_over_the_wire_comes_what_is_read_here(wire: socket.socket, what: str) -> None:
-    path, body = crafted(40_000)[what]
+    path, body = made(40_000)[what]
     for scope in (None, "acme"):
         wanted = job(KINDS[path], scope=scope, hashed=True, signed=True, session_field="user")
         found = asked(wire, wanted, body)

@@ -191,7 +191,7 @@ def test_a_broken_trace_is_found(tmp_path: Path) -> None:
 def test_recorded_places_need_a_region_of_every_request(tmp_path: Path) -> None:
     line = '{"at_s": 1, "input_tokens": 9, "output_tokens": 9'
     (tmp_path / "t.jsonl").write_text(f'{line}, "region": "tokyo"}}\n{line}}}\n')
-    with pytest.raises(TraceError, match="does not say of each request where it came in; give another `place`"):
+    with pytest.raises(TraceError, match="does not record where each request came in; give another `place`"):
         check_trace(work(kind="log", path="t.jsonl", place="recorded", regions=["tokyo"]), tmp_path)
     (tmp_path / "t.jsonl").write_text(f'{line}, "region": "tokyo"}}\n{line}, "region": "oslo"}}\n')
     with pytest.raises(TraceError, match="came in oslo; list these"):

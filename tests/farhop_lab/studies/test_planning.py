@@ -38,7 +38,7 @@ def test_alone_each_region_gets_its_own_least() -> None:
     assert planned.alone.settled
     assert planned.alone.usd_per_hour == 17.0
     assert planned.alone_spare.replicas is None
-    assert "nobody else" in planned.alone_spare.why
+    assert "no other region" in planned.alone_spare.why
 
 
 def test_together_fewer_are_enough_and_the_dearest_go_first() -> None:

@@ -103,7 +103,7 @@ async def test_what_nobody_renews_is_mended_and_what_is_renewed_ends_at_its_boun
         await asyncio.sleep(0.01)
     assert faults.standing == []
     assert {"start tokyo/0", "start tokyo-global"} <= set(world.did)
-    with pytest.raises(FaultError, match="does not stand any more"):
+    with pytest.raises(FaultError, match="is no longer injected"):
         faults.renew("f", 1.0)
 
 

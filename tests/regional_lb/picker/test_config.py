@@ -14,7 +14,7 @@ def test_a_gateways_header_is_not_taken_from_whoever_comes(tmp_path: Path) -> No
     pair = Authority(tmp_path).issue("picker")
     tls = {"cert_file": pair.cert_file, "key_file": pair.key_file}
     off = {"host": "0.0.0.0", "port": 9003, "callers": "gateway"}
-    with pytest.raises(ValidationError, match=r"callers: gateway believes whoever comes; give tls\.client_ca_file"):
+    with pytest.raises(ValidationError, match=r"callers: gateway trusts every client; give tls\.client_ca_file"):
         PickerConfig.model_validate({**off, "tls": tls})
     assert PickerConfig.model_validate({**off, "tls": {**tls, "client_ca_file": pair.cert_file}}).callers == "gateway"
     assert PickerConfig.model_validate({**off, "insecure": True}).failure_mode == "FailClose"

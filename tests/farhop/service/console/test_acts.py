@@ -76,7 +76,7 @@ async def test_what_changed_since_it_was_shown_is_not_written_over(store: Memory
         ({"confirm": "virginia", "why": " "}, "why: give the reason"),
         ({"confirm": "virginia", "for_s": 1e9}, "for_s"),
         ({"confirm": "atlantis", "target": "atlantis"}, "no region 'atlantis'"),
-        ({"confirm": "virginia", "do": "undrain"}, "nothing stands there"),
+        ({"confirm": "virginia", "do": "undrain"}, "nothing is set there"),
     ],
 )
 async def test_what_may_not_be_done_says_why(store: MemoryStore, more: dict[str, Any], message: str) -> None:
@@ -92,7 +92,7 @@ async def test_the_last_region_of_a_tenant_is_drained_only_by_force(store: Memor
     sure: dict[str, Any] = {**frankfurt, "dry_run": False, "revision": 0, "confirm": "frankfurt"}
     with pytest.raises(ActError, match="last region serving eu-only"):
         await acts.perform(Act(**sure), "ann")
-    with pytest.raises(ActError, match="no global balancer reports"):
+    with pytest.raises(ActError, match="no global balancer answers"):
         await desk(store).perform(Act(**sure, force=True), "ann")
     await acts.perform(Act(**sure, force=True), "ann")
 
