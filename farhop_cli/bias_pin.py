@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet, Status
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from topology.model import Topology
 
 ONE_OF = "give either --tenant or --model"
 
 
-def set_bias(region: str, ms: float, why: str, by: str | None, length: str, where: Where) -> int:
+def set_bias(region: str, ms: float, why: str, by: str | None, length: str, where: FleetOptions) -> int:
     """Make a region count as worse or better; the exit code."""
     document = BiasOverride(region=region, ms=ms, **leased.authorship(why, by, length))
     value = _encoded(document)
@@ -44,13 +44,13 @@ def set_bias(region: str, ms: float, why: str, by: str | None, length: str, wher
     return leased.put(BIAS, here, made, where)
 
 
-def unset_bias(region: str, where: Where) -> int:
+def unset_bias(region: str, where: FleetOptions) -> int:
     """Remove the bias; the exit code."""
     return leased.unset(BIAS, where.fleet(region), documents.bias_key(region), {"region": region}, where)
 
 
 def set_pin(
-    region: str, tenant: str, model: str, strict: bool, why: str, by: str | None, length: str, where: Where
+    region: str, tenant: str, model: str, strict: bool, why: str, by: str | None, length: str, where: FleetOptions
 ) -> int:
     """Pin a tenant's or a model's requests to a region; the exit code."""
     authorship = leased.authorship(why, by, length)
@@ -73,7 +73,7 @@ def set_pin(
     return leased.put(PIN, here, made, where)
 
 
-def unset_pin(tenant: str, model: str, where: Where) -> int:
+def unset_pin(tenant: str, model: str, where: FleetOptions) -> int:
     """Remove the pin; the exit code."""
     if bool(tenant) == bool(model):
         fail(ONE_OF)

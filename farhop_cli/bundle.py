@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from farhop_cli.fleet import Balancer, Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 WITHHELD = "(withheld)"
 SECRET_CHARS_MIN = 4  # a shorter one could be any word
@@ -52,7 +52,7 @@ _COUNT = re.compile(r"(?i).*(tokens|bytes_per_token|ms_per_token)(_.*)?")  # num
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
-def run(out: str, added: list[str], decisions: int, where: Where) -> int:
+def run(out: str, added: list[str], decisions: int, where: FleetOptions) -> int:
     """Write the bundle; the exit code."""
     path = Path(out or time.strftime("farhop-bundle-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
     if path.exists():

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from farhop.store.contract import Store
     from farhop.store.documents.authored import Authorship
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 
-def set_policy(region: str, name: str, model: str, why: str, by: str | None, where: Where) -> int:
+def set_policy(region: str, name: str, model: str, why: str, by: str | None, where: FleetOptions) -> int:
     """Make a region pick replicas by a policy, for a model or all others; the exit code."""
     authorship = region_document.authorship(why, by)
     region_document.checked(PolicyConfig, name, "POLICY")
@@ -42,7 +42,7 @@ def set_policy(region: str, name: str, model: str, why: str, by: str | None, whe
     return region_document.put(document, whom, lambda _: name, authorship, where, checks, notes)
 
 
-def set_split(region: str, model: str, weights: str, why: str, by: str | None, where: Where) -> int:
+def set_split(region: str, model: str, weights: str, why: str, by: str | None, where: FleetOptions) -> int:
     """Split a model's traffic between its versions; the exit code."""
     authorship = region_document.authorship(why, by)
     given = parsed(weights)
@@ -95,7 +95,7 @@ def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> 
     return lines
 
 
-def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, where: Where) -> int:
+def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, where: FleetOptions) -> int:
     """Remove what is set for a model ("": for all others; None: all of it); the exit code."""
     whom = None if model is None else {"model": region_document.named("--model", model)}
     return region_document.unset(RegionDocument(noun, region, _encode), whom, why, by, where)

@@ -25,7 +25,7 @@ from farhop_lab.world.world import WorldError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farhop_lab.chaos.hunt import Hunted
+    from farhop_lab.chaos.hunt import HuntResult
     from farhop_lab.chaos.properties import Finding
     from farhop_lab.chaos.trial import Outcome
 
@@ -54,7 +54,7 @@ def _read(path: Path) -> Schedule:
         fail(f"--replay: {error}")
 
 
-def _print(hunted: Hunted, out: Path | None, as_json: bool) -> int:
+def _print(hunted: HuntResult, out: Path | None, as_json: bool) -> int:
     if out is not None:
         try:
             hunt.kept(hunted.shortest, out)
@@ -76,7 +76,7 @@ def _print(hunted: Hunted, out: Path | None, as_json: bool) -> int:
     return 1 if hunted.failed else 0
 
 
-def _table(title: str, hunted: Hunted) -> None:
+def _table(title: str, hunted: HuntResult) -> None:
     show.table(title, ("property", ">schedules"), [[name, str(n)] for name, n in hunted.by_property.items()])
     rows = [[what, f"{bad} of {of_all}"] for what, (of_all, bad) in hunted.by_kind.items() if bad]
     show.table("faults in schedules that fail", ("fault", ">failed"), rows)

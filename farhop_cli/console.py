@@ -32,7 +32,7 @@ from farhop.telemetry.metrics import TierMetrics
 from farhop_cli import admin, evidence, running, setting
 from farhop_cli.access import AdminError
 from farhop_cli.drill_control import DrillControl
-from farhop_cli.drill_fleet import Here
+from farhop_cli.drill_fleet import DrillFleet
 from farhop_cli.exits import fail, warn
 from topology.law import Law, Scope
 from topology.problems import quoted
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from farhop.store.contract import Store
     from farhop_cli.drill_fleet import Asked
     from farhop_cli.fleet import Balancer, Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 HOST = "127.0.0.1"
 WAIT_S = 0.4  # for those that answer at once; a slower one appears in the next snapshot
@@ -176,7 +176,7 @@ class _NoTier:
     scaling = law = topology = status
 
 
-def run(port: int, asked: Asked, where: Where, *, read_only: bool) -> int:
+def run(port: int, asked: Asked, where: FleetOptions, *, read_only: bool) -> int:
     """Serve it until Ctrl-C; the exit code. `asked` has the author, and what drills need."""
     here = where.fleet()
     if not here.balancers:
@@ -184,11 +184,11 @@ def run(port: int, asked: Asked, where: Where, *, read_only: bool) -> int:
     if asked.folder is not None and not asked.folder.is_dir():
         fail(f"--folder: {quoted(str(asked.folder))} is no folder")
     # Drills need a map and etcd: the page says so if one is missing.
-    drilled = Here(asked, where, here) if not read_only and here.topology is not None and here.hubs else None
+    drilled = DrillFleet(asked, where, here) if not read_only and here.topology is not None and here.hubs else None
     return asyncio.run(_serve(here, port, asked, drilled, read_only=read_only))
 
 
-async def _serve(here: Fleet, port: int, asked: Asked, drilled: Here | None, *, read_only: bool) -> int:
+async def _serve(here: Fleet, port: int, asked: Asked, drilled: DrillFleet | None, *, read_only: bool) -> int:
     token, stop = secrets.token_urlsafe(24), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

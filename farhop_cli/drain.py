@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet, Status
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from topology.model import Topology
 
 
 def put(
-    region: str, why: str, by: str | None, length: str, over: str, force: bool, move_streams: bool, where: Where
+    region: str, why: str, by: str | None, length: str, over: str, force: bool, move_streams: bool, where: FleetOptions
 ) -> int:
     """Drain the region; the exit code."""
     authorship = leased.authorship(why, by, length)
@@ -69,7 +69,7 @@ def put(
     return leased.put(NOUN, here, made, where, notes)
 
 
-def put_entry(entry: str, why: str, by: str | None, length: str, over: str, where: Where) -> int:
+def put_entry(entry: str, why: str, by: str | None, length: str, over: str, where: FleetOptions) -> int:
     """Drain an entry of clients; the exit code."""
     authorship = leased.authorship(why, by, length)
     here = where.fleet()
@@ -85,7 +85,7 @@ def put_entry(entry: str, why: str, by: str | None, length: str, over: str, wher
     return leased.put(NOUN, here, Leased(document.key, {"entry": entry}, value, document.for_s), where, notes)
 
 
-def unset_entry(entry: str, where: Where) -> int:
+def unset_entry(entry: str, where: FleetOptions) -> int:
     """End an entry's drain; the exit code."""
     here = where.fleet()
     key = entry_drain_key(_home(here, entry), entry)
@@ -101,7 +101,7 @@ def _home(here: Fleet, entry: str) -> str:
     return here.topology.entries[entry].region
 
 
-def unset(region: str, where: Where) -> int:
+def unset(region: str, where: FleetOptions) -> int:
     """End the drain; the exit code."""
     here = where.fleet(region)
     try:

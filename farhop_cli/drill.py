@@ -25,7 +25,7 @@ from farhop.store.contract import StoreError
 from farhop.telemetry.release import release
 from farhop_cli import admin, law, setting, show
 from farhop_cli.access import AdminError
-from farhop_cli.drill_fleet import Here, facts_now, find, known_drills, model_of, oracle_of, read_here
+from farhop_cli.drill_fleet import DrillFleet, facts_now, find, known_drills, model_of, oracle_of, read_document
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.options import duration_s
 from farhop_drill import checks, document, experiment, page, report
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Store
     from farhop_cli.drill_fleet import Asked, Found
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from farhop_drill.measures import Canary
 
 SHOWN = (
@@ -64,7 +64,7 @@ _STYLE = {
 }
 
 
-def list_(folder: Path | None, where: Where) -> int:
+def list_(folder: Path | None, where: FleetOptions) -> int:
     """List the drills; the exit code. Without an etcd: those of the folder, and the shipped ones."""
 
     async def work(store: Store) -> int:
@@ -80,7 +80,7 @@ def list_(folder: Path | None, where: Where) -> int:
     return 0
 
 
-def _listed(found: Mapping[str, Found], where: Where) -> None:
+def _listed(found: Mapping[str, Found], where: FleetOptions) -> None:
     rows: list[dict[str, Any]] = []
     for name, one in sorted(found.items()):
         try:
@@ -101,18 +101,18 @@ def _listed(found: Mapping[str, Found], where: Where) -> None:
 # -- check
 
 
-def _faults(here: Here, run: str, for_s: float) -> FaultInjector | None:
+def _faults(here: DrillFleet, run: str, for_s: float) -> FaultInjector | None:
     return FaultInjector(*here.control, run, for_s) if here.control[0] else None
 
 
-def check(asked: Asked, keep: bool, where: Where) -> int:
+def check(asked: Asked, keep: bool, where: FleetOptions) -> int:
     """Whether a drill is valid, and may run now; the exit code."""
-    here = Here(asked, where)
+    here = DrillFleet(asked, where)
 
     async def work(store: Store) -> int:
         records = Records(store)
         found = find(asked, await records.documents())
-        drill = read_here(found, here, asked)
+        drill = read_document(found, here, asked)
         findings = await looked(drill, here, store)
         if keep and not where.dry_run:
             await records.keep(drill.drill, found.text)
@@ -127,7 +127,7 @@ def check(asked: Asked, keep: bool, where: Where) -> int:
     return setting.with_store(here.fleet, work, writes=keep and not where.dry_run)
 
 
-async def looked(drill: Drill, here: Here, store: Store) -> list[checks.Finding]:
+async def looked(drill: Drill, here: DrillFleet, store: Store) -> list[checks.Finding]:
     """Every safety check at this time. Touches nothing. Raises StoreError."""
     faults = _faults(here, "check", 1.0)
     try:
@@ -145,23 +145,23 @@ def _show_findings(drill: Drill, findings: Sequence[checks.Finding]) -> None:
 # -- run
 
 
-def run(asked: Asked, where: Where) -> int:
+def run(asked: Asked, where: FleetOptions) -> int:
     """Run a drill; the exit code: 0 for PASS alone."""
     if where.dry_run:
         return check(asked, False, where)
-    here = Here(asked, where)
+    here = DrillFleet(asked, where)
 
     async def work(store: Store) -> int:
         found = find(asked, await Records(store).documents())
         outcome = await carried_out(
-            read_here(found, here, asked), here, store, asked, progress_to(where), stop_on_signals
+            read_document(found, here, asked), here, store, asked, progress_to(where), stop_on_signals
         )
         return await reported(outcome, store, asked, where)
 
     return setting.with_store(here.fleet, work, writes=True)
 
 
-def progress_to(where: Where) -> Callable[[str], None]:
+def progress_to(where: FleetOptions) -> Callable[[str], None]:
     """A function that prints a run's phases as they come; nothing with --json."""
     began = time.monotonic()
 
@@ -174,7 +174,7 @@ def progress_to(where: Where) -> Callable[[str], None]:
 
 async def carried_out(
     drill: Drill,
-    here: Here,
+    here: DrillFleet,
     store: Store,
     asked: Asked,
     progress: Callable[[str], None],
@@ -206,7 +206,7 @@ async def carried_out(
         return await runner.run()
 
 
-def _moves(here: Here, store: Store, author: str, why: str) -> Injector:
+def _moves(here: DrillFleet, store: Store, author: str, why: str) -> Injector:
     """An injector that moves traffic by overrides, and raises the law's epoch."""
 
     async def raise_epoch() -> int:
@@ -218,7 +218,7 @@ def _moves(here: Here, store: Store, author: str, why: str) -> Injector:
 
 async def _drilled_fleet(
     drill: Drill,
-    here: Here,
+    here: DrillFleet,
     store: Store,
     injector: Injector,
     faults: FaultInjector | None,
@@ -294,7 +294,7 @@ def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
     return ask
 
 
-async def reported(outcome: Outcome, store: Store, asked: Asked, where: Where) -> int:
+async def reported(outcome: Outcome, store: Store, asked: Asked, where: FleetOptions) -> int:
     """Keep and print a run's outcome; the exit code."""
     began = time.monotonic()
     past, folder = await kept(outcome, store, asked.out)
@@ -367,7 +367,7 @@ def _figure(value: float | None, unit: str) -> str:
 # -- stop
 
 
-def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, where: Where) -> int:
+def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, where: FleetOptions) -> int:
     """Stop the running drill, or all of them, or allow them again; the exit code: 1 if there was nothing to do."""
     if all_ and release_:
         fail("--all, --release: give one of them")
@@ -411,7 +411,7 @@ async def _gone(records: Records, run_id: str) -> None:
 # -- past runs
 
 
-def history(name: str, where: Where) -> int:
+def history(name: str, where: FleetOptions) -> int:
     """Finished runs, the newest first; the exit code."""
     here = where.fleet()
 
@@ -439,7 +439,7 @@ def when(epoch_s: float) -> str:
     return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def print_run(run_id: str, of: str, within: str, verdict_only: bool, where: Where) -> int:
+def print_run(run_id: str, of: str, within: str, verdict_only: bool, where: FleetOptions) -> int:
     """A run's outcome, by default the last one's; the exit code: 0 for PASS alone."""
     here, within_s = where.fleet(), duration_s("--within", within) if within else float("inf")
 
@@ -464,12 +464,12 @@ def print_run(run_id: str, of: str, within: str, verdict_only: bool, where: Wher
 # -- export
 
 
-def export(asked: Asked, file: Path | None, where: Where) -> int:
+def export(asked: Asked, file: Path | None, where: FleetOptions) -> int:
     """Print a drill as a Chaos Toolkit experiment, or write it; the exit code."""
-    here = Here(asked, where)
+    here = DrillFleet(asked, where)
 
     async def work(store: Store) -> int:
-        drill = read_here(find(asked, await Records(store).documents()), here, asked)
+        drill = read_document(find(asked, await Records(store).documents()), here, asked)
         extra = f"--context {where.context}" if where.context else f"--world {where.world}" if where.world else ""
         made = experiment.experiment(drill.model_dump(mode="json"), asked.values, extra)
         if file is None:
@@ -488,7 +488,7 @@ def export(asked: Asked, file: Path | None, where: Where) -> int:
 # -- faults in a fleet on a platform
 
 
-def faults(compose: str, namespace: str, kube_context: str, where: Where) -> int:
+def faults(compose: str, namespace: str, kube_context: str, where: FleetOptions) -> int:
     """Inject faults in a deployed fleet for drills that run on this machine, until Ctrl-C; the exit code."""
     if bool(compose) is bool(namespace):
         fail("--compose, --kubernetes: give one of them")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.store.contract import Store
-    from farhop_cli.drill_fleet import Asked, Found, Here
+    from farhop_cli.drill_fleet import Asked, DrillFleet, Found
     from farhop_drill.document import Drill
     from farhop_drill.outcome import Outcome
     from farhop_drill.runner import Runner
@@ -83,7 +83,7 @@ class _ActiveRun:
 class DrillControl:
     """Drills of one fleet; `asked` has the console's options for drills. See farhop.service.console.acts.Drills."""
 
-    def __init__(self, here: Here, store: Store, asked: Asked) -> None:
+    def __init__(self, here: DrillFleet, store: Store, asked: Asked) -> None:
         self._here, self._store, self._asked = here, store, asked
         self._going: _ActiveRun | None = None
         self._task: asyncio.Task[None] | None = None

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from topology.model import Topology
 
 SHIPPED = Path(farhop_drill.__file__).parent / "shipped"
@@ -123,10 +123,10 @@ def known_drills(kept: Mapping[str, bytes], folder: Path | None) -> dict[str, Fo
 # -- the fleet
 
 
-class Here:
+class DrillFleet:
     """The fleet, its map, its clients' keys and its world, if it is one that runs here."""
 
-    def __init__(self, asked: Asked, where: Where, fleet: Fleet | None = None) -> None:
+    def __init__(self, asked: Asked, where: FleetOptions, fleet: Fleet | None = None) -> None:
         self.fleet: Fleet = where.fleet() if fleet is None else fleet
         if self.fleet.topology is None:
             fail("the regions and tenants are unknown; give --config, or a context with a topology")
@@ -177,7 +177,7 @@ def _rtt_ms(topology: Topology, a: str, b: str) -> float:
     return topology.rtt.get((a, b), topology.rtt.get((b, a), float("inf")))
 
 
-def _world(here: Fleet, where: Where) -> WorldFile | None:
+def _world(here: Fleet, where: FleetOptions) -> WorldFile | None:
     """The world that runs here, if the fleet is that one."""
     try:
         found = world_file.read(fleet.world_of(where.world, where.context))
@@ -208,7 +208,9 @@ def key_of(text: str) -> tuple[str, str]:
     return tenant, file_text(Path(name))[:SECRET_BYTES_MAX].decode(errors="replace").strip()
 
 
-async def facts_now(here: Here, drill: Drill, records: Records, store: Store, faults: FaultInjector | None) -> Facts:
+async def facts_now(
+    here: DrillFleet, drill: Drill, records: Records, store: Store, faults: FaultInjector | None
+) -> Facts:
     """The facts for the safety checks. Raises StoreError."""
     seen = await here.fleet.seen("global")
     listed, trouble = [], list(here.fleet.trouble)
@@ -251,7 +253,7 @@ async def facts_now(here: Here, drill: Drill, records: Records, store: Store, fa
     )
 
 
-def model_of(drill: Drill, here: Here, listed: Sequence[reports.RegionReport]) -> str:
+def model_of(drill: Drill, here: DrillFleet, listed: Sequence[reports.RegionReport]) -> str:
     """The model that canaries ask for; "" if no balancer reports one."""
     if drill.canaries.model:
         return drill.canaries.model
@@ -260,7 +262,7 @@ def model_of(drill: Drill, here: Here, listed: Sequence[reports.RegionReport]) -
     return min((model.model for one in listed for model in one.models if model.replicas_ready), default="")
 
 
-async def oracle_of(here: Here, store: Store) -> Oracle:
+async def oracle_of(here: DrillFleet, store: Store) -> Oracle:
     """By the document of the present law: that of etcd if it is the later one, otherwise the topology's own."""
     entry, document = await store.get(LAW_KEY), policy.document_of(here.topology)
     if entry is not None:
@@ -271,7 +273,7 @@ async def oracle_of(here: Here, store: Store) -> Oracle:
     return Oracle(places, document)
 
 
-def read_here(found: Found, here: Here, asked: Asked) -> Drill:
+def read_document(found: Found, here: DrillFleet, asked: Asked) -> Drill:
     """The drill, valid in this fleet. Ends the command with every error if it is not."""
     try:
         return document.read(

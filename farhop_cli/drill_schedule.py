@@ -16,7 +16,7 @@ import typer
 
 from farhop.store.contract import StoreError
 from farhop_cli import drill, setting, show
-from farhop_cli.drill_fleet import Here, find, read_here
+from farhop_cli.drill_fleet import DrillFleet, find, read_document
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.options import duration, duration_s
 from farhop_drill import windows
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Store
     from farhop_cli.drill_fleet import Asked
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from farhop_drill.outcome import Outcome
     from farhop_drill.runner import Runner
 
@@ -39,11 +39,11 @@ MISSED = "missed: it was not run while its window was open"
 AGREED_S = 3.0  # the longest time until a run's result is in the history: then all watchers know of it
 
 
-def schedule(asked: Asked, given: Sequence[str], every: str, remove: bool, watch: bool, where: Where) -> int:
+def schedule(asked: Asked, given: Sequence[str], every: str, remove: bool, watch: bool, where: FleetOptions) -> int:
     """Show the schedule, change it, or run what is due until Ctrl-C; the exit code."""
     if watch:
         return _watch(asked, where)
-    here = Here(asked, where) if asked.name and not remove else None
+    here = DrillFleet(asked, where) if asked.name and not remove else None
     dry = show.DRY if where.dry_run else ""
     writes = bool(asked.name) and not where.dry_run
 
@@ -62,8 +62,10 @@ def schedule(asked: Asked, given: Sequence[str], every: str, remove: bool, watch
     return setting.with_store(here.fleet if here is not None else where.fleet(), work, writes=writes)
 
 
-async def _plan(records: Records, here: Here, asked: Asked, given: Sequence[str], every: str, where: Where) -> None:
-    found = read_here(find(asked, await records.documents()), here, asked)
+async def _plan(
+    records: Records, here: DrillFleet, asked: Asked, given: Sequence[str], every: str, where: FleetOptions
+) -> None:
+    found = read_document(find(asked, await records.documents()), here, asked)
     if not given:
         fail("--window: give at least one, such as 'tue 10:00-12:00' (UTC)")
     try:
@@ -81,7 +83,7 @@ async def _plan(records: Records, here: Here, asked: Asked, given: Sequence[str]
     show.line(f"{dry}{found.drill} is on the schedule; `farhop drill schedule --watch` runs what is due")
 
 
-async def _show_schedule(records: Records, where: Where) -> None:
+async def _show_schedule(records: Records, where: FleetOptions) -> None:
     planned, past = await records.schedules(), await records.history()
     rows: list[dict[str, Any]] = []
     for one in planned:
@@ -107,9 +109,9 @@ def _last(past: Sequence[Past], drill: str) -> float | None:
     return max((one.began_s for one in past if one.drill == drill), default=None)
 
 
-def _watch(asked: Asked, where: Where) -> int:
+def _watch(asked: Asked, where: FleetOptions) -> int:
     """Run what is due. Of several watchers one takes the lock; the others find it held, or the run done."""
-    here = Here(asked, where)
+    here = DrillFleet(asked, where)
 
     async def work(store: Store) -> int:
         stopping = asyncio.Event()
@@ -145,7 +147,7 @@ def _end_with_stdin() -> None:
     loop.add_reader(0, read)
 
 
-async def _run_due(store: Store, here: Here, asked: Asked, where: Where, stopping: asyncio.Event) -> None:
+async def _run_due(store: Store, here: DrillFleet, asked: Asked, where: FleetOptions, stopping: asyncio.Event) -> None:
     records = Records(store)
 
     def begun(runner: Runner) -> None:
@@ -166,7 +168,7 @@ async def _run_due(store: Store, here: Here, asked: Asked, where: Where, stoppin
         sets = tuple(f"{name}={value}" for name, value in planned.values.items())
         one = replace(asked, name=planned.drill, sets=sets, why="by the schedule")
         try:
-            due_now = read_here(find(one, await records.documents()), here, one)
+            due_now = read_document(find(one, await records.documents()), here, one)
         except typer.Exit:  # it has printed why
             await records.remember(
                 _not_run(planned, time.time(), "it cannot be read any more: see `farhop drill check`")

@@ -22,7 +22,7 @@ from topology.law import Law, Scope
 
 if TYPE_CHECKING:
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from topology.model import Topology
 
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -34,7 +34,7 @@ class Options:
     """The options, as typed."""
 
     what: str
-    where: Where
+    where: FleetOptions
     origin: str | None
     tenant: str | None
     allow: str | None

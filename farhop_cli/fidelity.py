@@ -26,7 +26,7 @@ def run(name: str, speedup: float, quick: bool, as_json: bool) -> int:
             progress("simulated")
             (job,) = pool.jobs(scenario, [routers.FARHOP], [seed])
             simulated = cell.run(job.document, Path(job.folder), job.key, job.recipe)
-        rows, promised = fidelity.compared(seen, failed, simulated), fidelity.promised(seen)
+        rows, promised = fidelity.compared(seen, failed, simulated), fidelity.promise_errors(seen)
     except (fidelity.FidelityError, fidelity.WorldError) as error:
         fail(f"bench: {error}")
     if as_json:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Entry, Store
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from topology.model import Topology
 
 ID_CHARS = 11
@@ -44,7 +44,7 @@ _COLUMNS = ("id", "tenant", "state", "for", "until", "by", "why")
 
 def create(
     tenant: str, scopes: tuple[list[str], list[str], list[str]], after: str | None, length: str | None,
-    why: str, by: str | None, where: Where,
+    why: str, by: str | None, where: FleetOptions,
 ) -> int:  # fmt: skip
     """Issue a key and show it; the exit code. `scopes`: models, paths, places."""
     now = datetime.now(UTC)
@@ -69,7 +69,7 @@ def create(
     return setting.with_store(here, work, writes=not where.dry_run)
 
 
-def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, where: Where) -> int:
+def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, where: FleetOptions) -> int:
     """Replace a key by a new one; the old one stays valid for `grace`; the exit code."""
     now, here, key = datetime.now(UTC), where.fleet(), _made()
     ends = now + _length("--grace", grace)
@@ -103,7 +103,7 @@ def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, w
     return setting.with_store(here, work, writes=not where.dry_run)
 
 
-def revoke(id_: str, why: str, by: str | None, where: Where) -> int:
+def revoke(id_: str, why: str, by: str | None, where: FleetOptions) -> int:
     """Revoke a key; the exit code."""
     now, here = datetime.now(UTC), where.fleet()
 
@@ -118,7 +118,7 @@ def revoke(id_: str, why: str, by: str | None, where: Where) -> int:
     return setting.with_store(here, work, writes=not where.dry_run)
 
 
-def listed(tenant: str, where: Where) -> int:
+def listed(tenant: str, where: FleetOptions) -> int:
     """Print issued keys; the exit code."""
 
     async def work(store: Store) -> int:
@@ -194,7 +194,7 @@ def _encoded(one: IssuedKey) -> bytes:
         fail(f"{_OPTIONS.get(error.field, error.field)}: {error.message}")
 
 
-async def _reported(here: Fleet, where: Where, changed: Sequence[IssuedKey], key: str | None) -> int:
+async def _reported(here: Fleet, where: FleetOptions, changed: Sequence[IssuedKey], key: str | None) -> int:
     """Print what was done. The key last, so that it is not missed."""
     # Regional balancers also use keys: at their own client ports, and when they check a hop token's key.
     of = 0 if where.dry_run else len(here.admins) + len(here.regional)

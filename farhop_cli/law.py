@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Entry, Store
     from farhop_cli.fleet import Fleet, Status
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from topology.model import Topology
     from topology.policy import Policy
 
@@ -69,7 +69,7 @@ def _read(value: bytes) -> _StandingLaw | None:
 # -- get
 
 
-def get(epoch: int | None, where: Where) -> int:
+def get(epoch: int | None, where: FleetOptions) -> int:
     """Print the present law, or a past one, so that it can be edited and set; the exit code."""
     here = where.fleet()
 
@@ -127,7 +127,7 @@ def _line(text: str) -> str:
 # -- history
 
 
-def history(where: Where) -> int:
+def history(where: FleetOptions) -> int:
     """Past laws and the present one, newest first; the exit code."""
     here = where.fleet()
 
@@ -153,7 +153,7 @@ def history(where: Where) -> int:
 # -- set
 
 
-def put(file: str, why: str, by: str | None, after: int | None, where: Where) -> int:
+def put(file: str, why: str, by: str | None, after: int | None, where: FleetOptions) -> int:
     """Check a law and set it instead of the one in force; the exit code."""
     here, world = _known(where)
     sealed = _sealed_in(file)
@@ -171,7 +171,7 @@ def put(file: str, why: str, by: str | None, after: int | None, where: Where) ->
     )
 
 
-def unset(why: str, by: str | None, after: int | None, where: Where) -> int:
+def unset(why: str, by: str | None, after: int | None, where: FleetOptions) -> int:
     """Set the topology's own law, under a new epoch, which never goes back; the exit code."""
     here, world = _known(where)
     law = policy.document_of(world)
@@ -184,7 +184,7 @@ def unset(why: str, by: str | None, after: int | None, where: Where) -> int:
     )
 
 
-def _known(where: Where) -> tuple[Fleet, Topology]:
+def _known(where: FleetOptions) -> tuple[Fleet, Topology]:
     here = where.fleet()
     if here.topology is None:
         fail("etcd alone does not name the regions and places; give --config")
@@ -237,7 +237,7 @@ async def _set(
     document_of: Callable[[int], bytes],
     source: str,
     after: int | None,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     before = await store.get(LAW_KEY)
     statuses = await here.all_statuses()
@@ -370,7 +370,7 @@ def under(world: Topology, document: bytes | None) -> Topology:
 # -- diff
 
 
-def diff(file: str, epoch: int | None, where: Where) -> int:
+def diff(file: str, epoch: int | None, where: FleetOptions) -> int:
     """What the law in a file would change against the present one, or that of an epoch; the exit code: 1 if anything.
 
     Without a file: what changed since that epoch, or, without one, what `unset` would change.
@@ -412,7 +412,7 @@ def sign(file: str, key: str, epoch: int, why: str, by: str | None) -> int:
     return 0
 
 
-def verify(file: str, public: Sequence[str], where: Where) -> int:
+def verify(file: str, public: Sequence[str], where: FleetOptions) -> int:
     """Whether the law in a file, or in each hub, is valid by these keys; the exit code: 1 if any is not."""
     keys = _keys(public, where.config)
     if file:

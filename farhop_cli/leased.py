@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from farhop_cli.setting import Noun
 
 
@@ -44,7 +44,7 @@ class Leased(NamedTuple):
     effects: Callable[[Store], Awaitable[Sequence[str]]] | None = None
 
 
-def put(noun: Noun, here: Fleet, one: Leased, where: Where, notes: Sequence[str] = ()) -> int:
+def put(noun: Noun, here: Fleet, one: Leased, where: FleetOptions, notes: Sequence[str] = ()) -> int:
     """Write it instead of the present one, readable or not; the exit code."""
     scope = (name if kind == "region" else f"--{kind} {name}" for kind, name in one.whom.items())
     sooner = f"it ends by itself; sooner with: farhop {noun.name} unset {' '.join(scope)}"
@@ -54,7 +54,9 @@ def put(noun: Noun, here: Fleet, one: Leased, where: Where, notes: Sequence[str]
     return setting.change(noun, here, asked, where)
 
 
-def unset(noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: Where, notes: Sequence[str] = ()) -> int:
+def unset(
+    noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: FleetOptions, notes: Sequence[str] = ()
+) -> int:
     """Remove it; the exit code. Ends the command if there is none."""
 
     def make(before: Setting | None) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from farhop.store.contract import Store
     from farhop.store.documents.authored import Authorship
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from topology.model import Tenant
 
 MICRO_ERROR = 1e-3  # of a float that was written as whole microdollars
@@ -38,7 +38,7 @@ _TENANTS = ("region", "safe_share", "safe")  # fields of all of a tenant's limit
 
 
 @dataclass(frozen=True)
-class Against:
+class TrialFiles:
     """Files against which new limits are tried: a folder of usage files, in a dry run; a price book."""
 
     usage: Path | None
@@ -53,7 +53,7 @@ class Against:
 
         return prices_in(self.prices)
 
-    def check(self, where: Where) -> None:
+    def check(self, where: FleetOptions) -> None:
         """End the command, naming the option, for invalid files."""
         _ = self.book
         if self.usage is not None and not where.dry_run:
@@ -85,8 +85,8 @@ def micro_usd(option: str, given: float | None) -> int | None:
 
 
 def set_limit(
-    tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int | None], how: Shared, against: Against,
-    why: str, by: str | None, where: Where,
+    tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int | None], how: Shared, against: TrialFiles,
+    why: str, by: str | None, where: FleetOptions,
 ) -> int:  # fmt: skip
     """Limit a tenant, or a key or a model of it, or each of its users; the exit code. `whose`: key, model, whether of
     each user. Limits left out stay. A dry run reports what they would have refused, by usage files. Money is not
@@ -109,7 +109,7 @@ class _New:
     """A new limit: checked against the fleet, then written into the document."""
 
     def __init__(
-        self, tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int], how: Shared, against: Against,
+        self, tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int], how: Shared, against: TrialFiles,
         by: Authorship, fleet: Fleet,
     ) -> None:  # fmt: skip
         self.whom = _whom(tenant, *whose)
@@ -186,7 +186,7 @@ class _New:
         return (effect,)
 
 
-def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, where: Where) -> int:
+def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, where: FleetOptions) -> int:
     """Remove a limit, or all of a tenant's (None), readable or not; the exit code."""
     authorship = region_document.authorship(why, by)
     whom = {"tenant": tenant} if whose is None else _whom(tenant, *whose)

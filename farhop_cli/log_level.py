@@ -13,12 +13,12 @@ from topology.problems import quoted
 
 if TYPE_CHECKING:
     from farhop_cli.fleet import Balancer, Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 LEVELS = ("debug", "info", "warning", "error", "critical")  # farhop.telemetry.logs is heavy
 
 
-def run(level: str, region: str, where: Where) -> int:
+def run(level: str, region: str, where: FleetOptions) -> int:
     """Set it, or report where it would be set; the exit code."""
     if level not in LEVELS:
         fail(f"LEVEL: {quoted(level)} is unknown; give one of {', '.join(LEVELS)}")

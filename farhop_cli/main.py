@@ -159,7 +159,7 @@ def _version(asked: bool) -> None:
 
 def main() -> None:
     """The entry point. An unexpected error of the environment is one line, too."""
-    _speakable()
+    _open_streams()
     try:
         try:
             if sys.argv[1:] == [VERSION]:
@@ -170,15 +170,15 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        _mute()
+        _drop_output()
         sys.exit(1)  # as Click: the reader is gone
     except OSError as error:
-        _mute()
+        _drop_output()
         sys.stderr.write(f"farhop: {error.filename or 'standard output'}: {error.strerror or error}\n")
         sys.exit(2)
 
 
-def _speakable() -> None:
+def _open_streams() -> None:
     """A closed standard stream goes to /dev/null, and characters that its encoding lacks become question marks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in this order: each gets its own number
         if getattr(sys, name) is None:
@@ -188,6 +188,6 @@ def _speakable() -> None:
             sys.stdout.reconfigure(errors="replace")
 
 
-def _mute() -> None:
+def _drop_output() -> None:
     """Its buffer is not flushed again at the end of the process."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the same

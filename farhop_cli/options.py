@@ -89,7 +89,7 @@ FLEET: dict[str, tuple[Any, Any]] = {
 
 
 @dataclass(frozen=True)
-class Where:
+class FleetOptions:
     """The fleet that a command is for, and how it is to run: the options that all of them share."""
 
     world: Path | None = None

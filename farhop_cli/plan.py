@@ -61,7 +61,7 @@ def run(options: Options) -> int:
     try:
         folder = pool.opened(options.out) if options.out is not None else None
         with show.progress(f"plan {scenario.doc.name}") as progress:
-            ask = Asking(scenario, options.seeds, folder, progress)
+            ask = TrialRunner(scenario, options.seeds, folder, progress)
             search = Search(
                 prices, scenario.doc.objective.good, ask, most=options.most, over=lambda: time.monotonic() > until
             )
@@ -100,7 +100,7 @@ def _doubt(good: float, asked: int) -> float:
     return (high - low) / 2.0
 
 
-class Asking:
+class TrialRunner:
     """Runs trials, all cells of one round in parallel. `seeds`: the most runs of a fleet; None: as many as it takes for
     enough requests. TooFewRequestsError, after the first, if that is impossible.
     """

@@ -22,7 +22,7 @@ from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
 
 if TYPE_CHECKING:
     from farhop_cli.fleet import Balancer
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 GRACE_S = 10.0  # beyond its time, until a balancer has sent its last line
 SALT_BYTES = 16
@@ -49,7 +49,7 @@ class _Received:
     errors: list[str] = field(default_factory=list)
 
 
-def run(out: str, for_s: float, region: str, where: Where) -> int:
+def run(out: str, for_s: float, region: str, where: FleetOptions) -> int:
     """Record; the exit code: 1 if nothing came, 3 if not every balancer was recorded to the end."""
     path = Path(out)
     here = where.fleet(region)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from farhop.store.contract import Store
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
     from farhop_cli.setting import Noun
 
 
@@ -80,7 +80,7 @@ def put(
     whom: Mapping[str, str],
     value: Callable[[Any], Any],
     by: Authorship,
-    where: Where,
+    where: FleetOptions,
     checks: Checks = NO_CHECKS,
     notes: Sequence[str] = (),
 ) -> int:
@@ -105,7 +105,9 @@ def put(
     return setting.change(noun, here, asked, where)
 
 
-def unset(document: RegionDocument, whom: Mapping[str, str] | None, why: str, by: str | None, where: Where) -> int:
+def unset(
+    document: RegionDocument, whom: Mapping[str, str] | None, why: str, by: str | None, where: FleetOptions
+) -> int:
     """Remove what is set for one subject, or all of the region's (None), readable or not; the exit code."""
     noun, region, _ = document
     by_whom = authorship(why, by)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from farhop.store.contract import Store
     from farhop.store.documents.authored import Authorship
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 _SCOPE = ("tenant", "model")
 
 
-def put(region: str, text: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
+def put(region: str, text: str, tenant: str, model: str, why: str, by: str | None, where: FleetOptions) -> int:
     """Set the route of an entry, for a tenant, a model or all without their own; the exit code."""
     authorship = region_document.authorship(why, by)
     whom = _scope(tenant, model)
@@ -58,7 +58,7 @@ def put(region: str, text: str, tenant: str, model: str, why: str, by: str | Non
     return region_document.put(document, whom, lambda _: route, authorship, where, checks, notes)
 
 
-def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: Where) -> int:
+def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: FleetOptions) -> int:
     """Remove the route of a tenant or a model, or, without either, all; the exit code."""
     return region_document.unset(RegionDocument(NOUN, region, _encode), _scope(tenant, model) or None, why, by, where)
 

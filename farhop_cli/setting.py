@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from farhop.store.contract import Change as Written
     from farhop.store.contract import Entry, Store
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 SIGNING_KEY = "FARHOP_SIGNING_KEY"
 KNOWN_WITHIN_S = 2.0  # how long to wait for balancers to report that they follow
@@ -104,7 +104,7 @@ def read(noun: Noun, entry: Entry | None) -> Setting | None:
 # -- get
 
 
-def get(noun: Noun, region: str, where: Where) -> int:
+def get(noun: Noun, region: str, where: FleetOptions) -> int:
     """Print what is set, for a region or for all; the exit code."""
     here = where.fleet(region)
 
@@ -168,7 +168,7 @@ class SettingChange:
     sense: Callable[[], Awaitable[None]] | None = None
 
 
-def change(noun: Noun, here: Fleet, asked: SettingChange, where: Where) -> int:
+def change(noun: Noun, here: Fleet, asked: SettingChange, where: FleetOptions) -> int:
     """Set or remove; the exit code."""
 
     async def work(store: Store) -> int:
@@ -205,7 +205,7 @@ def _print(
     asked: SettingChange,
     before: Setting | None,
     after: Setting | None,
-    where: Where,
+    where: FleetOptions,
     known: tuple[int, int],
     effects: Sequence[str],
     silent: Sequence[str],
@@ -257,7 +257,7 @@ def print_aware(aware: int, asked: int) -> None:
 # -- diff
 
 
-def diff(noun: Noun, region: str, file: str, where: Where) -> int:
+def diff(noun: Noun, region: str, file: str, where: FleetOptions) -> int:
     """What would change if a file replaced what is set; the exit code: 1 if anything.
 
     Without a file, against the configuration alone: what `unset` would remove.
@@ -331,7 +331,7 @@ def _raw(name: str) -> dict[str, Any]:
 # -- history
 
 
-def history(noun: Noun, region: str, where: Where) -> int:
+def history(noun: Noun, region: str, where: FleetOptions) -> int:
     """What was set and removed, as far back as etcd's history goes, the newest first; the exit code."""
     here = where.fleet(region)
     since, changes = asyncio.run(_remembered(here, (noun.prefix, *noun.beside)))

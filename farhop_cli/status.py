@@ -27,7 +27,7 @@ from farhop_cli.show import cell, number
 if TYPE_CHECKING:
     from farhop.store.documents.announce import AnnounceReport
     from farhop_cli.fleet import Balancer, Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 WATCH_S = 2.0
 FIND_EVERY = 8  # redraws, after which balancers are looked up in etcd again
@@ -83,7 +83,7 @@ class Asked:
     watch: bool = False
 
 
-def run(asked: Asked, where: Where) -> int:
+def run(asked: Asked, where: FleetOptions) -> int:
     """Show the fleet's state; the exit code: 3 if not all answered, else 1 if a region is down."""
     if asked.watch and where.as_json:
         fail("--watch, --json: give one of them")
@@ -135,7 +135,7 @@ def draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answer
     _print(asked, upper, lower)
 
 
-def _watch(asked: Asked, where: Where, here: Fleet) -> None:
+def _watch(asked: Asked, where: FleetOptions, here: Fleet) -> None:
     """Until Ctrl-C: on a terminal in place, elsewhere one after another."""
     out, draws = show.console(), 0
     live = Live(console=out, screen=True, auto_refresh=False, vertical_overflow="crop") if out.is_terminal else None

@@ -30,7 +30,7 @@ from farhop_cli.show import number
 if TYPE_CHECKING:
     from farhop.service.console.console import Source
     from farhop_cli.fleet import Fleet
-    from farhop_cli.options import Where
+    from farhop_cli.options import FleetOptions
 
 EVERY_S = 1.0
 _SIGNS = {"up": "●", "suspect": "◐", "draining": "▽", "down": "✕", "cut off": "✕", "late": "◐", "fresh": "●"}
@@ -250,7 +250,7 @@ class Top(App[None]):
             self.push_screen(Ask(self._source, self._author, do, names[row]))
 
 
-def run(by: str | None, where: Where, *, read_only: bool) -> int:
+def run(by: str | None, where: FleetOptions, *, read_only: bool) -> int:
     """Show it until `q`; the exit code."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("top: needs a terminal; `farhop status --watch` goes through pipes")

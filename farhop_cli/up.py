@@ -32,7 +32,7 @@ from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.world import etcd as lab_etcd
 from farhop_lab.world import world_file
 from farhop_lab.world.etcd import EtcdLabError
-from farhop_lab.world.faults import Control, Faults, WorldHere
+from farhop_lab.world.faults import Control, Faults, LocalWorld
 from farhop_lab.world.world import HOST, World, WorldError, WorldSettings, exports_elsewhere
 from farhop_lab.world.world_file import WorldFileError
 from topology import load as worlds
@@ -200,7 +200,7 @@ async def _serve(
     typer.echo("starting etcd, engines and balancers ...", err=True)
     async with World(settings, folder) as world:
         serving.set()
-        control = Control(Faults(WorldHere(world), lambda text: typer.echo(text, err=True)))
+        control = Control(Faults(LocalWorld(world), lambda text: typer.echo(text, err=True)))
         await control.start(HOST)
         description = world.describe(os.getpid(), (control.url, control.token))
         await asyncio.to_thread(world_file.write, described, description)

@@ -85,7 +85,7 @@ def printed(verdicts: Sequence[drawn.Verdict], as_json: bool) -> int:
     """Print them, the worst worlds first; the exit code."""
     found = drawn.summary(verdicts)
     if as_json:
-        beside = [msgspec.to_builtins(one) for one in drawn.beside(verdicts)]
+        beside = [msgspec.to_builtins(one) for one in drawn.rival_comparisons(verdicts)]
         worlds = [msgspec.to_builtins(one) for one in verdicts]
         show.json({"bench": "worlds", "summary": found, "rivals": beside, "worlds": worlds})
     else:
@@ -117,7 +117,7 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
         ["good answers over each world's own rival's", "", shown(ratios, 3), ""],
         ["time to the end of an answer, the mean, over each world's own rival's", "", shown(answers, 3), ""],
     ]  # fmt: skip
-    best = next(iter(drawn.beside(verdicts)), None)
+    best = next(iter(drawn.rival_comparisons(verdicts)), None)
     if best is not None and best.good:
         goal = f"good answers over the best single rival's ({best.rival}), first seed"
         verdict = _met(best.over.mean >= 0.0, sure=not best.over.low < 0.0 < best.over.high)
@@ -161,7 +161,7 @@ def _apart(ratio: Interval | None, marked: bool) -> str:
 def _rivals(verdicts: Sequence[drawn.Verdict]) -> Table:
     lines = [
         [one.rival, _percent(one.good), shown(one.more, 1, 100.0), shown(one.ttft_p90, 2)]
-        for one in drawn.beside(verdicts)
+        for one in drawn.rival_comparisons(verdicts)
     ]
     columns = ["rival", ">its good %", ">Farhop's less that, points", ">TTFT p90, Farhop's over its"]
     return "Farhop beside each rival: the first seed of every world", columns, lines

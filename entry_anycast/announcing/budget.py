@@ -53,7 +53,7 @@ class Budget:
             self._skipped_at = now
         self._announced_at = now
 
-    def went(self, now: float) -> None:
+    def withdrawn(self, now: float) -> None:
         """The route is gone: withdrawn, or the speaker ended."""
         config = self.config
         stood = now - self._announced_at >= config.window_s

@@ -282,7 +282,7 @@ class Announcer:
 
     def _lost(self, why: str, now: float) -> None:
         if self.phase is not Phase.WITHDRAWN:
-            self.budget.went(now)
+            self.budget.withdrawn(now)
             self._withdrawn_at = now
         self.phase, self.speaker, self.speaker_why = Phase.WITHDRAWN, "none", why
         self.update = self.observed = self.differs_since = None
@@ -353,7 +353,7 @@ class Announcer:
         return self._announce(now)
 
     def _withdraw(self, now: float, wakes: list[float]) -> list[Command]:
-        self.budget.went(now)
+        self.budget.withdrawn(now)
         self.phase, self._withdrawn_at = Phase.WITHDRAWN, now
         wakes.append(now + self.config.settle_s)
         return [self._send(Phase.WITHDRAWN, now)]

@@ -77,7 +77,7 @@ def corrected(
         for at in np.flatnonzero(inside).tolist():
             key = (int(values[at]), int(owner[at]))
             if key not in made:
-                finding, costs = _laid(known, key[0], region_of, networks[key[1]], learned, topology, config)
+                finding, costs = _corrected(known, key[0], region_of, networks[key[1]], learned, topology, config)
                 if len(findings) < FINDINGS_MAX:
                     findings.append(finding)
                 made[key] = key[0]
@@ -93,7 +93,7 @@ def corrected(
     return laid, findings
 
 
-def _laid(
+def _corrected(
     known: Atlas,
     row: int,
     region_of: list[str],

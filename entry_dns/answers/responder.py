@@ -210,7 +210,7 @@ class Responder:
         """
         counts = self.counts
         counts[0] += 1
-        asker, bucket = self.askers.get(host) or self._meet(host)
+        asker, bucket = self.askers.get(host) or self._sender(host)
         end = data.find(b"\0", 12) + 5
         question = data[12:end]
         at = end + 19 if data[end + 11 : end + 14] == _SUBNET else data.find(_SUBNET, end + 11) + 8
@@ -272,7 +272,7 @@ class Responder:
             self.led[first] += 1
         return b"".join((data[:2], known.heads[head], question, known.body, opt, after))
 
-    def _meet(self, host: str) -> tuple[bytes, int]:
+    def _sender(self, host: str) -> tuple[bytes, int]:
         """A sender's address in bytes, and the count of its network's rate."""
         if len(self.askers) >= ASKERS_MAX:
             self.askers.clear()

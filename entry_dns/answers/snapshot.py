@@ -48,7 +48,7 @@ class Zone(msgspec.Struct, frozen=True):
     negative_ttl: int
 
 
-class Led(msgspec.Struct, frozen=True):
+class EntryAnswer(msgspec.Struct, frozen=True):
     """An entry's answers: its addresses as rdata, and their TTL."""
 
     name: str
@@ -81,7 +81,7 @@ class Head(msgspec.Struct, frozen=True):
 
     zones: tuple[Zone, ...]
     names: tuple[Name, ...]
-    entries: tuple[Led, ...]
+    entries: tuple[EntryAnswer, ...]
     tables: tuple[_Table, ...] = ()
     ready: bool = True
     by_resolver: bool = False
@@ -92,7 +92,7 @@ class _Packed(msgspec.Struct, frozen=True):
 
     zones: tuple[Zone, ...]
     names: msgspec.Raw
-    entries: tuple[Led, ...]
+    entries: tuple[EntryAnswer, ...]
     tables: tuple[_Table, ...]
     ready: bool
     by_resolver: bool

@@ -19,7 +19,7 @@ import dns.rdatatype
 from entry_dns.answers import prepare
 from entry_dns.answers.message import AAAA, HTTPS, NS, SOA, TXT, A
 from entry_dns.answers.responder import packed, wire
-from entry_dns.answers.snapshot import Head, Led, Name, Records, Zone
+from entry_dns.answers.snapshot import EntryAnswer, Head, Name, Records, Zone
 from entry_dns.fleet.standing import Standing, State
 from topology.law import Law, Scope
 
@@ -147,7 +147,7 @@ def view(
     by_name = {one.entry: one for one in standings}
     entries = law.topology.entries
     led = tuple(
-        Led(
+        EntryAnswer(
             name,
             tuple(packed(one) for one in entries[name].ipv4),
             tuple(packed(one) for one in entries[name].ipv6),

@@ -205,7 +205,7 @@ class DnsServer:
         except ConfigError as error:
             self._log.error("client networks", str(error), problem=f"{error}; those before stay")
             return
-        await self._lay()
+        await self._correct_geography()
         self._wanted.set()
 
     async def _learn(self) -> None:
@@ -214,10 +214,10 @@ class DnsServer:
             measured = self.learned.read(self.clock.now())
             if measured != self._measured:
                 self._measured = measured
-                await self._lay()
+                await self._correct_geography()
                 self._wanted.set()
 
-    async def _lay(self) -> None:
+    async def _correct_geography(self) -> None:
         """Apply what entries measured to geography, in a thread."""
         while True:
             known, measured = self.geography, self._measured

@@ -10,7 +10,7 @@ import typer
 
 from farhop_cli.commands.wiring import verb
 from farhop_cli.help_page import App
-from farhop_cli.options import PLAIN, DryRun, Where
+from farhop_cli.options import PLAIN, DryRun, FleetOptions
 
 if TYPE_CHECKING:
     from entry_anycast.app.config import Bird
@@ -85,7 +85,7 @@ def status(
         str, typer.Argument(metavar="ENTRY", help="Only this entry. Default: all.", show_default=False)
     ] = "",
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Show what announcers announce, and why.
 
@@ -113,7 +113,7 @@ async def _reports(store: Store, entry: str) -> list[AnnounceReport]:
     return [one for one in found if not entry or one.entry == entry]
 
 
-def _print(reports: list[AnnounceReport], where: Where) -> int:
+def _print(reports: list[AnnounceReport], where: FleetOptions) -> int:
     import msgspec
 
     from farhop_cli import show, status

@@ -9,7 +9,7 @@ import typer
 
 from farhop_cli.commands.wiring import verb
 from farhop_cli.help_page import App
-from farhop_cli.options import OUT, PLAIN, By, Drills, Keys, Out, Where
+from farhop_cli.options import OUT, PLAIN, By, Drills, FleetOptions, Keys, Out
 
 app = App(
     help="Rehearse a failure: check, inject, measure, restore, judge.",
@@ -24,7 +24,7 @@ Sets = Annotated[
 
 
 @verb(app, "list", "farhop drill list --folder drills")
-def list_drills(folder: Drills = None, *, where: Where) -> int:
+def list_drills(folder: Drills = None, *, where: FleetOptions) -> int:
     """List the drills there are, and their parameters."""
     from farhop_cli.drill import list_
 
@@ -39,7 +39,7 @@ def check_drill(
     folder: Drills = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the drill in etcd, if it is valid.")] = False,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Check whether a drill is valid, and may run now.
 
@@ -61,7 +61,7 @@ def run_drill(
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with the change.")] = "",
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Run a drill: check, inject, measure, restore, judge.
 
@@ -82,7 +82,7 @@ def stop_drill(
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with the change.")] = "asked to",
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Stop a drill; with --all stop every one and block new ones.
 
@@ -103,7 +103,7 @@ def report_drill(
     ] = "",
     verdict: Annotated[bool, typer.Option("--verdict", help="Print only the verdict.")] = False,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Show the result of a run. Exit code 0 only for PASS."""
     from farhop_cli.drill import print_run
@@ -113,7 +113,7 @@ def report_drill(
 
 @verb(app, "history", "farhop drill history lose-a-region")
 def drill_history(
-    name: Annotated[str, typer.Argument(help="A drill. Default: all of them.")] = "", *, where: Where
+    name: Annotated[str, typer.Argument(help="A drill. Default: all of them.")] = "", *, where: FleetOptions
 ) -> int:
     """List the runs that are over, the newest first."""
     from farhop_cli.drill import history
@@ -141,7 +141,7 @@ def schedule_drill(
     out: Out = OUT,
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Run drills by a schedule, in windows; missed runs are reported.
 
@@ -167,7 +167,7 @@ def make_faults(
         str, typer.Option("--kube-context", metavar="CONTEXT", help="kubectl's context. Default: its current one.")
     ] = "",
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Make faults in a fleet of compose or Kubernetes, for drills.
 
@@ -187,7 +187,7 @@ def export_drill(
     sets: Sets = None,
     folder: Drills = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Write a drill as an experiment for Chaos Toolkit."""
     from farhop_cli.drill import export

@@ -8,7 +8,7 @@ import typer
 
 from farhop_cli.commands.wiring import verb
 from farhop_cli.help_page import App
-from farhop_cli.options import PLAIN, By, Where, Why
+from farhop_cli.options import PLAIN, By, FleetOptions, Why
 
 key_app = App(
     help="API keys: issue, rotate, revoke and list them.",
@@ -49,7 +49,7 @@ def key_create(
     ] = None,
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Issue a key. It is shown once, and kept as its SHA-256.
 
@@ -70,7 +70,7 @@ def key_rotate(
     length: KeyLength = None,
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Replace a key by a new one; both are valid for a while.
 
@@ -82,7 +82,7 @@ def key_rotate(
 
 
 @verb(key_app, "revoke", 'farhop key revoke k3vQ9mZ1xW0b --why "leaked"', writes=True)
-def key_revoke(id_: KeyId, why: Why, by: By = None, *, where: Where) -> int:
+def key_revoke(id_: KeyId, why: Why, by: By = None, *, where: FleetOptions) -> int:
     """Refuse a key from now on, everywhere.
 
     Requests that were let in go on. Exit code 1 if there is none, or if it is revoked already.
@@ -94,7 +94,7 @@ def key_revoke(id_: KeyId, why: Why, by: By = None, *, where: Where) -> int:
 
 @verb(key_app, "list", "farhop key list --tenant acme")
 def key_list(
-    tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant's keys.")] = "", *, where: Where
+    tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant's keys.")] = "", *, where: FleetOptions
 ) -> int:
     """List the keys issued: whose, for what, until when."""
     from farhop_cli.key import listed

@@ -8,7 +8,7 @@ import typer
 
 from farhop_cli.commands.wiring import Verbs, verb
 from farhop_cli.help_page import App
-from farhop_cli.options import PLAIN, By, Where, Why
+from farhop_cli.options import PLAIN, By, FleetOptions, Why
 
 law_app = App(
     help="The law that all balancers go by: who is served, where their prompts, records and hints may be.",
@@ -33,7 +33,7 @@ def law_get(
         ),
     ] = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Print the law in etcd or, without one, the topology's.
 
@@ -53,7 +53,7 @@ def law_set(
     by: By = None,
     after: After = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Replace the law, under a new epoch.
 
@@ -66,7 +66,7 @@ def law_set(
 
 
 @verb(law_app, "unset", 'farhop law unset --why "back to what the topology says"', writes=True)
-def law_unset(why: Why, by: By = None, after: After = None, *, where: Where) -> int:
+def law_unset(why: Why, by: By = None, after: After = None, *, where: FleetOptions) -> int:
     """Go back to the topology's own law, under a new epoch.
 
     A law is never undone by deleting it: this sets a new one.
@@ -83,7 +83,7 @@ def law_diff(
         int | None, typer.Option("--epoch", metavar="EPOCH", help="Compare with an earlier law, by its epoch.")
     ] = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Check a law, and show what it would change.
 
@@ -96,7 +96,7 @@ def law_diff(
 
 
 @verb(law_app, "history", "farhop law history")
-def law_history(where: Where) -> int:  # fmt: skip
+def law_history(where: FleetOptions) -> int:  # fmt: skip
     """List the last laws: epoch, when, by whom and why."""
     from farhop_cli.law import history
 
@@ -138,7 +138,7 @@ def law_verify(
         typer.Option("--public", metavar="[NAME=]FILE", help="A public key's file; may be repeated."),
     ] = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Check a law's signature.
 

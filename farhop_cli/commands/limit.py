@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from farhop_cli.commands.wiring import group, verb
-from farhop_cli.options import By, Where, Why, regions
+from farhop_cli.options import By, FleetOptions, Why, regions
 
 limit_app = group(
     "limit", "What tenants, their keys and models may use, fleet-wide.",
@@ -152,14 +152,14 @@ def limit_set(
     prices: Prices = None,
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Limit what a tenant may use, fleet-wide.
 
     For a tenant, or one of its keys or models; all limits that match a request hold. Limits that are left out stay as
     they are. Exit code 1 if somebody else changed it meanwhile, or limits contradict one another.
     """
-    from farhop_cli.limit import Against, Shared, micro_usd, set_limit
+    from farhop_cli.limit import Shared, TrialFiles, micro_usd, set_limit
 
     sizes = {
         "requests_per_minute": requests_per_minute, "requests_per_day": requests_per_day,
@@ -169,7 +169,7 @@ def limit_set(
         "micro_usd_per_day": micro_usd("--usd-per-day", usd_per_day),
         "micro_usd_per_month": micro_usd("--usd-per-month", usd_per_month),
     }  # fmt: skip
-    against = Against(usage, prices)
+    against = TrialFiles(usage, prices)
     return set_limit(tenant, (key, model, each_user), sizes, Shared(home, safe_share, pool), against, why, by, where)
 
 
@@ -185,7 +185,7 @@ def limit_unset(
     why: Why = "not limited any more",
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Remove a limit.
 

@@ -10,7 +10,7 @@ import typer
 from farhop_cli.commands.wiring import OneRegion, verb
 from farhop_cli.exits import fail
 from farhop_cli.help_page import App
-from farhop_cli.options import OUT, PLAIN, Allow, By, Drills, From, Json, Keys, Length, Out, Where
+from farhop_cli.options import OUT, PLAIN, Allow, By, Drills, FleetOptions, From, Json, Keys, Length, Out
 
 # -- looking at a fleet
 
@@ -28,7 +28,7 @@ def status(
     region: OneRegion = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 s, until Ctrl-C.")] = False,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Sum up the fleet: what is wrong, where the load is, which law.
 
@@ -51,7 +51,7 @@ def console(
     out: Out = OUT,
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Serve a web page that shows the fleet live, and why requests go where they go.
 
@@ -68,7 +68,7 @@ def top(
     read_only: Annotated[bool, typer.Option("--read-only", help="Allow no actions.")] = False,
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Show the fleet live in this terminal: regions, replicas, decisions, law.
 
@@ -97,7 +97,7 @@ def explain(
     tenant: Annotated[str | None, typer.Option("--tenant", help="The request's tenant.")] = None,
     allow: Allow = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Show where a request would go, or why one went where it did.
 
@@ -123,7 +123,7 @@ def bundle(
         typer.Option("--decisions", metavar="N", min=0, max=200, help="At most N recent decisions of each balancer."),
     ] = 50,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Collect what a bug report needs into one file, without secrets.
 
@@ -142,7 +142,7 @@ def record(
     length: Length = "10m",
     region: OneRegion = "",
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Record a trace of what the fleet serves, for sim and plan.
 
@@ -161,7 +161,7 @@ def log_level(
     level: Annotated[str, typer.Argument(help="debug, info, warning, error or critical.")],
     region: OneRegion = "",
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Set how much balancers log, until their next start.
 

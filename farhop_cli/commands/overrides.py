@@ -12,7 +12,7 @@ import typer
 from farhop_cli.commands.wiring import DrainedRegion, Model, Region, Tenant, group, noun, verb
 from farhop_cli.exits import fail
 from farhop_cli.help_page import App
-from farhop_cli.options import PLAIN, By, Length, Where, Why
+from farhop_cli.options import PLAIN, By, FleetOptions, Length, Why
 
 # -- drain
 
@@ -37,7 +37,7 @@ def drain_set(
         bool, typer.Option("--move-streams", help="Move streams under way, too, in the same time.")
     ] = False,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Drain a region or, with --entry, an entry. It ends by itself.
 
@@ -55,7 +55,7 @@ def drain_set(
 
 
 @verb(drain_app, "unset", "farhop drain unset tokyo", writes=True)
-def drain_unset(region: DrainedRegion = "", entry: DrainedEntry = "", *, where: Where) -> int:
+def drain_unset(region: DrainedRegion = "", entry: DrainedEntry = "", *, where: FleetOptions) -> int:
     """End a drain; the region takes its work back gradually.
 
     Tells who had set it and why. Exit code 1 if it is not drained. `farhop undrain` is the same.
@@ -92,7 +92,7 @@ def bias_set(
     length: Length = "1h",
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Make a region count as better or worse than it is.
 
@@ -104,7 +104,7 @@ def bias_set(
 
 
 @verb(bias_app, "unset", "farhop bias unset tokyo", writes=True)
-def bias_unset(region: Region, *, where: Where) -> int:
+def bias_unset(region: Region, *, where: FleetOptions) -> int:
     """End a bias. Exit code 1 if there is none."""
     from farhop_cli.bias_pin import unset_bias
 
@@ -129,7 +129,7 @@ def pin_set(
     length: Length = "1h",
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Pin a tenant's or a model's requests to a region.
 
@@ -141,7 +141,7 @@ def pin_set(
 
 
 @verb(pin_app, "unset", "farhop pin unset --tenant eu-only", writes=True)
-def pin_unset(tenant: Tenant = "", model: Model = "", *, where: Where) -> int:
+def pin_unset(tenant: Tenant = "", model: Model = "", *, where: FleetOptions) -> int:
     """End a pin. Exit code 1 if there is none."""
     from farhop_cli.bias_pin import unset_pin
 
@@ -171,7 +171,7 @@ def route_set(
     model: RoutedModel = "",
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Set how an entry chooses regions and answers.
 
@@ -191,7 +191,7 @@ def route_unset(
     why: Why = "back to the configuration",
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Go back to the configuration.
 
@@ -224,7 +224,7 @@ def policy_set(
     ] = "",
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Set the policy by which a region picks replicas.
 
@@ -253,7 +253,7 @@ def split_set(
     why: Why,
     by: By = None,
     *,
-    where: Where,
+    where: FleetOptions,
 ) -> int:
     """Split a model's traffic between its versions.
 
@@ -268,7 +268,12 @@ def split_set(
 def _unset_by_model(app: typer.Typer, name: str) -> None:
     @verb(app, "unset", f"farhop {name} unset tokyo --model llama-70b", writes=True)
     def unset(
-        region: Region, model: OfModel = None, why: Why = "back to the configuration", by: By = None, *, where: Where
+        region: Region,
+        model: OfModel = None,
+        why: Why = "back to the configuration",
+        by: By = None,
+        *,
+        where: FleetOptions,
     ) -> int:
         """Go back to the configuration.
 

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from farhop_cli.help_page import App
-from farhop_cli.options import FLEET, PLAIN, DryRun, Json, Where
+from farhop_cli.options import FLEET, PLAIN, DryRun, FleetOptions, Json
 from farhop_cli.options import regions as known_regions
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def verb(
 
     def wire(work: Callable[..., int]) -> Callable[..., int]:
         def command(**given: Any) -> None:
-            where = Where(**{option: given.pop(option) for option in shared})
+            where = FleetOptions(**{option: given.pop(option) for option in shared})
             raise typer.Exit(work(**given, where=where))
 
         hints = get_type_hints(work, include_extras=True)
@@ -128,7 +128,7 @@ def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
     made = App(help=what, epilog=f"Example:  farhop {name} {example}", cls=Verbs, **PLAIN)
 
     @verb(made, "get", f"farhop {name} get {of}")
-    def get(region: SomeRegion = "", *, where: Where) -> int:
+    def get(region: SomeRegion = "", *, where: FleetOptions) -> int:
         """Show what is set, by whom, why, and until when."""
         from farhop_cli import setting
 
@@ -139,7 +139,7 @@ def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
         file: Against = "",
         region: OneRegion = "",
         *,
-        where: Where,
+        where: FleetOptions,
     ) -> int:
         """Compare what is set with a file.
 
@@ -151,7 +151,7 @@ def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
         return setting.diff(noun(name), region, file, where)
 
     @verb(made, "history", f"farhop {name} history {of}")
-    def history(region: SomeRegion = "", *, where: Where) -> int:
+    def history(region: SomeRegion = "", *, where: FleetOptions) -> int:
         """List what was set and unset, when, by whom and why.
 
         As far back as etcd's last compaction (`--auto-compaction-retention`). Nothing else keeps it.

@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from farhop_lab.bench import bodies, usage
-from farhop_lab.bench.place import believing_all
+from farhop_lab.bench.place import unverified_tls
 
 _TICK_S = 0.001
 _AT_ONCE = 4  # connections opened together
@@ -80,7 +80,7 @@ class Load:
     """The connections and their counts."""
 
     def __init__(self, job: Job) -> None:
-        self._tls = believing_all() if job.tls else None
+        self._tls = unverified_tls() if job.tls else None
         self.job = job
         made = bodies.streamed(job.body_bytes, job.chunks, job.pace_ms) if job.chunks else bodies.plain(job.body_bytes)
         self._requests = [bodies.request(body, job.host) for body in made]

@@ -20,7 +20,7 @@ from farhop_lab.bench import bare, configs, relay, usage
 from farhop_lab.bench.client import Window
 from farhop_lab.bench.place import HOST, BenchError, Place, Running, engines, module, started
 from farhop_lab.bench.proxies import ENVOY
-from farhop_lab.bench.tiers import Surroundings, regional_config
+from farhop_lab.bench.tiers import TierEnvironment, regional_config
 from farhop_lab.world.child import Child
 from farhop_lab.world.ports import free_ports
 
@@ -102,7 +102,7 @@ def row_of(name: str, taken: dict[int, list[Window]], rest: list[float]) -> Row:
 @asynccontextmanager
 async def _ours(place: Place) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
-        around = await stack.enter_async_context(Surroundings(place))
+        around = await stack.enter_async_context(TierEnvironment(place))
         admin, picker = free_ports(2)
         config = {**regional_config(place), "admin": {"port": admin}, "picker": {"port": picker}}
         pid = await around.tier("regional", config)

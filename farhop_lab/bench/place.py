@@ -132,7 +132,7 @@ async def started(
         await child.stop(2.0)
 
 
-def believing_all() -> ssl.SSLContext:
+def unverified_tls() -> ssl.SSLContext:
     """For the load alone, which does not verify the proxy's certificate: this run has made it."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -144,7 +144,7 @@ async def answers(host: str, port: int, body: bytes = b"", *, model: str = bodie
     request = bodies.request(body or bodies.plain(512, 1, model)[0], host)
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(2.0):
-            reader, writer = await asyncio.open_connection(host, port, ssl=believing_all() if tls else None)
+            reader, writer = await asyncio.open_connection(host, port, ssl=unverified_tls() if tls else None)
             try:
                 writer.write(request)
                 return b" 200 " in await reader.readline()

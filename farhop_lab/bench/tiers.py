@@ -77,7 +77,7 @@ def topology() -> dict[str, Any]:
     }
 
 
-class Surroundings:
+class TierEnvironment:
     """What both tiers need: a topology, an etcd, a collector of traces, a secret."""
 
     def __init__(self, place: Place) -> None:
@@ -89,7 +89,7 @@ class Surroundings:
         self.stack = AsyncExitStack()
         self.admins: list[int] = []
 
-    async def __aenter__(self) -> Surroundings:
+    async def __aenter__(self) -> TierEnvironment:
         self.file.write_text(yaml.safe_dump(topology(), sort_keys=False))
         try:
             self.stack.push_async_callback(self._collector.stop)
@@ -165,7 +165,7 @@ class Reader:
 
 
 async def _regional(
-    around: Surroundings, place: Place, kv_tokens: int = KV_TOKENS, reader: Reader = Reader()
+    around: TierEnvironment, place: Place, kv_tokens: int = KV_TOKENS, reader: Reader = Reader()
 ) -> tuple[int, int]:
     """A regional balancer over the place's replicas: its client port and process id."""
     client, admin, *kv_ports = free_ports(2 + (len(place.targets) if reader.kv_events else 0))
@@ -180,7 +180,7 @@ async def _regional(
     return client, pid
 
 
-async def _sharing(around: Surroundings, place: Place, count: int) -> tuple[int, tuple[int, ...]]:
+async def _sharing(around: TierEnvironment, place: Place, count: int) -> tuple[int, tuple[int, ...]]:
     """So many regional balancers on one client port over the same replicas: the port and their process ids."""
     client, *admins = free_ports(1 + count)
     around.admins.extend(admins)
@@ -211,7 +211,7 @@ def regional_config(
     return {"tier": {"port": 0}, "control": {"port": 0}, "replicas": replicas}
 
 
-async def _announce_kv(around: Surroundings, admin: int, ports: list[int]) -> None:
+async def _announce_kv(around: TierEnvironment, admin: int, ports: list[int]) -> None:
     """Report each replica's cache as empty, repeatedly until the region has received it for all."""
     publishers = [KvPublisher(HOST, port, None, "map") for port in ports]
     for publisher in publishers:
@@ -233,7 +233,7 @@ def _listen(port: int, place: Place) -> dict[str, Any]:
     return {"port": port, "tls": tls}
 
 
-async def _global(around: Surroundings, place: Place, seen: frozenset[str]) -> tuple[int, int]:
+async def _global(around: TierEnvironment, place: Place, seen: frozenset[str]) -> tuple[int, int]:
     """A global balancer, from when it sees these regions serve: its port and process id."""
     port, admin = free_ports(2)
     around.admins.append(admin)
@@ -245,9 +245,9 @@ async def _global(around: Surroundings, place: Place, seen: frozenset[str]) -> t
 
 
 @asynccontextmanager
-async def _row(place: Place, start: Callable[[Surroundings], Any], model: str = MODEL) -> AsyncIterator[Running]:
+async def _row(place: Place, start: Callable[[TierEnvironment], Any], model: str = MODEL) -> AsyncIterator[Running]:
     try:
-        async with Surroundings(place) as around:
+        async with TierEnvironment(place) as around:
             async with asyncio.timeout(_READY_S):
                 port, pids = await start(around)
                 while not await answers(HOST, port, model=model, tls=place.pair is not None):
@@ -262,7 +262,7 @@ async def _row(place: Place, start: Callable[[Surroundings], Any], model: str = 
 def regional(place: Place, kv_tokens: int = KV_TOKENS) -> AbstractAsyncContextManager[Running]:
     """Clients at a region's own listener."""
 
-    async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
+    async def start(around: TierEnvironment) -> tuple[int, tuple[int, ...]]:
         port, pid = await _regional(around, place, kv_tokens)
         return port, (pid,)
 
@@ -277,7 +277,7 @@ def two_regional(place: Place) -> AbstractAsyncContextManager[Running]:
 def global_(place: Place) -> AbstractAsyncContextManager[Running]:
     """Clients at a global balancer over twelve regions."""
 
-    async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
+    async def start(around: TierEnvironment) -> tuple[int, tuple[int, ...]]:
         await around.other_regions(REGIONS)
         port, pid = await _global(around, place, frozenset(REGIONS))
         return port, (pid,)
@@ -288,7 +288,7 @@ def global_(place: Place) -> AbstractAsyncContextManager[Running]:
 def both(place: Place) -> AbstractAsyncContextManager[Running]:
     """Clients at a global balancer, which sends them to its own region's regional balancer."""
 
-    async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
+    async def start(around: TierEnvironment) -> tuple[int, tuple[int, ...]]:
         _, lower = await _regional(around, place)
         port, upper = await _global(around, place, frozenset((HERE,)))
         return port, (upper, lower)
@@ -301,7 +301,7 @@ async def side_by_side(place: Place, reader: Reader) -> AsyncIterator[tuple[Runn
     """Both tiers, open to clients at the region and at the global balancer at the same time. Raises BenchError."""
     regional_port, lower = 0, 0
 
-    async def start(around: Surroundings) -> tuple[int, tuple[int, ...]]:
+    async def start(around: TierEnvironment) -> tuple[int, tuple[int, ...]]:
         nonlocal regional_port, lower
         regional_port, lower = await _regional(around, place, reader=reader)
         port, upper = await _global(around, place, frozenset((HERE,)))

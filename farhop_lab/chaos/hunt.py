@@ -32,7 +32,7 @@ SHRINKS_MAX = 10  # the most failures that are shrunk: each costs up to 80 trial
 BATCH = 4
 
 
-class Hunted(msgspec.Struct, frozen=True):
+class HuntResult(msgspec.Struct, frozen=True):
     """The result of some seeds: how many were run and failed, by property and by kind of fault in the schedule (of all
     and of those that failed); every failure; and the shortest schedules of the first of them.
     """
@@ -53,7 +53,7 @@ def hunt(
     workers: int | None = None,
     shrinks_max: int = SHRINKS_MAX,
     done: Callable[[int], None] | None = None,
-) -> Hunted:
+) -> HuntResult:
     """Run all of them. `done` is called with the number finished."""
     batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
     outcomes: list[Outcome] = []
@@ -110,12 +110,12 @@ def shortest_of(outcome: Outcome) -> Outcome:
     return trial.run(short)
 
 
-def _summed(outcomes: list[Outcome], shortest: list[Outcome]) -> Hunted:
+def _summed(outcomes: list[Outcome], shortest: list[Outcome]) -> HuntResult:
     failures = tuple(one for one in outcomes if one.failed)
     by_property = Counter(name for one in failures for name in one.failures)
     of_all = Counter(what for one in outcomes for what in {fault.what for fault in one.schedule.faults})
     of_failed = Counter(what for one in failures for what in {fault.what for fault in one.schedule.faults})
-    return Hunted(
+    return HuntResult(
         seeds=len(outcomes),
         failed=len(failures),
         answers=sum(one.answers for one in outcomes),
@@ -149,7 +149,7 @@ def kept(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     return paths
 
 
-def replayed(schedule: Schedule) -> Hunted:
+def replayed(schedule: Schedule) -> HuntResult:
     """Run one schedule as it is."""
     outcome = trial.run(schedule)
     return _summed([outcome], [])

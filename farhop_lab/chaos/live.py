@@ -117,8 +117,8 @@ class _LiveInjector:
         elif fault.what == "restart":
             await self._engine(fault).kill()
         elif fault.what in LINK_KINDS:
-            assert world.ocean is not None
-            getattr(world.ocean, fault.what)(fault.region, fault.to)
+            assert world.network is not None
+            getattr(world.network, fault.what)(fault.region, fault.to)
         elif fault.what == "etcd":
             assert world.etcd is not None
             world.etcd.pause()
@@ -140,8 +140,8 @@ class _LiveInjector:
         elif fault.what == "restart":
             await self._start(fault, lambda: self._start_engines(fault, [_place(fault)]))
         elif fault.what in LINK_KINDS:
-            assert world.ocean is not None
-            world.ocean.heal(region, fault.to)
+            assert world.network is not None
+            world.network.heal(region, fault.to)
         elif fault.what == "etcd":
             assert world.etcd is not None
             world.etcd.resume()
@@ -382,8 +382,8 @@ async def _broken_and_judged(
     answers = len(clients.answers)
     await _stop(clients)
     await asyncio.sleep(REST_S)
-    assert world.ocean is not None
-    findings += at_rest(*await _statuses(world, session), world.ocean.rtt_ms)
+    assert world.network is not None
+    findings += at_rest(*await _statuses(world, session), world.network.rtt_ms)
     found = tuple(sorted({*findings, *injector.findings}))
     return LiveResult(seed, len(faults), answers, before, faults, shares, found)
 

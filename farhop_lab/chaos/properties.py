@@ -21,7 +21,7 @@ from global_lb.routing.flow import GlobalFlow
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from farhop_lab.chaos.workload import Truth
+    from farhop_lab.chaos.workload import EngineTimings
     from farhop_lab.sim.balancer import BalancerProcess
     from farhop_lab.sim.region import RegionProcess
     from farhop_lab.sim.world import World
@@ -53,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True, order=True):
 # -- shares
 
 
-def shares(world: World, truth: Truth, asked: dict[str, int]) -> Iterator[Finding]:
+def shares(world: World, truth: EngineTimings, asked: dict[str, int]) -> Iterator[Finding]:
     """Shares of the answers since `truth` counts; `asked` is the number of requests of each region's clients since
     then.
     """
@@ -81,7 +81,7 @@ def _share(where: str, count: int, fair: float, variance: float, of: str) -> Ite
 # -- estimates
 
 
-def estimates(world: World, truth: Truth) -> Iterator[Finding]:
+def estimates(world: World, truth: EngineTimings) -> Iterator[Finding]:
     """Every estimate of both tiers against the true times of the engines since `truth` counts."""
     for name, region in world.regions.items():
         flow = region.flow

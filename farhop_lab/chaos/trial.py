@@ -15,9 +15,9 @@ import msgspec
 
 from farhop_lab.chaos import properties, workload
 from farhop_lab.chaos.schedule import Schedule
-from farhop_lab.chaos.workload import OpenLoad, Truth
+from farhop_lab.chaos.workload import EngineTimings, OpenLoad
 from farhop_lab.sim.faults import FaultInjector
-from farhop_lab.studies.cell import seldom_tidied
+from farhop_lab.studies.cell import rare_collections
 
 if TYPE_CHECKING:
     from farhop_lab.chaos.properties import Finding
@@ -53,10 +53,10 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def run(schedule: Schedule) -> Outcome:
     """Run it."""
-    began, truth = time.process_time(), Truth()
-    with seldom_tidied():
+    began, truth = time.process_time(), EngineTimings()
+    with rare_collections():
         world = workload.world_of(schedule, truth)
-        world.journal.hush()
+        world.journal.violations_only()
         try:
             findings = _played(world, schedule, truth)
         except Exception as error:  # noqa: BLE001 - a machine that raises is a finding, whatever it raises
@@ -66,7 +66,7 @@ def run(schedule: Schedule) -> Outcome:
     return Outcome(schedule, tuple(sorted(findings)), world.measures.concluded, round(world.now, 3), round(cpu_s, 3))
 
 
-def _played(world: World, schedule: Schedule, truth: Truth) -> list[Finding]:
+def _played(world: World, schedule: Schedule, truth: EngineTimings) -> list[Finding]:
     injector = FaultInjector(world, workload.TENANT)
     injector.plan(schedule.faults)
     load = OpenLoad(world, schedule)
@@ -87,7 +87,7 @@ def _played(world: World, schedule: Schedule, truth: Truth) -> list[Finding]:
     return [*found, *properties.ledgers(world), *properties.open_requests(world, world.now), *properties.sound(world)]
 
 
-def _looked(world: World, truth: Truth, quiet_s: float) -> set[Finding]:
+def _looked(world: World, truth: EngineTimings, quiet_s: float) -> set[Finding]:
     """Shares, over as many answers as it takes to be sure."""
     found: set[Finding] = set()
     for look_s in LOOKS_S:

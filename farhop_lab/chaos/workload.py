@@ -37,7 +37,7 @@ SERVED_WITHIN_S = 10.0  # an answer takes 0.5 s; a request that is open for so l
 STOOD_S = 5.0
 
 
-class Truth:
+class EngineTimings:
     """The true times of the engines, by region and replica, of answers to requests sent since `since_s`."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def prefill_ms_per_token() -> float:
     return GPU.step_ms(GPU.prefill_ms(PROMPT_TOKENS), 0) / PROMPT_TOKENS
 
 
-def world_of(schedule: Schedule, truth: Truth) -> World:
+def world_of(schedule: Schedule, truth: EngineTimings) -> World:
     """The schedule's world before its first moment, without faults and requests."""
     names = schedule.names
     return World(

@@ -21,7 +21,7 @@ from farhop_lab.demo.checker import code_of, region_of
 from farhop_lab.demo.entry import near
 from farhop_lab.world import world_file
 from farhop_lab.world.collector import tree
-from farhop_lab.world.faults import Control, Faults, WorldHere
+from farhop_lab.world.faults import Control, Faults, LocalWorld
 from farhop_lab.world.world import HOST
 
 if TYPE_CHECKING:
@@ -341,13 +341,13 @@ async def _watch_return(checker: Checker, region: str, seen_from: str, shares: l
 
 async def link_frozen(checker: Checker) -> None:
     """(k) The link to Frankfurt frozen: its traffic moves within 2 s, and comes back."""
-    ocean = checker.world.ocean
-    assert ocean is not None
+    network = checker.world.network
+    assert network is not None
     before = await _until_served_in(checker, "frankfurt")  # earlier requests may still weigh on it
     checker.check(
         "k", "not-us asks in virginia, before", "frankfurt", region_of(before), region_of(before) == "frankfurt"
     )
-    ocean.freeze("frankfurt")
+    network.freeze("frankfurt")
     frozen_at = time.monotonic()
     moved_s: float | None = None
     waiting: list[asyncio.Task[Result]] = []
@@ -363,7 +363,7 @@ async def link_frozen(checker: Checker) -> None:
     served = sum(result.ok for result in stuck)
     checker.check("k", "requests that were on the frozen link meanwhile", f"{len(stuck)} served", f"{served} served",
                 served == len(stuck))  # fmt: skip
-    ocean.heal("frankfurt")
+    network.heal("frankfurt")
     back = await _until_served_in(checker, "frankfurt")
     checker.check(
         "k", "the link thawed: its traffic comes back", "frankfurt", region_of(back), region_of(back) == "frankfurt"
@@ -382,7 +382,7 @@ async def _until_served_in(checker: Checker, region: str) -> Result:
 
 async def drilled(checker: Checker) -> None:
     """(o) Virginia lost by `farhop drill`, which checks, injects, measures from outside, restores and judges."""
-    folder, control = checker.world.folder, Control(Faults(WorldHere(checker.world)))
+    folder, control = checker.world.folder, Control(Faults(LocalWorld(checker.world)))
     await control.start(HOST)
     described = folder / "world.json"
     world = checker.world.describe(os.getpid(), (control.url, control.token))

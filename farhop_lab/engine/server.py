@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from farhop_lab.engine.bootstrap import Mode
     from farhop_lab.engine.core.adapters import Adapters
     from farhop_lab.engine.core.profiles import Profile
-    from farhop_lab.engine.core.sequence import Wanted
+    from farhop_lab.engine.core.sequence import EngineRequest
     from farhop_lab.engine.formats.render import Rendering
     from farhop_lab.engine.kv_publisher import KvPublisher
     from farhop_lab.engine.tokens import EngineTokenizer
@@ -226,7 +226,7 @@ class Replica:
         self._check_room()
 
     async def compute(
-        self, request: web.Request, model: str | None, wanted: list[Wanted], request_id: str
+        self, request: web.Request, model: str | None, wanted: list[EngineRequest], request_id: str
     ) -> list[tuple[Sequence, str]]:
         """Compute several prompts of one request in parallel; each with its text. Raises RefusedError."""
         if self.rooms is not None:
@@ -265,7 +265,7 @@ class Replica:
         if self.core.full:
             raise _too_many("Too many requests are waiting.")
 
-    def _sequence(self, model: str | None, wanted: Wanted, at: int = 0) -> Sequence:
+    def _sequence(self, model: str | None, wanted: EngineRequest, at: int = 0) -> Sequence:
         """`at`: which of several answers to the prompt, each of which is different."""
         self.check_model(model)
         self._check_room()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop_lab.engine.core.profiles import Profile
-    from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+    from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
     from farhop_lab.engine.formats.api import Call
     from farhop_lab.engine.formats.render import Rendering
 
@@ -39,7 +39,7 @@ class Host(Protocol):
         ...
 
     async def compute(
-        self, request: web.Request, model: str | None, wanted: list[Wanted], request_id: str
+        self, request: web.Request, model: str | None, wanted: list[EngineRequest], request_id: str
     ) -> list[tuple[Sequence, str]]:
         """Compute several prompts of one request in parallel; each with its text."""
         ...

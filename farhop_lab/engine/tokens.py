@@ -17,7 +17,7 @@ from farhop_lab.engine.core.text import TOKEN_BYTES, VOCABULARY
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from farhop_lab.engine.core.sequence import Wanted
+    from farhop_lab.engine.core.sequence import EngineRequest
 
 
 class EngineTokenizer:
@@ -30,7 +30,7 @@ class EngineTokenizer:
             raise ValueError(f"tokenizer: cannot read {file}: {error}") from None
         self.piece_ids = {piece: ids for piece in VOCABULARY if len(ids := self._ids(piece.decode())) == TOKEN_BYTES}
 
-    def tokenized(self, wanted: Wanted) -> Wanted:
+    def tokenized(self, wanted: EngineRequest) -> EngineRequest:
         """The same request with its prompt's ids, if they were not given."""
         if wanted.ids:  # given as ids: the model continues from their text
             given = self._tokenizer.decode(struct.unpack(f">{len(wanted.ids) // TOKEN_BYTES}I", wanted.ids))

@@ -27,7 +27,7 @@ from farhop_lab.sim.relay import SimulatedRelay
 from farhop_lab.sim.sites import Watching, flat, gpus
 from farhop_lab.sim.world import World
 from farhop_lab.studies import ablations, routers
-from farhop_lab.studies.cell import Key, prepared, seldom_tidied
+from farhop_lab.studies.cell import Key, prepared, rare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -95,7 +95,7 @@ class Recorder:
             for one in self.room.patches():
                 stack.enter_context(one)
             stack.enter_context(patch.dict(ablations.ABLATIONS, {_TAPED: makers}))
-            stack.enter_context(seldom_tidied())
+            stack.enter_context(rare_collections())
             yield
 
 
@@ -110,7 +110,7 @@ def _scenario(
     scenario = find(name, routers.names())
     with recorder.recording():
         world, _clients = prepared(scenario, Key(name, _TAPED, scenario.doc.loads[0], 0))
-        world.journal.hush()
+        world.journal.violations_only()
         also(world)
         world.run(seconds)
     return recorder.room.tapes
@@ -129,7 +129,7 @@ def _chaos(path: Path, seconds: float, which: Collection[tuple[str, str]], calls
             make_global=recorder.entry,
             make_regional=recorder.regional,
         )
-        world.journal.hush()
+        world.journal.violations_only()
         FaultInjector(world, workload.TENANT).plan(schedule.faults)
         workload.OpenLoad(world, schedule)
         world.run(min(seconds, schedule.mended_s + 5.0))

@@ -77,7 +77,7 @@ class Arrival:
         self._again: Call | None = None
         self._arrived_at = context.timeline.now
         self._began_at: float | None = None
-        self._measures.came(request_id, tenant, entry, self._arrived_at)
+        self._measures.add_arrival(request_id, tenant, entry, self._arrived_at)
 
     def go(self) -> None:
         """Send it, for the first time or again."""
@@ -152,5 +152,5 @@ class Arrival:
             cached_tokens=used.cached_tokens or 0,
             answer_tokens=used.completion_tokens,
         )
-        self._measures.went(record)
+        self._measures.add_record(record)
         self._over(record, used.text if isinstance(used, UsageWithText) else b"")

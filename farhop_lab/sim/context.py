@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from topology.model import Topology
 
 
-def _nobody(what: str, region: str, process: str, of: Any) -> None:
+def _ignore(what: str, region: str, process: str, of: Any) -> None:
     """An observer that does nothing."""
 
 
@@ -47,7 +47,7 @@ class SimContext:
         self.journal = Journal(self.timeline, keep=keep_journal)
         self.measures = Measures(self.journal)
         # Told of prompts and laws: (what, region, process, request or document). See World.
-        self.observer: Callable[[str, str, str, Any], None] = _nobody
+        self.observer: Callable[[str, str, str, Any], None] = _ignore
         self.timed: Callable[[str, str, Timing], None] | None = None  # by region and replica
 
     def rng(self, part: str) -> Random:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from farhop.balance.machine import Usage
 from farhop_lab.engine.core.faults import Faults
 from farhop_lab.engine.core.scheduler import EngineCore, EngineFullError
-from farhop_lab.engine.core.sequence import Sequence, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence
 from farhop_lab.engine.core.text import token_count
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Gpu:
         exact = job.answer_tokens
         self._interrupt()
         try:
-            wanted = Wanted(job.prompt, exact or job.max_tokens, ignore_eos=exact is not None)
+            wanted = EngineRequest(job.prompt, exact or job.max_tokens, ignore_eos=exact is not None)
             sequence = Sequence(job.id, wanted, self._text_model, self._profile)
             self._core.submit(sequence, self._timeline.now)
         except EngineFullError:

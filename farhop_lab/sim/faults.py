@@ -86,7 +86,7 @@ class FaultInjector:
             "freeze": lambda: world.freeze(region, fault.to),
             "cut": lambda: world.cut(region, fault.to),
             "blackhole": lambda: world.blackhole(region, fault.to),
-            "etcd": world.silence_etcd,
+            "etcd": world.stop_etcd,
             "law": lambda: self._publish([name for name in world.regions if name != region]),
         }
         acts[fault.what]()
@@ -106,7 +106,7 @@ class FaultInjector:
             "freeze": lambda: world.heal(region, fault.to),
             "cut": lambda: world.heal(region, fault.to),
             "blackhole": lambda: world.heal(region, fault.to),
-            "etcd": world.etcd_up,
+            "etcd": world.start_etcd,
             "law": lambda: self._publish(list(world.regions)),
         }
         acts[fault.what]()

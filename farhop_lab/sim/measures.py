@@ -113,7 +113,7 @@ class Journal:
         self.first_violations: list[str] = []
         self.hushed = False
 
-    def hush(self) -> None:
+    def violations_only(self) -> None:
         """From now on record only violations: for runs of which only figures are needed."""
         self.hushed = True
 
@@ -191,12 +191,12 @@ class Measures:
         """The number of arrivals that are not concluded."""
         return len(self._open)
 
-    def came(self, request_id: str, tenant: str = "", entry: str = "", at: float = 0.0) -> None:
+    def add_arrival(self, request_id: str, tenant: str = "", entry: str = "", at: float = 0.0) -> None:
         """A request arrived."""
         self.arrived += 1
         self._open[request_id] = OpenRequest(tenant, entry, at)
 
-    def went(self, record: RequestRecord) -> None:
+    def add_record(self, record: RequestRecord) -> None:
         """A request was concluded."""
         if record.id not in self._open:
             self.journal.violated(f"{record.id} was concluded twice, the second time as {record.outcome}")

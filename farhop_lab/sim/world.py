@@ -444,13 +444,13 @@ class World:
         """A replica's process, to inject faults. KeyError for one that does not exist, or whose region is dead."""
         return self.regions[region].hosts[replica]
 
-    def silence_etcd(self) -> None:
-        """etcd is down until `etcd_up`: no process learns of changes there, and one that starts knows nothing of it.
+    def stop_etcd(self) -> None:
+        """etcd is down until `start_etcd`: no process learns of changes there, and one that starts knows nothing of it.
         Reports continue over gRPC alone.
         """
         self.etcd_silent = True
 
-    def etcd_up(self) -> None:
+    def start_etcd(self) -> None:
         """etcd is back, and all processes list it anew. Does nothing while it is up."""
         if self.etcd_silent:
             self.etcd_silent = False

@@ -71,7 +71,7 @@ class TrielessRegional(regional_flow.RegionalFlow):
         return super().handle(_blind(event), now)
 
 
-class OnReportsAlone(global_flow.GlobalFlow):
+class NoUnacknowledgedLoad(global_flow.GlobalFlow):
     """Forgets what it has sent, so that reports alone count."""
 
     def _dispatch(
@@ -144,14 +144,14 @@ class FirstTokenPolicies(Policies):
         return self._first
 
 
-class Undrawn(GlobalPredictive):
+class NoTieDraw(GlobalPredictive):
     """The predictive score without near ties."""
 
     ties = 0.0
     uncertain_waits = False
 
 
-class Fetching(GlobalPredictive):
+class NoBringingHome(GlobalPredictive):
     """The predictive score that never brings a prefix home."""
 
     brings_home = False
@@ -206,9 +206,9 @@ def regional_maker(
 
 ABLATIONS: dict[str, Makers] = {
     "farhop-no-trie": Makers(global_maker(TrielessGlobal), regional_maker(TrielessRegional)),
-    "farhop-no-unacknowledged-load": Makers(make_global=global_maker(OnReportsAlone)),
+    "farhop-no-unacknowledged-load": Makers(make_global=global_maker(NoUnacknowledgedLoad)),
     "farhop-no-late-binding": Makers(make_regional=regional_maker(EarlyBinding)),
     "farhop-no-tpot": Makers(global_maker(policy=FirstTokenGlobal), regional_maker(policies=FirstTokenPolicies)),
-    "farhop-no-tie-draw": Makers(make_global=global_maker(policy=Undrawn)),
-    "farhop-no-bringing-home": Makers(make_global=global_maker(policy=Fetching)),
+    "farhop-no-tie-draw": Makers(make_global=global_maker(policy=NoTieDraw)),
+    "farhop-no-bringing-home": Makers(make_global=global_maker(policy=NoBringingHome)),
 }

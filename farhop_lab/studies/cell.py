@@ -97,13 +97,13 @@ def run(
     sure: bool = False,
 ) -> Result:
     """Run the cell of a scenario's document. `progress` is called with the share done. `sure`: only until it is sure
-    whether enough answers are good (`_Watch`); the result's window shows how far that was.
+    whether enough answers are good (`_EarlyStop`); the result's window shows how far that was.
     """
     scenario = built(document, folder)
     doc = scenario.doc
     began = time.perf_counter()
     world, clients = prepared(scenario, key)
-    world.journal.hush()
+    world.journal.violations_only()
     if progress is not None:
         for part in range(1, PARTS + 1):
             world.at(doc.duration_s * part / PARTS, progress, part / PARTS)
@@ -112,8 +112,10 @@ def run(
         world.at(doc.duration_s * part / PARTS, growing)
     window = Window(doc.warm_up_s, doc.duration_s)
     aims = Objective(ttft_ms=doc.objective.ttft_ms, tpot_ms=doc.objective.tpot_ms, patience_ms=doc.timeout_s * 1e3)
-    watch = _Watch(world, clients, window, aims, doc.objective.good, doc.timeout_s) if sure and _steady(doc) else None
-    with seldom_tidied():
+    watch = (
+        _EarlyStop(world, clients, window, aims, doc.objective.good, doc.timeout_s) if sure and _steady(doc) else None
+    )
+    with rare_collections():
         score = judge(world, window, aims, drain_s=doc.timeout_s, until_sure=watch)
     window = watch.window if watch is not None else window
     measures = world.measures
@@ -142,7 +144,7 @@ def _steady(doc: ScenarioDoc) -> bool:
     return not doc.days and all(not work.path for work in doc.work) and all(not fault.at_s for fault in doc.faults)
 
 
-class _Watch:
+class _EarlyStop:
     """Ends a run once it is sure whether enough answers are good. That they are is not concluded before half of it: a
     fleet that is a little too small falls behind slowly. `window` is the part that was used.
     """
@@ -172,7 +174,7 @@ _found_frozen = False  # by a caller, once: to count frozen objects is to walk t
 
 
 @contextmanager
-def seldom_tidied() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """The garbage collector runs rarely: at the usual pace it takes up to a third of a run's time. What a caller has
     frozen stays frozen: thawed, each later collection would walk it.
     """

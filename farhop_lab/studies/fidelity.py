@@ -72,7 +72,7 @@ class Compared(msgspec.Struct, frozen=True):
         return abs(self.apart) <= WITHIN
 
 
-class Promised(msgspec.Struct, frozen=True):
+class PromiseErrors(msgspec.Struct, frozen=True):
     """The errors of a tier's predictions, as shares of the actual value: at the median and at p90, and their number."""
 
     tier: str
@@ -216,7 +216,7 @@ def compared(seen: list[Seen], failed: int, simulated: Result) -> list[Compared]
     ]
 
 
-def promised(seen: list[Seen]) -> list[Promised]:
+def promise_errors(seen: list[Seen]) -> list[PromiseErrors]:
     """The errors of each tier's predictions."""
     rows = []
     for tier in ("global", "regional"):
@@ -225,7 +225,7 @@ def promised(seen: list[Seen]) -> list[Promised]:
             off = sorted(abs(expected_ms - seen_ms) / seen_ms for expected_ms, seen_ms in pairs)
             expected, came = sorted(expected_ms for expected_ms, _ in pairs), sorted(seen_ms for _, seen_ms in pairs)
             rows.append(
-                Promised(
+                PromiseErrors(
                     tier,
                     len(pairs),
                     quantile(expected, 0.5),
@@ -238,5 +238,6 @@ def promised(seen: list[Seen]) -> list[Promised]:
 
 
 __all__ = [
-    "Compared", "FidelityError", "Promised", "Seen", "WorldError", "compared", "live", "promised", "settings",
+    "Compared", "FidelityError", "PromiseErrors", "Seen", "WorldError", "compared", "live", "promise_errors",
+    "settings",
 ]  # fmt: skip

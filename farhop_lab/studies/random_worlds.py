@@ -80,7 +80,7 @@ class World(msgspec.Struct, frozen=True):
     factor: float
 
 
-class Had(msgspec.Struct, frozen=True):
+class RouterResult(msgspec.Struct, frozen=True):
     """One router's results in a world, means over seeds: shares of requests that were good and that failed, and the
     90th percentile of the time to the first token. Of the failures, `cut` had begun and ended with their balancer or
     engine, which clients do not retry; `refused` are the rest, except prompts that no engine of the world can hold.
@@ -107,16 +107,16 @@ class Verdict(msgspec.Struct, frozen=True):
     ttft_p90: Interval | None
     of_bound: float
     asked: float
-    ours: Had
-    theirs: Had
+    ours: RouterResult
+    theirs: RouterResult
     lost: bool
     slower: bool
     about: str
-    all: dict[str, Had] = {}
+    all: dict[str, RouterResult] = {}
     answer: Interval | None = None
 
 
-class Beside(msgspec.Struct, frozen=True):
+class RivalComparison(msgspec.Struct, frozen=True):
     """Farhop against one rival over all worlds, on the seed that both ran in each. `good`: the rival's mean share of
     good answers; `more`: ours less theirs, world by world; `over`: the same less GAIN times theirs; `ttft_p90`: ours
     over theirs.
@@ -284,7 +284,7 @@ def chosen(results: Sequence[Result], names: Sequence[str]) -> str:
     return max(names, key=worth)
 
 
-def had(results: Sequence[Result], *, alike: bool = False) -> Had:
+def router_result(results: Sequence[Result], *, alike: bool = False) -> RouterResult:
     """A router's means over these seeds (at least one). `alike`: all engines are of one kind, so a prompt that one
     refused as too long would have been refused by all.
     """
@@ -292,7 +292,7 @@ def had(results: Sequence[Result], *, alike: bool = False) -> Had:
     failed = sum(one.score.whole.failed for one in results)
     cut = sum(one.score.outcomes.get(DIED_MID_STREAM.reason, 0) for one in results)
     too_long = sum(one.score.outcomes.get(REFUSED_BY_ENGINE.reason, 0) for one in results) if alike else 0
-    return Had(
+    return RouterResult(
         good=sum(one.score.whole.good for one in results) / asked,
         failed=failed / asked,
         ttft_p90_ms=fmean(one.score.whole.ttft_ms.p90 for one in results),
@@ -318,13 +318,13 @@ def judged(world: World, results: Sequence[Result], rival: str, first: Sequence[
         ttft_p90=p90,
         of_bound=fmean(of_top) if of_top else 0.0,
         asked=fmean(one.score.whole.asked for one in ours),
-        ours=had(ours, alike=len({site.gpu for site in doc.sites.values()}) == 1),
-        theirs=had(theirs),
+        ours=router_result(ours, alike=len({site.gpu for site in doc.sites.values()}) == 1),
+        theirs=router_result(theirs),
         lost=good is not None and good.half is not None and good.high < LOSS,
         slower=p90 is not None and p90.mean > SLOWER,
         about=_about(doc),
         answer=tables.ratio(ours, theirs, "e2e_mean_ms"),
-        all={one.key.router: had([one]) for one in first},
+        all={one.key.router: router_result([one]) for one in first},
     )
 
 
@@ -352,7 +352,7 @@ def refused_below_capacity(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [one for one in verdicts if one.ours.refused > 0.0 and one.load < FULL and one.kind != "flood"]
 
 
-def beside(verdicts: Sequence[Verdict]) -> list[Beside]:
+def rival_comparisons(verdicts: Sequence[Verdict]) -> list[RivalComparison]:
     """Farhop against each rival that ran in every world, the best rival first."""
     everywhere = set.intersection(*(set(one.all) for one in verdicts)) if verdicts else set()
     if routers.FARHOP not in everywhere:
@@ -364,7 +364,7 @@ def beside(verdicts: Sequence[Verdict]) -> list[Beside]:
         pairs = list(zip(ours, theirs, strict=True))
         p90 = [a.ttft_p90_ms / b.ttft_p90_ms for a, b in pairs if b.ttft_p90_ms]
         found.append(
-            Beside(
+            RivalComparison(
                 rival=rival,
                 good=fmean(one.good for one in theirs),
                 ours=fmean(one.good for one in ours),
@@ -377,6 +377,6 @@ def beside(verdicts: Sequence[Verdict]) -> list[Beside]:
 
 
 __all__ = [
-    "KINDS", "Beside", "Had", "Trace", "Verdict", "World", "beside", "best", "chosen", "drawn", "had", "jobs", "judged",
-    "refused_below_capacity", "rivals", "summary", "traces",
+    "KINDS", "RivalComparison", "RouterResult", "Trace", "Verdict", "World", "best", "chosen", "drawn", "jobs",
+    "judged", "refused_below_capacity", "rival_comparisons", "rivals", "router_result", "summary", "traces",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from farhop_lab.world.faults import FaultError
 from farhop_lab.world.world_file import runs
 
 if TYPE_CHECKING:
-    from farhop_lab.world.faults import Wanted
+    from farhop_lab.world.faults import FaultCommand
 
 FAULTS_FILE = Path(".farhop/faults.json")
 COMMAND_S = 60.0
@@ -91,10 +91,10 @@ class Containers:
 
     def __init__(self, project: str, run: Command = command) -> None:
         self._project, self._run = project, run
-        self._broken: dict[Wanted, list[str]] = {}  # by fault, the containers that it stopped or paused
+        self._broken: dict[FaultCommand, list[str]] = {}  # by fault, the containers that it stopped or paused
 
-    async def known(self, wanted: Wanted) -> None:
-        """See Breakable."""
+    async def known(self, wanted: FaultCommand) -> None:
+        """See FaultTarget."""
         _offered(wanted, {*KILLS, *PAUSES}, "containers")
         output = await self._run("docker", "ps", "--filter", self._label(), "--format", '{{.Label "farhop.region"}}')
         regions = sorted({line.strip() for line in output.splitlines()} - {""})
@@ -106,13 +106,13 @@ class Containers:
         if not await self._which(wanted):
             raise FaultError(f"{wanted.do}: nothing of that runs in project {self._project}")
 
-    async def break_(self, wanted: Wanted) -> None:
-        """See Breakable."""
+    async def inject(self, wanted: FaultCommand) -> None:
+        """See FaultTarget."""
         found = self._broken[wanted] = await self._which(wanted)
         await self._run("docker", "pause" if wanted.do in PAUSES else "kill", *found)
 
-    async def mend(self, wanted: Wanted) -> None:
-        """See Breakable."""
+    async def mend(self, wanted: FaultCommand) -> None:
+        """See FaultTarget."""
         found = self._broken.get(wanted, [])
         if not found:
             return
@@ -126,7 +126,7 @@ class Containers:
     def _label(self) -> str:
         return f"label=com.docker.compose.project={self._project}"
 
-    async def _which(self, wanted: Wanted) -> list[str]:
+    async def _which(self, wanted: FaultCommand) -> list[str]:
         """The running containers that it affects."""
         roles = KILLS.get(wanted.do) or (PAUSES[wanted.do],)
         region = wanted.region or wanted.hub
@@ -148,16 +148,16 @@ class Pods:
     def __init__(self, namespace: str, context: str = "", run: Command = command) -> None:
         self._kubectl = ("kubectl", *(("--context", context) if context else ()), "--namespace", namespace)
         self._namespace, self._run = namespace, run
-        self._replicas: dict[Wanted, dict[str, int]] = {}  # by fault, the replica counts of what it scaled down
+        self._replicas: dict[FaultCommand, dict[str, int]] = {}  # by fault, the replica counts of what it scaled down
 
-    async def known(self, wanted: Wanted) -> None:
-        """See Breakable."""
+    async def known(self, wanted: FaultCommand) -> None:
+        """See FaultTarget."""
         _offered(wanted, set(KILLS), "pods")
         if not await self._which(wanted):
             raise FaultError(f"{wanted.do}: nothing of {wanted.region} runs in namespace {self._namespace}")
 
-    async def break_(self, wanted: Wanted) -> None:
-        """See Breakable. First scales to zero what creates pods; then kills the pods, without a grace period."""
+    async def inject(self, wanted: FaultCommand) -> None:
+        """See FaultTarget. First scales to zero what creates pods; then kills the pods, without a grace period."""
         found = self._replicas[wanted] = await self._which(wanted)
         await self._run(*self._kubectl, "scale", "--replicas=0", *found)
         await self._run(
@@ -165,17 +165,17 @@ class Pods:
             "--ignore-not-found", "--wait=false",
         )  # fmt: skip
 
-    async def mend(self, wanted: Wanted) -> None:
-        """See Breakable."""
+    async def mend(self, wanted: FaultCommand) -> None:
+        """See FaultTarget."""
         for name, replicas in tuple(self._replicas.get(wanted, {}).items()):
             await self._run(*self._kubectl, "scale", f"--replicas={replicas}", name)
             del self._replicas[wanted][name]
         self._replicas.pop(wanted, None)
 
-    def _selector(self, wanted: Wanted) -> str:
+    def _selector(self, wanted: FaultCommand) -> str:
         return f"farhop.dev/region={wanted.region},app.kubernetes.io/component in ({','.join(KILLS[wanted.do])})"
 
-    async def _which(self, wanted: Wanted) -> dict[str, int]:
+    async def _which(self, wanted: FaultCommand) -> dict[str, int]:
         """The deployments and stateful sets that it affects, and their replica counts."""
         form = 'jsonpath={range .items[*]}{.kind}/{.metadata.name} {.spec.replicas}{"\\n"}{end}'
         output = await self._run(
@@ -189,7 +189,7 @@ class Pods:
         return found
 
 
-def _offered(wanted: Wanted, kinds: set[str], what: str) -> None:
+def _offered(wanted: FaultCommand, kinds: set[str], what: str) -> None:
     if wanted.do not in kinds:
         raise FaultError(f"{wanted.do[:64]!r} is not made in {what}; there are {', '.join(sorted(kinds))}")
     if wanted.do != "stop-etcd" and not wanted.region:

@@ -43,7 +43,7 @@ class FaultError(Exception):
     """A fault that cannot be injected or mended; the text says why."""
 
 
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FaultCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A commanded fault. Seconds; `hub` "": all of them."""
 
     do: str
@@ -55,10 +55,10 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     factor: float = 10.0
 
 
-class _Stands:
+class _InjectedFault:
     """An injected fault: its end, by our clock, and the task that waits for it."""
 
-    def __init__(self, wanted: Wanted, now: float) -> None:
+    def __init__(self, wanted: FaultCommand, now: float) -> None:
         self.wanted = wanted
         self.end = now + wanted.for_s
         self.until = min(self.end, now + wanted.lease_s)
@@ -66,25 +66,25 @@ class _Stands:
         self.watch: asyncio.Task[None] | None = None
 
 
-class Breakable(Protocol):
+class FaultTarget(Protocol):
     """Where faults are injected: a world that runs here, or a fleet on a platform (`deployed`)."""
 
-    async def known(self, wanted: Wanted) -> None:
+    async def known(self, wanted: FaultCommand) -> None:
         """Check that it can be injected there. FaultError says why not; nothing is touched."""
 
-    async def break_(self, wanted: Wanted) -> None:
+    async def inject(self, wanted: FaultCommand) -> None:
         """Inject it. Raises FaultError."""
 
-    async def mend(self, wanted: Wanted) -> None:
+    async def mend(self, wanted: FaultCommand) -> None:
         """Mend it; what works is left as it is. After a FaultError it is called again."""
 
 
 class Faults:
     """The faults in one place. `say` is called with what is injected and mended."""
 
-    def __init__(self, where: Breakable, progress: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(self, where: FaultTarget, progress: Callable[[str], None] = lambda _text: None) -> None:
         self._in, self._progress = where, progress
-        self._stands: dict[str, _Stands] = {}
+        self._stands: dict[str, _InjectedFault] = {}
         self._clock = asyncio.get_running_loop().time
 
     @property
@@ -92,12 +92,12 @@ class Faults:
         """The names of present faults."""
         return sorted(self._stands)
 
-    async def known(self, wanted: Iterable[Wanted]) -> None:
+    async def known(self, wanted: Iterable[FaultCommand]) -> None:
         """Check that all of these can be injected here. FaultError for the first that cannot; nothing is touched."""
         for one in wanted:
             await self._in.known(one)
 
-    async def make(self, name: str, wanted: Wanted) -> None:
+    async def make(self, name: str, wanted: FaultCommand) -> None:
         """Inject it; a present one of the same name is renewed. FaultError, and then nothing of it is left."""
         if not (0.0 < wanted.lease_s <= 3600.0 and 0.0 < wanted.for_s <= 86_400.0):
             raise FaultError("lease_s, for_s: give seconds above 0, at most an hour and a day")
@@ -107,12 +107,12 @@ class Faults:
         if len(self._stands) >= FAULTS_MAX:
             raise FaultError(f"{FAULTS_MAX} faults are injected already")
         await self._in.known(wanted)
-        stands = self._stands[name] = _Stands(wanted, self._clock())
+        stands = self._stands[name] = _InjectedFault(wanted, self._clock())
         stands.watch = asyncio.create_task(self._expire(name, stands))
         async with stands.lock:
             self._progress(f"fault: {_described(wanted)}")
             try:
-                await self._in.break_(wanted)
+                await self._in.inject(wanted)
             except (FaultError, LinkError, EtcdLabError, OSError) as error:
                 await self._mended(name, stands)
                 raise FaultError(str(error)) from None
@@ -145,7 +145,7 @@ class Faults:
                 stands.watch.cancel()
         self._stands.clear()
 
-    async def _expire(self, name: str, stands: _Stands) -> None:
+    async def _expire(self, name: str, stands: _InjectedFault) -> None:
         while (left := stands.until - self._clock()) > 0.0:
             await asyncio.sleep(left)
         self._progress(f"fault: {_described(stands.wanted)}; its lease was not renewed")
@@ -153,7 +153,7 @@ class Faults:
         with contextlib.suppress(FaultError):
             await self.mend(name)
 
-    async def _mended(self, name: str, stands: _Stands) -> None:
+    async def _mended(self, name: str, stands: _InjectedFault) -> None:
         for left in reversed(range(START_TRIES)):
             try:
                 await self._in.mend(stands.wanted)
@@ -168,14 +168,14 @@ class Faults:
         self._progress(f"mended: {_described(stands.wanted)}")
 
 
-class WorldHere:
+class LocalWorld:
     """A world that this process runs: real signals to its children, and its links."""
 
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def known(self, wanted: Wanted) -> None:
-        """See Breakable."""
+    async def known(self, wanted: FaultCommand) -> None:
+        """See FaultTarget."""
         world = self._world
         for name in (wanted.region, wanted.to):
             if name and name not in world.regions:
@@ -192,14 +192,14 @@ class WorldHere:
         if wanted.do in (*KILLS, "stop-engines", "slow-engines") and not world.regions[wanted.region].engines:
             raise FaultError(f"the engines of {wanted.region} are not this world's own")
 
-    async def break_(self, wanted: Wanted) -> None:
-        """See Breakable."""
+    async def inject(self, wanted: FaultCommand) -> None:
+        """See FaultTarget."""
         world, do = self._world, wanted.do
         if do in KILLS:
             await asyncio.gather(*(child.kill() for child in _children(world.regions[wanted.region], KILLS[do])))
         elif do in LINKS:
-            assert world.ocean is not None  # a running world has one
-            getattr(world.ocean, LINKS[do])(wanted.region, wanted.to or None)
+            assert world.network is not None  # a running world has one
+            getattr(world.network, LINKS[do])(wanted.region, wanted.to or None)
         elif do == "stop-engines":
             for engine in world.regions[wanted.region].engines:
                 engine.signal(signal.SIGSTOP)
@@ -209,8 +209,8 @@ class WorldHere:
             for cluster in self._hubs(wanted):
                 cluster.pause()
 
-    async def mend(self, wanted: Wanted) -> None:
-        """See Breakable."""
+    async def mend(self, wanted: FaultCommand) -> None:
+        """See FaultTarget."""
         world, do, region = self._world, wanted.do, wanted.region
         if do in KILLS:
             run, starts = world.regions[region], []
@@ -224,8 +224,8 @@ class WorldHere:
                 if problem is not None:
                     raise problem
         elif do in LINKS:
-            assert world.ocean is not None
-            world.ocean.heal(region, wanted.to or None)
+            assert world.network is not None
+            world.network.heal(region, wanted.to or None)
         elif do == "stop-engines":
             for engine in world.regions[region].engines:
                 engine.signal(signal.SIGCONT)
@@ -235,10 +235,10 @@ class WorldHere:
             for cluster in self._hubs(wanted):
                 cluster.resume()
 
-    def _hubs(self, wanted: Wanted) -> Iterable[Any]:
+    def _hubs(self, wanted: FaultCommand) -> Iterable[Any]:
         return [cluster for name, cluster in self._world.hubs.items() if wanted.hub in ("", name)]
 
-    async def _set_engine_faults(self, wanted: Wanted, fault: dict[str, Any] | None) -> None:
+    async def _set_engine_faults(self, wanted: FaultCommand, fault: dict[str, Any] | None) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ENGINE_S)) as session:
             for url in self._world.regions[wanted.region].engine_urls:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -255,7 +255,7 @@ def _children(run: RegionRun, kinds: Iterable[str]) -> list[Child]:
     return found
 
 
-def _described(wanted: Wanted) -> str:
+def _described(wanted: FaultCommand) -> str:
     return " ".join(part for part in (wanted.do, wanted.region, wanted.to, wanted.hub) if part)
 
 
@@ -315,10 +315,12 @@ class Control:
 
     async def _known(self, request: web.Request) -> None:
         """Whether these can be injected: `known` says why not, the middleware answers with the present faults."""
-        await self._faults.known(msgspec.json.decode(await request.read(), type=list[Wanted]))
+        await self._faults.known(msgspec.json.decode(await request.read(), type=list[FaultCommand]))
 
     async def _make(self, request: web.Request) -> None:
-        await self._faults.make(request.match_info["name"], msgspec.json.decode(await request.read(), type=Wanted))
+        await self._faults.make(
+            request.match_info["name"], msgspec.json.decode(await request.read(), type=FaultCommand)
+        )
 
     async def _renew(self, request: web.Request) -> None:
         lease = msgspec.json.decode(await request.read(), type=dict[str, float])

@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from farhop_lab.engine.core.profiles import PROFILES
-from farhop_lab.wan.ocean import Ocean
+from farhop_lab.wan.network import Network
 from farhop_lab.world.child import Child, ChildError
 from farhop_lab.world.collector import Collector
 from farhop_lab.world.etcd_cluster import EtcdCluster
@@ -99,7 +99,7 @@ class World:
         self.regions: dict[str, RegionRun] = {}
         self.topology_file = folder / "topology.yaml"
         self.fleet = f"world-{secrets.token_hex(4)}"  # no law of an earlier world is valid in this one
-        self.ocean: Ocean | None = None
+        self.network: Network | None = None
         self.dns: Child | None = None
         self.dns_port = self.dns_admin_port = 0
         self._secret = secrets.token_urlsafe(32)
@@ -130,8 +130,8 @@ class World:
         try:
             await self.collector.start(HOST)
             self._lay_out()
-            assert self.ocean is not None
-            await self.ocean.start()
+            assert self.network is not None
+            await self.network.start()
             await self._start_etcd()
             # All at once: a balancer finds its engines whenever they start.
             engines = [self.start_engines(name) for name in self.regions]
@@ -150,8 +150,8 @@ class World:
             await asyncio.gather(*(getattr(r, tier).stop() for r in runs if getattr(r, tier) is not None))
         await asyncio.gather(*(engine.stop(1.0) for r in runs for engine in r.engines))
         await asyncio.gather(*(cluster.stop() for cluster in self.hubs.values()))
-        if self.ocean is not None:
-            await self.ocean.close()
+        if self.network is not None:
+            await self.network.close()
         await self.collector.stop()
 
     # -- parts, also for drills
@@ -199,12 +199,12 @@ class World:
     async def start_global(self, region: str) -> None:
         """The region's global balancer."""
         run = self.regions[region]
-        assert self.ocean is not None
+        assert self.network is not None
         config = {
             **self._common(region, f"{region}-global", run.ports["global_admin"]),
             # Ramp and penalty of the retry guard are sped up like network and engines.
             "spill": {"ramp_per_s": 0.05 * self.settings.speedup, "penalty_ms": 300.0 / self.settings.speedup},
-            "proxies": {other: self.ocean.link(region, other).url for other in self.regions if other != region},
+            "proxies": {other: self.network.link(region, other).url for other in self.regions if other != region},
             "listen": {"host": run.entry_host, "port": run.ports["entry"]},
             **self.settings.global_config,
         }
@@ -299,7 +299,7 @@ class World:
         name = settings.topology
         path = Path(name) if name.endswith((".yaml", ".yml")) else worlds.shipped(name)
         topology = worlds.load(path)  # all errors at once, before anything runs
-        self.ocean = Ocean(topology.rtt, topology.local_rtt_ms, speedup=settings.speedup, seed=settings.seed)
+        self.network = Network(topology.rtt, topology.local_rtt_ms, speedup=settings.speedup, seed=settings.seed)
         document: dict[str, Any] = worlds.document(path.read_text(), str(path))
         names = [region["name"] for region in document["regions"]]
         unknown = sorted(set(settings.engines) - set(names))

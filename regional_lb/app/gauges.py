@@ -67,7 +67,7 @@ def observe_picker(metrics: TierMetrics, picker: PickerServer, failing_open: Cal
     gauge, counter = metrics.gauge, metrics.counter
     gauge("picker_streams", "Requests that gateways have open here.", lambda: float(picker.streams))
     counter("picker_moved", "Requests that a gateway sent to a later endpoint of their list.", lambda: picker.moved)
-    counter("picker_misled", "Requests of gateways that cannot be served.", lambda: dict(picker.misled_by), "reason")
+    counter("picker_misled", "Requests of gateways that cannot be served.", lambda: dict(picker.violations), "reason")
     gauge(
         "picker_fails_open",
         "1 if a gateway is said to send requests past a picker that does not answer.",

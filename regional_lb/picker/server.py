@@ -59,7 +59,7 @@ _HEALTH = health_pb2.HealthCheckResponse
 
 class PickerServer:
     """See the module's head. `handler` is the ingress; `ready` whether requests should be sent here; `view` returns the
-    present replicas. `misled_by` counts gateways' errors by problem, `moved` requests that went to a later endpoint of
+    present replicas. `violations` counts gateways' errors by problem, `moved` requests that went to a later endpoint of
     their list.
     """
 
@@ -81,7 +81,7 @@ class PickerServer:
         self.budget, self.requests = budget, requests
         self.is_hop = config.callers == "hop"
         self.moved = 0
-        self.misled_by: Counter[str] = Counter()
+        self.violations: Counter[str] = Counter()
         self.refused_mode = ""
         self.stopping = False
         self._relay, self._view, self._ready, self._log = relay, view, ready, log
@@ -157,7 +157,7 @@ class PickerServer:
             "failure_mode": self.config.failure_mode,
             "streams": self.streams,
             "moved": self.moved,
-            "misled": dict(self.misled_by),
+            "protocol_violated": dict(self.violations),
             "trouble": trouble,
         }
 
@@ -171,7 +171,7 @@ class PickerServer:
 
     def _connection(self) -> asyncio.Protocol:
         if len(self._connections) >= _CONNECTIONS_MAX and not self._make_room():
-            return _TurnedAway()
+            return _RefusedConnection()
         connection = GatewayConnection(
             self._call, self._connections.discard,
             calls_max=max(1, min(self.requests.capacity, 2**31 - 1)),
@@ -227,11 +227,11 @@ class PickerServer:
         """See stream.Picker."""
         self.refused_mode = problem
         self._log.error("the gateway cannot be served", problem, problem=problem)
-        self.misled_by["mode"] += 1
+        self.violations["mode"] += 1
 
-    def misled(self, problem: str) -> None:
+    def protocol_violated(self, problem: str) -> None:
         """See stream.Picker."""
-        self.misled_by["order"] += 1
+        self.violations["order"] += 1
         self._log.warning("the gateway does not keep to the protocol", problem, problem=problem)
 
     def bug(self, error: Exception) -> None:
@@ -311,7 +311,7 @@ class _Process:
         try:
             parsed = wire.ProcessingRequest.FromString(message)  # type: ignore[arg-type]  # any buffer will do
         except DecodeError:
-            self._server.misled("a message is not a ProcessingRequest")
+            self._server.protocol_violated("a message is not a ProcessingRequest")
             self.stream.abort("a message is not a ProcessingRequest")
         else:
             self.stream.take(parsed)
@@ -360,7 +360,7 @@ def _carries(connection: GatewayConnection) -> bool:
     return any(isinstance(stream.call, _Process) for stream in connection.streams.values())
 
 
-class _TurnedAway(asyncio.Protocol):
+class _RefusedConnection(asyncio.Protocol):
     """A connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -58,7 +58,7 @@ class Picker(Protocol):
     def refuse_mode(self, problem: str) -> None:
         """A gateway requests a mode that cannot be served."""
 
-    def misled(self, problem: str) -> None:
+    def protocol_violated(self, problem: str) -> None:
         """A gateway violates the protocol."""
 
     def bug(self, error: Exception) -> None:
@@ -191,7 +191,7 @@ class GatewayStream:
             if what is not None:  # a newer gateway may send messages that are not known here
                 _TAKING[what](self, getattr(message, what), message)
         except StreamError as error:
-            self.picker.misled(str(error))
+            self.picker.protocol_violated(str(error))
             self.abort(str(error))
         except Exception as error:  # noqa: BLE001 - one request's bug must not take its neighbours', nor leave it unanswered
             self._bug(error)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from farhop_cli.drill_fleet import SHIPPED
 from farhop_cli.main import app
 from farhop_lab.world import world_file
-from farhop_lab.world.faults import Control, Faults, WorldHere
+from farhop_lab.world.faults import Control, Faults, LocalWorld
 from farhop_lab.world.world import HOST
 from global_lb.app.drills import ENDS_WITH_STDIN
 from tests.conftest import chaos
@@ -51,7 +51,7 @@ class Drilled:
         world_file.write(self.path, running.world.describe(os.getpid(), url))
 
     async def _listen(self) -> tuple[Faults, Control]:
-        faults = Faults(WorldHere(self.running.world))
+        faults = Faults(LocalWorld(self.running.world))
         control = Control(faults)
         await control.start(HOST)
         return faults, control

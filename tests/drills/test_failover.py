@@ -102,19 +102,19 @@ def test_a_region_killed_under_load(failing: RunningWorld) -> None:
 def test_a_region_behind_a_black_hole(failing: RunningWorld) -> None:
     """What is sent there vanishes and nothing closes; it goes on reporting to the hubs."""
     world = failing.world
-    assert world.ocean is not None
+    assert world.network is not None
 
     async def drill() -> None:
-        assert world.ocean is not None
+        assert world.network is not None
         async with Load(world, WORKERS) as load, Looks(world, FAR) as looks:
             await drawn(failing, load)
             t0 = time.time()
-            world.ocean.blackhole("tokyo")
+            world.network.blackhole("tokyo")
             await asyncio.sleep(4.0)
             last, elsewhere = await last_attempt(world, "tokyo", t0) - t0, load.first_from(FAR, t0)
             last -= looks.hindered(t0, t0 + last)
             states = looks.states(t0)
-            world.ocean.heal("tokyo")
+            world.network.heal("tokyo")
             healed, hindered = time.time(), hindrance(world, ALL)
             again = await load.until_from("tokyo", healed, HANGS_S) - healed - hindered()
         assert elsewhere is not None
@@ -130,7 +130,7 @@ def test_a_region_behind_a_black_hole(failing: RunningWorld) -> None:
     try:
         failing.call(drill())
     finally:
-        world.ocean.heal("tokyo")
+        world.network.heal("tokyo")
     failing.call(world.wait_until_serving(ALL))
 
 

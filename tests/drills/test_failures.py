@@ -338,8 +338,8 @@ def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(runni
     """One lawful region, cut off for 4 s, connections dead for good: it goes on reporting to etcd, so it is in doubt at
     most, and there is nowhere else to go. A first byte is waited for 120 s, and a begun stream 60 s."""
     world = running.world
-    ocean = world.ocean
-    assert ocean is not None
+    network = world.network
+    assert network is not None
 
     async def one(text: str, max_tokens: int, begun: asyncio.Event) -> tuple[Result, float]:
         body: dict[str, Any] = {
@@ -359,12 +359,12 @@ def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(runni
         await asyncio.gather(*(one(f"before {i}", 8, asyncio.Event()) for i in range(4)))
         stream = asyncio.create_task(one("a long story", 6000, begun))
         await begun.wait()
-        ocean.blackhole("frankfurt")
+        network.blackhole("frankfurt")
         try:
             swallowed = [asyncio.create_task(one(f"swallowed {i}", 8, asyncio.Event())) for i in range(2)]
             await asyncio.sleep(CUT_S)
         finally:
-            ocean.heal("frankfurt")
+            network.heal("frankfurt")
         healed = time.monotonic()
         return await stream, await asyncio.gather(*swallowed), healed
 

@@ -47,7 +47,7 @@ def test_a_plan_is_a_table_and_json(tmp_path: Path) -> None:
 
 def test_every_fleet_is_asked_the_same(tmp_path: Path) -> None:
     scenario = load.parse(TEXT, "small.yaml", tmp_path, routers.names())
-    asking = plan.Asking(scenario, 2, None, print)
+    asking = plan.TrialRunner(scenario, 2, None, print)
     trials = [Trial((("tokyo", n), ("virginia", n)), routed=n > 1) for n in (1, 2, 3)]
     found = [[load.built(job.document, tmp_path) for job in asking.jobs(trial)] for trial in trials]
     work = [[bound.demands(one, seed, 1.0) for seed, one in enumerate(fleet)] for fleet in found]
@@ -68,7 +68,7 @@ def test_another_seed_is_run_only_where_those_before_leave_it_open(
 
     monkeypatch.setattr(pool, "run", run)
     trials = [Trial((("tokyo", n), ("virginia", n)), routed=True) for n in (1, 2)]
-    asked = [sum(found.asked.values()) for found in plan.Asking(scenario, 3, None, print)(trials)]
+    asked = [sum(found.asked.values()) for found in plan.TrialRunner(scenario, 3, None, print)(trials)]
     assert ran == [1, 1, 2, 0]  # the first tells how much is asked; two runs of each fleet are enough to be sure
     assert asked[0] == asked[1] > 100
     clear = Outcome({"virginia": 1.0, "tokyo": 0.2}, 1.0, {"virginia": 9, "tokyo": 60})
@@ -97,10 +97,10 @@ def test_more_runs_make_up_for_few_requests_unless_it_is_said_how_many(tmp_path:
     seldom = TEXT.replace("tokyo: 6", "tokyo: 3")  # 9 in a run, and 27 are needed
     scenario = load.parse(seldom, "small.yaml", tmp_path, routers.names())
     fleet = Trial((("tokyo", 1), ("virginia", 1)), routed=True)
-    (found,) = plan.Asking(scenario, None, None, print)([fleet])
+    (found,) = plan.TrialRunner(scenario, None, None, print)([fleet])
     assert found.asked["tokyo"] >= plan.needed(0.8)
     with pytest.raises(plan.TooFewRequestsError, match=r"tokyo has .* --for 1m or --seeds"):
-        plan.Asking(scenario, 1, None, print)([fleet])
+        plan.TrialRunner(scenario, 1, None, print)([fleet])
 
 
 def test_where_too_little_is_asked_to_tell_nothing_is_planned(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_trace_asks_the_same_in_every_run_so_that_runs_do_not_make_up_for_it(t
     text = TEXT.replace(TEXT.splitlines()[6], work).replace("0.8}", "0.95}")
     scenario = load.parse(text, "small.yaml", tmp_path, routers.names())
     with pytest.raises(plan.TooFewRequestsError, match="if the trace goes on"):
-        plan.Asking(scenario, 100, None, print)([Trial((("tokyo", 1), ("virginia", 1)), routed=True)])
+        plan.TrialRunner(scenario, 100, None, print)([Trial((("tokyo", 1), ("virginia", 1)), routed=True)])
 
 
 def test_an_unknown_scenario_is_one_line() -> None:

@@ -10,15 +10,19 @@ import typer
 
 from farhop_cli import worlds
 from farhop_lab.sim.stats import Interval
-from farhop_lab.studies.random_worlds import Had, Verdict
+from farhop_lab.studies.random_worlds import RouterResult, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def verdict(number: int, mean: float, *, lost: bool, failed: float = 0.0) -> Verdict:
-    good, ours, theirs = Interval(mean, 0.01, 5), Had(0.9, failed, 200.0, failed), Had(0.8, 0.25, 400.0)
-    all_ran = {"farhop": ours, "skywalker": theirs, "gorgo": Had(0.85, 0.0, 300.0)}
+    good, ours, theirs = (
+        Interval(mean, 0.01, 5),
+        RouterResult(0.9, failed, 200.0, failed),
+        RouterResult(0.8, 0.25, 400.0),
+    )
+    all_ran = {"farhop": ours, "skywalker": theirs, "gorgo": RouterResult(0.85, 0.0, 300.0)}
     return Verdict(
         number, "chat", 0.9, "skywalker", good, None, 0.5, 100.0, ours, theirs, lost, False, "tokyo:1xl4", all_ran,
         Interval(0.7, 0.02, 5),

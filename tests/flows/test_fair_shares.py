@@ -66,7 +66,7 @@ class Shop:
         )
         site = Site(replica=msgspec.structs.replace(site.replica, **fields), engine=make, replicas=replicas)
         self.world = World(seed, flat([HERE]), {HERE: site}, balancers={}, make_regional=_without_ejections)
-        self.world.journal.hush()
+        self.world.journal.violations_only()
         self.sent: list[tuple[float, str]] = []
         self.flow = self.world.regions[HERE].flow
         handle, self._dice = self.flow.handle, self.world.rng("clients")

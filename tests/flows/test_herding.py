@@ -74,7 +74,7 @@ def spilling(age_s: float, *, greedy: bool, seed: int = 4) -> World:
         watching=Watching(report_age_s=max(3.0, 3.0 * age_s)),
         make_global=Greedy if greedy else None,
     )
-    world.journal.hush()  # of what is said of all of it nobody reads a word: here and below
+    world.journal.violations_only()  # of what is said of all of it nobody reads a word: here and below
     for region, slots in BASE.items():
         own = slots / SERVICE_S
         world.stream(own, lambda region=region: world.arrive(region, "t", SHORT, direct=True), until=UNTIL, even=True)
@@ -140,7 +140,7 @@ def oscillating(*, naive: bool) -> World:
         balancers={"near": 4},
         make_global=Threshold if naive else None,
     )
-    world.journal.hush()
+    world.journal.violations_only()
     for n in range(SWINGS):
         per_s = (16.0, 18.0)[n % 2]
         at, until = n * SWING_S, (n + 1) * SWING_S
@@ -192,7 +192,7 @@ def test_a_region_comes_back_from_an_outage_step_by_step() -> None:
         dict.fromkeys(("near", "far"), station(200, 1.0, replicas=8)),
         balancers={"near": 4},
     )
-    world.journal.hush()
+    world.journal.violations_only()
     world.stream(60.0, lambda: world.arrive("near", "t", SHORT), since=5.0, until=BACK_AT + 36.0)
     world.at(12.0, world.kill, "near")
     world.at(BACK_AT, world.revive, "near")

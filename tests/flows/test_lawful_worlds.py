@@ -184,7 +184,7 @@ class Play:
         self.world.revive(region)
 
     def run(self) -> None:
-        self.world.journal.hush()
+        self.world.journal.violations_only()
         measures = self.world.run(UNTIL)
         assert self.oracle.violations == []
         assert measures.journal.first_violations == []

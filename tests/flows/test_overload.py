@@ -46,7 +46,7 @@ def run(load: float, *, blind: bool = False, high_share: float = 0.0, deadline_s
         everything = {"slots": 100_000, "kv_tokens": 10**9, "prefill_tokens_max": 10**9, "prefill_ms_per_token": 1e-6}
         site = msgspec.structs.replace(site, replica=msgspec.structs.replace(site.replica, **everything))
     world = World(5, topology(), {"paris": site}, balancers={})
-    world.journal.hush()
+    world.journal.violations_only()
     waiting: list[int] = []
     for tenant, share in (("t", 1.0 - high_share), ("high", high_share)):
         if share:
@@ -106,7 +106,7 @@ def test_a_long_prompt_that_all_share_takes_room_once() -> None:
     """One A100 and a system prompt of 1,500 tokens before 170 of one's own: 20 a second are some 170 at once,
     where 74 whole prompts would fit. Counted by marks alone they wait for up to two seconds."""
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 1, seed=1)}, balancers={})
-    world.journal.hush()
+    world.journal.violations_only()
     system, rng = b"You are a helpful assistant. " * 207, world.rng("questions")
     until = 25.0
 
@@ -156,7 +156,7 @@ def others(times: int, limit: bool, until: float, deadline_s: float) -> tuple[li
     names = [f"t{n}" for n in range(TENANTS)]
     law = flat(["paris"], tenants={name: Rule(("world",)) for name in names})
     world = World(5, law, {"paris": gpus("l4", 2, seed=1)}, balancers={})
-    world.journal.hush()
+    world.journal.violations_only()
     limited = Limited(world)
 
     def ask(tenant: str) -> None:

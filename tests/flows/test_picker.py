@@ -285,7 +285,7 @@ async def test_a_gateway_is_known_by_its_certificate(tmp_path: Path) -> None:
         for port in (stranger, plaintext):
             assert (await send(port, chat(key=None, body=STREAM, x_farhop_tenant="anywhere"))).status in (500, 503)
         assert len(one.engines[0].seen) == found
-        assert one.picker.status([])["misled"] == {}
+        assert one.picker.status([])["protocol_violated"] == {}
         await one.at_rest()
 
 

@@ -82,7 +82,7 @@ def promises(site: Site) -> Promises:
         3, flat(("a", "b"), 60.0), {"a": site, "b": site}, stood_s=2.0, make_global=make_global,
         make_regional=make_regional,
     )  # fmt: skip
-    world.journal.hush()
+    world.journal.violations_only()
     rng = Random(5)
 
     def come(entry: str) -> None:

@@ -92,7 +92,7 @@ def run(small: Small) -> list[RequestRecord]:
     tenants = {"t": Rule(("world",)), **{f"only-{region}": Rule((region,)) for region in small.slots}}
     sites = {r: station(slots, small.service_s, first_s=FIRST_S, replicas=2) for r, slots in small.slots.items()}
     world, dice = World(small.seed, flat(list(sites), RTT_S * 1e3, tenants), sites, stood_s=5.0), Random(small.seed)
-    world.journal.hush()
+    world.journal.violations_only()
     for region, per_s in small.per_s.items():
 
         def come(region: str = region) -> None:
@@ -161,7 +161,7 @@ def test_the_reserve_is_kept_when_a_region_is_lost() -> None:
     slots, service_s = 20, 1.0
     sites = {region: station(slots, service_s, replicas=2) for region in ("a", "b", "c")}
     world = World(5, flat(list(sites), RTT_S * 1e3), sites, stood_s=5.0)
-    world.journal.hush()
+    world.journal.violations_only()
     for region in sites:
         world.stream(16.0, lambda region=region: world.arrive(region, "t"), until=15.0)
     world.at(5.0, world.kill, "c")
@@ -198,7 +198,7 @@ def code(router: str, load: float, seed: int) -> tuple[int, list[float], float]:
         router, 1, flat(list(sites), RTT_S * 1e3), sites, balancers=dict.fromkeys(sites, 1), reporting=Reporting(),
         stood_s=5.0,
     )  # fmt: skip
-    world.journal.hush()
+    world.journal.violations_only()
     dice = Random(seed)
     for region in sites:
 

@@ -25,7 +25,7 @@ KEPT_MAX = 4096  # times so many: some 10 MB
 FORESEEN = 32  # tokens generated ahead at once: most answers are longer, few much shorter
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class EngineRequest(msgspec.Struct, frozen=True):
     """A request. `max_tokens` None means up to the end of the context. `stop` are texts, cut before.
 
     `adapter` names a LoRA adapter, "" is the model itself. `generates` False: a single pass over the prompt
@@ -99,7 +99,7 @@ class Sequence:
         "total_tokens",
     )
 
-    def __init__(self, id: str, wanted: Wanted, text_model: TextModel, profile: Profile) -> None:  # noqa: A002
+    def __init__(self, id: str, wanted: EngineRequest, text_model: TextModel, profile: Profile) -> None:  # noqa: A002
         self.id, self.adapter, self.keeps = id, wanted.adapter, wanted.keeps
         self.prompt = wanted.ids or wanted.prompt
         self.text = bytearray(self.prompt)
@@ -245,7 +245,7 @@ def _kept_names(text: bytes, size: int, before: int) -> list[int]:
     return names
 
 
-def _max_tokens(wanted: Wanted, prompt_tokens: int, context_tokens: int) -> int:
+def _max_tokens(wanted: EngineRequest, prompt_tokens: int, context_tokens: int) -> int:
     """The most tokens of the answer. ValueError with vLLM's text if prompt and answer cannot fit the context."""
     if not prompt_tokens:
         raise ValueError("prompt: it is empty; at least one token is needed")

@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 from msgspec.structs import replace
 
-from farhop_lab.engine.core.sequence import Wanted
+from farhop_lab.engine.core.sequence import EngineRequest
 from farhop_lab.engine.core.text import TOKEN_BYTES, bytes_of, text_of
 
 IMAGE_TOKENS = 576  # what a 336-pixel image costs in LLaVA-1.5: 24 x 24 patches
@@ -132,7 +132,7 @@ class Call(msgspec.Struct, frozen=True):
     disaggregation.
     """
 
-    wanted: Wanted
+    wanted: EngineRequest
     model: str | None
     stream: bool
     include_usage: bool
@@ -255,7 +255,7 @@ def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:
     return b"".join(token.to_bytes(TOKEN_BYTES, "big") for token in prompt)
 
 
-def spelled(wanted: Wanted) -> Wanted:
+def spelled(wanted: EngineRequest) -> EngineRequest:
     """The same by the bytes of its prompt's ids: for an engine without a tokenizer, whose tokens are bytes."""
     packed, ids = wanted.ids, range(0, len(wanted.ids), TOKEN_BYTES)
     bytes_ = b"".join(bytes_of(int.from_bytes(packed[at : at + TOKEN_BYTES], "big")) for at in ids)
@@ -281,7 +281,7 @@ def call_of(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None
     transfer = body.kv_transfer_params or Transfer()
     if transfer.do_remote_decode and n > 1:
         raise refusal("n", "n must be 1 where another engine decodes: one answer, one place for its KV")
-    wanted = Wanted(
+    wanted = EngineRequest(
         prompt=prompt,
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from farhop_lab.engine.core.sequence import Wanted
+from farhop_lab.engine.core.sequence import EngineRequest
 from farhop_lab.engine.core.text import TOKEN_BYTES
 from farhop_lab.engine.formats.api import ChatBody, Message, decoded, prompt_bytes, refusal, render_chat
 
@@ -89,9 +89,9 @@ class Pooled(msgspec.Struct, frozen=True):
     pairs: list[tuple[bytes, bytes]] = []
     top_n: int = 0
 
-    def wanted(self) -> list[Wanted]:
+    def wanted(self) -> list[EngineRequest]:
         """The requests for the engine."""
-        return [Wanted(text, cache_salt=self.cache_salt, generates=False) for text in self.texts]
+        return [EngineRequest(text, cache_salt=self.cache_salt, generates=False) for text in self.texts]
 
 
 _EMBEDDING = msgspec.json.Decoder(EmbeddingBody)

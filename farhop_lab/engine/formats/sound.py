@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from farhop_lab.engine.core.sequence import Wanted
+from farhop_lab.engine.core.sequence import EngineRequest
 from farhop_lab.engine.core.text import TOKEN_BYTES
 
 WINDOW_S = 30.0
@@ -29,7 +29,7 @@ def seconds_of(sound: bytes) -> float:
     return len(sound) / bytes_per_s
 
 
-def windows(sound: bytes) -> list[Wanted]:
+def windows(sound: bytes) -> list[EngineRequest]:
     """What the engine computes: each window's positions, then its words. `sound` is not empty."""
     seconds = seconds_of(sound)
     size = math.ceil(len(sound) * min(1.0, WINDOW_S / seconds))
@@ -37,12 +37,12 @@ def windows(sound: bytes) -> list[Wanted]:
     return [_window(piece, seconds * len(piece) / len(sound)) for piece in pieces]
 
 
-def _window(sound: bytes, seconds: float) -> Wanted:
+def _window(sound: bytes, seconds: float) -> EngineRequest:
     digest = xxhash.xxh3_64_hexdigest(sound).encode()
     # Whisper pads each window to 30 s.
     prompt = digest * (int(WINDOW_S * POSITIONS_PER_S) * TOKEN_BYTES // len(digest))
     words = max(1, round(seconds * WORDS_PER_S))
-    return Wanted(prompt, max_tokens=words, ignore_eos=True)
+    return EngineRequest(prompt, max_tokens=words, ignore_eos=True)
 
 
 def transcription(sound: bytes, texts: list[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop_lab.engine.core.sequence import Wanted
+from farhop_lab.engine.core.sequence import EngineRequest
 from farhop_lab.engine.formats.api import COMPLETION_MAX_TOKENS, Call, decoded, refusal
 from farhop_lab.engine.formats.render import frame
 
@@ -89,7 +89,7 @@ def _only(tensor: Tensor) -> Any:
 def _call(model: str, text: str, limit: int | None, *, stream: bool) -> Call:
     if limit is not None and limit < 1:
         raise refusal("max_tokens", f"max_tokens must be at least 1, got {limit}.")
-    wanted = Wanted(text.encode("utf-8", "surrogatepass"), max_tokens=limit or COMPLETION_MAX_TOKENS)
+    wanted = EngineRequest(text.encode("utf-8", "surrogatepass"), max_tokens=limit or COMPLETION_MAX_TOKENS)
     return Call(wanted, model, stream, include_usage=False, role=None)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from farhop_lab.engine.core.sequence import EngineRequest
 from farhop_lab.engine.core.sequence import Sequence as Work
-from farhop_lab.engine.core.sequence import Wanted
 from farhop_lab.sim.baselines.router import text_of
 from farhop_lab.sim.engines import Gpu
 
@@ -36,7 +36,12 @@ class EngineCaches:
         """The request as the engine would take it; None for one that it would refuse."""
         if self._last is None or self._last[0] != request.id:
             try:
-                work = Work(request.id, Wanted(text_of(request), request.max_tokens), gpu.text_model, gpu.core.profile)
+                work = Work(
+                    request.id,
+                    EngineRequest(text_of(request), request.max_tokens),
+                    gpu.text_model,
+                    gpu.core.profile,
+                )
             except ValueError:  # too long for it: the engine itself refuses
                 return None
             self._last = request.id, work

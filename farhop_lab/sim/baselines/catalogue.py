@@ -20,8 +20,8 @@ from farhop_lab.sim.baselines.production_stack import KvAware, PrefixAware
 from farhop_lab.sim.baselines.ring import Chwbl, ConsistentHash
 from farhop_lab.sim.baselines.router import Router, RouterState, Target
 from farhop_lab.sim.baselines.rules import (
+    AllEngines,
     CacheAware,
-    Everybody,
     LeastLoad,
     LlmD,
     NearestFirst,
@@ -102,7 +102,7 @@ PICKERS: dict[str, Callable[[Pools, Random], Picker]] = {
 
 def _everybody(picker: Picker) -> Eligibility:
     """All engines at once, except for a picker with a queue of its own."""
-    return WholePool(picker.busy) if isinstance(picker, KvRouter) else Everybody()
+    return WholePool(picker.busy) if isinstance(picker, KvRouter) else AllEngines()
 
 
 def _spill(_picker: Picker) -> Eligibility:

@@ -24,7 +24,7 @@ UTILISED = 0.8
 """When GKE's gateway takes a backend as full, by default."""
 
 
-class Everybody:
+class AllEngines:
     """Blind pushing: every engine not known to be down, at once. If there is none, a request is sent and fails."""
 
     def candidates(self, request: Request, state: RouterState, now: float) -> Sequence[str]:

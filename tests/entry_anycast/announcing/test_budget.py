@@ -13,7 +13,7 @@ def test_a_hold_doubles_while_the_route_does_not_stand_and_is_forgotten_once_it_
     for stood_s in (0.0, 10.0, 10.0, 10.0, 900.0):
         budget.announced(now)
         now += stood_s
-        budget.went(now)
+        budget.withdrawn(now)
         held.append(budget.announce_at(now, last=False) - now)
         now = budget.hold_until
     assert held == [900.0, 1800.0, 3600.0, 3600.0, 900.0]
@@ -22,10 +22,10 @@ def test_a_hold_doubles_while_the_route_does_not_stand_and_is_forgotten_once_it_
 def test_the_last_healthy_site_skips_one_hold_in_a_window() -> None:
     budget = Budget(BudgetConfig())
     budget.announced(0.0)
-    budget.went(10.0)
+    budget.withdrawn(10.0)
     assert budget.announce_at(20.0, last=True) == 20.0
     budget.announced(20.0)
-    budget.went(30.0)
+    budget.withdrawn(30.0)
     assert budget.announce_at(40.0, last=True) == 920.0
 
 

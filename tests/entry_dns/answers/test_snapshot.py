@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from entry_dns.answers import prepare
-from entry_dns.answers.snapshot import Head, Led, Name, Records, Zone, decode, encode
+from entry_dns.answers.snapshot import EntryAnswer, Head, Name, Records, Zone, decode, encode
 from tests.entry_dns.conftest import NAMES, atlas, standing, world
 
 
@@ -12,7 +12,7 @@ def test_a_view_comes_back_as_it_was() -> None:
     ]
     zone = Zone(b"\x07example\0", b"soa", 30)
     name = Name(b"\x03api\x07example\0", 0, {1: 0, 28: 1}, {16: Records(60, (b"\x01x",))}, {65: 0})
-    head = Head((zone,), (name,), tuple(Led(one, (bytes(4),), (), 30) for one in NAMES))
+    head = Head((zone,), (name,), tuple(EntryAnswer(one, (bytes(4),), (), 30) for one in NAMES))
     document, lookups = decode(memoryview(encode(head, tables)))
     assert (document.zones, document.names, document.entries, document.ready) == (
         head.zones,

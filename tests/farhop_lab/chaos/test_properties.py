@@ -11,7 +11,7 @@ from farhop.balance.ledger import Reservation
 from farhop_lab.chaos import properties, workload
 from farhop_lab.chaos.properties import share_findings
 from farhop_lab.chaos.schedule import Schedule
-from farhop_lab.chaos.workload import OpenLoad, Truth
+from farhop_lab.chaos.workload import EngineTimings, OpenLoad
 from farhop_lab.sim.world import World
 from topology.law import Law
 
@@ -19,10 +19,10 @@ SCHEDULE = Schedule(2)
 
 
 @pytest.fixture
-def played() -> tuple[World, Truth]:
-    truth = Truth()
+def played() -> tuple[World, EngineTimings]:
+    truth = EngineTimings()
     world = workload.world_of(SCHEDULE, truth)
-    world.journal.hush()
+    world.journal.violations_only()
     load = OpenLoad(world, SCHEDULE)
     world.run(22.0)
     load.stop()
@@ -30,7 +30,7 @@ def played() -> tuple[World, Truth]:
     return world, truth
 
 
-def found(world: World, truth: Truth) -> set[str]:
+def found(world: World, truth: EngineTimings) -> set[str]:
     everything = (
         properties.estimates(world, truth),
         properties.standing(world),
@@ -110,7 +110,7 @@ Breaks = tuple[Callable[[World], None], str]
     ],
     ids=lambda broken: " ".join(breaks.__name__ for breaks, _ in broken),
 )
-def test_a_broken_world_is_found(played: tuple[World, Truth], broken: list[Breaks]) -> None:
+def test_a_broken_world_is_found(played: tuple[World, EngineTimings], broken: list[Breaks]) -> None:
     world, truth = played
     so_far: set[str] = set()
     assert found(world, truth) == so_far
@@ -122,7 +122,7 @@ def test_a_broken_world_is_found(played: tuple[World, Truth], broken: list[Break
 
 
 def test_an_estimate_that_is_not_the_truth_is_found(
-    played: tuple[World, Truth], monkeypatch: pytest.MonkeyPatch
+    played: tuple[World, EngineTimings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The truth is changed, since estimates are whatever the machine keeps them in."""
     world, truth = played

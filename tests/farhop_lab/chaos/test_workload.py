@@ -7,12 +7,12 @@ import pytest
 from farhop.balance.machine import Usage
 from farhop_lab.chaos import workload
 from farhop_lab.chaos.schedule import Schedule
-from farhop_lab.chaos.workload import OpenLoad, Truth
+from farhop_lab.chaos.workload import EngineTimings, OpenLoad
 from farhop_lab.sim.engines import Timing
 
 
 def test_everybody_asks_alike_until_stopped_and_nothing_is_cached() -> None:
-    schedule, truth = Schedule(5, regions=2, replicas=2), Truth()
+    schedule, truth = Schedule(5, regions=2, replicas=2), EngineTimings()
     world = workload.world_of(schedule, truth)
     load = OpenLoad(world, schedule)
     world.run(30.0)
@@ -31,7 +31,7 @@ def test_everybody_asks_alike_until_stopped_and_nothing_is_cached() -> None:
 
 
 def test_truth_counts_what_was_sent_since_it_began() -> None:
-    truth, usage = Truth(), Usage(2000, 11)
+    truth, usage = EngineTimings(), Usage(2000, 11)
     truth.forget(10.0)
     truth.timed("ash", "gpu-0", Timing(9.0, 9.5, 11.0, usage))
     truth.timed("ash", "gpu-0", Timing(10.0, 10.5, 11.0, usage))

@@ -11,7 +11,7 @@ import pytest
 
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.scheduler import EngineCore
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.driver import LAG_MAX_S, Driver
 
 GPU = replace(
@@ -71,7 +71,7 @@ def _driver() -> tuple[Driver, HandLoop, EngineCore]:
 
 
 def _sequence(name: str, tokens: int = 3) -> Sequence:
-    return Sequence(name, Wanted(b"x" * 40, max_tokens=tokens, ignore_eos=True), TextModel("m"), GPU)
+    return Sequence(name, EngineRequest(b"x" * 40, max_tokens=tokens, ignore_eos=True), TextModel("m"), GPU)
 
 
 def test_late_wake_ups_do_not_add_up() -> None:

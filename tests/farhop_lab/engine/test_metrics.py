@@ -4,7 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.scheduler import EngineCore
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.metrics import Durations, Exposition, Observations
 
 TYPES = {
@@ -28,7 +28,7 @@ TYPES = {
 def test_names_types_labels_and_values() -> None:
     core, seen = EngineCore(PROFILES["l4"]), Observations()
     for name in "ab":
-        core.submit(Sequence(name, Wanted(b"x" * 64 * 8, max_tokens=2), TextModel("m"), core.profile), 0)
+        core.submit(Sequence(name, EngineRequest(b"x" * 64 * 8, max_tokens=2), TextModel("m"), core.profile), 0)
     core.step(0)
     core.abort("b")
     seen.ttft.observe(0.3)

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from farhop_lab.engine.core.profiles import PROFILES
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.formats.render import Answer
 from farhop_lab.engine.metrics import Observations
 from farhop_lab.engine.ticket import UNSENT_BYTES_MAX, StreamTicket, Wait, WholeTicket
@@ -34,7 +34,7 @@ class Socket:
 
 
 def _wait() -> Wait:
-    sequence = Sequence("1", Wanted(b"xxxx", max_tokens=9), TextModel("m"), PROFILES["l4"])
+    sequence = Sequence("1", EngineRequest(b"xxxx", max_tokens=9), TextModel("m"), PROFILES["l4"])
     return Wait(sequence, asyncio.get_running_loop().create_future(), Observations(), 10.0)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farhop_lab.engine.core.profiles import PROFILES
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.core.text import VOCABULARY, write_all
 from farhop_lab.engine.main import TokenizerError, host
 from farhop_lab.engine.settings import EngineSettings
@@ -27,19 +27,19 @@ def tokenizer(tmp_path: Path) -> Path:
 def test_what_it_says_is_the_same_and_its_tokens_are_the_tokenizers(tokenizer: Path) -> None:
     made = EngineTokenizer(tokenizer)
     text = b"".join(VOCABULARY[:40])
-    plain = Wanted(text, max_tokens=30, ignore_eos=True)
+    plain = EngineRequest(text, max_tokens=30, ignore_eos=True)
     sequence = Sequence("1", made.tokenized(plain), TextModel("m", 7), PROFILES["l4"])
     assert sequence.prompt_tokens == 40
     line = "".join(sequence.write_token() for _ in range(30))
     assert line.encode() == write_all(text, 7, 1e9, 30)
     # Its answer, sent back as a prompt, is the same tokens: so the next turn finds it cached.
-    again = made.tokenized(Wanted(text + line.encode()))
+    again = made.tokenized(EngineRequest(text + line.encode()))
     assert bytes(sequence.text) == again.ids
     assert sequence.total_tokens == 70
 
 
 def test_ids_that_were_given_stay(tokenizer: Path) -> None:
-    assert EngineTokenizer(tokenizer).tokenized(Wanted(b"x", ids=b"\0\0\0\7")).ids == b"\0\0\0\7"
+    assert EngineTokenizer(tokenizer).tokenized(EngineRequest(b"x", ids=b"\0\0\0\7")).ids == b"\0\0\0\7"
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:

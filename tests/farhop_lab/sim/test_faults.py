@@ -8,7 +8,7 @@ import pytest
 
 from farhop_lab.chaos import properties, workload
 from farhop_lab.chaos.schedule import Schedule
-from farhop_lab.chaos.workload import Truth
+from farhop_lab.chaos.workload import EngineTimings
 from farhop_lab.sim.faults import KINDS, LINK_KINDS, REPLICA_KINDS, Fault, FaultInjector
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_it_breaks_and_is_mended(what: str) -> None:
     factor = {"slow": 3.0, "lose-reports": 1.0}.get(what, 1.0)
     fault = Fault(1.0, 2.0, what, "ash", replica, "elm" if what in LINK_KINDS else "", factor)
     schedule = Schedule(1, faults=(fault,))
-    world = workload.world_of(schedule, Truth())
+    world = workload.world_of(schedule, EngineTimings())
     injector = FaultInjector(world)
     injector.plan(schedule.faults)
     world.run(0.9)
@@ -60,7 +60,7 @@ def test_a_replica_fault_in_a_dead_region_is_over_with_its_process() -> None:
         Fault(0.5, 9.0, "dead-green", "ash", "gpu-1"),
         Fault(0.5, 3.0, "refuse", "ash", "gpu-0"),
     )
-    world = workload.world_of(Schedule(1, faults=faults), Truth())
+    world = workload.world_of(Schedule(1, faults=faults), EngineTimings())
     before = shown(world)
     FaultInjector(world).plan(faults)
     world.run(6.0)

@@ -89,14 +89,14 @@ def test_where_a_redirect_leads() -> None:
 def test_while_etcd_is_silent_nobody_hears_and_all_do_once_it_speaks() -> None:
     made = world()
     made.run(1.0)
-    made.silence_etcd()
+    made.stop_etcd()
     made.publish_law(law(4, "paris"))
     made.drain("tokyo")
     made.kill_global("paris")
     made.start_global("paris")
     made.run(3.0)
     assert set(epochs(made).values()) == {1}
-    made.etcd_up()
+    made.start_etcd()
     made.run(4.0)
     assert set(epochs(made).values()) == {4}
     states = {

@@ -32,12 +32,12 @@ def record(request_id: str, **fields: Any) -> RequestRecord:
 
 def test_who_came_goes_once() -> None:
     seen = measures()
-    seen.came("r1")
-    seen.came("r2")
-    seen.went(record("r1"))
+    seen.add_arrival("r1")
+    seen.add_arrival("r2")
+    seen.add_record(record("r1"))
     assert (seen.arrived, seen.concluded, seen.open, seen.violations) == (2, 1, 1, 0)
-    seen.went(record("r1"))
-    seen.went(record("r9"))
+    seen.add_record(record("r1"))
+    seen.add_record(record("r9"))
     assert (seen.concluded, seen.violations) == (1, 2)
     assert "r1 was concluded twice" in seen.journal.first_violations[0]
 
@@ -51,8 +51,8 @@ def test_what_became_of_them() -> None:
         record("r4", region="b", tenant="u", arrived_at=5.0, ttft_ms=60.0),
     ]
     for one in records:
-        seen.came(one.id)
-        seen.went(one)
+        seen.add_arrival(one.id)
+        seen.add_record(one)
     assert seen.outcomes == {"served": 3, "no_region_serving": 1}
     assert seen.served == {("a", "a"): 1, ("a", "b"): 2}
     assert seen.ttft_ms() == [30.0, 60.0, 90.0]
@@ -64,8 +64,8 @@ def test_past_its_bound_only_counts_go_on(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("farhop_lab.sim.measures.RECORDS_MAX", 1)
     seen = measures()
     for name in ("r1", "r2"):
-        seen.came(name)
-        seen.went(record(name))
+        seen.add_arrival(name)
+        seen.add_record(record(name))
     assert (seen.concluded, len(seen.records)) == (2, 1)
 
 
@@ -126,9 +126,9 @@ def test_quantiles_by_nearest_rank() -> None:
 
 def test_who_is_not_over_yet_is_known() -> None:
     seen = measures()
-    seen.came("r1", "t", "a", 3.0)
-    seen.came("r2", "u", "b", 4.0)
-    seen.went(record("r1"))
+    seen.add_arrival("r1", "t", "a", 3.0)
+    seen.add_arrival("r2", "u", "b", 4.0)
+    seen.add_record(record("r1"))
     assert seen.unfinished() == [OpenRequest("u", "b", 4.0)]
 
 
@@ -150,7 +150,7 @@ def test_a_hushed_journal_notes_violations_alone() -> None:
     journal = Journal(Timeline(), keep=True)
     journal.note("m", machine.TimerFired("r1"), [])
     before = journal.digest
-    journal.hush()
+    journal.violations_only()
     journal.note("m", machine.TimerFired("r2"), [])
     journal.violated("that")
     assert journal.digest == before

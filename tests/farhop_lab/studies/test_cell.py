@@ -12,7 +12,7 @@ from farhop.balance.health.reading import State
 from farhop_lab.scenarios.load import Scenario, find, parse, shipped_names
 from farhop_lab.scenarios.schema import LASTING
 from farhop_lab.studies import cell, routers
-from farhop_lab.studies.cell import GARBAGE, Key, Result, prepared, run, seldom_tidied
+from farhop_lab.studies.cell import GARBAGE, Key, Result, prepared, rare_collections, run
 from global_lb.routing.flow import GlobalFlow
 
 TEXT = """
@@ -205,12 +205,12 @@ def test_what_a_caller_had_frozen_stays_frozen_and_nothing_else_does(
     monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
     monkeypatch.setattr(gc, "unfreeze", lambda: done.append("thawed"))
     threshold = gc.get_threshold()
-    with seldom_tidied():
+    with rare_collections():
         assert gc.get_threshold() == GARBAGE
         assert done == ["frozen"] * (before == 0)
     assert gc.get_threshold() == threshold
     assert done == ["frozen", "thawed"] * (before == 0)
-    with seldom_tidied():
+    with rare_collections():
         pass
     assert done == ["frozen", "thawed"] * (before == 0) * 2
     assert counted == ([7] if before else [0, 0])  # what was found is known then: counting takes 40 ms

@@ -10,7 +10,7 @@ import pytest
 
 from farhop_lab.scenarios.load import Scenario, find, parse
 from farhop_lab.studies import routers
-from farhop_lab.studies.fidelity import Compared, FidelityError, Seen, compared, live, promised, settings
+from farhop_lab.studies.fidelity import Compared, FidelityError, Seen, compared, live, promise_errors, settings
 
 TEXT = """
 name: live
@@ -59,13 +59,13 @@ def test_promises_are_held_against_what_came_tier_by_tier() -> None:
         Seen(200.0, 100, 30, {"global": (200.0 + 2.0 * n, 200.0)} | ({"regional": (90.0, 100.0)} if n % 2 else {}))
         for n in range(1, 101)
     ]
-    above, below = promised(seen)
+    above, below = promise_errors(seen)
     assert (above.tier, above.answers, above.seen_p50_ms) == ("global", 100, 200.0)
     assert (above.off_p50, above.off_p90) == pytest.approx((0.5, 0.9))
     assert not above.holds
     assert (below.tier, below.answers, below.off_p50) == ("regional", 50, pytest.approx(0.1))
     assert below.holds
-    assert promised([Seen(200.0, 100, 30)]) == []
+    assert promise_errors([Seen(200.0, 100, 30)]) == []
 
 
 def test_real_processes_answer_the_scenarios_programs(tmp_path: Path) -> None:
@@ -74,4 +74,4 @@ def test_real_processes_answer_the_scenarios_programs(tmp_path: Path) -> None:
     assert len(seen) >= 5
     assert all(one.prompt_tokens > one.cached_tokens >= 0 for one in seen)
     assert any(one.cached_tokens for one in seen)
-    assert [row.tier for row in promised(seen)] == ["global", "regional"]
+    assert [row.tier for row in promise_errors(seen)] == ["global", "regional"]

@@ -89,7 +89,7 @@ def test_an_answer_that_had_begun_is_cut_and_not_refused() -> None:
     whole = SimpleNamespace(asked=10, good=7, failed=3, ttft_ms=SimpleNamespace(p90=200.0))
     outcomes = {"upstream_died_mid_stream": 2, "no_region_serving": 1}
     result = SimpleNamespace(score=SimpleNamespace(whole=whole, outcomes=outcomes))
-    found = random_worlds.had([result])  # type: ignore[list-item]
+    found = random_worlds.router_result([result])  # type: ignore[list-item]
     assert (found.failed, found.cut, found.refused) == pytest.approx((0.3, 0.2, 0.1))
 
 
@@ -100,5 +100,5 @@ def test_a_prompt_that_no_engine_can_hold_is_not_refused(alike: bool, refused: f
     result = SimpleNamespace(
         score=SimpleNamespace(whole=whole, outcomes={"request_refused_by_engine": 2, "no_region_serving": 1})
     )
-    found = random_worlds.had([result], alike=alike)  # type: ignore[list-item]
+    found = random_worlds.router_result([result], alike=alike)  # type: ignore[list-item]
     assert (found.failed, found.refused) == (pytest.approx(0.3), pytest.approx(refused))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farhop_lab.world.deployed import Containers, FaultsFile, Pods, command, describe, described
-from farhop_lab.world.faults import FaultError, Faults, Wanted
+from farhop_lab.world.faults import FaultCommand, FaultError, Faults
 
 
 class Platform:
@@ -30,8 +30,8 @@ class Platform:
         return [one for one in self.commands if not one.startswith(("docker ps", "kubectl --namespace fleet get"))]
 
 
-def wanted(do: str, region: str = "paris", **more: str) -> Wanted:
-    return Wanted(do=do, lease_s=60.0, for_s=120.0, region=region, **more)  # type: ignore[arg-type]
+def wanted(do: str, region: str = "paris", **more: str) -> FaultCommand:
+    return FaultCommand(do=do, lease_s=60.0, for_s=120.0, region=region, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def wanted(do: str, region: str = "paris", **more: str) -> Wanted:
         (wanted("stop-etcd", "", hub="paris"), ["docker pause a b"], ["docker unpause a"]),
     ],
 )
-async def test_containers_are_broken_and_mended(one: Wanted, broken: list[str], mended: list[str]) -> None:
+async def test_containers_are_broken_and_mended(one: FaultCommand, broken: list[str], mended: list[str]) -> None:
     platform = Platform(**{"docker ps -q --no-trunc --filter status=paused": "a\n", "docker ps -q": "a\nb\n"})
     faults = Faults(Containers("here", platform))
     await faults.make("f", one)
@@ -80,7 +80,7 @@ async def test_pods_come_back_as_many_as_they_were() -> None:
         (wanted("kill-engines"), "nothing of that runs"),
     ],
 )
-async def test_what_cannot_be_is_refused_before_anything_is_touched(one: Wanted, why: str) -> None:
+async def test_what_cannot_be_is_refused_before_anything_is_touched(one: FaultCommand, why: str) -> None:
     platform = Platform()
     faults = Faults(Containers("here", platform))
     with pytest.raises(FaultError, match=why):

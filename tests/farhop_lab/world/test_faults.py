@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from farhop_lab.world.child import ChildError
-from farhop_lab.world.faults import Control, FaultError, Faults, Wanted, WorldHere
+from farhop_lab.world.faults import Control, FaultCommand, FaultError, Faults, LocalWorld
 
 
 class Piece:
@@ -45,7 +45,7 @@ class Noted:
             for name in ("tokyo", "virginia")
         }  # fmt: skip
         self.hubs = {"main": Piece("main", self.did)}
-        self.ocean = Piece("ocean", self.did)
+        self.network = Piece("ocean", self.did)
 
     async def start_engine(self, region: str, index: int) -> None:
         if self.broken_starts:
@@ -61,8 +61,8 @@ class Noted:
         self.did.append(f"start {region}-global")
 
 
-def wanted(do: str, region: str = "tokyo", **changed: Any) -> Wanted:
-    return Wanted(**({"do": do, "lease_s": 60.0, "for_s": 120.0, "region": region} | changed))
+def wanted(do: str, region: str = "tokyo", **changed: Any) -> FaultCommand:
+    return FaultCommand(**({"do": do, "lease_s": 60.0, "for_s": 120.0, "region": region} | changed))
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def wanted(do: str, region: str = "tokyo", **changed: Any) -> Wanted:
         (wanted("stop-etcd", region=""), {"pause main"}, {"resume main"}),
     ],
 )  # fmt: skip
-async def test_each_kind_is_broken_and_mended(one: Wanted, broken: set[str], mended: set[str]) -> None:
+async def test_each_kind_is_broken_and_mended(one: FaultCommand, broken: set[str], mended: set[str]) -> None:
     world = Noted()
-    faults = Faults(WorldHere(world))  # type: ignore[arg-type]
+    faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     await faults.make("f", one)
     assert (set(world.did), faults.standing) == (broken, ["f"])
     world.did.clear()
@@ -92,7 +92,7 @@ async def test_each_kind_is_broken_and_mended(one: Wanted, broken: set[str], men
 
 async def test_what_nobody_renews_is_mended_and_what_is_renewed_ends_at_its_bound() -> None:
     world = Noted()
-    faults = Faults(WorldHere(world))  # type: ignore[arg-type]
+    faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     await faults.make("f", wanted("kill-engines", lease_s=0.05))
     await faults.make("g", wanted("kill-global", lease_s=0.05, for_s=0.2))
     for _ in range(1000):
@@ -109,7 +109,7 @@ async def test_what_nobody_renews_is_mended_and_what_is_renewed_ends_at_its_boun
 
 async def test_what_does_not_come_back_at_once_is_started_again() -> None:
     world = Noted()
-    faults = Faults(WorldHere(world))  # type: ignore[arg-type]
+    faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     await faults.make("f", wanted("kill-engines"))
     world.broken_starts = 2
     await faults.mend("f")
@@ -130,9 +130,9 @@ async def test_what_does_not_come_back_at_once_is_started_again() -> None:
         wanted("stop-etcd", hub="other"), wanted("kill-region", lease_s=float("nan")), wanted("kill-region", for_s=0.0),
     ],
 )  # fmt: skip
-async def test_what_cannot_be_done_is_refused_and_nothing_stands(one: Wanted) -> None:
+async def test_what_cannot_be_done_is_refused_and_nothing_stands(one: FaultCommand) -> None:
     world = Noted()
-    faults = Faults(WorldHere(world))  # type: ignore[arg-type]
+    faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     with pytest.raises(FaultError):
         await faults.make("f", one)
     assert (world.did, faults.standing) == ([], [])
@@ -140,7 +140,7 @@ async def test_what_cannot_be_done_is_refused_and_nothing_stands(one: Wanted) ->
 
 async def test_the_control_port_asks_for_the_token_and_says_what_stands() -> None:
     world = Noted()
-    control = Control(Faults(WorldHere(world)))  # type: ignore[arg-type]
+    control = Control(Faults(LocalWorld(world)))  # type: ignore[arg-type]
     await control.start("127.0.0.1")
     fault = {"do": "kill-engines", "region": "tokyo", "lease_s": 60, "for_s": 60}
     known = {"authorization": f"Bearer {control.token}"}

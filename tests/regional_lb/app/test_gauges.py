@@ -47,7 +47,7 @@ def test_tokenizers_and_gateways_are_counted_where_there_are_some() -> None:
     metrics, flow = TierMetrics("regional", "london", "r1"), regional(replica("a"))
     tokenizers = cast("Any", SimpleNamespace(prompts=7, unread={"too_long": 2}))
     gauges.observe_tokenizers(metrics, flow, tokenizers)
-    picker = cast("Any", SimpleNamespace(streams=3, moved=1.0, misled_by={"headers": 1}, fails_open=bool))
+    picker = cast("Any", SimpleNamespace(streams=3, moved=1.0, violations={"headers": 1}, fails_open=bool))
     pools: list[str] = []
     gauges.observe_picker(metrics, picker, lambda: pools)
     assert read(metrics, "tokenized_prompts_total") == 7.0

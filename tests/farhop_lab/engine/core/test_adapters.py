@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from farhop_lab.engine.core.adapters import Adapters
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.scheduler import EngineCore
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 
 Start = Callable[..., Awaitable[Any]]
 CHAT = "/v1/chat/completions"
@@ -35,7 +35,7 @@ def test_the_longest_unused_makes_room_and_never_one_in_use() -> None:
 
 
 def sequence(name: str, adapter: str, tokens: int = 40) -> Sequence:
-    wanted = Wanted(name.encode().ljust(4 * tokens, b"."), max_tokens=5, ignore_eos=True, adapter=adapter)
+    wanted = EngineRequest(name.encode().ljust(4 * tokens, b"."), max_tokens=5, ignore_eos=True, adapter=adapter)
     return Sequence(name, wanted, TextModel("m"), PROFILES["l4"])
 
 

@@ -11,7 +11,7 @@ from farhop_lab.engine.core.decodes import FAR, Decodes
 from farhop_lab.engine.core.kv import PagedCache
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.scheduler import EngineCore
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 
 GPU = replace(PROFILES["l4"], kv_blocks=40, sequences_max=4, prefill_tokens_per_step=64)
 VOICE = TextModel("m", 1, 40.0)
@@ -19,7 +19,7 @@ VOICE = TextModel("m", 1, 40.0)
 
 def begun(kv: PagedCache, tokens: int, *, max_tokens: int = 100, order: int = 1) -> Sequence:
     """A sequence whose prompt is computed, and whose first token is written."""
-    sequence = Sequence(f"s{order}", Wanted(b"y" * 4 * tokens, max_tokens, ignore_eos=True), VOICE, GPU)
+    sequence = Sequence(f"s{order}", EngineRequest(b"y" * 4 * tokens, max_tokens, ignore_eos=True), VOICE, GPU)
     sequence.order = order
     assert kv.grow(sequence.table, -(-tokens // 16))
     kv.fill(sequence.table, sequence.block_names(tokens // 16))
@@ -71,7 +71,7 @@ def test_who_is_due_is_who_ends_next() -> None:
 def test_who_has_not_computed_its_prompt_or_ends_next_does_not_join() -> None:
     kv = PagedCache(40)
     decodes = Decodes(16, kv)
-    assert not decodes.join(Sequence("s", Wanted(b"y" * 80, 9, ignore_eos=True), VOICE, GPU))
+    assert not decodes.join(Sequence("s", EngineRequest(b"y" * 80, 9, ignore_eos=True), VOICE, GPU))
     assert not decodes.join(begun(kv, 20, max_tokens=2))
     assert not decodes
 
@@ -106,7 +106,7 @@ def test_nobody_can_tell_who_is_passed_over_from_who_is_stepped(
     for number, (tokens, max_tokens, exact, steps, leaver) in enumerate(asks):
         prompt = (b"%d" % (tokens % 3)) * 4 * tokens
         for core in cores:
-            wanted = Wanted(prompt[: 4 * tokens - tokens % 4 + 1], max_tokens, ignore_eos=exact)
+            wanted = EngineRequest(prompt[: 4 * tokens - tokens % 4 + 1], max_tokens, ignore_eos=exact)
             core.submit(Sequence(str(number), wanted, VOICE, profile), now)
         for _ in range(steps):
             now = _alike(cores, now, look_every)

@@ -13,7 +13,7 @@ from farhop_lab.engine.core.held import TransferLink, adopt
 from farhop_lab.engine.core.kv import BlockTable, PagedCache
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.scheduler import EngineCore
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 
 GPU = replace(PROFILES["l4"], kv_blocks=8, max_model_len=128)  # 16 tokens of 4 bytes each to a block
 VOICE = TextModel("m", seed=1, answer_tokens_mean=1e6)
@@ -21,7 +21,7 @@ BLOCK_BYTES = 64
 
 
 def _sequence(name: str, prompt: bytes, *, keeps: bool, max_tokens: int = 1) -> Sequence:
-    return Sequence(name, Wanted(prompt, max_tokens=max_tokens, ignore_eos=True, keeps=keeps), VOICE, GPU)
+    return Sequence(name, EngineRequest(prompt, max_tokens=max_tokens, ignore_eos=True, keeps=keeps), VOICE, GPU)
 
 
 def _computed(core: EngineCore, sequence: Sequence) -> Sequence:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from farhop_lab.engine.core.kv_log import KvLog, batch
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.scheduler import EngineCore
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 
 VOICE = TextModel("m")
 PROFILE = PROFILES["l4"].__class__(**{
@@ -29,7 +29,7 @@ class Engine:
 
     def ask(self, text: str, **more: Any) -> None:
         self.serial += 1
-        wanted = Wanted(text.encode(), max_tokens=2, ignore_eos=True, **more)
+        wanted = EngineRequest(text.encode(), max_tokens=2, ignore_eos=True, **more)
         self.core.submit(Sequence(str(self.serial), wanted, VOICE, PROFILE), 0.0)
 
     def run(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from farhop_lab.engine.core.profiles import Profile
 from farhop_lab.engine.core.scheduler import EngineCore, EngineFullError, Step
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.core.text import write_all
 
 # A prompt token costs 1 ms, a pass at least 10 ms, each decode 0.1 ms more: a step's time tells what was in it.
@@ -37,7 +37,9 @@ class Playbook:
 
     def submit(self, name: str, tokens: int, max_tokens: int = 50, *, text: bytes | None = None) -> Sequence:
         prompt = text if text is not None else name.encode().ljust(4 * tokens, b".")
-        sequence = Sequence(name, Wanted(prompt, max_tokens=max_tokens, ignore_eos=True), self.text_model, self.gpu)
+        sequence = Sequence(
+            name, EngineRequest(prompt, max_tokens=max_tokens, ignore_eos=True), self.text_model, self.gpu
+        )
         self.core.submit(sequence, self.now)
         return sequence
 
@@ -220,13 +222,13 @@ def test_abort_frees_at_once_wherever_it_is() -> None:
 
 def test_the_line_is_bounded_and_an_id_is_used_once() -> None:
     core = EngineCore(GPU, waiting_max=1)
-    core.submit(Sequence("a", Wanted(b"x"), VOICE, GPU), 0)
+    core.submit(Sequence("a", EngineRequest(b"x"), VOICE, GPU), 0)
     assert core.full
     with pytest.raises(EngineFullError):
-        core.submit(Sequence("b", Wanted(b"x"), VOICE, GPU), 0)
+        core.submit(Sequence("b", EngineRequest(b"x"), VOICE, GPU), 0)
     core.step(0)
     with pytest.raises(ValueError, match="in use"):
-        core.submit(Sequence("a", Wanted(b"x"), VOICE, GPU), 0)
+        core.submit(Sequence("a", EngineRequest(b"x"), VOICE, GPU), 0)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from farhop_lab.engine.core.profiles import PROFILES
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.core.text import write_all
 
 GPU = PROFILES["l4"]
@@ -18,7 +18,7 @@ PROMPT = b"tell me of the sea\n"
 ANSWER = write_all(PROMPT, VOICE.seed, VOICE.answer_tokens_mean, 10_000).decode()
 
 
-def _generate(wanted: Wanted) -> tuple[list[str], Sequence]:
+def _generate(wanted: EngineRequest) -> tuple[list[str], Sequence]:
     sequence = Sequence("s", wanted, VOICE, GPU)
     shown: list[str] = []
     while sequence.finished is None:
@@ -27,14 +27,14 @@ def _generate(wanted: Wanted) -> tuple[list[str], Sequence]:
 
 
 def test_it_ends_by_itself_with_a_token_that_has_no_text() -> None:
-    shown, sequence = _generate(Wanted(PROMPT))
+    shown, sequence = _generate(EngineRequest(PROMPT))
     assert "".join(shown) == ANSWER
     assert (shown[-1], sequence.finished, sequence.output_tokens) == ("", "stop", len(ANSWER) // 4 + 1)
     assert sequence.total_tokens == sequence.prompt_tokens + sequence.output_tokens
 
 
 def test_max_tokens_cuts() -> None:
-    shown, sequence = _generate(Wanted(PROMPT, max_tokens=3))
+    shown, sequence = _generate(EngineRequest(PROMPT, max_tokens=3))
     assert ("".join(shown), sequence.finished) == (ANSWER[:12], "length")
 
 
@@ -48,7 +48,7 @@ def test_max_tokens_cuts() -> None:
 def test_what_is_written_ahead_is_what_would_have_been_written(
     leaps: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool
 ) -> None:
-    wanted = Wanted(PROMPT, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), ignore_eos=ignore_eos)
+    wanted = EngineRequest(PROMPT, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), ignore_eos=ignore_eos)
     _, singly = _generate(wanted)
     leaping = Sequence("s", wanted, VOICE, GPU)
     for most in leaps:
@@ -66,14 +66,14 @@ def test_what_is_written_ahead_is_what_would_have_been_written(
 
 
 def test_a_stop_string_is_not_foreseen() -> None:
-    assert Sequence("s", Wanted(PROMPT, stop=(ANSWER[4:8],)), VOICE, GPU).foresee(10) == 0
+    assert Sequence("s", EngineRequest(PROMPT, stop=(ANSWER[4:8],)), VOICE, GPU).foresee(10) == 0
 
 
 def test_min_tokens_and_ignore_eos_go_past_the_natural_end() -> None:
     natural = len(ANSWER) // 4
-    _, at_least = _generate(Wanted(PROMPT, min_tokens=natural + 5))
+    _, at_least = _generate(EngineRequest(PROMPT, min_tokens=natural + 5))
     assert at_least.output_tokens > natural + 5
-    shown, forever = _generate(Wanted(PROMPT, ignore_eos=True, max_tokens=natural + 50))
+    shown, forever = _generate(EngineRequest(PROMPT, ignore_eos=True, max_tokens=natural + 50))
     assert (forever.finished, len("".join(shown))) == ("length", 4 * (natural + 50))
 
 
@@ -86,14 +86,14 @@ def test_min_tokens_and_ignore_eos_go_past_the_natural_end() -> None:
 @example(stops=["n", " "])  # one token completes both: the space that stands before the n is shown
 def test_the_first_token_that_completes_a_stop_ends_the_text_before_it(stops: list[str]) -> None:
     stops = [stop for stop in stops if stop]
-    shown, sequence = _generate(Wanted(PROMPT, stop=tuple(stops)))
+    shown, sequence = _generate(EngineRequest(PROMPT, stop=tuple(stops)))
     assert ("".join(shown), sequence.stop_reason) == _stopped(stops)
 
 
 def _stopped(stops: list[str]) -> tuple[str, str | None]:
     """As vLLM's check_stop_strings has it: after each token, the first of the list that stands in what is there, at its
     earliest, if this token completed it."""
-    pieces, _ = _generate(Wanted(PROMPT))
+    pieces, _ = _generate(EngineRequest(PROMPT))
     text = ""
     for piece in pieces:
         before, text = len(text), text + piece
@@ -105,21 +105,21 @@ def _stopped(stops: list[str]) -> tuple[str, str | None]:
 
 def test_what_was_held_back_for_a_stop_that_never_came_is_shown_at_the_end() -> None:
     never = ("#########",)
-    shown, _ = _generate(Wanted(PROMPT, stop=never))
+    shown, _ = _generate(EngineRequest(PROMPT, stop=never))
     assert "".join(shown) == ANSWER
     assert shown[0] == ""  # held back: eight characters at a time
-    shown, cut = _generate(Wanted(PROMPT, stop=never, max_tokens=3))
+    shown, cut = _generate(EngineRequest(PROMPT, stop=never, max_tokens=3))
     assert ("".join(shown), cut.finished, cut.stop_reason) == (ANSWER[:12], "length", None)
 
 
 def test_a_stop_before_min_tokens_is_passed_over() -> None:
-    shown, _ = _generate(Wanted(PROMPT, stop=(ANSWER[4:8],), min_tokens=5))
+    shown, _ = _generate(EngineRequest(PROMPT, stop=(ANSWER[4:8],), min_tokens=5))
     assert ANSWER[4:8] in "".join(shown)
 
 
 def test_names_of_blocks_cover_all_text_before_model_and_salt() -> None:
     def names(text: bytes, text_model: TextModel = VOICE, salt: str = "") -> list[int]:
-        return Sequence("s", Wanted(text, cache_salt=salt), text_model, GPU).block_names(99)
+        return Sequence("s", EngineRequest(text, cache_salt=salt), text_model, GPU).block_names(99)
 
     text = bytes(range(256))
     assert len(names(text)) == 4
@@ -133,30 +133,30 @@ def test_names_of_blocks_cover_all_text_before_model_and_salt() -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (Wanted(b""), "prompt"),
-        (Wanted(b"x" * 4 * 16_384), "maximum context length is 16384 tokens"),
-        (Wanted(b"xxxx", max_tokens=16_384), "you requested 16385 tokens"),
-        (Wanted(b"x", max_tokens=0), "max_tokens"),
-        (Wanted(b"x", max_tokens=4, min_tokens=5), "min_tokens"),
+        (EngineRequest(b""), "prompt"),
+        (EngineRequest(b"x" * 4 * 16_384), "maximum context length is 16384 tokens"),
+        (EngineRequest(b"xxxx", max_tokens=16_384), "you requested 16385 tokens"),
+        (EngineRequest(b"x", max_tokens=0), "max_tokens"),
+        (EngineRequest(b"x", max_tokens=4, min_tokens=5), "min_tokens"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(wanted: Wanted, words: str) -> None:
+def test_what_cannot_be_is_refused_in_words(wanted: EngineRequest, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Sequence("s", wanted, VOICE, GPU)
 
 
 def test_the_context_is_bounded_by_the_cache() -> None:
     with pytest.raises(ValueError, match="maximum context length is 64 tokens"):
-        Sequence("s", Wanted(b"x" * 240, max_tokens=5), VOICE, replace(GPU, kv_blocks=4))
+        Sequence("s", EngineRequest(b"x" * 240, max_tokens=5), VOICE, replace(GPU, kv_blocks=4))
 
 
 def test_a_pass_over_the_prompt_generates_nothing_and_may_fill_the_context() -> None:
-    shown, sequence = _generate(Wanted(PROMPT, generates=False))
+    shown, sequence = _generate(EngineRequest(PROMPT, generates=False))
     assert (shown, sequence.finished, sequence.output_tokens) == ([""], "stop", 0)
-    whole = Wanted(b"x" * 4 * GPU.context_tokens, generates=False)
+    whole = EngineRequest(b"x" * 4 * GPU.context_tokens, generates=False)
     assert _generate(whole)[1].total_tokens == GPU.context_tokens
     with pytest.raises(ValueError, match="maximum context"):
-        _generate(Wanted(b"x" * 4 * (GPU.context_tokens + 1), generates=False))
+        _generate(EngineRequest(b"x" * 4 * (GPU.context_tokens + 1), generates=False))
 
 
 @settings(max_examples=30, deadline=None)
@@ -164,7 +164,7 @@ def test_a_pass_over_the_prompt_generates_nothing_and_may_fill_the_context() -> 
 def test_names_that_are_known_from_an_earlier_prompt_are_what_they_would_be(shared: int, own: int, since: int) -> None:
     """Whatever of a long prompt came before, in which portions ever it is asked for."""
     prompt = b"a" * shared + b"b" * (own + 1)
-    sequences = [Sequence("s", Wanted(prompt, 1), VOICE, replace(ROOMY, block_tokens=size)) for size in (16, 32)]
+    sequences = [Sequence("s", EngineRequest(prompt, 1), VOICE, replace(ROOMY, block_tokens=size)) for size in (16, 32)]
     for sequence in sequences:
         size = sequence.block_bytes
         blocks = len(prompt) // size

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from farhop_lab.engine.core.profiles import PROFILES
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.formats import responses
 from farhop_lab.engine.formats.api import RefusedError
 
-SEQUENCE = Sequence("1", Wanted(b"x" * 40, max_tokens=1, ignore_eos=True), TextModel("m"), PROFILES["l4"])
+SEQUENCE = Sequence("1", EngineRequest(b"x" * 40, max_tokens=1, ignore_eos=True), TextModel("m"), PROFILES["l4"])
 SEQUENCE.write_token()
 
 

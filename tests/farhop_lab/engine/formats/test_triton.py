@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from farhop_lab.engine.core.profiles import PROFILES
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.formats import triton
 from farhop_lab.engine.formats.api import RefusedError
 
@@ -58,7 +58,7 @@ def test_other_tensors_are_refused(inputs: list[Any]) -> None:
 
 
 def test_answers() -> None:
-    sequence = Sequence("s", Wanted(b"hi"), TextModel("m"), PROFILES["l4"])
+    sequence = Sequence("s", EngineRequest(b"hi"), TextModel("m"), PROFILES["l4"])
     generated, inferred = triton.Generated("m"), triton.Inferred("m", "mine")
     assert generated.opening(sequence) == b""
     assert json.loads(generated.whole([("x", sequence)]))["text_output"] == "x"

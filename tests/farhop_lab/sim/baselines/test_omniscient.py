@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from farhop_lab.engine.core.profiles import PROFILES
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.sim.baselines.omniscient import delays_ms, ends_ms, has_room, to_compute
 from farhop_lab.sim.baselines.world import RouterWorld, build
 from farhop_lab.sim.engines import Gpu
@@ -36,7 +36,7 @@ def words(seed: int, tokens: int) -> bytes:
 
 
 def work(prompt: bytes, tokens: int) -> Sequence:
-    return Sequence("foreseen", Wanted(prompt, tokens), VOICE, L4)
+    return Sequence("foreseen", EngineRequest(prompt, tokens), VOICE, L4)
 
 
 @pytest.mark.parametrize(("prompt", "answer", "beside"), [(100, 50, 0), (3000, 20, 0), (2000, 100, 6), (500, 10, 20)])

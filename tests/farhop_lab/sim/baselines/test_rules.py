@@ -5,8 +5,8 @@ import pytest
 from farhop.balance.machine import Request, Tokens
 from farhop_lab.sim.baselines.router import EnginesSeen, RouterState, Sample, Target
 from farhop_lab.sim.baselines.rules import (
+    AllEngines,
     CacheAware,
-    Everybody,
     LeastLoad,
     LlmD,
     NearestFirst,
@@ -143,9 +143,9 @@ def test_regions_are_tried_from_home_outwards() -> None:
 def test_everybody_is_who_is_not_known_to_be_gone() -> None:
     seen = regions_state()
     gone(seen, "eu")
-    assert Everybody().candidates(ASK, seen, 0.0) == [*ASIA, *US]
+    assert AllEngines().candidates(ASK, seen, 0.0) == [*ASIA, *US]
     gone(seen, "us", "asia")
-    assert Everybody().candidates(ASK, seen, 0.0) == [*ASIA, *US, *EU], "it goes out and fails"
+    assert AllEngines().candidates(ASK, seen, 0.0) == [*ASIA, *US, *EU], "it goes out and fails"
 
 
 def test_work_spills_while_requests_wait_at_every_engine_of_its_region() -> None:

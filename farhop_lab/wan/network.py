@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 JITTER_SHARE = 0.02
 
 
-class Ocean:
+class Network:
     """`rtt_ms` as in a topology: real round trips in ms of each pair of regions, in either order. Close it in the end.
 
     `jitter_share` is the jitter as a share of the delay. `bandwidth_mbps` is real, too: it grows with the speed-up.
@@ -69,7 +69,7 @@ class Ocean:
             self._alarm.close()
             self._alarm = None
 
-    async def __aenter__(self) -> Ocean:
+    async def __aenter__(self) -> Network:
         try:
             await self.start()
         except BaseException:

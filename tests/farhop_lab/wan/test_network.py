@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from farhop_lab.wan.link import LinkError, LinkState
-from farhop_lab.wan.ocean import Ocean
+from farhop_lab.wan.network import Network
 
 RTT_MS = {("virginia", "frankfurt"): 91.0, ("virginia", "tokyo"): 166.0, ("tokyo", "frankfurt"): 230.0}
 
 
-def states(ocean: Ocean) -> dict[str, LinkState]:
-    return {link.name: link.state for link in ocean.links.values() if link.state is not LinkState.OPEN}
+def states(network: Network) -> dict[str, LinkState]:
+    return {link.name: link.state for link in network.links.values() if link.state is not LinkState.OPEN}
 
 
 def test_every_ordered_pair_has_a_link_and_no_region_one_to_itself() -> None:
-    ocean = Ocean(RTT_MS, 2.0, speedup=10)
-    assert len(ocean.links) == 6
-    assert ocean.rtt_ms("frankfurt", "tokyo") == pytest.approx(23.0)
-    assert ocean.rtt_ms("tokyo", "tokyo") == pytest.approx(0.2)
+    network = Network(RTT_MS, 2.0, speedup=10)
+    assert len(network.links) == 6
+    assert network.rtt_ms("frankfurt", "tokyo") == pytest.approx(23.0)
+    assert network.rtt_ms("tokyo", "tokyo") == pytest.approx(0.2)
     with pytest.raises(LinkError, match="two different regions"):
-        ocean.link("tokyo", "tokyo")
+        network.link("tokyo", "tokyo")
     with pytest.raises(LinkError, match="'paris'"):
-        ocean.rtt_ms("tokyo", "paris")
+        network.rtt_ms("tokyo", "paris")
 
 
 @pytest.mark.parametrize(
@@ -38,53 +38,55 @@ def test_every_ordered_pair_has_a_link_and_no_region_one_to_itself() -> None:
 )
 def test_a_world_whose_wire_times_do_not_hold_is_refused(rtt_ms: dict[tuple[str, str], float], named: str) -> None:
     with pytest.raises(LinkError, match=named):
-        Ocean(rtt_ms)
+        Network(rtt_ms)
 
 
 def test_a_speed_up_is_above_zero() -> None:
     with pytest.raises(LinkError, match="speedup"):
-        Ocean(RTT_MS, speedup=0)
+        Network(RTT_MS, speedup=0)
 
 
 def test_a_region_or_a_pair_is_broken_and_healed() -> None:
-    ocean = Ocean(RTT_MS)
-    ocean.freeze("tokyo")
-    assert set(states(ocean)) == {"tokyo>virginia", "virginia>tokyo", "tokyo>frankfurt", "frankfurt>tokyo"}
-    ocean.heal("tokyo", "virginia")
-    assert set(states(ocean)) == {"tokyo>frankfurt", "frankfurt>tokyo"}
-    ocean.heal("tokyo")
-    ocean.cut("virginia", "frankfurt")
-    assert states(ocean) == {"virginia>frankfurt": LinkState.CUT, "frankfurt>virginia": LinkState.CUT}
-    ocean.heal("virginia")
-    assert states(ocean) == {}
+    network = Network(RTT_MS)
+    network.freeze("tokyo")
+    assert set(states(network)) == {"tokyo>virginia", "virginia>tokyo", "tokyo>frankfurt", "frankfurt>tokyo"}
+    network.heal("tokyo", "virginia")
+    assert set(states(network)) == {"tokyo>frankfurt", "frankfurt>tokyo"}
+    network.heal("tokyo")
+    network.cut("virginia", "frankfurt")
+    assert states(network) == {"virginia>frankfurt": LinkState.CUT, "frankfurt>virginia": LinkState.CUT}
+    network.heal("virginia")
+    assert states(network) == {}
     with pytest.raises(LinkError, match="no region 'paris'"):
-        ocean.cut("paris")
+        network.cut("paris")
 
 
 async def test_it_is_as_far_as_the_world_says_sped_up(lab: Any, crossings: list[tuple[str, float]]) -> None:
     address, _ = await lab.far()
-    async with Ocean(RTT_MS, speedup=5, jitter_share=0.0) as ocean:
-        ports = [link.port for link in ocean.links.values()]
+    async with Network(RTT_MS, speedup=5, jitter_share=0.0) as network:
+        ports = [link.port for link in network.links.values()]
         assert len(set(ports)) == 6
 
         async def connecting() -> list[tuple[str, float]]:
             crossings.clear()
-            near = await lab.connect(ocean.link("tokyo", "frankfurt"), address)
+            near = await lab.connect(network.link("tokyo", "frankfurt"), address)
             assert await near.head() == (200, "")
             return list(crossings)
 
-        way_s = pytest.approx(ocean.rtt_ms("tokyo", "frankfurt") / 2e3, abs=1e-6)
+        way_s = pytest.approx(network.rtt_ms("tokyo", "frankfurt") / 2e3, abs=1e-6)
         assert await connecting() == [("open", way_s), ("answer", way_s)]
-        ocean.set_rtt("frankfurt", "tokyo", 50.0)
-        assert ocean.rtt_ms("tokyo", "frankfurt") == pytest.approx(10.0)
+        network.set_rtt("frankfurt", "tokyo", 50.0)
+        assert network.rtt_ms("tokyo", "frankfurt") == pytest.approx(10.0)
         assert await connecting() == [("open", 0.005), ("answer", 0.005)]
-        ocean.blackhole("tokyo")
-        assert await (await lab.connect(ocean.link("virginia", "tokyo"), address)).silent(0.05)
+        network.blackhole("tokyo")
+        assert await (await lab.connect(network.link("virginia", "tokyo"), address)).silent(0.05)
     for port in ports:
         with pytest.raises(OSError):
             await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_the_same_seed_gives_the_same_jitter() -> None:
-    drawn = [[Ocean(RTT_MS, seed=seed).link("tokyo", "virginia")._rng.random() for _ in range(2)] for seed in (1, 1, 2)]
+    drawn = [
+        [Network(RTT_MS, seed=seed).link("tokyo", "virginia")._rng.random() for _ in range(2)] for seed in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
