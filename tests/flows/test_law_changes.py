@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from playbook import Expected, answered, held, sent, timer
-from worlds import instance, law, regional, replica, report_in, request, seen, worldwide
+from worlds import MODEL, instance, law, regional, replica, report_in, request, seen, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import (
@@ -21,7 +22,7 @@ from farhop.balance.machine import (
     TimerFired,
 )
 from global_lb.fleet.regions import OPENS_MAX_S, OPENS_S
-from global_lb.fleet.view import ChannelChanged, RegionForced
+from global_lb.fleet.view import ChannelChanged, RegionForced, RegionKnown, RegionReported
 from topology.law import Law
 from topology.model import Residency, Rule
 
@@ -84,6 +85,27 @@ def test_a_stream_that_was_to_go_on_where_the_law_no_longer_lets_it_goes_on_else
         .on(to(2, anyone=Rule(allow=("uk", "JP")))).expect(recalled("a", 2))
         .on(AttemptFailed("a", 2, outcome.UNLAWFUL_HERE))
         .expect(timer("a"), Expected(Resume, id="a", target="tokyo", attempt=3))
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("event", ["known", "reported", "channel"])
+def test_a_base_of_a_model_binds_it_once_a_region_tells_of_it(play, event: str) -> None:
+    """By reports alone it was learned and bound nothing until the next law: the region refused what had come to it."""
+    plain = law().topology
+    bound = replace(plain.tenants["anyone"], models={"base": JP})
+    flow = worldwide(under=Law(replace(plain, tenants={**plain.tenants, "anyone": bound})))
+    adapted = replace_struct(instance("london"), lineage={MODEL: frozenset({"base"})})
+    london = seen(adapted).view.regions["london"]
+    told = {
+        "known": RegionKnown("london", london),
+        "reported": RegionReported("london", known=london),
+        "channel": ChannelChanged("london", True, london),
+    }
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(told[event]).expect(recalled("a"))
+        .on(RequestArrived(request("b"))).expect(sent("b", "tokyo"))
     )  # fmt: skip
 
 
