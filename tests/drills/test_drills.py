@@ -1,4 +1,4 @@
-"""`farhop drill` on a world that lives: real kills, a runner that dies, the lever, and what is told afterwards."""
+"""`farhop drill` on a live world: real kills, a runner that dies, the stop lever, and the reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real resolvers before a real worker, in a network namespace: what their shared caches tell to whom."""
+"""Real resolvers before a real worker, in a network namespace: which clients get what from their shared caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaks, live: processes killed and paused under load, in the default world. Each test mends what it broke."""
+"""Live failures: processes killed and paused under load, in the default world. Each test mends what it broke."""
 
 from __future__ import annotations
 

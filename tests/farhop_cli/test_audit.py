@@ -1,4 +1,4 @@
-"""`farhop audit` over a log, and over what somebody changed in it."""
+"""`farhop audit` over an intact log and over a changed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`farhop bias` and `pin` against a real etcd: what is written, what is refused, what is told."""
+"""`farhop bias` and `pin` against a real etcd: what is written, refused and printed."""
 
 import json
 

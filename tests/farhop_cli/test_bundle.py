@@ -1,4 +1,4 @@
-"""What is withheld of a bundle: nothing that stands in the place of a secret gets through, and the rest does."""
+"""What a bundle withholds: no value of a secret field gets through, and all else does."""
 
 import json
 import re

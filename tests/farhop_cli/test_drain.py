@@ -1,4 +1,4 @@
-"""`farhop drain` and `undrain` against a real etcd: what is written, what is refused, what is told."""
+"""`farhop drain` and `undrain` against a real etcd: what is written, refused and printed."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A replica that says nothing at all: what it was sent is looked for by the clock, not as others happen to speak."""
+"""A silent replica: its requests are checked by a timer, not only when other events happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The global machine's ways with a request: where it goes, why not elsewhere, and what is learned from it."""
+"""The global machine's choices: where a request goes, why not elsewhere, and what is learned from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The global machine beside hot regions, those that turn guests away, and those that come back."""
+"""The global machine with hot regions, regions that refuse foreign requests, and regions that come back."""
 
 from __future__ import annotations
 

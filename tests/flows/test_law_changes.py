@@ -1,4 +1,4 @@
-"""A law that changes while requests are on hold, under way or in a queue; and what is said where nobody serves."""
+"""A law that changes while requests are held, under way or queued; and answers when no region serves."""
 
 from __future__ import annotations
 

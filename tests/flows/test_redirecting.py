@@ -1,4 +1,4 @@
-"""The official SDK is redirected to a region, live: it follows with the token alone, which nobody writes down."""
+"""The official SDK is redirected to a region, live: it follows with the token alone, which is never logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole way under TLS: client, tiers, gRPC, engine and admin port, each verifying who it speaks to."""
+"""The whole path under TLS: client, tiers, gRPC, engine and admin port, each verifying its peer."""
 
 from __future__ import annotations
 

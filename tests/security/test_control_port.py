@@ -1,4 +1,4 @@
-"""Attacks on the control port and on reports in etcd: whoever says that he is somebody is asked to prove it."""
+"""Attacks on the control port and on reports in etcd: every claimed identity must be proven."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tenant starves nobody: what is bounded has a share for each, which others may borrow while it is not wanted."""
+"""No tenant starves others: each bounded resource has a share per tenant, which others may borrow while it is idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models are based on, from several who tell."""
+"""What models are based on, from several sources."""
 
 from __future__ import annotations
 

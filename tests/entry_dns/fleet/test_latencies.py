@@ -1,4 +1,4 @@
-"""From measurements to costs: what is believed, and how far it may lead."""
+"""From measurements to costs: which measurements count, and how far they may correct geography."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers kept within one bound: by recency, by holder, and beside what is being recorded."""
+"""Answers kept within one bound: by recency, by holder, and together with those being recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names in certificates: read only where they say one thing, in our trust domain."""
+"""Names in certificates: read only if they are unambiguous and in our trust domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of identity providers: every way to be somebody else, or somebody still, is refused, and nothing is raised."""
+"""Tokens of identity providers: every forged, foreign or expired one is refused, and nothing is raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests through a relay: every edge is told to the machine once, and what it commands is done."""
+"""Requests through a relay: every transition is reported to the machine once, and its commands are carried out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may come in with an API key, on real sockets."""
+"""Authentication by API key, on real sockets."""
 
 from __future__ import annotations
 

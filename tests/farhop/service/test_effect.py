@@ -1,4 +1,4 @@
-"""What a law or an override would come to: whom it would strand, what would move."""
+"""The effect of a law or an override before it is set: stranded tenants, moved traffic."""
 
 from __future__ import annotations
 

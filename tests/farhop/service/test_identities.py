@@ -1,4 +1,6 @@
-"""Tokens and certificates on real sockets, at both tiers alike: who is let in, as whom, and what is written of it."""
+"""Tokens and certificates on real sockets, at both tiers alike: who is admitted, as which tenant, and what is
+recorded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which keys are issued: nothing that cannot be believed lets anybody in, and no earlier word brings a key back."""
+"""Issued keys: an invalid document authenticates nobody, and no earlier document brings a key back."""
 
 from datetime import UTC, datetime
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""Limits of requests, over a root in this process: which limits match, what is taken, given back and told."""
+"""Limits of requests, over a root in this process: which limits match, what is taken, given back and reported."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a service manager is told, over a real datagram socket."""
+"""Notifications to a service manager, over a real datagram socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording tells, and what it never does."""
+"""What a recording contains, and what it never does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several hubs as one store, where they are not all well."""
+"""Several hubs as one store, while some of them fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The route receipt: asked for and allowed, it tells the decision; it tells nothing of others."""
+"""The route receipt: if asked for and allowed, it shows the decision; it shows nothing of other tenants."""
 
 from __future__ import annotations
 

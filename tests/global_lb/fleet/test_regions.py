@@ -1,4 +1,4 @@
-"""Who may be asked, and what is known of the regions across views."""
+"""Which regions are candidates, and what is known of regions across views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators' words as the global tier hears of them: by steps of a watch, and from a real etcd."""
+"""Operators' drains at the global tier: by steps of a watch, and from a real etcd."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Who gets an answer that is kept, who reads along and who leads: never another tenant's, never past the law of now."""
+"""Which requests get a kept answer, follow or lead: never another tenant's answer, never against the present law."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is redirected, where to, and what counts as sent meanwhile."""
+"""Which requests are redirected, where to, and what counts as sent meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tier listener's own ingress, and what the regional tier tells of itself."""
+"""The tier listener's own ingress, and the regional tier's pages about itself."""
 
 from __future__ import annotations
 

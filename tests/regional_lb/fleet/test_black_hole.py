@@ -1,4 +1,4 @@
-"""What failed before its time goes on counting for as long as serving it would have taken."""
+"""A request that failed early keeps counting for as long as serving it would have taken."""
 
 from __future__ import annotations
 

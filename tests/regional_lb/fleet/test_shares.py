@@ -1,4 +1,4 @@
-"""What several balancers of one region have under way together, whose turn it is, and who owns what."""
+"""Load that several balancers of one region have under way together, whose turn it is, and who owns what."""
 
 from __future__ import annotations
 

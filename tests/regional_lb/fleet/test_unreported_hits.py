@@ -1,4 +1,4 @@
-"""What counters tell of caches whose engines say nothing with their answers."""
+"""Cache counters of engines that report no cached tokens with their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is found, who takes part, and what becomes of those who fall silent."""
+"""How peers are found, which take part, and what becomes of silent ones."""
 
 from __future__ import annotations
 

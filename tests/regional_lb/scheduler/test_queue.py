@@ -1,4 +1,4 @@
-"""The waiting room: its bounds, its order between bands, tenants and models, and who is shed when it is full."""
+"""The queue: its bounds, its order between priorities, tenants and models, and what is evicted when it is full."""
 
 from __future__ import annotations
 

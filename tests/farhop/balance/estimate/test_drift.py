@@ -1,4 +1,4 @@
-"""How far an old report is believed."""
+"""The uncertainty of an old report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator's word: it stands until it expires or is lifted, and its share fades."""
+"""An operator's forced state: it is in force until it expires or is lifted, and a drain's share fades."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A body that ended two processes goes to no third; links that were cut are held against nobody."""
+"""A body that ended two processes goes to no third; cut links do not count against a body."""
 
 from __future__ import annotations
 

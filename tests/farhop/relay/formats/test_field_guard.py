@@ -1,4 +1,4 @@
-"""What engines are told: nothing that names hosts, files, code, devices or others' state, whatever it is called."""
+"""Fields that engines get: none that names hosts, files, code, devices or others' state, whatever its spelling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words that readers share: marks no text can hold, headers that stand once."""
+"""The helpers that readers share: separators that no text contains, headers that occur once."""
 
 from __future__ import annotations
 

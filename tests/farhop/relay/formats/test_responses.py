@@ -1,4 +1,4 @@
-"""Of OpenAI's Responses what keeps no state passes, with the chain of the chat that it stands for."""
+"""Stateless requests of OpenAI's Responses pass, with the prefix chain of the equivalent chat."""
 
 from __future__ import annotations
 

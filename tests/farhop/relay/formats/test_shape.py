@@ -1,4 +1,4 @@
-"""What a body makes its readers do is bounded by its size, whatever stands in it; text counts as text."""
+"""The work of reading a body is bounded by its size, whatever its content; text counts as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shared answer: each reader gets all of it at its own pace, whoever pauses, leaves or joins, within a bound."""
+"""A shared answer: each reader gets all of it at its own pace, whichever pauses, leaves or joins, within a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console over HTTP: who may, what a viewer that resumes is told, what other sites may not, its bounds."""
+"""The console over HTTP: access, what a resumed viewer gets, what other sites may not do, its bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A document by model: as somebody writes it by hand, or with its author."""
+"""Documents checked by a model: written by hand, or with an author."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every policy must do with any modifiers: one suite over all of them. And which route decides for whom."""
+"""Invariants of every policy with any modifiers, in one suite. And which route applies to a request."""
 
 from __future__ import annotations
 
