@@ -193,7 +193,8 @@ class RequestTelemetry:
         context.trace.mute()
 
     def law_changed(self) -> None:
-        """Another law is in force: what it does not let be kept here is kept no longer."""
+        """Another law is in force, or more is known of what models it binds: what it does not let be kept here is kept
+        no longer."""
         judged: dict[tuple[Any, ...], bool] = {}  # there are few of them, and many records
 
         def may_stay(record: Record) -> bool:

@@ -71,6 +71,7 @@ class AnswerCacheRelay:
             RouteScope, tuple[float, bool]
         ] = {}  # by route in force, for how long, and whether shared
         flow.routes.changed.append(self._routes_changed)
+        flow.law_changes.append(self._law_changed)
         self._routes_changed()
 
     def _routes_changed(self) -> None:
@@ -79,7 +80,7 @@ class AnswerCacheRelay:
         if before != self._repeating:
             self.cache.store.clear()  # so an operator has all that is kept forgotten
 
-    def law_changed(self) -> None:
+    def _law_changed(self) -> None:
         """Another law may be in force: drop the answers stored under the one before."""
         self.cache.under(self._flow.law)
 

@@ -272,6 +272,7 @@ class GlobalBalancer:
             lambda regions: self.flow.regions.view.models(regions), config.limits.request_s,
         )  # fmt: skip
         self.telemetry.may_record, self.telemetry.under = self.authenticator.recorded, self.flow
+        self.flow.law_changes.append(self.telemetry.law_changed)
         if config.unicast is not None:
             self.tier.own_tokens = OwnTokens(config.region, self.authenticator, self.clock)
             self.authenticator.by_token = self.tier.own_tokens.caller
@@ -324,8 +325,6 @@ class GlobalBalancer:
 
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
-        self.answer_cache.law_changed()
-        self.telemetry.law_changed()
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
         self.prefixes.adopt(self.flow.law.epoch)
@@ -375,8 +374,6 @@ class GlobalBalancer:
             self.plane.relimit(config.limits)
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))
-            self.answer_cache.law_changed()
-            self.telemetry.law_changed()
             self.prefixes.adopt(self.flow.law.epoch)
             if self.latencies is not None:
                 self.latencies.lawful()

@@ -108,6 +108,8 @@ class GlobalFlow:
         self.regions = Regions(config.trie_bytes, config.liveness, config.spill, config.region, prices, config.pilots)
         self.regions.on_map = frozenset(law.topology.regions)
         self.forgotten: list[Callable[[], None]] = []  # called when all prefixes are forgotten
+        # Called when another law is in force, or more is known of what models it binds.
+        self.law_changes: list[Callable[[], None]] = []
         self.ledger, self.estimates = Ledger(), Estimates()
         self._suspects = Suspects()
         # What a request with so many tokens of answers may cost, in millionths of a USD; the tier sets it.
@@ -370,6 +372,8 @@ class GlobalFlow:
 
     def _go_by(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
+        for changed in self.law_changes:
+            changed()
         if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
             self.regions.forget_prefixes()  # a hash does not say whose prompt it was made from
             for forgotten in self.forgotten:
@@ -478,7 +482,10 @@ class GlobalFlow:
         regions.settle(region, now)
         change()
         regions.settle(region, now)
-        commands = self._fetch(region, now) if region in self._missed else []
+        law = self.law.knowing(regions.lineages.of)
+        commands = [] if law is self.law else self._go_by(law, now)
+        if region in self._missed:
+            commands += self._fetch(region, now)
         if before is None:
             return commands
         after, seen = regions.standing(region, now), self._standings.get(region, before)

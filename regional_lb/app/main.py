@@ -262,7 +262,6 @@ class RegionalBalancer:
 
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
-        self.telemetry.law_changed()
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
 
@@ -301,7 +300,6 @@ class RegionalBalancer:
             listeners()
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, _flow_config(config), policies, dict(config.splits)))
-            self.telemetry.law_changed()
             if another:
                 self.discovery.fix(config.replicas)
             if self.accounts is not None:

@@ -136,6 +136,8 @@ class RegionalFlow:
         self.refusals = Refusals()
         self.requests: dict[str, RequestState] = {}
         self.budget = retry.RetryBudget(self.requests)
+        # Called when another law is in force, or more is known of what models it binds.
+        self.law_changes: list[Callable[[], None]] = []
         self.handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
             machine.RequestArrived: self._arrived,
             machine.AttemptMoved: self._moved,
@@ -441,6 +443,8 @@ class RegionalFlow:
 
     def _go_by(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
+        for changed in self.law_changes:
+            changed()
         if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
             self.fleet.journal.under(law.epoch, widened=True)
         else:

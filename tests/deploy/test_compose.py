@@ -1,4 +1,4 @@
-"""deploy/compose as it stands, with the image built here: restarts and a cut network under streaming load."""
+"""deploy/compose as shipped, with the image built here: restarts and a cut network under streaming load."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import yaml
 
 
 @pytest.mark.parametrize("name", ["envoy.yaml", "picker.json"])
-def test_who_was_not_there_when_envoy_began_is_found_within_a_second(name):
+def test_an_endpoint_that_starts_after_envoy_is_found_within_a_second(name):
     # Envoy looks at a cluster that has had no traffic once a minute, unless told otherwise.
     text = (machine.DEPLOY / "envoy" / name).read_text()
     document = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)

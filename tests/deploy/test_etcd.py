@@ -1,4 +1,4 @@
-"""deploy/etcd/roles.sh and a real etcd: a region writes its own keys, nobody else's, and its balancer can work so."""
+"""deploy/etcd/roles.sh with a real etcd: a region may write only its own keys, which is enough for its balancer."""
 
 from __future__ import annotations
 

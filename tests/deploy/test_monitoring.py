@@ -57,7 +57,7 @@ def test_what_is_generated_is_what_stands_there() -> None:
     assert {*(machine.DEPLOY / "grafana").glob("*.json")} == {path for path in files if path.suffix == ".json"}
 
 
-def test_every_metric_stands_in_a_dashboard() -> None:
+def test_every_metric_is_in_a_dashboard() -> None:
     shown = {
         name
         for _, panels in generate().DASHBOARDS.values()

@@ -104,7 +104,7 @@ def test_it_scrapes_live_balancers_and_evaluates_every_rule(running: RunningWorl
     assert until(evaluated), queried(url, "/api/v1/rules")
 
 
-def test_panels_of_the_dashboards_show_what_live_balancers_tell(running: RunningWorld, prometheus: str) -> None:
+def test_dashboard_panels_show_what_live_balancers_report(running: RunningWorld, prometheus: str) -> None:
     """Every query is one that Prometheus answers; and where a request has been, the panels have something to show."""
     panels = {
         (path.stem, panel["title"], target["expr"])

@@ -35,7 +35,7 @@ def inside() -> Iterator[Callable[..., str]]:
 
 
 @pytest.mark.root
-def test_who_is_led_to_a_region_that_dies_is_served_elsewhere(inside) -> None:
+def test_a_client_sent_by_dns_to_a_region_that_dies_is_served_elsewhere(inside) -> None:
     binary = shutil.which("unbound")
     if binary is None or shutil.which("ip") is None:
         pytest.skip("unbound or ip is not installed")

@@ -1,4 +1,4 @@
-"""`farhop dns` as a process, with a real etcd that stops and returns: what it answers meanwhile, and by what."""
+"""`farhop dns` as a process, with a real etcd that stops and returns: its answers meanwhile, and their source."""
 
 from __future__ import annotations
 

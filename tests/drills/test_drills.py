@@ -1,4 +1,4 @@
-"""`farhop drill` on a world that lives: real kills, a runner that dies, the lever, and what is told afterwards."""
+"""`farhop drill` on a live world: real kills, a runner that dies, the stop lever, and the reports."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def drilled(running: RunningWorld, tmp_path: Path) -> Iterator[Drilled]:
     running.call(made.control.close())
 
 
-def test_a_region_is_lost_and_nobody_is_served_where_the_law_forbids_it(drilled: Drilled) -> None:
+def test_after_a_region_s_loss_no_request_is_served_where_the_law_forbids_it(drilled: Drilled) -> None:
     code, output = drilled.run(drilled.thin("lose-a-region"), "--set", "soak_s=2")
     measures = output["measures"]
     assert isinstance(measures, dict)
@@ -131,7 +131,7 @@ def test_a_runner_that_is_killed_ends_its_drill_and_the_lever_lets_none_begin(dr
     assert drilled.farhop("stop", "--release").exit_code == 1
 
 
-def test_who_loses_his_terminal_rolls_back_and_is_aborted(drilled: Drilled) -> None:
+def test_a_drill_whose_terminal_is_lost_rolls_back_and_is_aborted(drilled: Drilled) -> None:
     """By overrides alone; and the last lawful region of anybody is never taken."""
     code, result = drilled.run("drain-and-return", "--set", "region=tokyo")
     assert (code, result["verdict"]) == (1, "NOT_RUN")
@@ -158,7 +158,7 @@ def test_who_loses_his_terminal_rolls_back_and_is_aborted(drilled: Drilled) -> N
     ).stdout  # fmt: skip
 
 
-def test_a_region_under_a_refusal_is_noticed_by_nobody_and_takes_its_own_again(drilled: Drilled) -> None:
+def test_no_client_notices_a_region_s_refusal_and_its_own_traffic_comes_back(drilled: Drilled) -> None:
     """By overrides alone. Its global balancers learn of it by being refused."""
     code, output = drilled.run(drilled.thin("region-refuses"), "--set", "soak_s=1.5")
     measures = output["measures"]
@@ -191,7 +191,7 @@ def test_chaos_toolkit_runs_what_is_exported_and_reaches_the_drills_verdict(dril
     assert [one["activity"]["name"] for one in document["rollbacks"]] == ["stop law-change"]
 
 
-def test_of_two_that_watch_the_schedule_one_runs_what_is_due_and_both_end_with_who_started_them(
+def test_of_two_schedule_watchers_one_runs_a_due_drill_and_both_end_with_their_starter(
     drilled: Drilled,
 ) -> None:
     name, began = "law-change", time.time()

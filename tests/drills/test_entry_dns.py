@@ -1,4 +1,4 @@
-"""Real resolvers before a real worker, in a network namespace: what their shared caches tell to whom."""
+"""Real resolvers before a real worker, in a network namespace: which clients get what from their shared caches."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def lawful(space: Space, *, isolated: bool) -> None:
 
 
 @pytest.mark.root
-def test_unbound_tells_no_network_what_is_another_s(space, tmp_path) -> None:
+def test_unbound_gives_no_network_the_answer_of_another(space, tmp_path) -> None:
     binary = shutil.which("unbound")
     if binary is None:
         pytest.skip("unbound is not installed")
@@ -215,7 +215,7 @@ APART = ("--packetcache-servfail-ttl=0", f"--dont-throttle-netmasks={SERVER}")
 
 @pytest.mark.root
 @pytest.mark.parametrize("settings", [(), APART])
-def test_pdns_recursor_tells_no_network_what_is_another_s(space, tmp_path, settings) -> None:
+def test_pdns_recursor_gives_no_network_the_answer_of_another(space, tmp_path, settings) -> None:
     binary = shutil.which("pdns_recursor")
     if binary is None:
         pytest.skip("pdns_recursor is not installed")
@@ -227,7 +227,7 @@ def test_pdns_recursor_tells_no_network_what_is_another_s(space, tmp_path, setti
 @pytest.mark.parametrize("barred", [True, False])
 @pytest.mark.parametrize("word", ["REFUSED", "SERVFAIL"])
 @pytest.mark.parametrize("resolver", ["unbound", "pdns_recursor"])
-def test_a_name_server_beside_ours_that_answers_nothing_leads_nobody_astray(
+def test_a_second_name_server_that_refuses_does_not_lead_clients_to_unlawful_entries(
     space, tmp_path, resolver: str, word: str, barred: bool
 ) -> None:
     """unbound asks us without a client subnet once the neighbour has refused, and gives that answer to everybody: by

@@ -159,7 +159,7 @@ async def break_etcd(world: Any, how: str) -> float:
 
 
 @pytest.mark.parametrize("how", ["killed", "paused", "compacted", "its leader moved", "wiped"])
-def test_nobody_notices_what_happens_to_etcd(failing: RunningWorld, how: str) -> None:
+def test_no_request_fails_whatever_happens_to_etcd(failing: RunningWorld, how: str) -> None:
     """No client fails, no report is missed, and on a machine that lets processes run no region is seen to flap.
 
     What etcd can do to a region's standing is to keep its reports away. A channel whose pings are late says something
@@ -238,7 +238,7 @@ async def one(failing: RunningWorld, region: str, text: str, tenant: str) -> Any
     return await answer([failing.entry(region)], f"sk-farhop-{tenant}", body)
 
 
-def test_one_hub_down_is_reported_and_harms_nobody(failing: RunningWorld) -> None:
+def test_one_hub_down_is_reported_and_no_request_fails(failing: RunningWorld) -> None:
     """And an operator's word said meanwhile reaches everybody by the other hub."""
     world = failing.world
 

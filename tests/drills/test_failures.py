@@ -1,4 +1,4 @@
-"""What breaks, live: processes killed and paused under load, in the default world. Each test mends what it broke."""
+"""Live failures: processes killed and paused under load, in the default world. Each test mends what it broke."""
 
 from __future__ import annotations
 
@@ -378,7 +378,7 @@ def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(runni
     running.call(world.wait_until_serving(ALL))
 
 
-def test_those_who_queue_elsewhere_go_back_to_a_region_that_is_there_again(running: RunningWorld) -> None:
+def test_requests_queued_elsewhere_go_back_to_a_region_that_is_back(running: RunningWorld) -> None:
     """not-us may go to Tokyo and Frankfurt. Tokyo's engines are gone, and come back beside Frankfurt's long queue."""
     tokyo, frankfurt = running.world.regions["tokyo"], running.world.regions["frankfurt"]
     filler = "Many words make a long prompt. " * 300

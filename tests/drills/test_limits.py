@@ -1,4 +1,4 @@
-"""Limits of real balancers whose root is killed, then all of its region: nobody gets more, and service goes on."""
+"""Limits of real balancers whose root is killed, then all of its region: no tenant gets more, and service continues."""
 
 from __future__ import annotations
 

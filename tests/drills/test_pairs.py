@@ -153,7 +153,7 @@ async def test_a_conversation_stays_with_its_decode_engine_and_short_prompts_are
         await world.at_rest()
 
 
-async def test_the_prefill_engine_breaks_or_is_gone_and_everybody_is_served() -> None:
+async def test_all_requests_are_served_if_the_prefill_engine_breaks_or_is_gone() -> None:
     async with _world() as world:
         world.p.replica.faults.command(Fault("fast-500"))  # green to probes
         headers, answer = await world.ask(_prompt("dave"), stream=True)

@@ -1,4 +1,4 @@
-"""A region dies by SIGKILL under its streams: they go on from another lawful one, and say what whole ones say."""
+"""A region dies by SIGKILL under its streams: they continue from another lawful one, and equal unbroken ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Engines that tell no token ids die by SIGKILL under streams, alone and with their region: those go on by text."""
+"""Engines that report no token ids die by SIGKILL under streams, alone and with their region: streams continue by
+text.
+"""
 
 from __future__ import annotations
 

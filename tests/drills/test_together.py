@@ -118,7 +118,7 @@ async def test_a_pair_says_what_one_engine_says_and_is_accounted_once() -> None:
         assert sum(gpu.replica.core.counters.generation_tokens for gpu in world.p) == 4  # a token each
 
 
-async def test_a_broken_prefill_engine_costs_nobody_anything() -> None:
+async def test_a_broken_prefill_engine_fails_no_request() -> None:
     async with _world() as world:
         world.p[0].replica.faults.command(Fault("fast-500"))  # green to probes
         attempts: list[dict[str, str]] = []
@@ -155,7 +155,7 @@ async def test_a_client_that_leaves_stops_both_engines() -> None:
             await world.at_rest()
 
 
-async def test_many_at_once_and_some_who_leave() -> None:
+async def test_many_requests_at_once_while_some_clients_leave() -> None:
     async with _world() as world:
         prompts = [_prompt(f"crowd{n}", 300 + 20 * n) for n in range(24)]
         asking = [asyncio.create_task(world.ask(prompt)) for prompt in prompts]

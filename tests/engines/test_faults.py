@@ -156,7 +156,7 @@ async def test_a_restarted_engine_is_known_to_hold_nothing(own: Own) -> None:
         assert (await ask(both, text(1))).status == 200
 
 
-async def test_an_engine_that_tells_nothing_of_what_was_cached_is_named(own: Own) -> None:
+async def test_an_engine_that_does_not_report_cached_tokens_is_named(own: Own) -> None:
     async with before(own, own.engines[1]) as both:
         assert (await ask(both, text(2))).status == 200
         await settled(both)

@@ -170,7 +170,7 @@ async def test_streams_cut_at_random_places_say_what_whole_ones_say(vllms: list[
         assert both.regional.relay.resumption.outcomes["resumed", ""] >= CUTS // 2  # others had said all they had
 
 
-async def test_streams_of_engines_that_tell_no_ids_go_on_by_their_text(vllms: list[RealEngine]) -> None:
+async def test_streams_of_engines_without_token_ids_are_resumed_by_their_text(vllms: list[RealEngine]) -> None:
     """vLLM, taken for an engine that is asked for none. What is told behind a seam is what the engine says to the text
     before it: its tokens may be others than those that it wrote, and then the rest is, too."""
     rng, went_on = random.Random(5), 0

@@ -127,7 +127,7 @@ def test_who_only_looks_reads_it_without_what_is_not_here(tmp_path, monkeypatch)
         load(Kept, tmp_path / "it", [])
 
 
-def test_a_mistyped_field_is_told_with_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_field_is_reported_with_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SET", SECRET)
     document = {
         "keys": {"a": "env:SET"}, "regoin": "tokyo", "tier": 1, "zzz": 1, "spot": {"prot": 1}, "spots": [{"Port": 1}],

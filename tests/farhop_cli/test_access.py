@@ -1,4 +1,4 @@
-"""Whom a token goes to: over TLS to whom the certificate proves, or to this machine; nobody else."""
+"""Where a token is sent: over TLS to a proven certificate, or to this machine; nowhere else."""
 
 import ssl
 

@@ -35,7 +35,7 @@ async def test_a_question_where_there_is_no_desk(world, http):
         await admin.explain(http, f"{world.file.regions['virginia'].global_admin}/elsewhere", {})
 
 
-async def test_nobody_listens(unused_tcp_port, http):
+async def test_a_closed_admin_port_is_an_error(unused_tcp_port, http):
     with pytest.raises(AdminError, match="cannot be reached: connection refused"):
         await admin.get(http, f"http://127.0.0.1:{unused_tcp_port}", "/status")
 

@@ -97,7 +97,7 @@ async def test_an_entry_that_is_gone_is_passed_over(recorded, cli):
     assert [region for region, _, _ in recorded.requests] == ["frankfurt"]
 
 
-async def test_nobody_answers(recorded, cli):
+async def test_an_unreachable_entry_is_an_error(recorded, cli):
     recorded.silent |= {(name, "entry") for name in recorded.file.regions}
     assert "no entry could be reached" in cli.failed(await cli.in_thread("ask", "hello"), 2)
 

@@ -1,4 +1,4 @@
-"""`farhop audit` over a log, and over what somebody changed in it."""
+"""`farhop audit` over an intact log and over a changed one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log"
 
 
-def test_it_holds_until_somebody_changes_it(cli: Any, log: Path, tmp_path: Path) -> None:
+def test_a_log_verifies_until_it_is_changed(cli: Any, log: Path, tmp_path: Path) -> None:
     key = tlog.verifier_key("farhop.internal/test", KEY.public_key())
     shutil.copy(log / "checkpoint", tmp_path / "seen")
     held = cli.run("audit", "verify", str(log), "--key", key, "--seen", str(tmp_path / "seen"), "--json")

@@ -1,4 +1,4 @@
-"""`farhop bias` and `pin` against a real etcd: what is written, what is refused, what is told."""
+"""`farhop bias` and `pin` against a real etcd: what is written, refused and printed."""
 
 import json
 
@@ -13,7 +13,7 @@ def stored(stands):
     return {key: documents.decode_routing(value) for key, value in stands.all(STEER_PREFIX).items()}
 
 
-def test_a_bias_stands_under_a_lease(cli, stands):
+def test_a_bias_is_written_under_a_lease(cli, stands):
     result = cli.run("bias", "set", "tokyo", "--ms", "-50", "--for", "30m", "--why", "new link", "--by", "ann@ops")
     assert (result.exit_code, result.stderr) == (0, "")
     for text in ("tokyo: counts as 50 ms better", "by ann@ops", "farhop bias unset tokyo", "3 of 3"):

@@ -1,4 +1,4 @@
-"""What is withheld of a bundle: nothing that stands in the place of a secret gets through, and the rest does."""
+"""What a bundle withholds: no value of a secret field gets through, and all else does."""
 
 import json
 import re
@@ -121,7 +121,7 @@ async def test_what_cannot_be_added_is_named_before_anything_is_asked(world, cli
     assert not (tmp_path / "b.tar.gz").exists()
 
 
-async def test_who_does_not_answer_is_in_it_too(world, cli, made, tmp_path):
+async def test_a_balancer_that_does_not_answer_is_in_the_bundle_too(world, cli, made, tmp_path):
     for name in world.file.regions:
         world.status[name, "global_admin"] = made.global_status(tokyo="up")
         world.status[name, "regional_admin"] = made.regional_status("r")

@@ -1,4 +1,4 @@
-"""`farhop bench chaos`: what is told, what is kept, and the exit code."""
+"""`farhop bench chaos`: its output, its files, and the exit code."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_without_secrets_what_is_not_here_is_named_and_the_rest_checked(cli, fle
     assert "listen.port" in wrong.stderr
 
 
-def test_what_names_nobody_is_a_note(cli, fleet):
+def test_an_unknown_name_is_a_note(cli, fleet):
     more = {"routes": [{"tenant": "nobody"}], "region_hosts": {"rome": ["10.0.0.0/8"]}}
     result = cli.run("check", *fleet(above=more))
     output = " ".join(result.stdout.split())
@@ -342,7 +342,7 @@ def test_files_for_etcd_are_looked_at(cli, fleet, certificates):
     assert "not checked, as it is not here: ca_file: /nowhere/ca.pem" in " ".join(result.stdout.split())
 
 
-def test_one_port_for_two_listeners_is_told(cli, fleet):
+def test_one_port_for_two_listeners_is_reported(cli, fleet):
     result = cli.run("check", *fleet(below={"control": {"port": 4}}))
     assert result.exit_code == 1
     assert re.search(r"below\.yaml: (tier|control)\.port: 4 is (tier|control)'s, too; give each its own", result.stderr)
@@ -367,7 +367,7 @@ def test_a_regional_configuration_that_lacks_its_listeners_is_told_what_it_lacks
         (RegionalConfig, "world", "regions: unknown field; it is one of a topology's"),
     ],
 )
-def test_the_file_of_another_process_is_told_for_what_it_is(fleet, tmp_path, kind, name, problem):
+def test_the_file_of_another_process_is_reported_as_such(fleet, tmp_path, kind, name, problem):
     fleet()
     with pytest.raises(ConfigError) as caught:
         load(kind, tmp_path / f"{name}.yaml")

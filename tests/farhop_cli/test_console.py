@@ -434,7 +434,7 @@ FLOW = "return getComputedStyle(document.getElementById('flow')).display"
 LEFT_OUT = f"return {CONTROLS}.map(nameOf).filter((name) => meant.has(name) && !reachedNames.has(name))"
 
 
-def test_no_motion_where_none_is_wanted(browser: Browser, live: Live) -> None:
+def test_no_motion_if_the_browser_prefers_none(browser: Browser, live: Live) -> None:
     browser.go(live.url)
     for wanted, shown in (("reduce", "none"), ("no-preference", "block")):
         features = [{"name": "prefers-reduced-motion", "value": wanted}]

@@ -125,7 +125,7 @@ def test_a_file_that_is_none_is_named(cli, text):
     assert context.path().read_text() == text
 
 
-def test_one_that_is_broken_is_in_nobody_elses_way(cli):
+def test_a_broken_context_does_not_affect_others(cli):
     context.path().parent.mkdir(parents=True)
     context.path().write_text(
         "contexts: {bad: {etcd: 5, admin: {token: hunter2}}, good: {etcd: {endpoints: ['[::1]:1']}}}"

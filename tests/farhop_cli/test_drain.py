@@ -1,4 +1,4 @@
-"""`farhop drain` and `undrain` against a real etcd: what is written, what is refused, what is told."""
+"""`farhop drain` and `undrain` against a real etcd: what is written, refused and printed."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ def drained(stands, region="virginia"):
     return documents.decode_drain(value) if value is not None else None
 
 
-def test_a_drain_stands_under_a_lease_of_its_length(cli, stands):
+def test_a_drain_is_written_under_a_lease_of_its_length(cli, stands):
     before = datetime.now(UTC)
     result = cli.run("drain", "set", "virginia", "--for", "30m", "--why", "kernel update", "--by", "ann@ops")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -82,7 +82,7 @@ def test_the_state_of_the_others_counts(cli, stands):
     assert "anywhere (m)" in cli.failed(cli.run("drain", "set", "virginia", "--why", "x"), 1)
 
 
-def test_where_nobody_answers_nobody_can_tell(cli, stands, monkeypatch):
+def test_without_a_status_a_drain_is_refused_unless_forced(cli, stands, monkeypatch):
     async def nobody():
         return []
 

@@ -1,4 +1,4 @@
-"""What `farhop drill` was asked for: keys that never stand on a command line, and parameters."""
+"""Options of `farhop drill`: keys, which are never on a command line, and parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drills by the schedule: what was missed is told and kept, what cannot be read any more is not run."""
+"""Scheduled drills: missed runs are reported and kept, unreadable ones are not run."""
 
 from __future__ import annotations
 

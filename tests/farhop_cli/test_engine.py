@@ -1,4 +1,4 @@
-"""`farhop engine`: options become settings; everything wrong is told at once; a port taken is one line."""
+"""`farhop engine`: options become settings; all errors are reported at once; a port in use is one line."""
 
 import socket
 

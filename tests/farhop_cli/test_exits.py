@@ -35,5 +35,5 @@ def test_what_others_say_drives_no_terminal(monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "says"), [("", ""), ("one", "one"), ("one\ntwo\nthree", "one (and 2 more)")])
-def test_of_many_problems_a_line_tells_the_first_and_how_many(text, says):
+def test_of_many_problems_a_line_has_the_first_and_their_number(text, says):
     assert first_of(ValueError(text)) == says

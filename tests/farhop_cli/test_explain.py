@@ -105,7 +105,7 @@ async def test_no_file(world, cli, arguments, says):
     assert says in cli.failed(await cli.in_thread("explain", *arguments), 2)
 
 
-async def test_a_tenant_nobody_knows(world, cli, request_file):
+async def test_an_unknown_tenant(world, cli, request_file):
     assert "no tenant 'bob'" in cli.failed(await cli.in_thread("explain", request_file, "--tenant", "bob"), 2)
 
 
@@ -137,7 +137,7 @@ async def test_an_unknown_decision_is_one_line_and_code_1(world, cli):
     assert "no balancer knows decision 0123456789abcdef" in explained
 
 
-async def test_who_could_not_be_asked_is_shown(world, cli):
+async def test_a_balancer_that_could_not_be_asked_is_shown(world, cli):
     world.silent.add(("tokyo", "global_admin"))
     explained = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 3)
     assert "1 balancers could not be asked" in explained
@@ -163,7 +163,7 @@ async def test_the_law_in_force_decides_who_is_shown_the_request(answering, cli,
     assert ("virginia", "global_admin") not in [(region, role) for region, role, _ in answering.questions]
 
 
-async def test_the_region_is_asked_for_the_model_that_the_name_stands_for(answering, cli):
+async def test_the_region_is_asked_for_the_model_behind_the_alias(answering, cli):
     answering.explained["virginia", "global_admin"]["model"] = "small"
     explained = await cli.in_thread("explain", "-", stdin='{"model":"auto","prompt":"hello"}')
     assert explained.exit_code == 0

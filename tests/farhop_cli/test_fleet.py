@@ -75,7 +75,7 @@ def test_an_admin_port_with_tls(config, tmp_path):
     assert found.admins == ("https://127.0.0.1:9100",)
 
 
-async def test_of_a_configuration_its_own_certificate_is_believed_and_no_other(config, tmp_path):
+async def test_with_a_configuration_only_its_own_certificate_is_trusted(config, tmp_path):
     authority = Authority(tmp_path)
     own, other = authority.issue("server"), authority.issue("stranger")
 
@@ -133,7 +133,7 @@ async def test_a_regions_own_balancer_is_asked_where_it_is_known(world, made):
     assert await Fleet({}, None).status_of("tokyo") is None
 
 
-async def test_who_is_silent_is_left_out(world, made):
+async def test_a_balancer_that_does_not_answer_is_left_out(world, made):
     for name in world.file.regions:
         world.status[name, "global_admin"] = made.global_status(virginia="up")
     world.silent.add(("tokyo", "global_admin"))

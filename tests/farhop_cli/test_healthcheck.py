@@ -65,7 +65,7 @@ def test_a_check_without_a_fault_brings_no_tables_with_it() -> None:
     assert subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
-def test_nobody_listens(cli, tmp_path: Path) -> None:
+def test_a_closed_admin_port_is_an_error(cli, tmp_path: Path) -> None:
     from farhop_lab.world.ports import free_ports
 
     (free,) = free_ports(1)

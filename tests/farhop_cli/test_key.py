@@ -51,7 +51,7 @@ def test_a_key_from_its_making_to_its_end(cli, stands):
     assert rotated["key"] not in shown
 
 
-def test_a_model_that_nobody_serves_is_said(cli, stands):
+def test_a_model_that_is_served_nowhere_is_reported(cli, stands):
     made = cli.run("key", "create", "eu-only", "--model", "m", "--model", "nosuch", *WHY)
     assert made.exit_code == 0
     assert made.stderr.splitlines()[:-1] == ['farhop: --model: no region serves "nosuch" now; there is m']

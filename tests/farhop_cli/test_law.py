@@ -78,7 +78,7 @@ def test_what_changes_is_shown_and_what_was_is_kept(cli, stands, law):
     assert "removed, and no longer served: acme, anywhere" in removed.stdout
 
 
-def test_it_says_whom_it_would_strand_and_what_would_move(cli, stands, law):
+def test_a_dry_run_reports_stranded_tenants_and_moved_traffic(cli, stands, law):
     stands.states["frankfurt"] = "down"
     tenants = policy.document_of(WORLD)["tenants"]
     tenants[0]["residency"] = {"processing": {"allow": ["eu"]}}
@@ -136,7 +136,7 @@ def test_an_etcd_that_was_wiped_does_not_lead_back(cli, stands, law):
     assert "0 of 6 balancers follow it by now" in result.stderr
 
 
-def test_an_epoch_that_no_law_may_have_keeps_nobody_from_setting_one(cli, stands, law):
+def test_an_impossible_epoch_does_not_prevent_setting_a_law(cli, stands, law):
     cli.run("law", "set", law(), "--why", "first", "--by", "ann")
     document = json.loads(bare(stands.get(LAW_KEY)))
     stands.put(LAW_KEY, json.dumps(document | {"epoch": 2**63 - 1}).encode())
@@ -193,7 +193,7 @@ def test_a_why_that_says_nothing_is_a_fault(cli, stands, law):
     assert "why: says nothing" in cli.failed(cli.run("law", "set", law(), "--why", " "), 1)
 
 
-def test_other_commands_go_by_the_law_that_stands(capsys):
+def test_other_commands_use_the_law_in_etcd(capsys):
     newer = policy.encode({"tenants": [policy.document_of(WORLD)["tenants"][1]]}, 5, "ann", "x", AT)
     assert set(room.under(WORLD, newer).tenants) == {"eu-only"}
     assert room.under(WORLD, None) is WORLD
@@ -243,7 +243,7 @@ def test_with_a_key_what_is_set_is_signed_and_shown_to_be(cli, stands, law, keys
     assert (bad.exit_code, output["good"], output["why"]) == (1, False, "it is not signed, and a law must be")
 
 
-def test_who_has_the_key_signs_and_who_reaches_etcd_sets(cli, stands, law, keys, monkeypatch):
+def test_a_law_signed_with_the_key_can_be_set_without_it(cli, stands, law, keys, monkeypatch):
     result = cli.run("law", "sign", law("anywhere"), "--epoch", "6", "--why", "by hand", "--by", "ann")
     (keys / "signed").write_text(result.stdout)
     monkeypatch.delenv("FARHOP_SIGNING_KEY")

@@ -58,7 +58,7 @@ def test_a_dry_run_writes_nothing(cli, stands):
     assert "dry run, nothing is written" in result.stdout
 
 
-def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
+def test_a_limit_per_user_is_kept_beside_that_of_all_users(cli, stands):
     cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
     output = cli.run(*SET, "--each-user", "--requests-per-minute", "20").stdout
     assert output.splitlines()[0] == "tenant eu-only, user each: 20 requests per minute; lent out by virginia"
@@ -69,7 +69,7 @@ def test_a_limit_of_each_user_stands_beside_that_of_all(cli, stands):
     assert len(limits.decode(stands.get(KEY)).limits) == 1
 
 
-def test_a_limit_of_what_nobody_has_is_set_and_said(cli, stands):
+def test_a_limit_for_an_unknown_name_is_set_with_a_warning(cli, stands):
     result = cli.run(*SET, "--home", "virginia", "--requests-per-minute", "9", "--model", "nosuch", "--key", "nokey")
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [

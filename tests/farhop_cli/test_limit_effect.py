@@ -62,7 +62,7 @@ def test_a_dry_run_says_what_it_would_have_refused_of_the_last_day(cli, stands, 
     assert "--dry-run" in cli.failed(cli.run(*SET, "--requests-per-minute", "1", "--usage", str(tmp_path)), 2)
 
 
-def test_money_is_not_limited_where_nobody_can_count_it(cli, stands, book):
+def test_money_is_not_limited_if_it_cannot_be_counted(cli, stands, book):
     asked = (*SET, "--home", "virginia", "--usd-per-day", "50")
     assert "usage.prices" in cli.failed(cli.run(*asked), 2), "the balancers have no price book"
     stands.prices = {"epoch": 1, "models": ["llama"], "more": False}

@@ -46,7 +46,7 @@ async def test_a_row_a_region_and_rates_between_two_samples(busy):
     assert (second[2].entered_per_s, second[2].served_per_s) == (4.0, 2.0)
 
 
-async def test_the_worst_that_anybody_sees_is_shown(busy, made):
+async def test_the_worst_reported_state_is_shown(busy, made):
     busy.status["tokyo", "global_admin"] = made.global_status(virginia="suspect", frankfurt="down", tokyo="draining")
     ((*rows,),) = await samples(busy, 1.0)
     assert [row.state for row in rows] == ["suspect", "down", "draining"]
@@ -68,7 +68,7 @@ async def test_a_balancer_that_restarted_has_no_rate(busy):
     assert second[0].entered_per_s is None
 
 
-async def test_where_nobody_answers_the_state_is_unknown(busy):
+async def test_if_no_balancer_answers_the_state_is_unknown(busy):
     busy.silent |= {(name, role) for name in REGIONS for role in ("global_admin", "regional_admin")}
     ((*rows,),) = await samples(busy, 1.0)
     assert rows[1] == Row("frankfurt", why="no global balancer answers")

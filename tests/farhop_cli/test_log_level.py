@@ -9,7 +9,7 @@ async def test_an_unknown_level_and_balancers_that_cannot(world, cli):
     assert "has no /log-level; is it an older build?" in output
 
 
-async def test_a_dry_run_says_where_it_would_be_set_and_who_does_not_answer(world, cli):
+async def test_a_dry_run_lists_balancers_and_those_that_do_not_answer(world, cli):
     for name in world.file.regions:
         world.status[name, "global_admin"] = {"tier": "global", "region": name}
         world.status[name, "regional_admin"] = {"tier": "regional", "region": name}

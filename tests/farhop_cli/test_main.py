@@ -271,13 +271,13 @@ def test_a_commands_tree_is_built_once_a_process():
 @pytest.mark.parametrize(
     ("words", "right"), [(("topp",), "'top'"), (("lw", "get"), "'law'"), (("key", "creat"), "'create'")]
 )
-def test_a_mistyped_command_is_told_with_the_right_one(cli, words, right):
+def test_a_mistyped_command_is_reported_with_the_right_one(cli, words, right):
     result = cli.run(*words)
     assert result.exit_code == 2
     assert f"Did you mean {right}" in result.stderr
 
 
-def test_who_leaves_the_verb_out_is_told_which_there_are(cli):
+def test_a_missing_verb_is_answered_with_the_list_of_verbs(cli):
     result = cli.run("drain", "tokyo")
     assert result.exit_code == 2
     assert "drain`; use one of get, set, unset, diff, history" in result.stderr

@@ -100,7 +100,7 @@ def test_relay_as_json_and_quick(cli, asked):
     assert plan.idle_streams == 10
 
 
-def test_a_proxy_that_nobody_knows(cli):
+def test_an_unknown_proxy(cli):
     assert "no proxy is called 'traefik'; there is farhop regional" in cli.failed(
         cli.run("bench", "relay", "--only", "traefik"), 2
     )

@@ -103,7 +103,7 @@ def test_more_runs_make_up_for_few_requests_unless_it_is_said_how_many(tmp_path:
         plan.TrialRunner(scenario, 1, None, print)([fleet])
 
 
-def test_where_too_little_is_asked_to_tell_nothing_is_planned(tmp_path: Path) -> None:
+def test_with_too_few_requests_nothing_is_planned(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(TEXT)
     output = CliRunner().invoke(app(), ["plan", str(path), "--most", "2", "--good", "0.99"])

@@ -14,7 +14,7 @@ from farhop_cli.main import app
 from tests.conftest import RunningWorld
 
 
-def test_a_world_that_runs_too_fast_is_told_as_if_it_had_not() -> None:
+def test_times_of_a_sped_up_world_are_scaled_back() -> None:
     file = io.BytesIO()
     trace = record.Trace(file, 10.0)
     for at_s in (1000.0, 1000.5, 1002.0):

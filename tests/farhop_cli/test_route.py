@@ -26,7 +26,7 @@ def test_routes_are_set_changed_and_taken_back_one_by_one(cli, stands):
     assert "configurations apply" in cli.run("route", "get", "virginia").stdout
 
 
-def test_a_route_of_a_model_that_nobody_serves_is_set_and_said(cli, stands):
+def test_a_route_of_a_model_served_nowhere_is_set_with_a_warning(cli, stands):
     def said(route):
         return cli.run("route", "set", "virginia", route, "--model", "auto", "--why", "x").stderr
 
@@ -79,7 +79,7 @@ def test_a_dry_run_says_what_it_decides(cli, stands):
     assert stands.authored("route") is None
 
 
-def test_a_name_stands_for_models_and_none_for_a_name_that_does(cli, stands):
+def test_an_alias_points_to_models_and_not_to_another_alias(cli, stands):
     auto = ("route", "set", "virginia", "{models: [{model: m}, {model: huge}]}", "--model", "auto", "--why", "x")
     output = cli.run(*auto, "--dry-run").stdout
     assert "stands for: m, served in" in output
@@ -91,7 +91,7 @@ def test_a_name_stands_for_models_and_none_for_a_name_that_does(cli, stands):
     assert "stands for others itself; name those in its place" in cli.failed(cli.run(*round_), 1)
 
 
-def test_a_mistyped_field_is_told_with_the_right_one(cli):
+def test_a_mistyped_field_is_reported_with_the_right_one(cli):
     result = cli.run("route", "set", "virginia", "{polcy: nearest}", "--why", "x")
     assert result.exit_code == 2
     assert 'ROUTE: polcy: unknown field; did you mean "policy"?' in result.stderr

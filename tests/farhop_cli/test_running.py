@@ -35,7 +35,7 @@ async def test_nearest_first(here, place, order):
 @pytest.mark.parametrize(
     ("place", "says"), [("Parys", "Paris"), ("tokio", "tokyo"), ("99,999", "LAT,LON"), ("", "LAT,LON")]
 )
-async def test_a_place_nobody_knows(here, capsys, place, says):
+async def test_an_unknown_place(here, capsys, place, says):
     assert says.lower() in refused(capsys, here.nearest, place).lower()
 
 

@@ -55,7 +55,7 @@ def either(request):
     return request.param
 
 
-def test_what_is_set_is_shown_with_who_and_why_until_it_is_unset(cli, stands, noun):
+def test_an_override_is_shown_with_author_and_reason_until_it_is_unset(cli, stands, noun):
     arguments, key, shown, _, undo = NOUNS[noun]
     before = datetime.now(UTC).replace(microsecond=0)
     assert cli.run(noun, "get").stdout.startswith(("no", "nothing"))
@@ -150,7 +150,7 @@ async def test_a_law_tried_without_all_of_them_is_partial_too(cli, seen, tmp_pat
     assert (await cli.in_thread("law", "diff", str(tmp_path / "law.yaml"))).exit_code == 3
 
 
-async def test_what_one_of_two_hubs_tells_is_partial_and_what_is_written_there_is_not(cli, seen, either):
+async def test_a_read_from_one_of_two_hubs_is_partial_and_a_write_there_is_not(cli, seen, either):
     hubs = {"here": json.loads(seen.path.read_text())["etcd"], "gone": "127.0.0.1:1"}
     world_file.write(seen.path, replace(world_file.read(seen.path), hubs=hubs))
     for words in ((either, "get"), (either, "set", *NOUNS[either][0], *SIGNED, "--dry-run")):
@@ -169,7 +169,7 @@ def test_what_is_replaced_is_shown(cli, stands, noun):
 
 
 @pytest.mark.parametrize("either", ["drain", "split", "route"])  # of the last one word holds several
-def test_a_file_is_compared_with_what_stands(cli, stands, either, tmp_path):
+def test_a_file_is_compared_with_what_is_set(cli, stands, either, tmp_path):
     arguments, _, shown, other, undo = NOUNS[either]
     assert cli.run(either, "diff").exit_code == 0
     cli.run(either, "set", *arguments, *SIGNED)
@@ -206,7 +206,7 @@ def test_what_was_is_looked_back_on(cli, stands, noun):
     assert "kernel update" not in cli.run(noun, "history", "tokyo").stdout
 
 
-def test_the_author_is_whoever_is_at_the_keyboard(cli, stands, either, monkeypatch):
+def test_the_author_is_the_user_at_the_keyboard(cli, stands, either, monkeypatch):
     monkeypatch.setattr(setting.getpass, "getuser", lambda: "bob")
     monkeypatch.setattr(setting.socket, "gethostname", lambda: "desk")
     output = json.loads(cli.run(either, "set", *NOUNS[either][0], "--why", "x", "--json").stdout)
@@ -308,7 +308,7 @@ def test_an_etcd_alone_is_enough_to_look_and_to_unset(cli, stands, either):
     assert cli.run(either, "unset", *undo, *alone).exit_code == 0
 
 
-def test_whom_an_item_is_for_and_who_signed_it_as_text():
+def test_title_and_byline_name_the_subject_and_the_author():
     assert setting.title({"region": "tokyo", "model": ""}) == "tokyo, all other models"
     assert setting.title({"region": "tokyo", "tenant": "acme", "model": "m"}) == "tokyo, tenant acme, model m"
     assert setting.byline(Setting((Item({}, 1),))) == "written by hand; no author is named"

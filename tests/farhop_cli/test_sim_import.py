@@ -72,7 +72,7 @@ def test_smaller_gpus_than_were_proposed_may_be_put_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), [("My Friday_2.yaml", "my-friday_2"), ("_.yaml", "imported")])
-def test_whatever_its_file_is_called_the_scenario_can_be_run(tmp_path: Path, file: str, name: str) -> None:
+def test_the_scenario_can_be_run_whatever_its_file_s_name(tmp_path: Path, file: str, name: str) -> None:
     out = tmp_path / file
     text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", LINES), "--out", str(out)])
     assert text.exit_code == 0, text.output

@@ -88,7 +88,7 @@ async def test_splits_are_a_table_where_there_are_any(healthy, cli):
     assert rows == [["tokyo", "llama", "v1=95", "v2=5", "1", "session", "v2"]]
 
 
-async def test_each_hub_is_a_row_and_says_what_was_not_believed(healthy, cli):
+async def test_each_hub_is_a_row_with_its_refused_documents(healthy, cli):
     seen = {"outages": 1, "revision": 7, "balancers": 3, "reports": 12}
     healthy.status["tokyo", "global_admin"]["hubs"] = [
         {"hub": "atlantic", "in_contact": True, "trouble": None, **seen, "refused": {"malformed": 2, "misplaced": 1}},
@@ -126,7 +126,7 @@ def test_no_world(cli, tmp_path):
     assert text.count("\n") == 1
 
 
-async def test_what_balancers_tell_of_load_spill_and_prefixes(healthy, cli, made):
+async def test_load_spill_and_prefixes_as_balancers_report_them(healthy, cli, made):
     for name in REGIONS:
         found = healthy.status[name, "global_admin"]
         found |= {"trie_nodes": 1234, "law_epoch": 7}
@@ -233,7 +233,7 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
     assert text == "ops yes frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
 
 
-def test_who_is_slow_is_shown_beside_why_it_is_up(made):
+def test_a_slow_replica_is_shown_beside_the_reason_for_its_state(made):
     found = made.regional_status("gpu-0")
     found["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
     (row,) = status.replica_rows(status.Seen("virginia", "http://r", found))

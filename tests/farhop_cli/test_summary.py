@@ -113,7 +113,7 @@ ODD = st.recursive(
 
 
 @given(statuses=st.lists(st.none() | st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=8), max_size=6))
-def test_ten_lines_and_no_fault_whatever_the_statuses(statuses):
+def test_at_most_ten_lines_and_no_error_for_any_statuses(statuses):
     those = [SimpleNamespace(region="tokyo", name="tokyo", status=status) for status in statuses]
     lines = summed(those[::2], those[1::2], ["a", "b", "c", "d", "e"])
     assert 4 <= len(lines) <= summary.LINES_MAX

@@ -14,7 +14,7 @@ def row(out: str, name: str) -> str:
     return next(line for line in out.splitlines() if f" {name} " in line)
 
 
-def test_a_global_decision_shows_everybody_once_and_why(capsys, made):
+def test_a_global_decision_shows_every_region_once_with_its_reason(capsys, made):
     reasons = made.regions(
         "frankfurt",
         [made.candidate("frankfurt", score=3.0), made.candidate("virginia")],
@@ -72,7 +72,7 @@ def test_an_outcome_in_a_line(capsys, made):
     assert "answer cache: bypass (sampled)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_terms_of_a_score_stand_beside_it_but_for_what_is_nothing_to_anybody(capsys):
+def test_a_score_s_terms_are_columns_except_those_that_are_zero_for_all(capsys):
     candidates = [
         {"replica": "r1", "score": 30.0, "terms_ms": {"prefill": 25.0, "decode": 5.0, "adapter": 0.0}},
         {"replica": "r2", "score": 7.5, "terms_ms": {"prefill": 7.5, "decode": 0.0, "adapter": 0.0}},

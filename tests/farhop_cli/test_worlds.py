@@ -29,7 +29,7 @@ def verdict(number: int, mean: float, *, lost: bool, failed: float = 0.0) -> Ver
     )  # fmt: skip
 
 
-def test_the_worst_stands_first_and_decides(capsys):
+def test_the_worst_world_comes_first_and_decides(capsys):
     assert worlds.printed([verdict(3, 1.1, lost=False), verdict(17, 0.8, lost=True)], as_json=False) == 1
     out = capsys.readouterr().out
     assert out.index("17") < out.index("1.100")
@@ -50,7 +50,7 @@ def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
     assert "| **0.700 ± 0.020** | 0.0 / 25.0 |" in page
 
 
-def test_tables_stand_between_the_lines_for_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_written_between_their_marker_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     for of in ("seed 1", "seed 2"):
         worlds.write_verdicts(page, [verdict(3, 1.1, lost=False)], of)

@@ -95,7 +95,7 @@ def test_a_stale_report_stops_it(age_s: float) -> None:
     assert "reports" in failing(reports=[])
 
 
-def test_the_last_lawful_region_of_anybody_is_never_lost() -> None:
+def test_a_drill_never_takes_a_tenant_s_last_lawful_region() -> None:
     tokyo = made(
         blast_radius={"regions": ["tokyo"]},
         steps=[{"name": "x", "soak_s": 1, "inject": [{"do": "drain", "region": "tokyo"}]}],

@@ -134,7 +134,7 @@ def test_a_hypothesis_holds_within_its_bounds_and_never_for_what_is_no_number() 
         max_leaves=12,
     )
 )
-def test_whatever_a_document_holds_it_is_a_drill_or_an_error_with_lines(part: object) -> None:
+def test_any_document_is_a_drill_or_an_error_with_lines(part: object) -> None:
     for document in (raw(steps=part, aborts=part), raw(blast_radius=part, hypotheses=part, canaries=part)):
         found: tuple[str, ...] = ()
         try:

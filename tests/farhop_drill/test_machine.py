@@ -98,7 +98,9 @@ EVENTS = st.sampled_from(
 
 @settings(max_examples=200)
 @given(st.lists(st.tuples(EVENTS, st.floats(0.0, 2.0)), max_size=60))
-def test_whatever_happens_in_whatever_order(events: list[tuple[machine.Event, float]]) -> None:
+def test_any_order_of_events_keeps_injections_sequential_and_restored(
+    events: list[tuple[machine.Event, float]],
+) -> None:
     run, now, commands = Run(made()), 0.0, list[machine.Command]()
     open_injections, standing, answered = 0, False, set[int]()
     for event, later in [(Started(), 0.0), *events]:

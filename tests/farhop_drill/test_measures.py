@@ -34,13 +34,13 @@ def figures(*canaries: Canary, looks: tuple[StatusSample, ...] = (), marks: Time
 BEFORE = tuple(canary(at) for at in (1.0, 3.0, 5.0, 7.0, 9.0))
 
 
-def test_who_never_failed_is_restored_by_its_first_answer() -> None:
+def test_a_client_that_never_failed_is_restored_by_its_first_answer() -> None:
     found = figures(*BEFORE, canary(10.4, "frankfurt"), canary(11.0, "frankfurt"))
     assert found["rto_s"] == pytest.approx(0.45)
     assert (found["requests_failed"], found["elsewhere_share"]) == (0.0, 1.0)
 
 
-def test_who_failed_is_restored_by_the_first_good_answer_after_its_last_failure() -> None:
+def test_a_client_that_failed_is_restored_by_its_first_good_answer_after_the_last_failure() -> None:
     found = figures(*BEFORE, failed(10.2), canary(10.6, "frankfurt"), failed(11.0), canary(12.0, "frankfurt"))
     assert found["rto_s"] == pytest.approx(2.05)
     assert found["requests_failed"] == 2.0
@@ -132,7 +132,7 @@ def test_it_is_back_when_every_region_is_up_and_its_own_are_served_at_home() -> 
     assert not measures.is_back(made(), home, up, MARKS, 21.5)
 
 
-def test_it_is_back_for_those_who_ask_seldom_too() -> None:
+def test_clients_that_ask_rarely_are_restored_too() -> None:
     """Of the last three since the restoration none is within the moment that others are judged by."""
     up = [StatusSample(at_s=99.0, states={"virginia": "up"}, used={})]
     seldom = [*BEFORE, canary(30.0, "tokyo"), canary(40.0), canary(50.0), canary(60.0)]

@@ -127,7 +127,7 @@ async def test_blocked_is_not_run(bench: Bench) -> None:
     assert "lever" in outcome.why
 
 
-async def test_who_finds_the_lock_taken_does_not_run(bench: Bench) -> None:
+async def test_a_runner_that_finds_the_lock_taken_does_not_run(bench: Bench) -> None:
     other = DrillLock(run="r2", drill="d", author="other", since_s=1.0)
     assert await Records(bench.store).lock(other)
     outcome = await bench.runner(made()).run()

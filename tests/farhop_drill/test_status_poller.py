@@ -29,7 +29,7 @@ def test_the_worst_state_and_the_fullest_share_count() -> None:
     assert begins.states == {"tokyo": "returning"}, "none of what would go there does"
 
 
-def test_a_pilot_light_is_awake_once_nobody_sees_it_asleep() -> None:
+def test_a_pilot_light_is_awake_once_no_balancer_reports_it_asleep() -> None:
     def piloted(state: str) -> dict[str, Any]:
         found = status("up", 0.0, 1)
         found["regions"][0] |= {"pilot_light": {"state": state}, "admitted_share": 0.0 if state == "asleep" else 1.0}
@@ -41,7 +41,7 @@ def test_a_pilot_light_is_awake_once_nobody_sees_it_asleep() -> None:
         assert (look.pilots, look.states) == ({"tokyo": awake}, {"tokyo": "up"})
 
 
-async def test_who_does_not_answer_delays_nobody_and_is_forgotten() -> None:
+async def test_a_balancer_that_does_not_answer_delays_no_other_and_its_status_is_dropped() -> None:
     now = [0.0]
 
     async def silent() -> None:

@@ -76,7 +76,7 @@ async def test_a_watcher_further_behind_than_the_history_lists_anew(monkeypatch)
     assert [entry.value for entry in change.entries] == [b"3"]
 
 
-async def test_an_outage_nobody_was_awake_for_is_reported_all_the_same():
+async def test_an_outage_between_two_reads_is_reported():
     store = MemoryStore(Random(1), MemoryCluster(Clock()))
     await store.open()
     async with contextlib.aclosing(store.watch("/")) as watch:

@@ -1,4 +1,4 @@
-"""A regional balancer over emulated engines that tell what they cache, live."""
+"""A regional balancer over live emulated engines that publish KV events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One balancer's `Peers` in a store in memory, and others that say what they are told to, on real gRPC."""
+"""One balancer's `Peers` with a store in memory, and scripted peers on real gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines whose answers are cut where a test says, behind a balancer, and clients who look at every event."""
+"""Engines whose answers are cut at chosen points, behind a balancer, and clients that check every event."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ async def test_a_change_of_the_routes_forgets_what_was_kept() -> None:
         assert gpu.asked == 2
 
 
-async def test_nobody_gets_another_tenants() -> None:
+async def test_no_tenant_gets_another_s_answer() -> None:
     mine, others = tenant("mine"), tenant("others")
     async with emulated(mine, others, routes=[{"tenant": "mine", **KEEPS}, {"tenant": "others", **KEEPS}]) as (up, gpu):
         first = await send(up.entry, chat(key="sk-farhop-mine", body=body()))
@@ -322,7 +322,7 @@ async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_le
         assert word(await send(up.entry, chat(body=stream()))) == "miss"
 
 
-async def test_upstream_is_cancelled_when_nobody_reads_any_more() -> None:
+async def test_upstream_is_cancelled_when_the_last_reader_leaves() -> None:
     engine = Engine()
     engine.behaviour = "pause"
     async with scripted(engine, routes=[KEEPS | SHARES]) as up:

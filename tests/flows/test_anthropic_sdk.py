@@ -81,7 +81,7 @@ def test_the_residency_asked_for_is_kept_and_named_again(client: anthropic.Anthr
     assert found.usage.output_tokens > 0
 
 
-def test_a_residency_that_nobody_knows_is_refused(client: anthropic.Anthropic) -> None:
+def test_an_unknown_residency_is_refused(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"atlantis|inference_geo") as caught:
         client.messages.create(**_asked("Where?", inference_geo="atlantis"))
     assert caught.value.type == "invalid_request_error"

@@ -1,4 +1,4 @@
-"""What a process of either tier does with a configuration or surroundings it cannot use, and when told to stop."""
+"""A process of either tier with an unusable configuration or environment, and when it is stopped."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ async def test_an_entry_that_leads_nowhere_lawful_is_not_ready() -> None:
         assert (await send(up.entry, head("GET", "/health"))).status == 200
 
 
-async def test_the_version_is_shown_to_who_may_ask() -> None:
+async def test_the_version_is_shown_to_authorised_callers() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         assert (await send(up.entry, head("GET", "/version"))).status == 401
         found = await send(up.entry, head("GET", "/version", authorization="Bearer sk-farhop-anywhere"))

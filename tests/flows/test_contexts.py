@@ -184,7 +184,7 @@ async def test_what_is_not_reached_is_named_and_how_it_failed(fleet: Fleet, monk
     assert output.stderr.count("\n") == 1
 
 
-async def test_who_poses_as_a_balancer_in_etcd_gets_no_token(fleet: Fleet) -> None:
+async def test_an_impostor_registered_in_etcd_gets_no_token(fleet: Fleet) -> None:
     """A certificate of the right authority with another name, and, without an authority to go by, anybody."""
     await fleet.cli("context", "set", "prod", "--server-name", "{region}.{tier}.elsewhere")
     output = await fleet.cli("status", code=2)

@@ -1,4 +1,6 @@
-"""Nothing that a request makes waits for the collector, whose walk holds everybody up: cycles are counted here."""
+"""No request leaves reference cycles, since the garbage collector's walk delays all requests: cycles are counted
+here.
+"""
 
 from __future__ import annotations
 

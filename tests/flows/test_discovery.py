@@ -1,4 +1,4 @@
-"""Replicas come and go under load, over real sockets: nobody loses a request, and the world hears of it."""
+"""Replicas come and go under load, over real sockets: no request is lost, and other balancers learn of it."""
 
 from __future__ import annotations
 

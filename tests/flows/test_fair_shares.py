@@ -1,4 +1,4 @@
-"""Like replicas get like shares, and who was slow is not slow for ever: the shipped machine in virtual time."""
+"""Equal replicas get equal shares, and a slow one recovers its share: the shipped machine in virtual time."""
 
 from __future__ import annotations
 

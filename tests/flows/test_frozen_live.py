@@ -1,4 +1,4 @@
-"""A replica that says nothing at all: what it was sent is looked for by the clock, not as others happen to speak."""
+"""A silent replica: its requests are checked by a timer, not only when other events happen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from farhop_lab.memory_store import MemoryStore
 from regional_lb.app.main import RegionalBalancer
 
 
-async def test_what_a_silent_engine_never_began_moves_though_nobody_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_that_a_silent_engine_has_not_begun_moves_without_any_probe_or_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(os.environ, "FARHOP_TEST_HOP", HOP_KEY)
     async with Engine().running() as one, Engine().running() as other:
         replicas = [

@@ -104,7 +104,7 @@ def test_the_only_lawful_region_is_tried_again_after_a_transport_failure(play) -
     )  # fmt: skip
 
 
-def test_a_region_that_tells_of_its_replicas_failure_is_not_asked_again(play) -> None:
+def test_a_region_that_reports_its_replica_s_failure_is_not_tried_again(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -315,7 +315,7 @@ def london_comes_back(book: Playbook, wait_ms: float, own_wait_ms: float = 0.0) 
     return book.at(0.5).on(view).expect().on(RegionReported("london")).expect().on(ChannelChanged("london", up=True))
 
 
-def test_who_stands_in_a_queue_without_a_promise_goes_to_the_region_that_is_back(play) -> None:
+def test_a_queued_request_without_a_promised_start_goes_to_the_region_that_is_back(play) -> None:
     book = play(worldwide(view=LONDON_AWAY)).on(RequestArrived(request("a", tenant="european")))
     book.expect(sent("a", "frankfurt", promised_ttft_ms=None))
     london_comes_back(book, 9_000.0).expect(
@@ -351,17 +351,19 @@ def test_the_oldest_go_back_first_and_as_many_as_begin_at_once() -> None:
         ("german", everywhere(), {}, 9_000.0),  # nowhere else to go
     ],
 )
-def test_who_is_back_takes_nobody_who_is_served_or_let_go_where_it_is(play, tenant, view, fields, wait_ms) -> None:
+def test_a_region_that_is_back_takes_no_request_that_is_served_or_released_where_it_is(
+    play, tenant, view, fields, wait_ms
+) -> None:
     book = play(worldwide(view=view)).on(RequestArrived(request("a", tenant=tenant, **fields)))
     london_comes_back(book.expect(sent("a", "frankfurt")), wait_ms).expect()
 
 
-def test_who_is_back_takes_nobody_into_a_queue(play) -> None:
+def test_a_region_that_is_back_takes_only_requests_that_begin_at_once(play) -> None:
     book = play(worldwide(view=LONDON_AWAY)).on(RequestArrived(request("a", tenant="european")))
     london_comes_back(book.expect(sent("a", "frankfurt")), 9_000.0, AT_ONCE_MS + 1.0).expect()
 
 
-def test_who_is_back_takes_no_stream_that_has_begun_and_nobody_who_is_gone(play) -> None:
+def test_a_region_that_is_back_takes_no_begun_stream_and_no_request_whose_client_left(play) -> None:
     book = play(worldwide(view=LONDON_AWAY)).on(RequestArrived(request("a", tenant="european")))
     book.expect(sent("a", "frankfurt")).on(AttemptBegan("a", 1, 200)).expect()
     book.on(RequestArrived(request("b", tenant="european"))).expect(sent("b", "frankfurt"))
@@ -380,7 +382,7 @@ def test_a_region_that_turned_it_away_does_not_take_it_back(play) -> None:
     book.on(RegionReported("frankfurt")).expect()
 
 
-def test_a_region_that_was_there_all_the_time_takes_nobody_while_another_is_away(play) -> None:
+def test_a_region_that_was_never_away_takes_no_request_while_another_is_away(play) -> None:
     full = [instance(name, headroom_foreign_tokens=0) for name in ("frankfurt", "tokyo")]
     book = play(worldwide(view=seen(*full))).on(RequestArrived(request("a")))
     book.expect(sent("a", "frankfurt", promised_ttft_ms=None))
@@ -462,7 +464,7 @@ def test_what_cannot_go_on_ends_with_the_error(play) -> None:
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
-def test_a_stream_that_nobody_takes_up_at_once_is_tried_again(play) -> None:
+def test_a_stream_that_no_region_continues_at_once_is_tried_again(play) -> None:
     """Regions that live answer late where much breaks at once: that each was asked is no reason to give it up."""
     flow = worldwide()
     (
@@ -552,7 +554,7 @@ def test_streams_leave_a_drained_region_at_its_pace(play) -> None:
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
-def test_who_may_go_nowhere_else_stays_in_the_drained_region(play) -> None:
+def test_a_request_without_another_lawful_region_stays_in_the_drained_one(play) -> None:
     flow = worldwide()
     book = play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt"))
     book.on(AttemptBegan("a", 1, 200)).expect()
@@ -560,7 +562,7 @@ def test_who_may_go_nowhere_else_stays_in_the_drained_region(play) -> None:
     book.at(1.0).on(TimerFired("a")).expect(timer("a", at=1.0 + MOVE_AGAIN_S))
 
 
-def test_a_drain_that_is_lifted_moves_nobody_any_more(play) -> None:
+def test_a_lifted_drain_moves_no_further_requests(play) -> None:
     flow = worldwide()
     book = begun(play, flow, "a")
     book.at(1.0).on(RegionForced("london", True, "racks", over_s=2.0, moves=True)).expect(timer("a", at=3.0))

@@ -1,4 +1,4 @@
-"""The global machine's ways with a request: where it goes, why not elsewhere, and what is learned from it."""
+"""The global machine's choices: where a request goes, why not elsewhere, and what is learned from it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_slow_decode_is_worth_a_hop(play) -> None:
     play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
 
 
-def test_a_long_request_goes_where_somebody_can_hold_it(play) -> None:
+def test_a_long_request_goes_to_a_region_that_can_hold_it(play) -> None:
     view = seen(instance("london", context_tokens=1000), instance("frankfurt", context_tokens=4000), instance("tokyo"))
     flow = worldwide(view=view)
     (
@@ -164,7 +164,7 @@ def test_lawful_but_not_serving_is_answered_region_by_region(play) -> None:
     )  # fmt: skip
 
 
-def test_a_model_nobody_ever_offered_does_not_exist(play) -> None:
+def test_a_model_that_was_never_offered_does_not_exist(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -273,7 +273,7 @@ def test_an_instance_that_says_it_is_draining_gets_nothing_new(play) -> None:
     play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
 
 
-def test_a_suspect_serves_only_if_nobody_is_sure(play) -> None:
+def test_a_suspect_region_serves_only_if_no_other_is_up(play) -> None:
     flow = worldwide()
     book = play(flow).on(ChannelChanged("london", False)).expect()
     suspected = {"london": "suspect: channel broken"}
@@ -350,7 +350,7 @@ def test_who_waits_after_refusals_asks_again_but_not_at_once(play) -> None:
     assert [c.target for c in commands if isinstance(c, machine.Forward)] == ["tokyo"]
 
 
-def test_those_who_wait_are_bounded_in_number(play) -> None:
+def test_held_requests_are_bounded_in_number(play) -> None:
     flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)), held_max=1)
     (
         play(flow)
@@ -359,7 +359,7 @@ def test_those_who_wait_are_bounded_in_number(play) -> None:
     )  # fmt: skip
 
 
-def test_one_who_cannot_go_speaks_for_all_like_it(monkeypatch) -> None:
+def test_one_decision_stands_for_all_held_requests_of_the_same_kind(monkeypatch) -> None:
     """A thousand on hold must not cost a thousand decisions at every report."""
     flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
     for n in range(50):
@@ -373,7 +373,7 @@ def test_one_who_cannot_go_speaks_for_all_like_it(monkeypatch) -> None:
     assert len(decided) == 1  # but for what time alone may have changed
 
 
-def test_everybody_who_waits_is_released_in_turn(play) -> None:
+def test_all_held_requests_are_released_in_turn(play) -> None:
     flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
     book = play(flow)
     for n in range(3):

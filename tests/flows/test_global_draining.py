@@ -46,7 +46,7 @@ def test_the_share_falls_to_nothing_and_nothing_is_refused(draining) -> None:
         assert share == pytest.approx(expected, abs=0.08)
 
 
-def test_who_may_go_nowhere_else_is_served_until_the_end(draining) -> None:
+def test_a_request_without_another_lawful_region_is_served_until_the_end(draining) -> None:
     assert taken(draining, 9.9, 50, tenant="german") == {"frankfurt": 50}
     draining.handle(RegionForced("frankfurt", True, "x", over_s=10.0), 9.9)
     assert taken(draining, 19.8, 50, tenant="german") == {"frankfurt": 50}

@@ -1,4 +1,4 @@
-"""The global machine beside hot regions, those that turn guests away, and those that come back."""
+"""The global machine with hot regions, regions that refuse foreign requests, and regions that come back."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_regions_that_come_back_together_keep_their_order() -> None:
     assert taken(flow, 15.0 - 3.0) == {"london": 300}
 
 
-def test_who_is_turned_away_everywhere_is_taken_by_the_best_without_a_promise(play) -> None:
+def test_a_request_refused_everywhere_is_taken_by_the_best_region_without_a_promise(play) -> None:
     def promised(ms: float | None) -> bool:
         return ms is not None
 
@@ -167,7 +167,7 @@ def test_where_nobody_takes_guests_none_is_asked_only_to_refuse(
     assert (forward.promised_ttft_ms is not None) == promised
 
 
-def test_a_refusal_tells_of_its_wait_until_the_next_report(play) -> None:
+def test_the_wait_in_a_refusal_counts_until_the_next_report(play) -> None:
     flow = worldwide(view=at(0.0))
     (
         play(flow)
@@ -211,7 +211,7 @@ def test_within_the_doubt_about_waits_headroom_decides() -> None:
     assert taken(flow, 2.0) == {"london": 300}  # nothing can have changed since the report
 
 
-def test_nobody_is_drawn_away_from_an_idle_local_region() -> None:
+def test_no_request_leaves_an_idle_local_region() -> None:
     flow = worldwide()
     moving(flow, frankfurt=15)
     flow.handle(at(3.0), 3.0)

@@ -43,7 +43,7 @@ def test_a_policy_changed_at_work_decides_the_next_request_and_the_next_attempt(
     )  # fmt: skip
 
 
-def test_who_waits_for_a_strict_pin_goes_when_it_is_lifted(play) -> None:
+def test_a_request_held_by_a_strict_pin_is_sent_when_it_is_lifted(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london"), instance("frankfurt")))
     (
         play(flow)
@@ -54,7 +54,7 @@ def test_who_waits_for_a_strict_pin_goes_when_it_is_lifted(play) -> None:
     )  # fmt: skip
 
 
-def test_who_waits_for_a_quota_goes_by_the_route_that_has_none(play) -> None:
+def test_a_request_held_by_a_route_s_quota_is_sent_once_the_route_has_none(play) -> None:
     flow = worldwide(
         patience_s=30.0, view=seen(instance("frankfurt")), routes=Routes({("", ""): RouteConfig(foreign_quota=0)})
     )

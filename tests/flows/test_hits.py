@@ -25,7 +25,7 @@ def _figures(running: RunningWorld, seen_from: str) -> dict[str, tuple[float, fl
     return {one["region"]: (one["predicted_hit_tokens"], one["actual_hit_tokens"]) for one in status["regions"]}
 
 
-def test_believed_and_found_agree_in_every_region(running: RunningWorld) -> None:
+def test_predicted_and_actual_hits_agree_in_every_region(running: RunningWorld) -> None:
     before = {name: _figures(running, name) for name in running.world.regions}
     for name in running.world.regions:
         for talk in range(TALKS):

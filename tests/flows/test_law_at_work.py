@@ -1,4 +1,4 @@
-"""The law changed at work, both tiers on real sockets: what follows at once, what stands, what is refused and told."""
+"""The law changed under traffic, both tiers on real sockets: what applies at once, what stays, what is refused."""
 
 from __future__ import annotations
 

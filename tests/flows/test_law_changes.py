@@ -1,12 +1,13 @@
-"""A law that changes while requests are on hold, under way or in a queue; and what is said where nobody serves."""
+"""A law that changes while requests are held, under way or queued; and answers when no region serves."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from playbook import Expected, answered, held, sent, timer
-from worlds import instance, law, regional, replica, report_in, request, seen, worldwide
+from worlds import MODEL, instance, law, regional, replica, report_in, request, seen, worldwide
 
 from farhop.balance import outcome
 from farhop.balance.machine import (
@@ -21,7 +22,7 @@ from farhop.balance.machine import (
     TimerFired,
 )
 from global_lb.fleet.regions import OPENS_MAX_S, OPENS_S
-from global_lb.fleet.view import ChannelChanged, RegionForced
+from global_lb.fleet.view import ChannelChanged, RegionForced, RegionKnown, RegionReported
 from topology.law import Law
 from topology.model import Residency, Rule
 
@@ -87,13 +88,34 @@ def test_a_stream_that_was_to_go_on_where_the_law_no_longer_lets_it_goes_on_else
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("event", ["known", "reported", "channel"])
+def test_a_base_of_a_model_binds_it_once_a_region_tells_of_it(play, event: str) -> None:
+    """By reports alone it was learned and bound nothing until the next law: the region refused what had come to it."""
+    plain = law().topology
+    bound = replace(plain.tenants["anyone"], models={"base": JP})
+    flow = worldwide(under=Law(replace(plain, tenants={**plain.tenants, "anyone": bound})))
+    adapted = replace_struct(instance("london"), lineage={MODEL: frozenset({"base"})})
+    london = seen(adapted).view.regions["london"]
+    told = {
+        "known": RegionKnown("london", london),
+        "reported": RegionReported("london", known=london),
+        "channel": ChannelChanged("london", True, london),
+    }
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(told[event]).expect(recalled("a"))
+        .on(RequestArrived(request("b"))).expect(sent("b", "tokyo"))
+    )  # fmt: skip
+
+
 def test_an_older_law_is_no_news(play) -> None:
     flow = worldwide(under=law(5, anyone=JP))
     play(flow).on(to(4)).expect().on(to(5)).expect().on(RequestArrived(request("a"))).expect(sent("a", "tokyo"))
     assert flow.law.epoch == 5
 
 
-def test_who_waits_is_answered_at_once_when_nothing_is_lawful_any_more(play) -> None:
+def test_a_held_request_is_answered_at_once_when_no_region_is_lawful_any_more(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
     (
         play(flow)
@@ -115,7 +137,7 @@ def test_who_waits_goes_where_a_law_of_now_and_then_let_it(play) -> None:
     )  # fmt: skip
 
 
-def test_a_removed_key_serves_nobody_who_still_waits(play) -> None:
+def test_a_held_request_of_a_removed_key_is_answered_unlawful(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
     keyless = law(2)
     tenants = dict(keyless.topology.tenants)
@@ -208,7 +230,7 @@ def test_who_is_silent_may_be_back_any_time(play) -> None:
 # -- the regional tier
 
 
-def test_a_region_refuses_by_the_law_it_knows_whatever_the_token_says(play) -> None:
+def test_a_region_refuses_by_its_own_law_whatever_the_token_says(play) -> None:
     flow = regional(replica("r1"))
     token = {"lawful": frozenset({"london", "tokyo"}), "issuer": "tokyo/g1"}
     (
@@ -222,7 +244,7 @@ def test_a_region_refuses_by_the_law_it_knows_whatever_the_token_says(play) -> N
     assert outcome.UNLAWFUL_HERE.retryable
 
 
-def test_who_waits_in_a_queue_it_may_not_be_served_from_is_answered_at_once(play) -> None:
+def test_a_queued_request_that_becomes_unlawful_is_answered_at_once(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)

@@ -123,7 +123,7 @@ async def test_even_if_all_etcd_is_gone_a_restart_keeps_the_law(tmp_path: Path) 
 # -- over gRPC, where a hub tells nothing
 
 
-async def test_a_signed_law_comes_over_grpc_to_who_has_lost_etcd_in_either_direction(engine: Engine) -> None:
+async def test_a_signed_law_reaches_a_balancer_without_etcd_over_grpc_in_either_direction(engine: Engine) -> None:
     signed = {"signing": SIGNING}
     async with both(engine, WORLD, regional=signed, global_=signed) as up:
         above, below = inner(up.global_.store), inner(up.regional.store)

@@ -129,7 +129,7 @@ async def test_a_quota_does_not_multiply_by_regions(up: Regions) -> None:
     assert served[0].headers["x-ratelimit-limit-requests"] == "10"
 
 
-async def test_what_idles_in_a_pool_of_two_tenants_is_lent_and_whoever_comes_has_all_of_its_own(up: Regions) -> None:
+async def test_idle_quota_of_a_pool_of_two_tenants_is_lent_and_each_tenant_keeps_its_own(up: Regions) -> None:
     for name in ("acme", "globex"):
         await up.limit(tenant=name, requests_per_minute=120, pool="gold")
     entries, began = [both.entry for both in up.both], time.monotonic()

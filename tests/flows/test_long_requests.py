@@ -116,7 +116,7 @@ async def test_by_a_refusal_it_goes_where_it_can_be_held(fleet, stream: bool) ->
     assert served[2] == 4
 
 
-async def test_who_may_not_go_there_gets_the_engines_own_word(fleet) -> None:
+async def test_a_tenant_without_a_lawful_larger_engine_gets_the_engine_s_own_error(fleet) -> None:
     entry, engines = fleet
     answer = await ask(entry, 5000, 400, key="at-home")
     assert answer.status == 400

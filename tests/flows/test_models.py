@@ -90,7 +90,7 @@ async def test_what_engines_say_of_a_model_goes_up_and_out(entries: dict[str, in
         assert text["whisper"]["parent"] == "llama"
 
 
-async def test_one_of_them_is_told_to_whom_it_is_listed(entries: dict[str, int]) -> None:
+async def test_a_single_model_is_shown_to_the_tenants_that_see_it_listed(entries: dict[str, int]) -> None:
     async def one(entry: str, name: str, model: str) -> Answer:
         return await send(entries[entry], head("GET", f"/v1/models/{model}", authorization=f"Bearer sk-farhop-{name}"))
 

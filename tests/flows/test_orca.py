@@ -1,4 +1,4 @@
-"""ORCA from end to end: an engine tells its load with an answer, and both tiers go by it."""
+"""ORCA end to end: an engine reports its load with an answer, and both tiers use it."""
 
 from __future__ import annotations
 

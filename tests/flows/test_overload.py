@@ -185,7 +185,7 @@ def test_a_hundred_tenants_do_not_feel_one_that_asks_two_hundred_times_as_often_
     assert abused_ms <= 1.1 * calm_ms
 
 
-def test_a_flood_without_a_limit_keeps_hardly_anybody_out() -> None:
+def test_a_flood_without_a_limit_hardly_delays_others() -> None:
     """Twice what the region can do is asked of it, two thirds by one tenant. Of the others, who ask for less than their
     share, 0.64 were served while all who waited stood before each, and who had never been answered was refused for the
     length of an answer that was a guess."""

@@ -43,7 +43,7 @@ def served(answer: Any) -> str:
     return str(answer.headers["x-farhop-replica"])
 
 
-async def test_a_gateway_goes_where_it_is_sent_and_reports_who_served(tmp_path: Path) -> None:
+async def test_a_gateway_uses_the_given_endpoint_and_reports_which_served(tmp_path: Path) -> None:
     async with stage(3) as one, envoy(tmp_path, one.port, addresses(one), narrow_by_header) as port:
         a, b, c = addresses(one)
         # One endpoint, two, all ports of an address (the ranks of one pod), and one that nobody has.
@@ -97,7 +97,7 @@ async def test_large_bodies_and_trailers_arrive_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "NONE"])
-async def test_whoever_breaks_off_wherever_nothing_is_kept(tmp_path: Path, mode: str) -> None:
+async def test_a_break_at_any_point_leaves_nothing_behind(tmp_path: Path, mode: str) -> None:
     def change(config: dict[str, Any]) -> None:
         ext_proc(config)["processing_mode"]["response_body_mode"] = mode
 
@@ -137,7 +137,7 @@ async def test_whoever_breaks_off_wherever_nothing_is_kept(tmp_path: Path, mode:
         assert flow.fleet.estimates.output_tokens("anywhere", MODEL, None) > 0
 
 
-async def test_who_waits_in_the_queue_goes_when_there_is_room(tmp_path: Path) -> None:
+async def test_a_queued_request_is_sent_when_there_is_room(tmp_path: Path) -> None:
     async with stage(1, slots=1, queue={"wait_s": 20}) as one, envoy(tmp_path, one.port, addresses(one)) as port:
         engine, flow = one.engines[0], one.balancer.flow
         engine.behaviour = "wait"
@@ -151,7 +151,7 @@ async def test_who_waits_in_the_queue_goes_when_there_is_room(tmp_path: Path) ->
         await one.at_rest()
 
 
-async def test_the_next_in_the_list_serves_where_nobody_listens(tmp_path: Path) -> None:
+async def test_the_next_endpoint_serves_if_the_first_refuses_connections(tmp_path: Path) -> None:
     quiet = {"watch": {"probe_s": 60, "scrape_s": 60}, "policy": {"name": "round-robin"}}
     async with stage(2, **quiet) as one, envoy(tmp_path, one.port, addresses(one), narrow_by_header) as port:
         await one.stop(0)  # nobody has noticed

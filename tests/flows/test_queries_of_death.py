@@ -1,4 +1,4 @@
-"""What was under way at two processes that ended goes to no third; links that were cut are held against nobody."""
+"""A body that was under way at two processes that ended goes to no third; cut links do not count against it."""
 
 from __future__ import annotations
 

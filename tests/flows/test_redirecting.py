@@ -1,4 +1,4 @@
-"""The official SDK is redirected to a region, live: it follows with the token alone, which nobody writes down."""
+"""The official SDK is redirected to a region, live: it follows with the token alone, which is never logged."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_used_tampered_or_elsewhere_it_is_refused_with_a_code(redirecting: Runni
         assert "farhop-pass" not in answer.text
 
 
-def test_nobody_writes_the_token_down(redirecting: RunningWorld, sdk: Watched) -> None:
+def test_the_token_is_never_logged(redirecting: RunningWorld, sdk: Watched) -> None:
     """Logs, spans, metrics, decisions, statuses, the bodies of errors: a secret of 30 s is one, too."""
     trace_id = "5" * 32
     traced = {"traceparent": f"00-{trace_id}-{'6' * 16}-01"}

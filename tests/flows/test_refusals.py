@@ -128,7 +128,7 @@ def worlds(draw: st.DrawFn) -> Small:
 # To shrink one that fails takes minutes: it is small enough to be looked at as it is.
 @settings(max_examples=10, deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
 @given(worlds())
-def test_nobody_is_refused_whom_an_ideal_queue_would_serve_in_time(small: Small) -> None:
+def test_no_request_is_refused_that_an_ideal_queue_would_serve_in_time(small: Small) -> None:
     found = judged(small, run(small), IN_TIME_S)
     assert found["feasible"] == 0, found
 
@@ -143,7 +143,7 @@ def test_overload_refuses_the_excess_and_hardly_more() -> None:
     assert found["served"] >= sum(small.slots.values()) * small.until_s / small.service_s
 
 
-def test_a_burst_of_overload_refuses_nobody() -> None:
+def test_a_burst_of_overload_refuses_no_request() -> None:
     """Who waits too long steps back behind those who come, and is served when the burst is over."""
     small = Small({"a": 8, "b": 8}, 1.0, {"a": 20.0, "b": 4.0}, 0.0, 3)
     records = run(small)
@@ -212,7 +212,7 @@ def code(router: str, load: float, seed: int) -> tuple[int, list[float], float]:
     return len(records) - len(served), ttft, max(record.ended_at for record in served)
 
 
-def test_below_capacity_nobody_is_refused_and_long_prompts_are_not_overtaken_for_ever() -> None:
+def test_below_capacity_no_request_is_refused_and_long_prompts_do_not_starve() -> None:
     p99, done = [], []
     for seed in CODE_SEEDS:
         refused, ttft, done_at = code("farhop", 0.9, seed)

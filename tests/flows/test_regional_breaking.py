@@ -280,7 +280,7 @@ def test_the_last_replica_refusing_connections_ends_the_request(play) -> None:
     )  # fmt: skip
 
 
-def test_replicas_not_proven_yet_serve_nobody(play) -> None:
+def test_replicas_not_proven_yet_get_no_requests(play) -> None:
     flow = regional(replica("r1"), up=False)
     (
         play(flow)
@@ -360,7 +360,7 @@ def test_law_that_changes_in_flight_forbids_the_second_attempt(play) -> None:
     play(flow).on(failed("a")).expect(answered("a", outcome.UNLAWFUL_HERE))
 
 
-def test_a_model_nobody_here_serves_is_refused_for_another_region_to_take(play) -> None:
+def test_a_model_not_served_here_is_refused_so_that_another_region_takes_it(play) -> None:
     flow = regional(replica("r1"))
     play(flow).on(RequestArrived(request("a", model=OTHER_MODEL))).expect(answered("a", outcome.MODEL_NOT_HERE))
 
@@ -473,7 +473,7 @@ def test_streams_leave_a_drained_replica_at_a_pace(play) -> None:
     assert flow.fleet.health["r1"].read(2.2).state is State.UP  # nothing is held against it
 
 
-def test_streams_stay_where_nobody_else_has_room_or_tells_ids(play) -> None:
+def test_streams_stay_if_no_other_replica_has_room_and_reports_token_ids(play) -> None:
     flow = streams(1)
     busy = swapped(replica("r1", token_ids=True, draining=True), replica("r2", token_ids=False))
     book = play(flow).at(1.0).on(busy).expect(timer("s0", at=3.0))
@@ -485,7 +485,7 @@ def test_without_the_setting_they_end_where_they_are(play) -> None:
     play(flow).at(1.0).on(fleet_of("r1")).expect()
 
 
-def test_a_region_refuses_who_comes_and_keeps_who_is_in_until_it_ends_by_itself(play) -> None:
+def test_a_refusal_applies_to_new_requests_and_ends_by_itself(play) -> None:
     flow = regional(replica("r1"))
     refused = answered("b", outcome.REFUSED_BY_OPERATOR, detail=lambda text: "ann" in text and "a drill" in text)
     (

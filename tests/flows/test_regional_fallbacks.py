@@ -1,4 +1,4 @@
-"""A request whose name stands for several models, at a region's own port: another model instead of a refusal."""
+"""A request whose alias has several models, at a region's own port: another model instead of a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica that is frozen closes nothing: what it never began moves, and what a slow one works on stays."""
+"""A frozen replica closes no connection: requests that it has not begun move, those of a slow replica stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The regional machine and its replicas' health: what requests meet, slow start, panic, sinkholes that draw nobody."""
+"""The regional machine and its replicas' health: failed requests, slow start, panic, black holes that draw no
+traffic.
+"""
 
 from __future__ import annotations
 

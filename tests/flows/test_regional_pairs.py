@@ -102,7 +102,7 @@ def test_the_next_turn_goes_straight_to_where_the_first_one_is_cached(play: Play
     book.at(1.0).on(_ask("next", BYTES + 400, prefix="alice")).expect(_alone("next", there))
 
 
-def test_nobody_able_to_prefill_then_it_goes_whole(play: Play) -> None:
+def test_without_a_prefill_replica_a_request_is_sent_whole(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(ReplicaProbed("p1", False)).expect()
     for at in (0.1, 0.2):
@@ -218,7 +218,7 @@ def test_a_prefiller_that_leaves_the_view_ends_what_it_has(play: Play) -> None:
     book.at(0.2).on(_ask("r", prefix="bob")).expect(_alone("r", "d1"))
 
 
-def test_who_waits_for_a_decode_replica_takes_a_pair_in_its_turn(play: Play) -> None:
+def test_a_request_waiting_for_a_decode_replica_gets_a_pair_in_its_turn(play: Play) -> None:
     flow = _flow("p1", slots=1)
     book = play(flow).on(_ask("a")).expect(_pair("a", "d1", "p1"))
     book.on(_ask("b")).expect(held("b"))

@@ -50,7 +50,7 @@ def test_a_free_replica_takes_a_request_at_once(play) -> None:
     assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
 
 
-def test_a_full_region_holds_and_the_slot_that_frees_goes_to_who_waits(play) -> None:
+def test_a_full_region_holds_requests_and_a_freed_slot_goes_to_them(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)
@@ -89,7 +89,7 @@ def long(name: str, tokens: int, **fields) -> Replica:
     return replica(name, facts={MODEL: ModelFacts(tokens)}, slots=9, prefill_tokens_max=9999, **fields)
 
 
-def test_a_long_request_goes_to_who_can_hold_it_and_waits_for_that(play) -> None:
+def test_a_long_request_goes_to_a_replica_that_can_hold_it_and_waits_for_it(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000, prefill_ms_per_token=1.0, kv_tokens=3000))
     (
         play(flow)
@@ -102,12 +102,12 @@ def test_a_long_request_goes_to_who_can_hold_it_and_waits_for_that(play) -> None
     )  # fmt: skip
 
 
-def test_where_nobody_can_hold_it_an_engine_says_so(play) -> None:
+def test_if_no_replica_can_hold_it_an_engine_refuses_it(play) -> None:
     flow = regional(long("r1", 1000))
     play(flow).on(RequestArrived(request("a", 8000))).expect(sent("a", "r1"))
 
 
-def test_who_failed_a_long_request_has_it_again_where_nobody_else_can_hold_it(play) -> None:
+def test_a_long_request_goes_back_to_the_replica_that_failed_it_if_no_other_can_hold_it(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000))
     (
         play(flow)
@@ -116,7 +116,7 @@ def test_who_failed_a_long_request_has_it_again_where_nobody_else_can_hold_it(pl
     )  # fmt: skip
 
 
-def test_while_who_can_hold_it_is_down_the_others_are_asked(play) -> None:
+def test_while_the_replica_that_can_hold_it_is_down_others_are_tried(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000))
     for _ in range(3):
         flow.handle(ReplicaProbed("long", False), 0.0)
@@ -186,7 +186,7 @@ def test_a_refusal_for_length_is_the_answer_where_a_gateway_carries_the_request(
     play(flow).on(RequestArrived(request("a", once=True))).expect(sent("a", "short", longer=False))
 
 
-def test_where_nobody_is_left_who_could_hold_it_that_is_the_answer(play) -> None:
+def test_if_no_replica_is_left_that_can_hold_it_the_answer_is_too_long(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000, prefill_ms_per_token=0.9))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "short", longer=True))
     for _ in range(3):
@@ -390,7 +390,7 @@ def test_a_full_queue_sheds_the_newest_of_the_lowest_band(play) -> None:
     )  # fmt: skip
 
 
-def test_nobody_waits_for_ever(play) -> None:
+def test_no_request_waits_for_ever(play) -> None:
     flow = regional(replica("r1", slots=1), queue_wait_s=5.0)
     (
         play(flow)
@@ -457,7 +457,7 @@ def test_the_warm_replica_is_chosen_and_load_moves_it_elsewhere(play) -> None:
     book.on(RequestArrived(request("c", big, prefix="alice"))).expect(sent("c", cold))
 
 
-def test_who_waits_goes_where_its_prefix_is(play) -> None:
+def test_a_queued_request_goes_to_the_replica_with_its_prefix(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)
@@ -488,7 +488,7 @@ def test_a_freed_slot_goes_to_the_best_match_at_that_replica(play) -> None:
     )  # fmt: skip
 
 
-def test_who_would_miss_its_deadline_goes_before_who_would_not(play) -> None:
+def test_a_request_near_its_deadline_goes_before_the_others(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=2.0), queue_wait_s=300.0)
     (
         play(flow)
@@ -501,7 +501,7 @@ def test_who_would_miss_its_deadline_goes_before_who_would_not(play) -> None:
     )  # fmt: skip
 
 
-def test_who_would_wait_far_beyond_its_patience_is_refused_as_it_comes(play) -> None:
+def test_a_request_that_would_wait_far_too_long_is_refused_on_arrival(play) -> None:
     flow = regional(replica("r1", slots=1), queue_wait_s=5.0)
     (
         play(flow)
@@ -513,7 +513,7 @@ def test_who_would_wait_far_beyond_its_patience_is_refused_as_it_comes(play) -> 
     )  # fmt: skip
 
 
-def test_in_a_queue_that_stands_who_waited_long_makes_way_for_who_just_came(play) -> None:
+def test_in_a_standing_queue_late_requests_step_back_behind_new_ones(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     (
         play(flow)
@@ -531,7 +531,7 @@ def test_in_a_queue_that_stands_who_waited_long_makes_way_for_who_just_came(play
     )  # fmt: skip
 
 
-def test_who_asks_for_less_than_its_share_does_not_step_back_behind_a_flood() -> None:
+def test_a_tenant_below_its_share_does_not_step_back_behind_a_flood() -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     flow.handle(RequestArrived(request("a")), 0.0)
     for n in range(4):
@@ -547,7 +547,7 @@ def test_who_asks_for_less_than_its_share_does_not_step_back_behind_a_flood() ->
     assert [name for name, waiting in flow.queue.by_id.items() if waiting.late] == [f"old {n}" for n in range(4)]
 
 
-def test_who_takes_long_to_prefill_waits_for_longer_before_it_steps_back() -> None:
+def test_a_long_prompt_waits_longer_before_it_steps_back() -> None:
     """3,600 tokens at 0.25 ms each, four times: 3.6 s, where others wait for 2."""
     flow = regional(
         replica("r1", slots=1, tpot_ms=0.5, prefill_ms_per_token=0.25), queue_stands_s=2.0, queue_ttft_objective_s=4.0
@@ -562,7 +562,7 @@ def test_who_takes_long_to_prefill_waits_for_longer_before_it_steps_back() -> No
     assert late == {"short", "oldest"}
 
 
-def test_who_stepped_back_waits_as_long_as_anybody_may_and_no_longer(play) -> None:
+def test_a_request_that_stepped_back_waits_up_to_the_queue_timeout(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b"))).expect(held("b"))
@@ -573,7 +573,7 @@ def test_who_stepped_back_waits_as_long_as_anybody_may_and_no_longer(play) -> No
     book.at(31.0).on(TimerFired("c")).expect(answered("c", outcome.QUEUE_TIMEOUT))
 
 
-def test_whom_another_region_may_have_room_for_is_let_go_once(play) -> None:
+def test_a_request_that_another_region_may_take_is_released_once(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     sent_here = {"issuer": "g", "lawful": frozenset({"london", "paris"}), "promised_ttft_ms": 100.0}
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
@@ -590,7 +590,7 @@ def test_whom_another_region_may_have_room_for_is_let_go_once(play) -> None:
     book.at(9.0).on(ended("f")).expect(sent("e", "r1"))
 
 
-def test_whom_another_region_may_have_room_for_steps_back_before_it_is_let_go(play) -> None:
+def test_a_request_that_another_region_may_take_steps_back_before_it_is_released(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     sent_here = {"issuer": "g", "lawful": frozenset({"london", "paris"}), "promised_ttft_ms": 100.0}
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
@@ -601,7 +601,7 @@ def test_whom_another_region_may_have_room_for_steps_back_before_it_is_let_go(pl
     book.at(5.0).on(TimerFired("c")).expect(answered("c", outcome.QUEUE_TIMEOUT))
 
 
-def test_who_stepped_back_elsewhere_stands_with_those_who_did_here() -> None:
+def test_a_request_that_stepped_back_in_another_region_counts_as_late_if_any_here_did() -> None:
     """Where nobody did, what it waited brings it forward."""
     for anybody in (False, True):
         flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
@@ -630,7 +630,7 @@ def test_when_a_request_steps_back_goes_by_what_its_client_says_it_wants(play) -
     book.at(5.0).on(RequestArrived(long)).expect(held("long", until=5.04))
 
 
-def test_a_queue_stands_where_its_oldest_is_late_by_its_clients_word() -> None:
+def test_a_queue_stands_once_its_oldest_is_late_by_its_client_s_own_objective() -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     flow.handle(RequestArrived(request("a")), 0.0)
     flow.handle(RequestArrived(request("batch", first_token_by=60.0)), 0.0)
@@ -640,7 +640,7 @@ def test_a_queue_stands_where_its_oldest_is_late_by_its_clients_word() -> None:
     assert flow.queue.stands_s(MODEL, 0, 31.0) == 1.0
 
 
-def test_a_queue_that_is_never_empty_and_moves_refuses_nobody(play) -> None:
+def test_a_queue_that_moves_refuses_no_request_even_if_never_empty(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     book = play(flow).on(RequestArrived(request("q0"))).expect(sent("q0", "r1"))
     book.on(RequestArrived(request("q1"))).expect(held("q1"))
@@ -673,7 +673,7 @@ def test_what_its_deadline_would_cut_off_is_not_sent_on(play) -> None:
     )  # fmt: skip
 
 
-def test_what_is_measured_is_believed(play) -> None:
+def test_measured_speeds_replace_configured_ones(play) -> None:
     flow = regional(replica("r1"))
     book = play(flow).on(RequestArrived(request("a", 4000))).expect(sent("a", "r1"))
     book.at(1.020).on(AttemptBegan("a", 1, 200)).expect()

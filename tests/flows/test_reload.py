@@ -108,7 +108,7 @@ def status_of(balancer: GlobalBalancer | RegionalBalancer) -> dict[str, Any]:
     return balancer.tier_admin.status()["configuration"]
 
 
-async def test_a_region_joins_and_leaves_the_map_and_who_is_under_way_stays(engine, tmp_path):
+async def test_a_region_joins_and_leaves_the_map_while_requests_under_way_stay(engine, tmp_path):
     files = Files(tmp_path, engine)
     files.world["tenants"] = [one for one in files.world["tenants"] if one["name"] in ("anywhere", "not-us", "eu-only")]
     files.write("frankfurt")
@@ -270,7 +270,7 @@ def test_a_further_attempt_goes_by_the_map_of_then_and_of_now(play) -> None:
     )  # fmt: skip
 
 
-def test_who_is_under_way_in_a_region_that_left_the_map_is_not_given_up_because_nobody_looks_there(play) -> None:
+def test_requests_under_way_in_a_region_that_left_the_map_are_not_given_up(play) -> None:
     flow = worldwide()
     there = law(1).topology
     smaller = Law(replace(there, regions={name: one for name, one in there.regions.items() if name != "london"}))

@@ -1,4 +1,4 @@
-"""A stream whose engine dies goes on from another one: byte for byte what an uninterrupted one says."""
+"""A stream whose engine dies is continued by another one: byte for byte what an uninterrupted one contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream of an engine that tells no token ids goes on by its text, where that is configured; never called exact."""
+"""A stream of an engine without token ids is continued by its text, if configured; never called exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scaling signal in simulated regions whose replicas come as it says: it follows a day, pilot lights wake."""
+"""The scaling signal in simulated regions whose replicas follow it: it tracks a day, pilot lights wake."""
 
 from __future__ import annotations
 

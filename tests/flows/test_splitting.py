@@ -58,7 +58,7 @@ def ended(name: str, attempt: int = 1) -> AttemptEnded:
 # -- the machine
 
 
-def test_a_flip_moves_who_waits_and_leaves_who_is_under_way(play) -> None:
+def test_a_flip_moves_waiting_requests_and_leaves_those_under_way(play) -> None:
     flow = split(weights={"v1": 100.0, "v2": 0.0})
     (
         play(flow)
@@ -84,7 +84,7 @@ def test_who_broke_off_before_its_first_byte_goes_where_the_flip_sends_it(play) 
     )  # fmt: skip
 
 
-def test_a_split_that_ends_gives_who_waits_to_anybody(play) -> None:
+def test_after_a_split_ends_waiting_requests_go_to_any_version(play) -> None:
     flow = split(weights={"v1": 1.0})
     (
         play(flow)
@@ -94,7 +94,7 @@ def test_a_split_that_ends_gives_who_waits_to_anybody(play) -> None:
     )  # fmt: skip
 
 
-def test_who_waits_for_one_version_stands_neither_before_nor_behind_another(play) -> None:
+def test_requests_for_different_versions_do_not_wait_for_one_another(play) -> None:
     flow = split(rules=(RuleConfig(version="v2", header={"name": "x-canary", "value": "yes"}),), weights={"v1": 1.0})
     canary = {"header_matches": (CANARY,)}
     (
@@ -112,7 +112,7 @@ def test_who_waits_for_one_version_stands_neither_before_nor_behind_another(play
     )  # fmt: skip
 
 
-def test_while_nobody_of_a_version_is_able_another_serves_or_nobody(play) -> None:
+def test_while_a_version_has_no_replica_another_serves_unless_fallback_is_off(play) -> None:
     down = [ReplicaProbed("g", False)] * 3
     flow = split(weights={"v2": 1.0})
     book = play(flow)
@@ -185,7 +185,7 @@ def test_a_conversation_stays_with_the_version_that_holds_it() -> None:
     assert served(flow, request("other", 4096)).version == "v1"
 
 
-def test_a_version_that_gets_nobody_any_more_keeps_nobody() -> None:
+def test_a_version_of_weight_zero_or_without_stickiness_keeps_no_session() -> None:
     flow = begun("a", {"v1": 1.0, "v2": 0.0})
     assert served(flow, turn("b", 4096)).version == "v1"
     flow = begun("a", {"v1": 1.0, "v2": 1.0})

@@ -1,4 +1,4 @@
-"""A talk that nobody has cached goes, of two idle replicas, to the one where it puts nobody else's out."""
+"""A conversation cached nowhere goes, of two idle replicas, to the one where it evicts no other."""
 
 from __future__ import annotations
 

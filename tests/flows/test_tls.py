@@ -1,4 +1,4 @@
-"""The whole way under TLS: client, tiers, gRPC, engine and admin port, each verifying who it speaks to."""
+"""The whole path under TLS: client, tiers, gRPC, engine and admin port, each verifying its peer."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def _answered(port: int, pki: Pki) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_an_engine_that_is_not_believed_is_down_and_the_log_says_why(pki: Pki, lines: Any) -> None:
+async def test_an_untrusted_engine_is_down_and_the_log_says_why(pki: Pki, lines: Any) -> None:
     behind = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     behind.load_cert_chain(pki.intruder.cert_file, pki.intruder.key_file)
     engine = Engine()

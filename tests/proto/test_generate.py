@@ -1,4 +1,4 @@
-"""The stubs are those of the .proto beside them, from wherever the generator is run."""
+"""The stubs are those of the .proto files beside them, wherever the generator is run."""
 
 import importlib.util
 import shutil

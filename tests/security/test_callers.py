@@ -1,4 +1,4 @@
-"""What callers try on a running balancer with keys, tokens and sizes: each is told, and nothing is counted wrongly."""
+"""Callers' attempts on a running balancer with keys, tokens and sizes: each is answered, and nothing is miscounted."""
 
 from __future__ import annotations
 

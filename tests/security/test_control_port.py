@@ -1,4 +1,4 @@
-"""Attacks on the control port and on reports in etcd: whoever says that he is somebody is asked to prove it."""
+"""Attacks on the control port and on reports in etcd: every claimed identity must be proven."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_the_certificate_alone_says_who_may_see_and_say_what(tmp_path: Pat
         assert "127.0.0.1:9" in balancer.mesh.peers.links, "a proven peer is followed where it says that it is"
 
 
-async def test_who_is_unproven_is_not_dialled_and_his_loads_are_not_heard() -> None:
+async def test_an_unproven_peer_is_not_dialled_and_its_loads_do_not_count() -> None:
     """`Follow` with an address of the attacker's: today's region asked there, and believed a huge load."""
     fake = Other("r9", loads=[peers_pb2.ReplicaLoad(replica="g1", known=True, in_flight=1 << 40)])
     await fake.start()

@@ -1,4 +1,4 @@
-"""What is kept, traced and logged of those who come in: no keys, nothing of strangers, no more than a rate."""
+"""What is kept, traced and logged of callers: no keys, nothing of strangers, at a bounded rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tenant starves nobody: what is bounded has a share for each, which others may borrow while it is not wanted."""
+"""No tenant starves others: each bounded resource has a share per tenant, which others may borrow while it is idle."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def test_one_tenants_requests_leave_room_for_anothers(stage: Any) -> None:
 
 @pytest.mark.parametrize("sends", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nX: "], ids=["none", "some"])
 @pytest.mark.parametrize("bound", ["slots", "connections_max"])
-async def test_who_connects_and_says_nothing_keeps_nobody_out(
+async def test_silent_connections_do_not_keep_tenants_out(
     stage: Any, monkeypatch: pytest.MonkeyPatch, sends: bytes, bound: str
 ) -> None:
     """All that a listener has are taken by strangers: the oldest gives way, and none by which a tenant has asked."""

@@ -147,7 +147,7 @@ def test_a_tenant_without_residency_may_go_nowhere_in_any_scope() -> None:
         assert verdict.why_not("tokyo") == "tenant acme has no residency policy"
 
 
-def test_denying_a_place_nobody_knows_fails_closed() -> None:
+def test_denying_an_unknown_place_fails_closed() -> None:
     verdict = _law(Residency(Rule((WORLD,), ("atlantis",)))).verdict("acme", "m")
     assert verdict.lawful == frozenset()
     assert verdict.why_not("tokyo") == "tenant acme: processing denies atlantis, which is not in the topology"
@@ -446,7 +446,7 @@ _KEYS = st.sampled_from(["", "k", "lost"])
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(_successions(), st.frozensets(st.sampled_from(["r0", "r1", "r2", "r3"]), min_size=1))
-def test_a_law_widens_where_it_takes_nothing_away_from_anybody(laws: tuple[Law, Law], inside: frozenset[str]) -> None:
+def test_a_law_widens_if_it_takes_nothing_away_from_any_tenant(laws: tuple[Law, Law], inside: frozenset[str]) -> None:
     before, after = laws
     served = {"", "m", "n", "unruled", *(before.lineage.keys() & after.lineage.keys())}
     for scope in (Scope.HINTS, Scope.PROCESSING):
@@ -646,7 +646,7 @@ def test_what_a_single_clause_takes_away_is_noticed(before: Law, after: Law, los
     assert after.keeps(before, Scope.PROCESSING, frozenset({"nowhere"})) is True
 
 
-def test_a_key_that_nobody_has_is_not_remembered() -> None:
+def test_an_unknown_key_is_not_remembered() -> None:
     law = _of_one(1, _ACME)
     law.verdict("acme", "m", key="guessed")
     assert _remembered(law) == 0
@@ -655,7 +655,7 @@ def test_a_key_that_nobody_has_is_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("law", [_of_one(1, _ACME, _EU_ALONE, _ORPHAN), _of_one(1, _ACME_RULED, {}, _ORPHAN)])
-def test_an_adapter_of_nobody_knows_what_is_lawful_nowhere_where_anybody_has_rules(law: Law) -> None:
+def test_an_adapter_of_unknown_base_is_lawful_nowhere_if_any_model_has_rules(law: Law) -> None:
     assert law.verdict("acme", "tuned").lawful == frozenset()
     assert "nobody knows the base" in law.verdict("acme", "tuned").excluded["tokyo"]
 

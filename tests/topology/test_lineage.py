@@ -1,4 +1,4 @@
-"""What models are based on, from several who tell."""
+"""What models are based on, from several sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_all_bases_count_and_one_that_is_known_goes_before_not_knowing() -> None
     assert merged([{"x": None}, {"x": A}, {"x": NONE}]) == {"x": A}
 
 
-def test_what_was_learned_stands_while_nobody_says_otherwise() -> None:
+def test_a_learned_base_stays_until_another_is_reported() -> None:
     known = Lineages()
     assert known.learn([{"x": A}])
     assert not known.learn([{"x": A}])

@@ -1,4 +1,4 @@
-"""The law as a document of its own: it goes there and back whole, and what is wrong with one is told at once."""
+"""The law as a document of its own: it is encoded and decoded without loss, and its errors are reported at once."""
 
 import json
 from dataclasses import replace

@@ -7,7 +7,7 @@ def _paths(found: Any) -> list[str]:
     return [problem.path for problem in found]
 
 
-def test_a_tenant_nobody_may_serve(faults: Any) -> None:
+def test_a_tenant_without_lawful_regions(faults: Any) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["tenants"][0]["residency"]["processing"] = {"allow": ["fr", "cn"]}
         raw["tenants"][2]["residency"]["processing"]["deny"] = ["tokyo"]

@@ -112,7 +112,7 @@ def test_silence_for_all_of_a_probe_s_patience_is_death() -> None:
     assert play.give(Probed(Fitness.DEAD, "it does not answer", silent=True)) == [SendUpdate(2, Phase.WITHDRAWN)]
 
 
-def test_who_leaves_is_drained_then_withdrawn() -> None:
+def test_an_entry_that_leaves_is_drained_then_withdrawn() -> None:
     play = announced()
     assert play.give(LEAVING, LEAVING) == [SendUpdate(2, Phase.DRAINING)]
     assert play.wait(29.9) == []
@@ -193,7 +193,7 @@ def test_a_speaker_that_does_not_acknowledge_is_killed() -> None:
     assert play.wait(10.0) == [StartSpeaker()]
 
 
-def test_what_it_announces_is_compared_with_what_is_wanted() -> None:
+def test_the_announced_state_is_compared_with_the_wanted_one() -> None:
     play = announced()
     assert play.give(Observed(Phase.ANNOUNCED, 1)) == []
     assert play.machine.differs_since is None

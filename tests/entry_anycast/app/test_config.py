@@ -1,4 +1,4 @@
-"""An announcer's configuration: what it comes to, and every fault with its remedy."""
+"""An announcer's configuration: what it resolves to, and every error with its remedy."""
 
 from __future__ import annotations
 

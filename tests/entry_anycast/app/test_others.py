@@ -1,4 +1,4 @@
-"""What an announcer hears from etcd, by steps of a watch: drains of its entry, and how other entries are."""
+"""What an announcer learns from etcd, by steps of a watch: drains of its entry, and the state of other entries."""
 
 from __future__ import annotations
 

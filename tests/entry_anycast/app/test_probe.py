@@ -52,7 +52,7 @@ async def test_it_tells_fit_leaving_and_dead() -> None:
     assert seen[-1].why
 
 
-async def test_who_takes_a_connection_and_says_nothing_is_silent() -> None:
+async def test_an_entry_that_accepts_a_connection_and_does_not_answer_is_silent() -> None:
     done: asyncio.Future[Probed] = asyncio.get_running_loop().create_future()
     with socket.create_server(("127.0.0.1", 0)) as hung:
         config = Probe(url=f"http://127.0.0.1:{hung.getsockname()[1]}/readyz", timeout_s=0.05)
@@ -64,7 +64,7 @@ async def test_who_takes_a_connection_and_says_nothing_is_silent() -> None:
     assert (one.fitness, one.silent) == (Fitness.DEAD, True)
 
 
-async def test_a_private_authority_is_believed_where_it_is_named_and_the_name_is_the_one(tmp_path) -> None:
+async def test_a_private_authority_is_trusted_if_configured_and_the_name_is_checked(tmp_path) -> None:
     certs.init(tmp_path, "farhop.internal")
     certs.issue(tmp_path, "global", "paris", [], 90, "farhop.internal")
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -1,4 +1,4 @@
-"""The watchdog, a real process: silence, its parent's end and its own each end what it watches over."""
+"""The watchdog, a real process: silence, its parent's end and its own end each end the announcement."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ DEAD = [frozenset(names) for count in range(4) for names in itertools.combinatio
 
 @pytest.mark.skipif(GDNSD is None, reason="gdnsd is not installed")
 @pytest.mark.parametrize("dead", DEAD, ids=lambda dead: ",".join(sorted(dead)) or "nobody")
-def test_gdnsd_leads_every_network_to_the_same_entry_and_tells_no_wider_scope(tmp_path, dead) -> None:
+def test_gdnsd_gives_every_network_the_same_entry_and_no_wider_scope(tmp_path, dead) -> None:
     responder, peer = ours(dead), Gdnsd(tmp_path)
     peer.dead(dead)
     with peer:
@@ -197,7 +197,7 @@ def test_failover_goes_down_the_network_s_own_list() -> None:
         assert answered(asked(ours(frozenset(dead)), question("203.0.113.0/24")))[0] == f"192.0.2.{first}"
 
 
-def test_weights_draw_who_is_first_and_leave_nobody_out() -> None:
+def test_weights_decide_the_first_entry_and_every_entry_stays_in_the_answer() -> None:
     # gdnsd draws for each answer; here a network keeps its entry, so that answers are equal within a scope.
     known = ours().head.entries
     assert [one.name for one in known] == list(NAMES)

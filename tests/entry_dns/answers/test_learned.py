@@ -1,4 +1,6 @@
-"""Measurements over geography: who is led elsewhere, who is not, and that every answer still holds for its block."""
+"""Measurements over geography: which networks are moved, which are not, and that every answer is valid for its
+block.
+"""
 
 from __future__ import annotations
 

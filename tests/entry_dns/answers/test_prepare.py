@@ -55,14 +55,14 @@ def test_one_answer_for_all_has_scope_0_and_else_private_addresses_ask_the_resol
     assert several.spaces[4].at(int(ip_address("10.0.0.1"))) == ASK_RESOLVER
 
 
-def test_who_is_down_is_in_no_list_while_another_is_not() -> None:
+def test_an_entry_that_is_down_is_in_no_list_while_another_is_up() -> None:
     down = standing("tokyo", State.DOWN)
     assert listed(made(tokyo=down), TOKYO) == ["frankfurt", "virginia"]
     assert listed(made(frozenset({"tokyo"}), tokyo=down), TOKYO) == ["tokyo"]
     assert listed(made(tokyo=down), CONFINED) == ["tokyo"], "all that may are down: within the law, still"
 
 
-def test_who_is_drained_is_last() -> None:
+def test_a_drained_entry_is_last() -> None:
     assert listed(made(tokyo=standing("tokyo", State.DRAINED, 0.0)), TOKYO) == ["frankfurt", "virginia", "tokyo"]
 
 
@@ -136,7 +136,7 @@ STANDINGS = st.tuples(st.sampled_from(State), st.sampled_from([0.0, 1.0]), st.fl
 
 @settings(max_examples=60)
 @given(st.tuples(STANDINGS, STANDINGS, STANDINGS), st.sets(st.sampled_from(NAMES)), st.integers(1, 3))
-def test_who_is_known_to_be_down_is_never_answered_while_a_lawful_one_is_not(how, lawful, most: int) -> None:
+def test_an_entry_that_is_down_is_never_answered_while_a_lawful_one_is_up(how, lawful, most: int) -> None:
     standings = [standing(name, *one) for name, one in zip(NAMES, how, strict=True)]
     down = {one.entry for one in standings if not one.answers}
     for known in both():

@@ -16,14 +16,14 @@ def wanted(known=None, **standings):
     return records_of(*view([PLAN], Law(world()), known or unconfined(), listed, Ttls(5, 30), 3, 1))
 
 
-def test_everybody_gets_what_is_lawful_for_the_name() -> None:
+def test_all_clients_get_what_is_lawful_for_the_name() -> None:
     records = wanted()
     assert records[EU, 1] == Records(30, (packed("192.0.2.2"),))
     assert set(records[API, 28].rdatas) == {packed(f"2001:db8::{n}") for n in (1, 2, 3)}
     assert (wire("v4.entry.example"), 28) not in records
 
 
-def test_who_is_down_goes_and_a_name_is_never_widened() -> None:
+def test_an_entry_that_is_down_is_removed_and_a_name_is_never_widened() -> None:
     records = wanted(frankfurt=standing("frankfurt", State.DOWN))
     assert packed("192.0.2.2") not in records[API, 1].rdatas
     assert records[EU, 1].rdatas == (packed("192.0.2.2"),), "all that may are down: within the law, still"

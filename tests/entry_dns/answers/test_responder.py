@@ -70,7 +70,7 @@ def test_a_client_in_tokyo_is_led_to_tokyo_first_and_an_eu_only_name_to_frankfur
     assert addresses(ask(responder, kind="AAAA", subnet="2001:db8:aaaa:1::/64"))[0] == "2001:db8::3"
 
 
-def test_where_the_law_leaves_nobody_it_is_servfail_with_a_reason_and_a_scope(responder) -> None:
+def test_without_a_lawful_entry_the_answer_is_servfail_with_a_reason_and_a_scope(responder) -> None:
     for kind in ("A", "AAAA", "HTTPS"):
         answer = ask(responder, "eu.entry.example", kind, subnet="198.18.5.0/24")
         assert answer.rcode() == dns.rcode.SERVFAIL
@@ -80,7 +80,7 @@ def test_where_the_law_leaves_nobody_it_is_servfail_with_a_reason_and_a_scope(re
         assert [int(one.code) for one in answer.options if isinstance(one, dns.edns.EDEOption)] == [18]
 
 
-def test_who_sends_no_subnet_gets_none_and_is_answered_by_his_own_address() -> None:
+def test_a_query_without_a_subnet_gets_none_and_is_answered_by_the_sender_s_address() -> None:
     for by_resolver, known in ((False, unconfined()), (True, None)):
         responder = served(Responder(), known=known, by_resolver=by_resolver)
         answer = ask(responder)
@@ -119,7 +119,7 @@ def test_source_0_and_private_addresses() -> None:
         assert private.answer == ask(served(Responder(), known=known, by_resolver=by_resolver)).answer
 
 
-def test_by_the_resolver_s_address_who_tells_subnets_and_then_does_not_still_asks_for_all_his_clients() -> None:
+def test_a_resolver_that_sends_subnets_gets_the_answer_lawful_for_all_when_it_sends_none() -> None:
     responder = served(Responder(), by_resolver=True)
     assert addresses(ask(responder))[0] == "192.0.2.1", "he may be anywhere, and so may his clients"
     ask(responder, subnet=f"{CLIENT}/24")
@@ -147,7 +147,7 @@ def test_https_soa_ns_txt_and_glue(responder) -> None:
     assert addresses(ask(responder, "ns1.entry.example")) == ["192.0.2.53"]
 
 
-def test_negatives_say_who_says_so_and_hold_for_all(responder) -> None:
+def test_negative_answers_have_the_soa_and_are_valid_for_all_networks(responder) -> None:
     for name, kind, rcode in (
         ("api.entry.example", "MX", dns.rcode.NOERROR),
         ("v4.entry.example", "AAAA", dns.rcode.NOERROR),
@@ -195,7 +195,7 @@ def cookie_alone(cookie: bytes, flags: bytes = b"\1\0") -> bytes:
     return b"\x12\x34" + flags + b"\0\0\0\0\0\0\0\1" + opt
 
 
-def test_a_cookie_is_given_to_who_asks_for_nothing_else() -> None:
+def test_a_query_for_a_cookie_alone_is_answered() -> None:
     cookies = Cookies([bytes(16)])
     responder = served(Responder(cookies, rate=1))
     responder.tick(1.8e9)
@@ -246,7 +246,7 @@ def test_an_ipv4_address_written_as_one_of_ipv6_says_nothing_of_where_its_client
         assert (addresses(answer), told_scope(answer)) == (addresses(ask(responder)), 64)
 
 
-def test_nsid_is_given_to_who_asks() -> None:
+def test_nsid_is_sent_if_the_query_asks_for_it() -> None:
     responder = served(Responder(nsid=b"tokyo-dns-1"))
     answer = ask(responder, options=[dns.edns.GenericOption(3, b"")])
     assert [bytes(one.nsid) for one in answer.options if one.otype == dns.edns.NSID] == [b"tokyo-dns-1"]
@@ -504,7 +504,7 @@ def test_bits_beyond_the_prefix_are_refused_however_well_known_the_rest(responde
         assert dns.message.from_wire(answer).rcode() == dns.rcode.FORMERR
 
 
-def test_who_proves_his_address_is_not_counted_and_goes_the_short_way_however_much_he_asks() -> None:
+def test_a_sender_with_a_valid_cookie_has_no_rate_limit_and_takes_the_fast_path() -> None:
     responder = served(Responder(Cookies([bytes(16)]), rate=3, slip=2))
     first = ask(responder, options=[dns.edns.GenericOption(10, b"clientco")])
     cookie = next(one for one in first.options if one.otype == dns.edns.COOKIE)
@@ -593,7 +593,7 @@ def test_a_name_that_is_not_there_costs_no_more_with_many_that_are() -> None:
     assert counted(few, query) == counted(many, query)
 
 
-def test_led_counts_who_was_first(responder) -> None:
+def test_led_counts_the_first_entry_of_each_answer(responder) -> None:
     ask(responder, subnet="203.0.113.9/32")
     assert responder.led[NAMES.index("tokyo")] == 1
 

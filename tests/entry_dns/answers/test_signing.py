@@ -59,7 +59,7 @@ def checked(responder: Responder, sets: list[dns.rrset.RRset]) -> list[str]:
         ("ns1.entry.example", "A"),
     ],
 )  # fmt: skip
-def test_every_answer_is_signed_for_who_asks(signed, name: str, kind: str) -> None:
+def test_every_answer_is_signed_if_the_query_asks_for_it(signed, name: str, kind: str) -> None:
     assert checked(signed, ask(signed, name, kind).answer) == [kind]
     plain = dns.message.make_query(name, kind)
     answer = dns.message.from_wire(signed.answer(plain.to_wire(), "192.0.2.200"))

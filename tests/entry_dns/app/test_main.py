@@ -70,7 +70,7 @@ def files(tmp_path):
     return Files(tmp_path)
 
 
-def test_only_who_answers_for_a_zone_must_know_where_its_name_servers_are(files) -> None:
+def test_only_a_server_that_answers_for_a_zone_needs_its_name_servers_addresses(files) -> None:
     """A provider's zone, in which records are kept, has its own."""
     path = files.folder / "dns.yaml"
     document = yaml.safe_load(path.read_text())

@@ -92,7 +92,7 @@ async def test_a_transfer_is_refused_and_the_connection_goes_on() -> None:
 
 
 @pytest.mark.parametrize("value", [b"\0\0", b"\0\4abcd", (MESSAGE_BYTES_MAX + 1).to_bytes(2, "big")])
-async def test_who_says_nothing_sensible_is_left(value: bytes) -> None:
+async def test_a_connection_with_malformed_input_is_closed(value: bytes) -> None:
     async with serving(9) as (_, port):
         reader, writer = await connect(port)
         writer.write(value)
@@ -117,7 +117,7 @@ async def test_one_network_has_a_share_of_the_connections_and_no_more() -> None:
         assert not server.last_message_at
 
 
-async def test_where_all_are_taken_who_was_silent_longest_gives_way() -> None:
+async def test_at_the_limit_the_longest_silent_connection_is_closed() -> None:
     at = [0.0]
     async with serving(2, now=lambda: at[0]) as (server, port):
         slow, slowly = await connect(port, "127.0.1.1")
@@ -139,7 +139,7 @@ async def test_where_all_are_taken_who_was_silent_longest_gives_way() -> None:
             one.close()
 
 
-async def test_who_is_idle_is_left() -> None:
+async def test_an_idle_connection_is_closed() -> None:
     async with serving(9, idle_s=0.05) as (_, port):
         reader, writer = await connect(port)
         writer.write(FRAMED[:-1])
@@ -147,7 +147,7 @@ async def test_who_is_idle_is_left() -> None:
         writer.close()
 
 
-async def test_who_does_not_take_the_answers_is_left_and_counts_until_then() -> None:
+async def test_a_client_that_does_not_read_answers_is_closed_and_counts_until_then() -> None:
     """Closed in order it stayed open for as long as there was something unsent, and nobody counted it."""
     async with serving(9, idle_s=0.05) as (server, port):
         server.answers = SimpleNamespace(answer=lambda *_, udp: bytes(60_000))
@@ -174,7 +174,7 @@ async def test_a_connection_ends_after_so_many_messages(monkeypatch) -> None:
         writer.close()
 
 
-async def test_many_questions_at_once_hold_up_nobody() -> None:
+async def test_many_questions_at_once_do_not_delay_others() -> None:
     """1,000 of them, from anybody, kept the questions by UDP waiting for 30 ms."""
     turn, answered, over = 0, Counter[int](), False
     loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""From measurements to costs: what is believed, and how far it may lead."""
+"""From measurements to costs: which measurements count, and how far they may correct geography."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_is_believed(predicted, measured, best: str) -> None:
     assert bool(why) == (not costs)
 
 
-def test_a_slow_access_alone_leads_nobody_away() -> None:
+def test_a_slow_access_link_alone_moves_no_network() -> None:
     """What a client's own line adds is added to every region, also to those that nobody measured."""
     slow = LearningConfig(far_ms=1.0)
     costs, _ = judge(NAMES, NEAR_TOKYO, {"tokyo": 161.0, "frankfurt": 301.0}, wire_ms, slow)

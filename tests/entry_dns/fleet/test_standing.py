@@ -30,7 +30,7 @@ def test_one_lost_probe_is_a_doubt_and_the_second_is_death() -> None:
     assert not of(made, "a", 2.0).answers
 
 
-def test_who_comes_back_takes_a_growing_share() -> None:
+def test_an_entry_that_comes_back_takes_a_growing_share() -> None:
     made = standings()
     for at in (1.0, 2.0):
         made.probed("a", False, "refused", at)
@@ -42,7 +42,7 @@ def test_who_comes_back_takes_a_growing_share() -> None:
     assert shares[-1] == 1.0
 
 
-def test_where_nobody_answers_it_is_us_and_the_last_view_holds_for_its_time() -> None:
+def test_if_no_entry_answers_our_network_is_down_and_the_last_view_stays_for_frozen_s() -> None:
     made = standings(c=False)
     assert of(made, "c", 0.3).state is State.DOWN
     now = 0.0

@@ -112,7 +112,7 @@ def test_of_networks_that_overlap_the_narrowest_decides_in_whatever_order_they_c
         assert place(config, str(ip_network(wide)[-1])).longitude < 0.0
 
 
-def test_a_part_of_a_64_in_a_database_does_not_stand_for_all_of_it(tmp_path) -> None:
+def test_a_part_of_a_slash_64_in_a_database_does_not_locate_all_of_it(tmp_path) -> None:
     writer = mmdb.MMDBWriter(6, "Test-City", ipv4_compatible=True)
     writer.insert_network(netaddr.IPSet(["2001:db8::/64"]), {"country": {"iso_code": "DE"}})
     writer.insert_network(netaddr.IPSet(["2001:db8::5/128"]), {"country": {"iso_code": "JP"}})

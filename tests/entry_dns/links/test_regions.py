@@ -45,7 +45,7 @@ async def test_reports_come_and_go_on_when_a_stream_broke(region: Region) -> Non
     assert one.refused == []
 
 
-async def test_another_s_name_is_not_believed_and_who_moves_is_followed(region: Region) -> None:
+async def test_a_report_under_another_name_is_refused_and_a_moved_balancer_is_followed(region: Region) -> None:
     one = Following()
     one.links.named(a_report(control_address="127.0.0.1:9"))
     one.links.named(a_report(control_address=region.address))
@@ -55,7 +55,7 @@ async def test_another_s_name_is_not_believed_and_who_moves_is_followed(region: 
     await one.links.close()
 
 
-async def test_nobody_is_dialled_where_no_balancer_of_its_region_may_be(region: Region) -> None:
+async def test_an_address_not_allowed_for_the_region_is_not_dialled(region: Region) -> None:
     one = Following(region_hosts={"tokyo": ["10.0.0.0/8"]})
     one.links.named(a_report(control_address=region.address))
     one.links.named(a_report("frankfurt", control_address="198.51.100.1:80"))
@@ -64,7 +64,7 @@ async def test_nobody_is_dialled_where_no_balancer_of_its_region_may_be(region: 
     await one.links.close()
 
 
-async def test_who_withdrew_is_followed_until_its_stream_ends(region: Region) -> None:
+async def test_a_withdrawn_balancer_is_followed_until_its_stream_ends(region: Region) -> None:
     one = Following()
     one.links.named(a_report(control_address="127.0.0.1:9"))
     one.links.gone("tokyo", "r1")

@@ -69,7 +69,7 @@ async def test_another_secret_is_one_line() -> None:
         await write(b"another one")
 
 
-async def test_who_may_not_update_is_refused() -> None:
+async def test_an_update_without_the_right_is_refused() -> None:
     with pytest.raises(UpdateError, match=r"answers REFUSED; let key 'farhop.' update zone example.com"):
         await write(b"secret of the tests", dns.rcode.REFUSED)
 

@@ -131,7 +131,7 @@ def test_a_journal_of_before_is_taken_in(tmp_path: Path) -> None:
     assert (start["kind"], start["clean"], start["recovered"]) == ("start", False, 2)
 
 
-def test_who_may_not_be_recorded_is_not(tmp_path: Path) -> None:
+def test_an_entry_without_a_tenant_names_no_model_and_key_either(tmp_path: Path) -> None:
     log = log_at(tmp_path)
     log.open()
     log.put(decided(1, tenant=""))

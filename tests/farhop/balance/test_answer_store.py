@@ -1,4 +1,4 @@
-"""Answers kept within one bound: by recency, by holder, and beside what is being recorded."""
+"""Answers kept within one bound: by recency, by holder, and together with those being recorded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_what_was_asked_for_longest_ago_goes_first() -> None:
     assert len(kept) == SHARE
 
 
-def test_who_keeps_the_most_gives_first() -> None:
+def test_the_holder_of_the_most_bytes_is_evicted_first() -> None:
     kept = AnswerStore[str](SHARE * (100 + ENTRY_BYTES))
     kept.put("small", b"mine", "mine", 100)  # the oldest of all
     for n in range(2 * SHARE):

@@ -26,14 +26,14 @@ def test_there_is_one_owner_whatever_the_order(thing, members, rng) -> None:
 
 @given(_names, _members, _names)
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_a_join_moves_things_only_to_who_joined_and_a_leave_only_its_own(thing, members, other) -> None:
+def test_a_join_moves_keys_only_to_the_new_member_and_a_leave_only_its_own(thing, members, other) -> None:
     if other in members:
         return
     before, after = owner(thing, members), owner(thing, [*members, other])
     assert after in (before, other)
 
 
-def test_nobody_owns_what_nobody_is_there_for() -> None:
+def test_without_candidates_there_is_no_owner() -> None:
     assert owner("r1", []) is None
 
 

@@ -1,4 +1,4 @@
-"""What a name may stand for: what makes no sense is refused, who asks decides what counts, a session keeps its draw."""
+"""Models behind an alias: nonsense is refused, weights depend on the caller, a session keeps its draw."""
 
 from __future__ import annotations
 

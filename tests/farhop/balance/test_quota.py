@@ -54,7 +54,7 @@ def test_a_bucket_leaks_at_its_rate_and_never_by_a_clock_that_steps_back() -> No
     assert one.level == 0.0
 
 
-def test_nothing_is_lent_before_it_is_written_down() -> None:
+def test_nothing_is_lent_before_it_is_stored() -> None:
     lender, one = root(), holder()
     one.holdings[B].waiting = 5
     found: Any = lender.exchange("h", one.asked(0.0), 0.0)
@@ -63,7 +63,7 @@ def test_nothing_is_lent_before_it_is_written_down() -> None:
     assert one.holdings[B].available >= 5
 
 
-def test_what_is_lent_to_one_is_not_lent_to_another_and_comes_back_unspent() -> None:
+def test_quota_lent_to_one_holder_is_not_lent_to_another_and_unspent_quota_returns() -> None:
     lender, one, other = written(root(Quota(10.0, 0.17))), holder(Quota(10.0, 0.17)), holder(Quota(10.0, 0.17))
     one.holdings[B].waiting = 8
     exchange(one, lender, 0.0, "one")
@@ -113,7 +113,7 @@ def test_what_was_not_used_is_given_back_and_what_was_beyond_is_owed() -> None:
     assert lender.levels(1.0)[B]["used"] == pytest.approx(35)
 
 
-def test_who_owes_more_than_its_whole_limit_waits_and_nobody_else_does() -> None:
+def test_a_holder_that_owes_more_than_its_limit_waits_and_others_do_not() -> None:
     quotas = {B: Quota(100.0, 1.0), "other": Quota(10.0, 1.0), "pooled": Quota(100.0, 1.0, "p")}
     quotas["idle"] = Quota(100.0, 1.0, "p")
     lender, one = Root({}, 0.0, 1), Holder()
@@ -357,7 +357,7 @@ def test_a_safe_share_of_slots_is_ones_own_once_others_leases_are_over() -> None
     assert mine.fits(2, LEASE_S + 1)
 
 
-def test_who_leaves_gives_all_back_at_once_and_who_waits_learns_how_fast_others_end() -> None:
+def test_a_holder_that_leaves_returns_all_and_waiting_ones_learn_the_rate_of_returns() -> None:
     lender, one, other = root(Quota(4.0, 0.0)), slots(4.0), slots(4.0)
     one.holdings[B].waiting = 4
     exchange(one, lender, 0.0, "one")
@@ -453,7 +453,7 @@ class Pooled:
         return self.root.levels(now)[name]
 
 
-def test_what_idles_in_a_pool_is_lent_and_nobody_has_less_than_its_own() -> None:
+def test_idle_quota_of_a_pool_is_lent_and_no_member_has_less_than_its_own() -> None:
     one = Pooled()
     assert one.spend("a", 0.0) == 100
     got = [one.spend("a", float(now)) for now in range(1, 31)]

@@ -1,4 +1,4 @@
-"""Who may go elsewhere: over the whole catalogue of outcomes, and never beyond the bound."""
+"""Which requests may be retried elsewhere: over the whole catalogue of outcomes, and never beyond the bound."""
 
 import pytest
 from hypothesis import given, settings

@@ -146,7 +146,7 @@ def test_it_follows_a_day() -> None:
     assert asked / least < 1.35
 
 
-def test_who_has_just_started_sends_nobody_home() -> None:
+def test_after_a_start_the_number_of_replicas_stays_for_down_after_s() -> None:
     """Eight replicas serve and it has seen no load yet: they stay for `down_after_s`."""
     made = signal(present=8)
     assert made.desired == 8

@@ -1,4 +1,4 @@
-"""Names in certificates: read only where they say one thing, in our trust domain."""
+"""Names in certificates: read only if they are unambiguous and in our trust domain."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_what_is_written_is_read() -> None:
         [uri(HERE, "global", "paris"), uri(HERE, "global", "tokyo")], [" " + uri(HERE, "global", "paris")],
     ],
 )  # fmt: skip
-def test_anything_else_is_nobody(names: list[str]) -> None:
+def test_any_other_certificate_name_identifies_nobody(names: list[str]) -> None:
     assert read(names, HERE) is None

@@ -1,4 +1,4 @@
-"""What a region is given of the fleet's secret, and what it is good for."""
+"""A region's part of the fleet's secret, and what can be done with it."""
 
 from __future__ import annotations
 

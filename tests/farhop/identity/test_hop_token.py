@@ -233,7 +233,7 @@ def test_every_bound_of_the_wire_is_read_to_its_end_and_no_further(field, widest
     assert verifier().verify(forged_with_the_key(msgspec.msgpack.encode(refused)), NOW_MS) is HOP_FORGED
 
 
-def test_a_token_lives_ten_seconds_and_none_is_believed_that_says_more_than_thirty():
+def test_a_token_is_valid_for_ten_seconds_and_refused_if_it_expires_after_more_than_thirty():
     assert LIFE_MS == 10_000.0
     for ahead_ms, verdict in ((30_000.0, None), (30_000.5, HOP_EXPIRED)):
         claims = msgspec.structs.replace(CLAIMS, expires_ms=NOW_MS + ahead_ms)

@@ -1,4 +1,4 @@
-"""Tokens of identity providers: every way to be somebody else, or somebody still, is refused, and nothing is raised."""
+"""Tokens of identity providers: every forged, foreign or expired one is refused, and nothing is raised."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_whatever_comes_is_answered(some: bytes) -> None:
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda some: (
     st.lists(some) | st.dictionaries(st.sampled_from(["keys", "kty", "kid", "n", "e", "crv", "x", "y", "alg"]), some)
 )))  # fmt: skip
-def test_whatever_an_issuer_publishes_is_read_or_refused(some: Any) -> None:
+def test_any_key_document_is_read_or_refused(some: Any) -> None:
     rsa_jwk = {"kty": "RSA", "kid": "a", "n": some, "e": "AQAB"}
     for published in (some, {"keys": some}, {"keys": [some]}, {"keys": [rsa_jwk]}):
         with pytest.raises(KeysError):

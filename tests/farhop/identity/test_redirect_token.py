@@ -1,4 +1,4 @@
-"""Tokens of redirects: one use, one process, another kind than the hop token; and how they stand in a URL."""
+"""Tokens of redirects: one use, one process, distinct from hop tokens; and their form in a URL."""
 
 from __future__ import annotations
 

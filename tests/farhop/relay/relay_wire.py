@@ -1,4 +1,4 @@
-"""Raw ends of connections: clients that say what they are told, and an upstream that plays a script."""
+"""Raw connections: clients that send given bytes, and an upstream that follows a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever does not read holds the other side up, at a bounded cost: measured by what transports and budget hold."""
+"""A side that does not read stops the other side, at a bounded cost: measured by transports and budget."""
 
 from __future__ import annotations
 

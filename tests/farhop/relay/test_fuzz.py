@@ -1,4 +1,4 @@
-"""The fuzz target, for a while; `fuzz.py` says what it looks for."""
+"""The fuzz target, for a short time; `fuzz.py` says what it looks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests through a relay: every edge is told to the machine once, and what it commands is done."""
+"""Requests through a relay: every transition is reported to the machine once, and its commands are carried out."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_stream_passes_event_by_event(stage: Any) -> None:
     await until(lambda: s.tier.concluded_with == [("served", 200, Usage(7, 3, None))])
 
 
-async def test_the_usage_chunk_nobody_asked_for_is_hidden_and_counted(stage: Any) -> None:
+async def test_a_usage_chunk_that_the_client_did_not_ask_for_is_hidden_and_counted(stage: Any) -> None:
     s = await stage()
     s.handler.hide_usage = True
     stream = chunk(b"data: 1\n\n") + chunk(b"data: " + USAGE + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"

@@ -284,7 +284,7 @@ async def test_each_route_needs_its_right_and_health_none(http: aiohttp.ClientSe
         assert re.search(r'admin_requests_refused_total{[^}]*reason="right"[^}]*} 9', page)
 
 
-async def test_off_loopback_without_a_question_nobody_acts(http: aiohttp.ClientSession) -> None:
+async def test_off_loopback_without_authentication_no_act_is_allowed(http: aiohttp.ClientSession) -> None:
     async with desk(Operators(anybody="read")) as base:
         assert await _statuses(http, base, "") == [200, 200, 200, 200, 200, 200, 404, 400, 403]
 
@@ -315,7 +315,7 @@ async def test_a_certificate_of_the_authority_reads_and_a_named_operator_acts(tm
     assert refused
 
 
-async def test_who_acts_changes_the_log_level_and_is_named_in_the_log(http: aiohttp.ClientSession) -> None:
+async def test_an_operator_who_changes_the_log_level_is_named_in_the_log(http: aiohttp.ClientSession) -> None:
     out = io.StringIO()
     before = structlog.get_config()
     try:
@@ -352,7 +352,7 @@ async def test_connections_and_what_is_slow_are_bounded(
 
 
 @pytest.mark.parametrize("says", [b"", b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["nothing", "once"])
-async def test_who_connects_and_asks_for_nothing_keeps_nobody_out(
+async def test_idle_connections_do_not_keep_others_from_the_admin_port(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:
     """Else a kubelet would find no process alive."""

@@ -1,4 +1,4 @@
-"""Who may come in with an API key, on real sockets."""
+"""Authentication by API key, on real sockets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ async def up() -> AsyncIterator[Both]:
         ("Bearer sk-farhop-anywhere2", "unknown_key"),
     ],
 )
-async def test_who_has_no_key_is_refused_in_openais_shape(up: Both, authorization: str | None, code: str) -> None:
+async def test_a_request_without_a_key_is_refused_in_openai_s_format(
+    up: Both, authorization: str | None, code: str
+) -> None:
     for port in (up.entry, up.client):
         given = {} if authorization is None else {"authorization": authorization}
         answer = await send(port, chat(key=None, **given))
@@ -259,7 +261,7 @@ def _head(*lines: bytes) -> Head:
     return read_head(b"\r\n".join((b"POST /v1/chat/completions HTTP/1.1", b"host: h", *lines)), 50)
 
 
-def test_a_gateway_says_for_whom_it_asks_once_and_of_those_who_are_known() -> None:
+def test_a_gateway_names_the_tenant_once_and_only_known_tenants_count() -> None:
     law = Law(world())
     for name in ("x-farhop-tenant", "x-tenant"):
         asks = GatewayAuthenticator("virginia", under(law), lambda _: [], 60.0, name)

@@ -1,4 +1,4 @@
-"""What is configured reaches what it bounds."""
+"""Configured limits reach what they bound."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from farhop.service.decisions import Decisions
 
 
-def test_a_record_is_built_when_somebody_asks() -> None:
+def test_a_record_is_built_on_demand() -> None:
     built: list[str] = []
     decisions = Decisions()
     decisions.put("a", lambda: {"n": len(built), "id": built.append("a")})

@@ -1,4 +1,4 @@
-"""What a law or an override would come to: whom it would strand, what would move."""
+"""The effect of a law or an override before it is set: stranded tenants, moved traffic."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_model_that_no_region_serves_is_told_beside_those_that_are():
     assert effect.unserved([], ["big"]) == [], "nobody answers: nobody knows"
 
 
-def test_a_region_that_serves_nobody_can_be_drained():
+def test_a_region_that_serves_no_tenant_can_be_drained():
     for dead in (status(**{**UP, "osaka": "down"}), status(ready=0, **UP), status(draining=True, **UP)):
         assert stranded_by(topology(), [dead], "osaka") == []
     assert stranded_by(topology(), [], "osaka") == []
@@ -103,7 +103,7 @@ def test_a_law_tells_regions_gained_and_lost_by_tenant_model_and_key():
     assert effect.moved(topology(), topology()) == []
 
 
-def test_a_law_strands_whom_no_region_serves_any_more():
+def test_a_law_strands_tenants_that_no_region_serves_any_more():
     narrower = under(eu=Rule(("it",)))
     assert effect.stranded(topology(), narrower, [status(paris="up", osaka="up")]) == ["eu (small), served in paris"]
     assert effect.stranded(topology(), narrower, [status(**UP)]) == []
@@ -134,7 +134,7 @@ def test_a_pin_moves_the_lawful_and_a_strict_one_strands_where_it_is_not_served(
     assert effect.pinned(world, elsewhere, "milan", "eu", "", strict=False)[0].startswith("stays as it is")
 
 
-def test_a_bias_concerns_who_has_another_region():
+def test_a_bias_affects_tenants_that_have_another_region():
     lines = effect.biased(topology(), [status(**UP)], "osaka")
     assert "may move: small of all, keyed, picky: or to milan, paris" in lines
     assert "stays as it is: small of jp: nowhere else" in lines

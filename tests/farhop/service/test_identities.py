@@ -1,4 +1,6 @@
-"""Tokens and certificates on real sockets, at both tiers alike: who is let in, as whom, and what is written of it."""
+"""Tokens and certificates on real sockets, at both tiers alike: who is admitted, as which tenant, and what is
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +200,7 @@ async def test_tokens_of_an_openid_provider_that_others_wrote(tmp_path: Path) ->
     assert {(data.tenant, data.key, data.user) for data in results} == {("acme", "jwt:corp", user)}
 
 
-async def test_who_is_known_by_a_certificate(tmp_path: Path) -> None:
+async def test_identification_by_certificate(tmp_path: Path) -> None:
     authority, stranger = Authority(tmp_path), Authority(tmp_path, "stranger")
     server, nightly = authority.issue("server"), authority.issue("nightly", (URI,))
     other, narrow = authority.issue("other", (f"{URI}/other",)), authority.issue("narrow", (f"{URI}/jp",))

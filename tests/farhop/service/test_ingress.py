@@ -153,7 +153,7 @@ async def test_a_body_that_cannot_be_routed_names_the_field(
     assert engine.seen == []
 
 
-async def test_names_of_fields_that_nobody_knows_are_not_held(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_of_unknown_fields_are_not_kept(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     contexts, count = list[Any](), RequestReader.count_unknown
 
     def counting(reader: RequestReader, context: Any) -> None:

@@ -110,7 +110,7 @@ async def test_what_cannot_be_used_replaces_nothing(
     await until(lambda: one.status["trouble"] is None)
 
 
-async def test_who_does_not_believe_a_provider_is_told_which_field_helps(
+async def test_an_untrusted_provider_certificate_names_the_field_that_helps(
     provider: Provider, tasks: Tasks, tmp_path: Path
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -141,7 +141,7 @@ async def test_keys_that_grew_too_old_count_no_more_until_they_are_fetched(provi
     await until(lambda: one.knows(provider.token()))
 
 
-async def test_who_is_not_there_holds_nobody_up_for_long(tasks: Tasks) -> None:
+async def test_an_unreachable_provider_does_not_delay_the_start(tasks: Tasks) -> None:
     provider = Provider()
     provider.url = "http://127.0.0.1:1/keys"
     one = Following(provider)

@@ -1,4 +1,4 @@
-"""Which keys are issued: nothing that cannot be believed lets anybody in, and no earlier word brings a key back."""
+"""Issued keys: an invalid document authenticates nobody, and no earlier document brings a key back."""
 
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_ends_what_stood_until_it_can() -> None:
     assert one.book.status() == {"issued": 1, "last": NOW.isoformat(), "problems": {}}
 
 
-def test_two_documents_of_one_hash_let_nobody_in() -> None:
+def test_two_documents_with_one_hash_authenticate_nobody() -> None:
     one = Followed()
     one.put(document())
     one.put(document("k2", tenant="other"), "k2")

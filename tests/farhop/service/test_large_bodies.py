@@ -129,7 +129,7 @@ def _environment(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
-async def test_who_stalls_or_dies_fails_one_body_and_the_next_has_another(
+async def test_a_reader_process_that_stalls_or_dies_fails_one_body_and_is_replaced(
     apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = msgspec.json.encode(text(LARGE_BYTES))
@@ -147,7 +147,7 @@ async def test_who_stalls_or_dies_fails_one_body_and_the_next_has_another(
     assert apart.counts == {"read": 2, "here": 0, "failed": 1}
 
 
-async def test_each_tenant_has_its_turn_and_who_left_has_none(
+async def test_tenants_take_turns_and_a_cancelled_body_has_none(
     apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hundred bodies of one tenant are not before the one of another."""
@@ -174,7 +174,7 @@ async def test_each_tenant_has_its_turn_and_who_left_has_none(
     assert (await other).detail == "other"
 
 
-async def test_who_leaves_while_it_is_read_holds_up_nobody(
+async def test_a_cancelled_large_body_does_not_delay_the_next_one(
     apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go = threading.Event(), threading.Event()
@@ -200,7 +200,7 @@ async def test_where_no_process_can_be_started_a_thread_reads(
     assert apart.counts["here"] == 1
 
 
-async def test_closing_waits_for_nobody(apart: LargeBodyReader) -> None:
+async def test_closing_does_not_wait(apart: LargeBodyReader) -> None:
     await apart.later(job(), msgspec.json.encode(text(1000)))
     assert apart.process is not None
     child = apart.process.child
@@ -296,7 +296,9 @@ async def through_both(up: Both, engine: Engine) -> None:
     await up.at_rest()
 
 
-async def test_who_leaves_while_a_large_body_is_read_is_counted_and_nothing_is_sent(up: Both, engine: Engine) -> None:
+async def test_a_client_that_leaves_while_its_large_body_is_read_is_counted_and_nothing_sent(
+    up: Both, engine: Engine
+) -> None:
     assert (await send(up.client, chat(body=text(300_000)))).status == 200  # the process is there
     assert up.regional.plane.large.process is not None
     child = up.regional.plane.large.process.child.pid

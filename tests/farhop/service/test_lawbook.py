@@ -154,7 +154,7 @@ def test_the_files_own_law_in_etcd_says_who_set_it(stage):
          "tenants[0].residency: missing"),
     ],
 )  # fmt: skip
-def test_the_last_good_one_stands_loudly(stage, value, says):
+def test_the_last_valid_law_stays_and_problems_are_logged(stage, value, says):
     stage.apply(snapshot(document(3)))
     assert stage.apply(put(value)) == []
     assert stage.lawful() == {"frankfurt"}
@@ -341,7 +341,7 @@ async def test_from_a_store_small_ones_at_once_and_large_ones_beside_the_loop(mo
         await asyncio.wait_for(task, 60.0)
 
 
-async def test_nobody_waits_for_etcd_for_ever(monkeypatch):
+async def test_the_start_waits_for_etcd_only_for_a_limited_time(monkeypatch):
     monkeypatch.setattr(lawbook, "BEGIN_S", 0.01)
     await Stage().book.begun()
 

@@ -1,4 +1,4 @@
-"""What clients are told of limits, as OpenAI's SDK and the draft on RateLimit headers read it."""
+"""Limits in answers, in the form that OpenAI's SDK and the draft on RateLimit headers read."""
 
 from __future__ import annotations
 

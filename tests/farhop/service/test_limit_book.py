@@ -1,4 +1,4 @@
-"""The limits that stand in etcd: what cannot be read changes nothing, and buckets have one name everywhere."""
+"""The limits in etcd: an unreadable document changes nothing, and buckets have one name everywhere."""
 
 from datetime import UTC, datetime
 

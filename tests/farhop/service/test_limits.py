@@ -1,4 +1,4 @@
-"""Limits of requests, over a root in this process: which limits match, what is taken, given back and told."""
+"""Limits of requests, over a root in this process: which limits match, what is taken, given back and reported."""
 
 import asyncio
 from collections import Counter
@@ -111,7 +111,7 @@ def ended(began: float = 1.0, status: int = 200, *, sent: bool = True, of: Reque
     )  # fmt: skip
 
 
-async def test_who_is_not_limited_costs_a_look_up() -> None:
+async def test_an_unlimited_tenant_costs_one_look_up() -> None:
     stage = Stage(Limit(model="other", requests_per_minute=1), Limit(key="k1", requests_per_minute=1))
     try:
         context = await stage.admit()
@@ -372,7 +372,7 @@ async def test_each_user_of_a_tenant_has_a_limit_of_its_own_and_all_together_tha
         await stage.limiter.close()
 
 
-async def test_users_who_are_not_named_are_one_and_so_are_those_beyond_the_bound(monkeypatch: Any) -> None:
+async def test_unnamed_users_count_as_one_and_so_do_those_beyond_the_bound(monkeypatch: Any) -> None:
     monkeypatch.setattr(limits, "USERS_MAX", 3)
     stage = Stage(Limit(each_user=True, requests_per_minute=1))
     try:
@@ -571,7 +571,7 @@ async def test_prices_change_with_their_epoch_and_what_is_under_way_is_settled_b
         await stage.limiter.close()
 
 
-async def test_another_price_book_holds_for_who_comes_and_not_for_what_is_under_way() -> None:
+async def test_a_new_price_book_applies_to_new_requests_and_not_to_those_under_way() -> None:
     stage, one = Stage(Limit(micro_usd_per_day=10**9)), book(M)
     stage.limiter.go_by(one, lambda _: 1.0)
     (holding,) = stage.limiter.lenders["tokyo"].holder.holdings.values()

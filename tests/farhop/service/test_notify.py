@@ -1,4 +1,4 @@
-"""What a service manager is told, over a real datagram socket."""
+"""Notifications to a service manager, over a real datagram socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sent(manager: socket.socket) -> str:
     return manager.recv(4096).decode()
 
 
-async def test_nobody_asked() -> None:
+async def test_without_a_notify_socket_nothing_is_sent() -> None:
     notifier = Notifier({})
     notifier.ready(asyncio.get_running_loop(), "here")
     notifier.stopping()

@@ -1,4 +1,4 @@
-"""Who may what at an admin port: by token, by certificate, and where nobody is asked."""
+"""Rights at an admin port: by token, by certificate, and without authentication."""
 
 import hmac
 from pathlib import Path

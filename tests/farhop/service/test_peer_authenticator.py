@@ -29,7 +29,7 @@ def context(*text: str, common_name: str = "") -> Any:
     return SimpleNamespace(auth_context=lambda: fields, abort=abort)
 
 
-async def test_where_nobody_need_prove_it_nobody_is_proven() -> None:
+async def test_without_peer_authentication_no_peer_is_proven() -> None:
     assert await ANY_PEER.proven(context("spiffe://farhop.internal/farhop/global/paris"), "global", "paris") is None
 
 

@@ -1,4 +1,4 @@
-"""A price book that changes while its process lives: what it adds counts, and what it rewrites does not."""
+"""A price book that changes while its process runs: added epochs count, rewritten ones do not."""
 
 from __future__ import annotations
 

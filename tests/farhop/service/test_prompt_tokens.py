@@ -1,4 +1,4 @@
-"""When a prompt is read: on the spot, before its request goes on, beside it, or not at all."""
+"""When a prompt is tokenized: at once, before its request is decided on, in parallel, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording tells, and what it never does."""
+"""What a recording contains, and what it never does."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_rows_come_while_it_lasts_then_their_number() -> None:
         assert not recorder.recordings
 
 
-async def test_who_leaves_is_not_kept() -> None:
+async def test_a_request_whose_client_left_is_not_recorded() -> None:
     recorder = Recorder("tokyo")
     async with await served(recorder) as client:
         response = await client.get(f"/record?for_s=60&salt={SALT}")

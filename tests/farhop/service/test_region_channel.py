@@ -1,4 +1,4 @@
-"""The channel to a control port: where it leads, and that what is silent for too long is noticed."""
+"""The channel to a control port: its address, and that a long silence is noticed."""
 
 from __future__ import annotations
 

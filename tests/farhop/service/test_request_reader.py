@@ -92,7 +92,7 @@ def test_a_request_has_its_callers_time_and_its_bodys_sizes() -> None:
         (Kind.RESPONSES, {"tools": [{"type": "function", "name": "f"}], "input": "hello", "messages": None}),
     ],
 )
-def test_who_offers_tools_is_seen_in_every_format(kind: Kind, body: dict[str, Any]) -> None:
+def test_tools_are_detected_in_every_format(kind: Kind, body: dict[str, Any]) -> None:
     def read(fields: dict[str, Any]) -> Request:
         said = msgspec.json.decode(text()) | fields
         return reader().read(came(msgspec.json.encode({k: v for k, v in said.items() if v is not None}), kind=kind))[0]

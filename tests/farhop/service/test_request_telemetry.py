@@ -139,6 +139,20 @@ async def test_what_the_law_keeps_from_here_leaves_nothing_here(up: Both, collec
         assert up.global_.decisions.get(answer.headers["x-farhop-decision"]) is None
 
 
+async def test_what_a_model_turns_out_to_be_based_on_binds_what_was_kept(engine: Engine) -> None:
+    in_us, in_japan = {"processing": {"allow": ["us"]}}, {"base": {"allow": ["jp"]}}
+    world = topology(tenant("careful", residency=in_us, models=in_japan))
+    async with both(engine, world, regional={"watch": {"models_s": 0.05}}) as up:
+        for key in ("sk-farhop-careful", "sk-farhop-anywhere"):
+            assert (await send(up.entry, chat(key, streaming("hello")))).status == 200
+        for decisions in (up.global_.decisions, up.regional.decisions):
+            assert [one["tenant"] for one in decisions.last(9)] == ["anywhere", "careful"]
+        engine.models = [{"id": MODEL, "object": "model", "root": "/adapters/one", "parent": "base"}]
+        for decisions in (up.global_.decisions, up.regional.decisions):
+            await until(lambda: [one["tenant"] for one in decisions.last(9)] == ["anywhere"])  # noqa: B023
+        assert (await send(up.entry, chat("sk-farhop-careful", streaming("hello")))).status == 451
+
+
 async def test_the_record_says_where_and_why_and_not_what(up: Both, engine: Engine) -> None:
     answer = await send(up.entry, chat(body=streaming("xyzzy-plugh")))
     record = up.global_.decisions.get(answer.headers["x-farhop-decision"])

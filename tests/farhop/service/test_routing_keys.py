@@ -42,7 +42,7 @@ def test_what_cannot_be_read_is_no_session(body: bytes) -> None:
     assert read(body) == 0
 
 
-def test_unless_somebody_asks_nothing_is_read() -> None:
+def test_nothing_is_read_unless_sessions_are_wanted() -> None:
     assert SessionReader("x-session-id", "sid", "user", lambda: False).read("acme", BODY, b"") == 0
 
 

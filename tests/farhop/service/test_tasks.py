@@ -121,7 +121,7 @@ async def test_others_run_where_long_work_stops() -> None:
     assert seen == ["long 0", "other 0", "long 1", "other 1", "long 2", "other 2"]
 
 
-async def test_what_nobody_tells_of_is_waited_for_and_not_for_ever() -> None:
+async def test_until_polls_a_condition_and_ends_at_its_timeout() -> None:
     looks = iter([False, False, True])
     assert await until(lambda: next(looks), 60.0)
     assert list(looks) == []

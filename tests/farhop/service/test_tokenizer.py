@@ -99,7 +99,7 @@ def test_a_long_prompts_beginning_is_read_by_itself(tmp_path: Path, special: boo
     known.close()
 
 
-def test_what_stands_beside_the_tokenizer_counts(tmp_path: Path) -> None:
+def test_files_beside_the_tokenizer_count(tmp_path: Path) -> None:
     settings = {"chat_template": "{{ bos_token }}|" + PLAIN, "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
     assert read(model(tmp_path, "", **settings), messages=[user("a")]) == "^|user:a;"
 

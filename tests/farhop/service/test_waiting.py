@@ -1,4 +1,4 @@
-"""A request that waits ends once: with what it waited for, as its client leaves, or as the process stops."""
+"""A waiting request ends once: with what it waited for, when its client leaves, or when the process stops."""
 
 from __future__ import annotations
 

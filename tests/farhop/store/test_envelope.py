@@ -1,4 +1,4 @@
-"""A signed document counts where it was signed for, by whom it may be signed, and in no other way."""
+"""A signed document is valid only under the key it was signed for and by an allowed signer."""
 
 from __future__ import annotations
 

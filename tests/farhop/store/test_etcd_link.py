@@ -44,7 +44,7 @@ def black_hole():
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-async def test_nobody_there_is_one_clear_line_in_time(monkeypatch):
+async def test_an_unreachable_etcd_is_one_clear_line_in_time(monkeypatch):
     """All endpoints together are given the time of one call: what they are given is counted, not what they took."""
     given_s, timeout = [], asyncio.timeout
 

@@ -71,7 +71,7 @@ _steps = st.lists(
 
 @given(_steps)
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_whatever_is_reported_the_changes_add_up_to_what_stands(steps: list[Change]) -> None:
+def test_changes_add_up_to_the_present_documents_in_any_order_of_steps(steps: list[Change]) -> None:
     documents, found, there = Documents(read, lambda _reason: None, "number"), dict[str, int](), dict[str, bytes]()
     for step in steps:
         for key in step.ended(list(there)):

@@ -1,4 +1,4 @@
-"""Several hubs as one store, where they are not all well."""
+"""Several hubs as one store, while some of them fail."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_if_none_answers_all_of_them_are_named(kinds: str, raised: type[St
     assert type(caught.value) is raised
 
 
-async def test_what_is_published_stands_in_every_hub_and_one_that_is_away_has_the_newest_when_it_returns(
+async def test_a_published_value_is_in_every_hub_and_a_returning_hub_gets_the_newest(
     two: tuple[Hubs, MemoryStore, MemoryStore],
 ) -> None:
     store, a, b = two
@@ -165,7 +165,7 @@ async def test_an_entry_counts_if_any_hub_holds_it_and_is_taken_back_in_all(
     assert not await store.delete(KEY)
 
 
-async def test_a_write_tells_which_hub_it_did_not_reach(two: tuple[Hubs, MemoryStore, MemoryStore]) -> None:
+async def test_a_write_reports_the_hubs_it_did_not_reach(two: tuple[Hubs, MemoryStore, MemoryStore]) -> None:
     store, a, b = two
     await store.put(KEY, b"{}")
     a.outage()

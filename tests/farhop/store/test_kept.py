@@ -1,4 +1,4 @@
-"""What etcd told stays on disk, and stands in for it at a start: where a law is known, and until etcd speaks."""
+"""The copy of etcd on disk is used at a start if a law is known, until etcd answers."""
 
 from __future__ import annotations
 

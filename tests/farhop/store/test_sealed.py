@@ -64,7 +64,7 @@ async def changes(store: Store, *steps: object) -> list[Change]:
     return seen
 
 
-async def test_who_has_a_key_signs_and_who_reads_sees_the_document(cluster: MemoryCluster) -> None:
+async def test_a_writer_with_a_key_signs_and_readers_get_the_bare_document(cluster: MemoryCluster) -> None:
     refused: list[str] = []
     writer, reader = sealed(cluster, refused, OPS), sealed(cluster, refused)
     await writer.open()

@@ -55,7 +55,7 @@ def test_a_document_carried_to_another_fleet_is_refused(tmp_path: Path) -> None:
 
 
 @given(at=st.integers(0, 200), bit=st.integers(0, 7))
-def test_no_flipped_bit_is_believed(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int) -> None:
+def test_a_document_with_a_flipped_bit_is_refused(tmp_path_factory: pytest.TempPathFactory, at: int, bit: int) -> None:
     kept = StateDir(tmp_path_factory.getbasetemp() / "flipped", "fleet-1", "a")
     kept.save("law", b'{"epoch": 7, "tenants": {}}')
     written = bytearray(kept.path("law").read_bytes())
@@ -66,7 +66,7 @@ def test_no_flipped_bit_is_believed(tmp_path_factory: pytest.TempPathFactory, at
 
 
 @given(length=st.integers(0, 120))
-def test_no_cut_document_is_believed(tmp_path_factory: pytest.TempPathFactory, length: int) -> None:
+def test_a_truncated_document_is_refused(tmp_path_factory: pytest.TempPathFactory, length: int) -> None:
     kept = StateDir(tmp_path_factory.getbasetemp() / "cut", "fleet-1", "a")
     kept.save("law", b"x" * 60)
     written = kept.path("law").read_bytes()

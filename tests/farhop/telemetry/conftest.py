@@ -1,4 +1,4 @@
-"""No test here may be swayed by the tracing settings of whoever runs it."""
+"""The tests here do not depend on the user's tracing settings."""
 
 import os
 

@@ -30,7 +30,7 @@ def stand(stands, *reports):
     stands.do(put)
 
 
-def test_it_tells_what_is_wanted_what_is_and_why(cli, stands):
+def test_status_shows_the_wanted_and_the_actual_state_and_the_reason(cli, stands):
     assert "no announcer" in cli.run("anycast", "status").stdout
     stand(stands, report(sessions={"10.0.0.1": True}))
     result = cli.run("anycast", "status", "--json")

@@ -39,5 +39,5 @@ def test_no_option_of_chaos_is_ignored(cli, arguments, message):
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("decide", "--quick"), ("law", "--seeds", "3")])
-def test_what_nobody_measures_is_bad_usage(cli, arguments):
+def test_an_unknown_benchmark_is_bad_usage(cli, arguments):
     assert cli.run("bench", *arguments).exit_code == 2

@@ -1,4 +1,4 @@
-"""What operators set for a while has a length, what stands until unset has none; bad usage reaches no etcd."""
+"""Leased overrides have a length, others have none; bad usage reaches no etcd."""
 
 import pytest
 

@@ -11,7 +11,7 @@ from farhop_lab.bench.anycast import Sample
 from farhop_lab.bench.anycast_client import Asked
 
 
-def test_astray_is_who_came_to_the_site_after_the_event_and_lost_who_was_not_answered() -> None:
+def test_astray_counts_connections_served_by_the_site_after_the_event_and_lost_those_without_answer() -> None:
     seen = [
         Asked(9.0, "tokyo"), Asked(9.9, "frankfurt"), Asked(10.2, "tokyo"), Asked(10.3, "frankfurt"), Asked(10.1, ""),
         Asked(9.95, ""), Asked(10.5, "tokyo"),
@@ -21,7 +21,7 @@ def test_astray_is_who_came_to_the_site_after_the_event_and_lost_who_was_not_ans
     assert anycast.sample(seen[:3], "frankfurt", 10.0, 10.25).astray_ms == 0.0
 
 
-def test_a_row_tells_medians_and_the_worst() -> None:
+def test_a_row_has_medians_and_the_maximum() -> None:
     samples = [Sample(1.0, 10.0, 3), Sample(5.0, 30.0, 0), Sample(2.0, 11.0, 1)]
     assert anycast.row("drain", "b", samples) == anycast.Row("drain", "BIRD", 2.0, 11.0, 30.0, 3, 3)
 

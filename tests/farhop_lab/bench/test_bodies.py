@@ -23,7 +23,7 @@ def _alike(a: bytes, b: bytes) -> int:
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
 
 
-def test_a_stream_s_order_stands_in_its_text() -> None:
+def test_a_stream_s_instructions_are_in_its_text() -> None:
     (body,) = bodies.streamed(1024, 200, 12.5, 1)
     read = json.loads(body)
     assert read["messages"][-1]["content"].endswith("chunks=200 pace_ms=12.5")

@@ -66,7 +66,7 @@ async def test_wrong_answers_are_errors(server: type[asyncio.Protocol]) -> None:
     assert found.windows[0].errors > 0
 
 
-async def test_nobody_there() -> None:
+async def test_a_closed_port() -> None:
     async with listening(asyncio.Protocol) as port:
         pass
     load = client.Load(

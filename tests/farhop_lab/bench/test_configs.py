@@ -38,7 +38,7 @@ def test_envoy_s_is_json() -> None:
     assert read["listeners"][0]["address"]["socket_address"]["port_value"] == 8000
 
 
-def test_envoy_speaks_tls_where_it_is_to(tmp_path: Path) -> None:
+def test_envoy_serves_tls_if_configured(tmp_path: Path) -> None:
     pair = Authority(tmp_path).issue("proxy")
     (chain,) = json.loads(configs.envoy(8000, TARGETS, pair))["static_resources"]["listeners"][0]["filter_chains"]
     assert pair.cert_file in json.dumps(chain["transport_socket"])

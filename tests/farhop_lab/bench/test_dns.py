@@ -51,7 +51,7 @@ def found(monkeypatch: pytest.MonkeyPatch, **peers: str | None) -> bench.Found:
 
 
 @pytest.mark.skipif(shutil.which("dnsperf") is None, reason="no dnsperf here")
-def test_who_does_not_answer_is_left_out_with_what_he_answered(tmp_path, monkeypatch) -> None:
+def test_a_server_that_does_not_answer_is_left_out_with_the_reason(tmp_path, monkeypatch) -> None:
     """The other peer, if it is here, has a row beside ours; if not, it is said so."""
     broken = tmp_path / "nsd"
     for name, text in (("nsd", BROKEN), ("dnsperf", DNSPERF)):
@@ -66,7 +66,7 @@ def test_who_does_not_answer_is_left_out_with_what_he_answered(tmp_path, monkeyp
     assert one.left_out == {name: said for name, said in why.items() if name == "nsd" or not gdnsd}
 
 
-def test_who_is_not_here_is_named_with_the_remedy(monkeypatch) -> None:
+def test_a_missing_server_is_named_with_the_remedy(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "nsd" else f"/usr/sbin/{name}")
     assert bench.absent() == {"nsd": "is not installed (Debian: nsd)"}
 

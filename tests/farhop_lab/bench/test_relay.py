@@ -41,7 +41,7 @@ async def test_ours_as_shipped(monkeypatch: pytest.MonkeyPatch, tls: bool) -> No
     assert found.load.startswith("farhop's own client")
 
 
-async def test_who_is_not_here_is_named_and_who_breaks_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_proxy_is_named_and_a_broken_one_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = Proxy("Absent", "pip install absent", lambda: None, relay.PROXIES[0].command)
     broken = Proxy("Broken", "", lambda: "/bin/false", lambda _binary, _place, _port: (["/bin/false"], []))
     monkeypatch.setattr(relay, "SUBJECTS", (absent, broken))

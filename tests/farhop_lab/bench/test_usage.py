@@ -37,7 +37,7 @@ def test_a_tree_is_its_root_and_all_below_it() -> None:
     assert usage.tree([root.pid]) == []
 
 
-def test_who_has_ended_has_used_nothing() -> None:
+def test_an_ended_process_uses_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     assert usage.cpu_s([gone.pid]) == 0.0

@@ -11,7 +11,7 @@ from farhop_lab.chaos.workload import EngineTimings, OpenLoad
 from farhop_lab.sim.engines import Timing
 
 
-def test_everybody_asks_alike_until_stopped_and_nothing_is_cached() -> None:
+def test_all_clients_send_alike_until_stopped_and_nothing_is_cached() -> None:
     schedule, truth = Schedule(5, regions=2, replicas=2), EngineTimings()
     world = workload.world_of(schedule, truth)
     load = OpenLoad(world, schedule)

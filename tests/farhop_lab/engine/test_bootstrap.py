@@ -111,7 +111,7 @@ async def test_a_room_has_one_prefill_at_a_time(pair: Callable[..., Awaitable[Pa
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_who_waits_in_vain_fails(pair: Callable[..., Awaitable[Pair]], role: str) -> None:
+async def test_a_wait_without_a_peer_fails(pair: Callable[..., Awaitable[Pair]], role: str) -> None:
     two = await pair(kv_wait_s=10.0)  # 0.1 s at this speed
     async with getattr(two, role).post(COMPLETION, **two.asked()) as found:
         assert found.status == 500
@@ -119,7 +119,7 @@ async def test_who_waits_in_vain_fails(pair: Callable[..., Awaitable[Pair]], rol
     await two.at_rest()
 
 
-async def test_a_prefill_that_is_given_up_fails_who_waits_for_it(pair: Callable[..., Awaitable[Pair]]) -> None:
+async def test_a_prefill_that_is_given_up_fails_the_waiting_decode(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair(speedup=0.25)  # 410 tokens: a second; and minutes of patience
     computing = asyncio.create_task(two.prefill.ask(COMPLETION, **two.asked()))
     waiting = asyncio.create_task(two.decode.ask(COMPLETION, **two.asked()))
@@ -140,7 +140,7 @@ async def test_a_decode_that_is_given_up_leaves_the_room_to_another(pair: Callab
     await two.at_rest()
 
 
-async def test_nobody_at_the_bootstrap_port(pair: Callable[..., Awaitable[Pair]]) -> None:
+async def test_a_closed_bootstrap_port(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair()
     async with two.decode.post(COMPLETION, **two.asked(bootstrap_port=1)) as found:
         assert found.status == 500

@@ -53,7 +53,7 @@ async def test_a_whole_answer_is_gathered_and_timed() -> None:
     assert sum(seen.itl.counts) == 2
 
 
-async def test_a_last_token_for_a_waiter_who_was_just_cancelled_harms_nobody() -> None:
+async def test_a_last_token_for_a_cancelled_ticket_is_ignored() -> None:
     ticket = WholeTicket(_wait())
     ticket.done.cancel()
     ticket.token(" the", "length", 10.5)
@@ -73,7 +73,7 @@ async def test_a_stream_writes_each_token_at_once() -> None:
 
 
 @pytest.mark.parametrize(("unsent", "sent"), [(UNSENT_BYTES_MAX, 2), (UNSENT_BYTES_MAX + 1, 1)])
-async def test_who_does_not_read_is_cut_off(unsent: int, sent: int) -> None:
+async def test_a_client_that_does_not_read_is_cut_off(unsent: int, sent: int) -> None:
     socket = Socket()
     socket.unsent = unsent
     ticket = StreamTicket(_wait(), Answer("c", "m", 7, None), cast(asyncio.Transport, socket), include_usage=False)

@@ -67,7 +67,7 @@ async def test_the_answer_is_what_one_engine_says(replica: Start) -> None:
     assert apart["kv_transfer_params"] is None
 
 
-async def test_what_nobody_fetches_is_let_go(replica: Start) -> None:
+async def test_blocks_that_are_not_fetched_are_released(replica: Start) -> None:
     prefill, decode = await replica(kv_hold_s=3.0), await replica()  # 30 ms at this speed
     params = await _prefilled(prefill)
     await _until_none_is_held(prefill)
@@ -121,7 +121,7 @@ async def test_a_client_that_leaves_leaves_nothing_held(replica: Start) -> None:
     await _until_none_is_held(client)
 
 
-async def test_a_stream_is_offered_to_nobody(replica: Start) -> None:
+async def test_the_kv_of_a_stream_is_not_offered(replica: Start) -> None:
     client = await replica()
     await client.events(COMPLETION, prompt=PROMPT, max_tokens=1, kv_transfer_params=PREFILL)
     await _until_none_is_held(client)

@@ -29,7 +29,7 @@ def test_a_whole_answer() -> None:
     assert 4.0 < record.ended_at - record.arrived_at < 4.2
 
 
-def test_one_that_dies_while_it_is_answered_and_one_that_finds_nobody() -> None:
+def test_a_broken_stream_and_a_refused_connection_are_recorded() -> None:
     made, found = world()
     made.arrive("paris", "t", direct=True, on_done=lambda record, value: found.append((record, value)))
     made.at(made.now + 2.0, made.kill, "paris")
@@ -69,7 +69,7 @@ def test_what_had_begun_is_not_asked_again() -> None:
     assert (record.outcome, record.attempts) == ("upstream_died_mid_stream", 1)
 
 
-def test_who_leaves_while_it_is_to_ask_again_asks_no_more() -> None:
+def test_a_client_that_leaves_before_a_retry_does_not_retry() -> None:
     made, found = world()
     made.kill("paris")
     name = made.arrive("paris", "t", direct=True, retries=2, on_done=lambda *of: found.append(of))

@@ -205,7 +205,7 @@ def test_a_cut_breaks_connections_at_both_ends_and_none_comes_about() -> None:
     assert measures.violations == 0
 
 
-def test_a_balancer_that_dies_breaks_its_streams_and_returns_knowing_what_stands_in_etcd() -> None:
+def test_a_balancer_that_dies_breaks_its_streams_and_returns_with_the_state_in_etcd() -> None:
     world = World(
         5, flat(["here", "there"], 100.0), {"there": station(8, 2.0), "here": station(8, 2.0)}, balancers={"here": 1}
     )
@@ -231,7 +231,7 @@ def test_a_balancer_that_dies_breaks_its_streams_and_returns_knowing_what_stands
     assert measures.violations == 0
 
 
-def test_a_new_process_lets_nobody_in_before_it_knows_the_regions_or_has_waited_for_them() -> None:
+def test_a_new_process_accepts_clients_only_after_it_knows_the_regions_or_has_waited() -> None:
     """As the shipped one (global_lb.app.main): a client's connection is refused, and it may go on to another entry."""
     settled: list[float] = []
     for lives in (True, False):

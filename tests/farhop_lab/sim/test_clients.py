@@ -131,7 +131,7 @@ def test_a_closed_client_runs_its_programs_one_after_another_and_two_clients_sid
     assert service.asked == [(0.0, "a", b"1"), (1.0, "b", b"3"), (3.0, "a", b"2")]
 
 
-def test_an_open_loop_waits_for_nobody() -> None:
+def test_an_open_loop_does_not_wait_for_answers() -> None:
     service = FakeService(default_s=30.0)
     starts = [Start(at, region, lambda: one(*asks(b"x"))) for at, region in ((1.0, "a"), (1.0, "b"), (2.5, "a"))]
     clients = service.clients()
@@ -148,7 +148,7 @@ def test_a_schedule_out_of_order_is_reported() -> None:
         service.timeline.run(10.0)
 
 
-def test_who_waits_too_long_leaves_and_goes_on_with_the_next_program() -> None:
+def test_a_client_that_waits_too_long_leaves_and_runs_the_next_program() -> None:
     service = FakeService({b"hi": 99.0})
     clients = service.clients(timeout_s=10.0, pause_s=2.0)
     clients.closed("a", iter([talk(), one(*asks(b"next"))]))
@@ -191,7 +191,7 @@ def test_a_world_that_refuses_at_once_is_not_asked_for_ever_in_one_moment() -> N
     assert clients.counts.asked == clients.counts.failed == 20
 
 
-def test_from_the_end_on_nobody_asks_and_what_was_under_way_is_cut() -> None:
+def test_from_the_end_on_no_request_is_sent_and_those_under_way_are_cut() -> None:
     service = FakeService(default_s=4.0)
     clients = service.clients(until=5.0)
     clients.closed("a", iter([talk(), talk()]))
@@ -245,7 +245,7 @@ def test_in_a_real_world_the_second_turn_finds_the_first_in_the_cache() -> None:
     assert world.measures.violations == 0
 
 
-def test_in_a_real_world_who_leaves_is_counted() -> None:
+def test_in_a_real_world_a_client_that_leaves_is_counted() -> None:
     world = World(1, flat(["a"]), {"a": gpus("l4", 1)})
     clients = ClientPool(world, until=30.0, timeout_s=2.0)
     clients.closed("a", iter([one(Ask(prompt=b"x" * 400, answer_tokens=400))]), since=2.0)

@@ -137,7 +137,7 @@ asked = st.tuples(
 
 @given(st.lists(asked, min_size=1, max_size=12), st.lists(st.integers(0, 9_000), max_size=6), st.integers(25, 60))
 @settings(deadline=None)
-def test_nobody_can_tell_leaps_from_steps(asks: list[tuple], looks: list[int], kv_blocks: int) -> None:
+def test_leaps_cannot_be_told_from_steps(asks: list[tuple], looks: list[int], kv_blocks: int) -> None:
     """Batches of 4 and caches so small that some wait for blocks and some are preempted."""
     leaping, passing, stepping = (_life(asks, looks, kv_blocks, how) for how in ("leaps", "passes", "steps"))
     assert leaping == stepping

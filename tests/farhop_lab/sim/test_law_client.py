@@ -27,7 +27,7 @@ def epochs(world: World) -> dict[str, int]:
     return {one.name: one.flow.law.epoch for one in everybody}
 
 
-def test_all_but_the_deaf_hear_of_it_in_their_time() -> None:
+def test_all_processes_except_deaf_ones_learn_of_the_law_within_the_lag() -> None:
     made = world()
     made.run(1.0)
     made.publish_law(law(4, "paris"), 0.5, deaf={"tokyo"})
@@ -37,7 +37,7 @@ def test_all_but_the_deaf_hear_of_it_in_their_time() -> None:
     assert epochs(made) == {"paris/g0": 4, "tokyo/g0": 4, "paris": 4, "tokyo": 1}
 
 
-def test_who_returns_lists_what_stands() -> None:
+def test_a_region_that_returns_reads_the_present_law() -> None:
     made = world()
     made.run(1.0)
     made.kill("tokyo")
@@ -86,7 +86,7 @@ def test_where_a_redirect_leads() -> None:
     assert elsewhere(answers.redirect("http://tokyo.sim:80/v1/x?y=1", outcome.ENTRY_FORBIDDEN)) == "http://tokyo.sim:80"
 
 
-def test_while_etcd_is_silent_nobody_hears_and_all_do_once_it_speaks() -> None:
+def test_while_etcd_is_down_no_process_learns_of_changes_and_all_do_once_it_is_back() -> None:
     made = world()
     made.run(1.0)
     made.stop_etcd()

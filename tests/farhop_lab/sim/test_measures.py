@@ -30,7 +30,7 @@ def record(request_id: str, **fields: Any) -> RequestRecord:
     )
 
 
-def test_who_came_goes_once() -> None:
+def test_an_arrival_is_concluded_once() -> None:
     seen = measures()
     seen.add_arrival("r1")
     seen.add_arrival("r2")
@@ -86,7 +86,7 @@ def test_use_over_time() -> None:
     assert seen.peak("b", since=9.0) == 0.0
 
 
-def test_the_digest_tells_every_field_apart() -> None:
+def test_the_digest_depends_on_every_field() -> None:
     def digest_of(event: machine.Event, *commands: machine.Command) -> str:
         journal = Journal(Timeline())
         journal.note("global a", event, commands)
@@ -108,7 +108,7 @@ def test_the_digest_tells_every_field_apart() -> None:
     assert digest_of(left, cancel) == digest_of(left, cancel)
 
 
-def test_lines_are_kept_only_where_they_are_wanted() -> None:
+def test_lines_are_kept_only_if_requested() -> None:
     kept, dropped = Journal(Timeline(), keep=True), Journal(Timeline())
     for journal in (kept, dropped):
         journal.note("global a", machine.ClientLeft("r1"), [])
@@ -124,7 +124,7 @@ def test_quantiles_by_nearest_rank() -> None:
         quantile([], 0.5)
 
 
-def test_who_is_not_over_yet_is_known() -> None:
+def test_unfinished_returns_the_open_requests() -> None:
     seen = measures()
     seen.add_arrival("r1", "t", "a", 3.0)
     seen.add_arrival("r2", "u", "b", 4.0)

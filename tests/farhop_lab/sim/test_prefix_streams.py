@@ -58,7 +58,7 @@ def held(made: World, region: str) -> set[int]:
     return {node for node in trie.all_nodes() if trie.is_held(node)}
 
 
-def test_what_all_are_told_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_to_all_subscribers_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[Any] = []
 
     def read(message: Any) -> Any:
@@ -115,7 +115,7 @@ def test_a_frozen_link_falls_behind_and_goes_on_where_it_was() -> None:
     assert subscription.messages <= messages + 2, "no snapshot: that it goes on, and what it missed"
 
 
-def test_who_returns_empty_is_known_to_be_empty() -> None:
+def test_a_region_that_returns_empty_counts_as_empty() -> None:
     made = world()
     made.at(5.0, made.arrive, "paris", "t", 4096)
     made.at(10.0, made.kill, "paris")
@@ -131,7 +131,7 @@ def test_who_returns_empty_is_known_to_be_empty() -> None:
     assert not known(made, "tokyo", "paris")
 
 
-def test_who_falls_behind_the_journal_begins_anew() -> None:
+def test_a_subscriber_behind_the_journal_gets_a_snapshot() -> None:
     made = world()
     made.run(5.0)
     made.regions["paris"].flow.fleet.journal.entries_max = 8
@@ -177,7 +177,7 @@ def test_what_the_law_keeps_from_a_region_is_not_sent_there() -> None:
     assert known(made, "paris", "paris") == held(made, "paris")
 
 
-def test_without_a_trie_no_prefix_is_seen_by_anybody() -> None:
+def test_without_a_trie_no_balancer_sees_prefixes() -> None:
     makers = ABLATIONS["farhop-no-trie"]
     assert makers.make_global is not None
     assert makers.make_regional is not None
@@ -202,7 +202,7 @@ FAULTS = st.lists(
 
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(st.integers(0, 1000), FAULTS, st.sampled_from([2000, 10**9]))
-def test_once_all_is_well_again_everybody_knows_what_each_region_holds(
+def test_after_all_faults_every_balancer_knows_each_region_s_prefixes(
     seed: int, faults: list[tuple[str, str, float]], kv_tokens: int
 ) -> None:
     made = world(seed, kv_tokens)

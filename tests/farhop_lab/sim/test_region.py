@@ -219,7 +219,7 @@ def test_what_an_engine_reports_of_itself_is_read_as_the_relay_reads_it() -> Non
 
 @pytest.mark.parametrize("token_ids", [True, False])
 @pytest.mark.parametrize("fault", ["stop", "pause"])
-def test_streams_go_on_from_another_replica_where_engines_tell_their_tokens(token_ids: bool, fault: str) -> None:
+def test_streams_continue_at_another_replica_if_engines_report_token_ids(token_ids: bool, fault: str) -> None:
     """And use what they would have used, had nothing broken."""
     watching = Watching(engine_between_bytes_s=2.0)
 

@@ -89,7 +89,7 @@ def test_a_pause_takes_its_time_and_loses_nothing(timeline: Timeline, host: Host
     assert host.quiet_since is None
 
 
-def test_who_leaves_a_paused_host_is_forgotten_once_it_goes_on(timeline: Timeline, host: Host) -> None:
+def test_a_client_that_leaves_a_paused_host_is_forgotten_once_it_resumes(timeline: Timeline, host: Host) -> None:
     (here,) = guests(timeline, host)
     timeline.run(0.1)
     host.pause()

@@ -112,7 +112,7 @@ def test_what_crosses_costs_where_it_left_and_only_in_the_window() -> None:
     assert score.whole.ttft_ms.p50 == pytest.approx(100 + 20 + 1, abs=2.0)
 
 
-def test_who_never_hears_the_end_is_counted_and_so_is_who_waits_in_an_engine() -> None:
+def test_unfinished_requests_count_as_failed_and_those_in_an_engine_s_queue_as_waiting() -> None:
     world = build("local-round-robin", 1, priced(), {"a": station(1, 1000.0, first_s=999.0)})  # pushes blindly
     for at in (5.0, 6.0, 7.0):
         world.at(at, lambda: world.arrive("a", "t", 400))
@@ -172,7 +172,7 @@ def test_cells_have_their_confidence_over_seeds_and_a_seed_is_a_score() -> None:
         cell([])
 
 
-def test_worlds_of_one_seed_are_asked_the_same_whatever_routes_them() -> None:
+def test_worlds_of_one_seed_get_the_same_requests_under_every_router() -> None:
     def asked(policy: str) -> list[tuple[float, str, int]]:
         world = build(policy, 3, flat(["a", "b"], 100.0), {"a": gpus("a100", 1), "b": gpus("a100", 1)})
         clients = ClientPool(world, until=20.0)

@@ -58,7 +58,7 @@ def test_what_was_cancelled_is_not_kept_until_it_would_have_been_due() -> None:
     assert seen == list(range(0, 20_000, 1_000))
 
 
-def test_time_never_runs_backwards_whatever_is_asked_meanwhile() -> None:
+def test_time_never_runs_backwards() -> None:
     timeline, rng = Timeline(), Random(3)
     seen: list[float] = []
 

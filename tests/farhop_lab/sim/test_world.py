@@ -98,7 +98,7 @@ def test_one_seed_is_one_run_in_every_process() -> None:
 
 @settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1 << 32), chaos=st.integers(0, 1 << 32))
-def test_every_arrival_is_concluded_once_whatever_breaks(seed: int, chaos: int) -> None:
+def test_every_arrival_is_concluded_once_under_any_faults(seed: int, chaos: int) -> None:
     made, rng = world(seed, Reporting(every_s=0.5)), Random(chaos)
     for entry in REGIONS:
         made.stream(4.0, lambda entry=entry: arrive(made, rng, entry), until=20.0)
@@ -132,7 +132,7 @@ def test_every_arrival_is_concluded_once_whatever_breaks(seed: int, chaos: int) 
     assert {record.outcome for record in measures.records if record.tenant == "lost"} == {"no_lawful_region"}
 
 
-def test_who_is_over_is_gone_without_the_collector() -> None:
+def test_a_concluded_request_is_freed_without_the_garbage_collector() -> None:
     """A prompt may be large, and the collector comes by once in thousands of requests."""
     made = busy(1)
     gc.collect()
@@ -220,7 +220,7 @@ def test_what_the_topology_lacks_is_named() -> None:
         world().lose_reports("paris", 2.0)
 
 
-def test_who_asks_hears_its_fate_and_the_text_and_is_forgotten_then() -> None:
+def test_on_done_gets_the_record_and_the_text_and_the_request_is_dropped() -> None:
     made = World(1, flat(REGIONS, 100.0), {"paris": gpus("a100", 1)})
     seen: list[tuple[str, str, int, int, bytes]] = []
 

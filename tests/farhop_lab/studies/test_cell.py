@@ -83,7 +83,7 @@ def test_when_clients_come_every_balancer_of_every_ready_made_scenario_is_ready(
 
 
 @pytest.mark.parametrize("router", ["farhop", "skywalker", "central-least-load", "omniscient"])
-def test_nobody_who_comes_first_is_refused(router: str) -> None:
+def test_the_first_requests_are_not_refused(router: str) -> None:
     figures = result(small().but(warm_up_s=0.0), router).figures()
     assert (figures["failed"], figures["asked"]) == (0, figures["served"])
 
@@ -109,7 +109,7 @@ def test_progress_is_reported() -> None:
     assert found[-1] == 1.0
 
 
-def test_balancers_stand_where_clients_come_and_where_the_file_says() -> None:
+def test_balancers_are_in_regions_with_clients_and_where_the_file_says() -> None:
     scenario = small("balancers: {tokyo: 2}\n").but(
         work=[small().doc.work[0].model_copy(update={"clients": {"frankfurt": 1}})]
     )

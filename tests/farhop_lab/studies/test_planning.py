@@ -61,7 +61,7 @@ def test_nothing_is_asked_twice_and_rounds_are_few() -> None:
     assert len(fleet.asked) <= 30  # 27 rounds of 51 if one waits for the other and nothing follows from other trials
 
 
-def test_what_a_lost_region_had_is_nothing_to_anybody() -> None:
+def test_the_replicas_of_a_lost_region_do_not_matter() -> None:
     fleet = Fleet()
     Search(PRICES, 0.9, fleet).run()
     lost = [trial for trial in fleet.asked if trial.lost]
@@ -73,7 +73,7 @@ def test_what_a_lost_region_had_is_nothing_to_anybody() -> None:
     assert small.within(small)
 
 
-def test_the_worst_share_is_told_with_its_interval() -> None:
+def test_the_worst_share_is_given_with_its_interval() -> None:
     outcome = Outcome({"a": 0.9, "b": 1.0}, 1.0, {"a": 100, "b": 100})
     share, half = outcome.worst
     assert share == 0.9
@@ -98,7 +98,7 @@ def test_when_time_is_up_the_best_so_far_is_reported(after: int) -> None:
     assert planned.together.worst >= 0.9
 
 
-def test_a_single_region_has_nobody_to_help_it() -> None:
+def test_a_single_region_has_no_n_minus_1_fleet() -> None:
     def ask(trials: Sequence[Trial]) -> list[Outcome]:
         return [Outcome({"a": 1.0 if dict(trial.replicas)["a"] >= 5 else 0.0}, 1.0) for trial in trials]
 

@@ -136,7 +136,7 @@ def test_ctrl_c_while_processes_are_prepared_is_not_answered_by_them() -> None:
     assert int(blocked.split()[1], 16) & 1 << signal.SIGINT - 1
 
 
-def test_a_cell_whose_asker_is_gone_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_whose_parent_is_gone_ends_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C stays this process's own
     here, there = multiprocessing.Pipe(duplex=False)
     here.close()

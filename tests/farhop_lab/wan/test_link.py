@@ -18,7 +18,7 @@ from farhop_lab.wan.tunnel import LinkLimits
 EARLY_S = 0.0005
 
 
-async def test_frozen_nobody_is_answered_and_thawed_they_are(lab: Any) -> None:
+async def test_a_frozen_link_answers_nothing_and_does_once_thawed(lab: Any) -> None:
     link = await lab.link(delay_ms=5)
     address, accepted = await lab.far()
     link.freeze()

@@ -152,7 +152,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(0, 2**32))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_whatever_happens_what_comes_out_is_what_went_in(steps: list[tuple[str, object]], seed: int) -> None:
+def test_output_equals_input_under_any_changes(steps: list[tuple[str, object]], seed: int) -> None:
     wire = LinkSettings(0.05, 0.01)
     one = Shaper(wire, Direction(), Random(seed))
     now, put, took = 0.0, [], []

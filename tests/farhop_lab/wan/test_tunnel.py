@@ -246,7 +246,7 @@ async def test_memory_is_bounded_under_a_reader_that_does_not_read(lab: Any, unt
     assert got == offered
 
 
-async def test_a_side_whose_window_is_closed_hears_a_reset(lab: Any, until: Any) -> None:
+async def test_a_side_whose_window_is_closed_gets_a_reset(lab: Any, until: Any) -> None:
     link = await lab.link(delay_ms=1, limits=LinkLimits(flight_bytes_max=64 * 1024))
     near, far = await lab.pair(link, limit=1024)
     near.writer.write(bytes(32 * 2**20))

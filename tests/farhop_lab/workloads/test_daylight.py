@@ -37,7 +37,7 @@ def test_levels_stay_within_the_swing_and_come_again(day: Daylight, at: float) -
 
 
 @given(DAYS, st.floats(0.0, 1e5), st.floats(0.0, 1.0))
-def test_who_sleeps_wakes_when_it_is_time_and_within_a_day(day: Daylight, now: float, threshold: float) -> None:
+def test_a_sleeping_client_wakes_on_time_and_within_a_day(day: Daylight, now: float, threshold: float) -> None:
     wakes = day.awake(now, threshold)
     assert now <= wakes <= now + day.day_s * (1 + 1e-9)
     if wakes == now:

@@ -263,6 +263,6 @@ def test_servegen_stretches_come_in_the_order_of_time(
 
 
 @pytest.mark.parametrize("lines", ["0,1,1\n600,1,1\n300,1,1\n", "600,1,1\n0,1,1\n0,1,1\n"])
-def test_servegen_stretches_that_overlap_are_told(tmp_path: Path, lines: str) -> None:
+def test_overlapping_servegen_intervals_are_an_error(tmp_path: Path, lines: str) -> None:
     with pytest.raises(TraceError, match=r"line 3: its 600 s from \d+ s overlap those from 0 s; give one line"):
         load.servegen(archive(tmp_path / "all.tar.gz", chunk_0_trace_csv=lines), "kind-1")

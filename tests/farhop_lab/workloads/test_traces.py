@@ -231,7 +231,7 @@ def test_regions_as_recorded() -> None:
     assert [start.region for start in sessions(sessions_of(rows), None)] == ["b", "a"]
 
 
-def test_who_offers_tools_does_so_in_either_loop() -> None:
+def test_requests_with_tools_have_them_in_both_loops() -> None:
     rows = [row(0, 10, session="s", tools=True), row(1, 10)]
     for starts in (log(rows, PLACE), sessions(sessions_of(rows), PLACE)):
         assert [ask.tools for start in starts for ask in next(start.make())] == [True, False]
@@ -246,7 +246,7 @@ def test_a_session_goes_by_the_answers_it_gets() -> None:
     assert (len(two.prompt), two.answer_tokens, two.think_s) == (240 + 20 + 40, 6, 1.5)
 
 
-def test_a_turn_whose_pause_nobody_knows_comes_when_it_came() -> None:
+def test_a_turn_of_unknown_pause_comes_when_it_was_recorded() -> None:
     rows = [row(1, 10, 20, session="s"), row(9, 40, 5, session="s"), row(11, 60, 5, session="s", pause_s=0.5)]
     (talk,) = sessions_of(rows)
     assert [(turn.pause_s, turn.since_s) for turn in talk.turns] == [(0.0, 0.0), (0.0, 8.0), (0.5, 0.0)]

@@ -41,7 +41,7 @@ def test_what_announcers_say_of_themselves_is_a_line_even_where_one_is_silent(si
     assert sites.describe() == "a: wanted 'announced', actual '', why 'held'; b: no answer"
 
 
-def test_the_last_word_of_a_phase_counts(sites, tmp_path) -> None:
+def test_the_last_log_line_of_a_phase_counts(sites, tmp_path) -> None:
     lines = [
         {"event": "announcement", "phase": "draining", "timestamp": "2026-01-01T00:00:01Z"},
         {"event": "announcement", "phase": "draining", "timestamp": "2026-01-01T00:00:02Z"},

@@ -28,7 +28,7 @@ def shaken(server: Pair, believes: Authority, host: str) -> dict[str, object]:
     return client.getpeercert() or {}
 
 
-def test_what_an_authority_issues_is_believed_by_its_believers_alone(tmp_path: Path) -> None:
+def test_a_certificate_is_trusted_only_by_clients_of_its_authority(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path), Authority(tmp_path, "theirs")
     pair = ours.issue("server", ("127.0.0.1", "tokyo.example"))
     for host in ("127.0.0.1", "tokyo.example"):

@@ -75,7 +75,7 @@ asyncio.run(main())
 """
 
 
-def test_children_live_though_grpc_speaks_as_they_are_started() -> None:
+def test_children_survive_a_fork_while_grpc_is_in_use() -> None:
     """It killed one in thirty before its program began (grpc/grpc#43055)."""
     subprocess.run([sys.executable, "-c", STARTS], check=True, timeout=300.0)
 
@@ -135,7 +135,7 @@ async def test_what_closes_its_output_silently_is_killed(tmp_path: Path) -> None
     assert one.pid is None
 
 
-async def test_whoever_is_cancelled_while_waiting_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_cancelled_wait_leaves_no_process_behind(tmp_path: Path) -> None:
     program = script(tmp_path, "time.sleep(60)")
     one = Child("a script", [], tmp_path / "log", {}, program)
     starting = asyncio.create_task(one.start())
@@ -195,7 +195,7 @@ async def test_one_that_talks_on_is_not_held_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-async def test_a_child_dies_with_its_parent_whatever_kills_that(tmp_path: Path) -> None:
+async def test_a_child_dies_with_its_parent_however_that_dies(tmp_path: Path) -> None:
     program = f"""
 import asyncio, pathlib
 from farhop_lab.world.child import Child

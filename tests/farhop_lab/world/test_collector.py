@@ -208,7 +208,7 @@ def test_a_tree_shows_durations_errors_and_attributes():
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 12), st.integers(0, 5)), unique_by=lambda span: span[0]))
-def test_every_span_is_in_the_tree_once_whatever_the_parents(spans):
+def test_every_span_is_in_the_tree_once_for_any_parents(spans):
     records = [record(f"n{own}", f"n{parent}" if parent >= 0 else "", at) for own, parent, at in spans]
     names = sorted(line.lstrip("│├└─ ").split("  ")[0] for line in tree(records))
     assert names == sorted(span.name for span in records)

@@ -106,7 +106,7 @@ async def test_a_command_that_fails_says_why_in_a_line() -> None:
     assert await command("echo", "yes") == "yes\n"
 
 
-def test_who_makes_faults_is_found_while_it_runs_and_for_its_own_fleet(tmp_path: Path) -> None:
+def test_the_fault_process_is_found_while_it_runs_and_for_its_own_fleet(tmp_path: Path) -> None:
     path = tmp_path / "x" / "faults.json"
     assert described(path, "prod") is None
     describe(path, FaultsFile(os.getpid(), "prod", "http://127.0.0.1:1", "t"))

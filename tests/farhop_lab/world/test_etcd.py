@@ -98,7 +98,7 @@ async def test_not_becoming_ready_is_reported_and_cleaned_up(monkeypatch):
     await etcd.stop()
 
 
-async def test_a_second_start_and_signals_to_nobody_are_refused():
+async def test_a_second_start_and_signals_without_a_process_are_refused():
     etcd = EmbeddedEtcd()
     for act in (etcd.pause, etcd.resume):
         with pytest.raises(EtcdLabError, match="not running"):

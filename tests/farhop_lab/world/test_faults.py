@@ -90,7 +90,7 @@ async def test_each_kind_is_broken_and_mended(one: FaultCommand, broken: set[str
     assert set(world.did) == mended
 
 
-async def test_what_nobody_renews_is_mended_and_what_is_renewed_ends_at_its_bound() -> None:
+async def test_a_fault_that_is_not_renewed_is_mended_and_a_renewed_one_ends_at_its_bound() -> None:
     world = Noted()
     faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     await faults.make("f", wanted("kill-engines", lease_s=0.05))
@@ -130,7 +130,7 @@ async def test_what_does_not_come_back_at_once_is_started_again() -> None:
         wanted("stop-etcd", hub="other"), wanted("kill-region", lease_s=float("nan")), wanted("kill-region", for_s=0.0),
     ],
 )  # fmt: skip
-async def test_what_cannot_be_done_is_refused_and_nothing_stands(one: FaultCommand) -> None:
+async def test_an_impossible_fault_is_refused_and_nothing_is_injected(one: FaultCommand) -> None:
     world = Noted()
     faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     with pytest.raises(FaultError):
@@ -138,7 +138,7 @@ async def test_what_cannot_be_done_is_refused_and_nothing_stands(one: FaultComma
     assert (world.did, faults.standing) == ([], [])
 
 
-async def test_the_control_port_asks_for_the_token_and_says_what_stands() -> None:
+async def test_the_control_port_requires_the_token_and_lists_injected_faults() -> None:
     world = Noted()
     control = Control(Faults(LocalWorld(world)))  # type: ignore[arg-type]
     await control.start("127.0.0.1")

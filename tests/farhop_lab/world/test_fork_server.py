@@ -144,7 +144,7 @@ async def test_how_it_ended_is_known(looks: dict[str, str]) -> None:
     process.send_signal(signal.SIGTERM)  # it is nobody's any more
 
 
-async def test_a_frozen_one_stands_still(looks: dict[str, str]) -> None:
+async def test_a_stopped_process_stands_still(looks: dict[str, str]) -> None:
     process = await begun("stays", looks)
     process.send_signal(signal.SIGSTOP)
     process.wait_until_stopped()
@@ -195,7 +195,7 @@ async def test_a_server_that_is_killed_takes_its_forks_along_and_another_takes_i
     await second.wait()
 
 
-async def test_whoever_is_cancelled_as_it_starts_leaves_nothing_behind(another: dict[str, str]) -> None:
+async def test_a_cancelled_start_leaves_no_process_behind(another: dict[str, str]) -> None:
     starting = asyncio.create_task(run("stays", [], another))
     await asyncio.sleep(0)  # it has asked a server that is not there yet
     starting.cancel()

@@ -1,4 +1,4 @@
-"""The process that runs drills by the schedule: told its keys by its environment, and gone with its balancer."""
+"""The process that runs scheduled drills: gets its keys from its environment, and ends with its balancer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name that stands for models, over both tiers: what the engine is asked for, and what the client is told."""
+"""An alias of several models, over both tiers: what the engine is asked for, and what the client sees."""
 
 from __future__ import annotations
 

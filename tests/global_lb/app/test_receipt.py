@@ -1,4 +1,4 @@
-"""The route receipt: asked for and allowed, it tells the decision; it tells nothing of others."""
+"""The route receipt: if asked for and allowed, it shows the decision; it shows nothing of other tenants."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_what_the_law_excluded_is_counted_by_the_tenants_own_clause_and_no
     assert answer["not_serving"] == ["frankfurt"]
 
 
-async def test_who_may_not_gets_a_refusal_and_who_does_not_ask_nothing(up: Both) -> None:
+async def test_a_receipt_is_refused_without_the_right_and_absent_unless_asked_for(up: Both) -> None:
     status, answer = await asked(up, "secretive", **ASKS)
     assert status == 200
     assert list(answer) == ["refused"]
@@ -122,7 +122,7 @@ def test_the_line_is_ascii_and_of_one_line():
     assert receipts.receipt(asking, request, None, WORLD) == b""
 
 
-def test_behind_a_stream_a_comment_tells_how_it_went_to_whom_may_know():
+def test_a_stream_ends_with_a_receipt_comment_for_keys_with_the_right():
     key = next(iter(WORLD.tenants["curious"].keys))
     request: Any = type("R", (), {"tenant": "curious", "key": key.name, "alias": ""})()
     asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.EXPLAIN else None})()

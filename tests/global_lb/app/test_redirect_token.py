@@ -1,4 +1,4 @@
-"""The URL of a redirect, live through both tiers: who may use it, how often, where, and what it may do there."""
+"""The URL of a redirect, live through both tiers: who may use it, how often, where, and for what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the global tier writes upstream and to clients, and tells an operator."""
+"""What the global tier writes upstream and to clients, and shows an operator."""
 
 from __future__ import annotations
 

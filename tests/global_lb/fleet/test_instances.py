@@ -25,7 +25,7 @@ def able(*instances) -> list[str]:
     return [i.name for i in known.able("london", MODEL)]
 
 
-def test_who_can_send_to_replicas_of_others_can_be_asked_and_who_drains_cannot() -> None:
+def test_an_instance_that_reaches_others_replicas_is_able_and_a_draining_one_is_not() -> None:
     assert able(OWNER, OTHER) == ["a", "b"]
     blind = instance("london", "b", replicas_ready=0, usable_share=0.0)
     assert able(OWNER, blind) == ["a"]

@@ -1,4 +1,4 @@
-"""Who may be asked, and what is known of the regions across views."""
+"""Which regions are candidates, and what is known of regions across views."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_what_is_promised_is_corrected_by_what_came_and_no_score_is(regions: Reg
     assert predicted()[0].residual_ms == 0.0
 
 
-def test_a_region_that_once_held_nothing_is_believed_again_where_nobody_is_sent_any_more(regions: Regions) -> None:
+def test_predicted_hits_of_a_region_recover_while_no_requests_are_sent_there(regions: Regions) -> None:
     regions.caches("london", request("a", 4096).chain)
     asked = request("a", 4096), 1.0, frozenset({"london"})
     scored = regions.field(*asked, 0.0).scored(0, 0.0)

@@ -1,4 +1,4 @@
-"""Operators' words as the global tier hears of them: by steps of a watch, and from a real etcd."""
+"""Operators' drains at the global tier: by steps of a watch, and from a real etcd."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -117,7 +117,7 @@ def test_a_snapshot_without_it_lifts_it_and_a_loss_does_not(stage):
         (Change(ChangeKind.PUT, 2, "/farhop/v1/override/tokyo/x", word()), "override_misplaced"),
     ],
 )
-def test_what_is_not_believed_is_counted_and_the_last_good_drain_stands(stage, change, reason):
+def test_a_refused_document_is_counted_and_the_last_valid_drain_stays(stage, change, reason):
     stage.apply(put("tokyo", word()))
     assert stage.apply(change) == []
     assert stage.refused == [reason]

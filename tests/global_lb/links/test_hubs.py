@@ -1,4 +1,4 @@
-"""One hub as a global balancer sees it: what stands there, what was not believed, whether it is in contact."""
+"""One hub as a global balancer sees it: its documents, refused ones, whether it is connected."""
 
 from __future__ import annotations
 

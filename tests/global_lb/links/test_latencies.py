@@ -1,4 +1,4 @@
-"""What an entry measures of its clients: within the law, bounded, once a connection, and told under a lease."""
+"""Measured latencies of an entry's clients: within the law, bounded, once a connection, published under a lease."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ def send_there(value: Told, *chain: int) -> None:
     value.prefixes.sent(TOKYO, chain)
 
 
-async def test_what_we_sent_stands_where_nobody_tells() -> None:
+async def test_without_a_prefix_stream_sent_prefixes_count_as_cached() -> None:
     found = Told()
     send_there(found, 1, 2)
     for now in range(4):

@@ -174,7 +174,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(STEPS)
-def test_the_newest_report_wins_by_whatever_path_and_in_whatever_order(
+def test_the_newest_report_wins_on_any_path_and_in_any_order(
     steps: list[tuple[str, str, str, int, int]],
 ) -> None:
     async def run() -> None:
@@ -264,7 +264,7 @@ async def test_a_hub_that_tells_of_the_past_is_no_sign_of_life() -> None:
         assert found.view.regions["tokyo"].instances[0].received_at == last
 
 
-async def test_a_past_incarnation_is_never_believed_while_the_later_one_speaks() -> None:
+async def test_reports_of_a_past_incarnation_are_refused_while_the_later_one_reports() -> None:
     clock = Clock()
     async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):
         for second in range(10):
@@ -304,7 +304,7 @@ async def test_hubs_are_merged_and_each_is_shown() -> None:
         assert found.names() == ["r1"]  # b still lists it
 
 
-async def test_a_link_that_speaks_for_another_is_not_believed() -> None:
+async def test_a_report_for_another_instance_is_refused() -> None:
     async with watching() as (watcher, _, found):
         watcher.on_link_report(to_wire(a_report(instance="r2")), ("tokyo", "r1"))
         absurd = to_wire(a_report())

@@ -1,4 +1,4 @@
-"""The law where requests come in: entry, processing, hints and records, and what the client is told."""
+"""The law at the entry: entry, processing, hints and records, and the client's answer."""
 
 from __future__ import annotations
 

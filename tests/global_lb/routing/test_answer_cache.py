@@ -1,4 +1,4 @@
-"""Who gets an answer that is kept, who reads along and who leads: never another tenant's, never past the law of now."""
+"""Which requests get a kept answer, follow or lead: never another tenant's answer, never against the present law."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_another_law_leaves_nothing() -> None:
     assert len(cache.store) == 0
 
 
-def test_who_follows_is_as_who_leads() -> None:
+def test_only_an_equal_request_of_the_same_caller_follows_a_lead() -> None:
     cache: AnswerCache[str] = AnswerCache(1 << 20, "virginia")
     lead = cache.decide(request(), b"k1", SHARES, LAW, 0.0)
     assert isinstance(lead, Lead)

@@ -1,4 +1,4 @@
-"""What a name stands for: never what the law or the key forbids, always the same of the same, and always an end."""
+"""The models of an alias: never what law or key forbids, the same for the same request, and always finite."""
 
 from __future__ import annotations
 

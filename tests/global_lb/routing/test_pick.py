@@ -46,7 +46,7 @@ def test_near_ties_are_drawn_by_free_slots_and_clear_wins_are_not() -> None:
     assert set(drawn(30, london={"slots_free": 1}, frankfurt={"slots_free": 99})) == {"london"}  # 11 ms
 
 
-def test_nobody_is_drawn_away_from_an_idle_local_region() -> None:
+def test_no_request_leaves_an_idle_local_region() -> None:
     assert set(drawn(50, london={"slots_free": 2}, frankfurt={"slots_free": 60, "rtt_ms": 1.5})) == {"london"}
 
 

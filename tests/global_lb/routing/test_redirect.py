@@ -1,4 +1,4 @@
-"""Who is redirected, where to, and what counts as sent meanwhile."""
+"""Which requests are redirected, where to, and what counts as sent meanwhile."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_nobody_is_sent_where_the_body_may_not_be_read_first() -> None:
     assert sent_elsewhere(commands) is None, "London may serve it, but not be the one that is sent the body"
 
 
-def test_nobody_is_sent_where_nothing_is_lent_of_its_tenants_limits() -> None:
+def test_no_request_is_redirected_to_a_region_without_quota_of_its_tenant() -> None:
     instances = [replace(instance(name, client_url=URL.format(name)), hop_version=2) for name in REGIONS]
     views = [seen(*instances), seen(*(replace(one, hop_version=3) for one in instances))]
     homes = {"anyone": "frankfurt", "german": "frankfurt"}

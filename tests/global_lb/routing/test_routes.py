@@ -1,4 +1,4 @@
-"""Which route decides for whom, and what is counted as requests are sent."""
+"""Which route applies to a request, and what is counted as requests are sent."""
 
 from __future__ import annotations
 

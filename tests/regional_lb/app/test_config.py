@@ -255,7 +255,7 @@ def test_tokenizers_are_of_models_that_are_served_and_adapters_have_their_bases(
     RegionalConfig.model_validate(document({"adapters": ["sql"]}, policies={"sql": "least-load"}))
 
 
-def test_who_prefills_needs_somebody_who_answers() -> None:
+def test_a_prefill_replica_needs_a_replica_that_decodes_the_same_model() -> None:
     alone = {"url": "http://10.0.0.1:8000", "models": ["llama", "qwen"], "role": "prefill"}
     answers = {"url": "http://10.0.0.2:8000", "models": ["llama"], "role": "decode"}
     (found,) = problems(replicas=[alone, answers]).values()

@@ -1,4 +1,4 @@
-"""A region's balancer among others: of whom it borrows, and that it can end at any time."""
+"""A region's balancer among others: where it borrows quota, and that it can end at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a region is told to refuse: by steps of a watch."""
+"""Refusals set for a region: by steps of a watch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who belongs to the region now: announced, leaving, gone."""
+"""The region's present replicas: announced, leaving, gone."""
 
 from __future__ import annotations
 

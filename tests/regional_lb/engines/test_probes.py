@@ -106,7 +106,7 @@ async def test_the_port_may_be_another(pool: Pool, site: Site) -> None:
 # -- TCP
 
 
-async def test_who_accepts_connections_is_ready_and_nobody_and_a_black_hole_are_not(pool: Pool) -> None:
+async def test_a_tcp_probe_succeeds_only_if_connections_are_accepted(pool: Pool) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         port = server.getsockname()[1]
         there = replica(f"http://127.0.0.1:{port}", kind="tcp")

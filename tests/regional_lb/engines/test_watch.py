@@ -471,7 +471,7 @@ def announced(url: str, name: str, **more: Any) -> ReplicaConfig:
     return ReplicaConfig.model_validate({"url": url, "name": name, "models": ["m"], **more})
 
 
-async def test_who_comes_is_watched_and_who_goes_is_until_it_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_replicas_are_watched_and_removed_ones_until_they_are_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(_text(PAGE)) as url, served(_text(PAGE)) as other, watching(monkeypatch, {"one": url}) as found:
         await until(lambda: found.probed("one"))
         found.watcher.announce([announced(url, "one", kv_tokens=77), announced(other, "two")])

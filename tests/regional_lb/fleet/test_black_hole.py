@@ -1,4 +1,4 @@
-"""What failed before its time goes on counting for as long as serving it would have taken."""
+"""A request that failed early keeps counting for as long as serving it would have taken."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_it_is_bounded_by_slots_and_by_time() -> None:
     assert sinkhole.names() == ()
 
 
-def test_it_forgets_who_has_nobody_to_be_drawn_away_from() -> None:
+def test_forget_clears_a_replica() -> None:
     sinkhole = BlackHoleGuard()
     sinkhole.failed("r1", 10, until=9.0, now=0.0, slots=3)
     sinkhole.forget("r1")

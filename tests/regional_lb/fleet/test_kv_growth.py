@@ -1,4 +1,4 @@
-"""How full a KV cache gets: staggered answers beside those that began together, and what chance makes of both."""
+"""How full a KV cache gets: answers staggered or begun together, with the margin for chance."""
 
 from __future__ import annotations
 

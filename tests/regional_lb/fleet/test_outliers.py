@@ -112,7 +112,7 @@ def test_a_peer_s_stall_makes_nobody_slow() -> None:
         assert made.found({"m": NAMES[:2]}, now + 2.0 * second) == []
 
 
-def test_who_is_no_slower_than_its_peers_is_none_whatever_its_own_usual_was() -> None:
+def test_a_replica_as_fast_as_its_peers_is_no_outlier_even_if_it_was_faster_before() -> None:
     """A cache that had more than was known made it look fast for long."""
     made = peers()
     now = paced(made, {name: 0.01 if name == "r1" else 0.1 for name in NAMES})
@@ -225,7 +225,7 @@ def test_turned_off_nothing_is_slow() -> None:
     assert made.found({"m": NAMES}, paced(made, {"r1": 9.0}, begin=60)) == []
 
 
-def test_who_left_is_forgotten_and_who_stays_is_not() -> None:
+def test_a_replica_that_left_is_forgotten_and_the_others_are_not() -> None:
     made = peers()
     answer(made, "r1", 1.0)
     made.adopt(("r1", "r9"))

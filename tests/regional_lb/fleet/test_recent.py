@@ -1,4 +1,4 @@
-"""What was lately cached, in order, bounded, and to whom it is told."""
+"""Recently cached prefixes, in order, bounded, and to which peers they are sent."""
 
 from __future__ import annotations
 

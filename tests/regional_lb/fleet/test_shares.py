@@ -1,4 +1,4 @@
-"""What several balancers of one region have under way together, whose turn it is, and who owns what."""
+"""Load that several balancers of one region have under way together, whose turn it is, and who owns what."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_only_what_moved_is_sent_and_what_left_is_sent_once(here: Fleet) -> None
     assert shares.moved(change) == (change, [])
 
 
-def test_who_is_alone_keeps_no_books_and_is_sent_whole_to_the_first_who_asks(here: Fleet) -> None:
+def test_a_single_instance_records_no_changes_and_sends_its_whole_share_to_the_first_peer(here: Fleet) -> None:
     shares = shares_of(here)
     begun, _ = shares.moved(0)
     take(here, "g2", 2)

@@ -92,7 +92,7 @@ def test_four_slow_answers_at_the_start_are_not_believed_for_ever() -> None:
     assert alone(known, "d") == pytest.approx(10.0, rel=0.25)
 
 
-def test_who_has_nobody_like_it_goes_on_as_it_was_while_it_rests() -> None:
+def test_an_idle_replica_without_peers_keeps_its_learned_speed_and_loses_it_within_a_day() -> None:
     known = speeds(replica("a", tpot_ms=25.0, prefill_ms_per_token=0.1))
     now = serve(known, 0.0, 40, a=8.0)
     known.refresh(now + 60.0)

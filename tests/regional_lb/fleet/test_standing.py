@@ -161,7 +161,7 @@ def test_panic_can_be_turned_off() -> None:
     assert (able(made, 0.0), made.modes[MODEL]) == ([], Mode.ALL_DOWN)
 
 
-def test_who_joins_starts_slowly_and_who_was_there_at_first_is_not() -> None:
+def test_a_replica_that_joins_later_has_a_slow_start_and_the_first_ones_do_not() -> None:
     made = standing(2)
     assert reduced(made, 0.0) == {}
     made.adopt(view_of([replica(f"r{i}", slots=100) for i in range(3)]))

@@ -1,4 +1,4 @@
-"""Rows of numbers: who has room, and parts of a table."""
+"""Columns of numbers: which replicas have room, and parts of a table."""
 
 from __future__ import annotations
 

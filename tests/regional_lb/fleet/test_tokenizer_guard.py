@@ -1,4 +1,4 @@
-"""A tokenizer is believed for each shape of request by itself, and found out by what was cached, too."""
+"""A tokenizer is trusted for each shape of request separately, and checked by what was cached, too."""
 
 from __future__ import annotations
 

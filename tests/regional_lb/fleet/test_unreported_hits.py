@@ -1,4 +1,4 @@
-"""What counters tell of caches whose engines say nothing with their answers."""
+"""Cache counters of engines that report no cached tokens with their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_cache_that_was_emptied_shows_in_the_counters() -> None:
     assert hits.reported("r1") is False
 
 
-def test_who_tells_with_each_answer_is_not_judged_by_counters() -> None:
+def test_a_replica_that_reports_cached_tokens_per_answer_is_not_judged_by_its_counters() -> None:
     hits = UnreportedHits()
     for _ in range(99):
         hits.answered("r1", 1000.0, reported=True)

@@ -25,7 +25,7 @@ def test_a_line_is_a_model_or_a_version_of_it() -> None:
     assert variant_of(MODEL, "") == model_of(variant_of(MODEL, "v1")) == model_of(MODEL) == MODEL
 
 
-def test_who_prefills_answers_nobody() -> None:
+def test_prefill_replicas_are_not_listed_for_their_model() -> None:
     view = view_of([replica("p", role="prefill"), replica("d", role="decode"), replica("m")])
     assert view.by_model == {MODEL: ("d", "m")}
     assert view.prefillers == {prefill_variant(MODEL, "vllm"): ("p",)}

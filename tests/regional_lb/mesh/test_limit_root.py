@@ -1,4 +1,4 @@
-"""Who lends out what tenants may use: one at a time, over a store that fails, is lost, or was written by another."""
+"""The root that lends tenants' quota: one at a time, over a store that fails, is lost, or was written by another."""
 
 from datetime import UTC, datetime
 from random import Random

@@ -1,4 +1,4 @@
-"""What one balancer tells another, there and back, and what is not believed."""
+"""Messages between balancers, encoded and decoded, and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is found, who takes part, and what becomes of those who fall silent."""
+"""How peers are found, which take part, and what becomes of silent ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_start_knows_what_the_others_know_and_divides_the_replicas() -> 
         assert here.one()["takes_part"]
 
 
-async def test_nobody_there_and_nobody_answering_hold_up_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_and_silent_peers_do_not_delay_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "WARM_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as swallowing:  # the kernel connects, nobody reads
         port = swallowing.getsockname()[1]
@@ -44,7 +44,7 @@ async def test_nobody_there_and_nobody_answering_hold_up_no_start(monkeypatch: p
             assert not here.one("r4")["takes_part"]  # it reports, but told us nothing of what it serves
 
 
-async def test_who_follows_us_is_followed_though_no_store_tells_of_it() -> None:
+async def test_a_proven_peer_that_follows_us_is_followed_even_without_etcd() -> None:
     other = Other()
     await other.start()
     try:
@@ -78,7 +78,7 @@ async def test_what_it_has_under_way_counts_while_it_speaks_and_it_owns_while_it
         await until(lambda: here.owned == divided)
 
 
-async def test_where_nobody_listens_nobody_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_whose_port_is_closed_does_not_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage(other := Other()) as here:
         monkeypatch.setattr(peers, "GONE_S", 600.0)  # by age alone it would live on
         await until(lambda: here.owned < 3)
@@ -148,7 +148,7 @@ async def test_how_many_are_known_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         assert here.refused["peer_too_many"] == 2
 
 
-async def test_who_is_gone_for_long_is_forgotten_and_who_is_configured_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_is_gone_is_forgotten_but_configured_addresses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage(other := Other(), peers={"addresses": ["127.0.0.1:9"]}) as here:
         await other.stop()
         await until(lambda: not here.peers.up)

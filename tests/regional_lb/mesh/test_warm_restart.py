@@ -1,4 +1,4 @@
-"""What a balancer writes down for its successor: read as a peer's word, and not at all where it cannot be believed."""
+"""What a balancer writes for its successor: read like a peer's message, and ignored if it is implausible."""
 
 from __future__ import annotations
 

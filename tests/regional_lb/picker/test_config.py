@@ -10,7 +10,7 @@ from farhop_lab.world.certs import Authority
 from regional_lb.picker.config import PickerConfig
 
 
-def test_a_gateways_header_is_not_taken_from_whoever_comes(tmp_path: Path) -> None:
+def test_a_gateway_s_header_is_not_accepted_from_unauthenticated_clients(tmp_path: Path) -> None:
     pair = Authority(tmp_path).issue("picker")
     tls = {"cert_file": pair.cert_file, "key_file": pair.key_file}
     off = {"host": "0.0.0.0", "port": 9003, "callers": "gateway"}

@@ -249,7 +249,7 @@ async def test_windows_are_granted_anew_but_not_to_who_does_not_read() -> None:
     assert (http2.WINDOW_UPDATE, 0, 1, len(text).to_bytes(4)) in wire.sent()
 
 
-async def test_who_does_not_read_is_not_read_from() -> None:
+async def test_a_peer_that_does_not_read_is_not_read_from() -> None:
     wire = Wire()
     wire.greet()
     wire.connection.pause_writing()
@@ -261,7 +261,7 @@ async def test_who_does_not_read_is_not_read_from() -> None:
     assert body_of(wire.sent(), 1) == message(b"x")
 
 
-async def test_a_call_that_speaks_up_by_itself_is_heard() -> None:
+async def test_a_call_may_send_without_having_received_anything() -> None:
     wire = Wire()
     wire.greet()
     wire.send(wire.head(1, b"/held"), data(1, message(b"x")))
@@ -390,7 +390,7 @@ FLOODS: dict[str, Callable[[Wire, int], bytes]] = {
 
 
 @pytest.mark.parametrize("what", FLOODS)
-async def test_who_floods_is_told_to_calm_down_and_others_have_their_turns(what: str) -> None:
+async def test_a_flooding_connection_is_closed_and_others_keep_their_turns(what: str) -> None:
     """256 KB of resets held the loop for 300 ms, and so for as long as they came."""
     wire = Wire()
     wire.greet()

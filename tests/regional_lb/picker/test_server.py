@@ -35,7 +35,7 @@ async def test_health_is_answered_by_the_names_of_the_protocol() -> None:
         watch.cancel()
 
 
-async def test_draining_answers_who_waits_and_keeps_nothing() -> None:
+async def test_draining_answers_waiting_requests_and_keeps_nothing() -> None:
     async with stage(1, slots=1, queue={"wait_s": 60}) as one:
         first, second = one.stream(), one.stream()
         for stream in (first, second):
@@ -149,7 +149,7 @@ FLOODS: dict[str, Callable[[Peer, int], bytes]] = {
 
 
 @pytest.mark.parametrize("what", FLOODS)
-async def test_beside_who_floods_others_are_answered(what: str) -> None:
+async def test_beside_a_flood_others_are_answered(what: str) -> None:
     async with stage(1) as one, grpc.aio.insecure_channel(f"127.0.0.1:{one.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for _ in range(3):

@@ -149,7 +149,7 @@ async def test_it_went_to_a_later_endpoint_and_the_ledger_with_it() -> None:
         assert not any(one.held)
 
 
-async def test_a_gateway_that_reached_nobody_is_answered_for() -> None:
+async def test_a_gateway_that_reached_no_endpoint_gets_an_error_answer() -> None:
     async with stage() as one:
         stream = one.stream()
         stream.take(asked())
@@ -289,7 +289,7 @@ IN_TURN = (
 
 
 @pytest.mark.hypothesis
-def test_in_whatever_order_messages_come_nothing_is_kept() -> None:
+def test_messages_in_any_order_leave_nothing_behind() -> None:
     async def world() -> None:
         async with stage() as one:
 

@@ -1,4 +1,4 @@
-"""What reports acknowledge: bounded, whoever names themselves."""
+"""What reports acknowledge: bounded, whatever names senders give themselves."""
 
 from regional_lb.scheduler.accepted_bytes import ISSUERS_CHARS_MAX, ISSUERS_MAX, AcceptedBytes
 

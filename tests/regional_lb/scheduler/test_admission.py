@@ -1,4 +1,4 @@
-"""Who may not enter a region, or not stay: by token, law, model and time, in that order."""
+"""Which requests may not enter a region, or not stay: by token, law, model and time, in that order."""
 
 from __future__ import annotations
 

@@ -618,7 +618,7 @@ def test_who_asks_for_long_answers_gets_fewer_of_them() -> None:
     assert turns.count("anyone") >= 2
 
 
-def test_who_finds_room_goes_and_who_does_not_waits_and_nobody_is_both() -> None:
+def test_a_request_is_sent_if_there_is_room_and_held_otherwise_never_both() -> None:
     flow = regional(replica("r1", slots=1))
     commands = [c for n in range(3) for c in flow.handle(RequestArrived(request(f"q{n}")), 0.0)]
     assert [type(c) for c in commands if isinstance(c, Forward | Hold)] == [Forward, Hold, Hold]

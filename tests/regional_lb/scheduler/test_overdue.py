@@ -53,7 +53,7 @@ def test_a_slow_replica_that_shows_signs_of_life_is_never_overdue() -> None:
     assert looked(requests, 50.0, 60.0)[1] == [("r1", "a")]
 
 
-def test_while_nobody_was_listened_to_nobody_is_overdue() -> None:
+def test_time_in_which_the_process_did_not_look_makes_no_request_overdue() -> None:
     requests = OverdueRequests()
     measured(requests)
     requests.sent("r1", "a", 30.0, 0.0)

@@ -1,4 +1,4 @@
-"""Who computes a prompt for another: the earliest done with room, and only where that is worth it."""
+"""Which replica prefills for another: the earliest done with room, and only if it is worth it."""
 
 from __future__ import annotations
 

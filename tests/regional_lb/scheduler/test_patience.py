@@ -37,14 +37,14 @@ def test_a_client_that_says_when_it_wants_its_first_token_is_late_when_that_cann
     assert made.late_s(state(request("past", 256 * 1024, first_token_by=0.1)), 0.0) == LATE_MIN_S
 
 
-def test_where_no_queue_stands_one_may_wait_as_long_as_anybody() -> None:
+def test_without_a_standing_queue_a_request_may_wait_the_whole_queue_timeout() -> None:
     made, _ = patience()
     assert made.most_s(state(request("a")), 0.0) == 30.0
     let_go = made.most_s(state(request("b", waited_s=3.0)), 0.0)  # in another region: it may do so once more
     assert let_go == pytest.approx(LATE_SHARE * 4.0 + 3.0)
 
 
-def test_who_waited_elsewhere_waits_on_no_longer_than_its_first_token_was_wanted_in() -> None:
+def test_a_foreign_request_waits_no_longer_than_its_ttft_objective() -> None:
     made, _ = patience()
     own, foreign = state(request("a")), state(request("b", issuer="tokyo/lb", promised_ttft_ms=10.0))
     for one, until in ((own, 30.0), (foreign, 4.0)):

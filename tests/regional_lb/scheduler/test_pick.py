@@ -244,7 +244,7 @@ def test_the_doubtful_who_may_be_as_good_get_a_stated_share() -> None:
     assert {name for name, explored in found if not explored} == {"r1"}
 
 
-def test_nobody_is_explored_who_is_known_as_well_as_the_best_or_could_not_be_as_good() -> None:
+def test_only_a_less_known_replica_that_could_be_as_good_is_explored() -> None:
     assert not any(explored for _, explored in uncertain(uncertainty=(0.5, 0.5, 0.5)))
     assert not any(explored for _, explored in uncertain(tpot_ms=60.0))
 

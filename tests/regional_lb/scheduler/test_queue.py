@@ -1,4 +1,4 @@
-"""The waiting room: its bounds, its order between bands, tenants and models, and who is shed when it is full."""
+"""The queue: its bounds, its order between priorities, tenants and models, and what is evicted when it is full."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def push(queue: RequestQueue, name: str, tenant: str = "t", weight: float = 1.0,
     queue.push(name, tenant=tenant, weight=weight, **known)
 
 
-def test_a_room_refuses_who_is_in_it_and_who_does_not_fit() -> None:
+def test_a_queue_refuses_a_request_it_has_and_one_that_does_not_fit() -> None:
     queue = room(requests_max=2, tokens_max=150)
     push(queue, "large", tokens=500.0)  # alone, whatever its size
     with pytest.raises(ValueError, match="waits already"):
@@ -59,7 +59,7 @@ def stands_s(queue, priority, now, late_s=1.0):
     return queue.stands_s("m", priority, now)
 
 
-def test_a_queue_stands_since_whoever_was_the_oldest_of_its_lowest_band_has_been_late() -> None:
+def test_a_queue_stands_since_the_oldest_of_its_lowest_priority_became_late() -> None:
     queue = room()
     assert stands_s(queue, 0, 5.0) == 0.0
     push(queue, "a", now=1.0)
@@ -142,7 +142,7 @@ def test_what_it_waited_elsewhere_counts() -> None:
     assert queue.outlived("old", 2.0, 3.5)
 
 
-def test_who_waited_too_long_is_outlived_where_somebody_as_urgent_did_not() -> None:
+def test_a_late_request_is_outlived_by_one_as_urgent_that_is_not_late() -> None:
     queue = room()
     push(queue, "old", now=0.0)
     push(queue, "high", priority=1, now=1.0)
@@ -388,7 +388,7 @@ def test_the_newest_of_the_lowest_band_makes_way() -> None:
     assert queue.victim(0, 100.0) is None
 
 
-def test_who_stepped_back_is_behind_all_others_starves_nobody_and_makes_way_first() -> None:
+def test_a_request_that_stepped_back_is_last_starves_none_and_is_evicted_first() -> None:
     queue = room(requests_max=4)
     for n, priority in enumerate((1, 0, 1)):
         push(queue, f"q{n}", priority=priority, now=float(n))
@@ -418,7 +418,7 @@ def test_of_those_who_stepped_back_the_latest_go_first_and_of_one_octave_as_befo
     assert queue.first("m", 1, 10.0)[0].id == "in time"
 
 
-def test_those_crowd_who_have_their_share_of_those_who_wait() -> None:
+def test_a_tenant_crowds_once_its_waiting_requests_reach_its_share() -> None:
     queue = room()
     assert queue.crowds("m", 0, "few", 1.0)
     for n in range(6):

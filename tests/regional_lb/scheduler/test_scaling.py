@@ -59,7 +59,7 @@ def test_it_is_looked_at_once_a_second_and_by_other_bounds_when_configured() -> 
     assert flow.scaling.reported(MODEL)["replicas_needed"] > 20
 
 
-def test_nobody_is_sent_home_before_anybody_was_probed() -> None:
+def test_no_replica_count_is_desired_before_the_first_probe() -> None:
     flow = regional(replica("a"), replica("b"), up=False, scaling=FIXED)
     flow.scaling.look(1.0)
     assert flow.scaling.desired() == {}

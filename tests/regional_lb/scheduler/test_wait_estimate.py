@@ -167,7 +167,7 @@ def test_a_pair_is_part_of_the_outlook() -> None:
         assert (other.prefill, other.prefill_ms) == (None, 100.0)
 
 
-def test_where_there_is_no_choice_or_nobody_tells_what_it_caches_tokens_decide_nothing() -> None:
+def test_tokens_are_not_waited_for_without_a_choice_or_without_kv_events() -> None:
     alone, mute, found = (regional(*(replace(replica(n), kv_ranks=1) for n in names)) for names in ("a", "ab", "ab"))
     for flow in (alone, found):
         flow.fleet.blocks.apply("a", 0, Linked(up=True))

@@ -51,7 +51,7 @@ def test_a_prompt_is_the_same_work_in_one_piece_as_in_two(first: float, second: 
     assert share * whole <= cost.prefill_work(share * whole, whole) * (1 + 1e-9)
 
 
-def test_who_comes_behind_waits_for_what_a_request_has_more_than_others() -> None:
+def test_requests_behind_wait_for_what_a_request_has_more_than_the_mean() -> None:
     def behind_ms(wait_ms: float, uncached: float, pace_ms: float = 1.0) -> float:
         return cost.behind_ms(wait_ms, work=uncached, mean_work=200.0, pace_ms=pace_ms)
 

@@ -1,4 +1,4 @@
-"""How far an old report is believed."""
+"""The uncertainty of an old report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_what_does_not_change_is_not_doubted() -> None:
     assert drift.uncertainty_ms(2.0 + AGE_MAX_S, 0.0, 50.0) == 0.0
 
 
-def test_who_fell_silent_is_more_and_more_uncertain_however_still_it_was() -> None:
+def test_a_silent_target_becomes_more_uncertain_even_if_it_did_not_change() -> None:
     drift = Drift()
     for at in (0.0, 1.0, 2.0):
         drift.reported(40.0, 7, at)

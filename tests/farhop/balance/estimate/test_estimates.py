@@ -100,7 +100,7 @@ def test_nothing_is_measured_before_the_first_sample() -> None:
     assert speed.sampled_at == 2.0
 
 
-def test_a_long_prefill_tells_more_of_the_pace_than_many_short_ones() -> None:
+def test_a_long_prefill_weighs_more_in_the_pace_than_many_short_ones() -> None:
     """Each takes 8 ms beside 0.01 ms a token, as a busy machine or an engine's own overhead adds."""
     speed = Speed()
     for _ in range(20):

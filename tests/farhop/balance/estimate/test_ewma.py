@@ -62,7 +62,7 @@ def test_what_is_no_number_changes_nothing(bad: float) -> None:
     assert bounded.value == 4.0
 
 
-def test_a_peak_is_believed_at_once_and_forgotten_slowly() -> None:
+def test_a_peak_counts_at_once_and_fades_slowly() -> None:
     peak = PeakEwma(tau_s=10.0)
     peak.update(10.0, now=0.0)
     peak.update(500.0, now=0.001)

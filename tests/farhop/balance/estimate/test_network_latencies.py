@@ -75,7 +75,7 @@ def test_the_least_counts_until_it_is_two_windows_old() -> None:
     assert table.read(4 * WINDOW_S, 10, 1) == {}
 
 
-def test_few_connections_are_not_reported_and_who_was_measured_longest_ago_goes_first() -> None:
+def test_few_connections_are_not_reported_and_the_oldest_measurement_is_evicted_first() -> None:
     table = NetworkLatencies(2)
     for host in ("8.8.8.8", "9.9.9.9", "8.8.8.8", "2600::1"):
         table.take(host, 10_000, 1.0)

@@ -39,7 +39,7 @@ class Target:
         return self.occupancy.service_ms(now)
 
 
-def test_while_none_has_left_it_is_told_by_their_age() -> None:
+def test_until_a_request_has_left_the_estimate_goes_by_their_age() -> None:
     target = Target()
     assert target.takes_ms(0.0) == 0.0
     for second in range(8):

@@ -13,7 +13,7 @@ from farhop.balance.estimate.residual import FLOOR_SHARE, LATEST, RESIDUAL_MAX_M
 times_ms = st.floats(allow_nan=True, allow_infinity=True)
 
 
-def test_the_first_is_believed_and_then_the_median() -> None:
+def test_the_first_sample_counts_and_then_the_median() -> None:
     residual = Residual()
     assert residual.value_ms == 0.0
     residual.seen(2.0, 32.0)

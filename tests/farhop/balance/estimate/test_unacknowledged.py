@@ -1,4 +1,4 @@
-"""Unacknowledged load: exact where reports come in order, and never worse than too little where they do not."""
+"""Unacknowledged load: exact if reports come in order, and never too little otherwise."""
 
 from __future__ import annotations
 

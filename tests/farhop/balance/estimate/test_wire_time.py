@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from farhop.balance.estimate.wire_time import LATEST, WINDOW_S, WireTime
 
 
-def test_the_topology_stands_until_a_ping_is_heard() -> None:
+def test_the_topology_s_round_trip_time_counts_until_a_ping_is_measured() -> None:
     wire = WireTime(91.0)
     assert wire.rtt_ms == 91.0
     wire.sample(88.0, 0.0)
@@ -18,7 +18,7 @@ def test_the_topology_stands_until_a_ping_is_heard() -> None:
     assert not wire.moving
 
 
-def test_jitter_is_allowed_for_and_a_stray_peak_is_not_believed() -> None:
+def test_jitter_is_tolerated_and_a_single_peak_is_ignored() -> None:
     wire = WireTime(0.0)
     for i in range(10):
         wire.sample(100.0 + i % 2, float(i))
@@ -41,7 +41,7 @@ def test_a_stray_one_of_the_first_pings_is_no_jitter() -> None:
     assert wire.rtt_ms == pytest.approx(1.4)
 
 
-def test_a_changed_path_is_believed_once_the_window_has_passed() -> None:
+def test_a_changed_path_counts_once_the_window_has_passed() -> None:
     wire = WireTime(0.0)
     for i in range(10):
         wire.sample(50.0, float(i))
@@ -86,7 +86,7 @@ def test_the_estimate_is_the_least_of_the_window_and_no_more_than_its_range_abov
         assert min(values) <= wire.rtt_ms <= 2 * max(values) - min(values) + 1e-6
 
 
-def test_a_longer_route_is_believed_when_all_of_the_latest_pings_say_so() -> None:
+def test_a_longer_route_counts_when_all_of_the_latest_pings_show_it() -> None:
     wire = WireTime(0.0)
     for i in range(20):
         wire.sample(50.0 + i % 3, float(i))

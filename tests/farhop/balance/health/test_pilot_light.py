@@ -12,7 +12,7 @@ STEPS = st.lists(st.tuples(st.booleans(), st.floats(0.0, 1.5), st.floats(0.0, 60
 
 
 @given(STEPS)
-def test_its_invariants_whatever_happens(steps) -> None:
+def test_its_invariants_hold_for_any_events(steps) -> None:
     pilot, now, needed_at = PilotLight(PilotConfig(sleep_after_s=100.0)), 0.0, None
     for needed, warm, passed in steps:
         now += passed

@@ -11,7 +11,7 @@ from farhop.balance.health.ramp import LEAST_SHARE, Ramp
 RUN = settings(max_examples=200, deadline=None, derandomize=True)
 
 
-def test_who_comes_up_anew_grows_from_a_tenth_to_the_whole() -> None:
+def test_a_restarted_target_grows_from_a_tenth_to_the_whole() -> None:
     ramp = Ramp(10.0)
     assert ramp.share(0.0) == 1.0  # out: that is for others to say
     ramp.turn(True, 100.0)
@@ -20,7 +20,7 @@ def test_who_comes_up_anew_grows_from_a_tenth_to_the_whole() -> None:
     )
 
 
-def test_who_was_at_work_before_us_needs_none_at_its_first_coming() -> None:
+def test_a_target_that_ran_before_this_process_needs_no_ramp_at_first() -> None:
     ramp = Ramp(10.0, warm=True)
     ramp.turn(True, 5.0)
     assert ramp.share(5.0) == 1.0

@@ -1,4 +1,4 @@
-"""An operator's word: it stands until it expires or is lifted, and its share fades."""
+"""An operator's forced state: it is in force until it expires or is lifted, and a drain's share fades."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from farhop.balance.health.reading import ForcedState, Health, State
 
 
-def test_the_newest_forced_state_stands_until_it_expires() -> None:
+def test_the_newest_forced_state_is_in_force_until_it_expires() -> None:
     override = ForcedState()
     assert override.read(0.0) is None
     override.force(State.UP, "pinned", until=10.0)

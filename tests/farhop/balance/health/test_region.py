@@ -94,7 +94,7 @@ def test_a_channel_that_is_back_takes_what_relaying_met_in_the_outage_with_it() 
     assert life.read(1.0).state is State.SUSPECT
 
 
-def test_a_drained_region_says_so_whatever_the_signals() -> None:
+def test_a_drained_region_is_draining_whatever_the_signals() -> None:
     liveness = Liveness()
     liveness.forced.force(State.DRAINING, "maintenance", until=100.0)
     assert liveness.read(5.0) == Health(State.DRAINING, "maintenance", 100.0, forced=True)

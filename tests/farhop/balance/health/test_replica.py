@@ -121,7 +121,7 @@ def test_half_open_lets_one_through_and_no_more(events: list[tuple[str, float]],
         assert admitted == [health.state in (State.UP, State.SUSPECT)] * 3
 
 
-def test_a_target_never_heard_of_is_down_and_one_word_of_life_is_enough() -> None:
+def test_a_target_is_down_at_first_and_up_after_one_success() -> None:
     machine = HealthMachine(CONFIG)
     assert machine.read(0.0) == Health(State.DOWN, "not heard of yet")
     assert not machine.admit(0.0)
@@ -322,7 +322,7 @@ def test_a_model_that_loads_and_then_serves_comes_up_by_one_word_and_is_eased_in
     assert (machine.read(60.0).state, machine.share(60.0)) == (State.UP, 0.1)
 
 
-def test_who_was_not_ready_and_then_is_silent_is_down() -> None:
+def test_a_replica_that_was_not_ready_and_then_is_silent_is_down() -> None:
     machine = warm()
     machine.probed(True, 1.0, ready=False)
     machine.probed(False, 2.0)
@@ -424,7 +424,7 @@ def test_panic_overlooks_no_probe_no_fault_and_no_operator(spoil: Callable[[Heal
     assert not machine.admit(1.0, panic=True)
 
 
-def test_panic_overlooks_what_requests_met_but_not_that_nobody_is_at_home() -> None:
+def test_panic_ignores_failed_requests_but_not_refused_connections() -> None:
     refused = warm()
     refused.refused(1.0)
     assert not refused.held_out(1.0)

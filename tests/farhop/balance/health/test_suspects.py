@@ -1,4 +1,4 @@
-"""A body that ended two processes goes to no third; links that were cut are held against nobody."""
+"""A body that ended two processes goes to no third; cut links do not count against a body."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_two_that_are_silent_are_enough_for_a_minute() -> None:
     assert made.quarantine(BODY, never, 100.0 + HOLD_S) is None
 
 
-def test_who_is_heard_of_again_had_its_link_cut() -> None:
+def test_a_process_that_reports_again_lost_its_link_and_is_no_suspect() -> None:
     made = Suspects()
     made.broke_off(BODY, A, 99.9, 100.0)
     made.broke_off(BODY, B, 100.9, 101.0)

@@ -172,7 +172,7 @@ def test_every_reader_knows_what_it_may_and_nothing_else(steps: Any, amid: Any, 
     assert len(source.entries) == source.seq - source.floor
 
 
-def test_nobody_listens_and_nothing_is_restricted_so_the_trie_has_nobody_to_tell() -> None:
+def test_the_trie_has_no_observer_without_listeners_and_restrictions() -> None:
     source = journal()
     source.insert("a", nodes_of((1, 2)), None)
     assert (source.trie.observer, source.seq) == (None, 0)
@@ -184,7 +184,7 @@ def test_nobody_listens_and_nothing_is_restricted_so_the_trie_has_nobody_to_tell
     assert source.trie.observer is None
 
 
-def test_what_happened_while_nobody_listened_is_a_gap() -> None:
+def test_changes_made_without_a_listener_are_a_gap() -> None:
     source = journal()
     source.listen()
     at = source.seq
@@ -235,7 +235,7 @@ def test_a_node_of_two_tenants_is_sent_to_whom_either_allows_it() -> None:
     assert source.read(at, "fra", 99)[1][-1] == Evicted(nodes_of((1, 2))[1:])
 
 
-def test_what_is_put_into_the_trie_past_the_journal_is_sent_to_nobody() -> None:
+def test_nodes_added_without_the_journal_are_not_sent() -> None:
     source = journal("a")
     source.listen()
     at = source.seq

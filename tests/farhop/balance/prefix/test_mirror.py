@@ -1,4 +1,4 @@
-"""One location's order: what was touched last stands last, stretch by stretch or node by node, as in a list."""
+"""One location's order: the last touched is last, run by run or node by node, as in a list."""
 
 from __future__ import annotations
 

@@ -404,7 +404,7 @@ def test_many_large_clears_without_an_insert_are_bounded(monkeypatch: pytest.Mon
     assert trie.match((1,)) == {}
 
 
-def test_whoever_alone_holds_anything_is_cleared_in_one_word() -> None:
+def test_the_only_holder_of_all_nodes_is_cleared_with_one_event() -> None:
     trie = filled(8000, 1)
     trie.add("r1", 1 << 20)
     found = observed(trie)

@@ -1,4 +1,4 @@
-"""What makes two requests the same, and an answer told as a stream or whole: the same content either way."""
+"""What makes two requests equal, and an answer replayed as a stream or whole: the same content either way."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def stripped(events: list[bytes]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("with_ids", "without", "path"), [("chat-ids-stream", "chat-stream-usage", CHAT)])
-def test_the_client_gets_what_it_would_get_if_nobody_had_asked(with_ids: str, without: str, path: bytes) -> None:
+def test_token_ids_added_for_resuming_are_hidden_from_the_client(with_ids: str, without: str, path: bytes) -> None:
     progress = planned(path)
     passed = [progress.take(event) for event in events_of(with_ids)]
     assert stripped(passed) == stripped(events_of(without))
@@ -120,7 +120,7 @@ def test_of_a_prompts_ids_nothing_is_made_before_the_first_token() -> None:
 
 
 @pytest.mark.parametrize("value", [b"[1,,2]", b"[1,]", b"[,]", b"[4294967296]", b"[1 2]"])
-def test_a_prompt_whose_ids_cannot_be_read_is_gone_on_with_by_nobody(value: bytes) -> None:
+def test_a_stream_whose_prompt_ids_cannot_be_read_is_not_resumed(value: bytes) -> None:
     progress = planned(CHAT)
     progress.take(chunk("x", [7], [5]).replace(b"[5]", value))
     assert not progress.can_resume
@@ -382,7 +382,7 @@ def test_who_has_all_events_so_far_can_go_on_from_their_ids(
 
 
 @pytest.mark.parametrize("kind", [ExactProgress, HopProgress])
-def test_who_is_told_no_ids_keeps_no_request(kind: type[ExactProgress]) -> None:
+def test_a_stream_without_token_ids_keeps_no_request_and_cannot_resume(kind: type[ExactProgress]) -> None:
     progress = of(kind)
     progress.take(chunk("one", []).replace(b"[]", b"null"))
     assert (progress.why_not, progress.held_bytes) == ("untold", 0)

@@ -1,4 +1,4 @@
-"""What engines are told: nothing that names hosts, files, code, devices or others' state, whatever it is called."""
+"""Fields that engines get: none that names hosts, files, code, devices or others' state, whatever its spelling."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_media_by_url_pass_from_configured_hosts_alone(url: str, passes: bool) -
         _read(body, rules=rules)
 
 
-def test_fields_that_nobody_knows_are_counted_by_name_and_bounded() -> None:
+def test_unknown_fields_are_counted_by_name_and_bounded() -> None:
     rules = Guard()
     for i in range(300):
         _read(CHAT | {f"new_{i}": 1, "x": 2}, rules=rules)
@@ -325,7 +325,7 @@ def test_kserve_names_no_memory_and_no_state_of_others() -> None:
         (b"remote+host=x&callback_url=x", "callback_url"),
     ],
 )
-def test_no_field_stands_in_the_query(query: bytes, name: str) -> None:
+def test_no_field_may_be_in_the_query(query: bytes, name: str) -> None:
     """LiteLLM, and whatever has a parameter of that name beside the body, serves the query's model and not the
     body's."""
     with pytest.raises(BodyError) as caught:

@@ -1,4 +1,4 @@
-"""A message to Anthropic's API has the chain of the chat that it stands for, whatever beside it changes."""
+"""A message to Anthropic's API has the prefix chain of the equivalent chat, whatever other fields change."""
 
 from __future__ import annotations
 

@@ -448,7 +448,7 @@ def test_numbers_stay_as_they_were_written() -> None:
         (b"\xff", None),
     ],
 )
-def test_usage_is_believed_only_if_it_makes_sense(document: bytes, usage: Usage | None) -> None:
+def test_only_plausible_usage_counts(document: bytes, usage: Usage | None) -> None:
     assert openai.usage_of(document) == usage
 
 

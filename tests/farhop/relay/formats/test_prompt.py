@@ -1,4 +1,4 @@
-"""The words that readers share: marks no text can hold, headers that stand once."""
+"""The helpers that readers share: separators that no text contains, headers that occur once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_no_text_holds_a_mark(text: str) -> None:
     assert not [mark for mark in MARKS if mark in text.encode()]
 
 
-def test_a_header_stands_once() -> None:
+def test_a_header_may_occur_only_once() -> None:
     lines = b"accept: */*\r\ncontent-type: a/b\r\nx-content-type: c\r\n"
     assert header(lines, b"content-type") == b"a/b"
     assert header(lines, b"absent") is None

@@ -105,7 +105,7 @@ def test_a_bad_field_is_named(kind: Kind, fields: dict[str, Any], param: str) ->
         (Kind.GENERATIVE_SCORE, {"query": "q", "items": ["a"]}),
     ],
 )
-def test_nobody_brings_another_tenants_salt(kind: Kind, body: dict[str, Any]) -> None:
+def test_a_tenant_cannot_use_another_tenant_s_salt(kind: Kind, body: dict[str, Any]) -> None:
     """vLLM takes one wherever it pools, and what we make of a tenant's name can be worked out."""
     stolen = salt_of(Kind.EMBEDDINGS, Prompt("m", b"x"), "tenant:other")
     for mine in ({}, {"cache_salt": None}, {"cache_salt": stolen}):

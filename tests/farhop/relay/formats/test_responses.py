@@ -1,4 +1,4 @@
-"""Of OpenAI's Responses what keeps no state passes, with the chain of the chat that it stands for."""
+"""Stateless requests of OpenAI's Responses pass, with the prefix chain of the equivalent chat."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(members)
 
 
-def test_the_usage_stands_in_the_last_event() -> None:
+def test_the_usage_is_in_the_last_event() -> None:
     event = {"type": "response.completed", "response": {"usage": {
         "input_tokens": 9, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 8}}}}  # fmt: skip
     usage = openai.usage_of(json.dumps(event).encode())

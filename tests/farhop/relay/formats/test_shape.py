@@ -1,4 +1,4 @@
-"""What a body makes its readers do is bounded by its size, whatever stands in it; text counts as text."""
+"""The work of reading a body is bounded by its size, whatever its content; text counts as text."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_escapes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         b'"a" : {} ,\n "a":{}',
     ],
 )
-def test_no_key_stands_twice(members: bytes, pad: bytes) -> None:
+def test_a_duplicate_key_is_refused(members: bytes, pad: bytes) -> None:
     with pytest.raises(BodyError, match="stands twice") as caught:
         shape.check(b"{" + members + pad + b"}")
     assert caught.value.param in ("a", None)

@@ -1,4 +1,4 @@
-"""Stop strings of a stream that breaks anywhere, beside the same stream whole."""
+"""Stop strings of a stream that breaks anywhere, compared with the unbroken stream."""
 
 from __future__ import annotations
 

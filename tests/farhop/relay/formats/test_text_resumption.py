@@ -276,7 +276,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
     assert above.usage == Usage(PROMPT_TOKENS, limit)
 
 
-def test_an_end_whose_usage_nobody_can_tell_is_none() -> None:
+def test_a_stream_without_its_usage_can_end_only_if_the_client_wants_none() -> None:
     for tells, at_end in ((False, True), (True, False)):
         progress = known(sends_usage=tells)
         progress.take(OPENING + chunk("The sea", "stop"))
@@ -299,7 +299,7 @@ def with_usage(event: bytes, completion_tokens: int, prompt_tokens: int = 9) -> 
     return event[:-3] + b',"usage":' + found + b"}\n\n"
 
 
-def test_tokens_are_counted_by_usage_where_events_tell_it() -> None:
+def test_tokens_are_counted_by_the_events_usage_if_they_have_it() -> None:
     """Of an engine that puts several into one (speculative decoding). Its client sees none of that."""
     progress = known(max_tokens=20)
     events = [OPENING, chunk('a "usage":{"completion_tokens":99}'), chunk(" b"), chunk("")]

@@ -56,7 +56,7 @@ async def test_what_is_written_in_one_turn_leaves_together_and_in_order(monkeypa
     assert a.calls[1:] == [[b"4"]]
 
 
-async def test_a_last_word_is_flushed_and_who_is_gone_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_writes_to_open_connections_only(monkeypatch: pytest.MonkeyPatch) -> None:
     cork, a, b = crowded(monkeypatch), Wire(), Wire()
     to_a: Any = a
     to_b: Any = b

@@ -148,7 +148,7 @@ def test_request_lines(first: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["HTTP/0.9", "HTTP/2.0", "HTTP/1.2", "http/1.1", "HTTP/1.10", "SIP/2.0"])
-def test_only_two_versions_are_spoken(version: str) -> None:
+def test_other_versions_of_http_are_refused(version: str) -> None:
     with pytest.raises(HeadError, match=r"send HTTP/1\.1"):
         read(HOST, first=f"POST / {version}")
 

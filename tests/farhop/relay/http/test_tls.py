@@ -201,7 +201,7 @@ async def test_there_is_a_bound_on_handshakes(stage: Any, pki: Pki, monkeypatch:
     assert (await _asked(s, pki.connects())).status == 200
 
 
-async def test_who_connects_and_begins_no_handshake_keeps_nobody_out(
+async def test_connections_without_a_handshake_do_not_keep_clients_out(
     stage: Any, pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls, "HANDSHAKES_MAX", 3)
@@ -303,7 +303,7 @@ async def test_an_upstream_over_tls_and_its_connection_kept(stage: Any, pki: Pki
         ("authority", "tokyo.example", "not believed: Hostname mismatch"),
     ],
 )
-async def test_an_upstream_that_is_not_believed_is_a_failed_connect_that_says_why(
+async def test_an_untrusted_upstream_is_a_failed_connect_with_the_reason(
     stage: Any, pki: Pki, believing: str, name: str, why: str
 ) -> None:
     context = pki.connects(authority=getattr(pki, believing))
@@ -334,7 +334,7 @@ async def test_an_upstream_that_never_shakes_hands_is_a_connect_timeout(stage: A
 
 
 @pytest.mark.parametrize("says_goodbye", [True, False])
-async def test_an_end_that_anybody_could_forge_does_not_end_a_body(stage: Any, pki: Pki, says_goodbye: bool) -> None:
+async def test_a_tcp_close_without_close_notify_does_not_end_a_body(stage: Any, pki: Pki, says_goodbye: bool) -> None:
     s = await stage(upstream_tls=pki.listens().context(), believing=lambda: pki.connects())
 
     async def script(line: Line) -> None:

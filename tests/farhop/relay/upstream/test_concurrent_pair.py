@@ -1,4 +1,4 @@
-"""Two halves at once on the wire: what both engines are asked, whose answer it is, and how either half ends."""
+"""Two halves at once on the wire: the requests to both engines, whose answer is used, and how either half ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's failure says of the engine, as engines word it; and that nobody else's words are taken for it."""
+"""Engine failures recognised by the engines' own error texts; no other text counts as one."""
 
 from __future__ import annotations
 

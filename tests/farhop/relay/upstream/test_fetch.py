@@ -128,7 +128,7 @@ async def test_a_redirect_is_an_answer() -> None:
         assert (await get(pool, address, "/", 1.0, 100)).status == 302
 
 
-async def test_who_is_slow_or_away_is_an_error_and_leaves_nothing_behind() -> None:
+async def test_a_slow_or_unreachable_server_is_an_error_and_leaves_no_connection() -> None:
     async with serving(saying(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n1")) as (pool, address):
         with pytest.raises(FetchError) as caught:
             await get(pool, address, "/", 0.05, 100)

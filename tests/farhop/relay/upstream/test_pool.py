@@ -173,7 +173,7 @@ async def test_an_answer_before_the_request_was_sent_whole_does_not_keep_the_con
     assert (await s.ask(post(b"x" * (8 << 20)))).status == 413
 
 
-async def test_bytes_that_nobody_asked_for_close_a_kept_connection(stage: Any) -> None:
+async def test_unsolicited_bytes_close_a_kept_connection(stage: Any) -> None:
     s = await stage()
     assert (await s.ask(post())).status == 200
     await s.upstream.lines[0].send(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
@@ -521,7 +521,7 @@ async def test_a_stream_that_breaks_breaks_visibly_towards_the_tier_above(stage:
     assert answer.body == b"data: 1\n\n"
 
 
-async def test_who_breaks_a_stream_off_is_known_to_live_and_who_died_is_not(stage: Any) -> None:
+async def test_a_tier_that_breaks_a_stream_off_counts_as_alive_and_one_that_died_does_not(stage: Any) -> None:
     below, above = await stage(is_hop=True), await stage(over_tier=True)
     below.upstream.script = once(below, SSE, chunk(b"data: 1\n\n"), then="abort")
     above.flow.addresses.insert(0, Address("127.0.0.1", below.port))
@@ -748,7 +748,7 @@ def test_all_of_an_answer_comes_in_order_however_it_is_cut(
     assert asyncio.run(scenario()) == (body, 0)  # without a transport it is not given back
 
 
-async def test_who_gives_up_at_the_head_is_told_nothing_of_the_rest_and_nobody_is_distrusted(stage: Any) -> None:
+async def test_after_an_abort_at_the_head_the_rest_is_dropped_and_no_upstream_distrusted(stage: Any) -> None:
     s = await stage()
     connection = pool.UpstreamConnection(s.pool, s.upstream.address)
     connection.attempt = Mock(answered=lambda _: connection.abort())

@@ -1,4 +1,4 @@
-"""A shared answer: each reader gets all of it at its own pace, whoever pauses, leaves or joins, within a bound."""
+"""A shared answer: each reader gets all of it at its own pace, whichever pauses, leaves or joins, within a bound."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_upstream_waits_while_all_are_behind() -> None:
     assert not upstream.paused
 
 
-def test_who_is_too_far_behind_is_cut_off_and_the_others_go_on() -> None:
+def test_a_reader_too_far_behind_is_cut_off_and_the_others_continue() -> None:
     room = AnswerStore[Any](1 << 20)
     one, owner, _, first = shared(room, keeps=1000)
     slow, wire = reader(owner)
@@ -255,7 +255,7 @@ def test_who_is_too_far_behind_is_cut_off_and_the_others_go_on() -> None:
     assert room.taken == 0
 
 
-def test_without_room_who_is_behind_is_cut_off_and_who_is_not_reads_on() -> None:
+def test_without_room_a_slow_reader_is_cut_off_and_the_others_read_on() -> None:
     room = AnswerStore[Any](100)
     one, owner, _, first = shared(room, keeps=100)
     slow, wire = reader(owner)

@@ -1,4 +1,4 @@
-"""What a process keeps of its streams, and what it counts. How streams go on: tests/flows/test_resume.py."""
+"""What a process keeps of its streams, and its counters. How streams are continued: tests/flows/test_resume.py."""
 
 from __future__ import annotations
 

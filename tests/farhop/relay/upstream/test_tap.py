@@ -241,7 +241,7 @@ def test_the_end_of_an_answer_waits_for_the_next_event_and_no_longer() -> None:
     assert made.rest() == finish.replace(b"}\n", b',"timings":{"a":1}}\n')
 
 
-def test_what_is_told_beside_the_usage_at_great_length_is_told_to_nobody() -> None:
+def test_long_fields_beside_the_usage_are_not_passed_on() -> None:
     """To put two events of 256 KB together took 20 ms."""
     more = b"," + b",".join(b'"%d":1' % number for number in range(20_000)) + b"}"
     for finish, usage in ((END_OF_ANSWER, WITH_MORE[:-1] + more), (END_OF_ANSWER[:-1] + more, WITH_MORE)):

@@ -97,7 +97,7 @@ async def test_the_last_region_of_a_tenant_is_drained_only_by_force(store: Memor
     await acts.perform(Act(**sure, force=True), "ann")
 
 
-async def test_laws_tell_who_and_why_and_what_moved_with_each(store: MemoryStore) -> None:
+async def test_laws_lists_author_reason_and_effect_of_each_law(store: MemoryStore) -> None:
     document = policy.document_of(LAW.topology)
     for epoch, why, key in ((1, "begun", law_history_key(1)), (2, "eu-only may go to tokyo", LAW_KEY)):
         law = {name: document[name] for name in ("models", "tenants")}

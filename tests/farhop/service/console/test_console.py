@@ -1,4 +1,4 @@
-"""The console over HTTP: who may, what a viewer that resumes is told, what other sites may not, its bounds."""
+"""The console over HTTP: access, what a resumed viewer gets, what other sites may not do, its bounds."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_token_becomes_a_cookie_that_no_script_and_no_other_site_has(htt
             assert answer.status == 401
 
 
-async def test_while_nobody_looks_there_is_little_to_do_and_who_begins_to_gets_all_at_once(
+async def test_without_viewers_the_source_is_hardly_read_and_a_new_viewer_gets_a_whole_snapshot(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "UNSEEN_S", 3600.0)
@@ -177,7 +177,7 @@ async def _events(http: aiohttp.ClientSession, base: str, most: int, last: str =
     return found
 
 
-async def test_who_resumes_gets_what_it_missed(http: aiohttp.ClientSession) -> None:
+async def test_a_resumed_viewer_gets_what_it_missed(http: aiohttp.ClientSession) -> None:
     source = _Source()
     async with port(OPEN, source) as (server, base):
         console = server.console
@@ -201,7 +201,7 @@ async def test_who_resumes_gets_what_it_missed(http: aiohttp.ClientSession) -> N
             assert answer.status == 404
 
 
-async def test_viewers_are_bounded_and_who_is_slow_is_let_go(
+async def test_viewers_are_bounded_and_a_slow_one_is_disconnected(
     http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "VIEWERS_MAX", 2)

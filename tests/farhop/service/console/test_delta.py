@@ -37,7 +37,7 @@ def test_many_rows_are_compared_a_few_at_a_time() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(PICTURES, min_size=1, max_size=8), st.integers(0, 7))
-def test_who_resumes_sees_what_who_stayed_sees(pictures: list[Picture], left_at: int) -> None:
+def test_a_resumed_viewer_ends_with_the_same_snapshot_as_one_that_stayed(pictures: list[Picture], left_at: int) -> None:
     ring, before = Ring(), Picture()
     seen: list[Picture] = []
     for number, picture in enumerate(pictures, 1):

@@ -54,7 +54,7 @@ def test_the_worst_that_is_reported_is_shown_and_nothing_that_is_not(by_balancer
     assert apply({}, diff({}, msgspec.json.decode(msgspec.json.encode(made)))) == made  # it is JSON, and has no null
 
 
-def test_who_is_cut_off_keeps_its_last_snapshot_with_its_time_and_has_no_load() -> None:
+def test_a_disconnected_balancer_keeps_its_last_snapshot_with_its_time_and_no_load() -> None:
     fields = {
         "global virginia": LastSnapshot(upper("virginia", {"tokyo": "down"}, arcs={"tokyo": {"ok": 2.0}}), NOW),
         "regional tokyo": LastSnapshot(lower("tokyo", 5), NOW - CUT_OFF_MS - 1, "refused"),
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_shown_worst_first_and_where_balancers_differ_how_many(
     ]
 
 
-def test_who_refuses_is_late_at_once() -> None:
+def test_a_balancer_that_refuses_is_late_at_once() -> None:
     snapshot = upper("tokyo", {})
     assert snapshots.freshness(LastSnapshot(snapshot, NOW - 10, "refused"), NOW) == "late"
     assert snapshots.freshness(LastSnapshot(snapshot, NOW - 10), NOW) == "fresh"

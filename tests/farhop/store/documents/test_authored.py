@@ -1,4 +1,4 @@
-"""A document by model: as somebody writes it by hand, or with its author."""
+"""Documents checked by a model: written by hand, or with an author."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_absurd_is_refused(document: bytes) -> None:
         parted(document)
 
 
-def test_nobody_signs_what_readers_would_refuse() -> None:
+def test_a_document_that_readers_would_refuse_is_not_signed() -> None:
     for bad in (Authorship(" ", "w", AT), Authorship("a", "w" * 257, AT), Authorship("a\tb", "w", AT)):
         with pytest.raises(DocumentError, match="printable"):
             with_author({}, bad)

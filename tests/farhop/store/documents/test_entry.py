@@ -1,4 +1,4 @@
-"""What a global balancer says of itself: written and read again, refused whole where it is absurd."""
+"""A global balancer's document about itself: written and read again, refused whole if it is absurd."""
 
 import msgspec
 import pytest

@@ -103,7 +103,7 @@ def test_what_is_absurd_is_refused_by_name(field: str, value: object) -> None:
           for value in (math.nan, math.inf)),
     ],
 )  # fmt: skip
-def test_nobody_writes_what_nobody_would_read(override, field: str) -> None:
+def test_a_document_that_balancers_would_refuse_is_not_written(override, field: str) -> None:
     with pytest.raises(DocumentError) as refused:
         encode(override)
     assert refused.value.field == field
@@ -150,7 +150,7 @@ def test_two_names_never_share_a_key(one: str, other: str) -> None:
     assert all(key.startswith("/farhop/v1/steer/") and key.count("/") <= 6 for key in keys)
 
 
-def test_the_drain_of_an_entry_stands_under_its_region_so_that_who_may_drain_that_may_drain_it() -> None:
+def test_an_entry_s_drain_is_stored_under_its_region_so_the_same_operators_may_set_it() -> None:
     drain = EntryDrainOverride(region="tokyo", entry="tokyo-1", **SAID, over_s=10.0)
     assert decode_entry_drain(encode(drain)) == drain
     assert kind_of(drain.key) == ("drain", "tokyo")

@@ -39,7 +39,7 @@ def sequence(name: str, adapter: str, tokens: int = 40) -> Sequence:
     return Sequence(name, wanted, TextModel("m"), PROFILES["l4"])
 
 
-def test_who_waits_for_room_for_its_adapter_lets_others_pass_and_keeps_its_place() -> None:
+def test_a_sequence_that_waits_for_its_adapter_lets_others_pass_and_keeps_its_place() -> None:
     core = EngineCore(PROFILES["l4"], adapters=Adapters(("a", "b"), most=1, load_ms=100.0))
     plain = EngineCore(PROFILES["l4"])
     for name, adapter in (("1", "a"), ("2", "b"), ("3", ""), ("4", "b"), ("5", "a")):

@@ -50,7 +50,7 @@ def test_a_member_is_looked_at_where_it_needs_a_block_and_where_it_fills_one() -
     assert len(sequence.text) == 4 * 71
 
 
-def test_who_is_due_is_who_ends_next() -> None:
+def test_due_returns_the_sequences_that_end_next() -> None:
     kv = PagedCache(40)
     decodes = Decodes(16, kv)
     one, other = begun(kv, 20, max_tokens=5, order=1), begun(kv, 9, max_tokens=4, order=2)
@@ -68,7 +68,7 @@ def test_who_is_due_is_who_ends_next() -> None:
     assert decodes.ahead == FAR
 
 
-def test_who_has_not_computed_its_prompt_or_ends_next_does_not_join() -> None:
+def test_a_sequence_in_prefill_or_about_to_end_does_not_join() -> None:
     kv = PagedCache(40)
     decodes = Decodes(16, kv)
     assert not decodes.join(Sequence("s", EngineRequest(b"y" * 80, 9, ignore_eos=True), VOICE, GPU))
@@ -95,7 +95,7 @@ asked = st.tuples(
 
 @given(st.lists(asked, min_size=1, max_size=12), st.integers(8, 40), st.sampled_from([1, 2, 16]), st.integers(1, 40))
 @settings(deadline=None)
-def test_nobody_can_tell_who_is_passed_over_from_who_is_stepped(
+def test_sequences_kept_in_decodes_cannot_be_told_from_stepped_ones(
     asks: list[tuple[int, int, bool, int, int | None]], kv_blocks: int, block_tokens: int, look_every: int
 ) -> None:
     """Step by step: counts and caches' sizes are the same, with room for few and blocks for fewer; and in steps in

@@ -53,7 +53,7 @@ def test_a_prompt_is_reported_block_by_block() -> None:
     assert again["parent_block_hash"] == first["block_hashes"][-1]  # what is held already is not told again
 
 
-def test_a_salt_stands_in_the_first_block() -> None:
+def test_a_salt_is_in_the_first_block() -> None:
     engine = Engine()
     engine.ask("abcdefghijklmnopq", cache_salt="pepper")
     engine.run()
@@ -75,7 +75,7 @@ def test_a_reset_clears_unless_something_runs() -> None:
 
 @given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=40), st.integers(0, 9)), max_size=12))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_who_applies_every_event_knows_what_is_held(asked) -> None:
+def test_a_follower_of_all_events_knows_the_held_blocks(asked) -> None:
     engine, held = Engine(), set[int]()
     for text, n in asked:
         if len(text) // 4 + 3 > PROFILE.context_tokens:
@@ -111,7 +111,7 @@ def test_both_wordings(schema: str) -> None:
         assert (events[0][2], events[0][4], events[0][6]) == (None, 2, "GPU")
 
 
-def test_an_adapter_stands_beside_its_blocks() -> None:
+def test_an_adapter_is_logged_with_its_blocks() -> None:
     engine = Engine()
     for adapter, salt in (("", ""), ("sql", "pepper"), ("de", ""), ("sql", "")):
         engine.ask("abcdefghijklmnopq", adapter=adapter, cache_salt=salt)

@@ -95,7 +95,7 @@ def test_a_long_prompt_is_chunked_and_decodes_ride_along() -> None:
     assert seen[0].duration_ms == pytest.approx(99.1)  # a waits for b's chunk
 
 
-def test_those_who_came_together_share_a_pass_up_to_the_batch() -> None:
+def test_requests_that_arrive_together_share_a_step_up_to_the_batch_size() -> None:
     book = Playbook()
     for name in "abcdef":
         book.submit(name, 5, max_tokens=2)
@@ -154,7 +154,7 @@ def test_kv_running_out_preempts_the_last_in_which_comes_back_whole(kv_blocks: i
     assert book.core.counters.generation_tokens == 120
 
 
-def test_the_head_of_the_line_waits_for_blocks_and_nobody_overtakes() -> None:
+def test_the_head_of_the_queue_waits_for_blocks_and_none_overtakes() -> None:
     book = Playbook(replace(GPU, kv_blocks=8, max_model_len=128))
     book.submit("big", 90, max_tokens=3)
     book.step()
@@ -166,7 +166,7 @@ def test_the_head_of_the_line_waits_for_blocks_and_nobody_overtakes() -> None:
     assert set(book.texts) == {"big", "next", "small"}
 
 
-def test_nobody_is_admitted_for_whose_whole_prompt_there_is_no_room() -> None:
+def test_a_sequence_is_admitted_only_if_its_whole_prompt_fits() -> None:
     book = Playbook(replace(GPU, kv_blocks=16, max_model_len=256))
     book.submit("a", 100, max_tokens=12)
     book.step()
@@ -190,7 +190,7 @@ def test_old_prefixes_are_evicted_for_new_work() -> None:
     assert gone.cached_tokens == 0
 
 
-def test_what_is_cached_for_who_waits_grows_old() -> None:
+def test_cached_blocks_of_waiting_sequences_age() -> None:
     book = Playbook(replace(GPU, kv_blocks=10, max_model_len=160))
     for name in "pq":  # two full blocks of each stay cached, p's are the older ones
         book.submit(name, 33, max_tokens=1)

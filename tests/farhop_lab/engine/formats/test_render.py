@@ -76,5 +76,5 @@ def test_a_whole_answer() -> None:
     assert (completion["object"], completion["choices"][0]["text"]) == ("text_completion", "text")
 
 
-def test_a_chunk_tells_its_size_in_hex() -> None:
+def test_a_chunk_has_its_size_in_hex() -> None:
     assert frame(b"x" * 26) == b"1a\r\n" + b"x" * 26 + b"\r\n"

@@ -12,7 +12,7 @@ from farhop_lab.engine.formats import sound
 WAV = b"RIFF\0\0\0\0WAVEfmt " + bytes(12) + (32_000).to_bytes(4, "little") + bytes(12)
 
 
-def test_a_wav_tells_its_rate_and_others_are_taken_for_compressed() -> None:
+def test_a_wav_has_its_rate_and_other_formats_count_as_compressed() -> None:
     assert sound.seconds_of(WAV + bytes(32_000 * 4 - len(WAV))) == pytest.approx(4.0)
     assert sound.seconds_of(bytes(16_000)) == pytest.approx(2.0)
     assert sound.seconds_of(WAV.replace((32_000).to_bytes(4, "little"), bytes(4)) + bytes(10_000)) < 11
@@ -32,6 +32,6 @@ def test_the_windows_are_all_of_the_sound(size: int) -> None:
     assert len(made) == -(-size // 240_000)
 
 
-def test_the_answer_tells_its_seconds() -> None:
+def test_the_answer_has_its_seconds() -> None:
     answer = sound.transcription(bytes(8_001), [" the sea", " and far"])
     assert answer == {"text": "the sea and far", "usage": {"type": "duration", "seconds": 2}}

@@ -45,6 +45,6 @@ def test_the_published_constants() -> None:
     assert not any(spec.each for name, spec in ROUTERS.items() if name.startswith("central-"))
 
 
-def test_all_of_them_stand_in_every_place() -> None:
+def test_every_router_is_built_for_every_place() -> None:
     for name in ("aibrix", "dynamo", "kvaware", "preble", "prefixaware"):
         assert {f"central-{name}", f"local-{name}", f"spill-{name}"} <= ROUTERS.keys()

@@ -61,7 +61,7 @@ def test_a_router_hands_on_to_another_which_knows_it_as_forwarded() -> None:
     assert world.measures.violations == 0
 
 
-def test_who_leaves_frees_the_engine_however_far() -> None:
+def test_a_client_that_leaves_frees_the_engine_in_any_region() -> None:
     for name in ("central-least-load", "skywalker"):
         world = make(name, us=1, eu=1)
         for at in (1.0, 1.02, 1.5):
@@ -76,7 +76,7 @@ def test_who_leaves_frees_the_engine_however_far() -> None:
         assert world.measures.open == 0
 
 
-def test_who_leaves_before_its_request_is_there_is_served_by_nobody() -> None:
+def test_a_client_that_leaves_before_its_request_arrives_is_not_served() -> None:
     world = make("central-least-load", us=1)
     world.at(1.0, world.arrive, "asia", "t")
     world.at(1.05, world.leave, "r1")

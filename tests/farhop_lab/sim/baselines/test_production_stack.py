@@ -31,7 +31,7 @@ def test_kvaware_goes_where_all_but_2000_tokens_are_held_and_else_by_session_and
     assert len(homes) == 1
 
 
-def test_prefixaware_follows_the_longest_prefix_sent_whatever_the_load() -> None:
+def test_prefixaware_follows_the_longest_prefix_sent_at_any_load() -> None:
     pool = Pool(3)
     router = PrefixAware(Random(1))
     first, same = words("a", 64), words("b", 64)

@@ -27,7 +27,7 @@ def by_hand(names: list[str], each: int, key: int) -> list[str]:
     return list(dict.fromkeys(after))
 
 
-def test_a_walk_starts_at_the_key_and_passes_everybody_once_around() -> None:
+def test_a_walk_starts_at_the_key_and_passes_every_name_once() -> None:
     for key in (0, 2**63, 2**64 - 1):
         assert list(dict.fromkeys(Ring(NAMES, 8).walk(key))) == by_hand(NAMES, 8, key)
         assert len(list(Ring(NAMES, 8).walk(key))) == 32
@@ -48,7 +48,7 @@ def test_other_routers_are_a_ring_of_their_own() -> None:
     assert min(chosen.values()) > 150, "512 points each"
 
 
-def test_bounded_loads_walk_on_from_who_has_too_much() -> None:
+def test_bounded_loads_skip_an_engine_with_too_much_load() -> None:
     picker, seen = Chwbl(), state()
     text = b"p" * 100 + b" and more that is not hashed"
     order = by_hand(NAMES, 256, xxhash.xxh64_intdigest(text[:100]))

@@ -62,7 +62,7 @@ def waits(made: Router, first: int, second: int, now: float = 0.0) -> list[str]:
     return words(made.handle(EnginesSeen("us", samples), now))
 
 
-def test_who_may_go_goes_at_once_to_the_pickers_choice() -> None:
+def test_an_eligible_request_goes_at_once_to_the_picker_s_choice() -> None:
     made = make()
     assert arrive(made, "a") == ["a at 100", "a at 100", "a > us/0 #1"]
     assert arrive(made, "b") == ["b at 100", "b at 100", "b > us/1 #1"]
@@ -119,7 +119,7 @@ def test_nothing_is_tried_twice() -> None:
     assert made.state.in_flight.total() == 0
 
 
-def test_who_leaves_the_head_makes_way() -> None:
+def test_a_client_that_leaves_at_the_head_makes_way() -> None:
     made = make()
     waits(made, 1, 1)
     arrive(made, "a")
@@ -179,7 +179,7 @@ def test_a_request_is_queued_then_running_then_forgotten_once() -> None:
     assert (seen.in_flight["eu/0"], seen.queued_tokens["eu/0"], seen.running_tokens["eu/0"]) == (0, 0, 0)
 
 
-def test_who_is_gone_serves_no_more_until_it_answers_again() -> None:
+def test_an_engine_that_is_down_gets_no_requests_until_it_answers_again() -> None:
     seen = router_state()
     assert seen.pending("us/0") == 0
     seen.on_engines(EnginesSeen("us", {"us/0": Sample(3, 1, 0.5), "us/1": Sample(0, 0, 0.0)}), 5.0)

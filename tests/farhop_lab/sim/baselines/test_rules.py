@@ -140,7 +140,7 @@ def test_regions_are_tried_from_home_outwards() -> None:
     assert list(by_distance(seen)) == [ASIA, EU]
 
 
-def test_everybody_is_who_is_not_known_to_be_gone() -> None:
+def test_all_engines_are_candidates_except_those_known_to_be_down() -> None:
     seen = regions_state()
     gone(seen, "eu")
     assert AllEngines().candidates(ASK, seen, 0.0) == [*ASIA, *US]

@@ -79,7 +79,7 @@ def first_addresses(world: RouterWorld) -> dict[str, str]:
     return {region: next(iter(entry.addresses(request))).region for region, entry in world.entries.items()}
 
 
-def test_a_central_router_stands_where_it_is_put_and_clients_find_the_nearest() -> None:
+def test_a_central_router_is_in_its_region_and_clients_find_the_nearest() -> None:
     sites = {region: station(2, 2.0) for region in ("us", "asia")}
     central = build("gorgo", 1, flat(REGIONS, WIRES), sites, center="asia")
     each = build("region-local", 1, flat(REGIONS, WIRES), sites)
@@ -125,7 +125,7 @@ def whole_answers_s(measures: Measures) -> float:
 
 
 @pytest.mark.parametrize("name", [FARHOP, "spill-llm-d", "gorgo-each", "skywalker"])
-def test_a_slow_replica_is_slow_whoever_routes(name: str) -> None:
+def test_a_slow_replica_is_slow_under_every_router(name: str) -> None:
     slow = asked_beside_a_fault(name, Fault(2.0, 10.0, "slow", "us", "gpu-1", factor=10.0))
     assert whole_answers_s(slow) > 1.1 * whole_answers_s(asked_beside_a_fault(name, None))
     assert slow.outcomes == {"served": slow.arrived}

@@ -1,4 +1,4 @@
-"""Each modifier alone: what it leaves, what it adds, and why."""
+"""Each modifier alone: which candidates it leaves, what it adds, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every policy must do with any modifiers: one suite over all of them. And which route decides for whom."""
+"""Invariants of every policy with any modifiers, in one suite. And which route applies to a request."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_asking_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_who_is_hot_is_left_for_who_is_not(name: str) -> None:
+def test_a_hot_region_is_left_for_another(name: str) -> None:
     found = field(request("a", session=4), 100.0, "r00", **world(3))
     first = choose(found, Route(route(name))).chosen.region
     found = field(request("a", session=4), 100.0, "r00", **world(3))
@@ -171,7 +171,7 @@ def test_what_a_name_cannot_stand_for_is_refused_with_the_remedy(route: dict[str
         RouteConfig(**route)
 
 
-def test_no_name_stands_for_one_that_stands_for_others() -> None:
+def test_an_alias_must_not_point_to_another_alias() -> None:
     auto = RouteConfig(model="auto", models=({"model": "big"},))
     itself = RouteConfig(model="big", models=({"model": "big"}, {"model": "small"}))
     assert routes_of([itself], {"a"}) == {("", "big"): itself}

@@ -35,7 +35,7 @@ def test_a_draw_holds_for_the_session_and_for_all_attempts_of_a_request() -> Non
     assert len(set(homes(policy, regions, [request("same") for _ in range(20)]))) == 1
 
 
-def test_who_has_no_weight_is_there_when_nobody_else_is() -> None:
+def test_a_region_without_a_weight_is_used_if_there_is_no_other() -> None:
     assert homes(Weighted({"a": 1.0}), {"x": {}}, sessions(2)) == ["x", "x"]
     by_slots = Counter(homes(Weighted({}), {"a": {"slots_total": 30}, "b": {"slots_total": 10}}, sessions(2000)))
     assert 0.71 < by_slots["a"] / 2000 < 0.79

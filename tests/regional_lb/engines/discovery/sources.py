@@ -1,4 +1,4 @@
-"""What the tests of sources share: a source that is followed, and what it told."""
+"""What the tests of sources share: a source that is followed, and its announcements."""
 
 from __future__ import annotations
 

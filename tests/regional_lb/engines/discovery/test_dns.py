@@ -1,4 +1,4 @@
-"""Against a DNS server of our own on UDP and TCP: what it answers, and how it fails."""
+"""Discovery against a DNS server of our own on UDP and TCP: its answers and its failures."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ async def test_nothing_configured_opens_nothing() -> None:
     await listener.close()
 
 
-async def test_who_comes_is_listened_to_and_who_leaves_no_more() -> None:
+async def test_kv_events_of_new_replicas_are_followed_and_those_of_removed_ones_are_not() -> None:
     port, other = free_ports(2)
     with engine(port), engine(other):
         async with listening(port) as result:

@@ -1,4 +1,4 @@
-"""ZeroMQ's wire, with libzmq itself at the other end, and with who keeps to no protocol."""
+"""ZeroMQ's wire protocol, with libzmq at the other end, and with a peer that violates it."""
 
 from __future__ import annotations
 

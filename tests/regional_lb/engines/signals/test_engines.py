@@ -1,4 +1,4 @@
-"""What each engine's page says, and what cannot be believed of it."""
+"""What each engine's page contains, and which values are refused."""
 
 from __future__ import annotations
 

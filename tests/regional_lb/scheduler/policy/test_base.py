@@ -1,4 +1,4 @@
-"""A number per replica, kept over what comes and goes; near ties; who has room."""
+"""A number per replica, kept while replicas come and go; near ties; which replicas have room."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def test_it_works_at_every_size_and_names_what_it_chose(name: str, size: int) ->
 @pytest.mark.parametrize("name", NAMES)
 @given(busy=st.lists(st.booleans(), min_size=1, max_size=20), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_nobody_without_room_is_picked_and_somebody_with_room_is(name: str, busy: list[bool], seed: int) -> None:
+def test_a_replica_with_room_is_picked_and_none_without(name: str, busy: list[bool], seed: int) -> None:
     reserved = [Reservation(f"r{i}", 0, 10) for i, full in enumerate(busy) if full for _ in range(2)]
     known = fleet(*(replica(f"r{i}") for i in range(len(busy))), reserved=reserved)
     policy, rng = ready(name, known), Random(seed)
@@ -72,7 +72,7 @@ def test_nobody_without_room_is_picked_and_somebody_with_room_is(name: str, busy
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nobody_is_picked_who_is_not_asked_for(name: str) -> None:
+def test_only_replicas_in_the_given_table_are_picked(name: str) -> None:
     known = fleet(*(replica(f"r{i}") for i in range(8)))
     policy, rng = ready(name, known), Random(3)
     some = known.whole.of.without(("r0", "r3", "r7"))
