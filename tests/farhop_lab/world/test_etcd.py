@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -125,6 +126,11 @@ def test_the_binary_on_path_comes_first(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_binary() == own
     own.unlink()
+    assert find_binary().parts[-2:] == ("etcdbin", "etcd")
+
+
+def test_the_wheels_own_script_is_no_binary_where_its_environment_is_active(monkeypatch):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     assert find_binary().parts[-2:] == ("etcdbin", "etcd")
 
 
