@@ -5,7 +5,7 @@ PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 pyth
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-ROOMS  := topology proto farhop regional_lb global_lb entry_dns entry_anycast farhop_drill farhop_lab farhop_cli
+PACKAGES  := topology proto farhop regional_lb global_lb entry_dns entry_anycast farhop_drill farhop_lab farhop_cli
 
 # Tests that need more than a plain machine are marked with what they need (tests/conftest.py).
 SYSTEM := docker or root or browser or history or envoy or chaos
@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    'Install one, or name it: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m compileall -q $(ROOMS)  # a world is a dozen processes, and some machines keep no bytecode
+	$(BIN)/python -m compileall -q $(PACKAGES)  # a world is a dozen processes, and some machines keep no bytecode
 	@touch $@
 
 demo: $(STAMP)

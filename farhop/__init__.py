@@ -1,1 +1,1 @@
-"""The ground floor: what a tier is made of, knowing nothing of either tier."""
+"""What both tiers are made of; imports neither tier."""

@@ -1,5 +1,6 @@
-"""`farhop bias` and `farhop pin`: change where requests go, for a time. A pin that the law would override is
-refused.
+"""`farhop bias` and `farhop pin`: change where requests go, for a time.
+
+A pin that the law would override is refused.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ FilePath = Annotated[str, Field(pattern=r'^/[^\x00-\x1f"]{1,4095}$')]
 
 
 class Peer(Part):
-    """A BGP neighbour. It gets the prefixes of its address's family. `local_address` may be env:NAME: what each
-    node has its own of."""
+    """A BGP neighbour. It gets the prefixes of its address's family. `local_address` may be env:NAME, for a value that
+    each node has of its own.
+    """
 
     address: Address
     asn: Asn
@@ -60,7 +61,7 @@ class Peer(Part):
 
 
 class ExaBgp(Part):
-    """ExaBGP 5, run by us (`pip install 'farhop[anycast]'`). `hold_s`: when neighbours drop a session that is mute."""
+    """ExaBGP 5, run by us (`pip install 'farhop[anycast]'`). `hold_s`: neighbours drop a session after this silence."""
 
     local_as: Asn
     router_id: Annotated[str, AfterValidator(_router), FromOutside]
@@ -156,7 +157,7 @@ class AnycastConfig(Member):
         )  # fmt: skip
 
     def announced(self, topology: Topology) -> tuple[str, ...]:
-        """The prefixes. Raises ConfigError where the map has no such entry, or a prefix no neighbour of its family."""
+        """The prefixes. ConfigError if the map has no such entry, or a prefix has no neighbour of its family."""
         entry = topology.entries.get(self.entry)
         if entry is None:
             known = sorted(topology.entries)
@@ -172,7 +173,7 @@ class AnycastConfig(Member):
         return prefixes
 
     def exabgp_made(self) -> exabgp.ExaBgpConfig | None:
-        """For the speaker, with its secrets; None where it is not the one."""
+        """For the speaker, with its secrets; None if it is the other one."""
         given = self.speaker.exabgp
         if given is None:
             return None
@@ -186,6 +187,6 @@ class AnycastConfig(Member):
         return exabgp.ExaBgpConfig(given.local_as, given.router_id, peers, given.hold_s, given.prepend)
 
     def bird_made(self) -> bird.BirdConfig | None:
-        """For the speaker; None where it is not the one."""
+        """For the speaker; None if it is the other one."""
         given = self.speaker.bird
         return None if given is None else bird.BirdConfig(given.socket, given.file, given.local_as, given.prepend)

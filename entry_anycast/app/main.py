@@ -1,7 +1,7 @@
-"""Assembles an announcer from its configuration: the one place here that knows the clock, chance and sockets.
+"""Assembles an announcer from its configuration: the one module here with the clock, random numbers and sockets.
 
 Order of starting: etcd and the speaker, with nothing announced; then the probe. Of stopping: drain, wait, withdraw, let
-that settle, and only then end: whoever serves the entry stops listening after us (docs/operate/anycast.md).
+that settle, and only then end: the entry itself stops listening after us (docs/operate/anycast.md).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from farhop.store.contract import Publication
     from topology.model import Topology
 
-LEASE_S = 5.0  # of what others count on; a killed announcer is healthy to them for as long
+LEASE_S = 5.0  # of our report; a killed announcer counts as healthy for as long
 OBSERVED_S = 2.0  # how long the speaker may take to report what it announces
 HOLD = "anycast-hold"
 
@@ -206,7 +206,7 @@ class AnycastProcess:
                 continue
             self.react(Observed(self.seen.phase, sum(self.seen.sessions.values())))
 
-    # -- what is published
+    # -- published state
 
     def _publish(self) -> None:
         if self._publication is None:
@@ -221,7 +221,7 @@ class AnycastProcess:
             await self._publication.update(document)
 
     def report(self) -> AnnounceReport:
-        """What others and operators may know. `held_s` in whole minutes: it would else change all the time."""
+        """The report for others and operators. `held_s` in whole minutes: otherwise it would change all the time."""
         machine, config, now = self.machine, self.config, self.clock.now()
         held_s = machine.held_s(now)
         return AnnounceReport(
@@ -234,7 +234,7 @@ class AnycastProcess:
         )  # fmt: skip
 
     def why(self) -> str:
-        """Why it is as it is, in a line."""
+        """The reason for its state, in a line."""
         machine = self.machine
         if machine.kept:
             return f"kept, as the last healthy site, though {machine.why_not}"
@@ -266,7 +266,7 @@ class AnycastProcess:
         except (StateError, msgspec.MsgspecError) as error:
             self._log.error("kept state", problem=str(error))
 
-    # -- the life of the process
+    # -- life cycle
 
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""

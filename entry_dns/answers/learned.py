@@ -29,9 +29,9 @@ FINDINGS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A network that was measured: by region, milliseconds as geography has them (none where it knows nothing), as
-    measured, and as they count now; which region is nearest by either. `why`: why geography stays; "" where it does
-    not."""
+    """A measured network: by region, milliseconds by geography (none if it is unknown), as measured, and as they count
+    now; which region is nearest by either. `why`: why geography stays; "" if it does not.
+    """
 
     network: str
     predicted: Mapping[str, float]
@@ -102,7 +102,7 @@ def _corrected(
     topology: Topology,
     config: LearningConfig,
 ) -> tuple[Finding, npt.NDArray[np.float64] | None]:
-    """What follows for one network at one place; None: nothing."""
+    """The correction of one network at one place; None: none."""
     base = known.costs[row]
     measured = {region: ms for region, ms in learned[network].items() if region in region_of}
     by_region = {region: float(base[at]) for at, region in enumerate(region_of)}

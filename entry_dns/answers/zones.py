@@ -31,12 +31,14 @@ NS_TTL_S = 3600
 
 
 class ZoneError(ValueError):
-    """Zones that do not go with the map or the law. The text names it, and the remedy."""
+    """Zones that contradict the map or the law. The text names the error, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamePlan:
-    """A name to answer for. `tenant`: whose entry scope holds, "" for everybody; `families`: of 4 and 6."""
+    """A name to answer for. `tenant`: the tenant whose entry scope applies, "" for all clients; `families`: of 4 and
+    6.
+    """
 
     name: str
     tenant: str = ""
@@ -47,7 +49,7 @@ class NamePlan:
 
 @dataclass(frozen=True, slots=True)
 class ZonePlan:
-    """A zone. `servers`: names of its name servers, with addresses where those lie inside the zone."""
+    """A zone. `servers`: names of its name servers, with addresses if those lie inside the zone."""
 
     zone: str
     names: tuple[NamePlan, ...]
@@ -58,7 +60,7 @@ class ZonePlan:
 
 @dataclass(frozen=True, slots=True)
 class Ttls:
-    """Seconds an answer may be kept: the most while nothing is in doubt, the least while anything is."""
+    """TTLs in seconds: the most while nothing is uncertain, the least while anything is."""
 
     least: int = 5
     most: int = 30
@@ -71,7 +73,7 @@ class Ttls:
 
 
 def lawful_of(law: Law, tenant: str) -> frozenset[str]:
-    """The entries that a class's clients may be led to."""
+    """The entries to which a class's clients may be sent."""
     entries = law.topology.entries
     if not tenant:
         return frozenset(entries)
@@ -80,7 +82,7 @@ def lawful_of(law: Law, tenant: str) -> frozenset[str]:
 
 
 def check(plans: Sequence[ZonePlan], law: Law) -> None:
-    """Raise ZoneError at the first name that could not be answered for."""
+    """ZoneError for the first name that could not be answered."""
     if not law.topology.entries:
         raise ZoneError("the topology has no entries; list the balancers' public addresses under `entries`")
     seen: set[bytes] = set()
@@ -101,8 +103,9 @@ def check(plans: Sequence[ZonePlan], law: Law) -> None:
 
 
 def check_servers(plans: Sequence[ZonePlan]) -> None:
-    """Raise ZoneError at the first name server whose address we would be asked for and have none: nobody could find the
-    zone. That of a zone which another server answers is its own affair."""
+    """ZoneError for the first name server in our zone without an address: the zone could not be found. A zone that
+    another server answers is not checked.
+    """
     known = {wire(name.name) for plan in plans for name in plan.names}
     for plan in plans:
         for host, addresses in plan.servers:
@@ -112,7 +115,7 @@ def check_servers(plans: Sequence[ZonePlan]) -> None:
 
 
 def _check_name(name: NamePlan, law: Law) -> None:
-    """Raise ZoneError if no client, or none by one of its families, could be led anywhere."""
+    """ZoneError if no client, or none by one of its families, would get an entry."""
     entries = law.topology.entries
     if name.tenant and name.tenant not in law.topology.tenants:
         raise ZoneError(f"{name.name}: tenant {name.tenant} is not in the topology; name one that is")

@@ -1,4 +1,4 @@
-"""A file that the processes of one server share: which view is in force, and what each worker has counted.
+"""A file that the processes of one server share: the version of the view in force, and each worker's counters.
 
     8 bytes: the view's version · for each worker ROW numbers of 8 bytes: a fault count, COUNTERS, then entries led to
 
@@ -39,11 +39,11 @@ class Counters:
         self.version[0] += 1
 
     def fault(self, row: int) -> None:
-        """A question met a fault of ours."""
+        """A question met an internal fault."""
         self._map[1 + row * ROW] += 1
 
     def add(self, row: int, counts: list[int], led: list[int]) -> None:
-        """Add what was counted since, and begin anew."""
+        """Add counts since the last call."""
         at = 2 + row * ROW
         for n, count in enumerate(counts):
             if count:

@@ -1,7 +1,7 @@
 """`farhop dns publish`: the same view as the server's, kept in another server's zone by dynamic updates.
 
-Entries are watched by the same machine (`DnsServer` without its listeners). Invariant: what was written once is written
-again only when it changes or when the last write failed; what could not be written is logged, and tried again.
+Entries are watched by the same code (`DnsServer` without its listeners). Invariant: a record is written again only when
+it changes or when the last write failed; a failed write is logged, and tried again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Publisher:
         self.trouble = ""
 
     async def __call__(self, head: Head, tables: list[Table]) -> bool:
-        """Write what differs; whether all stands as wanted."""
+        """Write what differs; returns whether the zone is as wanted."""
         wanted = records_of(head, tables)
         due = changes(self.wrote, wanted)
         if not due:
@@ -89,7 +89,7 @@ def run(path: Path, *, once: bool, dry_run: bool) -> int:
 
 
 def _inside(config: DnsConfig) -> Publish:
-    """Where to publish. Raises ConfigError where none is configured, or for a name that the zone there cannot hold."""
+    """The configured zone. ConfigError if there is none, or for a name that the zone cannot hold."""
     if config.publish is None:
         raise ConfigError("publish", ["is not given; name the server, zone and TSIG key"])
     zone = wire(config.publish.zone)

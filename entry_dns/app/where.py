@@ -1,4 +1,4 @@
-"""Where a client would be led, and why: a look-up of one address in the table that answers are made from."""
+"""Which entry a client would get, and why: a look-up of one address in the table that answers are made from."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def _ms(atlas: Atlas, row: int, column: int) -> float | None:
 
 
 def _without_subnet(made: prepare.Table, known: Atlas, lawful: frozenset[str], by_resolver: bool) -> dict[str, Any]:
-    """What a resolver is answered that sends no client subnet, or one of no bits, and may give to all of its clients.
+    """The answer to a resolver that sends no client subnet, or one of no bits, and may give it to all of its clients.
 
-    `by`: what decides, "all" (everybody gets the same), "shared" (what is lawful for every network) or "resolver" (its
-    own address). `entries`: the answer, in order, [] where that is SERVFAIL; by "resolver" the answer for an hour
-    after it sent a subnet, None where no network is confined. `kept_back`: by lawful entry a network that is confined
-    to other places, so that no answer for all names it.
+    `by`: what decides, "all" (all clients get the same), "shared" (what is lawful for every network) or "resolver" (its
+    own address). `entries`: the answer, in order, [] for SERVFAIL; by "resolver" the answer for an hour after it sent a
+    subnet, None if no network is confined. `kept_back`: by lawful entry a network that is confined to other places, so
+    that no answer for all networks names it.
     """
     if made.shared < 0 or made.uniform:
         return {

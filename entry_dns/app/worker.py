@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 IDLE_S = 0.1  # how long a new view may wait for a question
 TICK_S = 1.0
-_LOOK_EVERY = 16  # questions: to look at the clock costs a hundredth of an answer
+_LOOK_EVERY = 16  # questions: reading the clock costs a hundredth of an answer
 _DATAGRAM_MAX = 4096
 READY = b"ready\n"
 NICE = -10
@@ -60,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """Which worker it is: the descriptor of its socket, where files are, its row of the counters."""
+    """Identifies a worker: the descriptor of its socket, the folder of its files, its row of the counters."""
 
     socket: int
     view: str
@@ -95,7 +95,7 @@ def serve(sock: socket.socket, answers: Responder, task: Task, parent: int) -> N
             data, asker = receive(_DATAGRAM_MAX)
         except BlockingIOError:
             data = b""
-        except OSError:  # what was sent met an unreachable port
+        except OSError:  # an earlier answer met an unreachable port
             continue
         asked += 1
         if (not data or asked >= _LOOK_EVERY) and monotonic() >= due:

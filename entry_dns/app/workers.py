@@ -101,7 +101,8 @@ class Workers:
 
     async def renew(self, settings: Settings) -> None:
         """Answer by other settings from now on. Each worker is replaced: another one starts on the same socket, and
-        once it answers the old one ends, after the question at hand. No question waits for that."""
+        once it answers the old one ends, after its present question. No question waits for that.
+        """
         self._tasks = [msgspec.structs.replace(task, settings=settings) for task in self._tasks]
         for task in self._tasks:
             old = self.processes.get(task.row)
@@ -117,7 +118,7 @@ class Workers:
             if ready and self.processes.get(task.row) is old:
                 self.processes[task.row] = new
                 new, old = old, new
-            # Else the old one goes on by the old settings until it ends, or another was started meanwhile.
+            # Otherwise the old one continues with the old settings until it ends, or another was started meanwhile.
             with contextlib.suppress(ProcessLookupError):
                 new.terminate()
             await new.wait()

@@ -404,17 +404,17 @@ def chaos(
 
     Exit code 1 if anything is left behind.
     """
-    from farhop_cli import chaos as room
+    from farhop_cli import chaos as chaos_runs
 
     if live:
         _only_for("--live", ("--seeds", seeds), ("--workers", workers), ("--out", out), ("--replay", replay))
         for_s = duration_s("--for", length or "10m", 30.0, 86_400.0)
-        raise typer.Exit(room.live(seed or 0, for_s, as_json))
+        raise typer.Exit(chaos_runs.live(seed or 0, for_s, as_json))
     _only_for("a run in virtual time", ("--for", length))
     if replay is not None:
         _only_for("--replay", ("--seeds", seeds), ("--seed", seed), ("--workers", workers))
-        raise typer.Exit(room.replayed(replay, out, as_json))
-    raise typer.Exit(room.hunted(200 if seeds is None else seeds, seed or 0, workers, out, as_json))
+        raise typer.Exit(chaos_runs.replayed(replay, out, as_json))
+    raise typer.Exit(chaos_runs.hunted(200 if seeds is None else seeds, seed or 0, workers, out, as_json))
 
 
 def _only_for(way: str, *given: tuple[str, object]) -> None:

@@ -1,6 +1,6 @@
-"""Commands of the simulator: `farhop sim SCENARIO`, and what makes a scenario of a log.
+"""Commands of the simulator: `farhop sim SCENARIO`, and the import of a log as a scenario.
 
-The wiring alone: the rooms are imported when a command runs, so that help is quick.
+The wiring alone: other modules are imported when a command runs, so that help is quick.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RUN_S = 1.0, 604_800.0  # of a simulated run
 
 
 class RunsByDefault(TyperGroup):
-    """What is no command of it is a scenario: `farhop sim arena` is `farhop sim run arena`."""
+    """A word that is no subcommand is a scenario: `farhop sim arena` is `farhop sim run arena`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See click."""

@@ -1,6 +1,6 @@
-"""The verbs of the `farhop` command: a line of wiring each; what they do lives in the rooms they call.
+"""The verbs of the `farhop` command: a line of wiring each; the work is done by the modules that they call.
 
-Rooms are imported when their command runs, so that help is quick.
+These are imported when their command runs, so that help is quick.
 """
 
 from __future__ import annotations

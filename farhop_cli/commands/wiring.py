@@ -1,6 +1,6 @@
 """How a command for a fleet is wired: the options that all share, and the verbs that all nouns share.
 
-The wiring alone: rooms are imported when a command runs, so that help is quick.
+The wiring alone: other modules are imported when a command runs, so that help is quick.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ Against = Annotated[
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """For the rooms of a process that runs on: to load them makes no garbage, and to look for some takes a tenth."""
+    """For the imports of a process that keeps running: they leave no garbage, and looking for some takes a tenth of the
+    time.
+    """
     gc.disable()
     try:
         yield
@@ -61,9 +63,9 @@ def loading() -> Iterator[None]:
 def verb(
     app: typer.Typer, name: str, example: str, writes: bool = False
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make a function, which is given `where` and returns the exit code, the command `name` of `app`.
+    """Make a function, which gets `where` and returns the exit code, the command `name` of `app`.
 
-    The options of which `where` is made are the same for all commands: they are added here, and nowhere else.
+    The options from which `where` is made are the same for all commands: they are added here, and nowhere else.
     """
     shared: dict[str, tuple[Any, Any]] = {
         **({"dry_run": (DryRun, False)} if writes else {}),
@@ -103,7 +105,7 @@ class Verbs(TyperGroup):
         return sorted(self.commands, key=lambda name: order.index(name) if name in order else len(order))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Who leaves the verb out (`farhop drain tokyo`) is told which there are."""
+        """A missing verb (`farhop drain tokyo`) is answered with the list of verbs."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
             verbs = ", ".join(self.list_commands(ctx))
             ctx.fail(f"{args[0]!r} is no command of `{ctx.command_path}`; use one of {verbs}")
@@ -117,14 +119,14 @@ NOUNS = {
 
 
 def noun(name: str) -> Noun:
-    """What the noun's own room knows of it. No other room is imported."""
+    """The noun, from its own module. No other module is imported."""
     module, attribute = NOUNS[name]
     found: Noun = getattr(importlib.import_module(f"farhop_cli.{module}"), attribute)
     return found
 
 
 def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
-    """The commands of a noun, with those three that read, which are alike for all."""
+    """The commands of a noun, with the three that read, which are alike for all."""
     made = App(help=what, epilog=f"Example:  farhop {name} {example}", cls=Verbs, **PLAIN)
 
     @verb(made, "get", f"farhop {name} get {of}")

@@ -18,37 +18,37 @@ from pathlib import Path
 from typing import Any
 
 from farhop_lab.histories import names
-from farhop_lab.histories.tape import Room, Tape, write
+from farhop_lab.histories.tape import RecordingSession, Tape, write
 
 TO, CALLS_MAX = "FARHOP_HISTORIES_TO", 20_000
 
 
-def record(folder: Path) -> Room:
+def record(folder: Path) -> RecordingSession:
     """From now on every machine made in this process is recorded, and written when it ends."""
-    room = Room()
-    for one in room.patches():
+    session = RecordingSession()
+    for one in session.patches():
         one.start()
     for kind in names.MACHINES:
-        kind.__init__ = _recorded(kind.__init__, room)
-    atexit.register(_write, room, folder)
-    return room
+        kind.__init__ = _recorded(kind.__init__, session)
+    atexit.register(_write, session, folder)
+    return session
 
 
-def _recorded(begin: Any, room: Room) -> Any:
+def _recorded(begin: Any, session: RecordingSession) -> Any:
     def begun(flow: Any, config: Any, law: Any, rng: Any, of_tenant: Any, *more: Any) -> None:  # noqa: ARG001
         # A random generator of its own: the process's has other users, too.
-        seed = f"live {len(room.tapes)}"
+        seed = f"live {len(session.tapes)}"
         begin(flow, config, law, names.dice(seed), of_tenant, *more)
         genesis = names.as_it_began(flow, config, law, seed, of_tenant, *more)
         test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].partition(" ")[0]
         name = f"{genesis[0]} {config.region} {getattr(config, 'instance', '')} {test}".strip()
-        room.add(Tape(name, genesis, calls_max=CALLS_MAX), flow)
+        session.add(Tape(name, genesis, calls_max=CALLS_MAX), flow)
 
     return begun
 
 
-def _write(room: Room, folder: Path) -> None:
-    write(folder / f"{os.getpid()}.history", room.tapes)
+def _write(session: RecordingSession, folder: Path) -> None:
+    write(folder / f"{os.getpid()}.history", session.tapes)
 
 
 if os.environ.get(TO):

@@ -20,7 +20,7 @@ from farhop_lab.chaos import schedule as schedules
 from farhop_lab.chaos import workload
 from farhop_lab.histories import names
 from farhop_lab.histories.codec import GRID, made_up
-from farhop_lab.histories.tape import Room, Tape
+from farhop_lab.histories.tape import RecordingSession, Tape
 from farhop_lab.scenarios.load import find, shipped_names
 from farhop_lab.sim.faults import FaultInjector
 from farhop_lab.sim.relay import SimulatedRelay
@@ -50,7 +50,7 @@ class Recorder:
 
     def __init__(self, which: Collection[tuple[str, str]], calls_max: int) -> None:
         self._which, self._max = which, calls_max
-        self.room = Room()
+        self.session = RecordingSession()
         self.made: dict[int, int] = {}
 
     def regional(self, region: str, law: Law, _rng: Random) -> Any:
@@ -69,7 +69,7 @@ class Recorder:
         flow, tier = names.made(genesis), genesis[0]
         if not {(tier, region), (tier, "")} & set(self._which):
             return flow
-        return self.room.add(Tape(f"{tier} {region} {len(self.room.tapes)}", genesis, self.made, self._max), flow)
+        return self.session.add(Tape(f"{tier} {region} {len(self.session.tapes)}", genesis, self.made, self._max), flow)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -92,7 +92,7 @@ class Recorder:
         with ExitStack() as stack:
             stack.enter_context(patch.object(SimulatedRelay, "clock", on_grid))
             stack.enter_context(patch.object(chain, "xxh3_64_intdigest", labelled))
-            for one in self.room.patches():
+            for one in self.session.patches():
                 stack.enter_context(one)
             stack.enter_context(patch.dict(ablations.ABLATIONS, {_TAPED: makers}))
             stack.enter_context(rare_collections())
@@ -113,7 +113,7 @@ def _scenario(
         world.journal.violations_only()
         also(world)
         world.run(seconds)
-    return recorder.room.tapes
+    return recorder.session.tapes
 
 
 def _chaos(path: Path, seconds: float, which: Collection[tuple[str, str]], calls_max: int) -> list[Tape]:
@@ -133,7 +133,7 @@ def _chaos(path: Path, seconds: float, which: Collection[tuple[str, str]], calls
         FaultInjector(world, workload.TENANT).plan(schedule.faults)
         workload.OpenLoad(world, schedule)
         world.run(min(seconds, schedule.mended_s + 5.0))
-    return recorder.room.tapes
+    return recorder.session.tapes
 
 
 def _steered(world: World) -> None:

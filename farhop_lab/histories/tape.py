@@ -120,7 +120,7 @@ class Tape:
             yield
 
 
-class Room:
+class RecordingSession:
     """The machines that are recorded in this process, and their inputs besides events. `patches` must be in force while
     they are made and run. `report_every_s`: how often a report is kept for comparison.
     """

@@ -61,7 +61,7 @@ class Hop:
         self.inquiry = Inquiry()
         balancer.hops.setdefault(region.name, {})[self] = None
         self.request = self._signed(active.request, balancer.relay.clock())
-        self._there = ActiveRequest(self.request, active.prompt, self)  # by the region's clock
+        self._there = ActiveRequest(self.request, active.prompt, self)  # as the region sees it
         self._there.generated = active.generated
         context = balancer.context
         self._opened_at = context.timeline.now

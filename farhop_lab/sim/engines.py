@@ -140,7 +140,7 @@ class Gpu:
         self._core = EngineCore(profile, waiting_max=WAITING_MAX, each_token=False)
         self.faults = Faults(lambda: timeline.now)
         self._paused = False
-        self._due: tuple[Callable[..., None], tuple[Any, ...]] | None = None  # callbacks that a pause delays
+        self._due: tuple[Callable[..., None], tuple[Any, ...]] | None = None  # the callback that a pause delays
         self._jobs: dict[str, tuple[Job, Sequence, bool]] = {}
         self._stepping = False
         self._leap: _Leap | None = None

@@ -40,7 +40,7 @@ class SentAttempt(SilentAttempt, Protocol):
 
 
 _Inquiry: TypeAlias = "tuple[Sequence[SentAttempt], Sequence[int], float, float]"
-"""Who is asked about, what is said, when, how far."""
+"""The attempts asked about, the region's answer, the time of asking, the round trip in seconds."""
 
 
 class RegionLinks:

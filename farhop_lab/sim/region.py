@@ -193,7 +193,10 @@ class RegionProcess:
         self.context, self.name, self.region, self.site = context, name, name, site
         self.instance = "a"
         self.calls: dict[PrefixConsumer, None] = {}  # prefix subscribers, in the order they came
-        self.told: tuple[PrefixDelta | None, Content | str] = None, ""  # the last sample of engines
+        self.told: tuple[PrefixDelta | None, Content | str] = (
+            None,
+            "",
+        )  # the last prefix message, and its parsed content
         self.away_s = context.wire.rtt_ms(name, name) / 2e3
         self.alive = False
         self.hosts: dict[str, Host] = {}

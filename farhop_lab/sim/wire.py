@@ -39,7 +39,7 @@ class Wire:
         names = list(topology.regions)
         self._rtt_ms = {(a, b): topology.rtt_ms(a, b) for a in names for b in names}
         self._frozen: dict[tuple[str, str], tuple[float, list[_Parcel]]] = {}
-        self._swallowing: set[tuple[str, str]] = set()  # messages that wait on frozen links
+        self._swallowing: set[tuple[str, str]] = set()  # those of the frozen links that are black holes
         self._dead_before: dict[tuple[str, str], float] = {}  # connections opened before this time are dead
         self._dead_since: dict[tuple[str, str], float] = {}
         self._arrives: dict[tuple[str, str], float] = {}

@@ -88,7 +88,9 @@ async def streamed(session: aiohttp.ClientSession, url: str, tokens: int) -> tup
         )
 
 
-def test_it_streams_and_sends_nothing_to_who_is_not_ready(running: RunningWorld, envoy: tuple[str, Path]) -> None:
+def test_it_streams_and_sends_nothing_to_a_balancer_that_is_not_ready(
+    running: RunningWorld, envoy: tuple[str, Path]
+) -> None:
     url, ca = envoy
     world = running.world
 

@@ -31,7 +31,7 @@ def test_it_is_no_larger_than_it_should_be(image: str, base: str) -> None:
     assert sizes[0] - sizes[1] < MB_MAX
 
 
-def test_it_says_what_it_is_and_runs_as_nobody(image: str) -> None:
+def test_the_image_has_its_labels_and_runs_as_user_nobody(image: str) -> None:
     config = json.loads(machine.docker("image", "inspect", image).stdout)[0]["Config"]
     assert config["User"] == "65532:65532"
     assert config["Entrypoint"] == ["python3", "-m", "farhop_cli"]

@@ -145,7 +145,7 @@ async def _partition(naive: bool) -> int:
     return len(swallowed)
 
 
-async def test_who_cannot_be_reached_swallows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_target_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await _partition(naive=False) == 0
     monkeypatch.setattr(overdue, "CONFIRM_S", inf)  # a naive balancer waits for its time-outs
     assert await _partition(naive=True) == 20

@@ -111,7 +111,7 @@ def test_a_secret_that_cannot_be_had_is_named_by_where_it_should_be(
         assert SECRET not in problem
 
 
-def test_who_only_looks_reads_it_without_what_is_not_here(tmp_path, monkeypatch):
+def test_a_checked_configuration_is_read_without_files_that_are_absent(tmp_path, monkeypatch):
     (tmp_path / "it").write_text(f"{{key: 'env:NOT_SET', name: 'file:{tmp_path}/none', other: 'env:SET'}}")
     monkeypatch.delenv("NOT_SET", raising=False)
     monkeypatch.setenv("SET", "s3cret")

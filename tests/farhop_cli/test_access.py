@@ -26,7 +26,7 @@ def test_a_token_does_not_travel_in_plaintext(base):
     assert TOKEN not in str(caught.value)
 
 
-def test_it_does_not_go_where_nothing_proves_who_is_there():
+def test_the_token_is_not_sent_to_an_unproven_address():
     found = "https://10.1.0.7:8082"
     with pytest.raises(AdminError, match="found in etcd"):
         Access(TOKEN, barred={found: "it was found in etcd"}).headers(found)

@@ -40,7 +40,7 @@ def test_without_a_model_all_goes_even_what_cannot_be_read(cli, stands):
     assert stands.authored("split")[0] == {}
 
 
-def test_who_was_overtaken_between_reading_and_writing_is_refused(cli, stands, monkeypatch):
+def test_a_write_after_a_concurrent_change_is_refused(cli, stands, monkeypatch):
     get = EtcdStore.get
     stands.put(SPLIT_KEY, b'{"llama": {"weights": {"v1": 1}}}')
 

@@ -444,7 +444,7 @@ def test_no_motion_if_the_browser_prefers_none(browser: Browser, live: Live) -> 
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def test_who_may_only_read_is_offered_nothing_and_refused(browser: Browser, live: Live) -> None:
+def test_a_read_only_viewer_is_offered_no_acts_and_refused(browser: Browser, live: Live) -> None:
     browser.go(live.reading)
     browser.view("region/frankfurt")
     until(lambda: "last seen" in browser.text("#region-facts"))
@@ -688,7 +688,7 @@ def test_odd_names_leave_the_page_as_it_is(browser: Browser, tmp_path: Path, nam
         stage.close()
 
 
-def test_who_has_no_token_is_asked_and_fifty_look_at_once(browser: Browser, tmp_path: Path) -> None:
+def test_a_viewer_without_a_token_is_asked_for_one_and_fifty_view_at_once(browser: Browser, tmp_path: Path) -> None:
     stage = Theatre(Stage(12, 20), tmp_path)
     try:
         browser.driver.get("about:blank")

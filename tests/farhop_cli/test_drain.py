@@ -116,7 +116,7 @@ def test_lengths_have_bounds(cli, stands, arguments, message):
     assert drained(stands) is None
 
 
-def test_a_dry_run_says_what_would_move_and_whom_it_would_strand(cli, stands):
+def test_a_dry_run_lists_moved_traffic_and_stranded_tenants(cli, stands):
     result = cli.run("drain", "set", "virginia", "--why", "x", "--dry-run")
     output = " ".join(result.stdout.split())
     assert "moves: m of not-us" not in output

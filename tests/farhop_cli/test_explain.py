@@ -152,7 +152,7 @@ async def test_whose_law_decided_is_shown(answering, cli, request_file):
     )
 
 
-async def test_the_law_in_force_decides_who_is_shown_the_request(answering, cli, request_file):
+async def test_the_law_in_force_decides_which_balancers_see_the_request(answering, cli, request_file):
     """The file lets `anywhere` be read in Virginia; the law that balancers go by does not."""
     tenant = {"name": "anywhere", "residency": {"processing": {"allow": ["world"]}, "entry": {"allow": ["jp", "de"]}}}
     answering.laws["frankfurt"] = {"epoch": 3, "models": {}, "tenants": [tenant], "author": "ann"}

@@ -108,7 +108,7 @@ def test_every_fault_is_shown_and_nothing_is_changed(cli, stands, law):
     assert law_of(stands) is None
 
 
-def test_who_looked_at_an_older_one_decides_again(cli, stands, law):
+def test_a_change_based_on_an_older_law_is_refused(cli, stands, law):
     cli.run("law", "set", law(), "--why", "one")
     assert "has epoch 2, not 1" in cli.failed(cli.run("law", "set", law(), "--why", "x", "--after", "1"), 1)
     assert cli.run("law", "set", law(), "--why", "x", "--after", "2").exit_code == 0

@@ -7,7 +7,7 @@ from farhop.store.documents.document import DocumentError
 from farhop_cli import leased
 
 
-def test_every_such_document_says_who_why_and_how_long():
+def test_every_leased_document_has_author_reason_and_length():
     made = leased.authorship("new racks", "ann", "90s")
     assert (made["why"], made["author"], made["for_s"]) == ("new racks", "ann", 90.0)
     assert made["at"].tzinfo is not None

@@ -130,7 +130,7 @@ async def test_a_dry_run_that_not_all_answer_is_partial_and_says_so(cli, seen, n
     assert "cannot be reached" in why
 
 
-async def test_nobody_answers_what_would_move_and_nothing_is_made_up(cli, seen, either):
+async def test_if_no_balancer_answers_a_dry_run_reports_no_effects(cli, seen, either):
     seen.silent |= {(name, role) for name in REGIONS for role in ("global_admin", "regional_admin")}
     force = ("--force",) if either == "drain" else ()
     told = await cli.in_thread(either, "set", *NOUNS[either][0], *SIGNED, *force, "--dry-run", "--json")

@@ -72,7 +72,7 @@ def test_a_stream_passes_as_it_came_in_a_pipe_and_is_tamed_at_a_terminal(capsys,
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[2J"
 
 
-def test_telling_says_nothing_where_nobody_reads(capsys):
+def test_progress_prints_nothing_without_a_terminal(capsys):
     with show.progress("long work") as say:
         say("round 1")
     assert capsys.readouterr() == ("", "")

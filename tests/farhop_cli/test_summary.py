@@ -62,7 +62,7 @@ def test_where_all_is_well_it_says_so_and_where_the_load_is():
     assert summed(upper, lower, region="paris")[-1].startswith("  paris")
 
 
-def test_of_entries_alone_it_says_that_nobody_else_was_asked():
+def test_with_entries_alone_the_summary_says_that_no_regional_balancer_was_asked():
     upper = [balancer("tokyo", law_epoch=7, regions=[view("tokyo"), view("paris")])]
     assert summed(upper, [])[3:] == [
         "load: as entries see it: no regional balancer answered, or none is known here (a context finds them)",

@@ -66,7 +66,7 @@ def test_an_abort_condition_must_hold_for_its_time_and_then_restores_in_the_same
     assert run.handle(Restored(), 2.7) == [Finish(DrillVerdict.ABORTED, "error_share is 0.9, above 0.5 for 1 s")]
 
 
-def test_a_steady_state_that_is_none_is_not_run_but_who_is_stopped_is_aborted() -> None:
+def test_a_failed_steady_state_is_not_run_and_a_stop_is_aborted() -> None:
     broken, _ = play((Started(), 0.0), (Checked(), 0.1), (Ticked(BAD), 0.0), (Ticked(BAD), 1.0))
     found, _ = play((Started(), 0.0), (Checked(), 0.1), (StopAsked("SIGINT"), 0.5))
     assert (broken.verdict, found.verdict) == (DrillVerdict.NOT_RUN, DrillVerdict.ABORTED)

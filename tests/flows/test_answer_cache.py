@@ -336,7 +336,7 @@ async def test_upstream_is_cancelled_when_the_last_reader_leaves() -> None:
         assert word(await send(up.entry, chat(body=stream()))) == "hit"
 
 
-async def test_who_waits_for_a_first_byte_shares_it_too_and_leaves_without_harm() -> None:
+async def test_a_request_waiting_for_a_shared_first_byte_gets_it_and_may_leave() -> None:
     engine = Engine()
     engine.behaviour = "wait"
     async with scripted(engine, routes=[KEEPS | SHARES]) as up:
@@ -424,7 +424,7 @@ async def test_a_slow_follower_neither_stalls_the_others_nor_fills_the_memory() 
         assert len(store) == 0  # more than its share
 
 
-async def test_who_reads_alone_has_upstream_wait() -> None:
+async def test_a_single_slow_reader_stops_the_upstream() -> None:
     engine = Pouring()
     engine.events, engine.size = 400, 64 * 1024
     async with scripted(engine, answers_bytes=1024 * 1024) as up:

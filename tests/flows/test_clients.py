@@ -79,7 +79,7 @@ async def test_a_large_body_is_bound_as_a_small_one_is() -> None:
 
 
 @pytest.mark.parametrize("nested", ["extra_body", "nvext", "vllm_xargs"])
-async def test_residency_that_nobody_would_read_is_refused(nested: str) -> None:
+async def test_a_residency_field_that_would_be_ignored_is_refused(nested: str) -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], nested: {"inference_geo": "eu"}}
         refused = await asked(up.entry, "/v1/chat/completions", body)

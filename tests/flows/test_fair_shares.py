@@ -152,7 +152,7 @@ def test_one_that_stays_slow_is_left_and_looked_at_from_time_to_time() -> None:
     assert shop.flow.fleet.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
 
 
-def test_nobody_is_asked_to_learn_something_at_the_cost_of_a_deadline() -> None:
+def test_no_request_is_sent_to_explore_at_the_cost_of_its_deadline() -> None:
     """A slow one grows uncertain; who has just the time that a fast one takes is not sent there."""
     shop = Shop(2)
     one = shop.engine(1)

@@ -503,7 +503,7 @@ def test_a_stream_waits_for_a_region_that_serves_and_no_longer_than_a_while(play
         assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
-def test_what_a_region_said_before_a_stream_began_keeps_nobody_from_taking_it_up(play) -> None:
+def test_a_region_s_earlier_refusal_does_not_prevent_it_from_continuing_a_stream(play) -> None:
     flow = worldwide()
     (
         play(flow)

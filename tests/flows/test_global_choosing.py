@@ -92,7 +92,7 @@ CONTEXTS = {"london": 1000, "frankfurt": 1000, "tokyo": 4000}
 
 
 @pytest.mark.parametrize("event", [AttemptFailed, AttemptRefused])
-def test_who_is_refused_for_its_length_goes_to_who_can_hold_longer_ones(play, event) -> None:
+def test_a_request_refused_for_its_length_goes_where_longer_ones_fit(play, event) -> None:
     """Whether the engine said so, or its region that has asked all it could."""
     view = seen(*(instance(region, context_tokens=tokens) for region, tokens in CONTEXTS.items()))
     flow = worldwide(view=view)
@@ -331,7 +331,7 @@ def test_waiting_ends_with_patience_or_with_the_client(play) -> None:
     )  # fmt: skip
 
 
-def test_who_waits_after_refusals_asks_again_but_not_at_once(play) -> None:
+def test_a_request_held_after_refusals_is_sent_again_later(play) -> None:
     flow = worldwide(patience_s=10.0, view=seen(instance("london")))
     again = seen(instance("london", wait_ms=6.0))
     (

@@ -58,7 +58,7 @@ def test_heat_that_does_not_last_moves_nothing() -> None:
     assert taken(flow, 1.1) == {"london": 300}
 
 
-def test_a_hot_region_serves_who_may_go_nowhere_else_or_only_much_further(play) -> None:
+def test_a_hot_region_serves_requests_with_no_other_or_only_a_far_lawful_region(play) -> None:
     def alone(decision) -> bool:
         return decision.spilled_from is None and decision.chosen.hot
 
@@ -155,7 +155,7 @@ def test_the_only_region_gets_no_promise_to_break(play) -> None:
 @pytest.mark.parametrize(
     ("full", "age_s", "promised"), [((), 0.0, True), (("tokyo",), 0.0, True), (FAR, 0.0, False), (FAR, 2.0, True)]
 )
-def test_where_nobody_takes_guests_none_is_asked_only_to_refuse(
+def test_if_no_region_takes_foreign_requests_none_is_tried_in_vain(
     play, full: tuple[str, ...], age_s: float, promised: bool
 ) -> None:
     # London itself serves nobody: whoever is asked is abroad. What a report said two seconds ago may be over.

@@ -65,7 +65,7 @@ def test_a_request_held_by_a_route_s_quota_is_sent_once_the_route_has_none(play)
     )  # fmt: skip
 
 
-def test_a_quota_that_nobody_waits_for_is_answered(play) -> None:
+def test_a_request_over_quota_that_may_not_wait_is_answered(play) -> None:
     flow = worldwide(view=seen(instance("frankfurt")), routes=Routes({("", ""): RouteConfig(foreign_quota=0)}))
     found = "frankfurt: the foreign quota of 0 is used up"
     play(flow).on(RequestArrived(request("a"))).expect(

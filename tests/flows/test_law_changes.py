@@ -126,7 +126,7 @@ def test_a_held_request_is_answered_at_once_when_no_region_is_lawful_any_more(pl
     )  # fmt: skip
 
 
-def test_who_waits_goes_where_a_law_of_now_and_then_let_it(play) -> None:
+def test_a_held_request_goes_where_both_the_present_law_and_that_of_its_arrival_allow(play) -> None:
     flow = worldwide(patience_s=30.0, under=law(1, anyone=Rule(allow=("eu", "JP"))), view=seen(instance("london")))
     (
         play(flow)
@@ -217,7 +217,7 @@ def test_retry_after_a_drain_is_its_end(play, left_s: float, says_s: float) -> N
     )  # fmt: skip
 
 
-def test_who_is_silent_may_be_back_any_time(play) -> None:
+def test_a_request_is_held_while_a_lawful_region_is_only_silent(play) -> None:
     flow = worldwide(patience_s=3.0, view=seen(instance("london")))
     report_in(flow, ["london"], 0.0)
     (

@@ -232,7 +232,7 @@ def test_a_replica_that_leaves_finishes_what_it_has(play) -> None:
     assert first not in flow.fleet.trie
 
 
-def test_a_replica_that_comes_takes_who_waits_once_it_is_proven(play) -> None:
+def test_a_new_replica_takes_queued_requests_once_it_is_proven(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)

@@ -79,7 +79,7 @@ def test_the_first_with_room_goes_before_the_first_that_is_served() -> None:
     assert (instead.model, instead.fallbacks) == (SMALL, ("absent", TINY))
 
 
-def test_who_waited_too_long_and_whose_replica_broke_go_on_for_another() -> None:
+def test_requests_that_waited_too_long_or_lost_their_replica_fall_back_to_another_model() -> None:
     flow = fleet({BIG: 1, SMALL: 1}, queue_wait_s=2.0)
     flow.handle(RequestArrived(request("a", model=BIG)), 0.0)
     commands = flow.handle(RequestArrived(auto("b", BIG, SMALL)), 0.0)

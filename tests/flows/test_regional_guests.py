@@ -149,7 +149,7 @@ def test_from_the_last_resort_no_more_is_kept_than_the_share_and_the_logarithm_o
     assert last_resort_headroom(fleet().whole, share).slots == 0
 
 
-def test_who_is_foreign() -> None:
+def test_which_requests_are_foreign() -> None:
     assert is_foreign(request("a", **GUEST), "london")
     assert not is_foreign(request("a", **OWN), "london")
     assert not is_foreign(request("a", promised_ttft_ms=5.0), "london")

@@ -140,7 +140,7 @@ def test_an_engine_holds_no_more_than_its_cache_and_an_adapter_what_its_base_doe
     )  # fmt: skip
 
 
-def test_who_is_refused_for_its_length_goes_to_who_can_hold_longer_ones(play) -> None:
+def test_a_request_refused_for_its_length_goes_where_longer_ones_fit(play) -> None:
     """How many tokens it is was an estimate."""
     flow = regional(
         long("short", 1000),
@@ -196,7 +196,7 @@ def test_if_no_replica_is_left_that_can_hold_it_the_answer_is_too_long(play) -> 
     assert len(flow.fleet.ledger) == 0
 
 
-def test_guests_are_let_in_by_who_can_hold_them(play) -> None:
+def test_foreign_requests_are_admitted_by_the_room_of_replicas_that_can_hold_them(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000, kv_tokens=2100))
     guest = {"issuer": "g", "entry_region": "tokyo", "promised_ttft_ms": 9e3}
     (
@@ -649,7 +649,7 @@ def test_a_queue_that_moves_refuses_no_request_even_if_never_empty(play) -> None
         book.on(ended(f"q{n - 1}")).expect(sent(f"q{n}", "r1"))
 
 
-def test_who_waited_its_time_in_another_region_is_not_let_wait_as_long_again(play) -> None:
+def test_time_waited_in_another_region_counts_towards_the_timeout(play) -> None:
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_wait_s=5.0)
     timed_out = {"entry_region": "tokyo", "promised_ttft_ms": None, "waited_s": 4.0}
     (

@@ -112,7 +112,7 @@ async def test_an_engine_that_says_it_is_broken_is_not_the_last_word() -> None:
         assert outcomes(balancer) == {("resumed", ""): 2}
 
 
-async def test_whoever_goes_on_waits_for_a_client_that_is_behind() -> None:
+async def test_a_continued_stream_waits_for_a_slow_client() -> None:
     """It was told so while another answered: what it does not read must not pile up here."""
     async with fleet() as (balancer, url, _engines):
         asked = chat("slowly", max_tokens=200)

@@ -117,7 +117,7 @@ async def test_what_the_client_had_it_write_on_is_written_on() -> None:
 
 
 @pytest.mark.parametrize("resume", [{"mode": "exact"}, {"mode": "text", "modes": {MODEL: "exact"}}])
-async def test_who_did_not_ask_for_it_has_none(resume: dict[str, Any]) -> None:
+async def test_without_text_mode_a_stream_is_not_resumed_by_text(resume: dict[str, Any]) -> None:
     async with fleet(engine="sglang", resume=resume) as (balancer, url, gpus):
         cut_once(gpus, 2_000)
         events = await ask(url, chat("a tale"))
@@ -154,7 +154,7 @@ class Ending(Engine):
         return answer
 
 
-async def test_who_dies_behind_its_last_event_leaves_the_clients_connection_in_order() -> None:
+async def test_an_engine_that_dies_after_its_last_event_leaves_the_client_s_connection_usable() -> None:
     """One end, and what answers the next request begins right behind it."""
     engine = Ending()
     async with engine.running():

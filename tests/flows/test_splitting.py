@@ -74,7 +74,7 @@ def test_a_flip_moves_waiting_requests_and_leaves_those_under_way(play) -> None:
     assert (flow.under_way, len(flow.queue), len(flow.fleet.ledger)) == (0, 0, 0)
 
 
-def test_who_broke_off_before_its_first_byte_goes_where_the_flip_sends_it(play) -> None:
+def test_a_request_that_failed_before_its_first_byte_follows_the_flip(play) -> None:
     flow = split(weights={"v1": 1.0})
     (
         play(flow)
@@ -130,7 +130,7 @@ def test_while_a_version_has_no_replica_another_serves_unless_fallback_is_off(pl
     book.on(RequestArrived(request("a"))).expect(nobody)
 
 
-def test_who_waits_for_a_version_that_goes_down_is_served_or_answered(play) -> None:
+def test_a_request_waiting_for_a_version_that_goes_down_is_served_or_answered(play) -> None:
     down = ReplicaProbed("g", False)
     busy = (RequestArrived(request("a")), RequestArrived(request("b")))
     book = play(split(weights={"v2": 1.0}))
@@ -193,7 +193,7 @@ def test_a_version_of_weight_zero_or_without_stickiness_keeps_no_session() -> No
     assert served(flow, turn("b", 4096)).version == "v1"
 
 
-def test_what_both_hold_keeps_nobody() -> None:
+def test_a_prefix_cached_by_both_versions_keeps_no_session() -> None:
     flow = begun("a", {"v1": 1.0})
     assert served(flow, turn("again", 2048)).version == "v1"
     flow.handle(terms(weights={"v1": 999.0, "v2": 1.0}), 0.0)

@@ -67,7 +67,7 @@ def _families() -> Iterator[Metric]:
 
 
 def _read_at_the_scrape() -> Iterator[Metric]:
-    """What rooms hand to TierMetrics.gauge and .counter: (name, help, reading, label), the first two spelled out."""
+    """What modules pass to TierMetrics.gauge and .counter: (name, help, reading, label), the first two spelled out."""
     for package, tier in TIERS.items():
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text()

@@ -1,4 +1,4 @@
-"""The house's own rules, held by machine: rooms at the root, mirrored tests, banned calls, cycles, named files.
+"""The repository's own rules: packages at the root, mirrored tests, banned calls, cycles, named files.
 
 Each rule is one test, which names all that breaks it at once.
 """
@@ -70,7 +70,7 @@ def _nodes() -> dict[str, list[ast.AST]]:
 
 
 def _pure() -> Iterator[tuple[str, ast.AST]]:
-    """Every node of the pure rooms, with its path."""
+    """Every node of the pure packages, with its path."""
     for path, nodes in _nodes().items():
         if path.startswith(tuple(f"{room}/" for room in PURE)):
             yield from ((path, node) for node in nodes)

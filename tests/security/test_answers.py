@@ -68,7 +68,7 @@ async def test_whatever_reading_an_answer_raises_the_request_ends(stage: Any, mo
     await until(lambda: s.relay.under_way == 0)
 
 
-async def test_an_engine_sets_no_cookie_and_sends_nobody_elsewhere(stage: Any) -> None:
+async def test_an_engine_s_cookies_and_redirects_do_not_reach_clients(stage: Any) -> None:
     s = await stage()
     headers = (
         b"Content-Type: application/json\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nLocation: http://10.0.0.7:8000/x\r\n"
@@ -86,7 +86,7 @@ async def test_an_engine_sets_no_cookie_and_sends_nobody_elsewhere(stage: Any) -
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_no_request_can_have_used_is_charged_to_nobody(stage: Any, stream: bool) -> None:
+async def test_impossible_usage_is_not_charged(stage: Any, stream: bool) -> None:
     s = await stage()
     told = b'{"choices":[],"usage":{"prompt_tokens":900000000,"completion_tokens":900000000}}'
     events = SSE + chunk(b"data: " + told + b"\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"

@@ -85,7 +85,7 @@ async def code(call: Any) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-async def test_the_certificate_alone_says_who_may_see_and_say_what(tmp_path: Path) -> None:
+async def test_the_certificate_alone_decides_what_a_peer_may_read_and_report(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     asks = {
         "reports": lambda up, _: region_pb2_grpc.RegionStub(up).Reports(region_pb2.ReportsRequest(balancer="x")),

@@ -72,7 +72,7 @@ def _asks(telemetry: RequestTelemetry, *, outside: bool = True) -> bool:
     return trace_context.asks(context.trace.traceparent)
 
 
-def test_who_asks_to_be_traced_is_at_a_rate() -> None:
+def test_traces_on_request_are_limited_in_rate() -> None:
     clock = _Clock()
     telemetry = _telemetry(clock, 5.0)
     assert [_asks(telemetry) for _ in range(8)] == [True] * 5 + [False] * 3

@@ -18,7 +18,7 @@ from farhop.relay.http.listener import ConnectionSlots
 TENANTS = "abcdef"
 
 
-def test_who_is_alone_borrows_and_leaves_room_for_the_next() -> None:
+def test_a_single_tenant_borrows_and_leaves_room_for_the_next() -> None:
     limit = SlotLimit(1000)
     alone = sum(limit.take(1, "a") for _ in range(1000))
     assert alone == 1000 * SHARE // (1 + SHARE)
@@ -26,7 +26,7 @@ def test_who_is_alone_borrows_and_leaves_room_for_the_next() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(TENANTS), st.booleans(), st.integers(0, 40)), max_size=200))
-def test_nobody_has_more_than_its_share_and_the_books_balance(calls: list[tuple[str, bool, int]]) -> None:
+def test_no_tenant_has_more_than_its_share_and_the_counts_balance(calls: list[tuple[str, bool, int]]) -> None:
     limit, held = ByteBudget(400), dict.fromkeys(TENANTS, 0)
     for who, takes, n in calls:
         if takes and limit.take(n, who):

@@ -92,7 +92,7 @@ def reasons(one: dict[str, Region], other: dict[str, Region], tenant: Tenant = T
     return [str(problem) for problem in widenings(laws[0], laws[1])]
 
 
-def test_what_would_widen_names_region_place_and_whom() -> None:
+def test_a_widening_map_is_refused_naming_region_place_and_tenant() -> None:
     moved = reasons({"r0": region("r0", "c0")}, {"r0": region("r0", "c0", "j0")})
     assert len(moved) == 1
     assert moved[0].startswith('regions.r0: lies in "j0" now and did not')

@@ -1,6 +1,6 @@
 """AIBrix's `prefix-cache` (vllm-project/aibrix, pkg/plugins/gateway/algorithms/prefix_cache.go, 2026).
 
-    where the most requests exceed 2 (mean + 1) and the most less the fewest is 8 or more: matches count only at the
+    if the most requests exceed 2 (mean + 1) and the most less the fewest is 8 or more: matches count only at the
     engines with the fewest requests
     by share of the prompt's blocks that an engine was sent before, most first, fewest requests first among equals: the
     first whose requests do not exceed mean + 1 standard deviation of all

@@ -1,7 +1,8 @@
-"""Preble's E2 (ICLR'25; WukLab/preble, multi_node/global_scheduler_with_time.py): exploit a prefix that is the larger
-part of a prompt, else explore where the least is lost.
+"""Preble's E2 (ICLR'25; WukLab/preble, multi_node/global_scheduler_with_time.py).
 
-    exploit, where what is new in a prompt is shorter than what its path in the tree holds: the engines that the nearest
+It exploits a prefix that is the larger part of a prompt, and otherwise explores where the least is lost.
+
+    exploit, if what is new in a prompt is shorter than what its path in the tree holds: the engines that the nearest
     node of the path is assigned to, the least cost among several
     explore, else: of all engines the least cost
 

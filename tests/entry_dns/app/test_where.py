@@ -14,7 +14,7 @@ def ask(client: str, tenant: str = "", known=None, **how):
     return where(client, tenant, known, Law(world()), [standing(name) for name in NAMES], 3, **how)
 
 
-def test_who_and_why_and_for_which_network() -> None:
+def test_where_shows_the_entry_the_reason_and_the_network() -> None:
     found = ask("203.0.113.7")
     assert (found["network"], found["scope"]) == ("203.0.113.0/24", 24)
     assert [one["entry"] for one in found["entries"]] == ["tokyo", "frankfurt", "virginia"]

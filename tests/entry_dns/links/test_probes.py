@@ -55,7 +55,7 @@ async def test_an_entry_is_asked_as_a_client_would_come(line: bytes, good: bool,
     assert found == (f"127.0.0.1:{port}{why}" if why else "")
 
 
-async def test_who_is_not_there() -> None:
+async def test_an_unreachable_entry() -> None:
     (port,) = free_ports(1)
     _, good, why = await probed(Probe(scheme="tcp", at={"a": f"127.0.0.1:{port}"}), Entry("a", "tokyo", ("192.0.2.1",)))
     assert not good

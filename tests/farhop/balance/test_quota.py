@@ -400,7 +400,7 @@ def test_buckets_of_users_are_made_when_asked_for_and_the_least_recently_used_is
     assert lender.levels(0.0) == {}
 
 
-def test_what_is_idle_is_not_named_and_who_forgot_it_begins_anew() -> None:
+def test_idle_quotas_are_not_listed_and_a_holder_that_forgot_one_begins_anew() -> None:
     lender, one = root(Quota(100.0, 1e-9)), holder(Quota(100.0, 1e-9))
     mine = one.holdings[B]
     mine.waiting = 4

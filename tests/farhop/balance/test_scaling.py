@@ -68,7 +68,7 @@ def test_more_load_in_one_region_asks_less_of_none(loads: list[float], which: in
     assert all(after[one] >= before[one] - 1e-9 for one in of)
 
 
-def test_a_region_alone_has_nobody_to_take_on() -> None:
+def test_a_single_region_takes_no_load_from_others() -> None:
     assert share_of_the_lost({"a": 5.0}) == {"a": 0.0}
     assert made_up_for(1.0) == 1.25 / 0.2
 

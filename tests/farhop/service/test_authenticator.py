@@ -280,7 +280,7 @@ def test_a_gateway_names_the_tenant_once_and_only_known_tenants_count() -> None:
     assert not isinstance(elsewhere, Caller)  # its law forbids reading here, whoever vouches for it
 
 
-def test_an_objective_lowers_whoever_names_it_and_raises_where_a_gateway_does() -> None:
+def test_an_objective_lowers_the_priority_of_any_caller_and_raises_it_only_for_a_gateway() -> None:
     law = Law(topology(tenant("mid", priority=4, tiers={"flex": 1})))
     fields = {"chat": 99, "batch": -3, "flex": 8, "low": 2}
     keys = KeyAuthenticator("virginia", under(law), lambda _: [], 60.0)

@@ -167,7 +167,7 @@ OUTSIDE = {"host": "0.0.0.0"}
 TOKEN = {"token": "env:FARHOP_TEST_TOKEN"}
 
 
-def test_an_admin_port_off_loopback_asks_who_comes(admin: Any) -> None:
+def test_an_admin_port_off_loopback_needs_authentication(admin: Any) -> None:
     for host in ("127.0.0.1", "::1", "localhost"):
         assert admin(host=host).made("ex.org").of(None, None).may == "act"
     with pytest.raises(ValidationError, match=r"(?s)tokens.*client_ca_file.*127\.0\.0\.1.*insecure: true"):

@@ -72,7 +72,7 @@ def test_a_region_that_serves_no_tenant_can_be_drained():
     assert stranded_by(topology(), [], "osaka") == []
 
 
-def test_a_suspect_one_still_serves_somebody():
+def test_a_suspect_region_still_serves_its_tenants():
     assert stranded_by(topology(), [status(**{**UP, "osaka": "suspect"})], "osaka")
 
 

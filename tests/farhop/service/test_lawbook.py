@@ -138,7 +138,7 @@ def test_another_of_the_same_epoch_changes_nothing_and_is_logged(stage):
     assert stage.refused == ["law_differs"]
 
 
-def test_the_files_own_law_in_etcd_says_who_set_it(stage):
+def test_the_file_s_own_law_in_etcd_names_its_author(stage):
     law = policy.encode(policy.document_of(WORLD), 1, "ann", "as ever", "2026-05-01T12:00:00Z")
     assert stage.apply(snapshot(law)) == [1]
     assert (stage.book.status()["source"], stage.refused) == ("etcd", [])
@@ -462,7 +462,7 @@ async def test_what_a_full_disk_did_not_take_is_kept_once_it_can_be(tmp_path):
     assert (again.book.law.epoch, again.lawful()) == (3, {"virginia"})
 
 
-async def test_who_lost_its_law_is_given_it_by_one_that_goes_by_that_very_epoch(tmp_path):
+async def test_a_balancer_that_lost_its_law_gets_it_from_one_with_the_same_epoch(tmp_path):
     """It keeps the place of an epoch, and does not have it: what it names is the one before."""
     other = Stage()
     other.apply(snapshot(document(2, "us")))
@@ -577,7 +577,7 @@ async def test_a_hub_that_takes_nothing_is_tried_again(monkeypatch):
 # -- from balancers
 
 
-async def test_a_later_law_of_a_balancer_counts_by_its_signature_or_by_who_proved_to_be_one():
+async def test_a_later_law_from_a_balancer_counts_if_signed_or_if_that_balancer_is_proven():
     stage = Stage()
     assert stage.book.named("tokyo/r1", 3)
     assert stage.book.status()["trouble"] == ["tokyo/r1 goes by a law of epoch 3, which is not here yet"]
@@ -592,7 +592,7 @@ async def test_a_later_law_of_a_balancer_counts_by_its_signature_or_by_who_prove
     assert signed.refused == ["law_offered_malformed"]
 
 
-async def test_in_an_exchange_whoever_is_behind_is_given_the_others():
+async def test_in_an_exchange_the_balancer_with_the_earlier_law_gets_the_later_one():
     ahead, behind = Stage(keys=KEYS), Stage(keys=KEYS)
     ahead.apply(snapshot(sealed(4)))
     assert await ahead.book.exchanged(1, b"", "g1", proven=False) == (4, sealed(4))

@@ -50,7 +50,7 @@ def test_every_token_is_compared_whichever_fits(monkeypatch):
     assert seen == [digest for digest, _ in TOKENS.values()] * 3
 
 
-def test_without_anything_asked_anybody_has_the_configured_right():
+def test_without_authentication_every_caller_has_the_configured_right():
     assert Operators().of(None, None).may == "act"
     assert Operators(anybody="read").of("Bearer nonsense", b"nonsense").may == "read"
     assert not Operators().asks

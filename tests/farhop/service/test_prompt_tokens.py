@@ -127,7 +127,7 @@ async def test_of_one_that_waits_in_line_the_machine_is_told(body: bytes, how: s
     assert read.told == ([PromptTokenized("r", ALL)] if came is ALL or how == "now" else [])
 
 
-async def test_of_one_that_is_on_its_way_nobody_needs_them() -> None:
+async def test_tokens_of_a_request_already_sent_are_not_needed() -> None:
     read = Read(sent=True)
     read.go_on(SHORT, lambda _: False)
     await asyncio.sleep(0)

@@ -100,7 +100,7 @@ def test_tools_are_detected_in_every_format(kind: Kind, body: dict[str, Any]) ->
     assert (read(body).tools, read({**body, "tools": None}).tools) == (True, False)
 
 
-def test_both_tiers_chain_alike_and_who_may_not_share_has_no_node_in_common() -> None:
+def test_both_tiers_hash_alike_and_tenants_that_may_not_share_have_no_node_in_common() -> None:
     alike, other = (msgspec.structs.replace(ASKER, hint_scope=scope) for scope in ("t", "u"))
     chains = [made.read(came(text(), who))[0].chain for made in (reader(), reader(to_engines=True))
               for who in (ASKER, alike, other)]  # fmt: skip

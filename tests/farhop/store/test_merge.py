@@ -74,7 +74,7 @@ def test_what_is_deleted_elsewhere_does_not_stand_by_the_memory_of_a_lost_hub() 
     assert kinds(merged.take("b", listing())) == [(SNAPSHOT, {"k": "1"})]
 
 
-def test_lost_is_reported_once_when_nobody_is_left_and_ends_with_a_snapshot() -> None:
+def test_lost_is_reported_once_when_no_hub_is_left_and_ends_with_a_snapshot() -> None:
     merged = both(k="1")
     merged.take("a", Change(LOST, why="down"))
     (lost,) = merged.take("b", Change(LOST, why="frozen"))

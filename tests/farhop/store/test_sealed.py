@@ -120,7 +120,7 @@ async def test_listed_anew_with_what_does_not_count_what_did_stands(cluster: Mem
     assert not [one for one in found if one.kind is ChangeKind.PUT]
 
 
-async def test_what_nobody_signed_in_one_hub_hides_nothing_in_another() -> None:
+async def test_an_unsigned_document_in_one_hub_hides_nothing_in_another() -> None:
     clusters = [MemoryCluster(), MemoryCluster()]
     clusters[0].put(TOKYO, b'{"epoch":99}')
     clusters[1].put(TOKYO, OPS.seal(TOKYO, b'{"epoch":1}'))

@@ -262,7 +262,7 @@ def test_a_gauge_of_two_labels(metrics):
     assert len(lines) == 2
 
 
-def test_what_is_over_is_counted_some_at_a_time_though_nobody_scrapes(metrics):
+def test_finished_requests_are_counted_in_batches_even_without_scrapes(metrics):
     for _ in range(3 * module.AT_ONCE + 1):
         serve(metrics, target="tokyo", model="m", ttft_s=0.2, usage=Usage(10, 3, 8), hit=(10.0, "trie"))
     assert len(metrics.pending_over) == 1

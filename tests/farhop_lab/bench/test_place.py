@@ -11,7 +11,7 @@ from farhop_lab.bench.place import BenchError
 from farhop_lab.world.child import Child
 
 
-async def test_who_answers(engines: int) -> None:
+async def test_answers_is_true_only_for_a_200(engines: int) -> None:
     assert await place.answers("127.0.0.1", engines)
     async with listening(Refuses) as port:
         assert not await place.answers("127.0.0.1", port)

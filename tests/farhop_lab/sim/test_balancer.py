@@ -43,7 +43,7 @@ def test_a_far_answer_takes_a_round_trip_more() -> None:
     assert world.wire.carried == {("here", "there"): 1224, ("there", "here"): 100 * STREAMED_BYTES}
 
 
-def test_a_region_learns_who_sends_and_that_is_acknowledged() -> None:
+def test_a_region_counts_bytes_by_sender_and_acknowledges_them() -> None:
     world = apart()
     world.at(5.0, world.arrive, "here", "t", 2048)
     world.run(9.0)

@@ -65,7 +65,7 @@ def test_fairness_by_hand() -> None:
 
 
 @given(SHARES)
-def test_fairness_lies_between_one_who_has_all_and_all_alike(shares: list[float]) -> None:
+def test_fairness_is_between_1_over_n_and_1(shares: list[float]) -> None:
     assert 1.0 / len(shares) - 1e-9 <= jain(shares) <= 1.0 + 1e-9
 
 

@@ -26,7 +26,7 @@ def test_a_number_is_a_world() -> None:
     assert first.factor > 0.0
 
 
-def test_worlds_have_tenants_who_may_not_go_everywhere_and_balancers_that_lose_their_memory() -> None:
+def test_worlds_have_confined_tenants_and_balancers_that_restart() -> None:
     world = random_worlds.drawn(51, 1, 5.0)
     document = world.scenario.doc
     assert {work.tenant: set(work.per_s) for work in document.work[1:]} == {

@@ -46,7 +46,7 @@ async def test_it_tells_the_decision_and_sends_nothing(up: Both, engine: Engine,
     assert (record["outcome"], record["reasons"]["chosen"]) == ("advised", "virginia")
 
 
-async def test_the_token_is_given_to_who_asks_and_good_for_one_use(up: Both, engine: Engine) -> None:
+async def test_the_token_is_given_on_request_and_valid_for_one_use(up: Both, engine: Engine) -> None:
     found = (await send(up.entry, chat(path="/v1/route", x_farhop_token="yes"))).json
     assert found["expires_in_ms"] == 30_000
     target = found["url"].removeprefix(f"http://127.0.0.1:{up.client}")

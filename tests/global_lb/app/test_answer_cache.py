@@ -43,7 +43,7 @@ async def test_it_stands_between_only_while_a_route_wants_it(up: Both) -> None:
     assert (await send(up.entry, chat(body=BODY))).headers["x-farhop-cache"] == "miss"
 
 
-async def test_who_follows_has_a_deadline_of_its_own(up: Both, engine: Engine) -> None:
+async def test_a_follower_has_its_own_deadline(up: Both, engine: Engine) -> None:
     engine.behaviour = "wait"
     leads = asyncio.create_task(send(up.entry, chat(body=BODY)))
     await until(lambda: len(engine.seen) == 1)
@@ -73,7 +73,7 @@ async def test_streams_are_ended_too(up: Both, engine: Engine) -> None:
     assert all(b'"stopping"' in answer.body or b'"upstream_died' in answer.body for answer in answers)
 
 
-async def test_who_asks_for_a_receipt_has_an_answer_of_its_own(up: Both, engine: Engine) -> None:
+async def test_a_request_for_a_receipt_shares_no_answer(up: Both, engine: Engine) -> None:
     for _ in range(2):
         explained = await send(up.entry, chat(body=BODY, x_farhop_explain="1"))
         assert (explained.headers["x-farhop-cache"], "x-farhop-receipt" in explained.headers) == ("bypass", True)

@@ -65,7 +65,7 @@ async def test_a_large_body_too_and_a_model_by_its_own_name_is_left_alone(up: Bo
     assert "x-farhop-model" not in answer.headers
 
 
-async def test_it_is_listed_to_who_may_use_one_of_them(up: Both) -> None:
+async def test_an_alias_is_listed_for_tenants_that_may_use_one_of_its_models(up: Both) -> None:
     listed = {}
     for name in ("anywhere", "careful"):
         answer = await send(up.entry, head("GET", "/v1/models", authorization=f"Bearer sk-farhop-{name}"))

@@ -98,7 +98,7 @@ def test_absurd_routes_change_nothing_and_are_counted(document: bytes) -> None:
     assert stage.routes(put(NEAREST), Change(ChangeKind.DELETE, 3, KEY)) == [RoutesChanged({})]
 
 
-def test_routes_may_be_signed_and_who_did_is_shown() -> None:
+def test_routes_may_be_signed_and_the_signer_is_shown() -> None:
     stage = Stage()
     at = datetime(2026, 11, 21, tzinfo=UTC)
     document = routes_with_author(msgspec.json.decode(NEAREST), Authorship("ann", "trying", at))

@@ -50,7 +50,7 @@ async def asked(up: Both, who: str, **headers: str) -> tuple[int, Any]:
     return answer.status, None if reply is None else msgspec.json.decode(reply)
 
 
-async def test_who_may_and_asks_gets_the_decision(up: Both) -> None:
+async def test_a_receipt_is_given_if_allowed_and_asked_for(up: Both) -> None:
     status, answer = await asked(up, "curious", **ASKS)
     assert status == 200
     assert (answer["chosen"], answer["policy"], answer["unit"]) == ("virginia", "predictive", "ms")

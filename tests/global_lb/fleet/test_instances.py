@@ -69,7 +69,7 @@ def test_a_refusal_holds_until_the_next_report_and_keeps_what_is_shared() -> Non
     assert known.capacity(OTHER, MODEL).wait_ms == 5.0  # forgotten, not only hidden
 
 
-def test_how_much_of_a_region_is_used_is_by_slots_or_by_the_fullest_where_nobody_has_any() -> None:
+def test_a_region_s_use_is_by_slots_or_by_its_fullest_instance_if_none_has_slots() -> None:
     known = Instances()
     half = instance("london", "b", slots_total=24, used_share=0.5)
     take(known, OWNER, half)

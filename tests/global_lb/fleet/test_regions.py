@@ -37,7 +37,7 @@ def offered(regions: Regions, now: float = 0.0, lawful=ALL, without=NOBODY, **fi
     return list(field.names), field.absent
 
 
-def test_whoever_is_lawful_and_serves_is_offered(regions: Regions) -> None:
+def test_candidates_are_the_lawful_regions_that_serve(regions: Regions) -> None:
     assert offered(regions) == (["frankfurt", "london", "tokyo"], {})
     assert offered(regions, lawful=frozenset({"tokyo"})) == (["tokyo"], {})
     assert offered(regions, without=frozenset({"tokyo"})) == (["frankfurt", "london"], {"tokyo": "tried already"})
@@ -60,7 +60,7 @@ def test_why_the_others_are_not_offered(regions: Regions) -> None:
     assert "mars" not in regions.liveness  # to look changes nothing
 
 
-def test_who_is_full_is_known_from_report_to_report(regions: Regions) -> None:
+def test_full_regions_are_known_from_report_to_report(regions: Regions) -> None:
     for tokens, wanted in ((1e9, []), (0.0, ["tokyo"]), (1e9, [])):
         others = (instance("frankfurt"), instance("london"))
         regions.adopt(seen(instance("tokyo", headroom_foreign_tokens=tokens), *others).view, 0.0)
@@ -81,7 +81,7 @@ def test_an_offer_is_of_the_instance_that_waits_least_with_what_was_sent(regions
     assert regions.best_instance("mars", MODEL) is None
 
 
-def test_equal_instances_are_asked_in_turn_and_who_has_fewer_slots_left_is_not(regions: Regions) -> None:
+def test_equal_instances_take_turns_and_one_with_fewer_free_slots_does_not(regions: Regions) -> None:
     """One process would carry all streams of a region otherwise: they count in nobody's wait once they have begun."""
     equal = [instance("london", name, wait_ms=5.0, usable_share=1.0) for name in "abc"]
     regions.adopt(seen(*equal).view, 0.0)
@@ -99,7 +99,7 @@ def test_equal_instances_are_asked_in_turn_and_who_has_fewer_slots_left_is_not(r
     assert [sent_to() for _ in range(4)] == list("bcbc")
 
 
-def test_who_owns_no_replica_is_asked_all_the_same_and_offers_what_all_have(regions: Regions) -> None:
+def test_an_instance_without_replicas_is_used_and_offers_those_of_all(regions: Regions) -> None:
     owner = instance("london", "a", wait_ms=50.0, slots_free=7, slots_total=8, usable_share=1.0, used_share=0.9)
     other = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, usable_share=1.0, used_share=0.9)
     regions.adopt(seen(owner, other).view, 1.0)
@@ -135,7 +135,7 @@ def test_what_any_of_its_instances_was_sent_takes_slots_of_the_region(regions: R
     assert regions.field(*asked).scored(0, 0.0).headroom == 6.0
 
 
-def test_a_region_is_as_hot_as_its_instances_say_whoever_owns_its_slots(regions: Regions) -> None:
+def test_a_region_is_as_hot_as_its_instances_report_whichever_owns_the_slots(regions: Regions) -> None:
     busy = {"used_share": 0.95, "usable_share": 1.0}
     for at in range(8):
         one = instance("london", "a", slots_total=8, received_at=float(at), **busy)
@@ -377,7 +377,7 @@ def piloted(**loads: float) -> Regions:
     return known
 
 
-def test_a_pilot_light_asleep_is_offered_only_where_nobody_else_is_sure() -> None:
+def test_a_sleeping_pilot_light_is_a_candidate_only_if_no_other_region_is_up() -> None:
     regions = piloted()
     assert offered(regions, 1.1) == (["frankfurt", "london"], {"tokyo": "pilot-light: asleep"})
     assert offered(regions, 1.1, lawful=frozenset({"tokyo"}))[0] == ["tokyo"]  # whom nobody else may serve

@@ -119,7 +119,7 @@ def test_what_is_needed_beyond_what_may_be_wakes_it() -> None:
     assert desired(scaling) == {"frankfurt": 10, "tokyo": 4}
 
 
-def test_who_never_served_or_left_the_map_is_not_missed() -> None:
+def test_a_region_that_never_served_or_left_the_map_is_not_missed() -> None:
     scaling = Scaling(PILOT)
     look(scaling, 0.0, frozenset({"london"}), frankfurt=1.0, london=1.0, tokyo=0.0)
     assert scaling.asleep("tokyo")

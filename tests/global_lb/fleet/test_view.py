@@ -35,7 +35,7 @@ def test_its_clock_is_known_by_pings_and_before_the_first_by_the_reports_stamp(
     assert instance_of(REPORT, Address("far", 1), 100.0, by_pings, "me").clock_offset_ms == offset_ms
 
 
-def test_who_was_never_accepted_from_is_acknowledged_nothing() -> None:
+def test_a_sender_without_accepted_bytes_is_acknowledged_none() -> None:
     assert instance_of(REPORT, Address("far", 1), 100.0, None, "third").accepted == 0.0
 
 

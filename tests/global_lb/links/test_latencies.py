@@ -60,7 +60,7 @@ def test_a_network_is_reported_after_some_connections_of_it() -> None:
         {"forwarded": b"for=9.9.9.9"},
     ],
 )
-def test_whom_the_law_or_a_proxy_hides_is_not_measured(who: Any) -> None:
+def test_a_client_hidden_by_law_or_a_proxy_is_not_measured(who: Any) -> None:
     entry = Entry()
     for _ in range(4):
         entry.came(**who)

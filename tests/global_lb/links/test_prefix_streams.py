@@ -525,7 +525,7 @@ async def test_under_a_law_that_only_widens_it_is_kept_and_asked_for_again() -> 
     assert found.stream().known_seq == 0
 
 
-async def test_what_is_being_received_meanwhile_is_shown_to_nobody() -> None:
+async def test_a_snapshot_being_received_is_not_visible() -> None:
     found = Told()
     paths = [path(0, *range(1000 * n + 1, 1000 * n + 100)) for n in range(40)]
     telling = asyncio.create_task(in_turns(found.stream().take(slice_(0, *paths, last=True))))

@@ -112,7 +112,7 @@ def test_tools_and_what_it_may_cost_decide_too() -> None:
     assert "medium: no price" in found.alias_why
 
 
-def test_weights_draw_who_is_tried_first_and_a_session_stays() -> None:
+def test_weights_draw_the_first_model_and_a_session_keeps_it() -> None:
     steps = (ModelStep(model="big", weight=3), ModelStep(model="medium", weight=1), "small")
     flow = worldwide(view=seen(serving("london", big=2, medium=2, small=2)), routes=auto(*steps))
     drawn = [found.model for _ in range(400) if isinstance(found := asked(flow), Request)]
@@ -170,7 +170,7 @@ def test_the_law_of_the_name_and_of_the_model_both_hold() -> None:
     assert refused.outcome is outcome.NO_REGION
 
 
-def test_who_may_use_none_of_them_is_refused_without_their_names() -> None:
+def test_a_tenant_that_may_use_no_model_of_an_alias_is_refused_without_their_names() -> None:
     flow = worldwide(view=seen(serving("london", big=4)), routes=auto("big"))
     refused = asked(flow, allowed=("auto",))
     assert isinstance(refused, Unresolved)
@@ -363,7 +363,7 @@ def test_a_rule_about_a_name_narrows_nothing_where_there_is_none() -> None:
     assert found.narrow == ()
 
 
-def test_a_later_rule_about_a_name_binds_who_waits_by_it() -> None:
+def test_a_later_law_s_rule_on_an_alias_applies_to_requests_that_used_it() -> None:
     flow = worldwide(under=ruled(), view=seen(serving("tokyo", big=4)), routes=auto("big"))
     found = asked(flow)
     assert isinstance(found, Request)

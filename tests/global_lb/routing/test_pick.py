@@ -159,7 +159,7 @@ def test_it_stays_where_something_else_than_the_prefix_speaks_for_it(regions: An
     assert share_here(shared(**regions), 100, route=route) == 0.0
 
 
-def test_nothing_is_brought_to_who_is_hot_or_not_here() -> None:
+def test_no_prefix_is_brought_home_to_a_hot_or_absent_region() -> None:
     found = shared()
     found.penalty_ms = np.array([300.0 if name == "london" else 0.0 for name in found.names])
     assert share_here(found, 100) == 0.0
@@ -173,7 +173,7 @@ def test_an_agent_stays_where_its_session_is() -> None:
 
 
 @pytest.mark.parametrize("like_it", [1, 3, 7, 20, 100])
-def test_to_bring_it_costs_at_most_twice_what_one_would_pay_who_knows_how_many_come(like_it: int) -> None:
+def test_bringing_a_prefix_home_costs_at_most_twice_the_optimum(like_it: int) -> None:
     found, away = shared(), 0
     fill_ms = found.fill_ms(found.at["london"], found.at["tokyo"])
     brought = 0

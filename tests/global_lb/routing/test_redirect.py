@@ -74,7 +74,7 @@ def test_what_was_relayed_once_is_not_redirected_then() -> None:
     assert sent_elsewhere(again) is None
 
 
-def test_nobody_is_sent_where_there_is_no_way_in_nor_from_tls_to_less() -> None:
+def test_no_client_is_redirected_to_a_region_without_a_client_url_or_from_tls_to_plaintext() -> None:
     closed = seen(*(instance(name) for name in REGIONS))
     assert sent_elsewhere(flow(view=closed).handle(RequestArrived(request("a")), 0.0)) is None
     plain = seen(*(instance(name, client_url=f"http://{name}.example") for name in REGIONS))
@@ -83,7 +83,7 @@ def test_nobody_is_sent_where_there_is_no_way_in_nor_from_tls_to_less() -> None:
     assert sent_elsewhere(flow(https_only=True).handle(RequestArrived(request("a")), 0.0)) == "london"
 
 
-def test_nobody_is_sent_where_the_body_may_not_be_read_first() -> None:
+def test_no_client_is_redirected_where_the_law_forbids_reading_the_body() -> None:
     rule = Residency(processing=Rule(allow=("world",)), entry=Rule(allow=("eu",)))
     machine = flow(under=law(picky=rule))
     commands = machine.handle(RequestArrived(request("a", tenant="picky")), 0.0)

@@ -79,7 +79,7 @@ def test_no_more_than_its_share_ever_leaves(share: float) -> None:
     assert left >= share * 200 - 1
 
 
-def test_a_quota_is_not_for_who_may_not_stay_here() -> None:
+def test_a_foreign_quota_does_not_apply_to_requests_that_may_not_stay_home() -> None:
     flow = worldwide(routes=Routes({("", ""): RouteConfig(foreign_quota=0.0)}))
     for n in range(5):
         forward = flow.handle(RequestArrived(request(f"q{n}", tenant="german")), 0.1)[-1]

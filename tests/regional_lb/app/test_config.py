@@ -225,7 +225,7 @@ def test_an_unknown_policy_or_option_is_named_with_those_that_are_known(
     assert says in problems(**more)[where]
 
 
-def test_an_engine_nobody_knows_is_named_with_those_that_are() -> None:
+def test_an_unknown_engine_kind_is_reported_with_the_known_ones() -> None:
     found = problems({"url": "http://a:1", "engine": "tensorrt"})
     assert found == {
         "replicas.0.engine": "Value error, is unknown; there is vllm, sglang, tgi, trtllm, llamacpp, triton, "

@@ -110,7 +110,7 @@ class Leaving(Region):
         raise grpc.aio.InternalError('Failed "execute_batch"')
 
 
-async def test_a_caller_who_left_while_it_was_answered_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_caller_that_leaves_during_its_answer_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     """One connection had 2,000 stack traces logged a second."""
     async with served(Leaving()) as (_, channel):
         stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]

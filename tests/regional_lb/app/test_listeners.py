@@ -14,7 +14,7 @@ async def test_a_key_opens_the_clients_port_and_a_token_the_tiers(up: Both) -> N
     assert (await send(up.tier, chat())).status == 401, "a client's key is nothing to it"
 
 
-async def test_while_the_gate_is_shut_nobody_is_let_in_at_any_port(up: Both) -> None:
+async def test_while_the_gate_is_shut_no_port_accepts_clients(up: Both) -> None:
     up.regional.listeners.gate(lambda: answers.refusal(outcome.UNACCOUNTED, "nothing is served unaccounted"))
     for port in (up.client, up.tier):
         answer = await send(port, chat())

@@ -200,7 +200,7 @@ async def test_what_may_have_ended_engines_of_two_models_is_not_handed_to_a_thir
             await up.at_rest()
 
 
-async def test_who_was_sent_here_for_a_model_keeps_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_forwarded_for_a_model_keeps_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its entry chose the model; the region's names are for those who come by themselves."""
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     (port,) = free_ports(1)

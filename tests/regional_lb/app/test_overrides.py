@@ -89,7 +89,7 @@ def test_another_regions_override_is_not_ours(kind: Kind) -> None:
 
 
 @both_kinds
-def test_a_signed_override_says_the_same_and_who_it_was(kind: Kind) -> None:
+def test_a_signed_override_has_the_same_effect_and_names_its_signer(kind: Kind) -> None:
     stage, bare = Stage(kind), kind.document
     word = b'{"models": %b, "author": "ann", "why": "try", "at": "2026-11-21T00:00:00Z"}' % bare
     assert stage.overrides.status() is None

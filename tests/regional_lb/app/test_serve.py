@@ -343,7 +343,7 @@ def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> No
         assert sum(one["terms_ms"].values()) == pytest.approx(one["score"])
 
 
-async def test_the_status_shows_who_is_slow_and_since_when_nothing_came(up: Both) -> None:
+async def test_the_status_shows_slow_replicas_and_since_when_nothing_came(up: Both) -> None:
     flow = up.regional.flow
     (name,) = flow.fleet.view.replicas
     (found,) = up.regional.tier_admin.status()["replicas"]

@@ -27,7 +27,7 @@ def standing(members: Members) -> dict[str, bool]:
     return {replica.name: replica.draining for replica in members.replicas()}
 
 
-def test_who_is_announced_no_more_drains_until_it_is_idle_or_its_time_is_over() -> None:
+def test_a_replica_no_longer_announced_drains_until_idle_or_its_deadline() -> None:
     members = Members(leave_s=10.0)
     assert members.announce([config("a"), config("b"), config("c")], 0.0)
     assert not members.announce([config("a"), config("b"), config("c")], 1.0)  # the same words are no news
@@ -43,7 +43,7 @@ def test_who_is_announced_no_more_drains_until_it_is_idle_or_its_time_is_over() 
     assert members.leaving == 0
 
 
-def test_who_comes_back_while_leaving_never_left() -> None:
+def test_a_replica_that_comes_back_while_leaving_stays() -> None:
     members = Members(10.0)
     members.announce([config("a")], 0.0)
     members.announce([], 1.0)
@@ -174,7 +174,7 @@ def test_what_lists_nothing_is_no_evidence(body: bytes) -> None:
 
 @settings(derandomize=True, max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from("abcd"))), max_size=12))
-def test_nobody_is_lost_while_it_works(steps: list[tuple[set[str], set[str]]]) -> None:
+def test_no_replica_is_removed_while_it_works(steps: list[tuple[set[str], set[str]]]) -> None:
     """Each step announces some, and then some are busy at the sweep."""
     members = Members(leave_s=3.0)
     left_at: dict[str, float] = {}

@@ -152,7 +152,7 @@ async def test_a_replica_becomes_known(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.views == 1  # a sample renews one entry: whoever else there is costs nothing
 
 
-async def test_who_is_at_rest_is_looked_at_less_often_until_something_is_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_replica_is_scraped_less_often_until_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     page = [PAGE]
 
     async def answer(_request: web.Request) -> web.Response:
@@ -264,7 +264,7 @@ async def test_a_slow_replica_does_not_hold_up_another(monkeypatch: pytest.Monke
         assert not [name for name, _ in found.probes if name == "slow"]
 
 
-async def test_who_does_not_answer_in_time_or_at_all_failed_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_probe_fails_without_an_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(_request: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
@@ -404,7 +404,9 @@ async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_w
         await until(lambda: result.ready[-1] and result.probes[-1] == ("one", True))
 
 
-async def test_who_cannot_be_asked_to_complete_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_cannot_run_a_completion_probe_serves_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """An engine for embeddings."""
     model = Model()
     model.completions = 404

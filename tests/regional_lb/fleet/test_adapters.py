@@ -48,7 +48,7 @@ def test_a_model_that_is_no_adapter_costs_nothing() -> None:
     assert known.adapters.delay_ms(MODEL, known.whole, 0.0) is None
 
 
-def test_who_has_it_loaded_is_preferred() -> None:
+def test_a_replica_with_the_adapter_loaded_is_preferred() -> None:
     known = serving("r1", "r2")
     report(known, "r2", lora("sql"))
     assert known.adapters.delay_ms("sql", known.whole, 0.0).tolist() == [LOAD_MS, 0.0]
@@ -119,7 +119,7 @@ def test_what_a_stall_made_of_a_load_is_neither_believed_at_once_nor_for_ever() 
     assert adapters.load_ms(1801.0) == pytest.approx(LOAD_MS, rel=0.15)
 
 
-def test_a_swap_keeps_what_is_known_of_who_stays() -> None:
+def test_a_swap_keeps_what_is_known_of_remaining_replicas() -> None:
     known = serving("r1", "r2")
     report(known, "r1", lora("sql"))
     known.adopt(view_of([replace(replica("r1"), adapters=SQL)]))

@@ -122,7 +122,7 @@ def test_only_complete_events_are_exact() -> None:
     assert blocks.known(prompt("ab")) == ({}, {})
 
 
-def test_who_reported_as_much_as_it_holds_has_reported_all() -> None:
+def test_a_replica_that_reported_as_many_blocks_as_it_holds_has_reported_all() -> None:
     blocks = BlockIndex()
     blocks.add("r1", 1)
     blocks.apply("r1", 0, Linked(up=True))

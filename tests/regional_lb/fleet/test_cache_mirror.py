@@ -10,7 +10,7 @@ from farhop.balance.machine import Address
 from regional_lb.fleet.cache_mirror import CacheMirror
 
 
-def test_another_process_under_the_same_name_begins_empty_and_who_left_is_forgotten() -> None:
+def test_a_new_process_of_the_same_name_begins_empty_and_a_removed_one_is_forgotten() -> None:
     mirror, one = CacheMirror(Estimates()), request("a")
     first = replica("r1")
     mirror.adopt(first, None)

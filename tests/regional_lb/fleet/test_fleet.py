@@ -37,7 +37,7 @@ def names(fleet: Fleet, model: str = MODEL, without: tuple[str, ...] = ()) -> li
     return list(fleet.able(model, 0.0).without(without).names)
 
 
-def test_who_is_leaving_or_is_not_what_it_should_be_takes_no_new_work(fleet: Fleet) -> None:
+def test_a_leaving_or_mismatched_replica_takes_no_new_work(fleet: Fleet) -> None:
     both = frozenset({MODEL, OTHER_MODEL})
     fleet.adopt(view_of([
         replica("r1", draining=True), replica("r2", models=both, missing=frozenset({MODEL})),
@@ -63,7 +63,7 @@ def test_another_process_under_the_same_name_has_proven_nothing(fleet: Fleet) ->
     assert names(fleet) == ["r1", "r2"]
 
 
-def test_who_is_healthy_by_model(fleet: Fleet) -> None:
+def test_healthy_replicas_by_model(fleet: Fleet) -> None:
     assert names(fleet) == ["r1", "r2"]
     assert names(fleet, OTHER_MODEL) == ["r3"]
     assert names(fleet, "nowhere") == []

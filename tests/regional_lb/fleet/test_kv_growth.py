@@ -99,7 +99,7 @@ def test_until_answers_have_ended_not_all_are_thought_to_get_as_long_as_was_gues
     assert peak([(145.0, 256.0, 0.0)] * 60, learned([1.0] * 60)) >= 0.9 * whole
 
 
-def test_prompts_of_which_nobody_is_answered_do_not_grow() -> None:
+def test_sequences_without_an_answer_do_not_grow() -> None:
     assert peak([(700.0, 0.0, 0.0), (300.0, 0.0, 50.0)], AnswerLengths()) == 1_000.0
 
 

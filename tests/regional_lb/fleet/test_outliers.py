@@ -45,7 +45,7 @@ def answer(made: Outliers, name: str, share_failing: float, n: int = 100, seed: 
 
 
 @pytest.mark.parametrize("names", [NAMES, NAMES[:2]])
-def test_who_becomes_slow_beside_its_peers_is_an_outlier_until_it_is_well(names: tuple[str, ...]) -> None:
+def test_a_replica_that_becomes_slow_beside_its_peers_is_an_outlier_until_it_recovers(names: tuple[str, ...]) -> None:
     made = peers(names)
     now = paced(made, dict.fromkeys(names, 0.1))
     assert made.found({"m": names}, now) == []
@@ -64,7 +64,7 @@ def test_who_becomes_slow_beside_its_peers_is_an_outlier_until_it_is_well(names:
 
 
 @pytest.mark.parametrize("names", [NAMES, NAMES[:2]])
-def test_prompts_that_were_not_cached_after_all_are_nobody_s_slowness(names: tuple[str, ...]) -> None:
+def test_unexpected_cache_misses_do_not_count_as_slowness(names: tuple[str, ...]) -> None:
     """What had been evicted makes a first token 30 times later than what was thought to be left of its prompt."""
     made = peers(names)
     now = paced(made, dict.fromkeys(names, 0.04), seconds=120)
@@ -100,7 +100,7 @@ def test_a_stall_is_one_moment_however_many_were_under_way_and_is_over_with_the_
         assert made.found({"m": NAMES}, now + second) == []
 
 
-def test_a_peer_s_stall_makes_nobody_slow() -> None:
+def test_a_peer_s_stall_makes_no_other_replica_slow() -> None:
     """Its usual is too slow after it, so that it looks faster than usual; whoever is as usual is no slower for it."""
     made = peers(NAMES[:2])
     paced(made, {"r0": 0.1, "r1": 0.1}, seconds=20)
@@ -129,7 +129,7 @@ def test_a_slower_kind_of_gpu_is_none_until_it_is_slower_than_itself() -> None:
     assert made.found({"m": NAMES}, now) == [("r1", SLOW)]
 
 
-def test_when_all_are_slow_nobody_is_an_outlier() -> None:
+def test_when_all_are_slow_none_is_an_outlier() -> None:
     made = peers()
     paced(made, dict.fromkeys(NAMES, 0.1))
     now = paced(made, dict.fromkeys(NAMES, 2.0), begin=60, seconds=20)
@@ -167,7 +167,7 @@ def test_little_heard_is_no_evidence() -> None:
     assert made.found({"m": NAMES}, now) == []
 
 
-def test_who_failed_and_is_well_again_is_no_outlier() -> None:
+def test_a_replica_that_failed_and_recovered_is_no_outlier() -> None:
     made = peers()
     for name in NAMES:
         answer(made, name, 1.0 if name == "r1" else 0.0)
@@ -178,7 +178,7 @@ def test_who_failed_and_is_well_again_is_no_outlier() -> None:
 
 
 @pytest.mark.parametrize(("names", "share"), [(NAMES, 0.6), (NAMES[:2], 0.9)])
-def test_who_fails_beside_its_peers_is_an_outlier(names: tuple[str, ...], share: float) -> None:
+def test_a_replica_that_fails_beside_its_peers_is_an_outlier(names: tuple[str, ...], share: float) -> None:
     made = peers(names)
     for name in names:
         answer(made, name, share if name == "r1" else 0.01)
@@ -196,7 +196,7 @@ def test_when_all_fail_alike_it_is_not_their_fault() -> None:
     assert all(made.excess(name) < 0.3 for name in NAMES)
 
 
-def test_alone_nobody_is_an_outlier_nor_held_to_less() -> None:
+def test_a_single_replica_is_no_outlier_and_keeps_its_capacity() -> None:
     made = peers(("r1",))
     answer(made, "r1", 1.0)
     assert made.found({"m": ("r1",)}, 1.0) == []

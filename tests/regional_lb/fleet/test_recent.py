@@ -25,7 +25,7 @@ def test_a_reader_goes_on_from_where_it_was_in_slices() -> None:
     assert not recent.reaches(6)
 
 
-def test_who_comes_anew_gets_what_others_sent_too_and_later_only_ours() -> None:
+def test_a_new_subscriber_gets_others_prefixes_too_and_later_only_ours() -> None:
     recent = Recent()
     recent.add(entry(0, own=False))
     recent.add(entry(1))

@@ -192,7 +192,7 @@ def test_who_waits_for_another_model_waits_for_nothing_of_ours(here: Fleet) -> N
     assert room(here, "g1")
 
 
-def test_who_does_not_use_its_turn_loses_it_until_it_takes_something(here: Fleet) -> None:
+def test_an_instance_that_does_not_use_its_turn_loses_it_until_its_next_request(here: Fleet) -> None:
     here.handle(peer_report("b", {"g1": load("g1")}, queued=5), 0.0)
     take(here, "g1", 2)
     for _ in range(TURNS):
@@ -303,7 +303,7 @@ def test_what_only_we_serve_is_ours_and_what_others_serve_elsewhere_too(here: Fl
     assert len(here.owned(here.able(MODEL, 0.0))) == 0
 
 
-def test_who_still_reports_keeps_what_it_owns_though_it_is_silent_here(here: Fleet) -> None:
+def test_a_silent_peer_that_still_reports_keeps_its_replicas(here: Fleet) -> None:
     here.handle(all_idle("b"), 0.0)
     here.handle(PeersChanged(frozenset({"b"}), frozenset({"b"})), 0.0)
     divided = owned(here)

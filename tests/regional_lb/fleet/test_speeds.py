@@ -139,7 +139,7 @@ def test_what_others_under_way_cost_is_the_kinds_where_ones_own_loads_never_diff
     assert known["b"].batch_interference_ms == pytest.approx(0.3, rel=0.25)
 
 
-def test_another_process_begins_anew_and_who_stays_goes_on() -> None:
+def test_a_new_process_begins_with_configured_speeds_and_others_keep_theirs() -> None:
     known = speeds(replica("a"), replica("b"))
     serve(known, 0.0, 10, a=20.0, b=60.0)
     known.adopt({one.name: one for one in (replica("b"), replica("a"), replica("c"))})
@@ -157,7 +157,7 @@ def test_another_process_begins_anew_and_who_stays_goes_on() -> None:
     assert list(known) == []
 
 
-def test_who_left_is_no_news() -> None:
+def test_events_of_a_removed_replica_are_ignored() -> None:
     known = speeds(replica("a"))
     assert not known.began("gone", 100.0, 1000.0, 0.0)
     known.prefilled("gone", 100.0, 1000.0, 0.0)
@@ -239,7 +239,7 @@ def test_a_whole_request_takes_no_less_than_those_under_way_have_taken() -> None
     assert known["a"].service_ms == pytest.approx(5_000.0, rel=0.05)
 
 
-def test_what_those_who_left_the_view_have_under_way_counts_no_more() -> None:
+def test_requests_at_removed_replicas_no_longer_count() -> None:
     known = speeds(replica("a", tpot_ms=20.0), replica("b", tpot_ms=20.0))
     guess_ms = known["b"].service_ms
     known.loaded("a", Load(in_flight=8, decoding=8, began_s=8 * 1.0), 1.0)

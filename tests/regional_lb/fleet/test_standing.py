@@ -67,7 +67,7 @@ def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
     assert made.health["b"].steady
 
 
-def test_who_leaves_or_lost_the_model_counts_as_out() -> None:
+def test_a_replica_that_leaves_or_lost_the_model_counts_as_out() -> None:
     """One of four may go where two others serve: the last that is able never does."""
     made = Standing(HealthConfig(eject_share_max=1.0))
     leaving = replica("c", draining=True), replica("d", missing=frozenset({MODEL}))
@@ -92,7 +92,7 @@ def test_what_failed_before_a_replica_came_back_is_not_held_against_it() -> None
     assert (made.outliers.failing("r1"), made.ejections) == (0.0, {})
 
 
-def test_who_is_slow_is_ejected_tries_and_stays_out_until_it_is_not() -> None:
+def test_a_slow_replica_is_ejected_and_tried_until_it_recovers() -> None:
     made, now = standing(2), 0.0
 
     def serve(seconds: int, ms: float) -> None:
@@ -235,7 +235,7 @@ def test_states_are_counted_and_strangers_are_no_news() -> None:
     st.integers(1, 6),
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_never_more_than_the_share_is_ejected_and_whoever_is_well_returns(steps, share: float, n: int) -> None:
+def test_never_more_than_the_share_is_ejected_and_recovered_replicas_return(steps, share: float, n: int) -> None:
     made, now = standing(n, eject_share_max=share, eject_s=2.0), 0.0
     for what, which, much in steps:
         name = f"r{which % n}"
@@ -274,7 +274,7 @@ def test_never_more_than_the_share_is_ejected_and_whoever_is_well_returns(steps,
 
 
 @pytest.mark.parametrize("share_max", [0.0, 0.2])
-def test_a_share_too_small_for_one_ejects_nobody(share_max: float) -> None:
+def test_a_share_too_small_for_one_replica_ejects_none(share_max: float) -> None:
     made = standing(4, eject_share_max=share_max)
     for name in made.health:
         made.broke(name, OOM, 0.0, began_well=True)

@@ -21,7 +21,7 @@ def test_a_tokenizer_is_gone_by_until_it_counts_wrong_thrice_in_a_row() -> None:
     assert not guard.distrusted
 
 
-def test_who_counts_right_and_predicts_wrong_is_found_out() -> None:
+def test_a_tokenizer_with_right_counts_and_wrong_predictions_is_detected() -> None:
     guard = TokenizerGuard()
     for _ in range(3):
         assert guard.believes(TOOLS)

@@ -74,7 +74,7 @@ async def test_one_lends_and_another_takes_over_once_it_stood_still() -> None:
     assert (r1.status()["lends"], (await stage.claim()).instance) == (False, "r2")
 
 
-async def test_who_stops_lets_another_begin_at_once() -> None:
+async def test_a_root_that_stops_lets_another_begin_at_once() -> None:
     stage = Stage("r1", "r2")
     await stage.open()
     r1, r2 = stage.roots.values()

@@ -34,7 +34,7 @@ def test_there_and_back(load, cached) -> None:
     assert (event.queued, event.epoch) == ({"m": 3}, 3)
 
 
-def test_by_another_law_nobody_outside_gets_anything() -> None:
+def test_under_another_law_no_balancer_outside_gets_anything() -> None:
     for audience in (None, frozenset({"london"})):
         message = update(cached=[cached_to_wire(Cached("g1", (1, 2), audience))])
         assert event_of(message, 4, first=False).cached == (Cached("g1", (1, 2), frozenset()),)

@@ -90,7 +90,7 @@ async def test_a_peer_whose_port_is_closed_does_not_take_part(monkeypatch: pytes
         await until(lambda: here.owned < 3)
 
 
-async def test_who_drains_owns_nothing_and_what_it_has_under_way_still_counts() -> None:
+async def test_a_draining_peer_owns_no_replica_and_its_load_still_counts() -> None:
     async with stage(other := Other()) as here:
         other.more.put_nowait({"draining": True, "loads": [other.load("g1", 1)]})
         await until(lambda: here.one()["draining"])
@@ -112,7 +112,7 @@ async def test_a_slot_that_another_frees_is_taken_by_what_waits_here() -> None:
         assert here.flow.wait_estimate.queued_elsewhere("llama") == 2
 
 
-async def test_turns_pass_while_somebody_waits() -> None:
+async def test_turns_pass_while_another_instance_waits() -> None:
     async with stage(other := Other()) as here:
         passed = []
         react, here.peers.react = here.peers.react, lambda event: (passed.append(type(event)), react(event))

@@ -274,7 +274,7 @@ async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyP
         await until(at_rest)
 
 
-async def test_a_region_nobody_knows_gets_nothing() -> None:
+async def test_an_unknown_region_gets_nothing() -> None:
     flow = flow_of()
     serve(flow, "x")
     async with calling(told_by(flow)) as stub:
@@ -341,7 +341,7 @@ SERVED = st.tuples(st.sampled_from(sorted(TENANTS)), st.integers(0, 3), st.sampl
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.lists(SERVED, max_size=10), st.sampled_from([200, 10_000]))
-def test_no_node_reaches_a_balancer_outside_the_law_of_all_who_inserted_it(served: Any, kv_tokens: int) -> None:
+def test_no_node_reaches_a_balancer_outside_the_law_of_all_its_tenants(served: Any, kv_tokens: int) -> None:
     async def run() -> None:
         flow = regional(replica("a", slots=10**6, kv_tokens=kv_tokens, prefill_tokens_max=10**9))
         may: dict[int, set[str]] = {}
@@ -399,7 +399,7 @@ async def test_a_law_that_takes_nothing_away_costs_no_hint() -> None:
         await narrower.until(lambda r: not r.nodes)
 
 
-async def test_who_goes_by_an_older_law_gets_nothing_from_a_newer() -> None:
+async def test_a_balancer_under_an_older_law_gets_nothing_from_one_under_a_newer() -> None:
     """Neither what its own forbids, nor what a law after both would have to take back."""
     flow = flow_of(under=law(2))
     serve(flow, "x")
@@ -408,7 +408,7 @@ async def test_who_goes_by_an_older_law_gets_nothing_from_a_newer() -> None:
 
 
 @pytest.mark.usefixtures("nobody_looks")
-async def test_who_goes_by_a_newer_law_gets_nothing_from_an_older() -> None:
+async def test_a_balancer_under_a_newer_law_gets_nothing_from_one_under_an_older() -> None:
     flow = flow_of(under=law(2))
     serve(flow, "x")
     wants = asked()

@@ -548,7 +548,7 @@ async def test_numbers_only_grow_and_are_not_spent_on_what_is_not_published(fast
         assert found.latest.seq <= len(store.written) + 2
 
 
-async def test_the_reports_of_all_who_share_replicas_add_up_to_one_that_has_them_alone() -> None:
+async def test_reports_of_instances_that_share_replicas_add_up_to_that_of_a_single_one() -> None:
     names = [f"g{n}" for n in range(1, 7)]
     alone = regional(*map(replica, names))
     together = {me: regional(*map(replica, names), instance=me) for me in ("r1", "r2", "r3")}

@@ -233,7 +233,7 @@ async def test_more_than_the_other_end_grants_is_kept_until_it_does() -> None:
     assert got == text
 
 
-async def test_windows_are_granted_anew_but_not_to_who_does_not_read() -> None:
+async def test_windows_are_granted_again_but_not_to_a_peer_that_does_not_read() -> None:
     wire = Wire()
     wire.greet(window=0)
     wire.send(wire.head(1), wire.head(3, b"/held"))
@@ -428,7 +428,7 @@ async def test_who_sends_messages_may_say_what_goes_with_them() -> None:
     assert wire.connection._idle_frames == 0  # and what keeps it alive is forgotten in time
 
 
-async def test_what_is_left_for_the_next_turn_waits_for_who_does_not_read() -> None:
+async def test_data_left_for_the_next_turn_wait_for_a_peer_that_does_not_read() -> None:
     wire = Wire()
     wire.greet()
     wire.send(*[http2.frame(http2.PING, 0, 0, b"12345678")] * 3000)

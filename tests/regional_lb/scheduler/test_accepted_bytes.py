@@ -3,7 +3,7 @@
 from regional_lb.scheduler.accepted_bytes import ISSUERS_CHARS_MAX, ISSUERS_MAX, AcceptedBytes
 
 
-def test_bytes_are_counted_by_sender_and_who_sent_last_is_kept() -> None:
+def test_bytes_are_counted_by_sender_and_recent_senders_are_kept() -> None:
     accepted = AcceptedBytes()
     for n in range(ISSUERS_MAX):
         accepted.add(f"g{n}", 100)

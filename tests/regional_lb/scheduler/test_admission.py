@@ -40,7 +40,9 @@ def test_why_not(fields, reason: outcome.Outcome, words: str) -> None:
     st.none() | st.frozensets(st.sampled_from(sorted(REGIONS))),
 )
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_who_enters_is_lawful_by_token_and_by_law(tenant: str, region: str, token: frozenset[str] | None) -> None:
+def test_a_request_enters_only_if_lawful_by_token_and_by_law(
+    tenant: str, region: str, token: frozenset[str] | None
+) -> None:
     one = request("a", tenant=tenant, lawful=token)
     lawful = region in LAW.verdict(tenant, one.model).lawful and (token is None or region in token)
     assert (refusal(one, region, LAW, VIEW, now=0.0) is None) is lawful

@@ -438,7 +438,7 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
     assert flow.fleet.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
 
 
-def test_who_comes_next_is_sent_to_where_its_prefix_is_being_computed() -> None:
+def test_the_next_request_is_sent_where_its_prefix_is_being_computed() -> None:
     """Before the first byte of the one before, which in a cold fleet takes seconds; and of another's that stands there
     as long he thinks no better than of anybody."""
     flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
@@ -454,7 +454,7 @@ def test_who_comes_next_is_sent_to_where_its_prefix_is_being_computed() -> None:
 
 
 @pytest.mark.parametrize("how", ["refused", "answered whole", "gone"])
-def test_who_did_not_take_a_prompt_is_not_thought_to_hold_it(how: str) -> None:
+def test_a_replica_that_refused_a_prompt_does_not_count_as_holding_it(how: str) -> None:
     """But for what it held before."""
     flow = regional(replica("r1", kv_tokens=1_000_000))
     before, asked = request("a", 4096), request("b", 8192, prefix="a")
@@ -598,7 +598,7 @@ def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
     assert flow.fleet.adapters.loaded(targets[0]) == ("sql",)
 
 
-def test_who_asks_for_long_answers_gets_fewer_of_them() -> None:
+def test_a_tenant_with_long_answers_gets_fewer_of_them() -> None:
     """By prompts alone two tenants in a queue had as many turns, however long their answers."""
     flow = regional(
         replica("r1", slots=1, kv_tokens=1_000_000), queue_wait_s=1e4, queue_stands_s=1e4, queue_starvation_s=1e4
@@ -625,7 +625,7 @@ def test_a_request_is_sent_if_there_is_room_and_held_otherwise_never_both() -> N
     assert (flow.queue.waiting(MODEL), len(flow.fleet.ledger), flow.under_way) == (2, 1, 3)
 
 
-def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
+def test_a_cached_prefix_takes_kv_once_for_all_requests_that_use_it() -> None:
     flow = regional(replica("r1", slots=8))
     stem = tuple(range(1, 9))  # 8 blocks of 256 B, 512 tokens
     taken = []
@@ -648,7 +648,7 @@ def test_a_hit_takes_its_place_in_the_cache_once_for_all_who_use_it() -> None:
 
 
 @pytest.mark.parametrize("stands_s", [1e-9, 100.0])
-def test_who_waits_by_choice_is_never_refused_for_it(stands_s: float) -> None:
+def test_a_request_that_waits_by_choice_is_never_refused_for_it(stands_s: float) -> None:
     flow = regional(
         *(replica(name, slots=8, kv_tokens=100_000) for name in ("r1", "r2")),
         queue_wait_s=1.0, queue_stands_s=stands_s, queue_ttft_objective_s=0.4,

@@ -52,7 +52,7 @@ def test_why_it_has_its_version_in_one_word_of_few() -> None:
     assert choice.split == "fallback"
 
 
-def test_the_choice_comes_with_its_field_and_who_was_full() -> None:
+def test_the_choice_has_its_candidates_and_the_full_replicas() -> None:
     choice = choose(replica("r1"), replica("r2", prefill_ms_per_token=0.3), reserved=FULL)
     assert choice.chosen.replica == "r2"
     assert [s.replica for s in choice.field] == ["r1", "r2"]
@@ -99,7 +99,7 @@ def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None
     return pick(need, rows, [(chain.bytes_at(38), rows.of.at["r1"])], policy, 0.0, Random(1), choosy=choosy).chosen
 
 
-def test_a_long_prompt_waits_for_who_holds_it_and_is_not_computed_anew_elsewhere() -> None:
+def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere() -> None:
     # 38 blocks are 26 KiB, 6,656 tokens. To compute all takes 819 ms; to wait for 2,100 and compute the rest, 364.
     assert of_long(LONG, 2_100) is None
     assert of_long(LONG, 2_100, choosy=False).replica == "r2"
@@ -145,7 +145,7 @@ def test_expected_wait() -> None:
     assert expected_wait_ms(table(roomy, reserved=reserved[:1]), 0, 0.0) == pytest.approx(10.0)  # 100 tokens ahead
 
 
-def test_while_an_engine_is_at_a_long_prefill_nobody_begins_there_however_many_leave() -> None:
+def test_during_a_long_prefill_no_request_is_expected_to_begin_however_many_leave() -> None:
     busy = [Reservation("r1", 0, 100) for _ in range(99)] + [Reservation("r1", 100_000, 100_000)]
     one, two = (replica(name, slots=200, prefill_ms_per_token=0.1, tpot_ms=20.0) for name in ("r1", "r2"))
     assert expected_wait_ms(table(one, reserved=busy), 0, 0.0) == pytest.approx(10_000.0)
@@ -236,7 +236,7 @@ def uncertain(
     return [(choice.chosen.replica, choice.explored) for choice in found]
 
 
-def test_the_doubtful_who_may_be_as_good_get_a_stated_share() -> None:
+def test_uncertain_replicas_that_may_be_as_good_get_a_stated_share() -> None:
     found = uncertain()
     explored = [name for name, explored in found if explored]
     assert set(explored) == {"r2"}

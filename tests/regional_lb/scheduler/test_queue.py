@@ -40,14 +40,14 @@ def test_a_queue_refuses_a_request_it_has_and_one_that_does_not_fit() -> None:
     assert not room(requests_max=0).fits(0.0)
 
 
-def test_who_waits_is_counted_by_band_and_tenant() -> None:
+def test_queued_requests_are_counted_by_priority_and_tenant() -> None:
     queue = room()
     for name, tenant, band in (("a", "t", 0), ("b", "t", 0), ("c", "u", 1)):
         push(queue, name, tenant, priority=band)
     assert queue.by_tenant() == {(0, "t"): 2, (1, "u"): 1}
 
 
-def test_where_nobody_waits_there_is_nothing() -> None:
+def test_an_empty_queue() -> None:
     queue = room()
     assert (len(queue), queue.models(), queue.first("m", 8, NOW), queue.starved("m", 1e9)) == (0, [], [], None)
     assert queue.waiting("m") == 0
@@ -165,7 +165,7 @@ def test_models_are_served_by_band_then_by_age() -> None:
     assert [w.id for w in queue.first("old", 8, NOW)] == ["a"]
 
 
-def test_who_moves_to_another_line_keeps_its_age_and_its_band() -> None:
+def test_a_request_that_moves_to_another_model_s_queue_keeps_its_age_and_priority() -> None:
     queue = room(tokens_max=400)
     for n, (name, model, priority) in enumerate(
         (("a", "old", 0), ("b", "new", 0), ("c", "old", 1), ("d", "old", 0), ("e", "apart", 0))
@@ -196,7 +196,7 @@ def test_only_what_is_served_counts_against_a_tenant() -> None:
     assert [w.id for w in queue.first("m", 8, NOW)] == ["a10", "b1"]
 
 
-def test_who_comes_anew_neither_waits_for_the_past_nor_profits_by_it() -> None:
+def test_a_new_tenant_neither_waits_for_the_past_nor_profits_from_it() -> None:
     queue = room()
     for n in range(50):
         push(queue, f"a{n}", "a")
@@ -442,7 +442,7 @@ def test_a_tenant_crowds_once_its_waiting_requests_reach_its_share() -> None:
     assert queue.crowds("m", 1, "few", 1.0), "nobody of its band waits"
 
 
-def test_nobody_fills_the_room_alone() -> None:
+def test_no_tenant_fills_the_queue_alone() -> None:
     """Neither one model nor one tenant: who has most of it, by weight, makes way for who would still have less."""
     queue = room(requests_max=8)
 

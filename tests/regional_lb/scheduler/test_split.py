@@ -54,7 +54,7 @@ def test_a_pin_goes_before_rules_and_rules_go_before_weights_in_their_order() ->
     assert why(split(weights={"v1": 1.0}), version="v2") == ("v1", "request")  # pins are not for everybody
 
 
-def test_without_weights_whoever_meets_no_rule_is_for_any_version() -> None:
+def test_without_weights_a_request_that_meets_no_rule_may_use_any_version() -> None:
     one = split(rules=[CANARY_RULE])
     assert assign(one) is None
     assert why(one, header_matches=(CANARY,)) == ("v2", "rule 1")
@@ -93,7 +93,7 @@ def test_each_version_gets_its_share(weights: dict[str, float]) -> None:
 
 @given(WEIGHTS, st.sampled_from(("v1", "v2", "v3", "v4")), st.floats(0.01, 100.0))
 @RUN
-def test_a_weight_that_grows_takes_from_the_others_and_moves_nobody_else(
+def test_a_growing_weight_takes_sessions_from_the_others_and_moves_no_other(
     weights: dict[str, float], version: str, more: float
 ) -> None:
     before, after = split(weights=weights), split(weights={**weights, version: weights.get(version, 0.0) + more})

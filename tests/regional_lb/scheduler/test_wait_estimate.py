@@ -39,7 +39,7 @@ def test_looking_changes_nothing_and_is_what_then_happens() -> None:
     assert forward.target == "r2"
 
 
-def test_nobody_there_is_no_pick_and_no_wait() -> None:
+def test_without_replicas_there_is_no_pick_and_no_wait() -> None:
     flow = regional(replica("r1"))
     asked = request("a", model=OTHER_MODEL)
     assert flow.wait_estimate.consider(asked, flow.wait_estimate.need_of(asked), 0.0) is None
@@ -182,7 +182,7 @@ def test_tokens_are_not_waited_for_without_a_choice_or_without_kv_events() -> No
     assert not found.wants_tokens(asked, 0.0)
 
 
-def test_a_beginning_that_nobody_holds_to_its_end_is_all_that_a_decision_needs() -> None:
+def test_a_prefix_that_no_replica_holds_to_its_end_is_enough_for_a_decision() -> None:
     flow = regional(*(replace(replica(name), kv_ranks=1) for name in ("r1", "r2")))
     for name in ("r1", "r2"):
         for one in (Linked(up=True), Cleared()):

@@ -115,7 +115,7 @@ def test_estimates_take_what_is_far_longer() -> None:
     assert estimates.output_tokens("acme", "m", None) < 50.0, "more ended than are under way"
 
 
-def test_who_is_under_way_is_never_forgotten_and_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_under_way_are_never_dropped_and_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENTRIES_MAX", 8)
     estimates = Estimates()
     for n in range(100):

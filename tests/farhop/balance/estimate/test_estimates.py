@@ -60,7 +60,7 @@ def test_a_short_prompt_says_nothing_of_the_ratio() -> None:
     assert known.output_tokens("t", "m", None) == 5.0
 
 
-def test_the_longest_not_met_is_forgotten_and_nonsense_displaces_nobody() -> None:
+def test_the_least_recently_seen_is_forgotten_and_nonsense_displaces_none() -> None:
     known = Estimates()
     known.learn("t", "first", 1000, Usage(500, 40))
     known.learn("t", "second", 1000, Usage(500, 40))

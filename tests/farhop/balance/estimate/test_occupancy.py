@@ -63,7 +63,7 @@ def test_it_counts_those_under_way_until_as_many_have_left() -> None:
     assert target.takes_ms(4.0) == pytest.approx(1e3 * ages_s / 20)
 
 
-def test_who_came_and_went_long_ago_is_forgotten() -> None:
+def test_requests_of_long_ago_are_forgotten() -> None:
     target = Target()
     for n in range(int(10 * LEFT_LEAST)):
         target.comes(n * 1.0)

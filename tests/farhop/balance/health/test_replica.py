@@ -329,7 +329,7 @@ def test_a_replica_that_was_not_ready_and_then_is_silent_is_down() -> None:
     assert machine.read(2.0) == Health(State.DOWN, "probes fail")
 
 
-def test_who_refused_a_connection_comes_back_cold_and_whose_probes_failed_for_a_moment_does_not() -> None:
+def test_a_replica_that_refused_a_connection_comes_back_cold_and_one_with_failed_probes_does_not() -> None:
     gone, silent = warm(), warm()
     gone.refused(50.0)
     gone.probed(True, 52.0)

@@ -222,7 +222,7 @@ def test_evictions_are_gathered_until_they_are_read() -> None:
     assert source.read(at, "fra", 100)[1] == [Evicted(nodes_of((1, 2))[1:])]
 
 
-def test_a_node_of_two_tenants_is_sent_to_whom_either_allows_it() -> None:
+def test_a_node_of_two_tenants_is_sent_where_either_tenant_s_law_allows_it() -> None:
     source = journal("a")
     source.listen()
     at = source.seq

@@ -345,7 +345,7 @@ def test_min_tokens_count_what_is_there() -> None:
     st.integers(0, 12),
     st.integers(1, 4),
 )  # fmt: skip
-def test_who_has_all_events_so_far_can_go_on_from_their_ids(
+def test_a_stream_can_be_continued_from_the_ids_of_all_its_events_so_far(
     tokens: list[tuple[str, int]], prompt: list[int], engine_dies: int, region_dies: int, joined: int
 ) -> None:
     """An engine dies under a region that goes on from another, and then the region: the tier above has, at each event,

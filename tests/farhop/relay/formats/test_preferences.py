@@ -34,5 +34,5 @@ def test_both_count() -> None:
 
 
 @pytest.mark.parametrize("fields", [None, [], {}, {"model": "m"}, "x"])
-def test_who_wishes_for_nothing_costs_nothing(fields: Any) -> None:
+def test_a_request_without_preferences_costs_nothing(fields: Any) -> None:
     assert preferences.read(fields) is NO_PREFERENCES

@@ -68,7 +68,7 @@ def test_what_cannot_be_routed_is_named(param: str, body: dict[str, Any]) -> Non
         ('{"store":false,"input":"hi","model":"m"}', '{"store":false,"input":"hi","model":"m"}'),
     ],
 )
-def test_who_does_not_say_whether_it_is_stored_is_served_and_nothing_is(message: str, sent: str | None) -> None:
+def test_a_response_request_without_store_is_served_and_not_stored(message: str, sent: str | None) -> None:
     body = message.encode()
     prompt = bodies.read(Kind.RESPONSES, body)
     assert prompt == replace(read(), lacks_store=prompt.lacks_store)

@@ -612,7 +612,7 @@ async def test_a_client_that_half_closes_has_left(stage: Any) -> None:
     assert s.tier.concluded_with == [("client_left", 0, None)]
 
 
-async def test_those_who_wait_leave_with_the_connection(stage: Any) -> None:
+async def test_waiting_requests_end_with_their_connection(stage: Any) -> None:
     s = await stage()
 
     async def silent(line: Line) -> None:

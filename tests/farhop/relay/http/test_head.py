@@ -165,7 +165,7 @@ def test_other_versions_of_http_are_refused(version: str) -> None:
         ("1.0", ["connection: keep-alive, close"], False),
     ],
 )
-def test_who_keeps_the_connection(version: str, options: list[str], keeps: bool) -> None:
+def test_when_a_connection_is_kept_alive(version: str, options: list[str], keeps: bool) -> None:
     assert read(HOST, *options, first=f"POST / HTTP/{version}").keep_alive is keeps
     assert answer("content-length: 1", *options, first=f"HTTP/{version} 200 OK").keep_alive is keeps
 

@@ -210,7 +210,7 @@ async def test_draining_lets_streams_end_and_closes_what_rests(stage: Any) -> No
     assert s.tier.concluded_with == [("served", 200, None)]
 
 
-async def test_who_got_no_connection_close_may_ask_once_more(stage: Any) -> None:
+async def test_a_client_without_connection_close_may_send_once_more(stage: Any) -> None:
     """An answer begun before we stop promises nothing about its end, and a client at rest knows nothing at all."""
     s = await stage(client_limits=ClientLimits(linger_s=0.1))
     go = asyncio.Event()
@@ -326,7 +326,7 @@ async def test_an_answer_in_one_piece_breaks_off_visibly_at_the_deadline(stage: 
     assert s.tier.concluded_with == [("stopping", 200, None)]
 
 
-async def test_what_ends_at_the_deadline_lets_nobody_begin(stage: Any) -> None:
+async def test_after_the_deadline_no_request_begins(stage: Any) -> None:
     """What one of them leaves free the machine gives to the next in line, which is about to end as well."""
     s = await stage()
     s.upstream.script = held(s, asyncio.Event())

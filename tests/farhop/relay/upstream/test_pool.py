@@ -244,7 +244,9 @@ async def test_asked_again_it_meets_no_second_connection_that_was_kept(stage: An
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.02])
-async def test_who_answers_twice_is_asked_once_on_a_connection(stage: Any, monkeypatch: Any, late_s: float) -> None:
+async def test_an_upstream_that_answers_twice_gets_one_request_per_connection(
+    stage: Any, monkeypatch: Any, late_s: float
+) -> None:
     """Else each request is given the second answer of the one before it, which is another tenant's."""
     s = await stage()
 
@@ -775,7 +777,7 @@ async def test_what_came_before_the_end_of_a_connection_is_read_first(stage: Any
 
 
 @pytest.mark.parametrize("behind", [b"x", b"x" * 300_000])
-async def test_what_nobody_asked_for_behind_much_is_noticed(stage: Any, behind: bytes) -> None:
+async def test_unsolicited_bytes_behind_a_large_answer_are_noticed(stage: Any, behind: bytes) -> None:
     s = await stage()
     event = b"data: x\n\n"
     s.upstream.answer = lambda _m: SSE + chunk(event * 1000) + b"0\r\n\r\n" + behind

@@ -142,7 +142,7 @@ async def test_no_other_sites_page_acts(http: aiohttp.ClientSession) -> None:
                 assert "error" in await answer.json()
 
 
-async def test_the_page_has_no_need_of_anybody_else(http: aiohttp.ClientSession) -> None:
+async def test_the_page_loads_nothing_from_other_hosts(http: aiohttp.ClientSession) -> None:
     sizes = 0
     async with port(Operators(TOKENS), _Source()) as (_, base):
         for name in ("", "/", "/app.js", "/style.css", "/coast.json", "/icon.svg"):
@@ -242,7 +242,7 @@ async def test_questions_and_decisions(http: aiohttp.ClientSession) -> None:
                 assert answer.status == 404
 
 
-async def test_a_balancers_own_rates_are_of_seconds_whoever_asks() -> None:
+async def test_a_balancer_s_own_rates_are_per_second_for_every_viewer() -> None:
     metrics = TierMetrics("global", "tokyo", "g1")
 
     def status() -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_a_sequence_in_prefill_or_about_to_end_does_not_join() -> None:
     assert not decodes
 
 
-def test_who_leaves_all_at_once_is_whole() -> None:
+def test_members_that_leave_all_at_once_are_caught_up() -> None:
     kv = PagedCache(40)
     decodes = Decodes(16, kv)
     members = [begun(kv, tokens, order=tokens) for tokens in (1, 2, 3)]

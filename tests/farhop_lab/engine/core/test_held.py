@@ -52,7 +52,7 @@ def test_others_leave_nothing_held() -> None:
     assert (len(core.held), core.kv.referenced) == (0, 0)
 
 
-def test_who_leaves_before_it_can_be_answered_leaves_nothing_held() -> None:
+def test_a_client_that_leaves_before_the_answer_leaves_no_blocks_held() -> None:
     core = EngineCore(GPU)
     core.submit(_sequence("a", b"x" * 130, keeps=True), 0.0)
     core.step(0.0)  # the last token is due when this step is over

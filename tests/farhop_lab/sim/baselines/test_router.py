@@ -198,7 +198,7 @@ def test_a_key_is_the_session_or_else_the_first_characters() -> None:
     assert key_of(asked("d", b"whatever", session=7)) == 7
 
 
-def test_a_router_reads_the_text_and_knows_who_sent_it_on() -> None:
+def test_a_router_reads_the_text_and_knows_forwarded_requests() -> None:
     assert text_of(asked("a", b"hello")) == b"hello"
     assert not forwarded(asked("a"))
     assert forwarded(asked("a", issuer="eu"))

@@ -14,7 +14,7 @@ def modified(here: str = "london"):
     return field(request("a", 4096), 100.0, here, london={}, frankfurt={}, tokyo={})
 
 
-def test_a_pin_narrows_to_who_serves_or_falls_back_or_not() -> None:
+def test_a_pin_narrows_to_its_region_and_falls_back_unless_strict() -> None:
     soft, strict = Pin("tokyo", False, "gpu test", "ann", 9.0), Pin("tokyo", True, "gpu test", "ann", 9.0)
     for pin in (soft, strict):
         part, why = modify.pinned(modified(), pin)
@@ -51,7 +51,7 @@ def test_a_price_is_what_a_region_costs_more_than_the_cheapest() -> None:
     assert modify.priced(dear, 1000.0).tolist() == pytest.approx([0.0, 1000.0 * (other - cheap)])
 
 
-def test_a_canary_draws_its_share_and_keeps_who_was_drawn() -> None:
+def test_a_canary_draws_its_share_of_sessions_and_keeps_them() -> None:
     asked = [request(f"q{n}", 0, session=n * 7919 + 1) for n in range(3000)]
     drawn = [modify.canary(one, {"tokyo": 0.1, "london": 0.2}, "session")[0] for one in asked]
     assert abs(drawn.count("tokyo") / 3000 - 0.1) < 0.022

@@ -74,7 +74,7 @@ words = st.builds(
 @pytest.mark.parametrize("name", NAMES)
 @given(modified=modifiers, overrides=st.none() | words, seed=st.integers(0, 9), drained=st.sampled_from(["", *REGIONS]))
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_no_policy_and_no_modifier_leads_out_of_the_law_or_to_who_is_drained(
+def test_no_policy_or_modifier_chooses_an_unlawful_or_drained_region(
     name: str, modified: dict[str, Any], overrides: OperatorOverrides | None, seed: int, drained: str
 ) -> None:
     under = law()

@@ -43,7 +43,7 @@ def test_a_region_without_a_weight_is_used_if_there_is_no_other() -> None:
 
 @given(st.sets(st.sampled_from("abcdefgh"), min_size=2), st.data())
 @settings(max_examples=25, deadline=None, derandomize=True)
-def test_only_the_keys_of_who_leaves_move(names: set[str], data: st.DataObject) -> None:
+def test_only_the_keys_of_a_region_that_leaves_move(names: set[str], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(sorted(names)))
     policy, asked = ConsistentHash(1024), sessions(60)
     before = homes(policy, {name: {"slots_total": 8} for name in names}, asked)

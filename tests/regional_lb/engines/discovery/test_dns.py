@@ -121,7 +121,7 @@ async def test_addresses_are_those_of_both_kinds_on_one_port() -> None:
 
 
 @pytest.mark.parametrize("how", ["SERVFAIL", "REFUSED", "silence"])
-async def test_a_server_that_fails_has_not_said_that_nobody_is_there(how: str) -> None:
+async def test_a_failing_dns_server_does_not_empty_the_list(how: str) -> None:
     async with serving() as (server, where):
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]
         async with following(source(where, timeout_s=0.2)) as found:
@@ -139,7 +139,7 @@ async def test_a_server_that_fails_has_not_said_that_nobody_is_there(how: str) -
 
 @pytest.mark.parametrize("how", ["no such name", "no such record"])
 @pytest.mark.parametrize("soa", [True, False])
-async def test_that_there_is_nobody_is_an_answer(how: str, soa: bool) -> None:
+async def test_an_empty_list_is_an_answer(how: str, soa: bool) -> None:
     async with serving() as (server, where):
         server.negative_ttl_s = 0 if soa else None
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]

@@ -67,7 +67,7 @@ async def test_endpoints_of_a_service_come_drain_and_go() -> None:
             assert result.failures == []
 
 
-async def test_an_api_that_refuses_leaves_everybody_where_they_are() -> None:
+async def test_an_api_that_refuses_leaves_the_replicas_unchanged() -> None:
     cluster = Cluster()
     async with cluster.running():
         await cluster.put(SLICES, "s1", SERVICE, endpoints=[endpoint("a", "10.0.0.1")], ports=HTTP)

@@ -196,7 +196,7 @@ async def test_what_is_said_is_known(ports) -> None:
             assert result.refused == []
 
 
-async def test_who_comes_late_has_it_said_again(ports) -> None:
+async def test_a_late_subscriber_asks_for_a_replay(ports) -> None:
     with engine(*ports) as found:
         for name in range(1, 50):
             found.publish(batch(stored(name, parent=name - 1 or None)))
@@ -229,7 +229,7 @@ async def test_a_gap_is_filled_by_a_replay(ports) -> None:
             assert result.refused == []
 
 
-async def test_a_gap_that_nobody_fills_is_counted_and_what_was_known_is_forgotten(ports, monkeypatch) -> None:
+async def test_an_unfilled_gap_is_counted_and_the_known_blocks_are_forgotten(ports, monkeypatch) -> None:
     monkeypatch.setattr(kv_events, "SILENCE_S", 0.1)
     with engine(ports[0]) as found:  # nobody at the replay's port
         async with listening(*ports) as result:

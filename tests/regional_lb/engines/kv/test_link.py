@@ -125,13 +125,13 @@ async def test_however_it_is_cut_what_is_said_is_the_same() -> None:
     ],
     ids=["http", "zmtp 1", "curve", "an error", "no command", "a huge command", "no flags"],
 )
-async def test_who_does_not_shake_hands_is_left(hands: bytes) -> None:
+async def test_a_peer_without_a_handshake_is_disconnected(hands: bytes) -> None:
     async with publisher(saying(hands)) as endpoint:
         with pytest.raises(LinkError):
             await open_link(endpoint, b"SUB")
 
 
-async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_peer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "HANDSHAKE_S", 0.05)
     async with publisher(saying(GREETING)) as endpoint:
         with pytest.raises(TimeoutError):
@@ -157,7 +157,7 @@ async def test_what_has_no_end_is_cut(said: bytes) -> None:
             await asyncio.wait_for(sub.receive(), link.SILENT_S / 2)
 
 
-async def test_what_nobody_receives_waits_at_its_sender() -> None:
+async def test_messages_that_are_not_received_wait_at_the_sender() -> None:
     sent, part = 0, b"\x02" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)
 
     async def says(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -26,7 +26,7 @@ def adopted(*names: str) -> LeastLatency:
     return policy
 
 
-def test_who_was_slow_costs_more_and_is_forgiven() -> None:
+def test_a_slow_replica_costs_more_and_its_penalty_fades() -> None:
     table = fleet(replica("slow"), replica("quick")).whole
     policy = adopted("slow", "quick")
     policy.answered("slow", 900.0, 10.0)

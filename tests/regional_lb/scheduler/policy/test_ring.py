@@ -30,7 +30,7 @@ def home(policy, known, asked: Need, seed: int = 1) -> str:
 
 
 @pytest.mark.parametrize("make", [lambda: Prefix(1.25, 1024), lambda: Session(1.25), ConsistentHash])
-def test_who_leaves_takes_only_its_own_keys_along(make) -> None:
+def test_a_replica_that_leaves_moves_only_its_own_keys(make) -> None:
     policy, ten, nine = make(), many(10), many(9)
     before = [home(policy, ten, need(n)) for n in range(400)]
     after = [home(policy, nine, need(n)) for n in range(400)]

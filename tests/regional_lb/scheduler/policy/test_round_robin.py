@@ -55,7 +55,7 @@ def test_who_had_no_room_goes_on_from_the_present() -> None:
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_at_every_moment_nobody_is_far_from_its_share(weights: list[int]) -> None:
+def test_at_any_time_every_replica_is_near_its_share(weights: list[int]) -> None:
     known = fleet(*(replica(f"r{i}") for i in range(len(weights))))
     policy = WeightedRoundRobin({f"r{i}": float(weight) for i, weight in enumerate(weights)})
     counts: Counter[str] = Counter()

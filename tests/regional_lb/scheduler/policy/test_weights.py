@@ -7,7 +7,7 @@ from worlds import fleet, replica
 from regional_lb.scheduler.policy.weights import Weights
 
 
-def test_configured_ones_count_and_who_is_not_named_weighs_one() -> None:
+def test_configured_weights_count_and_the_default_is_one() -> None:
     weights = Weights({"b": 3.0, "gone": 9.0})
     weights.adopt(("a", "b"))
     assert weights.of(fleet(replica("a"), replica("b")).whole).tolist() == [1.0, 3.0]
