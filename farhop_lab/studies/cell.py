@@ -182,6 +182,7 @@ def rare_collections() -> Iterator[None]:
     before, _found_frozen = gc.get_threshold(), _found_frozen or gc.get_freeze_count() > 0
     freezes = not _found_frozen
     if freezes:
+        gc.collect()  # the world of the run before: frozen and thawed with the rest it would stay, 10 MB a run
         gc.freeze()
     gc.set_threshold(*GARBAGE)
     try:

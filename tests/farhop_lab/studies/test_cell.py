@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -214,3 +216,21 @@ def test_what_a_caller_had_frozen_stays_frozen_and_nothing_else_does(
         pass
     assert done == ["frozen", "thawed"] * (before == 0) * 2
     assert counted == ([7] if before else [0, 0])  # what was found is known then: counting takes 40 ms
+
+
+def test_no_run_keeps_the_garbage_of_the_one_before() -> None:
+    code = """
+import gc, weakref
+from farhop_lab.studies.cell import rare_collections
+
+class World: pass
+
+gc.disable()
+with rare_collections():
+    world = World()
+    world.own, gone = world, weakref.ref(world)
+del world
+with rare_collections():
+    print(gone() is None)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"True\n"
