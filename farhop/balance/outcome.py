@@ -30,9 +30,12 @@ class Outcome(msgspec.Struct, frozen=True):
 _CATALOGUE: dict[str, Outcome] = {}
 
 
-# What an engine's status says of the request alone. Not of our key for it (401, 403), nor of its load (408, 429). By
-# 501 llama.cpp says that it was not started for this (embeddings of a model that chats), and vLLM that it cannot do it.
+# What an engine's status says of the request alone. Not of our key for it (401, 403, 407), nor of its load (408, 429).
+# By 501 llama.cpp says that it was not started for this (embeddings of a model that chats), and vLLM that it cannot do
+# it.
 _CLIENTS_FAULTS = frozenset((400, 404, 413, 415, 422, 501))
+KEY_REFUSALS = frozenset((401, 407))
+"""HTTP statuses of an engine's answers to our key for it."""
 ENGINES_FAULTS = frozenset(range(500, 600)) - _CLIENTS_FAULTS
 """HTTP statuses of answers that speak against the engine that gave them."""
 
@@ -152,6 +155,9 @@ LOST = _declare(Source.TRANSPORT, "lost_on_the_way", retryable=True)
 KEPT_CLOSED = _declare(Source.TRANSPORT, "kept_connection_closed", retryable=True)
 DIED_MID_STREAM = _declare(Source.TRANSPORT, "upstream_died_mid_stream")
 STALLED = _declare(Source.TRANSPORT, "upstream_stalled")
+# An engine, or a proxy before it, does not accept our key (401, 407): nothing that a client could mend, as no client's
+# key goes there.
+ENGINE_KEY_REFUSED = _declare(Source.TRANSPORT, "engine_key_refused", retryable=True)
 # Of a request that two replicas share: the first said that it could not, or not where its KV is.
 PREFILL_FAILED = _declare(Source.TRANSPORT, "prefill_failed", retryable=True)
 BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")

@@ -93,6 +93,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.DIED_BEFORE_START: (502, "server_error"),
     outcome.LOST: (502, "server_error"),
     outcome.KEPT_CLOSED: (502, "server_error"),
+    outcome.ENGINE_KEY_REFUSED: (502, "server_error"),
     outcome.DIED_MID_STREAM: (502, "server_error"),
     outcome.STALLED: (504, "timeout_error"),
     outcome.PREFILL_FAILED: (502, "server_error"),

@@ -76,6 +76,9 @@ RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
     outcome.TOO_LONG: "no engine of this model here that serves can hold so long a request",
+    outcome.ENGINE_KEY_REFUSED: (
+        "no engine of this model here accepts the region's key for it: its operator must set `engine_key`"
+    ),
     outcome.WHOLE_ANSWER_TIMEOUT: (
         "no answer within this region's limit for one in one piece: ask for a stream, or less"
     ),

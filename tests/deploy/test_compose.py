@@ -20,7 +20,7 @@ import yaml
 
 from farhop_lab.world.client import Result, answer
 from farhop_lab.world.deployed import Containers
-from farhop_lab.world.faults import Faults, Wanted
+from farhop_lab.world.faults import FaultCommand, Faults
 from farhop_lab.world.ports import free_ports
 
 pytestmark = [pytest.mark.docker]
@@ -291,7 +291,7 @@ def test_a_drills_fault_kills_a_regions_engines_and_starts_them_again(compose: C
 
     async def drill() -> tuple[list[bool], list[bool]]:
         faults = Faults(Containers(compose.project))
-        await faults.make("f", Wanted(do="kill-engines", region="paris", lease_s=60.0, for_s=120.0))
+        await faults.make("f", FaultCommand(do="kill-engines", region="paris", lease_s=60.0, for_s=120.0))
         broken = await asyncio.to_thread(alive)
         await faults.mend("f")
         return broken, await asyncio.to_thread(alive)

@@ -16,7 +16,7 @@ import real
 
 from farhop_lab.engine.core.profiles import Profile
 from farhop_lab.engine.core.scheduler import EngineCore
-from farhop_lab.engine.core.sequence import Sequence, TextModel, Wanted
+from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 
 pytestmark = pytest.mark.engines
 
@@ -51,7 +51,7 @@ def _ours(load: dict[str, Any]) -> list[Any]:
     while to_come or live:
         while to_come and to_come[-1][0] <= len(told):
             _, name, prompt, answer = to_come.pop()
-            wanted = Wanted(b"", answer, ignore_eos=True, ids=struct.pack(f"<{len(prompt)}I", *prompt))
+            wanted = EngineRequest(b"", answer, ignore_eos=True, ids=struct.pack(f"<{len(prompt)}I", *prompt))
             live[name] = Sequence(name, wanted, TextModel("m", seed=int(name[1:])), gpu)
             core.submit(live[name], 0.0)
         core.step(0.0)

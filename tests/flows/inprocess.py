@@ -73,7 +73,7 @@ class Engine:
     """One replica: `behaviour` says what it does with a request, `seen` holds the heads and bodies it got."""
 
     def __init__(self) -> None:
-        self.behaviour, self.complaint = "serve", "no"
+        self.behaviour, self.complaint, self.status = "serve", "no", 500
         self.page = PAGE
         self.models: list[dict[str, Any]] = []  # as it lists them, if it does
         self.healthy = True
@@ -119,7 +119,7 @@ class Engine:
                 {"error": {"message": refusal, "type": "BadRequestError", "code": 400}}, status=400
             )
         if self.behaviour == "error":
-            return web.json_response({"error": {"message": self.complaint, "code": "bad"}}, status=500)
+            return web.json_response({"error": {"message": self.complaint, "code": "bad"}}, status=self.status)
         if self.behaviour == "wait":
             await self.release.wait()
         if self.behaviour == "vanish":

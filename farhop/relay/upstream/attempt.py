@@ -164,6 +164,8 @@ class AttemptRun:
             self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
         elif answer.status in engine_faults.TOO_LONG_STATUSES and self._may_be_held_elsewhere():
             self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG)
+        elif answer.status in outcome.KEY_REFUSALS and not self.owner.upstream_is_tier:
+            self._refusal = outcome.ENGINE_KEY_REFUSED, None
         elif answer.status in engine_faults.FAULT_STATUSES and not self.owner.upstream_is_tier:
             self._tap, self._length = engine_faults.FaultTap(), answer.length
         elif content_type.startswith(b"text/event-stream"):

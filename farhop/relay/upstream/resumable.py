@@ -453,8 +453,8 @@ class ContinuedRun(ResumableRun):
             self._refusal = answers.read_hop_outcome(value)
             return
         if answer.status != 200 or not answer.known.get(b"content-type", b"").startswith(b"text/event-stream"):
-            busy = answer.status in (429, 503)
-            self._give_up(outcome.DIED_BEFORE_START if busy else outcome.ENGINE_ERROR)
+            elsewhere = answer.status in (429, 503) or answer.status in outcome.KEY_REFUSALS
+            self._give_up(outcome.DIED_BEFORE_START if elsewhere else outcome.ENGINE_ERROR)
             return
         made = TextTap if isinstance(self._progress, TextProgress) else ExactTap
         self._tap = made(True, None, "", self._progress, self._resumption, self.active.request.body_bytes)
