@@ -55,11 +55,11 @@ engine-pages: $(STAMP)
 	$(BIN)/python tests/engines/capture.py
 
 # pytest ends with 5 where no test is marked so: then there is nothing to do. Building images takes minutes: no dump before.
-# Two at a time, as they wait for others' timers two thirds of the time; those that need Docker one after another.
+# One at a time: two at once took as long (608 s, one alone 662), as images and worlds need both cores.
 # Then the tests of properties, with all the examples that they name: not beside them, as hold timers and health checks of
 # others' programs are late where everything computes.
 test-system: $(TESTS_STAMP)
-	@$(BIN)/pytest -n 2 -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
+	@$(BIN)/pytest -o faulthandler_timeout=600 -m '$(SYSTEM)'; ended=$$?; \
 	  if [ $$ended = 5 ]; then echo 'No test needs $(SYSTEM): nothing to do.'; \
   elif [ $$ended != 0 ]; then exit $$ended; fi
 	$(BIN)/pytest -n $(WORKERS) -m 'hypothesis and not ($(APART))'

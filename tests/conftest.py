@@ -38,7 +38,6 @@ DRILLS = TESTS / "drills"
 # A world has none either (farhop_lab.world): with one environment one server forks them all, and a server costs 1 s.
 NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull}
 ASKS = b"running: RunningWorld"  # in the files whose tests share the world
-DOCKER = b"mark.docker"  # in those that build images: once for all of them
 SDKS = b"\nSDKS = "  # in those that import what takes a second (tests/flows/conftest.py)
 VERSION_BEFORE = "e0c6e3d"  # the version that tests/deploy/test_skew.py runs beside this one
 os.environ.setdefault("FARHOP_TEST_HOP", "x" * 32)  # the key between tiers that configurations of tests name
@@ -194,8 +193,8 @@ def _fewer_examples(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests run on several cores a file stays together, and all files that share the world are one, as are those
-    that share images and those that import others' SDKs. Every other worker begins with the drills, which wait more
-    than they work, the others with all else: both are under way at once.
+    that import others' SDKs. Every other worker begins with the drills, which wait more than they work, the others with
+    all else: both are under way at once.
 
     Not by `--dist loadgroup`: its marks are of no effect with pytest 9.2, and every worker had worlds of its own.
     """
@@ -205,7 +204,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     # Who hands the tests out has not collected them: of each it knows the name.
     texts = {f"{path.relative_to(TESTS.parent)}": path.read_bytes() for path in TESTS.rglob("test_*.py")}
     scopes = {file: "sdks" for file, text in texts.items() if SDKS in text}
-    scopes |= {file: "docker" for file, text in texts.items() if DOCKER in text}
     scopes |= {file: "world" for file, text in texts.items() if ASKS in text}
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
