@@ -311,7 +311,7 @@ class Relay:
                 event = replace(event, resumable=True, carried_by=attempt.carried_by)
             self.react(replace(event, target_lives=True) if attempt.target_lives else event)
 
-    def prefilled(self, run: PrefillRun, where: bytes) -> None:
+    def prefilled(self, run: PrefillRun, kv_transfer_params: bytes) -> None:
         """The first half is done: send the second half to the replica that the machine chose, with the location of the
         KV cache."""
         active = run.active
@@ -319,7 +319,7 @@ class Relay:
             return
         self.react(machine.PrefillEnded(active.request.id, run.number))
         if active.attempt is run and active.forward is not None:
-            attempt = active.attempt = DecodeRun(self, active, run.number, self.clock(), where)
+            attempt = active.attempt = DecodeRun(self, active, run.number, self.clock(), kv_transfer_params)
             attempt.start(active.forward.address)
 
     def prefill_over(self, run: Attempt) -> None:
