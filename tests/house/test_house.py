@@ -264,6 +264,55 @@ def test_files_that_the_documents_name_exist() -> None:
     _none(gone, "name files that are there")
 
 
+# A link's target in Markdown: a URL, a file, a file's anchor or an anchor of the same file.
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.M | re.S)
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors of a Markdown file: those that GitHub makes from its headings, and those written as `<a id>`.
+
+    GitHub's rule: lower case; letters, digits, `_`, `-` and spaces stay, and each space becomes `-`; a link's text
+    stays without its target; a repeated heading gets `-1`, `-2` and so on.
+    """
+    text = FENCED.sub("", text)
+    found, times = set(re.findall(r'<a id="([^"]+)"', text)), dict[str, int]()
+    for heading in re.findall(r"^ {0,3}#{1,6} +(.*?)(?: +#+)? *$", text, re.M):
+        plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        repeated = times.get(slug, 0)
+        times[slug] = repeated + 1
+        found.add(f"{slug}-{repeated}" if repeated else slug)
+    return found
+
+
+def _broken_links(document: Path) -> Iterator[str]:
+    for target in LINK.findall(FENCED.sub("", document.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = document.parent / name if name else document
+        if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in _anchors(linked.read_text())):
+            yield f"{document.relative_to(ROOT)}: {target}"
+
+
+def test_links_within_the_documents_lead_to_files_and_anchors_that_exist() -> None:
+    documents = [ROOT / name for name in _tracked() if name.endswith(".md")]
+    _none((broken for one in documents for broken in _broken_links(one)), "link to a file or heading that exists")
+
+
+def test_anchors_follow_githubs_rule_for_headings() -> None:
+    text = "# What it is: `law`, and why?\n\n## Twice\n\n## Twice\n\n```\n# no heading\n```\n\n### [Ten](a.md) × 2\n"
+    assert _anchors(f'{text}<a id="older"></a>') == {"what-it-is-law-and-why", "twice", "twice-1", "ten--2", "older"}
+
+
+def test_a_link_to_a_missing_anchor_or_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    document = tmp_path / "a.md"
+    document.write_text("# One\n\n[a](#one) [b](#two) [c](b.md#one) [d](a.md#one) [e](https://x.example/#y)\n")
+    assert list(_broken_links(document)) == ["a.md: #two", "a.md: b.md#one"]
+
+
 def test_the_map_lists_all_of_the_largest_package() -> None:
     section = (ROOT / "docs/architecture.md").read_text().split("## Inside `farhop/service/`")[1].split("\n## ")[0]
     modules = {path.name for path in (ROOT / "farhop/service").glob("*.py") if path.name != "__init__.py"}
