@@ -258,7 +258,7 @@ def test_an_act_shows_first_and_asks_by_name(browser: Browser, live: Live) -> No
     until(lambda: "Dry run" in browser.text("#act-effects") or "DRY RUN" in browser.text("#act-effects"))
     assert "strands: eu-only (llama-3.1-8b)" in browser.text("#act-effects")
     browser.confirm("frankfurter")
-    until(lambda: "confirm: give the name" in browser.text("#act .error"))
+    until(lambda: "confirm: repeat the name" in browser.text("#act .error"))
     browser.type("#act-confirm", "frankfurt")
     browser.js(SUBMIT)
     until(lambda: "last region serving eu-only" in browser.text("#act .error"))
@@ -452,7 +452,8 @@ def test_a_read_only_viewer_is_offered_no_acts_and_refused(browser: Browser, liv
     browser.view("drills")
     until(
         lambda: (
-            "To begin one needs" in browser.text("#begin-about") or "no drill is begun" in browser.text("#begin-about")
+            "To begin one needs" in browser.text("#begin-about")
+            or "drills cannot be started" in browser.text("#begin-about")
         )
     )
     assert browser.js("return document.getElementById('begin').hidden")

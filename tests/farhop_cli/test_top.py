@@ -124,7 +124,7 @@ async def _drain(app: Top, pilot: Any, source: Source) -> None:
 
     assert "dry run" in await answer("patching")
     assert await source.store.get(override_key("virginia")) is None
-    assert "confirm: give the name" in await answer("elsewhere")
+    assert "confirm: repeat the name" in await answer("elsewhere")
     assert await answer("virginia") == ""
     entry = await source.store.get(override_key("virginia"))
     assert entry is not None

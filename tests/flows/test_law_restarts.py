@@ -154,7 +154,9 @@ async def test_without_a_key_and_without_proof_a_later_law_is_but_reported(engin
         above.outage()
         above.cluster.put(LAW_KEY, law(5))
         await until(lambda: up.regional.flow.law.epoch == 5)
-        await until(lambda: "virginia/r1 goes by a law of epoch 5, which is not here yet" in up.global_.laws.trouble)
+        await until(
+            lambda: "virginia/r1 uses a law of epoch 5, which has not arrived here yet" in up.global_.laws.trouble
+        )
         assert (await send(up.entry, chat())).status == 200  # both laws let it
         assert up.global_.flow.law.epoch == 1
         above.restore()

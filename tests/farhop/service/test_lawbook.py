@@ -113,7 +113,7 @@ def test_an_older_one_never_undoes_it_even_after_a_wipe_and_a_restore(stage, old
     assert stage.lawful() == {"frankfurt"}
     assert stage.refused == ["law_gone", "law_older"]
     [trouble] = stage.book.status()["trouble"]
-    assert f"epoch {older}, older than this" in trouble
+    assert f"epoch {older}, older than the law in force" in trouble
     assert stage.book.status()["epoch"] == 3
 
 
@@ -180,7 +180,7 @@ def test_listed_anew_it_is_no_news_and_back_again_no_trouble(stage):
     assert stage.apply(snapshot(document(3), 11)) == []
     assert (stage.book.status()["etcd_out_of_reach"], stage.book.status()["revision"]) == (None, 11)
     stage.apply(DELETE)
-    assert "holds no law any more" in stage.book.status()["trouble"][0]
+    assert "no longer holds a law" in stage.book.status()["trouble"][0]
     stage.apply(put(document(3), 12))
     assert (stage.book.status()["trouble"], stage.book.status()["revision"]) == ([], 12)
     assert stage.refused == ["law_gone"]
@@ -580,7 +580,7 @@ async def test_a_hub_that_takes_nothing_is_tried_again(monkeypatch):
 async def test_a_later_law_from_a_balancer_counts_if_signed_or_if_that_balancer_is_proven():
     stage = Stage()
     assert stage.book.named("tokyo/r1", 3)
-    assert stage.book.status()["trouble"] == ["tokyo/r1 goes by a law of epoch 3, which is not here yet"]
+    assert stage.book.status()["trouble"] == ["tokyo/r1 uses a law of epoch 3, which has not arrived here yet"]
     assert not await stage.book.offer(document(3), "tokyo/r1", proven=False)
     assert await stage.book.offer(document(3), "tokyo/r1", proven=True)
     assert stage.book.status()["trouble"] == []
@@ -599,6 +599,6 @@ async def test_in_an_exchange_the_balancer_with_the_earlier_law_gets_the_later_o
     assert await behind.book.exchanged(4, sealed(4), "g1", proven=False) == (4, b"")
     assert behind.book.law.epoch == 4
     assert await ahead.book.exchanged(9, b"", "g1", proven=False) == (4, b"")
-    assert "g1 goes by a law of epoch 9" in ahead.book.status()["trouble"][0]
+    assert "g1 uses a law of epoch 9" in ahead.book.status()["trouble"][0]
     ahead.book.left("g1")
     assert ahead.book.status()["trouble"] == []
