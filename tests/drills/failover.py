@@ -102,7 +102,7 @@ async def settled(world: World) -> bool:
 
 
 @dataclass
-class Asked:
+class TimedRequest:
     """One request. Times are epoch seconds, as spans have them; `first` is that of the first byte of its text."""
 
     begun: float
@@ -122,7 +122,7 @@ class Load:
     world: World
     entries: list[list[str]]
     tenant: str = "anywhere"
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[TimedRequest] = field(default_factory=list)
     _stop: bool = False
 
     async def __aenter__(self) -> Load:
@@ -139,7 +139,7 @@ class Load:
             for count in itertools.count():
                 if self._stop:
                     return
-                asked = Asked(time.time())
+                asked = TimedRequest(time.time())
                 self.asked.append(asked)
                 text = f"worker {index}, request {count}: " + "words and more words. " * 20
                 body = {

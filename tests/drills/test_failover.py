@@ -14,10 +14,10 @@ import pytest
 from failover import (
     STALL_S,
     STEADY,
-    Asked,
     Load,
     Looks,
     Stalls,
+    TimedRequest,
     bias,
     figure,
     hindrance,
@@ -194,7 +194,7 @@ def test_no_request_fails_whatever_happens_to_etcd(failing: RunningWorld, how: s
     failing.call(drill())
 
 
-async def first_choice(world: Any, asked: Asked) -> str | None:
+async def first_choice(world: Any, asked: TimedRequest) -> str | None:
     """Where a request was first sent, if that was not where it came in: None if it was.
 
     One that its own region turned away for want of time, on a busy machine, had chosen well all the same.

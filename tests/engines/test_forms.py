@@ -52,7 +52,7 @@ REFUSED = {
 WRITTEN_ANEW = ("include_usage 0", 'include_usage "false"')
 
 
-class Seen(NamedTuple):
+class ObservedReading(NamedTuple):
     """What can be told from outside of how a body was read."""
 
     taken: bool
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
     tokens: int
 
     @classmethod
-    def of(cls, answer: Answer) -> Seen:
+    def of(cls, answer: Answer) -> ObservedReading:
         """From an answer, whole or as a stream."""
         if answer.status != 200:
             return cls(False, False, 0, 0)
@@ -93,7 +93,7 @@ async def differences(both: Both, engine: RealEngine) -> dict[str, Any]:
         if direct.status >= 500:
             await asyncio.to_thread(engine.ready)  # it has met what it cannot bear
         through = await asked(both.entry, path, body, "sk-farhop-anywhere")
-        there, here, prompt = Seen.of(direct), Seen.of(through), read(path, body)
+        there, here, prompt = ObservedReading.of(direct), ObservedReading.of(through), read(path, body)
         wrong = there != here
         if there.taken and prompt is not None:
             most = prompt.max_tokens

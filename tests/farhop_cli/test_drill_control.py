@@ -13,7 +13,7 @@ import pytest
 from farhop.service.console.acts import ActError
 from farhop_cli import drill as drills
 from farhop_cli.drill_control import DrillControl
-from farhop_cli.drill_fleet import Asked, shipped
+from farhop_cli.drill_fleet import DrillOptions, shipped
 from farhop_drill.document import Names
 from farhop_drill.records import Records
 from farhop_lab.memory_store import MemoryStore
@@ -29,7 +29,7 @@ def _here(world: Any = None) -> Any:
 
 
 def _source(out: Path, world: Any = None, store: MemoryStore | None = None) -> DrillControl:
-    return DrillControl(_here(world), store or MemoryStore(Random(1)), Asked("", out=out))
+    return DrillControl(_here(world), store or MemoryStore(Random(1)), DrillOptions("", out=out))
 
 
 async def test_only_what_this_fleet_can_have_is_offered(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def soaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def looked(*_: Any) -> list[Any]:
         return []
 
-    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, progress: Any, begun: Any) -> Any:
+    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: DrillOptions, progress: Any, begun: Any) -> Any:
         verdict, phase = SimpleNamespace(value="ABORTED"), SimpleNamespace(value="soaking")
         outcome = SimpleNamespace(run="run-1", canaries=[], findings=[], verdict=verdict, why="")
         progress(f"{asked.why} by {asked.by}, {asked.values}")

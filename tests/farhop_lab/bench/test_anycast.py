@@ -8,13 +8,14 @@ import pytest
 
 from farhop_lab.bench import anycast
 from farhop_lab.bench.anycast import Sample
-from farhop_lab.bench.anycast_client import Asked
+from farhop_lab.bench.anycast_client import ConnectionResult
 
 
 def test_astray_counts_connections_served_by_the_site_after_the_event_and_lost_those_without_answer() -> None:
     seen = [
-        Asked(9.0, "tokyo"), Asked(9.9, "frankfurt"), Asked(10.2, "tokyo"), Asked(10.3, "frankfurt"), Asked(10.1, ""),
-        Asked(9.95, ""), Asked(10.5, "tokyo"),
+        ConnectionResult(9.0, "tokyo"), ConnectionResult(9.9, "frankfurt"), ConnectionResult(10.2, "tokyo"),
+        ConnectionResult(10.3, "frankfurt"), ConnectionResult(10.1, ""), ConnectionResult(9.95, ""),
+        ConnectionResult(10.5, "tokyo"),
     ]  # fmt: skip
     found = anycast.sample(seen, "frankfurt", 10.0, 10.25)
     assert (round(found.route_ms), round(found.astray_ms), found.lost) == (250, 300, 2)
