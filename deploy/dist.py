@@ -68,7 +68,7 @@ def _built(folder: Path) -> tuple[Path, Path]:
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     source = folder / sdist.name.removesuffix(".tar.gz")
-    _run(python, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(DIST), where=source)
+    _run(python, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(DIST), folder=source)
     (wheel,) = DIST.glob("farhop-*.whl")
     return sdist, wheel
 
@@ -151,8 +151,8 @@ def _try_console(farhop: str, folder: Path, environment: dict[str, str]) -> None
         running.wait(10.0)
 
 
-def _run(*command: str, where: Path = ROOT) -> None:
-    ended = subprocess.run(command, cwd=where, check=False)
+def _run(*command: str, folder: Path = ROOT) -> None:
+    ended = subprocess.run(command, cwd=folder, check=False)
     if ended.returncode:
         raise SystemExit(f"{' '.join(command[:5])} … ended with {ended.returncode}")
 

@@ -54,25 +54,25 @@ def left_out(info: ValidationInfo, what: str) -> bool:
 def _resolve(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str):
         return value
-    how, _, where = value.partition(":")
+    how, _, reference = value.partition(":")
     if how == "env":
-        found = os.environ.get(where, "").strip()
+        found = os.environ.get(reference, "").strip()
         if not found:
-            if left_out(info, f"environment variable {where} is not set"):
+            if left_out(info, f"environment variable {reference} is not set"):
                 return ABSENT
-            raise ValueError(f"environment variable {where} is not set; set it, or name another")
+            raise ValueError(f"environment variable {reference} is not set; set it, or name another")
         return found
     if how == "file":
         try:
-            found = Path(where).read_text().strip()
+            found = Path(reference).read_text().strip()
         except OSError as error:
-            if left_out(info, f"{where}: {error.strerror}"):
+            if left_out(info, f"{reference}: {error.strerror}"):
                 return ABSENT
-            raise ValueError(f"cannot read the secret in {where}: {error.strerror}") from None
+            raise ValueError(f"cannot read the secret in {reference}: {error.strerror}") from None
         except ValueError:  # not UTF-8, whose error would quote it; or a NUL in the path
             raise ValueError("cannot read the secret: its file must be UTF-8 text") from None
         if not found:
-            raise ValueError(f"the file {where} is empty; put the secret into it")
+            raise ValueError(f"the file {reference} is empty; put the secret into it")
         return found
     raise ValueError("a secret is given as env:NAME or file:PATH, never in the clear")
 
@@ -156,8 +156,8 @@ def parsed(document: bytes, source: str) -> Any:
     except yaml.MarkedYAMLError as error:
         # Not the error's own text: that quotes the line, and a line may hold what should have been a secret.
         mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        problem = f"is not YAML: {where}{_QUOTED.sub('...', error.problem or error.context or 'malformed')}"
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        problem = f"is not YAML: {position}{_QUOTED.sub('...', error.problem or error.context or 'malformed')}"
     except yaml.YAMLError:
         problem = "is not YAML: it holds bytes that are not text; save it as UTF-8"
     except RecursionError:
@@ -190,9 +190,9 @@ def _message(found: ErrorDetails, kind: type[BaseModel] | None) -> str:
     return f'unknown field; did you mean "{close[0]}"?' if close else _UNKNOWN
 
 
-def _fields(kind: Any, where: Sequence[int | str]) -> list[str]:
+def _fields(kind: Any, field_path: Sequence[int | str]) -> list[str]:
     """The names of the fields of what stands there, none where that cannot be told."""
-    for step in (*where, None):
+    for step in (*field_path, None):
         while get_origin(kind) in (Annotated, Union, UnionType):
             kind = get_args(kind)[0]
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -205,6 +205,6 @@ def _fields(kind: Any, where: Sequence[int | str]) -> list[str]:
     return []
 
 
-def _line(where: tuple[int | str, ...], message: str) -> str:
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in where).lstrip(".")
+def _line(field_path: tuple[int | str, ...], message: str) -> str:
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in field_path).lstrip(".")
     return f"{path or 'document'}: {message.removeprefix('Value error, ')}"

@@ -31,37 +31,46 @@ if TYPE_CHECKING:
 ONE_OF = "give either --tenant or --model"
 
 
-def set_bias(region: str, ms: float, why: str, by: str | None, length: str, where: FleetOptions) -> int:
+def set_bias(region: str, ms: float, why: str, by: str | None, length: str, fleet_options: FleetOptions) -> int:
     """Make a region count as worse or better; the exit code."""
     document = BiasOverride(region=region, ms=ms, **leased.authorship(why, by, length))
     value = _encoded(document)
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
 
     async def effects(store: Store) -> Sequence[str]:
         world = await in_force(store, here.topology)
         return effect.biased(world, await here.statuses(), region) if world is not None else ()
 
     made = Leased(document.key, {"region": region}, value, document.for_s, effects=effects)
-    return leased.put(BIAS, here, made, where)
+    return leased.put(BIAS, here, made, fleet_options)
 
 
-def unset_bias(region: str, where: FleetOptions) -> int:
+def unset_bias(region: str, fleet_options: FleetOptions) -> int:
     """Remove the bias; the exit code."""
-    return leased.unset(BIAS, where.fleet(region), documents.bias_key(region), {"region": region}, where)
+    return leased.unset(
+        BIAS, fleet_options.fleet(region), documents.bias_key(region), {"region": region}, fleet_options
+    )
 
 
 def set_pin(
-    region: str, tenant: str, model: str, strict: bool, why: str, by: str | None, length: str, where: FleetOptions
+    region: str,
+    tenant: str,
+    model: str,
+    strict: bool,
+    why: str,
+    by: str | None,
+    length: str,
+    fleet_options: FleetOptions,
 ) -> int:
     """Pin a tenant's or a model's requests to a region; the exit code."""
     authorship = leased.authorship(why, by, length)
     document = PinOverride(region=region, tenant=tenant, model=model, strict=strict, **authorship)
     value = _encoded(document)
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
 
     async def check(store: Store) -> None:
         _lawful(document, await in_force(store, here.topology))
-        if not where.dry_run:  # which reports it for each tenant
+        if not fleet_options.dry_run:  # which reports it for each tenant
             await setting.warn_unserved(here, [model] if model else [])
 
     async def effects(store: Store) -> Sequence[str]:
@@ -71,14 +80,16 @@ def set_pin(
         return effect.pinned(world, await here.statuses(), region, tenant, model, strict=strict)
 
     made = Leased(document.key, _whom(tenant, model), value, document.for_s, check, effects)
-    return leased.put(PIN, here, made, where)
+    return leased.put(PIN, here, made, fleet_options)
 
 
-def unset_pin(tenant: str, model: str, where: FleetOptions) -> int:
+def unset_pin(tenant: str, model: str, fleet_options: FleetOptions) -> int:
     """Remove the pin; the exit code."""
     if bool(tenant) == bool(model):
         fail(ONE_OF)
-    return leased.unset(PIN, where.fleet(), documents.pin_key(tenant, model), _whom(tenant, model), where)
+    return leased.unset(
+        PIN, fleet_options.fleet(), documents.pin_key(tenant, model), _whom(tenant, model), fleet_options
+    )
 
 
 def _encoded(document: BiasOverride | PinOverride) -> bytes:

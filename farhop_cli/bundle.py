@@ -52,12 +52,12 @@ _COUNT = re.compile(r"(?i).*(tokens|bytes_per_token|ms_per_token)(_.*)?")  # num
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
-def run(out: str, added: list[str], decisions: int, where: FleetOptions) -> int:
+def run(out: str, added: list[str], decisions: int, fleet_options: FleetOptions) -> int:
     """Write the bundle; the exit code."""
     path = Path(out or time.strftime("farhop-bundle-%Y%m%d-%H%M%S.tar.gz", time.gmtime()))
     if path.exists():
         fail(f"--out: {path} is there already, and is not written over; give another name")
-    here = where.fleet()
+    here = fleet_options.fleet()
     configurations = {f"added/{n}-{Path(name).name}.yaml": _added(name) for n, name in enumerate(added, 1)}
     seen, files = asyncio.run(_collected(here, decisions))
     fleet.unreachable(here, seen)
@@ -66,7 +66,7 @@ def run(out: str, added: list[str], decisions: int, where: FleetOptions) -> int:
     files["summary.txt"] = "\n".join(text for text, _ in summary.lines(_summary(here, seen))).encode() + b"\n"
     _write(path, {name: scrubbed(text, _known(here)) for name, text in files.items()})
     partial = fleet.partial(here, seen)
-    if where.as_json:
+    if fleet_options.as_json:
         show.json(
             {"bundle": str(path), "files": sorted(files), "unreachable": [one.error for one in seen if one.error]}
         )

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farhop_cli.options import FleetOptions
 
 
-def set_policy(region: str, name: str, model: str, why: str, by: str | None, where: FleetOptions) -> int:
+def set_policy(region: str, name: str, model: str, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Make a region pick replicas by a policy, for a model or all others; the exit code."""
     authorship = region_document.authorship(why, by)
     region_document.checked(PolicyConfig, name, "POLICY")
@@ -39,10 +39,10 @@ def set_policy(region: str, name: str, model: str, why: str, by: str | None, whe
         return _ranked(await here.status_of(region) or {}, model)
 
     document, checks = RegionDocument(POLICY, region, _encode), Checks(effects=effects)
-    return region_document.put(document, whom, lambda _: name, authorship, where, checks, notes)
+    return region_document.put(document, whom, lambda _: name, authorship, fleet_options, checks, notes)
 
 
-def set_split(region: str, model: str, weights: str, why: str, by: str | None, where: FleetOptions) -> int:
+def set_split(region: str, model: str, weights: str, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Split a model's traffic between its versions; the exit code."""
     authorship = region_document.authorship(why, by)
     given = parsed(weights)
@@ -71,7 +71,7 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, w
     whom = {"model": region_document.named("--model", model)}
     notes = (f"shares: {_shares(given)}", "requests under way finish where they are; waiting requests follow it")
     document, checks = RegionDocument(SPLIT, region, _encode), Checks(served, unserved, effects)
-    return region_document.put(document, whom, split, authorship, where, checks, notes)
+    return region_document.put(document, whom, split, authorship, fleet_options, checks, notes)
 
 
 def _ranked(status: dict[str, Any], model: str) -> list[str]:
@@ -95,10 +95,10 @@ def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> 
     return lines
 
 
-def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, where: FleetOptions) -> int:
+def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Remove what is set for a model ("": for all others; None: all of it); the exit code."""
     whom = None if model is None else {"model": region_document.named("--model", model)}
-    return region_document.unset(RegionDocument(noun, region, _encode), whom, why, by, where)
+    return region_document.unset(RegionDocument(noun, region, _encode), whom, why, by, fleet_options)
 
 
 def parsed(text: str) -> dict[str, float]:

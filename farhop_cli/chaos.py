@@ -90,7 +90,7 @@ def _schedule(outcome: Outcome) -> None:
 
 def _findings(findings: Sequence[Finding]) -> None:
     for finding in findings[:SHOWN_MAX]:
-        show.line(f"# {finding.property}: {finding.where}: {finding.what}")
+        show.line(f"# {finding.property}: {finding.subject}: {finding.what}")
     if len(findings) > SHOWN_MAX:
         show.line(f"# and {len(findings) - SHOWN_MAX} more")
 

@@ -154,16 +154,16 @@ def _reached(config: Process, absent: list[str] | None) -> list[Problem | str]:
 
     problems: list[Problem | str] = []
     hubs = {f"hubs.{name}": part for name, part in config.hubs.items()}
-    for where, part in {"etcd": config.etcd, **hubs}.items():
+    for field_path, part in {"etcd": config.etcd, **hubs}.items():
         try:
             certificates.load(part.files, wall())
         except certificates.TlsFileError as error:
             if absent is None:
-                problems.append(f"{where}: {error}")
+                problems.append(f"{field_path}: {error}")
             else:
                 absent.append(str(error).rpartition(";")[0])
         except certificates.TlsError as error:
-            problems.append(f"{where}: {error}")
+            problems.append(f"{field_path}: {error}")
     taken: dict[tuple[str, int], str] = {}
     for name, part in config:
         if isinstance(part, Listen) and part.port:
@@ -353,8 +353,8 @@ def _names_nobody(path: Path, config: GlobalConfig, world: Topology, policies: l
         "tier_tls.plaintext_regions": plaintext,
     }
     notes = [
-        f"{path}: {where}: {region} is no region of {world.name}; correct it, or leave it out"
-        for where, regions in named.items()
+        f"{path}: {field_path}: {region} is no region of {world.name}; correct it, or leave it out"
+        for field_path, regions in named.items()
         for region in regions
         if region not in world.regions
     ]
@@ -430,9 +430,9 @@ def _as_document(one: Checked) -> _Document:
 def _print_fine(one: Checked) -> None:
     config = one.config or one.entry
     if config is not None and one.topology is not None:
-        where = f"region {config.region}, instance {config.instance}"
+        field_path = f"region {config.region}, instance {config.instance}"
         hubs = f", hubs {', '.join(one.hubs)}" if one.hubs else ""
-        show.line(f"{one.path}: fine ({one.kind}, {where}, topology {one.topology.name}{hubs})")
+        show.line(f"{one.path}: fine ({one.kind}, {field_path}, topology {one.topology.name}{hubs})")
     elif one.policy is not None:
         show.line(f"{one.path}: fine (a law for {len(one.policy.tenants)} tenants)")
     elif one.topology is not None:

@@ -176,15 +176,17 @@ class _NoTier:
     scaling = law = topology = status
 
 
-def run(port: int, asked: Asked, where: FleetOptions, *, read_only: bool) -> int:
+def run(port: int, asked: Asked, fleet_options: FleetOptions, *, read_only: bool) -> int:
     """Serve it until Ctrl-C; the exit code. `asked` has the author, and what drills need."""
-    here = where.fleet()
+    here = fleet_options.fleet()
     if not here.balancers:
         fail(f"{here.name}: no balancer is known; give its admin port by --admin")
     if asked.folder is not None and not asked.folder.is_dir():
         fail(f"--folder: {quoted(str(asked.folder))} is no folder")
     # Drills need a map and etcd: the page says so if one is missing.
-    drilled = DrillFleet(asked, where, here) if not read_only and here.topology is not None and here.hubs else None
+    drilled = (
+        DrillFleet(asked, fleet_options, here) if not read_only and here.topology is not None and here.hubs else None
+    )
     return asyncio.run(_serve(here, port, asked, drilled, read_only=read_only))
 
 

@@ -66,30 +66,30 @@ def path() -> Path:
 
 def read() -> File:
     """The file; without one, no contexts. Ends the command if it cannot be read."""
-    where = path()
+    file_path = path()
     try:
-        with where.open("rb") as file:
+        with file_path.open("rb") as file:
             text = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
-        return File(where)
+        return File(file_path)
     except OSError as error:
-        fail(f"{where}: {(error.strerror or 'cannot be read').lower()}")
+        fail(f"{file_path}: {(error.strerror or 'cannot be read').lower()}")
     if len(text) > FILE_BYTES_MAX:
-        fail(f"{where}: larger than {FILE_BYTES_MAX} bytes; is it the file of contexts?")
+        fail(f"{file_path}: larger than {FILE_BYTES_MAX} bytes; is it the file of contexts?")
     from farhop.config import ConfigError, parsed  # not needed by most commands: there is no such file
 
     try:
-        document = parsed(text, str(where)) or {}
+        document = parsed(text, str(file_path)) or {}
     except ConfigError as error:
         fail(first_of(error))
     if not isinstance(document, dict) or not set(document) <= {"current", "contexts"}:
-        fail(f"{where}: must hold `current` and `contexts`, and nothing else; `farhop context set` writes it")
+        fail(f"{file_path}: must hold `current` and `contexts`, and nothing else; `farhop context set` writes it")
     current, contexts = document.get("current") or "", document.get("contexts") or {}
     if not isinstance(current, str):
-        fail(f"{where}: current: must be a context's name")
+        fail(f"{file_path}: current: must be a context's name")
     if not isinstance(contexts, dict) or not all(isinstance(one, str) for one in contexts):
-        fail(f"{where}: contexts: must be a mapping of names; `farhop context set` writes it")
-    return File(where, current, contexts)
+        fail(f"{file_path}: contexts: must be a mapping of names; `farhop context set` writes it")
+    return File(file_path, current, contexts)
 
 
 @contextlib.contextmanager
@@ -100,12 +100,12 @@ def changing(*, dry_run: bool = False) -> Iterator[File]:
     if dry_run:
         yield read()
         return
-    where = path()
+    file_path = path()
     try:
-        where.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(where.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        file_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(file_path.with_suffix(".lock"), os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
-        fail(f"{where}: {(error.strerror or 'cannot be written').lower()}")
+        fail(f"{file_path}: {(error.strerror or 'cannot be written').lower()}")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         file = read()

@@ -145,7 +145,7 @@ def _delegated(apex: dns.name.Name, resolver: str, found: list[Finding]) -> list
 
 
 def _of_server(apex: dns.name.Name, names: list[dns.name.Name], host: str, port: int, subnet: object) -> list[Finding]:
-    where = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
+    server = f"{host}:{port}" if ":" not in host else f"[{host}]:{port}"
     found: list[Finding] = []
     for way in ("UDP", "TCP"):
         for kind in ("SOA", "NS"):
@@ -153,19 +153,19 @@ def _of_server(apex: dns.name.Name, names: list[dns.name.Name], host: str, port:
             good = answer is not None and bool(answer.answer) and bool(answer.flags & dns.flags.AA)
             text = "" if answer is None else f"{dns.rcode.to_text(answer.rcode())}, {_records(answer)}"
             lame = why or f"{text}: not authoritative for the zone; is it served there?"
-            found.append(Finding(f"{where} {way} {kind}", good, text if good else lame))
+            found.append(Finding(f"{server} {way} {kind}", good, text if good else lame))
     for name in names:
-        found += _of_name(name, host, port, where, subnet)
+        found += _of_name(name, host, port, server, subnet)
     return found
 
 
-def _of_name(name: dns.name.Name, host: str, port: int, where: str, subnet: object) -> list[Finding]:
+def _of_name(name: dns.name.Name, host: str, port: int, server: str, subnet: object) -> list[Finding]:
     network = ip_network(str(subnet)) if subnet is not None else ip_network("192.0.2.0/24")
     option = dns.edns.ECSOption(str(network.network_address), network.prefixlen)
     found = []
     for kind in ("A", "AAAA", "HTTPS"):
         answer, why = _ask(name, kind, host, port, "UDP", option)
-        what = f"{where} {name} {kind}"
+        what = f"{server} {name} {kind}"
         if answer is None:
             found.append(Finding(what, False, why))
             continue

@@ -37,7 +37,14 @@ if TYPE_CHECKING:
 
 
 def put(
-    region: str, why: str, by: str | None, length: str, over: str, force: bool, move_streams: bool, where: FleetOptions
+    region: str,
+    why: str,
+    by: str | None,
+    length: str,
+    over: str,
+    force: bool,
+    move_streams: bool,
+    fleet_options: FleetOptions,
 ) -> int:
     """Drain the region; the exit code."""
     authorship = leased.authorship(why, by, length)
@@ -48,7 +55,7 @@ def put(
     except DocumentError as error:
         leased.refused(error, {"over_s": "--over: give 0s to 1h"})
         raise
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
 
     async def check(store: Store) -> None:
         statuses = await here.statuses()
@@ -66,13 +73,13 @@ def put(
     )  # fmt: skip
     notes = (f"new requests move away if the law allows another region; {under_way}",)
     made = Leased(override_key(region), {"region": region}, value, document.for_s, check, effects)
-    return leased.put(NOUN, here, made, where, notes)
+    return leased.put(NOUN, here, made, fleet_options, notes)
 
 
-def put_entry(entry: str, why: str, by: str | None, length: str, over: str, where: FleetOptions) -> int:
+def put_entry(entry: str, why: str, by: str | None, length: str, over: str, fleet_options: FleetOptions) -> int:
     """Drain an entry of clients; the exit code."""
     authorship = leased.authorship(why, by, length)
-    here = where.fleet()
+    here = fleet_options.fleet()
     document = EntryDrainOverride(
         region=_home(here, entry), entry=entry, over_s=duration_s("--over", over), **authorship
     )
@@ -82,15 +89,15 @@ def put_entry(entry: str, why: str, by: str | None, length: str, over: str, wher
         leased.refused(error, {"over_s": "--over: give 0s to 1h"})
         raise
     notes = ("DNS leaves it out of its answers, and its anycast routes drain and go; connected clients stay",)
-    return leased.put(NOUN, here, Leased(document.key, {"entry": entry}, value, document.for_s), where, notes)
+    return leased.put(NOUN, here, Leased(document.key, {"entry": entry}, value, document.for_s), fleet_options, notes)
 
 
-def unset_entry(entry: str, where: FleetOptions) -> int:
+def unset_entry(entry: str, fleet_options: FleetOptions) -> int:
     """End an entry's drain; the exit code."""
-    here = where.fleet()
+    here = fleet_options.fleet()
     key = entry_drain_key(_home(here, entry), entry)
     notes = (f"entry {entry} takes new clients again, as DNS and its announcer let it",)
-    return leased.unset(NOUN, here, key, {"entry": entry}, where, notes)
+    return leased.unset(NOUN, here, key, {"entry": entry}, fleet_options, notes)
 
 
 def _home(here: Fleet, entry: str) -> str:
@@ -101,15 +108,15 @@ def _home(here: Fleet, entry: str) -> str:
     return here.topology.entries[entry].region
 
 
-def unset(region: str, where: FleetOptions) -> int:
+def unset(region: str, fleet_options: FleetOptions) -> int:
     """End the drain; the exit code."""
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
     try:
         key = override_key(region)
     except ValueError:
         fail(f"{quoted(region)} is no region's name")
     notes = (f"{region} takes new requests again, a growing share of them",)
-    return leased.unset(NOUN, here, key, {"region": region}, where, notes)
+    return leased.unset(NOUN, here, key, {"region": region}, fleet_options, notes)
 
 
 async def _reporting(store: Store, region: str) -> None:

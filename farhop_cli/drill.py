@@ -64,32 +64,37 @@ _STYLE = {
 }
 
 
-def list_(folder: Path | None, where: FleetOptions) -> int:
+def list_(folder: Path | None, fleet_options: FleetOptions) -> int:
     """List the drills; the exit code. Without an etcd: those of the folder, and the shipped ones."""
 
     async def work(store: Store) -> int:
         kept = await Records(store).documents()
-        _listed(known_drills(kept, folder), where)
+        _listed(known_drills(kept, folder), fleet_options)
         return 0
 
-    if any((where.context, where.config, where.etcd, where.admin)) or (where.world or world_file.WORLD_FILE).exists():
-        here = where.fleet()
+    if (
+        any((fleet_options.context, fleet_options.config, fleet_options.etcd, fleet_options.admin))
+        or (fleet_options.world or world_file.WORLD_FILE).exists()
+    ):
+        here = fleet_options.fleet()
         if here.hubs:
             return setting.with_store(here, work)
-    _listed(known_drills({}, folder), where)
+    _listed(known_drills({}, folder), fleet_options)
     return 0
 
 
-def _listed(found: Mapping[str, Found], where: FleetOptions) -> None:
+def _listed(found: Mapping[str, Found], fleet_options: FleetOptions) -> None:
     rows: list[dict[str, Any]] = []
     for name, one in sorted(found.items()):
         try:
-            raw = document.parsed(one.text, one.where)
+            raw = document.parsed(one.text, one.source)
         except DrillError as error:
             raw = {"title": f"cannot be read: {error.problems[0]}"}
         sets = [f"{key}={value}" for key, value in document.parameters(raw).items()]
-        rows.append({"drill": name, "kind": raw.get("kind"), "title": raw.get("title"), "set": sets, "from": one.where})
-    if where.as_json:
+        rows.append(
+            {"drill": name, "kind": raw.get("kind"), "title": raw.get("title"), "set": sets, "from": one.source}
+        )
+    if fleet_options.as_json:
         show.json({"drills": rows})
         return
     columns = ("drill", "kind", "title", "--set", "from")
@@ -105,26 +110,26 @@ def _faults(here: DrillFleet, run: str, for_s: float) -> FaultInjector | None:
     return FaultInjector(*here.control, run, for_s) if here.control[0] else None
 
 
-def check(asked: Asked, keep: bool, where: FleetOptions) -> int:
+def check(asked: Asked, keep: bool, fleet_options: FleetOptions) -> int:
     """Whether a drill is valid, and may run now; the exit code."""
-    here = DrillFleet(asked, where)
+    here = DrillFleet(asked, fleet_options)
 
     async def work(store: Store) -> int:
         records = Records(store)
         found = find(asked, await records.documents())
         drill = read_document(found, here, asked)
         findings = await looked(drill, here, store)
-        if keep and not where.dry_run:
+        if keep and not fleet_options.dry_run:
             await records.keep(drill.drill, found.text)
         blocked = checks.blocked(findings)
-        if where.as_json:
+        if fleet_options.as_json:
             show.json({"drill": drill.drill, "may_run": not blocked, "checks": msgspec.to_builtins(findings)})
         else:
             _show_findings(drill, findings)
             show.line("it may run now" if not blocked else "it must not run now", "bold")
         return NEGATIVE if blocked else 0
 
-    return setting.with_store(here.fleet, work, writes=keep and not where.dry_run)
+    return setting.with_store(here.fleet, work, writes=keep and not fleet_options.dry_run)
 
 
 async def looked(drill: Drill, here: DrillFleet, store: Store) -> list[checks.Finding]:
@@ -145,23 +150,23 @@ def _show_findings(drill: Drill, findings: Sequence[checks.Finding]) -> None:
 # -- run
 
 
-def run(asked: Asked, where: FleetOptions) -> int:
+def run(asked: Asked, fleet_options: FleetOptions) -> int:
     """Run a drill; the exit code: 0 for PASS alone."""
-    if where.dry_run:
-        return check(asked, False, where)
-    here = DrillFleet(asked, where)
+    if fleet_options.dry_run:
+        return check(asked, False, fleet_options)
+    here = DrillFleet(asked, fleet_options)
 
     async def work(store: Store) -> int:
         found = find(asked, await Records(store).documents())
         outcome = await carried_out(
-            read_document(found, here, asked), here, store, asked, progress_to(where), stop_on_signals
+            read_document(found, here, asked), here, store, asked, progress_to(fleet_options), stop_on_signals
         )
-        return await reported(outcome, store, asked, where)
+        return await reported(outcome, store, asked, fleet_options)
 
     return setting.with_store(here.fleet, work, writes=True)
 
 
-def progress_to(where: FleetOptions) -> Callable[[str], None]:
+def progress_to(fleet_options: FleetOptions) -> Callable[[str], None]:
     """A function that prints a run's phases as they come; nothing with --json."""
     began = time.monotonic()
 
@@ -169,7 +174,7 @@ def progress_to(where: FleetOptions) -> Callable[[str], None]:
         sys.stderr.write(f"{time.monotonic() - began:7.1f} s  {show.printable(text)}\n")
         sys.stderr.flush()
 
-    return (lambda _text: None) if where.as_json else progress
+    return (lambda _text: None) if fleet_options.as_json else progress
 
 
 async def carried_out(
@@ -294,12 +299,12 @@ def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
     return ask
 
 
-async def reported(outcome: Outcome, store: Store, asked: Asked, where: FleetOptions) -> int:
+async def reported(outcome: Outcome, store: Store, asked: Asked, fleet_options: FleetOptions) -> int:
     """Keep and print a run's outcome; the exit code."""
     began = time.monotonic()
     past, folder = await kept(outcome, store, asked.out)
     took_s = time.monotonic() - began
-    if where.as_json:
+    if fleet_options.as_json:
         show.json({**msgspec.to_builtins(past), "folder": str(folder), "report_s": took_s})
     else:
         _show(past, [f"{one.check}: {one.seen}" for one in outcome.findings if not one.held])
@@ -367,36 +372,36 @@ def _figure(value: float | None, unit: str) -> str:
 # -- stop
 
 
-def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, where: FleetOptions) -> int:
+def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Stop the running drill, or all of them, or allow them again; the exit code: 1 if there was nothing to do."""
     if all_ and release_:
         fail("--all, --release: give one of them")
-    here = where.fleet()
+    here = fleet_options.fleet()
     order = Order(author=by or setting.author_here(), why=why, at_s=time.time())
-    dry = show.DRY if where.dry_run else ""
+    dry = show.DRY if fleet_options.dry_run else ""
 
     async def work(store: Store) -> int:
         records = Records(store)
         if release_:
-            was = await records.lever() is not None if where.dry_run else await records.disengage()
+            was = await records.lever() is not None if fleet_options.dry_run else await records.disengage()
             show.line(f"{dry}the lever is disengaged: drills may begin" if was else "the lever was not engaged")
             return 0 if was else NEGATIVE
         holder = await records.holder()
         if all_:
-            if not where.dry_run:
+            if not fleet_options.dry_run:
                 await records.engage(order)
             show.line(f"{dry}the lever is engaged: drills are stopped and blocked until `farhop drill stop --release`")
         wanted = run_id or (holder.run if holder is not None else "")
         if holder is None or holder.run != wanted:
             show.line(f"no drill {'of that name ' if run_id else ''}runs")
             return 0 if all_ else NEGATIVE
-        if not where.dry_run:
+        if not fleet_options.dry_run:
             await records.stop(wanted, order)
             await _gone(records, wanted)
         show.line(f"{dry}{wanted} is stopping, and restores what it injected")
         return 0
 
-    return setting.with_store(here, work, writes=not where.dry_run)
+    return setting.with_store(here, work, writes=not fleet_options.dry_run)
 
 
 async def _gone(records: Records, run_id: str) -> None:
@@ -411,13 +416,13 @@ async def _gone(records: Records, run_id: str) -> None:
 # -- past runs
 
 
-def history(name: str, where: FleetOptions) -> int:
+def history(name: str, fleet_options: FleetOptions) -> int:
     """Finished runs, the newest first; the exit code."""
-    here = where.fleet()
+    here = fleet_options.fleet()
 
     async def work(store: Store) -> int:
         found = [one for one in await Records(store).history() if name in ("", one.drill)]
-        if where.as_json:
+        if fleet_options.as_json:
             show.json({"runs": msgspec.to_builtins(found)})
             return 0
         rows = [
@@ -439,9 +444,9 @@ def when(epoch_s: float) -> str:
     return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def print_run(run_id: str, of: str, within: str, verdict_only: bool, where: FleetOptions) -> int:
+def print_run(run_id: str, of: str, within: str, verdict_only: bool, fleet_options: FleetOptions) -> int:
     """A run's outcome, by default the last one's; the exit code: 0 for PASS alone."""
-    here, within_s = where.fleet(), duration_s("--within", within) if within else float("inf")
+    here, within_s = fleet_options.fleet(), duration_s("--within", within) if within else float("inf")
 
     async def work(store: Store) -> int:
         found = [one for one in await Records(store).history() if run_id in ("", one.run) and of in ("", one.drill)]
@@ -450,7 +455,7 @@ def print_run(run_id: str, of: str, within: str, verdict_only: bool, where: Flee
             warn(f"no run {run_id or of or 'at all'}{f' within {within}' if within else ''} is in the history: NOT_RUN")
             return NEGATIVE
         past = found[0]
-        if where.as_json:
+        if fleet_options.as_json:
             show.json(msgspec.to_builtins(past))
         elif verdict_only:
             show.line(past.verdict)
@@ -464,13 +469,19 @@ def print_run(run_id: str, of: str, within: str, verdict_only: bool, where: Flee
 # -- export
 
 
-def export(asked: Asked, file: Path | None, where: FleetOptions) -> int:
+def export(asked: Asked, file: Path | None, fleet_options: FleetOptions) -> int:
     """Print a drill as a Chaos Toolkit experiment, or write it; the exit code."""
-    here = DrillFleet(asked, where)
+    here = DrillFleet(asked, fleet_options)
 
     async def work(store: Store) -> int:
         drill = read_document(find(asked, await Records(store).documents()), here, asked)
-        extra = f"--context {where.context}" if where.context else f"--world {where.world}" if where.world else ""
+        extra = (
+            f"--context {fleet_options.context}"
+            if fleet_options.context
+            else f"--world {fleet_options.world}"
+            if fleet_options.world
+            else ""
+        )
         made = experiment.experiment(drill.model_dump(mode="json"), asked.values, extra)
         if file is None:
             show.json(made)
@@ -488,11 +499,11 @@ def export(asked: Asked, file: Path | None, where: FleetOptions) -> int:
 # -- faults in a fleet on a platform
 
 
-def faults(compose: str, namespace: str, kube_context: str, where: FleetOptions) -> int:
+def faults(compose: str, namespace: str, kube_context: str, fleet_options: FleetOptions) -> int:
     """Inject faults in a deployed fleet for drills that run on this machine, until Ctrl-C; the exit code."""
     if bool(compose) is bool(namespace):
         fail("--compose, --kubernetes: give one of them")
-    here, path = where.fleet(), deployed.FAULTS_FILE
+    here, path = fleet_options.fleet(), deployed.FAULTS_FILE
     target = deployed.Containers(compose) if compose else deployed.Pods(namespace, kube_context)
 
     async def work() -> int:

@@ -93,12 +93,14 @@ class DrillControl:
         found: list[dict[str, Any]] = []
         for name, one in sorted((await self._known()).items()):
             with contextlib.suppress(DrillError):  # `farhop drill list` reports one that cannot be read
-                raw = await asyncio.to_thread(document.parsed, one.text, one.where)
+                raw = await asyncio.to_thread(document.parsed, one.text, one.source)
                 kind = raw.get("kind")
                 if kind == "traffic" or (kind == "fault" and self._has_faults):
                     values = {key: str(value) for key, value in document.parameters(raw).items()}
                     title = str(raw.get("title"))
-                    found.append({"drill": name, "title": title, "kind": kind, "parameters": values, "from": one.where})
+                    found.append(
+                        {"drill": name, "title": title, "kind": kind, "parameters": values, "from": one.source}
+                    )
         return found
 
     async def plan(self, name: str, values: Mapping[str, str]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class Found:
     """A drill's document, and its source."""
 
     name: str
-    where: str
+    source: str
     text: bytes
 
 
@@ -126,8 +126,8 @@ def known_drills(kept: Mapping[str, bytes], folder: Path | None) -> dict[str, Fo
 class DrillFleet:
     """The fleet, its map, its clients' keys and its world, if it is one that runs here."""
 
-    def __init__(self, asked: Asked, where: FleetOptions, fleet: Fleet | None = None) -> None:
-        self.fleet: Fleet = where.fleet() if fleet is None else fleet
+    def __init__(self, asked: Asked, fleet_options: FleetOptions, fleet: Fleet | None = None) -> None:
+        self.fleet: Fleet = fleet_options.fleet() if fleet is None else fleet
         if self.fleet.topology is None:
             fail("the regions and tenants are unknown; give --config, or a context with a topology")
         if not self.fleet.hubs:
@@ -135,7 +135,7 @@ class DrillFleet:
                 f"{self.fleet.name} names no etcd, which drills need for their lock; give --etcd, or a context with one"
             )
         self.topology: Topology = self.fleet.topology
-        self.world = _world(self.fleet, where)
+        self.world = _world(self.fleet, fleet_options)
         self.control = _control(self.fleet, self.world)  # the address for faults, and its token; "": none
         self.keys = dict(self.world.keys if self.world is not None else {}) | dict(map(key_of, asked.keys))
         named = frozenset({*self.fleet.hubs, *self.topology.hubs})
@@ -177,10 +177,10 @@ def _rtt_ms(topology: Topology, a: str, b: str) -> float:
     return topology.rtt.get((a, b), topology.rtt.get((b, a), float("inf")))
 
 
-def _world(here: Fleet, where: FleetOptions) -> WorldFile | None:
+def _world(here: Fleet, fleet_options: FleetOptions) -> WorldFile | None:
     """The world that runs here, if the fleet is that one."""
     try:
-        found = world_file.read(fleet.world_of(where.world, where.context))
+        found = world_file.read(fleet.world_of(fleet_options.world, fleet_options.context))
     except WorldFileError:
         return None
     endpoints = {endpoint for one in here.hubs.values() for endpoint in one.endpoints}
@@ -277,7 +277,7 @@ def read_document(found: Found, here: DrillFleet, asked: Asked) -> Drill:
     """The drill, valid in this fleet. Ends the command with every error if it is not."""
     try:
         return document.read(
-            found.text, found.where if found.where != "shipped" else found.name, here.names, asked.values
+            found.text, found.source if found.source != "shipped" else found.name, here.names, asked.values
         )
     except DrillError as error:
         for one in error.problems[:-1]:

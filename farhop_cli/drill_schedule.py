@@ -39,31 +39,33 @@ MISSED = "missed: it was not run while its window was open"
 AGREED_S = 3.0  # the longest time until a run's result is in the history: then all watchers know of it
 
 
-def schedule(asked: Asked, given: Sequence[str], every: str, remove: bool, watch: bool, where: FleetOptions) -> int:
+def schedule(
+    asked: Asked, given: Sequence[str], every: str, remove: bool, watch: bool, fleet_options: FleetOptions
+) -> int:
     """Show the schedule, change it, or run what is due until Ctrl-C; the exit code."""
     if watch:
-        return _watch(asked, where)
-    here = DrillFleet(asked, where) if asked.name and not remove else None
-    dry = show.DRY if where.dry_run else ""
-    writes = bool(asked.name) and not where.dry_run
+        return _watch(asked, fleet_options)
+    here = DrillFleet(asked, fleet_options) if asked.name and not remove else None
+    dry = show.DRY if fleet_options.dry_run else ""
+    writes = bool(asked.name) and not fleet_options.dry_run
 
     async def work(store: Store) -> int:
         records = Records(store)
         if remove:
             planned = any(one.drill == asked.name for one in await records.schedules())
-            was = planned if where.dry_run else await records.unplan(asked.name)
+            was = planned if fleet_options.dry_run else await records.unplan(asked.name)
             show.line(f"{dry}{asked.name} is off the schedule" if was else f"{asked.name} was not on the schedule")
             return 0 if was else NEGATIVE
         if here is not None:
-            await _plan(records, here, asked, given, every, where)
-        await _show_schedule(records, where)
+            await _plan(records, here, asked, given, every, fleet_options)
+        await _show_schedule(records, fleet_options)
         return 0
 
-    return setting.with_store(here.fleet if here is not None else where.fleet(), work, writes=writes)
+    return setting.with_store(here.fleet if here is not None else fleet_options.fleet(), work, writes=writes)
 
 
 async def _plan(
-    records: Records, here: DrillFleet, asked: Asked, given: Sequence[str], every: str, where: FleetOptions
+    records: Records, here: DrillFleet, asked: Asked, given: Sequence[str], every: str, fleet_options: FleetOptions
 ) -> None:
     found = read_document(find(asked, await records.documents()), here, asked)
     if not given:
@@ -77,13 +79,13 @@ async def _plan(
         drill=asked.name, windows=tuple(given), every_s=duration_s("--every", every, 3600.0, 62 * 86_400.0),
         since_s=time.time(), values=asked.values, author=asked.by or setting.author_here(),
     )  # fmt: skip
-    if not where.dry_run:
+    if not fleet_options.dry_run:
         await records.plan(planned)
-    dry = show.DRY if where.dry_run else ""
+    dry = show.DRY if fleet_options.dry_run else ""
     show.line(f"{dry}{found.drill} is on the schedule; `farhop drill schedule --watch` runs what is due")
 
 
-async def _show_schedule(records: Records, where: FleetOptions) -> None:
+async def _show_schedule(records: Records, fleet_options: FleetOptions) -> None:
     planned, past = await records.schedules(), await records.history()
     rows: list[dict[str, Any]] = []
     for one in planned:
@@ -93,7 +95,7 @@ async def _show_schedule(records: Records, where: FleetOptions) -> None:
             "drill": one.drill, "windows": list(one.windows), "every_s": one.every_s, "last_s": last,
             "due": due.now, "missed": list(due.missed), "author": one.author,
         })  # fmt: skip
-    if where.as_json:
+    if fleet_options.as_json:
         show.json({"schedule": rows})
         return
     columns = ("drill", "windows (UTC)", "every", "last", "due", "missed")
@@ -109,9 +111,9 @@ def _last(past: Sequence[Past], drill: str) -> float | None:
     return max((one.began_s for one in past if one.drill == drill), default=None)
 
 
-def _watch(asked: Asked, where: FleetOptions) -> int:
+def _watch(asked: Asked, fleet_options: FleetOptions) -> int:
     """Run what is due. Of several watchers one takes the lock; the others find it held, or the run done."""
-    here = DrillFleet(asked, where)
+    here = DrillFleet(asked, fleet_options)
 
     async def work(store: Store) -> int:
         stopping = asyncio.Event()
@@ -122,7 +124,7 @@ def _watch(asked: Asked, where: FleetOptions) -> int:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a run installs these, and restores them
                 asyncio.get_running_loop().add_signal_handler(number, stopping.set)
             try:
-                await _run_due(store, here, asked, where, stopping)
+                await _run_due(store, here, asked, fleet_options, stopping)
             except StoreError as error:
                 warn(f"etcd: {error}")
             try:
@@ -147,7 +149,9 @@ def _end_with_stdin() -> None:
     loop.add_reader(0, read)
 
 
-async def _run_due(store: Store, here: DrillFleet, asked: Asked, where: FleetOptions, stopping: asyncio.Event) -> None:
+async def _run_due(
+    store: Store, here: DrillFleet, asked: Asked, fleet_options: FleetOptions, stopping: asyncio.Event
+) -> None:
     records = Records(store)
 
     def begun(runner: Runner) -> None:
@@ -174,9 +178,9 @@ async def _run_due(store: Store, here: DrillFleet, asked: Asked, where: FleetOpt
                 _not_run(planned, time.time(), "it cannot be read any more: see `farhop drill check`")
             )
             continue
-        outcome = await drill.carried_out(due_now, here, store, one, drill.progress_to(where), begun)
+        outcome = await drill.carried_out(due_now, here, store, one, drill.progress_to(fleet_options), begun)
         if not _lost_the_race(outcome):
-            await drill.reported(outcome, store, one, where)
+            await drill.reported(outcome, store, one, fleet_options)
 
 
 def _lost_the_race(outcome: Outcome) -> bool:

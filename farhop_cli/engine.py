@@ -21,8 +21,8 @@ def run(given: dict[str, Any]) -> None:
     except ValidationError as error:
         for problem in error.errors():
             field = "".join(str(step) for step in problem["loc"][:1])
-            where = _REPEATED.get(field, field).replace("_", "-")
+            option = _REPEATED.get(field, field).replace("_", "-")
             message = problem["msg"].removeprefix("Value error, ")
-            warn(f"engine: --{where}: {message}" if where else f"engine: {message}")
+            warn(f"engine: --{option}: {message}" if option else f"engine: {message}")
         raise typer.Exit(FAULT) from None
     run_engine(settings)

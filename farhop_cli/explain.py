@@ -34,7 +34,7 @@ class Options:
     """The options, as typed."""
 
     what: str
-    where: FleetOptions
+    fleet_options: FleetOptions
     origin: str | None
     tenant: str | None
     allow: str | None
@@ -42,7 +42,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Explain it; the exit code."""
-    here = options.where.fleet()
+    here = options.fleet_options.fleet()
     path = Path(options.what)
     if _DECISION.fullmatch(options.what) and not path.exists():
         return asyncio.run(_past(here, options))
@@ -98,7 +98,7 @@ async def _now(here: Fleet, topology: Topology, options: Options, question: dict
                 warn(str(error))
             else:
                 break
-    if options.where.as_json:
+    if options.fleet_options.as_json:
         show.json({
             "entry_region": entry, "chosen": chosen, "law": law, "pilot_lights": answer.get("pilot_lights"),
             "global": reasons, "regional": regional,
@@ -173,7 +173,7 @@ async def _past(here: Fleet, options: Options) -> int:
         unasked = f"; {len(silent)} balancers could not be asked" if silent else ""
         code = PARTIAL if silent else NEGATIVE
         fail(f"no balancer knows decision {options.what}: unknown, too long ago, or never kept{unasked}", code)
-    if options.where.as_json:
+    if options.fleet_options.as_json:
         show.json({"decision": options.what, "global": dict(upper), "regional": dict(lower), "unreachable": silent})
         return PARTIAL if silent else 0
     for name, record in upper:

@@ -44,7 +44,7 @@ _COLUMNS = ("id", "tenant", "state", "for", "until", "by", "why")
 
 def create(
     tenant: str, scopes: tuple[list[str], list[str], list[str]], after: str | None, length: str | None,
-    why: str, by: str | None, where: FleetOptions,
+    why: str, by: str | None, fleet_options: FleetOptions,
 ) -> int:  # fmt: skip
     """Issue a key and show it; the exit code. `scopes`: models, paths, places."""
     now = datetime.now(UTC)
@@ -57,21 +57,21 @@ def create(
         author=by or setting.author_here(), why=why, at=now,
     )  # fmt: skip
     document = _encoded(one)
-    here = where.fleet()
+    here = fleet_options.fleet()
 
     async def work(store: Store) -> int:
         _lawful(one, await in_force(store, here.topology))
         await setting.warn_unserved(here, models)
-        if not where.dry_run:
+        if not fleet_options.dry_run:
             await store.put(one.key, document, expect_revision=0)
-        return await _reported(here, where, [one], key)
+        return await _reported(here, fleet_options, [one], key)
 
-    return setting.with_store(here, work, writes=not where.dry_run)
+    return setting.with_store(here, work, writes=not fleet_options.dry_run)
 
 
-def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, where: FleetOptions) -> int:
+def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Replace a key by a new one; the old one stays valid for `grace`; the exit code."""
-    now, here, key = datetime.now(UTC), where.fleet(), _made()
+    now, here, key = datetime.now(UTC), fleet_options.fleet(), _made()
     ends = now + _length("--grace", grace)
     given = None if length is None else _length("--for", length)
 
@@ -91,39 +91,39 @@ def rotate(id_: str, grace: str, length: str | None, why: str, by: str | None, w
         if not _later(old, now):  # a key that has not begun is not shortened: it would end before it begins
             old = replace(old, expires=min(ends, old.expires or ends), seq=old.seq + 1)
         documents = _encoded(new), _encoded(old)
-        if not where.dry_run:
+        if not fleet_options.dry_run:
             await store.put(new.key, documents[0], expect_revision=0)
             try:
                 await store.put(old.key, documents[1], expect_revision=entry.revision)
             except Conflict:  # the new key has not been shown
                 await store.delete(new.key)
                 raise
-        return await _reported(here, where, [new, old], key)
+        return await _reported(here, fleet_options, [new, old], key)
 
-    return setting.with_store(here, work, writes=not where.dry_run)
+    return setting.with_store(here, work, writes=not fleet_options.dry_run)
 
 
-def revoke(id_: str, why: str, by: str | None, where: FleetOptions) -> int:
+def revoke(id_: str, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Revoke a key; the exit code."""
-    now, here = datetime.now(UTC), where.fleet()
+    now, here = datetime.now(UTC), fleet_options.fleet()
 
     async def work(store: Store) -> int:
         entry, old = await _issued(store, id_)
         one = replace(old, revoked=now, author=by or setting.author_here(), why=why, at=now, seq=old.seq + 1)
         document = _encoded(one)
-        if not where.dry_run:
+        if not fleet_options.dry_run:
             await store.put(one.key, document, expect_revision=entry.revision)
-        return await _reported(here, where, [one], None)
+        return await _reported(here, fleet_options, [one], None)
 
-    return setting.with_store(here, work, writes=not where.dry_run)
+    return setting.with_store(here, work, writes=not fleet_options.dry_run)
 
 
-def listed(tenant: str, where: FleetOptions) -> int:
+def listed(tenant: str, fleet_options: FleetOptions) -> int:
     """Print issued keys; the exit code."""
 
     async def work(store: Store) -> int:
         found = [one for one in await _all(store) if tenant in ("", one.tenant)]
-        if where.as_json:
+        if fleet_options.as_json:
             show.json({"keys": [_row(one) for one in found]})
         elif found:
             show.table("keys", _COLUMNS, [_line(one) for one in found])
@@ -131,7 +131,7 @@ def listed(tenant: str, where: FleetOptions) -> int:
             show.line("no keys were issued; those that come with the law are in `farhop law get`")
         return 0
 
-    return setting.with_store(where.fleet(), work)
+    return setting.with_store(fleet_options.fleet(), work)
 
 
 async def _issued(store: Store, id_: str) -> tuple[Entry, IssuedKey]:
@@ -194,21 +194,21 @@ def _encoded(one: IssuedKey) -> bytes:
         fail(f"{_OPTIONS.get(error.field, error.field)}: {error.message}")
 
 
-async def _reported(here: Fleet, where: FleetOptions, changed: Sequence[IssuedKey], key: str | None) -> int:
+async def _reported(here: Fleet, fleet_options: FleetOptions, changed: Sequence[IssuedKey], key: str | None) -> int:
     """Print what was done. The key last, so that it is not missed."""
     # Regional balancers also use keys: at their own client ports, and when they check a hop token's key.
-    of = 0 if where.dry_run else len(here.admins) + len(here.regional)
+    of = 0 if fleet_options.dry_run else len(here.admins) + len(here.regional)
     aware = await setting.settled(lambda: _followed(here, changed[0]), of)
-    if where.as_json:
-        made = {} if key is None or where.dry_run else {"key": key}
-        balancers = {"dry_run": where.dry_run, "balancers": of, "aware": aware}
+    if fleet_options.as_json:
+        made = {} if key is None or fleet_options.dry_run else {"key": key}
+        balancers = {"dry_run": fleet_options.dry_run, "balancers": of, "aware": aware}
         show.json({"keys": [_row(one) for one in changed], **made, **balancers})
         return 0
-    dry = show.DRY if where.dry_run else ""
+    dry = show.DRY if fleet_options.dry_run else ""
     for one in changed:
         show.line(f"{dry}{one.id}, of {one.tenant}: {_state(one)}, for {_scope(one)}, until {_until(one)}", "bold")
     setting.print_aware(aware, of)
-    if key is not None and not where.dry_run:
+    if key is not None and not fleet_options.dry_run:
         show.line("the key, which is shown this once:")
         show.line(key, "bold")
     return 0

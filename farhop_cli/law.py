@@ -69,15 +69,15 @@ def _read(value: bytes) -> _StandingLaw | None:
 # -- get
 
 
-def get(epoch: int | None, where: FleetOptions) -> int:
+def get(epoch: int | None, fleet_options: FleetOptions) -> int:
     """Print the present law, or a past one, so that it can be edited and set; the exit code."""
-    here = where.fleet()
+    here = fleet_options.fleet()
 
     async def work(store: Store) -> int:
         entry = await _of_epoch(store, epoch, here.topology)
         if entry is None and here.topology is None:
             fail("etcd holds no law; balancers use the one in their topology files", NEGATIVE)
-        _print(entry, epoch, here.topology, where.as_json)
+        _print(entry, epoch, here.topology, fleet_options.as_json)
         return 0
 
     return with_store(here, work)
@@ -127,9 +127,9 @@ def _line(text: str) -> str:
 # -- history
 
 
-def history(where: FleetOptions) -> int:
+def history(fleet_options: FleetOptions) -> int:
     """Past laws and the present one, newest first; the exit code."""
-    here = where.fleet()
+    here = fleet_options.fleet()
 
     async def work(store: Store) -> int:
         entries = [*await store.list(LAW_HISTORY_PREFIX), *filter(None, [await store.get(LAW_KEY)])]
@@ -137,7 +137,7 @@ def history(where: FleetOptions) -> int:
         known.sort(key=lambda one: one.epoch, reverse=True)
         if len(known) < len(entries):
             warn(f"{len(entries) - len(known)} entries there cannot be read")
-        if where.as_json:
+        if fleet_options.as_json:
             laws = [{**{n: getattr(one, n) for n in _SIGNED}, "tenants": len(one.tenants)} for one in known]
             show.json({"law": laws})
         elif known:
@@ -153,9 +153,9 @@ def history(where: FleetOptions) -> int:
 # -- set
 
 
-def put(file: str, why: str, by: str | None, after: int | None, where: FleetOptions) -> int:
+def put(file: str, why: str, by: str | None, after: int | None, fleet_options: FleetOptions) -> int:
     """Check a law and set it instead of the one in force; the exit code."""
-    here, world = _known(where)
+    here, world = _known(fleet_options)
     sealed = _sealed_in(file)
     if sealed is None and not why:
         fail("--why: give the reason, for the record")
@@ -167,25 +167,29 @@ def put(file: str, why: str, by: str | None, after: int | None, where: FleetOpti
         return sealed if sealed is not None else _written(law, epoch, why, by)
 
     return with_store(
-        here, lambda store: _set(store, here, world, document, file, after, where), writes=not where.dry_run
+        here,
+        lambda store: _set(store, here, world, document, file, after, fleet_options),
+        writes=not fleet_options.dry_run,
     )
 
 
-def unset(why: str, by: str | None, after: int | None, where: FleetOptions) -> int:
+def unset(why: str, by: str | None, after: int | None, fleet_options: FleetOptions) -> int:
     """Set the topology's own law, under a new epoch, which never goes back; the exit code."""
-    here, world = _known(where)
+    here, world = _known(fleet_options)
     law = policy.document_of(world)
 
     def document(epoch: int) -> bytes:
         return _written(law, epoch, why, by)
 
     return with_store(
-        here, lambda store: _set(store, here, world, document, "the topology", after, where), writes=not where.dry_run
+        here,
+        lambda store: _set(store, here, world, document, "the topology", after, fleet_options),
+        writes=not fleet_options.dry_run,
     )
 
 
-def _known(where: FleetOptions) -> tuple[Fleet, Topology]:
-    here = where.fleet()
+def _known(fleet_options: FleetOptions) -> tuple[Fleet, Topology]:
+    here = fleet_options.fleet()
     if here.topology is None:
         fail("etcd alone does not name the regions and places; give --config")
     return here, here.topology
@@ -237,7 +241,7 @@ async def _set(
     document_of: Callable[[int], bytes],
     source: str,
     after: int | None,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     before = await store.get(LAW_KEY)
     statuses = await here.all_statuses()
@@ -253,19 +257,19 @@ async def _set(
             NEGATIVE,
         )
     revision, aware, asked = 0, 0, 0
-    if not where.dry_run:
+    if not fleet_options.dry_run:
         revision = await _write(store, before, document)
         asked = len(here.admins) + len(here.regional)
         aware = await settled(lambda: _aware(here, read.epoch), asked)
     difference = policy.changed(held, read.over(world))
     effects = effect.of_law(held, read.over(world), statuses)
-    if where.as_json:
-        written: dict[str, Any] = {"epoch": read.epoch, "revision": revision, "dry_run": where.dry_run}
-        if where.dry_run:
+    if fleet_options.as_json:
+        written: dict[str, Any] = {"epoch": read.epoch, "revision": revision, "dry_run": fleet_options.dry_run}
+        if fleet_options.dry_run:
             written["unreachable"] = list(unanswered(here, store))
         show.json({**written, **difference, "effects": effects, "balancers": asked, "aware": aware})
         return 0
-    dry = show.DRY if where.dry_run else ""
+    dry = show.DRY if fleet_options.dry_run else ""
     show.line(f"{dry}law of epoch {read.epoch} is set, by {read.author}: {read.why}", "bold")
     _print_difference(difference, effects)
     print_aware(aware, asked)
@@ -370,12 +374,12 @@ def under(world: Topology, document: bytes | None) -> Topology:
 # -- diff
 
 
-def diff(file: str, epoch: int | None, where: FleetOptions) -> int:
+def diff(file: str, epoch: int | None, fleet_options: FleetOptions) -> int:
     """What the law in a file would change against the present one, or that of an epoch; the exit code: 1 if anything.
 
     Without a file: what changed since that epoch, or, without one, what `unset` would change.
     """
-    here, world = _known(where)
+    here, world = _known(fleet_options)
     sealed = _sealed_in(file) if file else None
     law = policy.document_of(world) if not file else {} if sealed is not None else _file(file)
 
@@ -390,7 +394,7 @@ def diff(file: str, epoch: int | None, where: FleetOptions) -> int:
             made = _checked(document, world, file or "the topology").over(world)
         difference = policy.changed(held, made)
         effects = effect.of_law(held, made, await here.all_statuses())
-        if where.as_json:
+        if fleet_options.as_json:
             show.json({**difference, "effects": effects, "unreachable": list(unanswered(here, store))})
         else:
             _print_difference(difference, effects)
@@ -412,15 +416,15 @@ def sign(file: str, key: str, epoch: int, why: str, by: str | None) -> int:
     return 0
 
 
-def verify(file: str, public: Sequence[str], where: FleetOptions) -> int:
+def verify(file: str, public: Sequence[str], fleet_options: FleetOptions) -> int:
     """Whether the law in a file, or in each hub, is valid by these keys; the exit code: 1 if any is not."""
-    keys = _keys(public, where.config)
+    keys = _keys(public, fleet_options.config)
     if file:
         value = _sealed_in(file)
         if value is None and not Path(file).is_file():
             fail(f"{quoted(file)}: no such file; give a law that `farhop law sign` wrote")
-        return _print_verified([(file, value if value is not None else b"")], keys, where.as_json)
-    here = where.fleet()
+        return _print_verified([(file, value if value is not None else b"")], keys, fleet_options.as_json)
+    here = fleet_options.fleet()
 
     async def work(store: Store) -> int:
         copies, missed = [], False
@@ -432,7 +436,7 @@ def verify(file: str, public: Sequence[str], where: FleetOptions) -> int:
                 missed = True
                 continue
             copies.append((f"hub {name}", entry.value if entry is not None else None))
-        return _print_verified(copies, keys, where.as_json) or (PARTIAL if missed else 0)
+        return _print_verified(copies, keys, fleet_options.as_json) or (PARTIAL if missed else 0)
 
     return with_store(here, work)
 
@@ -463,8 +467,14 @@ def _keys(public: Sequence[str], config: Path | None) -> Keys:
 
 def _print_verified(copies: list[tuple[str, bytes | None]], keys: Keys, as_json: bool) -> int:
     checked = []
-    for where, value in copies:
-        one: dict[str, Any] = {"where": where, "epoch": None, "signed_by": None, "good": value is None, "why": "no law"}
+    for source, value in copies:
+        one: dict[str, Any] = {
+            "where": source,
+            "epoch": None,
+            "signed_by": None,
+            "good": value is None,
+            "why": "no law",
+        }
         if value is not None:
             known = _read(value)
             one |= {"epoch": known.epoch if known is not None else None, "signed_by": key_named(value) or None}

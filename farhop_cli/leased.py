@@ -44,18 +44,18 @@ class Leased(NamedTuple):
     effects: Callable[[Store], Awaitable[Sequence[str]]] | None = None
 
 
-def put(noun: Noun, here: Fleet, one: Leased, where: FleetOptions, notes: Sequence[str] = ()) -> int:
+def put(noun: Noun, here: Fleet, one: Leased, fleet_options: FleetOptions, notes: Sequence[str] = ()) -> int:
     """Write it instead of the present one, readable or not; the exit code."""
     scope = (name if kind == "region" else f"--{kind} {name}" for kind, name in one.whom.items())
     sooner = f"it ends by itself; sooner with: farhop {noun.name} unset {' '.join(scope)}"
     asked = SettingChange(
         one.key, "", one.whom, lambda _: one.document, one.for_s, one.check, (*notes, sooner), effects=one.effects
     )
-    return setting.change(noun, here, asked, where)
+    return setting.change(noun, here, asked, fleet_options)
 
 
 def unset(
-    noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], where: FleetOptions, notes: Sequence[str] = ()
+    noun: Noun, here: Fleet, key: str, whom: Mapping[str, str], fleet_options: FleetOptions, notes: Sequence[str] = ()
 ) -> int:
     """Remove it; the exit code. Ends the command if there is none."""
 
@@ -63,7 +63,7 @@ def unset(
         if before is None:
             fail(f"{setting.title(whom)}: no {noun.name} is set; nothing was changed", NEGATIVE)
 
-    return setting.change(noun, here, SettingChange(key, "", whom, make, notes=notes), where)
+    return setting.change(noun, here, SettingChange(key, "", whom, make, notes=notes), fleet_options)
 
 
 def everybody(here: Fleet, _region: str) -> int:

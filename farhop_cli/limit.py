@@ -53,10 +53,10 @@ class TrialFiles:
 
         return prices_in(self.prices)
 
-    def check(self, where: FleetOptions) -> None:
+    def check(self, fleet_options: FleetOptions) -> None:
         """End the command, naming the option, for invalid files."""
         _ = self.book
-        if self.usage is not None and not where.dry_run:
+        if self.usage is not None and not fleet_options.dry_run:
             fail("--usage: is for a dry run; give --dry-run, too")
         if self.usage is not None and not self.usage.is_dir():
             fail(
@@ -86,23 +86,23 @@ def micro_usd(option: str, given: float | None) -> int | None:
 
 def set_limit(
     tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int | None], how: Shared, against: TrialFiles,
-    why: str, by: str | None, where: FleetOptions,
+    why: str, by: str | None, fleet_options: FleetOptions,
 ) -> int:  # fmt: skip
     """Limit a tenant, or a key or a model of it, or each of its users; the exit code. `whose`: key, model, whether of
     each user. Limits left out stay. A dry run reports what they would have refused, by usage files. Money is not
     limited if it cannot be counted.
     """
-    against.check(where)
+    against.check(fleet_options)
     given = {name: size for name, size in sizes.items() if size is not None}
     if not given and how == Shared("", None, None):
         options = ", ".join("--" + name.removeprefix("micro_").replace("_", "-") for name in NAMES)
         fail(f"give a limit: one of {options}")
-    new = _New(tenant, whose, given, how, against, region_document.authorship(why, by), where.fleet())
+    new = _New(tenant, whose, given, how, against, region_document.authorship(why, by), fleet_options.fleet())
     notes = (f"lent out by {how.home}" if how.home else "requests under way are not disturbed",)
     asked = SettingChange(
         _key(tenant), "", new.whom, new.document, check=new.check, notes=notes, effects=new.effects
     )  # fmt: skip
-    return setting.change(NOUN, new.fleet, asked, where)
+    return setting.change(NOUN, new.fleet, asked, fleet_options)
 
 
 class _New:
@@ -186,7 +186,9 @@ class _New:
         return (effect,)
 
 
-def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, where: FleetOptions) -> int:
+def unset(
+    tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, fleet_options: FleetOptions
+) -> int:
     """Remove a limit, or all of a tenant's (None), readable or not; the exit code."""
     authorship = region_document.authorship(why, by)
     whom = {"tenant": tenant} if whose is None else _whom(tenant, *whose)
@@ -202,7 +204,9 @@ def unset(tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | 
         return _encoded(tenant, left, shared, authorship) if left else None
 
     back = (f"{setting.title(whom)}: not limited",)
-    return setting.change(NOUN, where.fleet(), SettingChange(_key(tenant), "", whom, make, notes=back), where)
+    return setting.change(
+        NOUN, fleet_options.fleet(), SettingChange(_key(tenant), "", whom, make, notes=back), fleet_options
+    )
 
 
 def _whom(tenant: str, key: str, model: str, each_user: bool) -> dict[str, str]:

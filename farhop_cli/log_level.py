@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error", "critical")  # farhop.telemetry.logs is heavy
 
 
-def run(level: str, region: str, where: FleetOptions) -> int:
+def run(level: str, region: str, fleet_options: FleetOptions) -> int:
     """Set it, or report where it would be set; the exit code."""
     if level not in LEVELS:
         fail(f"LEVEL: {quoted(level)} is unknown; give one of {', '.join(LEVELS)}")
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
     asked = [one for one in here.balancers if region in ("", one.region)]
-    done = asyncio.run(here.seen(region=region) if where.dry_run else _set(here, asked, level))
+    done = asyncio.run(here.seen(region=region) if fleet_options.dry_run else _set(here, asked, level))
     fleet.unreachable(here, done)
     named = [str(one.balancer) for one in done if one.status is not None]
-    if where.as_json:
+    if fleet_options.as_json:
         unreachable = [one.error for one in done if one.error]
-        show.json({"level": level, "set": named, "dry_run": where.dry_run, "unreachable": unreachable})
+        show.json({"level": level, "set": named, "dry_run": fleet_options.dry_run, "unreachable": unreachable})
     else:
-        show.line(f"{show.DRY if where.dry_run else ''}{', '.join(named)}: {level} until the next start")
+        show.line(f"{show.DRY if fleet_options.dry_run else ''}{', '.join(named)}: {level} until the next start")
     partial = fleet.partial(here, done)
     if partial:
         warn(partial)

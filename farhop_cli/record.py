@@ -49,10 +49,10 @@ class _Received:
     errors: list[str] = field(default_factory=list)
 
 
-def run(out: str, for_s: float, region: str, where: FleetOptions) -> int:
+def run(out: str, for_s: float, region: str, fleet_options: FleetOptions) -> int:
     """Record; the exit code: 1 if nothing came, 3 if not every balancer was recorded to the end."""
     path = Path(out)
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
     balancers = [one for one in here.balancers if one.url and region in ("", one.region)]
     if not balancers:
         fail(f"{here.name}: no balancer's admin port is known; give one by --admin")
@@ -67,7 +67,7 @@ def run(out: str, for_s: float, region: str, where: FleetOptions) -> int:
         fail(f"--out: {path} is there already, and is not written over; give another name")
     except OSError as error:
         fail(f"--out: {path}: {error.strerror}; give a place that can be written to")
-    return _print(path, received, where.as_json)
+    return _print(path, received, fleet_options.as_json)
 
 
 class Trace:

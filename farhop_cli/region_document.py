@@ -80,13 +80,13 @@ def put(
     whom: Mapping[str, str],
     value: Callable[[Any], Any],
     by: Authorship,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
     checks: Checks = NO_CHECKS,
     notes: Sequence[str] = (),
 ) -> int:
     """Put `value(present value, None if there is none)` in its place, and keep the rest; the exit code."""
     noun, region, _ = document
-    here, (sense, warnings, effects) = where.fleet(region), checks
+    here, (sense, warnings, effects) = fleet_options.fleet(region), checks
     whom = {"region": region, **whom}
 
     def make(before: Setting | None) -> bytes:
@@ -102,11 +102,11 @@ def put(
         effects=None if effects is None else lambda store: effects(here, store),
         sense=None if sense is None else lambda: sense(here),
     )  # fmt: skip
-    return setting.change(noun, here, asked, where)
+    return setting.change(noun, here, asked, fleet_options)
 
 
 def unset(
-    document: RegionDocument, whom: Mapping[str, str] | None, why: str, by: str | None, where: FleetOptions
+    document: RegionDocument, whom: Mapping[str, str] | None, why: str, by: str | None, fleet_options: FleetOptions
 ) -> int:
     """Remove what is set for one subject, or all of the region's (None), readable or not; the exit code."""
     noun, region, _ = document
@@ -124,7 +124,7 @@ def unset(
 
     back = (f"{setting.title(scope)}: as configured",)
     return setting.change(
-        noun, where.fleet(region), SettingChange(document.key, region, scope, make, notes=back), where
+        noun, fleet_options.fleet(region), SettingChange(document.key, region, scope, make, notes=back), fleet_options
     )  # fmt: skip
 
 

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 _SCOPE = ("tenant", "model")
 
 
-def put(region: str, text: str, tenant: str, model: str, why: str, by: str | None, where: FleetOptions) -> int:
+def put(region: str, text: str, tenant: str, model: str, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Set the route of an entry, for a tenant, a model or all without their own; the exit code."""
     authorship = region_document.authorship(why, by)
     whom = _scope(tenant, model)
     route = _parsed(text)
     region_document.checked(RouteConfig, {**route, **whom}, "ROUTE")
-    regions = (found := where.fleet(region)).topology and found.topology.regions
+    regions = (found := fleet_options.fleet(region)).topology and found.topology.regions
 
     def encode(items: Sequence[Item], authorship: Authorship) -> bytes:
         _together(items, regions)
@@ -55,12 +55,14 @@ def put(region: str, text: str, tenant: str, model: str, why: str, by: str | Non
         return [f"--model: {text}" for text in effect.unserved(await here.statuses(), names)]
 
     document, checks = RegionDocument(NOUN, region, encode), Checks(warnings=unserved, effects=effects)
-    return region_document.put(document, whom, lambda _: route, authorship, where, checks, notes)
+    return region_document.put(document, whom, lambda _: route, authorship, fleet_options, checks, notes)
 
 
-def unset(region: str, tenant: str, model: str, why: str, by: str | None, where: FleetOptions) -> int:
+def unset(region: str, tenant: str, model: str, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Remove the route of a tenant or a model, or, without either, all; the exit code."""
-    return region_document.unset(RegionDocument(NOUN, region, _encode), _scope(tenant, model) or None, why, by, where)
+    return region_document.unset(
+        RegionDocument(NOUN, region, _encode), _scope(tenant, model) or None, why, by, fleet_options
+    )
 
 
 def _scope(tenant: str, model: str) -> dict[str, str]:

@@ -104,13 +104,13 @@ def read(noun: Noun, entry: Entry | None) -> Setting | None:
 # -- get
 
 
-def get(noun: Noun, region: str, where: FleetOptions) -> int:
+def get(noun: Noun, region: str, fleet_options: FleetOptions) -> int:
     """Print what is set, for a region or for all; the exit code."""
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
 
     async def work(store: Store) -> int:
         found = await _all(noun, store, region)
-        if where.as_json:
+        if fleet_options.as_json:
             show.json({noun.name: [one.row(item) for one, items in found for item in items]})
             return 0
         for one, items in found:
@@ -168,7 +168,7 @@ class SettingChange:
     sense: Callable[[], Awaitable[None]] | None = None
 
 
-def change(noun: Noun, here: Fleet, asked: SettingChange, where: FleetOptions) -> int:
+def change(noun: Noun, here: Fleet, asked: SettingChange, fleet_options: FleetOptions) -> int:
     """Set or remove; the exit code."""
 
     async def work(store: Store) -> int:
@@ -178,26 +178,26 @@ def change(noun: Noun, here: Fleet, asked: SettingChange, where: FleetOptions) -
         before = read(noun, entry)
         document = asked.make(before)
         after = noun.read(asked.key, document) if document is not None else None
-        aware, of = 0, 0 if where.dry_run else noun.asked(here, asked.region)
-        if asked.sense is not None and not where.dry_run:
+        aware, of = 0, 0 if fleet_options.dry_run else noun.asked(here, asked.region)
+        if asked.sense is not None and not fleet_options.dry_run:
             await asked.sense()
-        if not where.dry_run:
+        if not fleet_options.dry_run:
             revision = entry.revision if entry is not None else 0
             if document is None:
                 await store.delete(asked.key, expect_revision=revision)
             else:
                 await store.put(asked.key, document, expect_revision=revision, ttl_s=asked.ttl_s)
             aware = await settled(lambda: noun.followed(here, asked.region, before, after), of)
-        effects = await asked.effects(store) if asked.effects is not None and where.dry_run else ()
+        effects = await asked.effects(store) if asked.effects is not None and fleet_options.dry_run else ()
         if here.asked and all(one.status is None for one in here.asked.values()):
             effects = ()  # it affects no traffic
-        _print(noun, asked, before, after, where, (aware, of), effects, unanswered(here, store))
-        if asked.warnings is not None and not where.dry_run:
+        _print(noun, asked, before, after, fleet_options, (aware, of), effects, unanswered(here, store))
+        if asked.warnings is not None and not fleet_options.dry_run:
             for text in await asked.warnings():
                 warn(text)
         return 0
 
-    return with_store(here, work, writes=not where.dry_run)
+    return with_store(here, work, writes=not fleet_options.dry_run)
 
 
 def _print(
@@ -205,7 +205,7 @@ def _print(
     asked: SettingChange,
     before: Setting | None,
     after: Setting | None,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
     known: tuple[int, int],
     effects: Sequence[str],
     silent: Sequence[str],
@@ -214,16 +214,16 @@ def _print(
     left = [item.whom for item in after.items if not now] if after is not None else []
     gone = [item for item in before.items if item.whom == asked.whom or not now] if before is not None else []
     was = [item for item in gone if item.whom not in left]
-    if where.as_json:
+    if fleet_options.as_json:
         rows = {
             "set": [after.row(item) for item in now] if after is not None else [],
             "was": [before.row(item) for item in was] if before is not None else [],
         }
-        tried = {"effects": list(effects), "unreachable": list(silent)} if where.dry_run else {}
-        dry_run = {"dry_run": where.dry_run, **tried}
+        tried = {"effects": list(effects), "unreachable": list(silent)} if fleet_options.dry_run else {}
+        dry_run = {"dry_run": fleet_options.dry_run, **tried}
         show.json({"noun": noun.name, **rows, **dry_run, "balancers": known[1], "aware": known[0]})
         return
-    dry = show.DRY if where.dry_run else ""
+    dry = show.DRY if fleet_options.dry_run else ""
     for item in now:
         show.line(f"{dry}{title(item.whom)}: {noun.line(item.value)}", "bold")
         show.line(f"  {byline(after)}", "dim")
@@ -257,12 +257,12 @@ def print_aware(aware: int, asked: int) -> None:
 # -- diff
 
 
-def diff(noun: Noun, region: str, file: str, where: FleetOptions) -> int:
+def diff(noun: Noun, region: str, file: str, fleet_options: FleetOptions) -> int:
     """What would change if a file replaced what is set; the exit code: 1 if anything.
 
     Without a file, against the configuration alone: what `unset` would remove.
     """
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
     wanted, configured = _file_items(noun, file, region) if file else ({}, True)
 
     async def work(store: Store) -> int:
@@ -271,7 +271,7 @@ def diff(noun: Noun, region: str, file: str, where: FleetOptions) -> int:
         removed = [item for key, item in stands.items() if key not in wanted]
         both = [(stands[key], item) for key, item in wanted.items() if key in stands]
         changed = [(was, now) for was, now in both if was.value != now.value]
-        if where.as_json:
+        if fleet_options.as_json:
             rows = {name: [_plain(one) for one in items] for name, items in (("added", added), ("removed", removed))}
             pairs = [{**was.whom, "was": was.value, "value": now.value} for was, now in changed]
             show.json({"noun": noun.name, **rows, "changed": pairs})
@@ -331,12 +331,12 @@ def _raw(name: str) -> dict[str, Any]:
 # -- history
 
 
-def history(noun: Noun, region: str, where: FleetOptions) -> int:
+def history(noun: Noun, region: str, fleet_options: FleetOptions) -> int:
     """What was set and removed, as far back as etcd's history goes, the newest first; the exit code."""
-    here = where.fleet(region)
+    here = fleet_options.fleet(region)
     since, changes = asyncio.run(_remembered(here, (noun.prefix, *noun.beside)))
     rows = [row for change in reversed(changes) for row in _past(noun, change, region)]
-    if where.as_json:
+    if fleet_options.as_json:
         show.json({noun.name: rows, "since_revision": since})
         return 0
     shown = ("at", "author", "what", "why")

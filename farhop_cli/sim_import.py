@@ -120,10 +120,10 @@ def _regions(options: Options, topology: Topology) -> list[str]:
     return chosen
 
 
-def _known(where: str, region: str, known: Sequence[str]) -> None:
+def _known(option: str, region: str, known: Sequence[str]) -> None:
     if region not in known:
         remedy = did_you_mean(region, known, f"the topology has: {', '.join(known)}")
-        fail(f"{where} unknown region {region[:63]!r}; {remedy}")
+        fail(f"{option} unknown region {region[:63]!r}; {remedy}")
 
 
 def _facts(rows: Sequence[LogRow]) -> dict[str, Any]:

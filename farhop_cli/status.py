@@ -83,17 +83,17 @@ class Asked:
     watch: bool = False
 
 
-def run(asked: Asked, where: FleetOptions) -> int:
+def run(asked: Asked, fleet_options: FleetOptions) -> int:
     """Show the fleet's state; the exit code: 3 if not all answered, else 1 if a region is down."""
-    if asked.watch and where.as_json:
+    if asked.watch and fleet_options.as_json:
         fail("--watch, --json: give one of them")
-    here = where.fleet(asked.region)
+    here = fleet_options.fleet(asked.region)
     if asked.watch:
-        _watch(asked, where, here)
-    upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions or where.as_json)
+        _watch(asked, fleet_options, here)
+    upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions or fleet_options.as_json)
     fleet.unreachable(here, answered)
     down, missing = down_regions(upper), fleet.partial(here, answered)
-    if where.as_json:
+    if fleet_options.as_json:
         unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
         summed = summary.of(here.name, upper, lower, unreached, asked.region, here.announcers)
         lists = {"global": upper, "regional": lower, "announcers": here.announcers}
@@ -135,7 +135,7 @@ def draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answer
     _print(asked, upper, lower)
 
 
-def _watch(asked: Asked, where: FleetOptions, here: Fleet) -> None:
+def _watch(asked: Asked, fleet_options: FleetOptions, here: Fleet) -> None:
     """Until Ctrl-C: on a terminal in place, elsewhere one after another."""
     out, draws = show.console(), 0
     live = Live(console=out, screen=True, auto_refresh=False, vertical_overflow="crop") if out.is_terminal else None
@@ -143,7 +143,7 @@ def _watch(asked: Asked, where: FleetOptions, here: Fleet) -> None:
         while True:
             if draws % FIND_EVERY == FIND_EVERY - 1:
                 with contextlib.suppress(typer.Exit):  # the previous view stays until there is a new one
-                    here = where.fleet(asked.region)
+                    here = fleet_options.fleet(asked.region)
             upper, lower, answered = _asked(here, asked, spills=asked.wide or asked.regions)
             if live is None:
                 draw(here, asked, upper, lower, answered)

@@ -250,11 +250,11 @@ class Top(App[None]):
             self.push_screen(Ask(self._source, self._author, do, names[row]))
 
 
-def run(by: str | None, where: FleetOptions, *, read_only: bool) -> int:
+def run(by: str | None, fleet_options: FleetOptions, *, read_only: bool) -> int:
     """Show it until `q`; the exit code."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         fail("top: needs a terminal; `farhop status --watch` goes through pipes")
-    here = where.fleet()
+    here = fleet_options.fleet()
     if not here.balancers:
         fail(f"{here.name}: no balancer is known; give its admin port by --admin")
     asyncio.run(_show(here, by or setting.author_here(), read_only=read_only))

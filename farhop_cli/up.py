@@ -64,8 +64,8 @@ def run(options: Options) -> None:
     try:
         uvloop.run(_run(settings, folder, options.world))
     except (WorldError, TopologyError, EtcdLabError, OSError) as error:
-        where = "" if str(folder) in str(error) else f"; logs are in {folder}"
-        fail(f"up: {error}{where}")
+        logs = "" if str(folder) in str(error) else f"; logs are in {folder}"
+        fail(f"up: {error}{logs}")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -188,7 +188,7 @@ def _n_minus_1(drill: Drill, facts: Facts) -> Finding:
             busy = max(one.slots_total - one.slots_free, one.in_flight, one.used_share * one.slots_total)
             slots[at] = slots.get(at, 0.0) + one.slots_total
             used[at] = used.get(at, 0.0) + busy + one.queued_requests
-    worst, where = 0.0, "no tenant's regions lose anything"
+    worst, worst_case = 0.0, "no tenant's regions lose anything"
     for model in sorted({model for model, _ in slots}):
         zones = {law.verdict(name, model).lawful for name in facts.topology.tenants}
         for zone in sorted(zones, key=sorted):
@@ -199,8 +199,11 @@ def _n_minus_1(drill: Drill, facts: Facts) -> Finding:
             load = sum(used[model, name] for name in here)
             share = load / left if left > 0.0 else float("inf")
             if share >= worst and left > 0.0:
-                worst, where = share, f"{model} in {', '.join(here)}: {load:.0f} requests on the {left:.0f} slots left"
-    seen = f"{worst:.2f} at the most ({where}); {drill.utilisation_max:g} is allowed"
+                worst, worst_case = (
+                    share,
+                    f"{model} in {', '.join(here)}: {load:.0f} requests on the {left:.0f} slots left",
+                )
+    seen = f"{worst:.2f} at the most ({worst_case}); {drill.utilisation_max:g} is allowed"
     return Finding("n-1", worst < drill.utilisation_max, seen)
 
 

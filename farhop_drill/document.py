@@ -249,8 +249,8 @@ def parsed(text: bytes, source: str) -> dict[str, Any]:
         raw = yaml.safe_load(text)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise DrillError(source, [f"not YAML{where}"]) from None
+        position = f" at line {mark.line + 1}" if mark is not None else ""
+        raise DrillError(source, [f"not YAML{position}"]) from None
     if not isinstance(raw, dict):
         raise DrillError(source, ["a drill is a mapping that begins with `drill: NAME`"])
     return raw

@@ -89,9 +89,9 @@ def _check_depth(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > DEPTH_MAX:
-                where = _place(event.start_mark)
+                position = _place(event.start_mark)
                 raise _Refused(
-                    Problem(where, f"nested more than {DEPTH_MAX} deep", "a topology needs 6 levels; flatten it")
+                    Problem(position, f"nested more than {DEPTH_MAX} deep", "a topology needs 6 levels; flatten it")
                 )
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1

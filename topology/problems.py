@@ -24,8 +24,8 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        where = f"{self.path}: " if self.path else ""
-        return f"{where}{self.message}; {self.remedy}"
+        prefix = f"{self.path}: " if self.path else ""
+        return f"{prefix}{self.message}; {self.remedy}"
 
 
 class TopologyError(Exception):

@@ -43,9 +43,9 @@ def stranded_problems(raw: Mapping[str, Any], problems: Sequence[Problem]) -> li
 def _stranded_keys(
     law: Law, rule: str, tenant: Mapping[str, Any], path: Loc, faulty: tuple[str, ...]
 ) -> Iterator[Problem]:
-    for where, key in records(tenant, "keys", path):
+    for field_path, key in records(tenant, "keys", path):
         within = tuple(place for _, place in texts(key, "within"))
-        at = path_of(*where, "within")
+        at = path_of(*field_path, "within")
         known = not any(fault.startswith(at) for fault in faulty)
         if known and not law.verdict(rule, "", narrow=narrowing(within)).lawful:
             name, owner = quoted(str(key.get("name"))), quoted(str(tenant.get("name")))

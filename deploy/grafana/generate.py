@@ -47,54 +47,54 @@ class Panel:
     queries: tuple[Query, ...]
 
 
-def _known(name: str, by: tuple[str, ...], where: str = "") -> None:
+def _known(name: str, by: tuple[str, ...], matchers: str = "") -> None:
     metric = METRICS.get(name)
     if metric is None:
         raise UnknownError(f"no metric {name}; see docs/reference/metrics.md")
     labels = {*ALWAYS, *(label.strip(" `") for label in metric.labels.split(","))}
-    used = {*by, *(part.split("=")[0].rstrip("!").strip() for part in where.split(",") if part)}
+    used = {*by, *(part.split("=")[0].rstrip("!").strip() for part in matchers.split(",") if part)}
     if strangers := used - labels:
         raise UnknownError(f"{name} has no label {', '.join(sorted(strangers))}")
 
 
-def _at(name: str, where: str) -> str:
-    return f"{name}{{{', '.join(filter(None, (SELECTED, where)))}}}"
+def _at(name: str, matchers: str) -> str:
+    return f"{name}{{{', '.join(filter(None, (SELECTED, matchers)))}}}"
 
 
 def _legend(by: tuple[str, ...]) -> str:
     return " ".join(f"{{{{{label}}}}}" for label in by)
 
 
-def rate(name: str, *by: str, where: str = "") -> Query:
+def rate(name: str, *by: str, matchers: str = "") -> Query:
     """How fast a counter grows, a second, summed by labels."""
-    _known(name, by, where)
+    _known(name, by, matchers)
     if METRICS[name].kind != "counter":
         raise UnknownError(f"{name} is no counter")
-    return Query(f"sum by ({', '.join(by)}) (rate({_at(name, where)}[$__rate_interval]))", _legend(by), (name,))
+    return Query(f"sum by ({', '.join(by)}) (rate({_at(name, matchers)}[$__rate_interval]))", _legend(by), (name,))
 
 
-def now(name: str, *by: str, how: str = "sum", where: str = "") -> Query:
+def now(name: str, *by: str, how: str = "sum", matchers: str = "") -> Query:
     """A gauge, summed by labels, or the `max` or `min` of them."""
-    _known(name, by, where)
+    _known(name, by, matchers)
     if METRICS[name].kind != "gauge":
         raise UnknownError(f"{name} is no gauge")
-    return Query(f"{how} by ({', '.join(by)}) ({_at(name, where)})", _legend(by), (name,))
+    return Query(f"{how} by ({', '.join(by)}) ({_at(name, matchers)})", _legend(by), (name,))
 
 
-def quantile(share: float, name: str, *by: str, where: str = "") -> Query:
+def quantile(share: float, name: str, *by: str, matchers: str = "") -> Query:
     """A quantile of a histogram."""
-    _known(name, by, where)
+    _known(name, by, matchers)
     if METRICS[name].kind != "histogram":
         raise UnknownError(f"{name} is no histogram")
-    buckets = f"sum by ({', '.join((*by, 'le'))}) (rate({_at(f'{name}_bucket', where)}[$__rate_interval]))"
+    buckets = f"sum by ({', '.join((*by, 'le'))}) (rate({_at(f'{name}_bucket', matchers)}[$__rate_interval]))"
     return Query(f"histogram_quantile({share:g}, {buckets})", f"p{100 * share:g} {_legend(by)}", (name,))
 
 
-def mean(name: str, *by: str, where: str = "") -> Query:
+def mean(name: str, *by: str, matchers: str = "") -> Query:
     """The mean of a summary or a histogram."""
-    _known(name, by, where)
+    _known(name, by, matchers)
     parts = [
-        f"sum by ({', '.join(by)}) (rate({_at(name + end, where)}[$__rate_interval]))" for end in ("_sum", "_count")
+        f"sum by ({', '.join(by)}) (rate({_at(name + end, matchers)}[$__rate_interval]))" for end in ("_sum", "_count")
     ]
     return Query(" / ".join(parts), _legend(by), (name,))
 
@@ -109,24 +109,24 @@ ENTRY, BELOW = 'tier="global"', 'tier="regional"'
 
 DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
     "fleet": ("Farhop: fleet", [
-        Panel("Requests a second, by entry", "reqps", (rate(REQUESTS, "region", where=ENTRY),)),
-        Panel("Requests a second, by how they ended", "reqps", (rate(REQUESTS, "reason", "code", where=ENTRY),)),
-        Panel("Time to first token", "s", tuple(quantile(q, TTFT, where=ENTRY) for q in (0.5, 0.9, 0.99))),
-        Panel("Time to first token by entry, p90", "s", (quantile(0.9, TTFT, "region", where=ENTRY),)),
-        Panel("Time per output token", "s", tuple(quantile(q, TPOT, where=ENTRY) for q in (0.5, 0.9, 0.99))),
-        Panel("Duration", "s", tuple(quantile(q, "farhop_duration_seconds", where=ENTRY) for q in (0.5, 0.9, 0.99))),
+        Panel("Requests a second, by entry", "reqps", (rate(REQUESTS, "region", matchers=ENTRY),)),
+        Panel("Requests a second, by how they ended", "reqps", (rate(REQUESTS, "reason", "code", matchers=ENTRY),)),
+        Panel("Time to first token", "s", tuple(quantile(q, TTFT, matchers=ENTRY) for q in (0.5, 0.9, 0.99))),
+        Panel("Time to first token by entry, p90", "s", (quantile(0.9, TTFT, "region", matchers=ENTRY),)),
+        Panel("Time per output token", "s", tuple(quantile(q, TPOT, matchers=ENTRY) for q in (0.5, 0.9, 0.99))),
+        Panel("Duration", "s", tuple(quantile(q, "farhop_duration_seconds", matchers=ENTRY) for q in (0.5, 0.9, 0.99))),
         Panel("Regions that may be chosen", "short", (now("farhop_region_up", "target", how="min"),)),
-        Panel("Replicas wanted so that any region may be lost", "short", (now("farhop_desired_replicas", "target", "model", where=ENTRY, how="max"),)),
+        Panel("Replicas wanted so that any region may be lost", "short", (now("farhop_desired_replicas", "target", "model", matchers=ENTRY, how="max"),)),
         Panel("Pilot-light regions: 0 asleep, 0.5 waking, 1 awake", "short", (now("farhop_pilot_light_awake", "target", how="max"),)),
         Panel("Age of regions' reports", "s", (now("farhop_report_age_seconds", "target", how="max"),)),
-        Panel("Attempts a second, by region and outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", where=ENTRY),)),
-        Panel("Mean time to first token, by region that served", "s", (mean("farhop_target_ttft_seconds", "target", where=ENTRY),)),
-        Panel("Requests a second, by model", "reqps", (rate("farhop_model_requests_total", "model", "code", where=ENTRY),)),
-        Panel("Tokens a second, by model", "short", (rate("farhop_model_tokens_total", "model", "kind", where=ENTRY),)),
-        Panel("Time to first token by model, p90", "s", (quantile(0.9, "farhop_model_ttft_seconds", "model", where=ENTRY),)),
-        Panel("Time per output token by model, p90", "s", (quantile(0.9, "farhop_model_tpot_seconds", "model", where=ENTRY),)),
+        Panel("Attempts a second, by region and outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", matchers=ENTRY),)),
+        Panel("Mean time to first token, by region that served", "s", (mean("farhop_target_ttft_seconds", "target", matchers=ENTRY),)),
+        Panel("Requests a second, by model", "reqps", (rate("farhop_model_requests_total", "model", "code", matchers=ENTRY),)),
+        Panel("Tokens a second, by model", "short", (rate("farhop_model_tokens_total", "model", "kind", matchers=ENTRY),)),
+        Panel("Time to first token by model, p90", "s", (quantile(0.9, "farhop_model_ttft_seconds", "model", matchers=ENTRY),)),
+        Panel("Time per output token by model, p90", "s", (quantile(0.9, "farhop_model_tpot_seconds", "model", matchers=ENTRY),)),
         Panel("Requests under way", "short", (now("farhop_in_flight", "tier", "region"),)),
-        Panel("Tokens a second", "short", (rate("farhop_tokens_total", "kind", where=ENTRY),)),
+        Panel("Tokens a second", "short", (rate("farhop_tokens_total", "kind", matchers=ENTRY),)),
         Panel("Answer cache: requests a second", "reqps", (rate("farhop_answer_cache_requests_total", "outcome", "reason"),)),
         Panel("Answer cache: tokens saved a second", "short", (rate("farhop_answer_cache_saved_tokens_total", "region", "kind"),)),
         Panel("Answer cache: bytes, and allowed", "bytes", (
@@ -134,15 +134,15 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Answer cache: answers", "short", (now("farhop_answer_cache_answers", "instance"),)),
     ]),
     "region": ("Farhop: region", [
-        Panel("Requests a second, by how they ended", "reqps", (rate(REQUESTS, "reason", "code", where=BELOW),)),
+        Panel("Requests a second, by how they ended", "reqps", (rate(REQUESTS, "reason", "code", matchers=BELOW),)),
         Panel("Refused a second, by reason", "reqps", (rate("farhop_refusals_total", "tier", "reason"),)),
         Panel("Waiting requests", "short", (now("farhop_queued_requests", "region", "instance"),)),
         Panel("Waiting prompt tokens", "short", (now("farhop_queued_tokens", "region", "instance"),)),
         Panel("Replicas by state", "short", (now("farhop_replicas", "region", "state", how="max"),)),
         Panel("Replicas wanted, and there", "short", (
-            now("farhop_desired_replicas", "region", "model", where=BELOW, how="max"), now("farhop_ready_replicas", "region", "model", how="max"))),
+            now("farhop_desired_replicas", "region", "model", matchers=BELOW, how="max"), now("farhop_ready_replicas", "region", "model", how="max"))),
         Panel("Models by mode", "short", (now("farhop_models_by_mode", "region", "mode", how="max"),)),
-        Panel("Time to first token, within the region", "s", tuple(quantile(q, TTFT, where=BELOW) for q in (0.5, 0.9, 0.99))),
+        Panel("Time to first token, within the region", "s", tuple(quantile(q, TTFT, matchers=BELOW) for q in (0.5, 0.9, 0.99))),
         Panel("Promised time to first token was off by, p90", "s", (quantile(0.9, "farhop_ttft_error_seconds", "tier", "direction"),)),
         Panel("Promised time to first token was off by, share of what was seen, p50", "percentunit", (quantile(0.5, "farhop_ttft_error_ratio", "tier"),)),
         Panel("Versions: requests a second", "reqps", (rate("farhop_version_requests_total", "version", "split", "code"),)),
@@ -171,14 +171,14 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Gateways: connected to a later endpoint", "short", (rate("farhop_picker_moved_total", "region"),)),
         Panel("Gateways: not served", "short", (rate("farhop_picker_misled_total", "region", "reason"),)),
         Panel("Gateways that fail open", "short", (now("farhop_picker_fails_open", "region", how="max"),)),
-        Panel("Attempts a second, by outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", where=BELOW),)),
+        Panel("Attempts a second, by outcome", "reqps", (rate("farhop_attempts_total", "target", "outcome", matchers=BELOW),)),
         Panel("Streams whose engine broke, and streams that could not go on", "reqps", (
             rate("farhop_resumes_total", "region", "outcome", "reason"),)),
         Panel("Tokens computed again where streams went on", "short", (rate("farhop_resume_recomputed_tokens_total", "region"),)),
         Panel("Kept of streams, so that they can go on", "bytes", (now("farhop_resume_kept_bytes", "region", "instance"),)),
-        Panel("Mean time to first token", "s", (mean("farhop_target_ttft_seconds", "target", where=BELOW),)),
-        Panel("Time per output token", "s", tuple(quantile(q, TPOT, where=BELOW) for q in (0.5, 0.9, 0.99))),
-        Panel("Pages, probes and events not believed", "short", (rate("farhop_reports_refused_total", "reason", where=BELOW),)),
+        Panel("Mean time to first token", "s", (mean("farhop_target_ttft_seconds", "target", matchers=BELOW),)),
+        Panel("Time per output token", "s", tuple(quantile(q, TPOT, matchers=BELOW) for q in (0.5, 0.9, 0.99))),
+        Panel("Pages, probes and events not believed", "short", (rate("farhop_reports_refused_total", "reason", matchers=BELOW),)),
     ]),
     "accounts": ("Farhop: usage, audit, limits", [
         Panel("Usage records a second, by what became of them", "reqps", (rate("farhop_usage_records_total", "region", "result"),)),
@@ -202,10 +202,10 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Requests the law turned away", "reqps", (rate("farhop_residency_denials_total", "tier", "region", "reason"),)),
         Panel("Epoch of the law in force", "short", (now("farhop_law_epoch", "tier", "region", "instance", how="max"),)),
         Panel("A law is refused", "bool", (now("farhop_law_rejected", "tier", "region", how="max"),)),
-        Panel("Reports and documents not believed", "short", (rate("farhop_reports_refused_total", "region", "reason", where=ENTRY),)),
+        Panel("Reports and documents not believed", "short", (rate("farhop_reports_refused_total", "region", "reason", matchers=ENTRY),)),
         Panel("Spilled a second, by entry and target", "reqps", (rate("farhop_spilled_requests_total", "region", "target"),)),
         Panel("Share that spills", "percentunit", (
-            share(rate("farhop_spilled_requests_total", "region", where=ENTRY), rate(REQUESTS, "region", where=ENTRY)),)),
+            share(rate("farhop_spilled_requests_total", "region", matchers=ENTRY), rate(REQUESTS, "region", matchers=ENTRY)),)),
         Panel("Configuration: generation in force", "short", (now("farhop_config_generation", "tier", "region", "instance", how="max"),)),
         Panel("Configuration: refused, awaiting a restart", "short", (
             now("farhop_config_rejected", "tier", "region", how="max"),
@@ -235,11 +235,11 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Prompt tokens expected to be cached", "short", (rate("farhop_prefix_predicted_tokens_total", "tier", "source"),)),
         Panel("Prompt tokens that were", "short", (rate("farhop_prefix_actual_tokens_total", "tier", "source"),)),
         Panel("Off by, as a share of what was expected", "percentunit", (
-            share(rate("farhop_prefix_error_tokens_total", "region", "source", where=BELOW),
-                  rate("farhop_prefix_predicted_tokens_total", "region", "source", where=BELOW)),)),
+            share(rate("farhop_prefix_error_tokens_total", "region", "source", matchers=BELOW),
+                  rate("farhop_prefix_predicted_tokens_total", "region", "source", matchers=BELOW)),)),
         Panel("Share of prompts that was cached", "percentunit", (
-            share(rate("farhop_tokens_total", "region", where=f'{BELOW}, kind="cached"'),
-                  rate("farhop_tokens_total", "region", where=f'{BELOW}, kind="prompt"')),)),
+            share(rate("farhop_tokens_total", "region", matchers=f'{BELOW}, kind="cached"'),
+                  rate("farhop_tokens_total", "region", matchers=f'{BELOW}, kind="prompt"')),)),
         Panel("At the entry: found of what was expected, by region", "percentunit", (
             share(rate("farhop_region_prefix_actual_tokens_total", "target"),
                   rate("farhop_region_prefix_predicted_tokens_total", "target")),)),

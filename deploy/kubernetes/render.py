@@ -80,8 +80,8 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         try:
-            where = {key: asked[key] for key in ("name", "namespace") if key in asked}
-            found = documents(rendered(chart, asked["values"], **where))
+            release = {key: asked[key] for key in ("name", "namespace") if key in asked}
+            found = documents(rendered(chart, asked["values"], **release))
             answer: dict[str, Any] = {"documents": found, "faults": faults(found)}
         except helm_python.HelmError as error:
             answer = {"error": str(error)}

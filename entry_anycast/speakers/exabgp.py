@@ -90,12 +90,14 @@ class ExaBgp:
         """See Speaker."""
         check_installed()
         self._folder = Path(tempfile.mkdtemp(prefix="farhop-anycast-"))  # 0700
-        where = self._folder / "api"
+        socket_path = self._folder / "api"
         self._helper = asyncio.get_running_loop().create_future()
-        self._server = await asyncio.start_unix_server(self._met, where)
+        self._server = await asyncio.start_unix_server(self._met, socket_path)
         file = self._folder / "exabgp.conf"
         file.touch(0o600)
-        file.write_text(written(self._config, shlex.join([sys.executable, "-I", str(Path(pipe.__file__)), str(where)])))
+        file.write_text(
+            written(self._config, shlex.join([sys.executable, "-I", str(Path(pipe.__file__)), str(socket_path)]))
+        )
         guarded = self.guarded = Guarded(self._silence_s, lambda: self._ended(guarded))
         environment = {**_ENVIRONMENT, "exabgp_daemon_user": _user()}
         await guarded.start(["exec", sys.executable, "-I", "-m", "exabgp", "server", str(file)], environment)

@@ -12,10 +12,10 @@ import socket
 import sys
 
 
-def main(where: str) -> int:
+def main(socket_path: str) -> int:
     """Until one side ends."""
     with socket.socket(socket.AF_UNIX) as way:
-        way.connect(where)
+        way.connect(socket_path)
         while True:
             ready, _, _ = select.select([0, way.fileno()], [], [])
             for one in ready:

@@ -66,12 +66,12 @@ def _watch(silence_s: float, child: subprocess.Popen[bytes] | None) -> None:
             os.write(1, beats)
 
 
-def withdraw_bird(where: str, file: str) -> int:
+def withdraw_bird(socket_path: str, file: str) -> int:
     """Have BIRD announce nothing of ours. 0 if it answers that it does."""
     Path(file).write_text(NOTHING)
     with socket.socket(socket.AF_UNIX) as way:
         way.settimeout(ASKED_S)
-        way.connect(where)
+        way.connect(socket_path)
         way.sendall(b"configure\n")
         answer = b""
         while not any(code in answer for code in (b"0003 ", b"0004 ", b"8002 ")):

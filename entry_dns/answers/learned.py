@@ -86,7 +86,7 @@ def corrected(
                     rows.append(costs)
                     allowed.append(known.allowed[key[0]])
             values[at] = made[key]
-        spaces[family] = Space(space.bits, starts, values).where(values)
+        spaces[family] = Space(space.bits, starts, values).with_values(values)
     if not rows:
         return known, findings
     laid = Atlas(known.entries, spaces, np.vstack([known.costs, *rows]), np.vstack([known.allowed, *allowed]))

@@ -136,7 +136,7 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
     merged: dict[int, Space] = {}
     begin = 0
     for family, those in kinds.items():
-        merged[family] = spaces[family].where(groups[inverse[begin : begin + len(those)]])
+        merged[family] = spaces[family].with_values(groups[inverse[begin : begin + len(those)]])
         begin += len(those)
     shared = int(groups[-1]) if confines else -1
     return _renumbered(merged, lists, int(groups[inverse[-1]]), shared)
@@ -214,8 +214,8 @@ def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallbac
         )
         for family, space in spaces.items()
     }
-    where = [int(at) for at in np.searchsorted(used, more)]
-    return Table(merged, lists[used], where[0], where[1] if shared >= 0 else -1)
+    positions = [int(at) for at in np.searchsorted(used, more)]
+    return Table(merged, lists[used], positions[0], positions[1] if shared >= 0 else -1)
 
 
 def _hashed(starts: npt.NDArray[np.uint64], entry: str) -> npt.NDArray[np.float64]:

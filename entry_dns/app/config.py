@@ -105,7 +105,7 @@ class ZoneConfig(Part):
     def keys(self) -> tuple[KeyFile, ...]:
         """The keys that sign it, none for a zone that is not signed. Raises ConfigError."""
         one = self.dnssec_key_file
-        where = "dnssec_keys" if one is None else "dnssec_key_file"
+        field_path = "dnssec_keys" if one is None else "dnssec_key_file"
         listed = self.dnssec_keys if one is None else [DnssecKey(file=one)]
         found, made = [], []
         for key in listed:
@@ -114,15 +114,15 @@ class ZoneConfig(Part):
                 made.append(ZoneKey(pem, key.role, key.stage))
             except OSError as error:
                 problem = f"{key.file}: {error.strerror}; give a readable file"
-                raise ConfigError(f"zone {self.zone}: {where}", [problem]) from None
+                raise ConfigError(f"zone {self.zone}: {field_path}", [problem]) from None
             except KeyFileError as error:
-                raise ConfigError(f"zone {self.zone}: {where}", [f"{key.file}: {error}"]) from None
+                raise ConfigError(f"zone {self.zone}: {field_path}", [f"{key.file}: {error}"]) from None
             found.append(KeyFile(pem, key.role, key.stage))
         try:
             if made:
                 ZoneKeys(made)
         except KeyFileError as error:
-            raise ConfigError(f"zone {self.zone}: {where}", [str(error)]) from None
+            raise ConfigError(f"zone {self.zone}: {field_path}", [str(error)]) from None
         return tuple(found)
 
 

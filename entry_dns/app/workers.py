@@ -40,9 +40,9 @@ def bind(listen: DnsListen) -> tuple[list[socket.socket], list[socket.socket], i
         except OSError as error:
             # Port 0: the port that the system chose for TCP may be in use by UDP.
             if listen.port or error.errno != errno.EADDRINUSE or attempt == _CHOICES - 1:
-                why, where = error.strerror or str(error), f"{', '.join(listen.hosts)} port {listen.port}"
+                why, address = error.strerror or str(error), f"{', '.join(listen.hosts)} port {listen.port}"
                 remedy = _REMEDIES.get(error.errno or 0, "choose another port")
-                raise PortTakenError(f"listen: cannot bind {where}: {why}; {remedy}") from None
+                raise PortTakenError(f"listen: cannot bind {address}: {why}; {remedy}") from None
     raise AssertionError("every attempt returns or raises")
 
 

@@ -45,7 +45,7 @@ class Space:
         """The value of an address, given as an integer of `bits` bits."""
         return int(self.values[bisect_right(self.starts, address) - 1])
 
-    def where(self, values: Values) -> Space:
+    def with_values(self, values: Values) -> Space:
         """The same intervals with other values, neighbours of one value merged."""
         keep = np.ones(len(values), dtype=bool)
         keep[1:] = values[1:] != values[:-1]
@@ -122,7 +122,7 @@ def _space(bits: int, networks: dict[tuple[int, int], int]) -> Space:
         if end < 1 << bits:
             mark(end, open_[-1][1])
     made = Space(bits, np.array(starts, dtype=np.uint64), np.array(values, dtype=np.uint32))
-    return made.where(made.values)
+    return made.with_values(made.values)
 
 
 def blocks(space: Space) -> Iterator[tuple[int, int, int]]:

@@ -43,7 +43,7 @@ class Probes:
         """Probe no more."""
         await self._running.close()
 
-    def where(self, entry: Entry) -> list[tuple[str, int]]:
+    def addresses(self, entry: Entry) -> list[tuple[str, int]]:
         """Where an entry is asked."""
         given = self._config.at.get(entry.name)
         if given is not None:
@@ -57,7 +57,7 @@ class Probes:
         config = self._config
         await asyncio.sleep(config.every_s * self._jitter() / 4.0)
         while True:
-            whys = await asyncio.gather(*(self._ask(entry, host, port) for host, port in self.where(entry)))
+            whys = await asyncio.gather(*(self._ask(entry, host, port) for host, port in self.addresses(entry)))
             bad = [why for why in whys if why]
             self._probed(entry.name, not bad, "; ".join(bad)[:256])
             await asyncio.sleep(config.every_s * self._jitter())

@@ -91,17 +91,17 @@ class Updates:
             update.delete(owner, type_)
             for rdata in records.rdatas if records is not None else ():
                 update.add(owner, records.ttl if records is not None else 0, type_, str(ip_address(rdata)))
-        where = f"{config.server}:{config.port}"
+        server = f"{config.server}:{config.port}"
         try:
             answer = await dns.asyncquery.tcp(update, config.server, timeout=config.timeout_s, port=config.port)
         except (dns.tsig.PeerBadKey, dns.tsig.PeerBadSignature, dns.tsig.BadSignature) as error:
-            problem = f"{where} does not take the TSIG key {config.key_name!r} ({type(error).__name__})"
+            problem = f"{server} does not take the TSIG key {config.key_name!r} ({type(error).__name__})"
             raise UpdateError(f"{problem}; give the name, algorithm and secret that it has") from None
         except dns.tsig.PeerBadTime:
-            raise UpdateError(f"{where}: its clock and ours are too far apart for TSIG; set them") from None
+            raise UpdateError(f"{server}: its clock and ours are too far apart for TSIG; set them") from None
         except (OSError, dns.exception.DNSException, EOFError) as error:
-            raise UpdateError(f"{where} cannot be updated: {error or type(error).__name__}; is it there?") from None
+            raise UpdateError(f"{server} cannot be updated: {error or type(error).__name__}; is it there?") from None
         if answer.rcode() != dns.rcode.NOERROR:
             text = dns.rcode.to_text(answer.rcode())
             remedy = _REMEDIES.get(answer.rcode(), "its log says why").format(key=config.key_name, zone=config.zone)
-            raise UpdateError(f"{where} answers {text}; {remedy}")
+            raise UpdateError(f"{server} answers {text}; {remedy}")

@@ -264,13 +264,13 @@ def bundle(entries: Iterable[bytes]) -> bytes:
     return b"".join([part for one in entries for part in (len(one).to_bytes(2, "big"), one)])
 
 
-def unbundle(data: bytes, where: str = "a bundle") -> list[bytes]:
+def unbundle(data: bytes, source: str = "a bundle") -> list[bytes]:
     """The entries of a bundle. LogError if it is cut."""
     found, at = list[bytes](), 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 2], "big")
         if at + 2 + size > len(data):
-            raise LogError(f"{where}: is cut short")
+            raise LogError(f"{source}: is cut short")
         found.append(data[at + 2 : at + 2 + size])
         at += 2 + size
     return found

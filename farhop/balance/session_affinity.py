@@ -31,10 +31,10 @@ class SessionAffinity:
             return ""
         return self.of(session, model) or (self.of(parent, model) if parent else None) or ""
 
-    def moved_in(self, session: int, model: str, where: str) -> None:
+    def moved_in(self, session: int, model: str, target: str) -> None:
         """A request of it was sent there."""
         part = self._parts[session % PARTS]
-        part[session, model] = where
+        part[session, model] = target
         part.move_to_end((session, model))
         if len(part) > SESSIONS_MAX // PARTS:
             part.popitem(last=False)

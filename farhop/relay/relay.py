@@ -318,7 +318,7 @@ class Relay:
         """The engine's failure was not for clients."""
         self._notify(attempt.active, self._tier.replaced, attempt, trace)
 
-    def prefilled(self, run: PrefillRun, where: bytes) -> None:
+    def prefilled(self, run: PrefillRun, kv_transfer_params: bytes) -> None:
         """The first half is done: send the second half to the replica that the machine chose, with the location of the
         KV cache."""
         active = run.active
@@ -326,7 +326,7 @@ class Relay:
             return
         self.react(machine.PrefillEnded(active.request.id, run.number))
         if active.attempt is run and active.forward is not None:
-            attempt = active.attempt = DecodeRun(self, active, run.number, self.clock(), where)
+            attempt = active.attempt = DecodeRun(self, active, run.number, self.clock(), kv_transfer_params)
             attempt.start(active.forward.address)
 
     def prefill_over(self, run: Attempt) -> None:

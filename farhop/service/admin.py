@@ -317,8 +317,8 @@ class AdminServer:
             return _json({"desired_replicas": desired if region is None else desired.get(region, {})})
         value = external.one(desired, region, model)
         if value is None:
-            where = "" if region is None else f" in region {region[:128]!r}"
-            return _json({"error": f"nothing is known yet of model {model[:128]!r}{where}; see /scaling"}, 404)
+            in_region = "" if region is None else f" in region {region[:128]!r}"
+            return _json({"error": f"nothing is known yet of model {model[:128]!r}{in_region}; see /scaling"}, 404)
         return _json({"value": value})
 
     async def _show_external(self, path: str, request: web.Request) -> web.Response:

@@ -184,7 +184,9 @@ def routed(
             first = next((each for each in order or () if each in lawful & there), "")
             if lawful & there:
                 moves.setdefault((one, first or "as it ranks those that are lawful and serve"), []).append(name)
-    lines += [f"decides: {one} of {_named(names)}: {_led(where)}" for (one, where), names in sorted(moves.items())]
+    lines += [
+        f"decides: {one} of {_named(names)}: {_led(destination)}" for (one, destination), names in sorted(moves.items())
+    ]
     return _short(lines or ["moves nothing: nobody is served whom it would be for"])
 
 
@@ -203,8 +205,8 @@ def _stands_for(
         yield f"stands for: {name}, served in {_named(sorted(there))}{kept}"
 
 
-def _led(where: str) -> str:
-    return where if " " in where else f"to {where}"
+def _led(destination: str) -> str:
+    return destination if " " in destination else f"to {destination}"
 
 
 def _served(statuses: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:

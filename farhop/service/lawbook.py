@@ -263,24 +263,24 @@ class LawBook:
     def _compare(self, name: str, judged: _Read | TopologyError | EnvelopeError | None) -> None:
         """A hub holds this now: it is later than ours, or ours, or it should be."""
         hub, epoch = self._hubs[name], self.law.epoch
-        where = f"hub {name}" if len(self._hubs) > 1 else "etcd"
+        source = f"hub {name}" if len(self._hubs) > 1 else "etcd"
         hub.trouble, hub.behind = (), False
         if judged is None or self._is_older(hub.seen):
             hub.behind = self._held is not None
             remedy = "ours is put there" if hub.behind else "set what is to hold anew"
             if judged is not None or hub.seen:
                 other = f"a law of epoch {stamp(hub.seen)[0]}, older than this"
-                self._pass_over(hub, "law_older", [f"{where} holds {other}; {remedy}"])
+                self._pass_over(hub, "law_older", [f"{source} holds {other}; {remedy}"])
             elif hub.behind:
-                self._pass_over(hub, "law_gone", [f"{where} holds no law any more; {remedy}, of epoch {epoch}"])
+                self._pass_over(hub, "law_gone", [f"{source} holds no law any more; {remedy}, of epoch {epoch}"])
         elif isinstance(judged, EnvelopeError):
-            self._pass_over(hub, f"law_{judged.reason}", [f"{where}: {judged}; sign it with `farhop law sign`"])
+            self._pass_over(hub, f"law_{judged.reason}", [f"{source}: {judged}; sign it with `farhop law sign`"])
         elif isinstance(judged, TopologyError):
             self._pass_over(hub, "law_malformed", _problems(judged))
         elif self._is_news(judged):
-            self._take_in(judged, where)
+            self._take_in(judged, source)
         elif not self._is_ours(judged):
-            problem = f"{where} holds another law of epoch {epoch}, too; set what is to hold under a new epoch"
+            problem = f"{source} holds another law of epoch {epoch}, too; set what is to hold under a new epoch"
             self._pass_over(hub, "law_differs", [problem])
         if hub.behind:
             self._uneven.set()

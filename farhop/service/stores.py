@@ -91,12 +91,12 @@ def state(config: Member, tier: str) -> StateDir | None:
 
 def keep(config: Member, tier: str, rng: Random, log: Throttled) -> Callable[[str, Store], Store]:
     """For `store_of`: what each hub told is on disk, too, where the configuration has a place for it."""
-    where = state(config, tier)
+    state_dir = state(config, tier)
 
     def warn(problem: str) -> None:
         log.error("kept state", problem, problem=problem)
 
-    return lambda hub, one: one if where is None else KeptStore(one, hub, where, rng, warn)
+    return lambda hub, one: one if state_dir is None else KeptStore(one, hub, state_dir, rng, warn)
 
 
 def sealed(

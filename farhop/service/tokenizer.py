@@ -88,25 +88,29 @@ class UnreadableError(Exception):
 class ModelTokenizer:
     """One model's. `wall` is for templates that tell the date. ConfigError if a file is of no use."""
 
-    def __init__(self, where: str, files: Files, wall: Callable[[], datetime]) -> None:
+    def __init__(self, field_path: str, files: Files, wall: Callable[[], datetime]) -> None:
         # One prompt at a time is no work for a pool of the library's own, whose threads would only wake one another.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             import tokenizers
         except ImportError:
-            raise ConfigError(where, [_EXTRA]) from None
+            raise ConfigError(field_path, [_EXTRA]) from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(files.file)
         except Exception as error:  # noqa: BLE001 - the library raises bare Exceptions
-            raise ConfigError(where, [f"file: {files.file}: not a tokenizer.json that can be read: {error}"]) from None
+            raise ConfigError(
+                field_path, [f"file: {files.file}: not a tokenizer.json that can be read: {error}"]
+            ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._adds_tokens = self._tokenizer.num_special_tokens_to_add(False) > 0
         self._pieces = Pieces(self._tokenizer, lambda texts: self._encoded(texts, special=False))
-        beside = _beside(where, Path(files.file))
+        beside = _beside(field_path, Path(files.file))
         self.special = {name: _text(beside[name]) for name in _SPECIAL if name in beside}
-        source = _source(where, files.template or _named(Path(files.file))) or _default(beside.get("chat_template"))
-        self.template = _compiled(where, source, wall) if source else None
+        source = _source(field_path, files.template or _named(Path(files.file))) or _default(
+            beside.get("chat_template")
+        )
+        self.template = _compiled(field_path, source, wall) if source else None
         self._form = ChatForm(source, in_parts=_PARTS.search(source) is not None)
 
     def read(self, kind: Kind, body: bytes, *, whole: bool = True) -> TokenizedPrompt:
@@ -183,13 +187,13 @@ def _shape(kind: Kind, asked: dict[str, Any]) -> str:
     return "+".join(parts)
 
 
-def _beside(where: str, file: Path) -> dict[str, Any]:
+def _beside(field_path: str, file: Path) -> dict[str, Any]:
     """The contents of the model's tokenizer_config.json, if there is one."""
     config = file.with_name("tokenizer_config.json")
     try:
         found = msgspec.json.decode(config.read_bytes()) if config.exists() else {}
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(where, [f"file: {config}, beside it, cannot be read: {error}"]) from None
+        raise ConfigError(field_path, [f"file: {config}, beside it, cannot be read: {error}"]) from None
     return found if isinstance(found, dict) else {}
 
 
@@ -210,22 +214,22 @@ def _default(given: Any) -> str:
     return given if isinstance(given, str) else ""
 
 
-def _source(where: str, template: str) -> str:
+def _source(field_path: str, template: str) -> str:
     if not template:
         return ""
     try:
         return Path(template).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(where, [f"template: {template}: cannot be read: {error}"]) from None
+        raise ConfigError(field_path, [f"template: {template}: cannot be read: {error}"]) from None
 
 
-def _compiled(where: str, source: str, wall: Callable[[], datetime]) -> Template:
+def _compiled(field_path: str, source: str, wall: Callable[[], datetime]) -> Template:
     """The template in the environment that chat templates are written for (Hugging Face transformers)."""
     try:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise ConfigError(where, [_EXTRA]) from None
+        raise ConfigError(field_path, [_EXTRA]) from None
 
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
@@ -250,7 +254,7 @@ def _compiled(where: str, source: str, wall: Callable[[], datetime]) -> Template
     try:
         return environment.from_string(_GENERATION.sub("", source))
     except TemplateError as error:
-        raise ConfigError(where, [f"template: is not a Jinja template: {error}"]) from None
+        raise ConfigError(field_path, [f"template: is not a Jinja template: {error}"]) from None
 
 
 def _cut(text: str, last: str | list[dict[str, str]]) -> str:

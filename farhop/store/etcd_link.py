@@ -206,7 +206,7 @@ class EtcdLink:
                 with contextlib.suppress(StoreError):  # certificates are renewed under us; what was may still serve
                     self._credentials = await asyncio.to_thread(_read_credentials, self.settings)
             if self._closed:
-                raise StoreError(f"etcd at {self._where()}: the store is closed; open it")
+                raise StoreError(f"etcd at {self._endpoints()}: the store is closed; open it")
             if self.client is None:
                 endpoint = self._endpoint()
                 credentials = self._credentials if self.settings.tls(endpoint) else None
@@ -223,24 +223,24 @@ class EtcdLink:
     def _endpoint(self) -> str:
         return self.settings.endpoints[self._turn % len(self.settings.endpoints)]
 
-    def _where(self) -> str:
+    def _endpoints(self) -> str:
         return ",".join(self.settings.endpoints)
 
     def _gone(self, client: EtcdClient | None, detail: str) -> StoreUnreachable:
         if client is not None:
             self.retire(client)
-        where = client.endpoint if client is not None else self._where()
-        return StoreUnreachable(f"etcd at {where}: {detail}; is it running, and is the address right?")
+        endpoint = client.endpoint if client is not None else self._endpoints()
+        return StoreUnreachable(f"etcd at {endpoint}: {detail}; is it running, and is the address right?")
 
     def _translate(self, error: grpc.aio.AioRpcError, client: EtcdClient | None) -> StoreError:
         detail = " ".join((error.details() or error.code().name).split())
         if any(text in detail for text in _STALE_LOGIN):
             if client is not None:
                 self.retire(client)
-            return _StaleLogin(f"etcd at {self._where()}: {detail}; log in again")
+            return _StaleLogin(f"etcd at {self._endpoints()}: {detail}; log in again")
         if error.code() in _GONE:
             return self._gone(client, detail)
-        return StoreError(f"etcd at {self._where()}: {detail}; {_remedy(error.code(), detail)}")
+        return StoreError(f"etcd at {self._endpoints()}: {detail}; {_remedy(error.code(), detail)}")
 
 
 class _StaleLogin(StoreUnreachable):

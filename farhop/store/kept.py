@@ -81,8 +81,8 @@ class KeptStore(Store):
             except StateError as broken:
                 raise StoreUnreachable(f"{error}; nor can what was kept stand in for it: {broken}") from None
             if law is None:
-                where = self._state.path(self.name(LAW_KEY))
-                raise StoreUnreachable(f"{error}; nor was anything kept yet in {where.parent}") from None
+                path = self._state.path(self.name(LAW_KEY))
+                raise StoreUnreachable(f"{error}; nor was anything kept yet in {path.parent}") from None
             self.silent, self.written_at = str(error), law.written_at
             self._warn(f"hub {self._hub}: started from what was kept on disk, as etcd is silent: {error}")
             self._start(self._reopen(), f"open hub {self._hub}")

@@ -85,7 +85,7 @@ def status(
         str, typer.Argument(metavar="ENTRY", help="Only this entry. Default: all.", show_default=False)
     ] = "",
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Show what announcers announce, and why.
 
@@ -93,12 +93,12 @@ def status(
     """
     from farhop_cli import fleet, setting
 
-    here = where.fleet()
+    here = fleet_options.fleet()
     if entry and here.topology is not None:
         fleet.known(entry, here.topology.entries, f'topology "{here.topology.name}"', "entry")
 
     async def work(store: Store) -> int:
-        return _print(await _reports(store, entry), where)
+        return _print(await _reports(store, entry), fleet_options)
 
     return setting.with_store(here, work)
 
@@ -113,14 +113,14 @@ async def _reports(store: Store, entry: str) -> list[AnnounceReport]:
     return [one for one in found if not entry or one.entry == entry]
 
 
-def _print(reports: list[AnnounceReport], where: FleetOptions) -> int:
+def _print(reports: list[AnnounceReport], fleet_options: FleetOptions) -> int:
     import msgspec
 
     from farhop_cli import show, status
     from farhop_cli.exits import NEGATIVE
 
     good = any(one.healthy for one in reports) and not any(one.differs for one in reports)
-    if where.as_json:
+    if fleet_options.as_json:
         show.json({"announcers": [msgspec.to_builtins(one) for one in reports]})
     elif not reports:
         show.line("nothing announces an entry: no announcer reports in etcd")

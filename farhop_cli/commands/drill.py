@@ -24,11 +24,11 @@ Sets = Annotated[
 
 
 @verb(app, "list", "farhop drill list --folder drills")
-def list_drills(folder: Drills = None, *, where: FleetOptions) -> int:
+def list_drills(folder: Drills = None, *, fleet_options: FleetOptions) -> int:
     """List the drills there are, and their parameters."""
     from farhop_cli.drill import list_
 
-    return list_(folder, where)
+    return list_(folder, fleet_options)
 
 
 @verb(app, "check", "farhop drill check lose-a-region --set region=virginia", writes=True)
@@ -39,7 +39,7 @@ def check_drill(
     folder: Drills = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the drill in etcd, if it is valid.")] = False,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Check whether a drill is valid, and may run now.
 
@@ -48,7 +48,7 @@ def check_drill(
     from farhop_cli.drill import check
     from farhop_cli.drill_fleet import Asked
 
-    return check(Asked(name, tuple(sets or ()), tuple(keys or ()), folder), keep, where)
+    return check(Asked(name, tuple(sets or ()), tuple(keys or ()), folder), keep, fleet_options)
 
 
 @verb(app, "run", "farhop drill run lose-a-region --set region=virginia", writes=True)
@@ -61,7 +61,7 @@ def run_drill(
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with the change.")] = "",
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Run a drill: check, inject, measure, restore, judge.
 
@@ -71,7 +71,7 @@ def run_drill(
     from farhop_cli.drill import run
     from farhop_cli.drill_fleet import Asked
 
-    return run(Asked(name, tuple(sets or ()), tuple(keys or ()), folder, out, why, by), where)
+    return run(Asked(name, tuple(sets or ()), tuple(keys or ()), folder, out, why, by), fleet_options)
 
 
 @verb(app, "stop", 'farhop drill stop --all --why "incident 4711"', writes=True)
@@ -82,7 +82,7 @@ def stop_drill(
     why: Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, kept with the change.")] = "asked to",
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Stop a drill; with --all stop every one and block new ones.
 
@@ -90,7 +90,7 @@ def stop_drill(
     """
     from farhop_cli.drill import stop
 
-    return stop(run, all_, release, why, by, where)
+    return stop(run, all_, release, why, by, fleet_options)
 
 
 @verb(app, "report", "farhop drill report --of lose-a-region --within 1h --verdict")
@@ -103,22 +103,22 @@ def report_drill(
     ] = "",
     verdict: Annotated[bool, typer.Option("--verdict", help="Print only the verdict.")] = False,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Show the result of a run. Exit code 0 only for PASS."""
     from farhop_cli.drill import print_run
 
-    return print_run(run, of, within, verdict, where)
+    return print_run(run, of, within, verdict, fleet_options)
 
 
 @verb(app, "history", "farhop drill history lose-a-region")
 def drill_history(
-    name: Annotated[str, typer.Argument(help="A drill. Default: all of them.")] = "", *, where: FleetOptions
+    name: Annotated[str, typer.Argument(help="A drill. Default: all of them.")] = "", *, fleet_options: FleetOptions
 ) -> int:
     """List the runs that are over, the newest first."""
     from farhop_cli.drill import history
 
-    return history(name, where)
+    return history(name, fleet_options)
 
 
 @verb(app, "schedule", "farhop drill schedule drain-and-return --window 'tue 10:00-12:00' --every 14d", writes=True)
@@ -141,7 +141,7 @@ def schedule_drill(
     out: Out = OUT,
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Run drills by a schedule, in windows; missed runs are reported.
 
@@ -151,7 +151,7 @@ def schedule_drill(
     from farhop_cli.drill_schedule import schedule
 
     asked = Asked(name, tuple(sets or ()), tuple(keys or ()), folder, out, "", by)
-    return schedule(asked, window or (), every, remove, watch, where)
+    return schedule(asked, window or (), every, remove, watch, fleet_options)
 
 
 @verb(app, "faults", "farhop drill faults --compose farhop --context compose")
@@ -167,7 +167,7 @@ def make_faults(
         str, typer.Option("--kube-context", metavar="CONTEXT", help="kubectl's context. Default: its current one.")
     ] = "",
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Make faults in a fleet of compose or Kubernetes, for drills.
 
@@ -175,7 +175,7 @@ def make_faults(
     """
     from farhop_cli.drill import faults
 
-    return faults(compose, kubernetes, kube_context, where)
+    return faults(compose, kubernetes, kube_context, fleet_options)
 
 
 @verb(app, "export", "farhop drill export lose-a-region --to experiment.json")
@@ -187,10 +187,10 @@ def export_drill(
     sets: Sets = None,
     folder: Drills = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Write a drill as an experiment for Chaos Toolkit."""
     from farhop_cli.drill import export
     from farhop_cli.drill_fleet import Asked
 
-    return export(Asked(name, tuple(sets or ()), (), folder), to, where)
+    return export(Asked(name, tuple(sets or ()), (), folder), to, fleet_options)

@@ -49,7 +49,7 @@ def key_create(
     ] = None,
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Issue a key. It is shown once, and kept as its SHA-256.
 
@@ -57,7 +57,7 @@ def key_create(
     """
     from farhop_cli.key import create
 
-    return create(tenant, (model or [], path or [], within or []), after, length, why, by, where)
+    return create(tenant, (model or [], path or [], within or []), after, length, why, by, fleet_options)
 
 
 @verb(key_app, "rotate", 'farhop key rotate k3vQ9mZ1xW0b --grace 24h --why "every quarter"', writes=True)
@@ -70,7 +70,7 @@ def key_rotate(
     length: KeyLength = None,
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Replace a key by a new one; both are valid for a while.
 
@@ -78,25 +78,27 @@ def key_rotate(
     """
     from farhop_cli.key import rotate
 
-    return rotate(id_, grace, length, why, by, where)
+    return rotate(id_, grace, length, why, by, fleet_options)
 
 
 @verb(key_app, "revoke", 'farhop key revoke k3vQ9mZ1xW0b --why "leaked"', writes=True)
-def key_revoke(id_: KeyId, why: Why, by: By = None, *, where: FleetOptions) -> int:
+def key_revoke(id_: KeyId, why: Why, by: By = None, *, fleet_options: FleetOptions) -> int:
     """Refuse a key from now on, everywhere.
 
     Requests that were let in go on. Exit code 1 if there is none, or if it is revoked already.
     """
     from farhop_cli.key import revoke
 
-    return revoke(id_, why, by, where)
+    return revoke(id_, why, by, fleet_options)
 
 
 @verb(key_app, "list", "farhop key list --tenant acme")
 def key_list(
-    tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant's keys.")] = "", *, where: FleetOptions
+    tenant: Annotated[str, typer.Option("--tenant", help="Only this tenant's keys.")] = "",
+    *,
+    fleet_options: FleetOptions,
 ) -> int:
     """List the keys issued: whose, for what, until when."""
     from farhop_cli.key import listed
 
-    return listed(tenant, where)
+    return listed(tenant, fleet_options)

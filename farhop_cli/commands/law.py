@@ -33,7 +33,7 @@ def law_get(
         ),
     ] = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Print the law in etcd or, without one, the topology's.
 
@@ -41,7 +41,7 @@ def law_get(
     """
     from farhop_cli.law import get
 
-    return get(epoch, where)
+    return get(epoch, fleet_options)
 
 
 @verb(law_app, "set", 'farhop law set law.yaml --why "eu-only may not use Ireland" --after 4', writes=True)
@@ -53,7 +53,7 @@ def law_set(
     by: By = None,
     after: After = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Replace the law, under a new epoch.
 
@@ -62,18 +62,18 @@ def law_set(
     """
     from farhop_cli.law import put
 
-    return put(file, why, by, after, where)
+    return put(file, why, by, after, fleet_options)
 
 
 @verb(law_app, "unset", 'farhop law unset --why "back to what the topology says"', writes=True)
-def law_unset(why: Why, by: By = None, after: After = None, *, where: FleetOptions) -> int:
+def law_unset(why: Why, by: By = None, after: After = None, *, fleet_options: FleetOptions) -> int:
     """Go back to the topology's own law, under a new epoch.
 
     A law is never undone by deleting it: this sets a new one.
     """
     from farhop_cli.law import unset
 
-    return unset(why, by, after, where)
+    return unset(why, by, after, fleet_options)
 
 
 @verb(law_app, "diff", "farhop law diff law.yaml    or:  farhop law diff --epoch 3")
@@ -83,7 +83,7 @@ def law_diff(
         int | None, typer.Option("--epoch", metavar="EPOCH", help="Compare with an earlier law, by its epoch.")
     ] = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Check a law, and show what it would change.
 
@@ -92,15 +92,15 @@ def law_diff(
     """
     from farhop_cli.law import diff
 
-    return diff(file, epoch, where)
+    return diff(file, epoch, fleet_options)
 
 
 @verb(law_app, "history", "farhop law history")
-def law_history(where: FleetOptions) -> int:  # fmt: skip
+def law_history(fleet_options: FleetOptions) -> int:  # fmt: skip
     """List the last laws: epoch, when, by whom and why."""
     from farhop_cli.law import history
 
-    return history(where)
+    return history(fleet_options)
 
 
 @law_app.command("sign", epilog='Example:  farhop law sign law.yaml --key ops.pem --epoch 6 --why "…" > law.signed')
@@ -138,7 +138,7 @@ def law_verify(
         typer.Option("--public", metavar="[NAME=]FILE", help="A public key's file; may be repeated."),
     ] = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Check a law's signature.
 
@@ -146,4 +146,4 @@ def law_verify(
     """
     from farhop_cli.law import verify
 
-    return verify(file, public or (), where)
+    return verify(file, public or (), fleet_options)

@@ -152,7 +152,7 @@ def limit_set(
     prices: Prices = None,
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Limit what a tenant may use, fleet-wide.
 
@@ -170,7 +170,9 @@ def limit_set(
         "micro_usd_per_month": micro_usd("--usd-per-month", usd_per_month),
     }  # fmt: skip
     against = TrialFiles(usage, prices)
-    return set_limit(tenant, (key, model, each_user), sizes, Shared(home, safe_share, pool), against, why, by, where)
+    return set_limit(
+        tenant, (key, model, each_user), sizes, Shared(home, safe_share, pool), against, why, by, fleet_options
+    )
 
 
 @verb(limit_app, "unset", "farhop limit unset acme --model llama-70b", writes=True)
@@ -185,7 +187,7 @@ def limit_unset(
     why: Why = "not limited any more",
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Remove a limit.
 
@@ -193,4 +195,4 @@ def limit_unset(
     """
     from farhop_cli.limit import unset
 
-    return unset(tenant, None if every else (key, model, each_user), why, by, where)
+    return unset(tenant, None if every else (key, model, each_user), why, by, fleet_options)

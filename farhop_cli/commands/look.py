@@ -28,7 +28,7 @@ def status(
     region: OneRegion = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every 2 s, until Ctrl-C.")] = False,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Sum up the fleet: what is wrong, where the load is, which law.
 
@@ -37,7 +37,7 @@ def status(
     """
     from farhop_cli.status import Asked, run
 
-    return run(Asked(regions, replicas, prefixes, law, wide, region, watch), where)
+    return run(Asked(regions, replicas, prefixes, law, wide, region, watch), fleet_options)
 
 
 @verb(console_app, "console", "farhop console    or:  farhop console --read-only --port 8900")
@@ -51,7 +51,7 @@ def console(
     out: Out = OUT,
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Serve a web page that shows the fleet live, and why requests go where they go.
 
@@ -60,7 +60,7 @@ def console(
     from farhop_cli.console import run
     from farhop_cli.drill_fleet import Asked
 
-    return run(port, Asked("", (), tuple(keys or ()), folder, out, "", by), where, read_only=read_only)
+    return run(port, Asked("", (), tuple(keys or ()), folder, out, "", by), fleet_options, read_only=read_only)
 
 
 @verb(top_app, "top", "farhop top    or:  farhop top --context prod --read-only")
@@ -68,7 +68,7 @@ def top(
     read_only: Annotated[bool, typer.Option("--read-only", help="Allow no actions.")] = False,
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Show the fleet live in this terminal: regions, replicas, decisions, law.
 
@@ -81,7 +81,7 @@ def top(
             raise
         fail("top needs textual: run `pip install 'farhop[top]'`")
 
-    return run(by, where, read_only=read_only)
+    return run(by, fleet_options, read_only=read_only)
 
 
 @verb(explain_app, "explain", "farhop explain request.json --tenant japan-only --from Paris")
@@ -97,7 +97,7 @@ def explain(
     tenant: Annotated[str | None, typer.Option("--tenant", help="The request's tenant.")] = None,
     allow: Allow = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Show where a request would go, or why one went where it did.
 
@@ -106,7 +106,7 @@ def explain(
     """
     from farhop_cli.explain import Options, run
 
-    return run(Options(what, where, origin, tenant, allow))
+    return run(Options(what, fleet_options, origin, tenant, allow))
 
 
 @verb(bundle_app, "bundle", "farhop bundle --out farhop-bundle.tar.gz")
@@ -123,7 +123,7 @@ def bundle(
         typer.Option("--decisions", metavar="N", min=0, max=200, help="At most N recent decisions of each balancer."),
     ] = 50,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Collect what a bug report needs into one file, without secrets.
 
@@ -133,7 +133,7 @@ def bundle(
     """
     from farhop_cli.bundle import run
 
-    return run(out, balancer_config or [], decisions, where)
+    return run(out, balancer_config or [], decisions, fleet_options)
 
 
 @verb(record_app, "record", "farhop record --for 10m --out friday.jsonl")
@@ -142,7 +142,7 @@ def record(
     length: Length = "10m",
     region: OneRegion = "",
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Record a trace of what the fleet serves, for sim and plan.
 
@@ -153,7 +153,7 @@ def record(
     from farhop_cli.options import duration_s
     from farhop_cli.record import run
 
-    return run(out, duration_s("--for", length, 1.0, 86_400.0), region, where)
+    return run(out, duration_s("--for", length, 1.0, 86_400.0), region, fleet_options)
 
 
 @verb(log_level_app, "log-level", "farhop log-level debug --region tokyo", writes=True)
@@ -161,7 +161,7 @@ def log_level(
     level: Annotated[str, typer.Argument(help="debug, info, warning, error or critical.")],
     region: OneRegion = "",
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Set how much balancers log, until their next start.
 
@@ -169,7 +169,7 @@ def log_level(
     """
     from farhop_cli.log_level import run
 
-    return run(level, region, where)
+    return run(level, region, fleet_options)
 
 
 # -- what balancers wrote down

@@ -37,7 +37,7 @@ def drain_set(
         bool, typer.Option("--move-streams", help="Move streams under way, too, in the same time.")
     ] = False,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Drain a region or, with --entry, an entry. It ends by itself.
 
@@ -50,12 +50,12 @@ def drain_set(
     if entry:
         if move_streams:
             fail("--move-streams: is of a region; an entry's clients stay until they leave")
-        return put_entry(entry, why, by, length, over, where)
-    return put(region, why, by, length, over, force, move_streams, where)
+        return put_entry(entry, why, by, length, over, fleet_options)
+    return put(region, why, by, length, over, force, move_streams, fleet_options)
 
 
 @verb(drain_app, "unset", "farhop drain unset tokyo", writes=True)
-def drain_unset(region: DrainedRegion = "", entry: DrainedEntry = "", *, where: FleetOptions) -> int:
+def drain_unset(region: DrainedRegion = "", entry: DrainedEntry = "", *, fleet_options: FleetOptions) -> int:
     """End a drain; the region takes its work back gradually.
 
     Tells who had set it and why. Exit code 1 if it is not drained. `farhop undrain` is the same.
@@ -63,7 +63,7 @@ def drain_unset(region: DrainedRegion = "", entry: DrainedEntry = "", *, where: 
     from farhop_cli.drain import unset, unset_entry
 
     _one_of(region, entry)
-    return unset_entry(entry, where) if entry else unset(region, where)
+    return unset_entry(entry, fleet_options) if entry else unset(region, fleet_options)
 
 
 def _one_of(region: str, entry: str) -> None:
@@ -92,7 +92,7 @@ def bias_set(
     length: Length = "1h",
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Make a region count as better or worse than it is.
 
@@ -100,15 +100,15 @@ def bias_set(
     """
     from farhop_cli.bias_pin import set_bias
 
-    return set_bias(region, ms, why, by, length, where)
+    return set_bias(region, ms, why, by, length, fleet_options)
 
 
 @verb(bias_app, "unset", "farhop bias unset tokyo", writes=True)
-def bias_unset(region: Region, *, where: FleetOptions) -> int:
+def bias_unset(region: Region, *, fleet_options: FleetOptions) -> int:
     """End a bias. Exit code 1 if there is none."""
     from farhop_cli.bias_pin import unset_bias
 
-    return unset_bias(region, where)
+    return unset_bias(region, fleet_options)
 
 
 # -- pin
@@ -129,7 +129,7 @@ def pin_set(
     length: Length = "1h",
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Pin a tenant's or a model's requests to a region.
 
@@ -137,15 +137,15 @@ def pin_set(
     """
     from farhop_cli.bias_pin import set_pin
 
-    return set_pin(region, tenant, model, strict, why, by, length, where)
+    return set_pin(region, tenant, model, strict, why, by, length, fleet_options)
 
 
 @verb(pin_app, "unset", "farhop pin unset --tenant eu-only", writes=True)
-def pin_unset(tenant: Tenant = "", model: Model = "", *, where: FleetOptions) -> int:
+def pin_unset(tenant: Tenant = "", model: Model = "", *, fleet_options: FleetOptions) -> int:
     """End a pin. Exit code 1 if there is none."""
     from farhop_cli.bias_pin import unset_pin
 
-    return unset_pin(tenant, model, where)
+    return unset_pin(tenant, model, fleet_options)
 
 
 # -- route
@@ -171,7 +171,7 @@ def route_set(
     model: RoutedModel = "",
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Set how an entry chooses regions and answers.
 
@@ -180,7 +180,7 @@ def route_set(
     """
     from farhop_cli.route import put
 
-    return put(region, route, tenant, model, why, by, where)
+    return put(region, route, tenant, model, why, by, fleet_options)
 
 
 @verb(route_app, "unset", "farhop route unset virginia --tenant acme", writes=True)
@@ -191,7 +191,7 @@ def route_unset(
     why: Why = "back to the configuration",
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Go back to the configuration.
 
@@ -199,7 +199,7 @@ def route_unset(
     """
     from farhop_cli.route import unset
 
-    return unset(region, tenant, model, why, by, where)
+    return unset(region, tenant, model, why, by, fleet_options)
 
 
 # -- policy, split
@@ -224,7 +224,7 @@ def policy_set(
     ] = "",
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Set the policy by which a region picks replicas.
 
@@ -232,7 +232,7 @@ def policy_set(
     """
     from farhop_cli.by_model import set_policy
 
-    return set_policy(region, policy, model, why, by, where)
+    return set_policy(region, policy, model, why, by, fleet_options)
 
 
 split_app = group(
@@ -253,7 +253,7 @@ def split_set(
     why: Why,
     by: By = None,
     *,
-    where: FleetOptions,
+    fleet_options: FleetOptions,
 ) -> int:
     """Split a model's traffic between its versions.
 
@@ -262,7 +262,7 @@ def split_set(
     """
     from farhop_cli.by_model import set_split
 
-    return set_split(region, model, weights, why, by, where)
+    return set_split(region, model, weights, why, by, fleet_options)
 
 
 def _unset_by_model(app: typer.Typer, name: str) -> None:
@@ -273,7 +273,7 @@ def _unset_by_model(app: typer.Typer, name: str) -> None:
         why: Why = "back to the configuration",
         by: By = None,
         *,
-        where: FleetOptions,
+        fleet_options: FleetOptions,
     ) -> int:
         """Go back to the configuration.
 
@@ -281,7 +281,7 @@ def _unset_by_model(app: typer.Typer, name: str) -> None:
         """
         from farhop_cli import by_model
 
-        return by_model.unset(noun(name), region, model, why, by, where)
+        return by_model.unset(noun(name), region, model, why, by, fleet_options)
 
 
 _unset_by_model(policy_app, "policy")

@@ -63,9 +63,9 @@ def loading() -> Iterator[None]:
 def verb(
     app: typer.Typer, name: str, example: str, writes: bool = False
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Make a function, which gets `where` and returns the exit code, the command `name` of `app`.
+    """Register a function as the command `name` of `app`. It gets `fleet_options` and returns the exit code.
 
-    The options from which `where` is made are the same for all commands: they are added here, and nowhere else.
+    The options that make up `fleet_options` are the same for all commands: they are added here only.
     """
     shared: dict[str, tuple[Any, Any]] = {
         **({"dry_run": (DryRun, False)} if writes else {}),
@@ -74,14 +74,14 @@ def verb(
 
     def wire(work: Callable[..., int]) -> Callable[..., int]:
         def command(**given: Any) -> None:
-            where = FleetOptions(**{option: given.pop(option) for option in shared})
-            raise typer.Exit(work(**given, where=where))
+            fleet_options = FleetOptions(**{option: given.pop(option) for option in shared})
+            raise typer.Exit(work(**given, fleet_options=fleet_options))
 
         hints = get_type_hints(work, include_extras=True)
         own = [
             one.replace(annotation=hints[one.name], kind=inspect.Parameter.KEYWORD_ONLY)
             for one in inspect.signature(work).parameters.values()
-            if one.name != "where"
+            if one.name != "fleet_options"
         ]
         added = [
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
@@ -130,18 +130,18 @@ def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
     made = App(help=what, epilog=f"Example:  farhop {name} {example}", cls=Verbs, **PLAIN)
 
     @verb(made, "get", f"farhop {name} get {of}")
-    def get(region: SomeRegion = "", *, where: FleetOptions) -> int:
+    def get(region: SomeRegion = "", *, fleet_options: FleetOptions) -> int:
         """Show what is set, by whom, why, and until when."""
         from farhop_cli import setting
 
-        return setting.get(noun(name), region, where)
+        return setting.get(noun(name), region, fleet_options)
 
     @verb(made, "diff", f"farhop {name} diff was.json --region {of}")
     def diff(
         file: Against = "",
         region: OneRegion = "",
         *,
-        where: FleetOptions,
+        fleet_options: FleetOptions,
     ) -> int:
         """Compare what is set with a file.
 
@@ -150,16 +150,16 @@ def group(name: str, what: str, example: str, of: str = "tokyo") -> typer.Typer:
         """
         from farhop_cli import setting
 
-        return setting.diff(noun(name), region, file, where)
+        return setting.diff(noun(name), region, file, fleet_options)
 
     @verb(made, "history", f"farhop {name} history {of}")
-    def history(region: SomeRegion = "", *, where: FleetOptions) -> int:
+    def history(region: SomeRegion = "", *, fleet_options: FleetOptions) -> int:
         """List what was set and unset, when, by whom and why.
 
         As far back as etcd's last compaction (`--auto-compaction-retention`). Nothing else keeps it.
         """
         from farhop_cli import setting
 
-        return setting.history(noun(name), region, where)
+        return setting.history(noun(name), region, fleet_options)
 
     return made

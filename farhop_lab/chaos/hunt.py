@@ -143,7 +143,7 @@ def kept(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     for one in outcomes:
         kinds = "-".join(dict.fromkeys(fault.what for fault in one.schedule.faults)) or "nothing"
         path = folder / f"{kinds}-{one.schedule.seed}.yaml"
-        about = "; ".join(f"{finding.where}: {finding.what}" for finding in one.findings[:3])
+        about = "; ".join(f"{finding.subject}: {finding.what}" for finding in one.findings[:3])
         path.write_text(schedules.encode(msgspec.structs.replace(one.schedule, about=about)))
         paths.append(path)
     return paths

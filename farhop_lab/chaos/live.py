@@ -102,8 +102,8 @@ class _LiveInjector:
     async def play(self, fault: Fault, progress: Callable[[str], None]) -> None:
         """One fault, from its beginning to its end."""
         await asyncio.sleep(fault.at_s)
-        where = fault.replica or " ".join(filter(None, (fault.region, fault.to)))
-        progress(f"{fault.what} {where} for {fault.for_s:g} s")
+        target = fault.replica or " ".join(filter(None, (fault.region, fault.to)))
+        progress(f"{fault.what} {target} for {fault.for_s:g} s")
         await self._break(fault)
         await asyncio.sleep(fault.for_s)
         await self._mend(fault)
@@ -290,19 +290,19 @@ def _estimates(regional: Mapping[str, dict[str, Any]]) -> list[Finding]:
         usual = median(replica[what] for _, replica in replicas)
         for region, replica in replicas:
             if abs(replica[what] - usual) > ESTIMATE_OFF * usual:
-                where = f"{region}/{replica['replica']}"
-                found.append(Finding("estimates", where, f"{what}: {replica[what]:.4g}, of its likes {usual:.4g}"))
+                subject = f"{region}/{replica['replica']}"
+                found.append(Finding("estimates", subject, f"{what}: {replica[what]:.4g}, of its likes {usual:.4g}"))
     return found
 
 
 def _of_regions(entry: str, status: dict[str, Any]) -> list[Finding]:
     found: list[Finding] = []
     for region in status["regions"]:
-        where = f"{entry} of {region['region']}"
+        subject = f"{entry} of {region['region']}"
         if region["state"] != "up":
-            found.append(Finding("standing", where, f"{region['state']}: {region['why']}"))
+            found.append(Finding("standing", subject, f"{region['state']}: {region['why']}"))
         elif region["admitted_share"] < 1.0:
-            found.append(Finding("standing", where, f"asked gladly by {region['admitted_share']:.0%} of requests"))
+            found.append(Finding("standing", subject, f"asked gladly by {region['admitted_share']:.0%} of requests"))
     return found
 
 
@@ -319,12 +319,12 @@ def at_rest(
         found += [Finding("ledgers", region, f"{name}: {count:g} at rest") for name, count in left.items()]
     for entry, status in global_.items():
         for region in status["regions"]:
-            where = f"{entry} of {region['region']}"
+            subject = f"{entry} of {region['region']}"
             if region["in_flight"]:
-                found.append(Finding("ledgers", where, f"in_flight: {region['in_flight']:g} at rest"))
+                found.append(Finding("ledgers", subject, f"in_flight: {region['in_flight']:g} at rest"))
             wire_ms, seen_ms = rtt_ms(entry, region["region"]), region["rtt_ms"]
             if seen_ms is None or abs(seen_ms - wire_ms) > ESTIMATE_OFF * wire_ms + RTT_SLACK_MS:
-                found.append(Finding("estimates", where, f"rtt ms: {seen_ms}, in truth {wire_ms:.4g}"))
+                found.append(Finding("estimates", subject, f"rtt ms: {seen_ms}, in truth {wire_ms:.4g}"))
     return found
 
 

@@ -45,7 +45,7 @@ class Finding(msgspec.Struct, frozen=True, order=True):
     """Something wrong. `property` is one of PROPERTIES. `sure`: more answers cannot change it."""
 
     property: str
-    where: str
+    subject: str
     what: str
     sure: bool = True
 
@@ -70,12 +70,12 @@ def share_findings(region: str, asked: int, counts: Mapping[str, int]) -> Iterat
         yield from _share(f"{region}/{replica}", count, total * part, 1.0 - part, f"of its region's {total}")
 
 
-def _share(where: str, count: int, fair: float, variance: float, of: str) -> Iterator[Finding]:
+def _share(subject: str, count: int, fair: float, variance: float, of: str) -> Iterator[Finding]:
     """`variance` is that of chance, as a share of the fair count (binomial: 1 - p)."""
     off, allowed = abs(count - fair), SHARE_OFF * fair
     if off > allowed:
         sure = off > allowed + SIGMAS * sqrt(variance * fair)
-        yield Finding("shares", where, f"{count} answers where {fair:.0f} are fair {of}", sure)
+        yield Finding("shares", subject, f"{count} answers where {fair:.0f} are fair {of}", sure)
 
 
 # -- estimates
@@ -93,30 +93,30 @@ def estimates(world: World, truth: EngineTimings) -> Iterator[Finding]:
                 continue  # its share is reported
             service_ms = workload.service_ms(answers)
             load = 1.0 + service_ms / 1e3 * len(answers) / max(1e-9, world.now - truth.since_s)
-            where = f"{name}/{replica}"
+            subject = f"{name}/{replica}"
             yield from _off(
-                where, "prefill ms/token", table.prefill_ms_per_token.item(row), workload.prefill_ms_per_token()
+                subject, "prefill ms/token", table.prefill_ms_per_token.item(row), workload.prefill_ms_per_token()
             )
             tpot_ms = table.tpot_alone_ms.item(row) + (load - 1.0) * table.batch_interference_ms.item(row)
-            yield from _off(where, "tpot ms", tpot_ms, workload.tpot_ms(answers))
-            yield from _off(where, "service ms", table.service_ms.item(row), service_ms)
+            yield from _off(subject, "tpot ms", tpot_ms, workload.tpot_ms(answers))
+            yield from _off(subject, "service ms", table.service_ms.item(row), service_ms)
     for balancer, tier in _globals(world):
         for name, seen in tier.regions.view.regions.items():
-            where = f"{balancer.name} of {name}"
+            subject = f"{balancer.name} of {name}"
             wire_ms = world.wire.rtt_ms(balancer.region, name)
-            yield from _off(where, "rtt ms", seen.rtt_ms, wire_ms, slack=RTT_SLACK_MS)
-            yield from _off(where, "output tokens", _output(tier), workload.ANSWER_TOKENS)
-            yield from _reported(where, tier, name)
+            yield from _off(subject, "rtt ms", seen.rtt_ms, wire_ms, slack=RTT_SLACK_MS)
+            yield from _off(subject, "output tokens", _output(tier), workload.ANSWER_TOKENS)
+            yield from _reported(subject, tier, name)
 
 
-def _reported(where: str, flow: GlobalFlow, name: str) -> Iterator[Finding]:
+def _reported(subject: str, flow: GlobalFlow, name: str) -> Iterator[Finding]:
     for instance in flow.regions.view.regions[name].instances:
         capacity = instance.models.get(MODEL)
         if capacity is None:
-            yield Finding("estimates", where, "its report names no model")
+            yield Finding("estimates", subject, "its report names no model")
             continue
         pace = workload.prefill_ms_per_token()
-        yield from _off(where, "reported prefill ms/token", capacity.prefill_ms_per_token, pace)
+        yield from _off(subject, "reported prefill ms/token", capacity.prefill_ms_per_token, pace)
 
 
 def _output(flow: GlobalFlow) -> float:
@@ -127,9 +127,9 @@ def _bytes_per_token() -> float:
     return workload.PROMPT_BYTES / workload.PROMPT_TOKENS
 
 
-def _off(where: str, name: str, estimate: float, truth: float, *, slack: float = 0.0) -> Iterator[Finding]:
+def _off(subject: str, name: str, estimate: float, truth: float, *, slack: float = 0.0) -> Iterator[Finding]:
     if abs(estimate - truth) > ESTIMATE_OFF * truth + slack:
-        yield Finding("estimates", where, f"{name}: {estimate:.4g}, in truth {truth:.4g}")
+        yield Finding("estimates", subject, f"{name}: {estimate:.4g}, in truth {truth:.4g}")
 
 
 # -- standing
@@ -165,15 +165,15 @@ def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
 def _regions(world: World, balancer: BalancerProcess, flow: GlobalFlow) -> Iterator[Finding]:
     now = balancer.relay.clock()
     for name in world.regions:
-        where, known = f"{balancer.name} of {name}", flow.regions.liveness.get(name)
+        subject, known = f"{balancer.name} of {name}", flow.regions.liveness.get(name)
         if known is None:
-            yield Finding("standing", where, "unknown")
+            yield Finding("standing", subject, "unknown")
             continue
         health = known.read(now)
         if health.state is not State.UP:
-            yield Finding("standing", where, f"{health.state}: {health.why}")
+            yield Finding("standing", subject, f"{health.state}: {health.why}")
         elif (cold := flow.regions.admitted_share(name, now)) < 1.0:
-            yield Finding("standing", where, f"asked gladly by {cold:.0%} of requests")
+            yield Finding("standing", subject, f"asked gladly by {cold:.0%} of requests")
 
 
 # -- requests

@@ -214,13 +214,17 @@ async def overflow(checker: Checker) -> None:
         status = await checker.status(checker.world.regions["tokyo"].regional_admin)
         longest = max(longest, status["queued_requests"])
         await asyncio.sleep(0.05)
-    where = Counter(region_of(task.result()) for task in free)
+    by_region = Counter(region_of(task.result()) for task in free)
     lawful = Counter(region_of(task.result()) for task in bound)
     failed = sum(not task.result().ok for task in (*free, *bound))
-    where_to = ", ".join(f"{region} {count}" for region, count in where.most_common())
+    spread = ", ".join(f"{region} {count}" for region, count in by_region.most_common())
     checker.check("i", f"{FLOOD} requests flood tokyo: failed", "0 failed", f"{failed} failed", failed == 0)
     checker.check(
-        "i", "the overflow is served elsewhere", "tokyo and others", where_to, len(where) > 1 and where["tokyo"] > 0
+        "i",
+        "the overflow is served elsewhere",
+        "tokyo and others",
+        spread,
+        len(by_region) > 1 and by_region["tokyo"] > 0,
     )
     checker.check("i", "japan-only, in the midst of it", "tokyo alone", ", ".join(lawful), set(lawful) == {"tokyo"})
     checker.check("i", "tokyo's own queue", f"at most {QUEUE_MAX}", f"{longest}", longest <= QUEUE_MAX)

@@ -134,13 +134,13 @@ class Arrival:
     def over(self, reason: Outcome, usage: Usage | None = None) -> None:
         """The request is concluded."""
         request, active, began_at = self.active.request, self.active, self._began_at
-        where = self.entry if self.direct else active.target
+        served_by = self.entry if self.direct else active.target
         used = usage or NOTHING
         record = RequestRecord(
             id=self.id,
             tenant=request.tenant,
             entry=self.entry,
-            region=where if began_at is not None else "",
+            region=served_by if began_at is not None else "",
             outcome=reason.reason,
             arrived_at=self._arrived_at,
             ended_at=self._timeline.now,

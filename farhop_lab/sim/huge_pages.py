@@ -33,9 +33,9 @@ def ask() -> int:
     for found in filter(None, map(_PRIVATE.match, lines)):
         start, end = -(-int(found[1], 16) // PAGE_BYTES) * PAGE_BYTES, int(found[2], 16) // PAGE_BYTES * PAGE_BYTES
         if end > start:
-            where = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
-            if madvise(*where, _HUGEPAGE) == 0:
-                madvise(*where, _COLLAPSE)
+            span = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
+            if madvise(*span, _HUGEPAGE) == 0:
+                madvise(*span, _COLLAPSE)
                 asked += end - start
     return asked
 

@@ -214,38 +214,38 @@ def servegen(path: Path, kind: str) -> list[Recorded]:
         if found != kind:
             continue
         client, _, what = file.rpartition("-")
-        where = Path(f"{path}:{name}")
+        source = Path(f"{path}:{name}")
         if what == "trace.csv":
-            traces[client] = _bursts(where, content)
+            traces[client] = _bursts(source, content)
         elif what == "dataset.json":
-            lengths[client] = _lengths(where, content)
+            lengths[client] = _lengths(source, content)
     if not traces:
         raise TraceError(f"{path}: nothing of kind {kind!r}; it holds {', '.join(sorted(kinds)) or 'nothing'}")
     return [Recorded(f"{kind} {client}", traces[client], lengths.get(client, ())) for client in sorted(traces)]
 
 
-def _bursts(where: Path, content: str) -> tuple[Burst, ...]:
+def _bursts(source: Path, content: str) -> tuple[Burst, ...]:
     bursts: list[tuple[int, Burst]] = []
     for number, line in enumerate(content.splitlines(), 1):
         try:
             at, per_s, cv, *_ = line.split(",")
             burst = Burst(float(at), _STRETCH_S, float(per_s), float(cv) or 1.0)
         except ValueError as error:
-            raise _bad(where, number, f"{error}; seconds, a rate and its variation are expected") from None
+            raise _bad(source, number, f"{error}; seconds, a rate and its variation are expected") from None
         if not (isfinite(burst.at) and 0.0 <= burst.per_s < 1e6 and 0.0 < burst.cv < 1e6):
             raise _bad(
-                where, number, f"a rate of {burst.per_s} with variation {burst.cv}; numbers of 0 or more are due"
+                source, number, f"a rate of {burst.per_s} with variation {burst.cv}; numbers of 0 or more are due"
             )
         bursts.append((number, burst))
     bursts.sort(key=lambda one: one[1].at)
     for (_, before), (number, burst) in pairwise(bursts):
         if burst.at - before.at < _STRETCH_S:  # their requests would be out of order
             overlaps = f"its {_STRETCH_S:g} s from {burst.at:g} s overlap those from {before.at:g} s"
-            raise _bad(where, number, f"{overlaps}; give one line for each {_STRETCH_S:g} s")
+            raise _bad(source, number, f"{overlaps}; give one line for each {_STRETCH_S:g} s")
     return tuple(burst for _, burst in bursts)
 
 
-def _lengths(where: Path, content: str) -> tuple[tuple[float, Histogram, Histogram], ...]:
+def _lengths(source: Path, content: str) -> tuple[tuple[float, Histogram, Histogram], ...]:
     try:
         stretches = msgspec.json.decode(content, type=dict[str, dict[str, str]])
         return tuple(
@@ -254,7 +254,7 @@ def _lengths(where: Path, content: str) -> tuple[tuple[float, Histogram, Histogr
             if parts["input_tokens"] != "{}"  # no requests in that interval
         )
     except (msgspec.MsgspecError, KeyError, ValueError, TypeError, SyntaxError) as error:
-        raise _bad(where, 1, f"{error}; histograms input_tokens and output_tokens by second are expected") from None
+        raise _bad(source, 1, f"{error}; histograms input_tokens and output_tokens by second are expected") from None
 
 
 def _histogram(text: str) -> Histogram:

@@ -82,8 +82,8 @@ class FaultTarget(Protocol):
 class Faults:
     """The faults in one place. `say` is called with what is injected and mended."""
 
-    def __init__(self, where: FaultTarget, progress: Callable[[str], None] = lambda _text: None) -> None:
-        self._in, self._progress = where, progress
+    def __init__(self, target: FaultTarget, progress: Callable[[str], None] = lambda _text: None) -> None:
+        self._in, self._progress = target, progress
         self._stands: dict[str, _InjectedFault] = {}
         self._clock = asyncio.get_running_loop().time
 

@@ -83,8 +83,9 @@ class _Instance:
             self.arriving = None
             self.incarnation = self.seq = 0
 
-    def holds(self, node: int) -> bool:
-        if node in self.nodes or (self.arriving is not None and node in self.arriving):
+    def holds_unfinished(self, node: int) -> bool:
+        """Whether a snapshot that is not whole has this node. In most cases `nodes` has it, so that is asked first."""
+        if self.arriving is not None and node in self.arriving:
             return True
         return bool(self.stale) and any(node in nodes for nodes in self.stale)
 
@@ -103,7 +104,7 @@ class _Region:
 
     def holds(self, node: int) -> bool:
         for one in self.instances.values():  # noqa: SIM110 - any() takes twice as long, and every node is asked for
-            if one.holds(node):
+            if node in one.nodes or one.holds_unfinished(node):
                 return True
         return False
 

@@ -114,17 +114,19 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     @model_validator(mode="after")
     def _weighed(self) -> RegionalConfig:
         known = {replica.label for replica in self.replicas}
-        for where, policy in (("policy", self.policy), *((f"policies.{m}", p) for m, p in self.policies.items())):
+        for field_path, policy in (("policy", self.policy), *((f"policies.{m}", p) for m, p in self.policies.items())):
             for name in policy.weights.keys() - known if not self.discovery else ():
                 raise ValueError(
-                    f"{where}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
+                    f"{field_path}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
                 )
         if self.discovery or not all(replica.models for replica in self.replicas):
             return self
         served = {model for replica in self.replicas for model in replica.served}
-        for where, named in (("policies", self.policies.keys()), ("tokenizers", self.tokenizers.keys())):
+        for field_path, named in (("policies", self.policies.keys()), ("tokenizers", self.tokenizers.keys())):
             for model in named - served:
-                raise ValueError(f"{where}.{model}: no replica serves this model; correct its name, or leave it out")
+                raise ValueError(
+                    f"{field_path}.{model}: no replica serves this model; correct its name, or leave it out"
+                )
         return self
 
     @model_validator(mode="after")

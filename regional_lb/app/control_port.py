@@ -138,13 +138,13 @@ async def _masked_exceptions(method: str, context: Any) -> AsyncIterator[None]:
 
 
 def _bound(server: grpc.aio.Server, host: str, port: int, certificates: Certificates | None) -> int:
-    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass  # gRPC would say why it cannot, too, but in lines of its own on stderr and not to us
         if certificates is not None:
-            return server.add_secure_port(where, certificates.server_credentials())
-        return server.add_insecure_port(where)
+            return server.add_secure_port(address, certificates.server_credentials())
+        return server.add_insecure_port(address)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or "it is taken"
-        raise PortTakenError(f"control: cannot listen on {where}: {reason}; choose another port") from None
+        raise PortTakenError(f"control: cannot listen on {address}: {reason}; choose another port") from None

@@ -180,14 +180,14 @@ class Listeners:
 
     async def open_entries(self) -> str:
         """Let clients and gateways in, where the configuration has ports for them; which ports, for people."""
-        config, where = self._config, ""
+        config, ports = self._config, ""
         if self.picker is not None and config.picker is not None:
             at = config.picker
-            where = f", gateways on {at.host}:{await self.picker.open(at.host, at.port)}"
+            ports = f", gateways on {at.host}:{await self.picker.open(at.host, at.port)}"
         if config.client is not None:
             port = await dataplane.open_entry(self.client_listener, config.client, self._ready)
-            where = f", clients on {config.client.host}:{port}{where}"
-        return where
+            ports = f", clients on {config.client.host}:{port}{ports}"
+        return ports
 
     async def drain(self) -> None:
         """No new connections; requests under way may finish, for as long as is configured."""

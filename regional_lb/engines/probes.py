@@ -94,13 +94,13 @@ class _Http:
         return UNREADY if await self._status(self._live_path) // 100 == 2 else FAILED
 
     async def _status(self, path: str) -> int:
-        where = url_of(self._address, path)
+        url = url_of(self._address, path)
         try:
             status = (await fetch.get(self._pool, self._address, path, self._timeout_s, _HEALTH_BYTES_MAX)).status
         except FetchError as error:
-            self.why = f"{where}: {error}"
+            self.why = f"{url}: {error}"
             return 0
-        self.why = "" if status // 100 == 2 and path == self._path else f"{where}: status {status}"
+        self.why = "" if status // 100 == 2 and path == self._path else f"{url}: status {status}"
         return status
 
     async def close(self) -> None:
@@ -160,10 +160,10 @@ class _Grpc:
         return UNREADY if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING else FAILED
 
     def _open(self) -> grpc.aio.Channel:
-        where = str(self._address)
+        address = str(self._address)
         if self._address.tls is None:
-            return grpc.aio.insecure_channel(where, options=_CHANNEL)
-        return grpc.aio.secure_channel(where, self._credentials(), options=_CHANNEL)
+            return grpc.aio.insecure_channel(address, options=_CHANNEL)
+        return grpc.aio.secure_channel(address, self._credentials(), options=_CHANNEL)
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None

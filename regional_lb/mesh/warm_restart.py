@@ -42,23 +42,23 @@ class WarmRestart:
 
     def __init__(
         self,
-        where: StateDir | None,
+        state_dir: StateDir | None,
         flow: RegionalFlow,
         feed: PeerFeed,
         react: Callable[[Event], None],
         refused: Callable[[str], None],
         wall_s: Callable[[], float],
     ) -> None:
-        self._where, self._flow, self._feed = where, flow, feed
+        self._state_dir, self._flow, self._feed = state_dir, flow, feed
         self._react, self._refused, self._wall_s = react, refused, wall_s
         self._saved: tuple[object, ...] = ()
 
     async def restore(self) -> int:
         """Begin with the state on disk; returns how many messages were accepted."""
-        if self._where is None:
+        if self._state_dir is None:
             return 0
         try:
-            kept = await asyncio.to_thread(self._where.load, NAME)
+            kept = await asyncio.to_thread(self._state_dir.load, NAME)
         except StateError:
             self._refused("warm_restart_broken")
             return 0
@@ -86,14 +86,14 @@ class WarmRestart:
 
     async def keep(self) -> None:
         """Write it down now and then, until cancelled."""
-        while self._where is not None:
+        while self._state_dir is not None:
             await asyncio.sleep(EVERY_S)
             await self.save()
 
     async def save(self) -> None:
         """Write it down, if there is anything new."""
         now = (self._feed.known_cached_seq, self._flow.news, self._flow.law.epoch)
-        if self._where is None or now == self._saved:
+        if self._state_dir is None or now == self._saved:
             return
         pieces: list[bytes] = []
         for update in self._feed.everything():
@@ -101,7 +101,7 @@ class WarmRestart:
             pieces += (len(written).to_bytes(_LENGTH_BYTES, "big"), written)
             await asyncio.sleep(0)
         try:
-            await asyncio.to_thread(self._where.save, NAME, b"".join(pieces))
+            await asyncio.to_thread(self._state_dir.save, NAME, b"".join(pieces))
             self._saved = now
         except StateError:
             self._refused("warm_restart_unwritten")

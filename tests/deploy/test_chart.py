@@ -359,11 +359,11 @@ SPOILT: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "value", "expected"), SPOILT, ids=lambda one: one if isinstance(one, str) else "")
-def test_a_broken_rule_is_seen(where: str, value: Any, expected: str) -> None:
+@pytest.mark.parametrize(("path", "value", "expected"), SPOILT, ids=lambda one: one if isinstance(one, str) else "")
+def test_a_broken_rule_is_seen(path: str, value: Any, expected: str) -> None:
     found = plain()
     at: Any = {f"{one['kind']}/{one['metadata']['name']}": one for one in found}
-    *folders, last = (int(step) if step.isdigit() else step for step in where.split())
+    *folders, last = (int(step) if step.isdigit() else step for step in path.split())
     for step in folders:
         at = at[step]
     if value is None:

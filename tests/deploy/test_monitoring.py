@@ -87,7 +87,7 @@ def test_a_dashboard_asks_for_what_there_is(path: Path) -> None:
     [
         (lambda: generate().rate("farhop_gone_total"), "no metric farhop_gone_total"),
         (lambda: generate().rate("farhop_requests_total", "tenant"), "has no label tenant"),
-        (lambda: generate().now("farhop_replicas", where='colour="red"'), "has no label colour"),
+        (lambda: generate().now("farhop_replicas", matchers='colour="red"'), "has no label colour"),
         (lambda: generate().rate("farhop_replicas"), "is no counter"),
         (lambda: generate().now("farhop_requests_total"), "is no gauge"),
         (lambda: generate().quantile(0.9, "farhop_replicas"), "is no histogram"),

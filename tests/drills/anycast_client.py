@@ -31,11 +31,11 @@ async def stream(n: int, url: str, key: str, body: bytes, of: str, hops: int = 0
         status = int(found.split()[1])
         headers = dict(line.lower().split(": ", 1) for line in found.split("\r\n")[1:] if ": " in line)
         if status == 307 and hops < 3:
-            where = next(
+            location = next(
                 line.split(": ", 1)[1] for line in found.split("\r\n") if line.lower().startswith("location: ")
             )
-            tell(n=n, event="redirected", to=urlsplit(where).netloc)
-            return await stream(n, where, key, body, of, hops + 1)
+            tell(n=n, event="redirected", to=urlsplit(location).netloc)
+            return await stream(n, location, key, body, of, hops + 1)
         site = headers.get("x-farhop-region", "")
         tell(n=n, event="begun", status=status, site=site)
         while piece := await reader.read(65536):

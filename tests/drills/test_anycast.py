@@ -31,14 +31,14 @@ ANNOUNCING = {
 class Fleet(Sites):
     """Both sites, and clients of theirs."""
 
-    def streams(self, count: int, where: str, tokens: int = 8, *how: str) -> subprocess.Popen[str]:
+    def streams(self, count: int, host: str, tokens: int = 8, *how: str) -> subprocess.Popen[str]:
         script = str(Path(__file__).with_name("anycast_client.py"))
-        words = (str(count), f"http://{where}:8080/v1/chat/completions", KEY, MODEL, str(tokens), *how)
+        words = (str(count), f"http://{host}:8080/v1/chat/completions", KEY, MODEL, str(tokens), *how)
         return self.net.spawn(ROUTER, sys.executable, "-u", script, *words, log="client")
 
-    def asked(self, count: int, where: str = VIP) -> Counter[str]:
+    def asked(self, count: int, host: str = VIP) -> Counter[str]:
         """Where so many short requests were served; "" for one that was not."""
-        ended = [one for one in _events(self.streams(count, where)) if one["event"] == "ended"]
+        ended = [one for one in _events(self.streams(count, host)) if one["event"] == "ended"]
         return Counter(one["site"] if one.get("status") == 200 else "" for one in ended)
 
     def always_to_a(self) -> str:

@@ -21,16 +21,16 @@ from tests.entry_dns.conftest import served
 
 @pytest.fixture
 def server():
-    with serving(served(Responder(keys={wire("entry.example"): ZoneKeys([KEY])}))) as where:
-        yield where
+    with serving(served(Responder(keys={wire("entry.example"): ZoneKeys([KEY])}))) as server:
+        yield server
 
 
 @pytest.fixture
 def other():
     """One that has another zone."""
     plan = ZonePlan("other.example", (NamePlan("api.other.example"),), (("ns.other.example", ()),), "nobody.example")
-    with serving(served(Responder(), plan=plan)) as where:
-        yield where
+    with serving(served(Responder(), plan=plan)) as server:
+        yield server
 
 
 @contextmanager

@@ -220,11 +220,11 @@ def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, either, 
 
     get = EtcdStore.get
 
-    async def overtaken(self, where):
+    async def overtaken(self, read_key):
         """Whoever looks is followed by another, who writes the same once more."""
-        found = await get(self, where)
-        if where == ROOT + key:
-            await self.put(where, document)
+        found = await get(self, read_key)
+        if read_key == ROOT + key:
+            await self.put(read_key, document)
         return found
 
     for command in ((either, "set", *other, "--why", "y"), (either, "unset", *undo)):

@@ -106,9 +106,9 @@ async def world(folder: Path, *, tokenizer: bool = True, events: bool = True, sc
             )  # fmt: skip
             (address,) = await stack.enter_async_context(engine.host(settings))
             addresses.append(address)
-            where = {"kv_events": f"tcp://127.0.0.1:{port}", "kv_replay": f"tcp://127.0.0.1:{replay}"}
+            sockets = {"kv_events": f"tcp://127.0.0.1:{port}", "kv_replay": f"tcp://127.0.0.1:{replay}"}
             one = {"url": f"http://{address}", "models": [MODEL], "name": f"e{index}", **(listing or {})}
-            listed.append(one | (where if events else {}))
+            listed.append(one | (sockets if events else {}))
         files = {"file": str(folder / TOKENIZER), "template": str(folder / TEMPLATE)}
         config = RegionalConfig.model_validate({
             "region": "virginia", "instance": "r1", "admin": {"port": 0}, "hop": HOP, "tier": {"port": 0},

@@ -85,15 +85,15 @@ async def fleet_of(
         return {"port": 0, "tls": {"cert_file": pair.cert_file, "key_file": pair.key_file}, "tokens": tokens}
 
     async with EmbeddedEtcd(scheme="https", extra=flags) as etcd, Engine().running() as engine:
-        where = {"endpoints": [etcd.endpoint], **tls}
-        below = regional_config(engine, admin=admin("regional"), etcd=where)
+        etcd_config = {"endpoints": [etcd.endpoint], **tls}
+        below = regional_config(engine, admin=admin("regional"), etcd=etcd_config)
         public = authority.issue("entry")
         pair = {"cert_file": public.cert_file, "key_file": public.key_file}
         listen = {"listen": {"port": entry, "tls": pair}} if entry is not None else {}
         # Both are on one loop with all else: where that stands still, a ping that is given up sooner says "channel
         # broken" of a region that is well, and no drill may begin.
         patient = {"ping_timeout_s": 10.0}
-        above = global_config(admin=admin("global"), etcd=where, watch=patient, **listen)
+        above = global_config(admin=admin("global"), etcd=etcd_config, watch=patient, **listen)
         regional = RegionalBalancer(below, world, Random(1))
         global_ = GlobalBalancer(above, world, Random(2))
         try:

@@ -453,10 +453,10 @@ def test_a_stream_goes_on_from_the_runner_up(play) -> None:
 def test_what_cannot_go_on_ends_with_the_error(play) -> None:
     flow = worldwide()
     for number, (tenant, resumable) in enumerate((("anyone", False), ("german", True))):
-        name, where = str(number), ("london", "frankfurt")[number]
+        name, region = str(number), ("london", "frankfurt")[number]
         (
             play(flow)
-            .on(RequestArrived(request(name, tenant=tenant))).expect(sent(name, where))
+            .on(RequestArrived(request(name, tenant=tenant))).expect(sent(name, region))
             .on(AttemptBegan(name, 1, 200)).expect()
             .on(AttemptFailed(name, 1, outcome.DIED_MID_STREAM, resumable=resumable)).expect(
                 answered(name, outcome.DIED_MID_STREAM))

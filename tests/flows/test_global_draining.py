@@ -19,14 +19,14 @@ from global_lb.routing.flow import GlobalFlow
 def taken(flow: GlobalFlow, now: float, count: int = 400, **fields: object) -> Counter[str]:
     """Where so many requests go, one after the other."""
     report_in(flow, REGIONS, now)
-    where: Counter[str] = Counter()
+    served: Counter[str] = Counter()
     for i in range(count):
         name = f"{now}-{i}"
         *_, last = flow.handle(RequestArrived(request(name, deadline=now + 60.0, **fields)), now)
-        where[getattr(last, "target", "nowhere")] += 1
+        served[getattr(last, "target", "nowhere")] += 1
         if not isinstance(last, Answer):
             flow.handle(AttemptEnded(name, 1, 500, None), now)
-    return where
+    return served
 
 
 @pytest.fixture

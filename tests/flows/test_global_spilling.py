@@ -26,13 +26,13 @@ def at(now: float, **used: float) -> ViewSwapped:
 
 def taken(flow: GlobalFlow, now: float, count: int = 300, **fields: object) -> Counter[str]:
     """Where so many requests go, each over before the next."""
-    where: Counter[str] = Counter()
+    served: Counter[str] = Counter()
     for i in range(count):
         name = f"{now}-{i}"
         *_, last = flow.handle(RequestArrived(request(name, deadline=now + 60.0, **fields)), now)
-        where[last.target] += 1
+        served[last.target] += 1
         flow.handle(AttemptEnded(name, 1, 500, None), now)
-    return where
+    return served
 
 
 def hot() -> GlobalFlow:

@@ -51,9 +51,9 @@ class Fleet:
 
     def made(self, *, silent: bool) -> tuple[RegionalBalancer, GlobalBalancer, list[Etcd]]:
         world, etcds = topology(), [Etcd(Random(n), self._cluster) for n in (2, 4)]
-        where = {"state_dir": str(self._folder), "fleet": "test"}
-        below_config = regional_config(self._engine, **self._ports, **where)
-        above_config = global_config(watch={"ping_s": 0.1}, **where)
+        common = {"state_dir": str(self._folder), "fleet": "test"}
+        below_config = regional_config(self._engine, **self._ports, **common)
+        above_config = global_config(watch={"ping_s": 0.1}, **common)
         if silent:
             for store in etcds:
                 store.outage()

@@ -158,10 +158,10 @@ def _default(value: object) -> str:
 def tables_of_a_topology() -> str:
     """As Markdown, a heading and a table for each class."""
     parts = []
-    for where, kind in PLACES_OF_A_TOPOLOGY.items():
+    for path, kind in PLACES_OF_A_TOPOLOGY.items():
         text = " ".join((kind.__doc__ or "").split())
         lines = [
-            f"### {where}",
+            f"### {path}",
             "",
             text,
             "",

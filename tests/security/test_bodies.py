@@ -138,7 +138,7 @@ def test_who_looks_at_a_body_that_was_let_in_copes_with_any_value_of_any_field(k
 
 @pytest.mark.parametrize("count", [700, 16_000])
 @pytest.mark.parametrize(
-    "where",
+    "template",
     [
         b'{"model":"m","messages":[{"role":"u","content":[{"type":"image_url",%b}]}]}',
         b'{"model":"m","messages":[{"role":"u","content":"","tool_calls":[{"type":"function",%b}]}]}',
@@ -148,12 +148,12 @@ def test_who_looks_at_a_body_that_was_let_in_copes_with_any_value_of_any_field(k
         b'{"model":"m","messages":[{"role":"u","content":"x"}],"nvext":{"a":[{%b}]}}',
     ],
 )
-def test_no_object_has_so_many_members_that_to_put_them_in_order_holds_the_loop(where: bytes, count: int) -> None:
+def test_no_object_has_so_many_members_that_to_put_them_in_order_holds_the_loop(template: bytes, count: int) -> None:
     """16,384 of them, a first one that belongs last before them, took 270 ms, and all other requests waited."""
-    body = where % b",".join(b'"f%05d":1' % i for i in range(count))
+    body = template % b",".join(b'"f%05d":1' % i for i in range(count))
     with pytest.raises(BodyError, match="too many members: at most 512"):
         bodies.read(Kind.CHAT, body)
-    assert bodies.read(Kind.CHAT, where % b",".join(b'"f%05d":1' % i for i in range(400))).model == "m"
+    assert bodies.read(Kind.CHAT, template % b",".join(b'"f%05d":1' % i for i in range(400))).model == "m"
 
 
 def test_nor_many_small_ones_in_what_is_looked_through() -> None:

@@ -23,7 +23,7 @@ def test_plain_data_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "where"),
+    ("text", "position"),
     [
         ("a: [1\nb: 2\n", "2:2"),
         ("a: b: c\n", "1:5"),
@@ -34,9 +34,9 @@ def test_plain_data_comes_back() -> None:
         ("? [a]\n: 1\n", "1:3"),
     ],
 )
-def test_what_is_not_yaml_is_reported_with_line_and_column(text: str, where: str) -> None:
+def test_what_is_not_yaml_is_reported_with_line_and_column(text: str, position: str) -> None:
     problem = _only(text)
-    assert problem.path == where
+    assert problem.path == position
     assert problem.message.startswith("not YAML: ")
 
 

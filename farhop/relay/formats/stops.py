@@ -123,8 +123,8 @@ def _with(event: bytes, found: tuple[int, int, str], text: str, name: bytes = b"
     return event[: found[0]] + name + msgspec.json.encode(text) + event[found[1] :]
 
 
-def _named(event: bytes, where: re.Pattern[bytes], name: bytes, value: bytes) -> bytes:
-    found = where.search(event)
+def _named(event: bytes, pattern: re.Pattern[bytes], name: bytes, value: bytes) -> bytes:
+    found = pattern.search(event)
     if found is not None:
         return event[: found.start(1)] + value + event[found.end(1) :]
     at = event.rindex(b"}]")  # of the only choice

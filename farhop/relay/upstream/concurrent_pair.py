@@ -33,13 +33,13 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 def both_body(body: bytes, prefill: Prefill) -> bytes:
     """The request as both engines get it. `body` is a JSON object, `prefill` has a room."""
     host = prefill.address.host
-    where = {
+    bootstrap = {
         "bootstrap_host": f"[{host}]" if ":" in host else host,  # as SGLang's own router writes it
         "bootstrap_port": prefill.bootstrap_port,
         "bootstrap_room": prefill.room,
     }
     document = _fields.decode(body)
-    document.update({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in where.items()})
+    document.update({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in bootstrap.items()})
     return msgspec.json.encode(document)
 
 

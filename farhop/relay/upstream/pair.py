@@ -59,14 +59,14 @@ def prefill_body(body: bytes) -> bytes:
     return msgspec.json.encode(document)
 
 
-def decode_body(body: bytes, where: bytes) -> bytes:
-    """The request as the decode engine gets it; `where` is the JSON object that says where its prompt's KV is."""
+def decode_body(body: bytes, kv_transfer_params: bytes) -> bytes:
+    """The request as the decode engine gets it. `kv_transfer_params` is a JSON object: where the KV cache is."""
     document = _fields.decode(body)
-    document["kv_transfer_params"] = msgspec.Raw(where)
+    document["kv_transfer_params"] = msgspec.Raw(kv_transfer_params)
     return msgspec.json.encode(document)
 
 
-def where_is_it(answer: bytes) -> bytes | None:
+def kv_transfer_params_of(answer: bytes) -> bytes | None:
     """The object in a prefill's answer that says where its KV is, as JSON; None if there is none."""
     try:
         return msgspec.json.encode(_answer.decode(answer).kv_transfer_params)
@@ -83,8 +83,8 @@ def id_line(active: ActiveRequest) -> bytes:
 class PrefillOwner(AttemptOwner, Protocol):
     """What an attempt in two halves tells whoever made it, beside what every attempt does. A `run` is that attempt."""
 
-    def prefilled(self, run: PrefillRun, where: bytes) -> None:
-        """The first half is done; `where` is the JSON object that says where its KV is."""
+    def prefilled(self, run: PrefillRun, kv_transfer_params: bytes) -> None:
+        """The first half is done. `kv_transfer_params` is a JSON object: where its KV cache is."""
 
     def prefill_over(self, run: Attempt) -> None:
         """The first half is done, and the second was asked with it."""
@@ -161,8 +161,8 @@ class PrefillRun:
             self._owner.prefill_failed(self, reason)
         elif 400 <= answer.status < 500:
             self._owner.prefill_failed(self, outcome.ENGINE_ERROR)
-        elif answer.status == 200 and (where := where_is_it(answer.body)) is not None:
-            self._owner.prefilled(self, where)
+        elif answer.status == 200 and (kv_transfer_params := kv_transfer_params_of(answer.body)) is not None:
+            self._owner.prefilled(self, kv_transfer_params)
         else:
             self._owner.prefill_failed(self, outcome.PREFILL_FAILED)
 
@@ -170,13 +170,15 @@ class PrefillRun:
 class DecodeRun(AttemptRun):
     """The second half: an attempt like others, whose body says where its prompt's KV is."""
 
-    __slots__ = ("_where",)
+    __slots__ = ("_kv_transfer_params",)
 
-    def __init__(self, owner: PrefillOwner, active: ActiveRequest, number: int, now: float, where: bytes) -> None:
+    def __init__(
+        self, owner: PrefillOwner, active: ActiveRequest, number: int, now: float, kv_transfer_params: bytes
+    ) -> None:
         super().__init__(owner, active, number, now)
-        self._where = where
+        self._kv_transfer_params = kv_transfer_params
 
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """See AttemptRun."""
-        body = decode_body(self.active.body, self._where)
+        body = decode_body(self.active.body, self._kv_transfer_params)
         return self.owner.upstream_head(self.active, host, len(body), id_line(self.active)), body

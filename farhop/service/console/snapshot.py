@@ -260,8 +260,8 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
     the last snapshot came, where it is of a balancer that does not answer now."""
     found: list[tuple[int, dict[str, Any]]] = []
 
-    def add(rank: int, state: str, where: str, what: str, **more: Any) -> None:
-        found.append((rank, {"state": state, "where": where, "what": what, **more}))
+    def add(rank: int, state: str, subject: str, what: str, **more: Any) -> None:
+        found.append((rank, {"state": state, "where": subject, "what": what, **more}))
 
     balancers, regions = _dict(picture.get("balancers")), _dict(picture.get("regions"))
     for name, one in balancers.items():
@@ -371,9 +371,9 @@ def _newest(snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, snapshot in sorted(snapshots.items(), key=lambda one: one[1].get("tier") == "global"):
         above = snapshot.get("tier") == "global"
-        where = {"from": snapshot.get("region")} if above else {"to": snapshot.get("region")}
+        end = {"from": snapshot.get("region")} if above else {"to": snapshot.get("region")}
         for key, one in _dict(snapshot.get("decisions")).items():
-            found[key] = {**one, **{field: at for field, at in where.items() if at is not None}, "by": name}
+            found[key] = {**one, **{field: at for field, at in end.items() if at is not None}, "by": name}
     return dict(sorted(found.items(), key=lambda one: (-(one[1].get("at") or 0), one[0]))[:DECISIONS_MAX])
 
 

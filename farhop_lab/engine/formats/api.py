@@ -234,14 +234,14 @@ def _content(message: Message, at: int) -> str:
     return content
 
 
-def _part(part: Part, where: str) -> str:
+def _part(part: Part, field_path: str) -> str:
     if part.type == "text" and part.text is not None:
         return part.text
     if part.type == "image_url" and part.image_url is not None:
         # As many tokens as an image costs, named by its content: equal images share their KV.
         digest = xxhash.xxh3_64_hexdigest(msgspec.json.encode(part.image_url, order="sorted"))
         return digest * (IMAGE_TOKENS * TOKEN_BYTES // len(digest))
-    raise refusal(where, f"a part of type {part.type!r} is not supported or is empty; use text or image_url")
+    raise refusal(field_path, f"a part of type {part.type!r} is not supported or is empty; use text or image_url")
 
 
 def prompt_bytes(prompt: str | list[Any], param: str = "prompt") -> bytes:

@@ -92,13 +92,13 @@ class ResponseAnswer:
             self._event("response.created", {"response": started})
             + self._event("response.in_progress", {"response": started})
             + self._event("response.output_item.added", {"output_index": 0, "item": self._item("", "in_progress")})
-            + self._event("response.content_part.added", {**self._where, "part": _part("")})
+            + self._event("response.content_part.added", {**self._position, "part": _part("")})
         )
 
     def token(self, text: str) -> bytes:
         """The chunk of one token."""
         self._text += text
-        return self._event("response.output_text.delta", {**self._where, "delta": text, "logprobs": []})
+        return self._event("response.output_text.delta", {**self._position, "delta": text, "logprobs": []})
 
     def closing(self, text: str, sequence: Sequence, *, include_usage: bool) -> bytes:  # noqa: ARG002 - always told
         """The chunk of the last token, and the events that end the items."""
@@ -106,8 +106,8 @@ class ResponseAnswer:
         done = self._item(whole, "completed")
         return (
             last
-            + self._event("response.output_text.done", {**self._where, "text": whole, "logprobs": []})
-            + self._event("response.content_part.done", {**self._where, "part": _part(whole)})
+            + self._event("response.output_text.done", {**self._position, "text": whole, "logprobs": []})
+            + self._event("response.content_part.done", {**self._position, "part": _part(whole)})
             + self._event("response.output_item.done", {"output_index": 0, "item": done})
             + self._event("response.completed", {"response": self._response(_status(sequence), [done], sequence)})
         )
@@ -118,7 +118,7 @@ class ResponseAnswer:
         return _encode(self._response(_status(sequence), [self._item(text, "completed")], sequence))
 
     @property
-    def _where(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         return {"item_id": f"msg_{self._id}", "output_index": 0, "content_index": 0}
 
     def _item(self, text: str, status: str) -> dict[str, Any]:

@@ -98,9 +98,9 @@ class DnsNames:
         replicas: list[ReplicaConfig] = []
         problems: list[str] = []
         for host, port, draining in targets:
-            where = f"{self._config.host}: {host}:{port}"
+            source = f"{self._config.host}: {host}:{port}"
             try:
-                replicas.append(at(self._config.replica, host, port, "", where, draining=draining))
+                replicas.append(at(self._config.replica, host, port, "", source, draining=draining))
             except EndpointError as error:
                 problems.append(str(error))
         return Found(self.label, tuple(replicas), tuple(problems))

@@ -56,23 +56,23 @@ class EndpointError(ValueError):
     """An endpoint of which no replica can be made. The text has a line for each thing wrong."""
 
 
-def replica_of(template: Template, described: Any, where: str, **more: Any) -> ReplicaConfig:
+def replica_of(template: Template, described: Any, source: str, **more: Any) -> ReplicaConfig:
     """The replica that `described` stands for, read as `replicas` of a configuration; the rest is the template's.
 
-    `more` are fields that its source alone may say. Raises EndpointError, with `where` at the head of each line.
+    `more` are fields that its source alone may say. Raises EndpointError; each line of its text begins with `source`.
     """
     if not isinstance(described, dict):
-        raise EndpointError(f"{where}: must be a mapping with the fields of a replica, such as `url`")
+        raise EndpointError(f"{source}: must be a mapping with the fields of a replica, such as `url`")
     for field in more.keys() & described.keys():
-        raise EndpointError(f"{where}.{field}: is said by where it stands; leave it out")
+        raise EndpointError(f"{source}.{field}: is said by where it stands; leave it out")
     taken = template.model_dump(exclude={"scheme"})
     try:
         return ReplicaConfig.model_validate({**taken, **described, **more})
     except ValidationError as error:
-        raise EndpointError("\n".join(problems_of(error, f"{where}."))) from None
+        raise EndpointError("\n".join(problems_of(error, f"{source}."))) from None
 
 
-def at(template: Template, host: str, port: int, name: str, where: str, **more: Any) -> ReplicaConfig:
+def at(template: Template, host: str, port: int, name: str, source: str, **more: Any) -> ReplicaConfig:
     """The replica at a host and port. Raises EndpointError."""
     shown = f"[{host}]" if ":" in host else host
-    return replica_of(template, {"url": f"{template.scheme}://{shown}:{port}", "name": name, **more}, where)
+    return replica_of(template, {"url": f"{template.scheme}://{shown}:{port}", "name": name, **more}, source)

@@ -52,7 +52,7 @@ plugins => {{ geoip => {{
   maps => {{ m => {{ datacenters => [virginia, frankfurt, tokyo], nets => {{
 {nets}
   }} }} }},
-  resources => {{ api => {{ map => m, service_types => up, dcmap => {{ {where} }} }} }}
+  resources => {{ api => {{ map => m, service_types => up, dcmap => {{ {addresses} }} }} }}
 }} }}
 """
 ZONE = """@ 30 IN SOA ns1 hostmaster 1 3600 600 86400 30
@@ -96,10 +96,10 @@ class Gdnsd:
     def __init__(self, folder) -> None:
         self.folder, (self.port,) = folder, free_ports(1)
         nets = "\n".join(f"    {cidr} => [{', '.join(order)}]" for cidr, order in ORDERS.items())
-        where = ", ".join(f"{name} => {ADDRESSES[name][0]}" for name in NAMES)
+        addresses = ", ".join(f"{name} => {ADDRESSES[name][0]}" for name in NAMES)
         for name in ("zones", "run", "state"):
             (folder / name).mkdir()
-        (folder / "config").write_text(CONFIG.format(port=self.port, folder=folder, nets=nets, where=where))
+        (folder / "config").write_text(CONFIG.format(port=self.port, folder=folder, nets=nets, addresses=addresses))
         (folder / "zones" / "entry.example").write_text(ZONE)
 
     def dead(self, names: frozenset[str]) -> None:

@@ -65,6 +65,6 @@ async def test_an_unreachable_entry() -> None:
 def test_where_an_entry_is_asked() -> None:
     entry = Entry("a", "tokyo", ("192.0.2.1",), ("2001:db8::1",), port=8443)
     probes = Probes(Probe(scheme="tcp"), lambda *_: None, lambda: 1.0)
-    assert probes.where(entry) == [("192.0.2.1", 8443), ("2001:db8::1", 8443)]
+    assert probes.addresses(entry) == [("192.0.2.1", 8443), ("2001:db8::1", 8443)]
     probes = Probes(Probe(scheme="tcp", families=("ipv4",)), lambda *_: None, lambda: 1.0)
-    assert probes.where(entry) == [("192.0.2.1", 8443)]
+    assert probes.addresses(entry) == [("192.0.2.1", 8443)]

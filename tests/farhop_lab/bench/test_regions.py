@@ -24,9 +24,15 @@ async def test_each_region_reports_ready_replicas_and_where_it_takes_requests(tm
     file.write_text(yaml.safe_dump(tiers.topology()))
     etcd = EmbeddedEtcd(folder=tmp_path / "etcd")
     await etcd.start()
-    where = dict.fromkeys(tiers.REGIONS[:2], ("127.0.0.2", 9000))
+    addresses = dict.fromkeys(tiers.REGIONS[:2], ("127.0.0.2", 9000))
     job = regions.Job(
-        topology=str(file), etcd=etcd.endpoint, tiers=where, replicas=3, slots=8, kv_tokens=1000, prefill_tokens_max=100
+        topology=str(file),
+        etcd=etcd.endpoint,
+        tiers=addresses,
+        replicas=3,
+        slots=8,
+        kv_tokens=1000,
+        prefill_tokens_max=100,
     )
     program, arguments = module("regions", job)
     child = Child("regions", arguments, tmp_path / "log", {}, program)
@@ -41,7 +47,7 @@ async def test_each_region_reports_ready_replicas_and_where_it_takes_requests(tm
         await child.stop()
         await etcd.stop()
     fields = {report.region: report for report in (decode(entry.value) for entry in first.entries)}
-    assert set(fields) == set(where)
+    assert set(fields) == set(addresses)
     for report in fields.values():
         assert report.tier_address == "127.0.0.2:9000"
         assert [(m.model, m.replicas_ready, m.slots_free) for m in report.models] == [("bench", 3, 24)]

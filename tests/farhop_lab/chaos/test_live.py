@@ -54,7 +54,7 @@ def verdict(**changes: Any) -> list[str]:
     shares, findings = live.judged(**fields)  # type: ignore[arg-type]
     assert set(shares) == {f"{name}/{name}-{n}" for name in REGIONS for n in (0, 1)}
     rest = live.at_rest(fields["regional"], fields["global_"], lambda _a, _b: 100.0)
-    return [f"{one.property}: {one.where}" for one in (*findings, *rest)]
+    return [f"{one.property}: {one.subject}" for one in (*findings, *rest)]
 
 
 def test_a_world_that_is_well_gives_no_findings() -> None:

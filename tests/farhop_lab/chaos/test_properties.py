@@ -129,8 +129,8 @@ def test_an_estimate_that_is_not_the_truth_is_found(
     slower = [t._replace(ended_at=t.began_at + 1.5 * (t.ended_at - t.began_at)) for t in truth.by["ash", "gpu-0"]]
     truth.by["ash", "gpu-0"] = slower
     results = list(properties.estimates(world, truth))
-    assert {("ash/gpu-0", "tpot")} <= {(f.where, f.what.split()[0]) for f in results}
-    assert {f.where for f in results} == {"ash/gpu-0"}
+    assert {("ash/gpu-0", "tpot")} <= {(f.subject, f.what.split()[0]) for f in results}
+    assert {f.subject for f in results} == {"ash/gpu-0"}
     truth.by.clear()
     assert list(properties.estimates(world, truth)) == [], "of nothing that was measured nothing is said"
     monkeypatch.setattr(workload, "prefill_ms_per_token", lambda: 0.2)
@@ -143,5 +143,5 @@ def test_a_share_is_out_for_sure_only_where_chance_does_not_explain_it() -> None
     assert [f.sure for f in share_findings("ash", 40, {"gpu-0": 40, "gpu-1": 0})] == [True, True]
     assert [f.sure for f in share_findings("ash", 1600, {"gpu-0": 1040, "gpu-1": 560})] == [True, True]
     (elsewhere,) = share_findings("ash", 100, {"gpu-0": 30, "gpu-1": 30})
-    assert (elsewhere.where, elsewhere.sure) == ("ash", True)
-    assert [f.where for f in share_findings("ash", 50, {"gpu-0": 0, "gpu-1": 0})] == ["ash"]
+    assert (elsewhere.subject, elsewhere.sure) == ("ash", True)
+    assert [f.subject for f in share_findings("ash", 50, {"gpu-0": 0, "gpu-1": 0})] == ["ash"]

@@ -24,7 +24,7 @@ def test_every_kind_of_fault_is_played() -> None:
 
 
 def findings(one: Schedule) -> list[str]:
-    return [f"{f.property}: {f.where}: {f.what}" for f in trial.run(one).findings]
+    return [f"{f.property}: {f.subject}: {f.what}" for f in trial.run(one).findings]
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)

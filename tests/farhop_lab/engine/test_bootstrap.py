@@ -23,8 +23,8 @@ class Pair:
         self.prefill, self.decode, self.port = prefill, decode, port
 
     def asked(self, room: int = 7, **fields: Any) -> dict[str, Any]:
-        where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": room}
-        return {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, **where, **fields}
+        bootstrap = {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": room}
+        return {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, **bootstrap, **fields}
 
     async def prefills(self, figure: str) -> None:
         """Until this figure of the first of them is not 0."""

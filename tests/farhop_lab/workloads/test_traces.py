@@ -133,7 +133,7 @@ def test_a_mooncake_conversation_stays_where_it_is() -> None:
     for start in starts:
         regions.setdefault(ask_of(start).session, set()).add(start.region)
     assert len(regions) == 29
-    assert all(len(where) == 1 for where in regions.values())
+    assert all(len(those) == 1 for those in regions.values())
     assert set().union(*regions.values()) == {"a", "b", "c"}
 
 

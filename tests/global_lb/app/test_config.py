@@ -47,7 +47,7 @@ def test_its_name_among_balancers_is_unique_in_the_fleet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "where"),
+    ("field", "value", "field_path"),
     [
         ("listen", None, "listen"),
         ("listen", {"port": -1}, "listen.port"),
@@ -61,10 +61,10 @@ def test_its_name_among_balancers_is_unique_in_the_fleet() -> None:
         ("instance", "", "instance"),
     ],
 )
-def test_what_is_wrong_is_reported_by_its_path(field: str, value: Any, where: str) -> None:
+def test_what_is_wrong_is_reported_by_its_path(field: str, value: Any, field_path: str) -> None:
     with pytest.raises(ValidationError) as caught:
         GlobalConfig.model_validate(document(**{field: value}))
-    assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [where]
+    assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [field_path]
 
 
 @pytest.mark.parametrize(

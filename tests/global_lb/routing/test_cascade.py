@@ -199,7 +199,7 @@ def test_it_never_leads_to_what_may_not_be_used(
     cascade = [
         ModelStep(model=m, prompt_bytes_max=b) for m, b in zip(steps, [*bounds, None][-len(steps) :], strict=True)
     ]
-    under = ruled(**{name: Rule(allow=(where,)) for name, where in rules.items()})
+    under = ruled(**{name: Rule(allow=(place,)) for name, place in rules.items()})
     view = seen(*(serving(region, **models) for region, models in slots.items()))
     results = [
         asked(
@@ -314,7 +314,7 @@ def test_a_stream_that_began_stays_with_its_model() -> None:
 def test_whatever_refuses_it_ends_lawfully_and_tries_no_model_twice(
     slots: dict[str, dict[str, int]], rules: dict[str, str], allowed: list[str], reasons: list[Outcome]
 ) -> None:
-    under = ruled(**{name: Rule(allow=(where,)) for name, where in rules.items()})
+    under = ruled(**{name: Rule(allow=(place,)) for name, place in rules.items()})
     flow = worldwide(
         view=seen(*(serving(region, **models) for region, models in slots.items())), under=under, routes=auto(*NAMES)
     )

@@ -117,8 +117,8 @@ def test_a_url_must_be_http_to_a_host_and_port(url: str) -> None:
     ],
 )
 def test_what_a_report_could_not_say_is_refused_at_the_start(field: str, value: Any) -> None:
-    (where,) = problems({field: value})
-    assert where.startswith(f"replicas.0.{field}")
+    (field_path,) = problems({field: value})
+    assert field_path.startswith(f"replicas.0.{field}")
 
 
 def test_two_replicas_of_one_name_are_refused() -> None:
@@ -185,8 +185,8 @@ def test_the_engines_key_cannot_write_headers(monkeypatch: pytest.MonkeyPatch) -
     ],
 )  # fmt: skip
 def test_bounds_of_queue_and_watch(part: str, value: dict[str, Any]) -> None:
-    (where,) = problems(**{part: value})
-    assert where == f"{part}.{next(iter(value))}"
+    (field_path,) = problems(**{part: value})
+    assert field_path == f"{part}.{next(iter(value))}"
 
 
 def test_a_policy_is_a_name_or_has_options() -> None:
@@ -205,7 +205,7 @@ def test_a_policy_is_a_name_or_has_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "where", "says"),
+    ("more", "field_path", "says"),
     [
         ({"policy": "fastest"}, "policy", "no policy 'fastest'; known are predictive, prefix, least-load,"),
         ({"policy": {"name": ["p2c"]}}, "policy", "known are"),
@@ -220,9 +220,9 @@ def test_a_policy_is_a_name_or_has_options() -> None:
     ],
 )  # fmt: skip
 def test_an_unknown_policy_or_option_is_named_with_those_that_are_known(
-    more: dict[str, Any], where: str, says: str
+    more: dict[str, Any], field_path: str, says: str
 ) -> None:
-    assert says in problems(**more)[where]
+    assert says in problems(**more)[field_path]
 
 
 def test_an_unknown_engine_kind_is_reported_with_the_known_ones() -> None:

@@ -153,7 +153,7 @@ def test_a_replica_whose_models_are_asked_for_may_serve_any() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "where", "says"),
+    ("source", "field_path", "says"),
     [
         ({"kind": "consul"}, "discovery.0", "'file', 'etcd', 'dns', 'kubernetes'"),
         ({"kind": "file"}, "discovery.0.file.path", "required"),
@@ -171,8 +171,10 @@ def test_a_replica_whose_models_are_asked_for_may_serve_any() -> None:
         ({"kind": "kubernetes", "service": "a", "api": "ftp://x"}, "discovery.0.kubernetes.api", "match"),
     ],
 )  # fmt: skip
-def test_a_source_that_makes_no_sense_is_named_with_the_remedy(source: dict[str, Any], where: str, says: str) -> None:
-    assert says in problems(source)[where]
+def test_a_source_that_makes_no_sense_is_named_with_the_remedy(
+    source: dict[str, Any], field_path: str, says: str
+) -> None:
+    assert says in problems(source)[field_path]
 
 
 def test_a_source_stands_once() -> None:

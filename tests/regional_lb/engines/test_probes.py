@@ -128,12 +128,12 @@ async def test_a_tcp_probe_succeeds_only_if_connections_are_accepted(pool: Pool)
 
 @asynccontextmanager
 async def serving(
-    credentials: grpc.ServerCredentials | None = None, where: str = "127.0.0.1:0"
+    credentials: grpc.ServerCredentials | None = None, address: str = "127.0.0.1:0"
 ) -> AsyncIterator[tuple[health_aio.HealthServicer, int]]:
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     servicer = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    port = server.add_insecure_port(where) if credentials is None else server.add_secure_port(where, credentials)
+    port = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()
     try:
         yield servicer, port
@@ -143,7 +143,7 @@ async def serving(
 
 async def test_a_grpc_server_says_how_it_is_and_is_found_again(pool: Pool) -> None:
     (port,) = free_ports(1)  # which it takes twice
-    async with serving(where=f"127.0.0.1:{port}") as (servicer, _):
+    async with serving(address=f"127.0.0.1:{port}") as (servicer, _):
         whole = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc"), timeout_s=20.0)
         model = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc", service="llm"), timeout_s=20.0)
         assert (await whole.look(), await model.look()) == (READY, FAILED)  # it knows no such service
@@ -152,7 +152,7 @@ async def test_a_grpc_server_says_how_it_is_and_is_found_again(pool: Pool) -> No
         await servicer.set("llm", SERVING)
         assert await model.look() == READY
     assert await whole.look() == FAILED
-    async with serving(where=f"127.0.0.1:{port}"):
+    async with serving(address=f"127.0.0.1:{port}"):
         assert await whole.look() == READY
     await whole.close()
     await model.close()

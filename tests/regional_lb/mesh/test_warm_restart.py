@@ -25,14 +25,14 @@ class Lone:
         self.flow = regional(replica("a"), replica("b"), instance="r1", under=under)
         assert self.flow.fleet.shares is not None
         feed = PeerFeed(self.flow, self.flow.fleet.shares, 7, lambda: 1.0, lambda *_a, **_k: None)
-        self.where = StateDir(folder, "fleet", "regional.london.r1")
+        self.state_dir = StateDir(folder, "fleet", "regional.london.r1")
         self.refused: list[str] = []
 
         def now_s() -> float:
-            return wall_s if wall_s is not None else self.where.path(NAME).stat().st_mtime
+            return wall_s if wall_s is not None else self.state_dir.path(NAME).stat().st_mtime
 
         self.warm_restart = WarmRestart(
-            self.where, self.flow, feed, lambda event: self.flow.handle(event, 1.0), self.refused.append, now_s
+            self.state_dir, self.flow, feed, lambda event: self.flow.handle(event, 1.0), self.refused.append, now_s
         )
 
     def serve(self) -> None:
@@ -96,7 +96,7 @@ async def test_what_is_old_or_from_another_time_is_not_believed(tmp_path: Path, 
     before = Lone(tmp_path)
     before.serve()
     await before.warm_restart.save()
-    after = Lone(tmp_path, before.where.path(NAME).stat().st_mtime + age_s)
+    after = Lone(tmp_path, before.state_dir.path(NAME).stat().st_mtime + age_s)
     assert await after.warm_restart.restore() == 0
     assert after.flow.fleet.trie.nodes == 0
 
@@ -104,15 +104,15 @@ async def test_what_is_old_or_from_another_time_is_not_believed(tmp_path: Path, 
 @pytest.mark.parametrize("document", [b"\0\0\0\x09short", b"\0\0\0\x04\xff\xff\xff\xff"])
 async def test_what_is_no_message_is_counted_and_changes_nothing(tmp_path: Path, document: bytes) -> None:
     lone = Lone(tmp_path)
-    lone.where.save(NAME, document)
+    lone.state_dir.save(NAME, document)
     assert await lone.warm_restart.restore() == 0
     assert lone.refused == ["warm_restart_malformed"]
 
 
 async def test_a_file_that_is_broken_is_counted(tmp_path: Path) -> None:
     lone = Lone(tmp_path)
-    lone.where.save(NAME, b"")
-    lone.where.path(NAME).write_bytes(b"not one of ours")
+    lone.state_dir.save(NAME, b"")
+    lone.state_dir.path(NAME).write_bytes(b"not one of ours")
     assert await lone.warm_restart.restore() == 0
     assert lone.refused == ["warm_restart_broken"]
     await lone.warm_restart.save()

@@ -67,7 +67,9 @@ def test_a_piece_is_written_as_protobuf_writes_it(body: bytes, of_request: bool,
 @given(
     st.lists(st.tuples(NAMES, st.binary(max_size=200).filter(lambda value: b"\n" not in value))), st.text(max_size=300)
 )
-def test_choice_and_answers_are_written_as_protobuf_reads_them(want: list[tuple[bytes, bytes]], where: str) -> None:
+def test_choice_and_answers_are_written_as_protobuf_reads_them(
+    want: list[tuple[bytes, bytes]], destination: str
+) -> None:
     want = list(dict(want).items())
     changed = messages.mutation([(b"gone", b"1"), (b"gone", b"2")], b"", dict(want))
     mutation = wire.HeaderMutation(
@@ -80,8 +82,8 @@ def test_choice_and_answers_are_written_as_protobuf_reads_them(want: list[tuple[
     assert wire.HeaderMutation.FromString(changed) == mutation
     reply = wire.ProcessingResponse()
     reply.request_headers.response.header_mutation.CopyFrom(mutation)
-    reply.dynamic_metadata.fields["envoy.lb"].struct_value.fields[messages.DESTINATION].string_value = where
-    assert wire.ProcessingResponse.FromString(messages.chosen(where, changed)) == reply
+    reply.dynamic_metadata.fields["envoy.lb"].struct_value.fields[messages.DESTINATION].string_value = destination
+    assert wire.ProcessingResponse.FromString(messages.chosen(destination, changed)) == reply
     reply = wire.ProcessingResponse()
     reply.response_headers.response.header_mutation.CopyFrom(mutation)
     assert wire.ProcessingResponse.FromString(messages.answered(changed)) == reply

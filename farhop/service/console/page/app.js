@@ -447,13 +447,13 @@ async function explainPast(drained = "") {
     for (const [name, one] of records) reasons(why, name, one, reply.what_if?.[name], explainPast);
   } catch (error) { failed($("why"), error); }
 }
-const failed = (where, error) => put(clear(where), "p", { class: "error", role: "alert" }, error.message);
+const failed = (element, error) => put(clear(element), "p", { class: "error", role: "alert" }, error.message);
 
-function waterfall(where, records) {
+function waterfall(element, records) {
   const from = Math.min(...records.map(([, one]) => one.at_unix_ms)), to = Math.max(from + 1, ...records.map(([, one]) => one.at_unix_ms + one.duration_ms));
-  put(where, "h2", {}, "How it went");
+  put(element, "h2", {}, "How it went");
   const W = 640, left = 130, at_ = (ms) => left + (ms - from) / (to - from) * (W - left - 8), high = 10 + records.length * 26;
-  const svg = put(where, "svg", { class: "fall", viewBox: `0 0 ${W} ${high}`, role: "img", "aria-label": "Waterfall; the table under it says the same" });
+  const svg = put(element, "svg", { class: "fall", viewBox: `0 0 ${W} ${high}`, role: "img", "aria-label": "Waterfall; the table under it says the same" });
   records.forEach(([name, one], i) => {
     const y = 6 + i * 26, x = at_(one.at_unix_ms), end = at_(one.at_unix_ms + one.duration_ms), mid = one.ttft_ms === null ? x : Math.min(end, at_(one.at_unix_ms + one.ttft_ms));
     put(svg, "text", { x: 0, y: y + 12 }, name.length > 22 ? name.slice(0, 21) + "…" : name);
@@ -461,26 +461,26 @@ function waterfall(where, records) {
     put(svg, "rect", { class: "ttft", x, y, width: Math.max(2, mid - x), height: 16, rx: 3 });
     put(svg, "rect", { class: "rest", x: mid, y, width: Math.max(1, end - mid), height: 16, rx: 3 });
   });
-  const table = grid(where, ["balancer", "n:began", "n:first token", "n:whole", "attempts", "n:prompt", "n:cached", "n:answer"]);
+  const table = grid(element, ["balancer", "n:began", "n:first token", "n:whole", "attempts", "n:prompt", "n:cached", "n:answer"]);
   rows(table, records, ([name]) => name, ([name, one]) => [name, [`+${Math.round(one.at_unix_ms - from)} ms`, "n"], [num(one.ttft_ms, 0, " ms"), "n"], [num(one.duration_ms, 0, " ms"), "n"], (one.attempts || []).map((a) => `${a.target}: ${a.outcome}`).join(", ") || "none", [num(one.usage?.prompt_tokens), "n"], [num(one.usage?.cached_tokens), "n"], [num(one.usage?.completion_tokens), "n"]]);
 }
-function grid(where, heads) {
-  const table = put(put(where, "div", { class: "scroll" }), "table");
+function grid(element, heads) {
+  const table = put(put(element, "div", { class: "scroll" }), "table");
   const row = put(put(table, "thead"), "tr");
   for (const head of heads) put(row, "th", { class: head.startsWith("n:") ? "n" : "" }, head.replace(/^n:/, ""));
   put(table, "tbody");
   return table;
 }
 
-function reasons(where, name, record, whatIf, again) {
+function reasons(element, name, record, whatIf, again) {
   const why = record.reasons;
-  put(where, "h2", {}, `${name}: why`);
-  if (record.unlawful) put(where, "p", { class: "error" }, record.unlawful);
-  if (!why) { put(where, "p", { class: "hint" }, "it says no reasons"); return; }
+  put(element, "h2", {}, `${name}: why`);
+  if (record.unlawful) put(element, "p", { class: "error" }, record.unlawful);
+  if (!why) { put(element, "p", { class: "hint" }, "it says no reasons"); return; }
   const named = (why.candidates || []).some((one) => "region" in one) ? "region" : "replica", unit = why.unit || "";
-  put(where, "p", { class: "hint" }, `policy ${why.policy || "–"}${why.law_epoch !== undefined ? `, law epoch ${why.law_epoch}` : ""}${why.spilled_from ? `, spilled from ${why.spilled_from}` : ""}${(why.notes || []).length ? ": " + why.notes.join("; ") : ""}`);
+  put(element, "p", { class: "hint" }, `policy ${why.policy || "–"}${why.law_epoch !== undefined ? `, law epoch ${why.law_epoch}` : ""}${why.spilled_from ? `, spilled from ${why.spilled_from}` : ""}${(why.notes || []).length ? ": " + why.notes.join("; ") : ""}`);
   const list = [...(why.candidates || [])].sort((a, b) => a.score - b.score), most = Math.max(1e-9, ...list.map((one) => Math.abs(one.score)));
-  const table = grid(where, [named, "", `n:score ${unit}`, "n:first token", "n:round trip", "n:wait", "n:prefill", "n:cached tokens", "what it is made of"]);
+  const table = grid(element, [named, "", `n:score ${unit}`, "n:first token", "n:round trip", "n:wait", "n:prefill", "n:cached tokens", "what it is made of"]);
   rows(table, list, (one) => one[named], (one) => {
     const bar = el("span", { class: "hbar" + (one[named] === why.chosen ? " chosen" : "") });
     bar.style.width = Math.max(2, 74 * Math.abs(one.score) / most) + "px";
@@ -489,10 +489,10 @@ function reasons(where, name, record, whatIf, again) {
   for (const one of list) table.querySelector(`tr[data-key="${CSS.escape(one[named])}"] .hbar`)?.style.setProperty("width", Math.max(2, 74 * Math.abs(one.score) / most) + "px");
   const out = [...Object.entries(why.unlawful || {}).map(([r, text]) => [r, "✕ by law", text]), ...Object.entries(why.not_serving || {}).map(([r, text]) => [r, "◐ not serving", text])];
   if (out.length) {
-    put(where, "h2", {}, "Not asked");
-    rows(grid(where, [named, "", "clause or reason"]), out, ([r]) => r, ([r, kind, text]) => [r, el("span", { class: kind.startsWith("✕") ? "s-down" : "s-late" }, kind), [text, "long"]]);
+    put(element, "h2", {}, "Not asked");
+    rows(grid(element, [named, "", "clause or reason"]), out, ([r]) => r, ([r, kind, text]) => [r, el("span", { class: kind.startsWith("✕") ? "s-down" : "s-late" }, kind), [text, "long"]]);
   }
-  const bar = put(where, "div", { class: "whatif" }, el("span", { class: "hint" }, "Had this been drained:"));
+  const bar = put(element, "div", { class: "whatif" }, el("span", { class: "hint" }, "Had this been drained:"));
   for (const one of list) put(bar, "button", { onclick: () => again(one[named]), "aria-pressed": String(whatIf?.drained === one[named]) }, one[named]);
   if (whatIf) put(bar, "strong", { class: whatIf.chosen ? "" : "s-down" }, whatIf.chosen ? whatIf.moved ? `→ ${whatIf.chosen}, first token ${num(whatIf.ttft_ms, 0, " ms")} instead of ${num(whatIf.was_ttft_ms, 0, " ms")} (by the scores then)` : `→ ${whatIf.chosen}, as it was` : "→ refused: nobody else was lawful and served");
 }

@@ -33,17 +33,17 @@ def test_nodes_hang_where_they_were_hung(steps: list[tuple[int, int, bool]]) -> 
     forest = Forest()
     below: dict[int, set[int]] = {}
     rows: dict[int, int] = {}
-    for node, where, goes in steps:
+    for node, position, goes in steps:
         if node in rows:
             continue
-        above = [*rows, None][where % (len(rows) + 1)]
+        above = [*rows, None][position % (len(rows) + 1)]
         rows[node] = put(forest, node, rows[above] if above is not None else 0)
         below[node] = set()
         if above is not None:
             below[above].add(node)
         leaves = [node for node in rows if not below[node]]
         if goes:
-            leaf = leaves[where % len(leaves)]
+            leaf = leaves[position % len(leaves)]
             forest.remove(rows.pop(leaf))
             del below[leaf]
             for others in below.values():

@@ -630,11 +630,11 @@ async def test_waiting_requests_end_with_their_connection(stage: Any) -> None:
     assert s.budget.used_bytes == 0
 
 
-@pytest.mark.parametrize("where", ["head", "arrived"])
-async def test_a_handler_that_breaks_answers_500_and_says_so(stage: Any, where: str) -> None:
+@pytest.mark.parametrize("stage_name", ["head", "arrived"])
+async def test_a_handler_that_breaks_answers_500_and_says_so(stage: Any, stage_name: str) -> None:
     s = await stage()
     s.expected_errors = 1
-    s.handler.break_at = where
+    s.handler.break_at = stage_name
     c = await s.client()
     await c.send(post())
     answer = await c.read()

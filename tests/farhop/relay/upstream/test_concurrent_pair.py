@@ -84,8 +84,8 @@ async def test_both_get_the_same_request_and_the_second_answers(stage: Any) -> N
     answer = await s.ask(post(msgspec.json.encode(BODY), headers=b"X-Request-Id: 7\r\n"))
     assert (answer.status, answer.body) == (200, USED)
     first, second = s.upstream.asked
-    where = {"bootstrap_host": THERE, "bootstrap_port": 8998, "bootstrap_room": ROOM}
-    assert _json(first) == _json(second) == {**BODY, **where}
+    bootstrap = {"bootstrap_host": THERE, "bootstrap_port": 8998, "bootstrap_room": ROOM}
+    assert _json(first) == _json(second) == {**BODY, **bootstrap}
     same = ("x-request-id", "authorization", "via")
     assert [first.get(name) for name in same] == [second.get(name) for name in same]
     assert first.get("x-request-id") == "r1"  # never a client's own
@@ -266,5 +266,5 @@ async def test_a_tier_that_breaks_costs_this_request_only(stage: Any) -> None:
 
 def test_a_literal_address_is_written_as_sglangs_router_does() -> None:
     body = both_body(b'{"prompt":"\xc3\xa9","bootstrap_room":null,"x":1.50}', Prefill("p", Address("::1", 1), 8998, 5))
-    where = {"bootstrap_host": "[::1]", "bootstrap_port": 8998, "bootstrap_room": 5}
-    assert msgspec.json.decode(body) == {"prompt": "é", "x": 1.5, **where}
+    bootstrap = {"bootstrap_host": "[::1]", "bootstrap_port": 8998, "bootstrap_room": 5}
+    assert msgspec.json.decode(body) == {"prompt": "é", "x": 1.5, **bootstrap}

@@ -15,7 +15,7 @@ from relay_wire import SSE, Line, Message, chunk, plain, post, until
 
 from farhop.balance import machine, outcome
 from farhop.balance.machine import Command, Forward, Prefill, Request
-from farhop.relay.upstream.pair import ANSWER_BYTES_MAX, decode_body, prefill_body, where_is_it
+from farhop.relay.upstream.pair import ANSWER_BYTES_MAX, decode_body, kv_transfer_params_of, prefill_body
 from farhop.relay.upstream.pool import UpstreamLimits
 from tests.conftest import at_once
 
@@ -272,6 +272,6 @@ def test_everything_else_of_a_body_is_kept(more: dict[str, Any]) -> None:
 
 
 def test_only_an_object_says_where() -> None:
-    assert where_is_it(b'{"kv_transfer_params":{"a":[1,2]}}') == b'{"a":[1,2]}'
-    assert where_is_it(b'{"kv_transfer_params":"there"}') is None
-    assert where_is_it(b"\xff{}") is None
+    assert kv_transfer_params_of(b'{"kv_transfer_params":{"a":[1,2]}}') == b'{"a":[1,2]}'
+    assert kv_transfer_params_of(b'{"kv_transfer_params":"there"}') is None
+    assert kv_transfer_params_of(b"\xff{}") is None

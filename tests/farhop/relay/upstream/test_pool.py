@@ -429,12 +429,12 @@ async def test_a_connect_that_takes_too_long_is_given_up(stage: Any) -> None:
         deaf = stack.enter_context(socket.socket())
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
-        where = deaf.getsockname()
+        address = deaf.getsockname()
         for _ in range(4):  # a backlog that is full drops what comes
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
-            filler.connect_ex(where)
-        s.flow.addresses = [Address("127.0.0.1", where[1])]
+            filler.connect_ex(address)
+        s.flow.addresses = [Address("127.0.0.1", address[1])]
         assert (await s.ask(post())).status == 504
     assert lost(s) == "connect_timeout"
 

@@ -93,9 +93,9 @@ def test_scores_and_choices_are_those_of_its_authors_package(
         if then == "began":
             seen.began(sent[0][0])
         elif then == "over":
-            name, where, length = sent.pop(0)
+            name, region, length = sent.pop(0)
             seen.over(name)
-            queued[where] -= length
+            queued[region] -= length
 
 
 def test_the_distributed_one_counts_what_is_at_home_but_not_at_peers() -> None:

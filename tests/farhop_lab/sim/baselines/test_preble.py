@@ -67,7 +67,7 @@ def test_preble_keeps_its_books(asked: list[tuple[str, int, int, bool]]) -> None
         for name in pool.names:
             assert router.held_bytes.get(name, 0) == sum(len(node.label) for node in router.held.get(name, ()))
             at_root = sum(node.active.get(name, 0) for node in router.root.children.values())
-            assert at_root == sum(where == name for _, where in open_)
+            assert at_root == sum(region == name for _, region in open_)
         assert sum(node.requests for node in nodes) == len(router.window)
     for request, name in open_:
         router.ended(Ended(request.id, name))

@@ -86,18 +86,18 @@ async def serving() -> AsyncIterator[tuple[Server, str]]:
         await tcp.wait_closed()
 
 
-def source(where: str, host: str = SRV, **more: object) -> DnsNames:
+def source(nameserver: str, host: str = SRV, **more: object) -> DnsNames:
     fields = {
-        "kind": "dns", "host": host, "nameservers": [where],
+        "kind": "dns", "host": host, "nameservers": [nameserver],
         "ttl_floor_s": 0.02, "ttl_ceiling_s": 0.04, "timeout_s": 3.0, "replica": {"models": ["m"]}, **more,
     }  # fmt: skip
     return DnsNames(DnsSource.model_validate(fields), Random(1))
 
 
 async def test_srv_gives_hosts_and_ports_of_the_first_in_line() -> None:
-    async with serving() as (server, where):
+    async with serving() as (server, nameserver):
         server.records[SRV, "SRV"] = ["0 5 8000 a.example.", "0 1 8001 b.example.", "10 1 8000 spare.example."]
-        async with following(source(where)) as found:
+        async with following(source(nameserver)) as found:
             await found.come("a.example:8000", "b.example:8001")
             assert found.draining() == []
             server.records[SRV, "SRV"] = ["0 5 8000 a.example.", "0 0 8001 b.example."]
@@ -112,9 +112,9 @@ async def test_srv_gives_hosts_and_ports_of_the_first_in_line() -> None:
 
 
 async def test_addresses_are_those_of_both_kinds_on_one_port() -> None:
-    async with serving() as (server, where):
+    async with serving() as (server, nameserver):
         server.records = {(HOST, "A"): ["10.0.0.2", "10.0.0.1"], (HOST, "AAAA"): ["fd00::1"]}
-        async with following(source(where, HOST, record="address", port=8000)) as found:
+        async with following(source(nameserver, HOST, record="address", port=8000)) as found:
             await found.come("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000")
             del server.records[HOST, "AAAA"]  # no such record is an answer
             await found.come("10.0.0.1:8000", "10.0.0.2:8000")
@@ -122,9 +122,9 @@ async def test_addresses_are_those_of_both_kinds_on_one_port() -> None:
 
 @pytest.mark.parametrize("how", ["SERVFAIL", "REFUSED", "silence"])
 async def test_a_failing_dns_server_does_not_empty_the_list(how: str) -> None:
-    async with serving() as (server, where):
+    async with serving() as (server, nameserver):
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]
-        async with following(source(where, timeout_s=0.2)) as found:
+        async with following(source(nameserver, timeout_s=0.2)) as found:
             await found.come("a.example:8000")
             server.silent = how == "silence"
             server.rcode = dns.rcode.NOERROR if server.silent else dns.rcode.from_text(how)
@@ -140,10 +140,10 @@ async def test_a_failing_dns_server_does_not_empty_the_list(how: str) -> None:
 @pytest.mark.parametrize("how", ["no such name", "no such record"])
 @pytest.mark.parametrize("soa", [True, False])
 async def test_an_empty_list_is_an_answer(how: str, soa: bool) -> None:
-    async with serving() as (server, where):
+    async with serving() as (server, nameserver):
         server.negative_ttl_s = 0 if soa else None
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]
-        async with following(source(where)) as found:
+        async with following(source(nameserver)) as found:
             await found.come("a.example:8000")
             server.records = {} if how == "no such name" else {(SRV, "TXT"): ["x"]}
             await found.come()
@@ -152,29 +152,29 @@ async def test_an_empty_list_is_an_answer(how: str, soa: bool) -> None:
 
 async def test_a_long_answer_comes_by_tcp() -> None:
     hosts = [f"gpu-{number:03}.a-rather-long-name.example" for number in range(100)]
-    async with serving() as (server, where):
+    async with serving() as (server, nameserver):
         server.records[SRV, "SRV"] = [f"0 1 8000 {host}." for host in hosts]
-        async with following(source(where)) as found:
+        async with following(source(nameserver)) as found:
             await found.come(*(f"{host}:8000" for host in hosts))
             assert server.udp
             assert server.tcp
 
 
 async def test_an_answer_holds_for_its_ttl_within_floor_and_ceiling() -> None:
-    async with serving() as (server, where):
+    async with serving() as (server, nameserver):
         server.ttl_s = 60
         server.records[SRV, "SRV"] = ["0 1 8000 a.example."]
         for more in ({"ttl_ceiling_s": 60.0}, {"ttl_floor_s": 50.0, "ttl_ceiling_s": 60.0}):
             server.udp, server.ttl_s = 0, 60 if len(more) == 1 else 0
-            async with following(source(where, **more)) as found, following(source(where)) as often:
+            async with following(source(nameserver, **more)) as found, following(source(nameserver)) as often:
                 await until(lambda often=often: len(often.steps) >= 5)  # the ceiling is shorter than the TTL
                 assert len(found.steps) == 1
 
 
 async def test_a_nonsensical_target_is_named_and_the_others_stand() -> None:
-    async with serving() as (server, where):
+    async with serving() as (server, nameserver):
         server.records[SRV, "SRV"] = ["0 1 0 a.example.", "0 1 8000 b.example."]
-        async with following(source(where)) as found:
+        async with following(source(nameserver)) as found:
             await found.come("b.example:8000")
             assert found.found is not None
             assert "a.example:0.url: must look like" in found.found.problems[0]
