@@ -36,6 +36,8 @@ _CATALOGUE: dict[str, Outcome] = {}
 _CLIENTS_FAULTS = frozenset((400, 404, 413, 415, 422, 501))
 KEY_REFUSALS = frozenset((401, 407))
 """HTTP statuses of an engine's answers to our key for it."""
+REDIRECTS = frozenset(range(300, 400))
+"""HTTP statuses by which an engine, or a proxy before it, points elsewhere."""
 ENGINES_FAULTS = frozenset(range(500, 600)) - _CLIENTS_FAULTS
 """HTTP statuses of answers that speak against the engine that gave them."""
 
@@ -55,6 +57,14 @@ def of_answer(status: int) -> Outcome:
     if status < 400:
         return SERVED
     return REFUSED_BY_ENGINE if status in _CLIENTS_FAULTS else ENGINE_ERROR
+
+
+def of_misconfigured(status: int) -> Outcome | None:
+    """What an engine's HTTP status says of how the operator had us reach it, rather than of the request; None: nothing
+    of the kind."""
+    if status in KEY_REFUSALS:
+        return ENGINE_KEY_REFUSED
+    return ENGINE_REDIRECTS if status in REDIRECTS else None
 
 
 def catalogue() -> tuple[Outcome, ...]:
@@ -158,6 +168,9 @@ STALLED = _declare(Source.TRANSPORT, "upstream_stalled")
 # An engine, or a proxy before it, does not accept our key (401, 407): nothing that a client could mend, as no client's
 # key goes there.
 ENGINE_KEY_REFUSED = _declare(Source.TRANSPORT, "engine_key_refused", retryable=True)
+# An engine, or a proxy before it, points elsewhere (3xx). Nobody goes there, neither we nor the client: the law knows
+# no such place.
+ENGINE_REDIRECTS = _declare(Source.TRANSPORT, "engine_redirects", retryable=True)
 # Of a request that two replicas share: the first said that it could not, or not where its KV is.
 PREFILL_FAILED = _declare(Source.TRANSPORT, "prefill_failed", retryable=True)
 BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")

@@ -94,6 +94,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.LOST: (502, "server_error"),
     outcome.KEPT_CLOSED: (502, "server_error"),
     outcome.ENGINE_KEY_REFUSED: (502, "server_error"),
+    outcome.ENGINE_REDIRECTS: (502, "server_error"),
     outcome.DIED_MID_STREAM: (502, "server_error"),
     outcome.STALLED: (504, "timeout_error"),
     outcome.PREFILL_FAILED: (502, "server_error"),
@@ -187,6 +188,18 @@ def refusal(
     if status_of(reason) == 401:
         extra += b"www-authenticate: Bearer\r\n"
     return Reply(status_of(reason), error_body(reason, detail, param, kind, code), reason, extra, wait_ms=wait_ms)
+
+
+_ENGINE_FAILED = (
+    "the engine failed, and what it said of it is not for clients; the operator's logs name it by the id in "
+    "`x-farhop-decision`"
+)
+
+
+def engine_failure(reason: Outcome, path: bytes) -> bytes:
+    """The body of an engine's failure on this path, where the engine's own is none that a client can read, or may."""
+    status = status_of(reason)
+    return in_dialect(Reply(status, error_body(reason, _ENGINE_FAILED), reason), dialect(path)).body
 
 
 _REDIRECTED = b"cache-control: no-store\r\nreferrer-policy: no-referrer\r\n"  # the URL is good for one use

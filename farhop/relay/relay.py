@@ -69,6 +69,9 @@ class Tier(Protocol):
     def concluded(self, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None) -> None:
         """The request is over. `status` is what the client saw, 0 if nothing."""
 
+    def replaced(self, active: ActiveRequest, attempt: Attempt, trace: str) -> None:
+        """An engine's account of its failure is kept from the client, and is to be logged; see AttemptOwner."""
+
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
         """The machine itself failed: a bug, to be logged as an error."""
 
@@ -310,6 +313,10 @@ class Relay:
             if attempt.resumable:
                 event = replace(event, resumable=True, carried_by=attempt.carried_by)
             self.react(replace(event, target_lives=True) if attempt.target_lives else event)
+
+    def replaced(self, attempt: AttemptRun, trace: str) -> None:
+        """The engine's failure was not for clients."""
+        self._notify(attempt.active, self._tier.replaced, attempt, trace)
 
     def prefilled(self, run: PrefillRun, kv_transfer_params: bytes) -> None:
         """The first half is done: send the second half to the replica that the machine chose, with the location of the

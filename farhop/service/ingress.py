@@ -166,7 +166,7 @@ class Ingress:
                 field_guard.query(head.target)
             except bodies.BodyError as error:
                 return answers.refusal(error.outcome, error.detail, param=error.param)
-        if head.known.get(b"content-encoding", b"identity") != b"identity":
+        if head.known.get(b"content-encoding", b"identity").lower() != b"identity":
             detail = "compressed request bodies are not read; send the body without `Content-Encoding`"
             return answers.refusal(outcome.MALFORMED_HTTP, detail)
         if self.asks_certificate and (certificate := exchange.certificate) is not None:

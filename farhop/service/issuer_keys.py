@@ -136,7 +136,7 @@ class IssuerKeys:
         ) as answer:
             if answer.status != 200:
                 raise KeysError(f"jwks_url answered with status {answer.status}; redirects are not followed")
-            if answer.headers.get("Content-Encoding", "identity") != "identity":
+            if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise KeysError("jwks_url answered compressed, which was not asked for")
             document = b""
             async for some in answer.content.iter_any():

@@ -445,6 +445,20 @@ class InstrumentedTier:
         """See relay.Tier."""
         return b""
 
+    def replaced(self, active: ActiveRequest, attempt: Attempt, trace: str) -> None:
+        """See relay.Tier. Only where records of the request may be kept, and nothing of an error's own text."""
+        context: RequestContext = active.context
+        if context.recorded:
+            self._log.warning(
+                "an engine failed, and what it said is not for clients",
+                attempt.target,
+                replica=attempt.target,
+                status=attempt.status,
+                trace=trace,
+                decision=context.decision_id,
+                trace_id=context.trace.trace_id,
+            )
+
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
         """A bug in the machine: its trace goes to the log, never to a client."""
         trace_id = active.context.trace.trace_id if active is not None else ""

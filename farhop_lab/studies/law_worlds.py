@@ -247,8 +247,8 @@ class Process:
             self.book.changed(Change(ChangeKind.LOST, why="down"), hub)
 
     def learn(self, region: str, bases: dict[str, frozenset[str] | None]) -> None:
-        """Learn what the models of a region are based on: a global balancer by a report, a regional one by its engines'
-        listing.
+        """Learn what the models of a region are based on: a global balancer by reports alone, as its links bring them,
+        a regional one by its engines' listing.
         """
         self.bases[region] = bases
         if isinstance(self.flow, RegionalFlow):
@@ -264,10 +264,9 @@ class Process:
             for one in replicas:
                 self.handle(regional_view.ReplicaProbed(one.name, True))
             return
-        regions = {name: self._reported(name, listed) for name, listed in self.bases.items()}
-        self.handle(global_view.RegionReported(region))
-        self.handle(global_view.ChannelChanged(region, True))
-        self.handle(global_view.ViewSwapped(global_view.View(regions)))
+        known = self._reported(region, bases)
+        self.handle(global_view.RegionReported(region, known=known))
+        self.handle(global_view.ChannelChanged(region, True, known))
 
     def _reported(self, region: str, bases: dict[str, frozenset[str] | None]) -> global_view.Region:
         offer = ModelReport(

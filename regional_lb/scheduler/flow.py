@@ -79,6 +79,10 @@ _GAVE_UP = {
     outcome.ENGINE_KEY_REFUSED: (
         "no engine of this model here accepts the region's key for it: its operator must set `engine_key`"
     ),
+    outcome.ENGINE_REDIRECTS: (
+        "the engines of this model here answer with redirects, which are not followed: their operator must set the "
+        "`url` that answers itself"
+    ),
     outcome.WHOLE_ANSWER_TIMEOUT: (
         "no answer within this region's limit for one in one piece: ask for a stream, or less"
     ),

@@ -98,8 +98,11 @@ def answered(rng: Random) -> None:
     """The same bytes as an engine's answer, in pieces: whatever they are, they pass as they came."""
     _, data = mutated(rng)
     data = b"data: " + data + b"\n\ndata: [DONE]\n\n"
-    for listening in (tap.StreamTap(hide_usage=False), tap.BodyTap(), engine_faults.FaultTap()):
+    for listening in (tap.StreamTap(hide_usage=False), tap.BodyTap()):
         passed = b"".join(listening.feed(piece) for piece in heads.cut(data, rng) if piece) + listening.rest()
         assert passed == data
+    failure = engine_faults.FaultTap()
+    passed = b"".join(failure.feed(piece) for piece in heads.cut(data[6:-16], rng) if piece) + failure.rest()
+    assert passed == (b"" if failure.unfit else data[6:-16])
     openai.answer_text(data[6:-2])
     openai.usage_of(data[6:-2])

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 from relay_wire import SSE, Line, Message, chunk, plain, post, until
 
@@ -25,8 +26,78 @@ async def test_an_answer_that_nests_ends_like_others(stage: Any, status: str, bo
     for _ in range(2):  # the next request on the connection is answered, too
         await c.send(post())
         answer = await c.read()
-        assert (answer.status, answer.body) == (int(status[:3]), body)
+        assert answer.status == int(status[:3])
+        if status.startswith("500"):
+            assert b"engine_error" in answer.body  # what nobody can read is not passed on
+        else:
+            assert answer.body == body
     assert s.tier.faults == []
+
+
+PYTHON = (
+    b'Traceback (most recent call last):\n  File "/opt/vllm/engine.py", line 7, in step\n    f("my prompt")\n'
+    b"vllm.engine.StepError: my prompt\n"
+)
+FAILED_AT = "vllm.engine.StepError at /opt/vllm/engine.py:7 step"
+IN_JSON = msgspec.json.encode({"error": {"message": PYTHON.decode(), "code": 500}})
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "trace"),
+    [
+        (PYTHON, b"text/plain", FAILED_AT),
+        (IN_JSON, b"application/json", FAILED_AT),
+        (b"<html><body>Internal Server Error</body></html>", b"text/html", ""),
+        (b"", b"text/plain", ""),
+        (b'{"error":{"message":"' + b"x" * 20_000, b"application/json", ""),
+    ],
+)
+async def test_no_stack_trace_reaches_a_client(stage: Any, body: bytes, kind: bytes, trace: str) -> None:
+    s = await stage()
+    headers = b"content-type: " + kind + b"\r\nretry-after: 3\r\n"
+    s.upstream.answer = lambda _m: plain(body, "500 Internal Server Error", headers)
+    for path, kind_of in (("/v1/chat/completions", "server_error"), ("/v1/messages", "api_error")):
+        answer = await s.ask(post(path=path))
+        assert (answer.status, answer.get("content-type"), answer.get("retry-after")) == (500, "application/json", "3")
+        assert [word for word in (b"Traceback", b"my prompt", b"html") if word in answer.body] == []
+        error = msgspec.json.decode(answer.body)["error"]
+        assert (error["code"], error["type"]) == ("engine_error", kind_of)
+    assert s.tier.traces == [trace] * 2
+    assert s.tier.attempts == [(1, "engine_error")] * 2
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":{"message":"the engine is overloaded","type":"InternalServerError","param":null,"code":500}}',
+        b'{"object":"error","message":"no room","type":"InternalServerError","code":500}',  # SGLang
+        b'{"error":"in ensemble: no","error_type":"generation"}',  # Triton, TGI
+        b'{"detail":"not ready"}',
+    ],
+)
+async def test_an_error_that_clients_can_read_passes_as_it_is(stage: Any, body: bytes) -> None:
+    s = await stage()
+    s.upstream.answer = lambda _m: plain(body, "503 Service Unavailable")
+    answer = await s.ask(post())
+    assert (answer.status, answer.body) == (503, body)
+    assert s.tier.traces == []
+
+
+async def test_a_failure_that_never_ends_is_not_waited_for(stage: Any) -> None:
+    s = await stage()
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(b"HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await line.send(chunk(b"x" * 4096))
+                await asyncio.sleep(0.001)
+
+    s.upstream.script = script
+    async with asyncio.timeout(20.0):
+        answer = await s.ask(post())
+    assert (answer.status, b"engine_error" in answer.body) == (500, True)
 
 
 async def test_an_event_that_nests_passes_and_walks_nowhere(stage: Any) -> None:
@@ -68,7 +139,22 @@ async def test_whatever_reading_an_answer_raises_the_request_ends(stage: Any, mo
     await until(lambda: s.relay.under_way == 0)
 
 
-async def test_an_engine_s_cookies_and_redirects_do_not_reach_clients(stage: Any) -> None:
+@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "304 Not Modified", "307 Temporary", "308 Permanent"])
+async def test_nobody_goes_where_an_engine_s_redirect_points(stage: Any, status: str) -> None:
+    """Neither we nor the client: the law was asked about no such place. The next engine is asked."""
+    s = await stage()
+    s.flow.addresses.append(s.upstream.address)
+    away = plain(b"{}", status, b"Location: http://10.0.0.7:8000/x\r\n")
+    answers = [away, plain(b'{"served":1}'), away, away]
+    s.upstream.answer = lambda _m: answers.pop(0)
+    answer = await s.ask(post())
+    assert (answer.status, answer.body) == (200, b'{"served":1}')
+    assert s.tier.attempts == [(1, "engine_redirects"), (2, "served")]
+    answer = await s.ask(post())
+    assert (answer.status, answer.get("location"), b"engine_redirects" in answer.body) == (502, None, True)
+
+
+async def test_an_engine_s_cookies_and_addresses_do_not_reach_clients(stage: Any) -> None:
     s = await stage()
     headers = (
         b"Content-Type: application/json\r\nSet-Cookie: a=1\r\nSet-Cookie: b=2\r\nLocation: http://10.0.0.7:8000/x\r\n"
@@ -76,7 +162,7 @@ async def test_an_engine_s_cookies_and_redirects_do_not_reach_clients(stage: Any
         b"Server: engine at 10.0.0.7\r\nX-Request-Id: 7\r\n"
         b'X-RateLimit-Remaining-Requests: 0\r\nRateLimit: "requests";r=0;t=60\r\nRetry-After: 7\r\n'
     )
-    s.upstream.answer = lambda _m: plain(b"{}", "307 Temporary Redirect", headers)
+    s.upstream.answer = lambda _m: plain(b"{}", headers=headers)
     answer = await s.ask(post())
     assert "10.0.0.7" not in repr(answer.headers)
     assert {"set-cookie", "location"}.isdisjoint(name for name, _ in answer.headers)

@@ -15,7 +15,7 @@ from farhop.relay.formats import paths
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.http.head import without
 from farhop.relay.upstream import engine_faults, orca
-from farhop.relay.upstream.engine_faults import RefusalTap
+from farhop.relay.upstream.engine_faults import FaultTap, RefusalTap
 from farhop.relay.upstream.tap import BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ class AttemptOwner(Protocol):
     def failed(self, attempt: AttemptRun, reason: Outcome) -> None:
         """The attempt broke."""
 
+    def replaced(self, attempt: AttemptRun, trace: str) -> None:
+        """The body of the engine's failure was not for clients, who get ours; `trace` as in engine_faults.FaultTap."""
+
     def fault(self, active: ActiveRequest, error: Exception) -> None:
         """A bug of ours: this request is over."""
 
@@ -109,7 +112,7 @@ class AttemptRun:
         self._status = 0
         self._onward = b""
         self._length: int | None = None
-        self._tap: StreamTap | BodyTap | engine_faults.FaultTap | RefusalTap | None = None
+        self._tap: StreamTap | BodyTap | FaultTap | RefusalTap | None = None
         self._transcript = Transcript(active.continuation) if active.continuation is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
@@ -164,10 +167,10 @@ class AttemptRun:
             self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
         elif answer.status in engine_faults.TOO_LONG_STATUSES and self._may_be_held_elsewhere():
             self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG)
-        elif answer.status in outcome.KEY_REFUSALS and not self.owner.upstream_is_tier:
-            self._refusal = outcome.ENGINE_KEY_REFUSED, None
+        elif not self.owner.upstream_is_tier and (reason := outcome.of_misconfigured(answer.status)) is not None:
+            self._refusal = reason, None
         elif answer.status in engine_faults.FAULT_STATUSES and not self.owner.upstream_is_tier:
-            self._tap, self._length = engine_faults.FaultTap(), answer.length
+            self._tap = FaultTap()
         elif content_type.startswith(b"text/event-stream"):
             self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True
         elif content_type.startswith(b"application/json") and self.active.geo and answer.status < 400:
@@ -190,14 +193,25 @@ class AttemptRun:
         """Pass body bytes on."""
         if self._refusal is not None or self._over:
             return
+        tap = self._tap
+        if tap is not None:
+            data = tap.feed(data)
+            if isinstance(tap, FaultTap) and tap.over_bound:
+                self._cut()
+                return
+            if not data and isinstance(tap, FaultTap | RefusalTap):
+                return  # held, and time goes on: else an answer that never ends would be waited for without end
         self.last_activity_at = self.owner.clock()
-        if self._tap is not None:
-            data = self._tap.feed(data)
         if not self.began:
-            if data or not isinstance(self._tap, RefusalTap):
-                self._begin(data)
+            self._begin(data)
         elif data:
             self.active.exchange.write(data)
+
+    def _cut(self) -> None:
+        """The engine's failure is too long to be for clients: do not wait for its end."""
+        if self._connection is not None:
+            self._connection.abort()
+        self.completed()
 
     def completed(self) -> None:
         """The upstream's answer is whole."""
@@ -209,12 +223,21 @@ class AttemptRun:
         if isinstance(self._tap, RefusalTap) and self._tap.reason is not None:
             self.owner.failed(self, self._tap.reason)
             return
+        if isinstance(self._tap, FaultTap) and self._tap.unfit:
+            rest = self._in_our_words(self._tap)
         if not self.began:
             self._length, self.last_activity_at = len(rest), self.owner.clock()
             self._begin(rest)
         elif rest:
             self.active.exchange.write(rest)
         self.owner.ended(self, self._ended())
+
+    def _in_our_words(self, tap: FaultTap) -> bytes:
+        """The body that stands for a failure whose own is not for clients."""
+        self.owner.replaced(self, tap.trace)
+        kept = (line for line in self._onward.splitlines(keepends=True) if not line.startswith(b"content-"))
+        self._onward = b"".join(kept) + b"content-type: application/json\r\n"
+        return answers.engine_failure(tap.fault or outcome.ENGINE_ERROR, self.active.exchange.head.path)
 
     def lost(self, reason: Outcome) -> None:
         """The upstream is gone, or never came."""

@@ -127,8 +127,8 @@ class ConcurrentPairRun(AttemptRun):
         elif answer.status == 200:
             self._half = None
             self._prefill_owner.prefill_over(self)
-        elif answer.status in outcome.KEY_REFUSALS:
-            self._failed(outcome.ENGINE_KEY_REFUSED)
+        elif (reason := outcome.of_misconfigured(answer.status)) is not None:
+            self._failed(reason)
         elif 400 <= answer.status < 500 and not self.began:
             self.answer_with(answer)  # a 4xx is the client's to know
         else:

@@ -1,5 +1,6 @@
 """What an engine's answer says about the engine itself: out of GPU memory, its GPU or itself broken, a failure in a
-stream, or that it has no such path or cannot hold so long a request, which another's may.
+stream, or that it has no such path or cannot hold so long a request, which another's may; and whether what it says of a
+failure is for clients.
 
 Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), error events
 of a stream, and the refusals that RefusalTap is made for. Invariants: bounded bytes; of a failure, what a client or a
@@ -112,6 +113,40 @@ def is_too_long(body: bytes) -> bool:
     return _TOO_LONG.search(body.lower()) is not None
 
 
+# How Python, PyTorch's C++, Rust, Go and Java begin a stack trace, or write a line of it; in JSON, quotes are escaped.
+_TRACE = re.compile(
+    rb"\(most recent call (?:last|first)\)|\bFile \\{0,2}\"[^\"\n]{1,300}\", line \d|\bframe #\d+: |\bstack backtrace:"
+    rb"|\bgoroutine \d+ \[|\bat [\w.$]{1,200}\(\w{1,100}\.java:\d"
+)
+_FRAME = re.compile(rb'\bFile "([\w./<>+-]{1,300})", line (\d{1,7})(?:, in ([\w.<>]{1,100}))?')
+_RAISED = re.compile(rb"^((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,60}(?:Error|Exception))\b", re.MULTILINE)
+_TRACE_FILE_CHARS_MAX = 80
+
+
+def is_fit(body: bytes) -> bool:
+    """Whether the body of a failure is for clients: a JSON object that says what went wrong as OpenAI's API, vLLM,
+    SGLang, TGI, Triton or FastAPI do, and no stack trace."""
+    try:
+        known: Any = any_json(body) if body else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    if not isinstance(known, dict) or _TRACE.search(body) is not None:
+        return False
+    return any(known.get(name) for name in ("error", "message", "detail"))
+
+
+def trace_in(body: bytes) -> str:
+    """The innermost frame and the type of the error that a Python stack trace in this body names, "" for none: nothing
+    of an error's text, which may repeat a prompt."""
+    text = body.replace(b"\\n", b"\n").replace(b'\\"', b'"')
+    frames, raised = _FRAME.findall(text), _RAISED.findall(text)
+    told = [raised[-1].decode()] if raised else []
+    if frames:
+        file, line, function = (part.decode() for part in frames[-1])
+        told.append(f"{file[-_TRACE_FILE_CHARS_MAX:]}:{line} {function}".rstrip())
+    return " at ".join(told)
+
+
 class RefusalTap:
     """For the body of an answer that may be no answer yet: held until it shows whether it `means` what it may, then
     `reason` says so. What is longer than such a body passes as it is."""
@@ -151,14 +186,18 @@ class RefusalTap:
 
 
 class FaultTap:
-    """For the body of a failure: keeps its beginning, passes it all on as it is. `usage`: none is told."""
+    """For the body of a failure: held until it is whole, then given out as it is if it is an error document that tells
+    no stack trace; else `unfit` is set, nothing is given out, and `trace` says where the engine failed, as far as the
+    body tells. `usage`: none is told."""
 
-    __slots__ = ("fault", "kept")
+    __slots__ = ("fault", "kept", "over_bound", "trace", "unfit")
 
     usage = None
 
     def __init__(self) -> None:
         self.kept = b""
+        self.over_bound = False  # more came than any error document holds
+        self.unfit, self.trace = False, ""
         self.fault: Outcome | None = None
 
     @property
@@ -167,12 +206,18 @@ class FaultTap:
         return len(self.kept)
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes in, the same bytes out."""
-        if len(self.kept) < BODY_BYTES_MAX:
-            self.kept += data[: BODY_BYTES_MAX - len(self.kept)]
-        return data
+        """Bytes in, nothing out."""
+        room = BODY_BYTES_MAX - len(self.kept)
+        self.kept += data[:room]
+        self.over_bound |= len(data) > room
+        return b""
 
     def rest(self) -> bytes:
-        """Look at what was kept; nothing is held back."""
-        self.fault, self.kept = in_text(self.kept), b""
+        """What was held, b"" where it is `unfit`."""
+        kept, self.kept = self.kept, b""
+        self.fault = in_text(kept)
+        self.unfit = self.over_bound or not is_fit(kept)
+        if not self.unfit:
+            return kept
+        self.trace = trace_in(kept)
         return b""

@@ -157,8 +157,8 @@ class PrefillRun:
         if isinstance(answer, FetchError):
             too_much = answer.reason == "size"
             self._owner.prefill_failed(self, outcome.PREFILL_FAILED if too_much else answer.outcome)
-        elif answer.status in outcome.KEY_REFUSALS:
-            self._owner.prefill_failed(self, outcome.ENGINE_KEY_REFUSED)
+        elif (reason := outcome.of_misconfigured(answer.status)) is not None:
+            self._owner.prefill_failed(self, reason)
         elif 400 <= answer.status < 500:
             self._owner.prefill_failed(self, outcome.ENGINE_ERROR)
         elif answer.status == 200 and (kv_transfer_params := kv_transfer_params_of(answer.body)) is not None:

@@ -453,7 +453,7 @@ class ContinuedRun(ResumableRun):
             self._refusal = answers.read_hop_outcome(value)
             return
         if answer.status != 200 or not answer.known.get(b"content-type", b"").startswith(b"text/event-stream"):
-            elsewhere = answer.status in (429, 503) or answer.status in outcome.KEY_REFUSALS
+            elsewhere = answer.status in (429, 503) or outcome.of_misconfigured(answer.status) is not None
             self._give_up(outcome.DIED_BEFORE_START if elsewhere else outcome.ENGINE_ERROR)
             return
         made = TextTap if isinstance(self._progress, TextProgress) else ExactTap

@@ -91,6 +91,7 @@ class ScriptedTier:
     faults: list[Exception] = field(default_factory=list)
     attempts: list[tuple[int, str]] = field(default_factory=list)
     concluded_with: list[tuple[str, int, machine.Usage | None]] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
     break_headers: bool = False
     tail: bytes = b""
     forwards: int = 0
@@ -119,6 +120,9 @@ class ScriptedTier:
 
     def concluded(self, active: Any, reason: Outcome, status: int, usage: machine.Usage | None) -> None:
         self.concluded_with.append((reason.reason, status, usage))
+
+    def replaced(self, active: Any, attempt: Any, trace: str) -> None:
+        self.traces.append(trace)
 
     def fault(self, active: Any, error: Exception) -> None:
         self.faults.append(error)

@@ -101,7 +101,7 @@ async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_
         (head("GET", "/v1/chat/completions/../../metrics"), 404, "path_not_allowed", "inference paths"),
         (head("GET", "/metrics"), 404, "path_not_allowed", "inference paths"),
         (chat(path="/v1/chat/completions?model=another"), 400, "invalid_field", "`model`"),
-        (chat(content_encoding="gzip"), 400, "malformed_http", "Content-Encoding"),
+        (chat(content_encoding="GZIP"), 400, "malformed_http", "Content-Encoding"),
         (head("GET", "/v1/models", x_long="y" * 5000), 431, "head_too_large", "4096 bytes"),
         (chat(body=b"x" * 20_001), 413, "body_too_large", "20000 bytes"),
         (b"nonsense\r\n\r\n", 400, "malformed_http", "HTTP"),
@@ -117,6 +117,13 @@ async def test_what_does_not_pass_is_answered_why(
         if status == 405:
             assert answer.headers["allow"] == message
     assert engine.seen == []
+
+
+@pytest.mark.parametrize("coding", ["identity", "IDENTITY", "Identity"])
+async def test_content_codings_are_read_in_any_case(up: Both, coding: str) -> None:
+    """RFC 9110 §8.4.1."""
+    for port in (up.entry, up.client):
+        assert (await send(port, chat(content_encoding=coding))).status == 200
 
 
 @pytest.mark.parametrize(

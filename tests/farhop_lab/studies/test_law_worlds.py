@@ -38,6 +38,17 @@ def _wakes_only(self: Any, under: Any, now: float) -> Any:
     return self._wake(now)
 
 
+_changed = GlobalFlow._changed
+
+
+def _binds_nothing(self: Any, region: str, change: Any, now: float) -> Any:
+    """What reports tell of bases is known, and its rules hold only from the next law on."""
+    before = self.law
+    commands = _changed(self, region, change, now)
+    self.law = before
+    return commands
+
+
 @pytest.mark.parametrize(
     ("whose", "what", "instead"),
     [
@@ -49,6 +60,7 @@ def _wakes_only(self: Any, under: Any, now: float) -> Any:
         (Journal, "narrowed", lambda _journal: None),
         (Recent, "narrowed", lambda _recent: None),
         (GlobalFlow, "_go_by", _wakes_only),
+        (GlobalFlow, "_changed", _binds_nothing),
         (admission, "unlawful", lambda *_: None),
     ],
 )

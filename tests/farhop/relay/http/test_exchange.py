@@ -82,7 +82,7 @@ async def test_a_request_that_never_arrives_is_reported_to_the_handler(stage: An
 
 async def test_a_bodiless_status_ignores_what_its_headers_say(stage: Any) -> None:
     s = await stage()
-    s.upstream.answer = lambda _m: b"HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"
+    s.upstream.answer = lambda _m: b"HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"
     c = await s.client()
     for _ in range(2):
         await c.send(post())

@@ -112,6 +112,7 @@ async def test_the_second_may_begin_and_end_before_the_first_has_said_so(stage: 
         (plain(b"{}", status="500 Oh"), "prefill_failed"),
         (plain(b"{}", status="503 Full"), "prefill_failed"),
         (plain(b"{}", status="401 Unauthorized"), "engine_key_refused"),
+        (plain(b"{}", status="307 There"), "engine_redirects"),
         (TOKEN[:-5], "upstream_died_before_first_byte"),
         (None, "upstream_died_before_first_byte"),
     ],

@@ -108,6 +108,7 @@ async def test_a_request_without_a_name_gets_one_for_both(stage: Any) -> None:
         (OK[:-5], "upstream_died_before_first_byte", 200),
         (b"SSH-2.0\r\n\r\n", "upstream_bad_framing", 502),  # never asked again, as elsewhere
         (plain(b"{}", status="401 Unauthorized"), "engine_key_refused", 200),
+        (plain(b"{}", status="307 There"), "engine_redirects", 200),
         (plain(b"{}", status="400 Bad"), "engine_error", 502),  # the scripted machine does not retry this
     ],
 )

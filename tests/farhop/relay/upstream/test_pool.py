@@ -596,9 +596,9 @@ async def test_interim_answers_are_for_us(stage: Any) -> None:
     assert len(s.upstream.lines) == 1
 
 
-@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
-async def test_answers_without_a_body(stage: Any, status: str) -> None:
-    s = await stage()
+@pytest.mark.parametrize(("status", "over_tier"), [("204 No Content", False), ("304 Not Modified", True)])
+async def test_answers_without_a_body(stage: Any, status: str, over_tier: bool) -> None:
+    s = await stage(over_tier=over_tier)
     s.upstream.answer = lambda _m: f"HTTP/1.1 {status}\r\netag: x\r\n\r\n".encode()
     c = await s.client()
     for _ in range(2):
