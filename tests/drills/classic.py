@@ -90,7 +90,7 @@ class Gpu:
                 writer.write(data)
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # the other side says so, too; or the test is over
+            pass  # the other side reports it, too; or the test is over
         finally:
             writer.close()
 

@@ -200,7 +200,7 @@ async def back_again(server: Server, entries: Entries, etcd: EmbeddedEtcd, store
     )
     await store.put(drain.key, encode_override(drain))
     await server.until_entry("tokyo", lambda one: one["state"] == "drained")
-    await server.until_last("tokyo")  # once probes have found it up: what is down is left out
+    await server.until_last("tokyo")  # once probes have found it up: entries that are down are left out
     assert (await server.answers())[0] == "frankfurt"
 
 

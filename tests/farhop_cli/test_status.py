@@ -313,7 +313,7 @@ async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
     monkeypatch.setattr(status.time, "sleep", sleep)
     await cli.in_thread("status", "--watch", "--regions")
     text = out.getvalue()
-    assert text.startswith("\x1b[?1049h")  # a screen of its own, which is left as it was found
+    assert text.startswith("\x1b[?1049h")  # a screen of its own, which is restored at the end
     assert "\x1b[?1049l" in text
     assert text.count("balancers answered") == 2
 

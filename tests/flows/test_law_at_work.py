@@ -94,7 +94,7 @@ async def test_what_runs_ends_and_what_comes_is_refused_with_the_clause(up: Both
     refused = await send(up.client, chat())
     assert refused.status == 451
     assert "tenant anywhere: processing denies us" in refused.json["error"]["message"]
-    nowhere = await send(up.entry, chat())  # lawful are Frankfurt and Tokyo, where nobody is
+    nowhere = await send(up.entry, chat())  # Frankfurt and Tokyo are lawful, and neither is there
     assert (nowhere.status, nowhere.code) == (503, "no_region_serving")
     assert int(nowhere.headers["retry-after"]) == 2
     assert len(engine.seen) == 1
@@ -180,7 +180,7 @@ async def test_a_region_that_knows_a_newer_law_refuses_by_it(up: Both, engine: E
     await etcd.law(4, tenant("anywhere", residency={"processing": {"allow": ["jp"]}}), known=False)
     await until(lambda: up.regional.flow.law.epoch == 4)
     assert up.global_.flow.law.epoch == 1  # frozen
-    elsewhere = await send(up.entry, chat())  # Frankfurt and Tokyo are lawful for all it knows, and nobody is there
+    elsewhere = await send(up.entry, chat())  # Frankfurt and Tokyo are lawful as far as it knows, and neither is there
     assert (elsewhere.status, elsewhere.code) == (503, "no_region_serving")
     answer = await send(up.entry, chat(x_farhop_allow="us"))
     assert (answer.status, answer.code) == (451, "no_lawful_region")
@@ -251,11 +251,11 @@ async def test_a_tenants_patience_is_what_its_law_says(up: Both, engine: Engine)
     await until(lambda: up.global_.flow.under_way == 1)
     refused = await send(
         up.entry, chat(key="sk-farhop-anywhere", x_farhop_allow="jp")
-    )  # who has no patience goes first
+    )  # the request with the least patience goes first
     assert (refused.status, refused.headers["retry-after"]) == (503, "2")
     assert not held.done()
     await Etcd(up).law(3, tenant("patient", residency={"processing": {"allow": ["de"]}}))
-    found = await held  # nothing is lawful both by the law it came under and by that of now
+    found = await held  # nothing is lawful both by the law at its arrival and by the present one
     assert (found.status, found.code) == (451, "no_lawful_region")
     assert engine.seen == []
 

@@ -77,7 +77,7 @@ def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> Non
     assert set(flow.fleet.trie.match(request("q", BYTES).chain)) == {"p1"}  # what the other took over it does not keep
     whole = (*request("q", BYTES).chain, 1)
     book.at(1.06).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 0), chain=whole, answer_bytes=204)).expect()
-    assert set(flow.fleet.trie.match(whole)) == {"p1"}  # nor what it answered
+    assert set(flow.fleet.trie.match(whole)) == {"p1"}  # nor the part that the other answered
     assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
     assert flow.fleet.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty, from its first token on
     assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
@@ -130,7 +130,7 @@ def test_a_prefiller_dies_before_the_answer_and_both_are_asked_again(play: Play)
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1))
     book.on(PrefillFailed("q", 1, outcome.DIED_BEFORE_START)).expect(_pair("q", "d1", "p2", attempt=2))
     assert (_load(flow, "p1"), _load(flow, "p2")) == ((0, 0, 0), (1, 1000, 1000))
-    book.on(PrefillEnded("q", 1)).expect()  # of the attempt before: no news
+    book.on(PrefillEnded("q", 1)).expect()  # from the attempt before: outdated
     assert _load(flow, "p2") == (1, 1000, 1000)
 
 

@@ -106,7 +106,7 @@ async def test_an_engine_that_says_it_is_broken_is_not_the_last_word() -> None:
             while not working:
                 await asyncio.sleep(0.01)
                 working = [one for one in engines if one.replica.core.running]
-            await asyncio.sleep(0.05)  # into the midst of it
+            await asyncio.sleep(0.05)  # into the middle of it
             working[0].replica.driver.break_off(OOM_TEXT)
             sound(await answer, expected, chats=make is chat)
         assert outcomes(balancer) == {("resumed", ""): 2}

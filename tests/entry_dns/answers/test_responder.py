@@ -308,18 +308,18 @@ def test_a_dying_entry_is_kept_for_the_least_time() -> None:
     assert answer.answer[0].ttl == 5
 
 
-# Subnet asked for, scope told, first address.
+# The subnet in the question, the scope in the answer, the first address.
 @pytest.mark.parametrize(
     ("subnet", "scope", "first"),
     [
         ("203.0.113.0/24", 24, "192.0.2.3"),
         ("203.0.113.0/25", 24, "192.0.2.3"),
         ("203.0.113.1/32", 24, "192.0.2.3"),
-        ("203.0.112.0/22", 24, "192.0.2.1"),  # less than is needed was told: its first address, and how much is needed
+        ("203.0.112.0/22", 24, "192.0.2.1"),  # less was given than is needed: its first address, and how much is needed
         ("203.0.112.0/24", 24, "192.0.2.1"),
         ("203.0.114.0/24", 23, "192.0.2.1"),
         ("198.51.100.0/24", 24, "192.0.2.2"),
-        ("0.0.0.0/0", 0, "192.0.2.3"),  # for all of a resolver's clients: what each may be told
+        ("0.0.0.0/0", 0, "192.0.2.3"),  # for all of a resolver's clients: the answer that each of them may get
         ("::/0", 0, "192.0.2.3"),
         ("192.0.0.0/8", 9, "192.0.2.1"),
         ("2001:db8:aaaa::/48", 48, "192.0.2.3"),
@@ -406,7 +406,7 @@ def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_giv
 def test_to_take_a_new_view_costs_no_more_with_many_networks() -> None:
     """So no worker pauses for them: it reads the head, and leaves networks where they are."""
     costs = []
-    for count in (100, 100, 100_000):  # from Python 3.12 on bytecodes of what is traced for the first time are not seen
+    for count in (100, 100, 100_000):  # from Python 3.12 on, bytecodes traced for the first time are not seen
         data, responder = of_networks(count)[0], Responder()
         costs.append(worked(lambda data=data, responder=responder: responder.adopt(*decode(data))))
     assert costs[1] == costs[2]
@@ -483,7 +483,7 @@ def test_the_short_way_and_the_strict_one_say_the_same() -> None:
             data[rng.randrange(2, len(data))] = rng.choice((0, 1, 8, 24, 255))
             data = data[: rng.choice((len(data), len(data), len(data) - 1, len(data) - 4))]
         host = rng.choice(HOSTS)
-        strict.tails.clear()  # it has met nobody
+        strict.tails.clear()  # it has seen no client
         assert short.answer(bytes(data), host) == strict.answer(bytes(data), host), (data.hex(), host)
     counts = dict(zip(COUNTERS, short.counts, strict=True))
     assert counts["queries"] - counts["odd"] > 330, "the short way was tried, too"

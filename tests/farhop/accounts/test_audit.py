@@ -206,7 +206,7 @@ def test_killed_at_any_moment_it_holds_and_says_so(tmp_path: Path) -> None:
     for _ in range(4):
         child = subprocess.Popen([sys.executable, "-c", _WRITER, str(folder)], stdout=subprocess.PIPE)
         assert child.stdout is not None
-        # It may begin with signing what the one before it had not: that is not its own beginning yet.
+        # It may begin by signing entries that the process before it had not signed: that is not its own beginning yet.
         sealed = before = int(child.stdout.readline())
         while sealed < before + 200 + rng.randrange(300):
             sealed = int(child.stdout.readline())
@@ -214,7 +214,7 @@ def test_killed_at_any_moment_it_holds_and_says_so(tmp_path: Path) -> None:
         child.wait()
         child.stdout.close()
         checkpoint, _ = files_at(folder).verify(seen)
-        assert checkpoint.size >= sealed  # what was signed is there
+        assert checkpoint.size >= sealed  # the signed entries are there
         seen.append((folder / "checkpoint").read_bytes())
     log = log_at(folder)
     log.open()

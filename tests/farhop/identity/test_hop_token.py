@@ -322,7 +322,7 @@ def test_a_use_is_forgotten_at_the_moment_at_which_its_token_expires() -> None:
     assert uses.take(b"c", 300.0, 99.9, HOP_USED) is NO_BUFFER
     assert uses.take(b"c", 300.0, 100.0, HOP_USED) is None
     assert len(uses) == 2
-    behind = ReplayCache(2)  # the first used expires last: what expired behind it goes when there is no room
+    behind = ReplayCache(2)  # the first used expires last: those that expired behind it go when there is no room
     assert behind.take(b"a", 900.0, 0.0, HOP_USED) is None
     assert behind.take(b"b", 200.0, 0.0, HOP_USED) is None
     assert behind.take(b"c", 300.0, 200.0, HOP_USED) is None

@@ -142,9 +142,9 @@ def with_header(**header: Any) -> str:
         (lambda: with_header(alg="NoNe"), "alg"),
         (lambda: by_hmac(public_pem()), "alg"),
         (lambda: by_hmac(public_pem(), "RS256"), "signature"),
-        (lambda: with_header(alg="ES256"), "alg"),  # of a key that is for another one
+        (lambda: with_header(alg="ES256"), "alg"),  # signed by a key that belongs to another issuer
         (lambda: with_header(alg="RS512"), "alg"),
-        (lambda: signed("ES384"), "alg"),  # published, and not configured
+        (lambda: signed("ES384"), "alg"),  # published, but not configured
         (lambda: signed("ES256", {"kid": "RS256"}), "alg"),
         (lambda: signed("ES256", {"kid": "new"}), "kid"),
         (lambda: signed("ES256", {"kid": ""}), "kid"),
@@ -152,7 +152,7 @@ def with_header(**header: Any) -> str:
         (lambda: with_header(alg="RS256", crit=[]), "crit"),
         (lambda: with_header(alg="RS256", b64=False), "crit"),
         (lambda: with_header(alg="RS256", jwk=jwk("RS256"), jku="https://evil.example"), "signature"),
-        (lambda: signed("ES256", {"typ": "logout+jwt"}), "typ"),  # of a sign-out, with issuer and audience as others
+        (lambda: signed("ES256", {"typ": "logout+jwt"}), "typ"),  # for a sign-out, with issuer and audience like others
         (lambda: signed("ES256", {"typ": "application/SecEvent+JWT"}), "typ"),
         (lambda: with_header(alg="RS256", typ=["JWT"]), "JSON Web Token"),
         (lambda: with_header(alg=7), "JSON Web Token"),
@@ -247,7 +247,7 @@ def test_a_token_is_verified_once_and_ends_by_its_exp(monkeypatch: pytest.Monkey
     assert len(verified) == 1
     keyring.now_s = NOW_S + 30  # its leeway included
     assert keyring.why(token)[0] is KEY_NOT_VALID
-    keyring.now_s = NOW_S  # set back: it stays ended
+    keyring.now_s = NOW_S  # the clock is set back: the session stays ended
     assert keyring.why(token)[0] is KEY_NOT_VALID
 
 

@@ -128,7 +128,7 @@ def theirs(data: bytes) -> list[PassedRequest]:
         named = {t.strip().lower() for n, v in request.headers if n == b"connection" for t in v.split(b",")}
         onward = tuple((n, v) for n, v in request.headers if passes(n) and n not in named)
         target, (scheme, _, rest) = request.target, request.target.partition(b"://")
-        if scheme.lower() in (b"http", b"https"):  # we ask for the path of it, h11 tells it as it came
+        if scheme.lower() in (b"http", b"https"):  # we forward its path, h11 reports it unchanged
             place = re.split(rb"(?=[/?])", rest, maxsplit=1)
             target = b"/" + b"".join(place[1:]).removeprefix(b"/")
         seen.append((request.method, target, onward, body))

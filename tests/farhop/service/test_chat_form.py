@@ -42,7 +42,7 @@ def test_developer_is_system_where_the_template_does_not_know_it() -> None:
     knows = ChatForm("{% if message.role == 'developer' %}", in_parts=False)
     assert [message["role"] for message in knows.messages(found)] == ["system", "developer", "user"]
     twice = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
-    assert FORM.messages(twice) == twice  # only where a developer spoke
+    assert FORM.messages(twice) == twice  # only if there is a developer message
 
 
 def test_messages_have_a_few_named_fields() -> None:

@@ -55,7 +55,7 @@ def test_a_snapshot_that_lacks_a_key_ends_it_and_a_loss_changes_nothing() -> Non
     one.book.changed(Change(ChangeKind.LOST, why="gone"))
     assert (one.book.get(HASH) is not None, one.changes) == (True, 1)
     one.snapshot(document())
-    assert one.changes == 1  # the same: nobody forgets anything
+    assert one.changes == 1  # the same: nothing is forgotten
     one.snapshot()
     assert (one.book.get(HASH), one.changes) == (None, 2)
 

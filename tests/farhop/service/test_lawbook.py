@@ -245,7 +245,7 @@ def test_a_map_that_would_widen_changes_nothing_until_a_later_law_says_so(stage)
     [problem] = remap(stage, world(virginia={"country": "de"}))
     assert problem.startswith('regions.virginia: lies in "de" now and did not')
     assert remap(stage, world(virginia=None)) == []
-    [problem] = remap(stage, world(virginia={"country": "de"}))  # nor by going and coming back
+    [problem] = remap(stage, world(virginia={"country": "de"}))  # nor by leaving and coming back
     assert "virginia" in problem
     assert remap(stage, world(virginia={"country": "us"})) == []
     assert remap(stage, world(virginia={"country": "de"}, epoch=4)) == []
@@ -407,7 +407,7 @@ def test_a_start_never_goes_below_the_newest_law_seen(tmp_path):
     assert (again.book.status()["source"], again.book.status()["kept_on_disk"]) == ("its own disk", True)
     assert again.apply(snapshot(document(4, "eu"))) == []
     assert again.refused == ["law_older"]
-    fresh = Stage(state=kept(tmp_path, fleet="f2"))  # a law of another fleet says nothing of this one's
+    fresh = Stage(state=kept(tmp_path, fleet="f2"))  # a law of another fleet does not apply to this one
     fresh.book.remember()
     assert fresh.book.law.epoch == 1
 
@@ -479,7 +479,7 @@ async def test_a_balancer_that_lost_its_law_gets_it_from_one_with_the_same_epoch
     lost = Stage(state=state)
     path.write_bytes(path.read_bytes()[:-1])
     lost.book.remember()
-    theirs, _ = await lost.book.exchanged(2, b"", "g2", proven=True)  # the other way round: it is asked what it has
+    theirs, _ = await lost.book.exchanged(2, b"", "g2", proven=True)  # the other way round: it is asked for its law
     assert theirs < other.book.law.held_epoch
     await lost.book.exchanged(2, other.book.document_after(theirs), "g2", proven=True)
     assert lost.lawful() == {"virginia"}
@@ -540,14 +540,14 @@ async def test_what_may_be_later_than_ours_is_never_written_over(monkeypatch):
     monkeypatch.setattr(lawbook, "MEND_S", 0.01)
     cluster, other = MemoryCluster(), MemoryCluster()
     cluster.put(LAW_KEY, document(3))
-    other.put(LAW_KEY, document(9, "atlantis"))  # of a map that this process does not have yet
+    other.put(LAW_KEY, document(9, "atlantis"))  # for a map that this process does not have yet
     async with following(a=MemoryStore(Random(1), cluster), b=MemoryStore(Random(2), other)) as stage:
 
         async def told():
             return any("atlantis" in one for one in stage.book.status()["trouble"])
 
         await until(told)
-        await asyncio.sleep(0.1)  # ten times as long as until it would be written over
+        await asyncio.sleep(0.1)  # ten times as long as it takes until it would be overwritten
         assert other.get(LAW_KEY).value == document(9, "atlantis")
         assert stage.book.law.epoch == 3
 

@@ -15,7 +15,7 @@ from farhop.service import pieces
 from farhop.service.pieces import Pieces
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|", "<|im_end|>\n", "<mask>", "word", "\n\n", "<s>", "<low>")
-# Text that comes as near to the marks as can be: pieces of them, whitespace on both sides, words that go on.
+# Text as close to the marks as possible: pieces of them, whitespace on both sides, words that continue.
 TEXTS = st.lists(
     st.sampled_from([*MARKS, " ", "\n", "a", "words", "<|im_", "start|>", "é", "▁", "  ", "A", "user\n", "<LOW>", "_"])
     | st.text(max_size=4),
@@ -75,7 +75,7 @@ FLAGS = st.dictionaries(
     ),
     max_size=3,
 )
-# Where a normalizer leaves nothing of a token to look for, the library panics (test_tokenizer.py).
+# If a normalizer leaves nothing of a token to look for, the library panics (test_tokenizer.py).
 KINDS = st.tuples(FLAGS, st.sampled_from(NORMALIZERS), st.sampled_from(PRE_TOKENIZERS)).filter(
     lambda kind: not (kind[1] == STRIP and kind[0].get("\n\n", {}).get("normalized"))
 )

@@ -148,7 +148,7 @@ def test_what_is_read_apart_is_what_is_read_here() -> None:
     assert error.value.reply.outcome is outcome.HOP_FORGED
     exchange.context.caller = ASKER
     request, prompt = made.read_apart(exchange, parsed, NOW)
-    assert dict(guard.unknown) == {}  # which is the ingress's to count, once it is known what may be recorded
+    assert dict(guard.unknown) == {}  # the ingress counts that, once it is known what may be recorded
     assert exchange.context.unknown_fields == ["odd_field"]
     made.count_unknown(exchange.context)
     exchange.context.recorded = False

@@ -123,7 +123,7 @@ def test_what_cannot_be_meant_is_refused_by_name(world: Topology, tmp_path: Path
     empty = made(tmp_path, {**HUBS, "atlantic": []})
     with pytest.raises(ConfigError, match="hub 'atlantic' of the topology has none"):
         stores.hubs(process(), empty)
-    assert list(stores.hubs(process("tokyo"), empty)) == ["europe", "pacific"]  # nobody else needs it
+    assert list(stores.hubs(process("tokyo"), empty)) == ["europe", "pacific"]  # no other process needs it
 
 
 async def login_demanded(endpoint: str) -> None:

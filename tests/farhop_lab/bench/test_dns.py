@@ -33,7 +33,7 @@ for last; do :; done
 sed -n 's/.*ip-address: .*@//p' "$last" > {folder}/mute
 echo it cannot be
 """
-# Without an answer dnsperf takes a whole core for its 5 s: it is not asked to wait for whom nobody is there.
+# Without an answer dnsperf uses a whole core for its 5 s: it is not started while no server is there.
 DNSPERF = """#!/bin/sh
 case " $* " in
   *" -p $(cat {folder}/mute) "*) echo "  Queries completed:    0 (0.00%)" ;;

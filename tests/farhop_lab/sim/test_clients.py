@@ -240,7 +240,7 @@ def test_in_a_real_world_the_second_turn_finds_the_first_in_the_cache() -> None:
     assert [record.answer_tokens for record in records] == [64, 64, 64]
     assert records[0].cached_tokens == 0
     for before, after in pairwise(records):
-        # All but the last block of what was said, which its last token has not filled.
+        # All but the last block of the answer, which its last token has not filled.
         assert after.cached_tokens >= before.prompt_tokens + before.answer_tokens - 2 * 16
     assert world.measures.violations == 0
 

@@ -19,7 +19,7 @@ from global_lb.routing.flow import GlobalFlow
 from topology.model import Rule
 
 REGIONS = ("paris", "tokyo")
-SETTLED_S = 15.0  # a broken call is noticed after 4 s, what was not confirmed goes within 10
+SETTLED_S = 15.0  # a broken call is noticed after 4 s, unconfirmed prefixes are removed within 10
 
 
 def site(kv_tokens: int = 10**9) -> Site:
@@ -72,7 +72,7 @@ def test_a_message_to_all_subscribers_is_parsed_once(monkeypatch: pytest.MonkeyP
     made.arrive("paris", "t")
     made.run(5.5)
     assert known(made, "paris", "paris") == known(made, "tokyo", "paris") == held(made, "paris") != set()
-    assert 1 <= len(reads) <= 2  # what began, and what was answered
+    assert 1 <= len(reads) <= 2  # requests that began, and requests that were answered
 
 
 def state(made: World, here: str, of: str) -> str:

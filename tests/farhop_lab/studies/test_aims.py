@@ -74,7 +74,7 @@ def test_recovery_is_the_first_stretch_that_stays_at_the_ceiling_and_swings_show
     assert calm.recovered_s == 1  # 5 s from the second second on are (5 + 4 * 10) / 5 = 9 of 10
     assert calm.steady
     late = recovery(seconds(1, [20] * 10 + [20] * 6 + [0] * 10 + [10] * 24), 10.0, 10, 50)
-    assert late.recovered_s == 16  # what ended at first was begun before
+    assert late.recovered_s == 16  # the first ones to end had begun before
     swinging = recovery(seconds(1, [20] * 10 + [10] * 20 + [2] * 20), 10.0, 10, 50)
     assert swinging.recovered_s == 0
     assert not swinging.steady

@@ -62,7 +62,7 @@ def test_figures_are_compared_as_shares_and_ratios_as_differences() -> None:
 
 
 def test_promises_are_held_against_what_came_tier_by_tier() -> None:
-    # Off by 1, 2, ... 100 % of what was seen; the regional tier kept no record of some.
+    # Off by 1, 2, ... 100 % of the client's measurement; the regional tier kept no record of some.
     seen = [
         MeasuredAnswer(
             200.0, 100, 30, {"global": (200.0 + 2.0 * n, 200.0)} | ({"regional": (90.0, 100.0)} if n % 2 else {})

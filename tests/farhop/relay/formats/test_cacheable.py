@@ -225,7 +225,7 @@ def test_what_is_not_understood_is_not_converted(stream: bytes) -> None:
         (b'{"error":{"message":"no"}}', False, False),
         (b'{"choices":[{"message":{"tool":{"error":1}}}]}', False, True),
         (b'{"choices":[', False, False),
-        (b'{"choices":[{"message":{"content":"cut off"}', False, False),  # of an engine that ends answers by closing
+        (b'{"choices":[{"message":{"content":"cut off"}', False, False),  # from an engine that ends answers by closing
         (b"", False, False),
         (events(delta("stop", content='an "error"')) + DONE, True, True),
         (events(delta(error="a delta of an engine"), delta("stop")) + DONE, True, True),

@@ -129,7 +129,7 @@ def test_a_stream_whose_prompt_ids_cannot_be_read_is_not_resumed(value: bytes) -
 
 
 @pytest.mark.parametrize("number", [b"4294967296", b"99999999999", b"9" * 5000])
-@pytest.mark.parametrize("before", [0, 1])  # a form is known from the first on
+@pytest.mark.parametrize("before", [0, 1])  # the form is known from the first event on
 def test_an_id_that_is_none_ends_what_could_go_on_and_nothing_else(number: bytes, before: int) -> None:
     progress = planned(CHAT)
     progress.take(chunk("x", [7], [5]))
@@ -240,7 +240,7 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     fields = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
     assert msgspec.json.decode(usage[6:])["usage"] == fields
     assert done == b"data: [DONE]"
-    assert progress.end(sends_usage=True) == b""  # its connection broke right then: nothing is lacking
+    assert progress.end(sends_usage=True) == b""  # its connection broke just then: nothing is missing
     quiet = planned()
     quiet.take(chunk("one", [1], [10, 11]))
     quiet.go_on(0)

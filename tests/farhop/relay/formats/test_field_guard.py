@@ -16,7 +16,7 @@ from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-# What real engines obey today, and names of the same families that no engine has yet.
+# Fields that real engines obey today, and names of the same families that no engine has yet.
 HOSTILE = {
     "kv_transfer_params": {"remote_host": "10.0.0.1"},
     "ec_transfer_params": {},
@@ -211,7 +211,7 @@ def _with(part: dict[str, Any]) -> dict[str, Any]:
             "type": "text",
             "text": "x",
             "image_url": "http://10.0.0.1/",
-        },  # which is read is up to the engine
+        },  # the engine decides which one it reads
         {"image_url": "s3://bucket/key"},
         {"type": "audio_url", "audio_url": {"url": "/proc/self/environ"}},
         {"type": "audio_url", "audio_url": {"url": "//proc/self/environ"}},

@@ -43,7 +43,7 @@ def read(kind: Kind = Kind.CHAT, **more: Any) -> Prompt:
     return bodies.read(kind, json.dumps({"model": "m", **asked, **more}).encode())
 
 
-# By what is asked: whether it streams, how long an answer may be, how many there are.
+# The fields that matter: whether it streams, how long an answer may be, how many answers there are.
 @pytest.mark.parametrize(
     ("more", "stream", "most", "answers"),
     [

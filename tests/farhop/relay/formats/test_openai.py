@@ -503,9 +503,9 @@ def test_a_bad_field_of_embeddings_is_named(fields: dict[str, Any], param: str) 
         (["x", "y"], {}, False),
         ([[1], [2]], {}, False),
         ("x", {"n": 2}, False),
-        ("x", {"n": "2"}, False),  # the engine judges that, and it is passed on
+        ("x", {"n": "2"}, False),  # the engine decides that, and its answer is passed on
         ("x", {"echo": False}, True),
-        ("x", {"prompt_logprobs": 0}, False),  # what is said of the prompt is said where it is computed
+        ("x", {"prompt_logprobs": 0}, False),  # the tier that computes the prompt reports its tokens
     ],
 )
 def test_one_prompt_and_one_answer_can_be_divided(prompt: Any, more: dict[str, Any], divisible: bool) -> None:

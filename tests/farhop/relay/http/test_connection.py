@@ -536,7 +536,7 @@ async def test_of_a_body_that_is_here_at_once_not_all_is_read_in_a_turn(
     tick()
     body = b"x" * 200 * 60_000
     c = await s.client()
-    for _ in range(2):  # and it goes on to be read
+    for _ in range(2):  # and reading continues
         await c.send(CHUNKED + chunk(b"x" * 200) * 60_000 + b"0\r\n\r\n")
         assert (await c.read()).status == 200
     over = True

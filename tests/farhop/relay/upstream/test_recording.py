@@ -138,7 +138,7 @@ def test_all_readers_get_the_whole_answer_and_the_usage_if_they_asked_for_it() -
     assert wire.body == event(1) + event(2) + USAGE + DONE
     assert (first.is_over, wire.is_over, len(kept)) == (True, True, 1)
     assert b"x-farhop-region: tokyo" in first.got
-    # Of a head, what is the leader's own is not the others'.
+    # Header lines of the leader's own do not go to the others.
     assert b"x-farhop-region" not in wire.got
     assert b"x-farhop-version: v2" in wire.got
     assert {reason for _, reason in owner.ended} == {None}
@@ -168,7 +168,7 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     elif begins == "error":
         one.begin(500, LINES, 2, b"no")
         one.finish()
-    elif begins == "coded":  # which nobody asked for, and only its own head tells
+    elif begins == "coded":  # usage that no client asked for, and that only its own head announces
         one.begin(200, LINES + b"content-encoding: gzip\r\n", 2, b"\x1f\x8b")
         one.finish()
     else:
@@ -178,7 +178,7 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     assert not one.joinable
     assert settled == [True]
     assert (wire.is_over, unsent.got, owner.ended, upstream.cancelled) == (True, b"", [], False)
-    other.client_left()  # until somebody else has it, it says so
+    other.client_left()  # it is reported until another exchange has it
     assert owner.ended == [(other, outcome.CLIENT_LEFT)]
 
 
