@@ -190,8 +190,14 @@ def answers(world: World, since_s: float) -> Iterator[Finding]:
 
 
 def open_requests(world: World, before_s: float) -> Iterator[Finding]:
-    """No request from before that time is still open."""
-    late = [one for one in world.measures.unfinished() if one.arrived_at < before_s]
+    """No request from before that time is still open, except those whose connection from the client to an entry in
+    another region was broken by a black hole: only the client's patience ends these.
+    """
+    late = [
+        one
+        for one in world.measures.unfinished()
+        if one.arrived_at < before_s and not world.entries[one.entry].broken_off(one.id)
+    ]
     if late:
         oldest = min(one.arrived_at for one in late)
         entries = ", ".join(sorted({one.entry for one in late}))

@@ -59,7 +59,7 @@ class RemoteRequest:
     CONNECT_FAILED a round trip later.
     """
 
-    __slots__ = ("_client", "_left_s", "_over", "_process", "_region", "_wire", "there")
+    __slots__ = ("_client", "_left_s", "_opened_at", "_over", "_process", "_region", "_wire", "there")
 
     def __init__(
         self,
@@ -72,10 +72,15 @@ class RemoteRequest:
         client: Client,
     ) -> None:
         self._wire, self._process, self._region, self._client = wire, process, region, client
-        self._over = False
+        self._over, self._opened_at = False, wire.now
         by = request.first_token_by
         self._left_s = max(0.0, request.deadline - now), None if by is None else max(0.0, by - now)
         self.there = ActiveRequest(request, prompt, self)
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether a black hole has broken its connection: neither end will hear of the other."""
+        return self._wire.breaks(self._opened_at, self._process.region, self._region)
 
     def go(self) -> None:
         """Send it."""
@@ -207,6 +212,11 @@ class ClientEntry:
     def clock(self) -> float:
         """The clients' clock."""
         return self._timeline.now
+
+    def broken_off(self, request_id: str) -> bool:
+        """Whether the request's connection was broken by a black hole, so that only its client's patience ends it."""
+        request_here = self.open.get(request_id)
+        return request_here is not None and request_here.remote is not None and request_here.remote.broken_off
 
     def start(self, active: ActiveRequest) -> None:
         """Send a request."""

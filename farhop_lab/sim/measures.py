@@ -68,6 +68,7 @@ class OpenRequest(msgspec.Struct, frozen=True, gc=False):
     tenant: str
     entry: str
     arrived_at: float
+    id: str = ""
 
 
 class Use(msgspec.Struct, frozen=True, gc=False):
@@ -194,7 +195,7 @@ class Measures:
     def add_arrival(self, request_id: str, tenant: str = "", entry: str = "", at: float = 0.0) -> None:
         """A request arrived."""
         self.arrived += 1
-        self._open[request_id] = OpenRequest(tenant, entry, at)
+        self._open[request_id] = OpenRequest(tenant, entry, at, request_id)
 
     def add_record(self, record: RequestRecord) -> None:
         """A request was concluded."""
@@ -222,7 +223,7 @@ class Measures:
     # -- questions
 
     def unfinished(self) -> list[OpenRequest]:
-        """The ids of arrivals that are not concluded."""
+        """The arrivals that are not concluded."""
         return list(self._open.values())
 
     def ttft_ms(self, tenant: str | None = None, since: float = 0.0) -> list[float]:

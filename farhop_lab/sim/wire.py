@@ -94,8 +94,12 @@ class Wire:
 
     def send_on(self, opened_at: float, a: str, b: str, act: Callable[..., object], *args: Any) -> None:
         """As `send`, on a connection opened at that time: nothing arrives on one that a black hole has broken."""
-        if opened_at >= self._dead_before.get((a, b), -inf):
+        if not self.breaks(opened_at, a, b):
             self.send(a, b, act, *args)
+
+    def breaks(self, opened_at: float, a: str, b: str) -> bool:
+        """Whether a black hole has broken the connections opened at that time."""
+        return opened_at < self._dead_before.get((a, b), -inf)
 
     def carry(self, a: str, b: str, n_bytes: int) -> None:
         """Count this many bytes from `a` to `b`; bytes within a region do not count."""
@@ -135,9 +139,14 @@ class Wire:
 
     def silent_since(self, opened_at: float, a: str, b: str) -> float | None:
         """Since when nothing gets from `a` to `b` on a connection opened at that time; None if messages arrive."""
-        if opened_at < self._dead_before.get((a, b), -inf):
+        if self.breaks(opened_at, a, b):
             return self._dead_since[a, b]
         return self.frozen_since(a, b)
+
+    @property
+    def now(self) -> float:
+        """The timeline's present."""
+        return self._timeline.now
 
     def frozen_since(self, a: str, b: str) -> float | None:
         """Since when nothing gets from `a` to `b`; None if messages arrive."""

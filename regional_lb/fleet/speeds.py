@@ -62,6 +62,9 @@ _PRIOR = 0.1  # evidence that a guess is worth beside the first thing measured o
 # own figure.
 _MEMORY = 2.0
 _MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over so much time with samples, and for how long after
+# Without any measurement for so long it is forgotten: nobody goes to a region that was slow when it was last measured,
+# so nobody would see that it is fast again.
+_SILENT_S = 120.0
 _INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that differ by 7 requests
 _OTHERS_MAX = 32  # kinds that a kind without samples is held against
 
@@ -70,6 +73,8 @@ _FIGURES = 3  # the rows: prefill pace, a lone token, a whole request
 _FIGURE = np.arange(_FIGURES)[:, np.newaxis]
 _DOMAIN = np.array((PACE_MS, TPOT_MS, SERVICE_MS)).reshape(_FIGURES, 2, 1)
 _FADES_S = np.array((TAU_S, TAU_S, SERVICE_TAU_S)).reshape(_FIGURES, 1)
+_FADED = (np.exp(-_SILENT_S / _FADES_S) / _FADES_S)[:, 0]  # over the evidence that is left: forgotten with its tau then
+_LEAST = 1e-30  # no division by nothing
 
 
 class Pace(NamedTuple):
@@ -108,8 +113,9 @@ class _Kind:
     def learn(self, own: Columns, evidence: Columns, wider: Columns, dt_s: float) -> None:
         """Take the members' own figures, by figure (row) and member (column)."""
         middle, weight = _medians(own, evidence)
-        seen_s = dt_s * np.minimum(weight, 1.0)
-        self.remembered_s = np.minimum(self.remembered_s * exp(-dt_s / _MEMORY_TAU_S) + seen_s, _MEMORY_S)
+        seen_s = dt_s * np.minimum(weight / _FADES_S[:, 0], 1.0)  # a window's second counts once, however slowly it fades
+        forgotten_per_s = 1.0 / _MEMORY_TAU_S + _FADED / np.maximum(weight, _LEAST)
+        self.remembered_s = np.minimum(self.remembered_s * np.exp(-dt_s * forgotten_per_s) + seen_s, _MEMORY_S)
         self.memory += (middle - self.memory) * np.minimum(seen_s / np.maximum(self.remembered_s, 1e-9), 1.0)
         now, known = np.minimum(weight, 1.0), _MEMORY * self.remembered_s / _MEMORY_S
         self.level = (now * middle + known * self.memory + _PRIOR * wider) / (now + known + _PRIOR)

@@ -129,7 +129,7 @@ def test_unfinished_returns_the_open_requests() -> None:
     seen.add_arrival("r1", "t", "a", 3.0)
     seen.add_arrival("r2", "u", "b", 4.0)
     seen.add_record(record("r1"))
-    assert seen.unfinished() == [OpenRequest("u", "b", 4.0)]
+    assert seen.unfinished() == [OpenRequest("u", "b", 4.0, id="r2")]
 
 
 def test_a_fate_knows_its_pace() -> None:

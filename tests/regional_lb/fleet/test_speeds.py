@@ -101,6 +101,31 @@ def test_an_idle_replica_without_peers_keeps_its_learned_speed_and_loses_it_with
     assert alone(known, "a") == pytest.approx(25.0, rel=0.05)
 
 
+def test_one_slow_second_of_a_new_region_is_soon_as_good_as_forgotten() -> None:
+    known = speeds(replica("a", prefill_ms_per_token=0.1), replica("b", prefill_ms_per_token=0.1))
+    known.prefilled("a", 800.0, 1000.0, 0.0)
+    known.refresh(0.1)
+    assert known["b"].prefill_ms_per_token > 0.5
+    for n in range(1, 60):
+        known.refresh(float(n))
+    assert known["b"].prefill_ms_per_token < 0.25  # a second is remembered as a second, beside what is configured
+
+
+def test_a_region_that_everyone_avoids_is_tried_again_after_two_minutes() -> None:
+    """Whoever is known as slow is sent nothing, so nobody would see that it is fast again."""
+    known = speeds(replica("a", tpot_ms=10.0, prefill_ms_per_token=0.1))
+    now = serve(known, 0.0, 60, a=80.0)
+    pace_ms = []
+    for n in range(240):
+        known.refresh(now + n)
+        pace_ms.append(known["a"].prefill_ms_per_token)
+    assert pace_ms[60] == pytest.approx(0.8, rel=0.2)
+    assert pace_ms[150] < 0.15
+    # And it is not known as slow by what was measured before, as soon as it is measured again.
+    serve(known, now + 240, 2, a=10.0)
+    assert known["a"].prefill_ms_per_token == pytest.approx(0.1, rel=0.1)
+
+
 def test_like_ones_within_what_batches_make_of_a_token_are_equals() -> None:
     known = speeds(replica("a"), replica("b"), replica("c"))
     serve(known, 0.0, 10, a=20.0, b=20.0 * (1.0 + 0.9 * ALIKE), c=20.0 * (1.0 - 0.9 * ALIKE))
