@@ -41,7 +41,7 @@ async def _hot_spot(naive: bool) -> int:
             for n in range(48):
                 kind, tokens = ("long", 200) if n % 4 == 0 else ("short", 4)
                 group.create_task(load.ask(kind, 20, tokens))
-                # One that finds a connection open overtakes one that does not; and engines work on where we are late.
+                # A request that finds an open connection overtakes one that does not; and engines go on meanwhile.
                 await until(lambda n=n: sum(gpu.asked for gpu in engines) + len(balancer.flow.queue) > n)
                 await asyncio.sleep(max(0.0, began + 0.04 * (n + 1) - loop.time()))
     assert {one.status for one in load.asked} == {200}

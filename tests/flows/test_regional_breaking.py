@@ -494,7 +494,7 @@ def test_a_refusal_applies_to_new_requests_and_ends_by_itself(play) -> None:
         .at(1.0).on(RefusalsChanged({MODEL: Refusal(1.0, 7.0, "a drill", "ann")})).expect()
         .on(AttemptBegan("a", 1, 200)).expect()
         .at(2.0).on(RequestArrived(request("b"))).expect(refused)
-        .at(7.0).on(RequestArrived(request("c"))).expect(sent("c", "r1"))  # the request that set it is gone
+        .at(7.0).on(RequestArrived(request("c"))).expect(sent("c", "r1"))  # whatever set it is gone
         .on(AttemptEnded("a", 1, 200, None)).expect()
         .on(AttemptEnded("c", 1, 200, None)).expect()
         .on(RefusalsChanged({OTHER_MODEL: Refusal(1.0, 90.0, "a drill", "ann")})).expect()

@@ -56,7 +56,7 @@ async def test_a_receipt_is_given_if_allowed_and_asked_for(up: Both) -> None:
     assert (answer["chosen"], answer["policy"], answer["unit"]) == ("virginia", "predictive", "ms")
     assert answer["candidates"][0]["region"] == "virginia"
     assert answer["candidates"][0]["score"] > 0
-    assert answer["margin"] is None  # nobody else serves
+    assert answer["margin"] is None  # no other region serves
     assert set(answer["not_serving"]) == {"frankfurt", "tokyo"}
     assert answer["excluded_by_law"] == {}
     assert answer["law_epoch"] == up.global_.flow.law.epoch

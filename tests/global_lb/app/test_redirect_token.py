@@ -234,7 +234,7 @@ async def test_a_stream_by_anycast_comes_again_by_a_token_for_one_use(engine: En
         base, target = answer.headers["location"][:18], answer.headers["location"][18:]
         assert base == "http://127.0.0.9:1"
         raw = head("POST", target, content_length=str(len(STREAM))) + STREAM
-        # Here both are one address: what comes by a token is not sent away once more.
+        # Here both are one address: a request with a token is not redirected again.
         assert (await send(up.entry, raw)).status == 200
         assert (await send(up.entry, raw)).status == 403
         forged = head("POST", target[:-4] + "AAAA", content_length=str(len(STREAM))) + STREAM

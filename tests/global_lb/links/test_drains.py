@@ -153,7 +153,7 @@ async def test_from_a_real_etcd_set_changed_expired_and_deleted():
             await until_events(1)
             await store.put(key, word(why="sooner"), ttl_s=1.0)
             await until_events(2)
-            await until_events(3)  # by the lease's end, nobody did a thing
+            await until_events(3)  # by the lease's expiry, without any action
             await store.put(key, word(), ttl_s=60.0)
             await until_events(4)
             await store.delete(key)

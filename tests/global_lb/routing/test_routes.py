@@ -132,6 +132,6 @@ def test_a_budget_that_is_spent_keeps_requests_here_until_the_hour_has_passed() 
     assert chosen.budget.spent_usd(0.0) == pytest.approx(1e-3 + 100 * 250 * 1e-9)
     kept = choose(found, chosen)
     assert (kept.chosen.region, kept.notes) == ("london", ("the egress budget of 0.001 USD an hour is spent",))
-    routes.answered(gone, 0, 0.0)  # it was shorter than thought
+    routes.answered(gone, 0, 0.0)  # it was shorter than estimated
     assert chosen.budget.spent_usd(0.0) == pytest.approx(1e-3)
     assert chosen.budget.spent_usd(3600.0) == 0.0

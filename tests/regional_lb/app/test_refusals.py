@@ -34,7 +34,7 @@ def test_what_stands_is_shown_with_its_end_by_our_clock_and_what_is_absurd_is_co
     assert [(one["model"], one["share"], one["left_s"]) for one in book.status()] == [
         ("", 1.0, 5.0), ("meta/llama", 0.5, 6.0),
     ]  # fmt: skip
-    book.changed(put(ELSEWHERE, key=HALF.key))  # under another's key
+    book.changed(put(ELSEWHERE, key=HALF.key))  # under the key of another document
     book.changed(put(ALL, value=b"{}"))
     assert refused == ["refuse_misplaced", "refuse_malformed"]
     assert len(found) == 2

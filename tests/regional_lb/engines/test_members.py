@@ -30,7 +30,7 @@ def standing(members: Members) -> dict[str, bool]:
 def test_a_replica_no_longer_announced_drains_until_idle_or_its_deadline() -> None:
     members = Members(leave_s=10.0)
     assert members.announce([config("a"), config("b"), config("c")], 0.0)
-    assert not members.announce([config("a"), config("b"), config("c")], 1.0)  # the same words are no news
+    assert not members.announce([config("a"), config("b"), config("c")], 1.0)  # the same list changes nothing
     assert members.announce([config("a")], 2.0)
     assert standing(members) == {"a": False, "b": True, "c": True}
     assert set(members.watched) == {"a", "b", "c"}  # probes go on as long as it works
@@ -75,7 +75,7 @@ def test_what_an_engine_lists_is_what_it_serves_where_nothing_is_configured() ->
     assert members.missing("told") == {"other"}
     members.announce([config("asked", host="new", models=()), config("told", models=("base",))], 1.0)
     asked, found = members.replicas()
-    assert asked.models == frozenset()  # another process: what the one before listed says nothing
+    assert asked.models == frozenset()  # another process: the list of the one before says nothing
     assert found.missing == frozenset()
 
 

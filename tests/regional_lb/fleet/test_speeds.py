@@ -56,7 +56,7 @@ def test_one_that_was_never_asked_is_taken_for_its_peers_and_not_for_its_configu
     assert alone(known, "a") == pytest.approx(8.0, rel=0.05)
     assert alone(known, "b") == pytest.approx(alone(known, "a"))
     assert known["b"].prefill_ms_per_token == pytest.approx(0.08, rel=0.05)
-    # Of another kind of GPU it is only known that what is configured for this model is three times too slow.
+    # Of another kind of GPU it is only known that the configured value for this model is three times too slow.
     assert alone(known, "c") == pytest.approx(8.0, rel=0.4)
     assert known["c"].uncertainty == UNCERTAINTY > known["a"].uncertainty
 
@@ -87,7 +87,7 @@ def test_one_that_was_slow_once_is_as_its_peers_again_half_a_minute_later() -> N
 def test_four_slow_answers_at_the_start_are_not_believed_for_ever() -> None:
     known = speeds(*(replica(name, tpot_ms=10.0) for name in "abcd"))
     serve(known, 0.0, 1, a=10.0, b=10.0, c=10.0, d=400.0)
-    assert alone(known, "d") < 60.0  # an engine that has just begun
+    assert alone(known, "d") < 60.0  # an engine that has just started
     serve(known, 1.0, 20, a=10.0, b=10.0, c=10.0)
     assert alone(known, "d") == pytest.approx(10.0, rel=0.25)
 
@@ -164,7 +164,7 @@ def test_events_of_a_removed_replica_are_ignored() -> None:
     known.ended("gone", 100.0, 100.0, 10, 1.0, 0.0)
     assert known.due == pytest.approx(REFRESH_S, abs=0.01)
     known.ended("a", 100.0, 100.0, 10, 1.0, 0.0)
-    assert known.due == -inf  # the first of its kind is worth not waiting
+    assert known.due == -inf  # the first of its kind is used without waiting
     known.refresh(0.1)
     known.ended("a", 100.0, 100.0, 10, 1.0, 0.1)
     assert known.due > 0.5

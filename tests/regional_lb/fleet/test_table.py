@@ -65,7 +65,7 @@ def test_where_several_wait_a_fast_engine_is_given_two_steps_worth() -> None:
         fast = rows(replica("r1", prefill_ms_per_token=0.01), reserved=[Reservation("r1", backlog, backlog)])
         assert fast.room(0.0, 0.0, 0.0).tolist() == [False]
         assert fast.room(0.0, 0.0, 0.0, ahead=True).tolist() == [room]
-        assert rows(replica("r1")).room(1e9, 0.0, 0.0, ahead=True).all()  # idle: it takes anything
+        assert rows(replica("r1")).room(1e9, 0.0, 0.0, ahead=True).all()  # idle: it accepts anything
 
 
 def test_an_engine_that_queues_has_no_room_while_its_sample_is_fresh() -> None:

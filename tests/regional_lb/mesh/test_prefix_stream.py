@@ -196,7 +196,7 @@ async def test_a_snapshot_then_what_changes() -> None:
 
 async def test_a_stream_with_nothing_to_send_looks_while_there_is_something_to_sweep_only() -> None:
     flow = regional(replica("a", kv_tokens=CACHE), replica("b", kv_tokens=CACHE))
-    for name in ("a", "b"):  # the other holds them all: nobody is told that one of them does no more
+    for name in ("a", "b"):  # the other holds them all: it is not announced that one of them no longer does
         for path in range(100):
             flow.fleet.trie.insert(name, range(1 + 100 * path, 101 + 100 * path))
     steps = told_by(flow).prefixes.subscribe(asked())
@@ -222,7 +222,7 @@ async def test_news_leave_at_once() -> None:
         reader, there = Reader(stub, asked()), set[int]()
         await reader.until(lambda r: r.snapshots)
         for name in ("x", "y", "z"):
-            await asyncio.sleep(4 * prefix_stream.BATCH_S)  # nothing was told for a while
+            await asyncio.sleep(4 * prefix_stream.BATCH_S)  # nothing was announced for a while
             there |= serve(flow, name)
             async with asyncio.timeout(60.0):
                 while reader.nodes != there:

@@ -32,7 +32,7 @@ def test_an_answer_far_shorter_than_its_tokens_is_not_what_stands_behind_the_pro
         ended = AttemptEnded("a", 1, 200, Usage(256, 100), chain=chain, answer_bytes=answer_bytes)
         assert learning.holds_answer(state, ended) is holds
     ended = AttemptEnded("a", 1, 200, Usage(256, 100), chain=asked.chain, answer_bytes=4096)
-    assert not learning.holds_answer(state, ended)  # nothing was heard behind the prompt
+    assert not learning.holds_answer(state, ended)  # no event came after the prompt
 
 
 def test_answers_far_longer_than_was_guessed_make_nobody_expect_more_than_they_had() -> None:

@@ -120,7 +120,7 @@ async def test_what_is_forgotten_there_is_listed_anew(as_event: bool) -> None:
         await cluster.put(PODS, "p0", A)
         async with following(cluster) as found:
             await until(lambda: cluster.streams)
-            cluster.objects[PODS].clear()  # nobody is told of it
+            cluster.objects[PODS].clear()  # nothing is notified
             await cluster.put(PODS, "p1", {"app": "b"})
             await cluster.put(PODS, "p2", {"app": "b"})
             await cluster.forget()
@@ -159,7 +159,7 @@ async def test_an_api_that_is_slow_or_away_is_lost_and_asked_again() -> None:
             await until(lambda: found.count(Lost))
             cluster.slow.set()
             await found.know("p0")
-    async with following(cluster) as found:  # nobody listens there any more
+    async with following(cluster) as found:  # nothing listens there any more
         await until(lambda: found.count(Lost))
 
 
@@ -167,7 +167,7 @@ async def test_a_watch_that_falls_silent_is_asked_anew() -> None:
     cluster = Cluster()
     pace = Pace(watch_s=0.0, margin_s=0.1, first_s=0.01, limit_s=0.02)
     async with cluster.running(), following(cluster, pace) as found:
-        await until(lambda: len(cluster.watches) >= 3)  # the double itself would go on for a second each
+        await until(lambda: len(cluster.watches) >= 3)  # the fake itself would go on for a second each
         assert (found.count(Listed), found.count(Lost)) == (1, 0)
 
 
