@@ -75,7 +75,7 @@ def test_what_was_decided_is_there_and_proven(tmp_path: Path) -> None:
     assert b"acme" not in b"".join(files.entries(checkpoint.size))
 
 
-def test_what_decisions_have_alike_is_spelled_once_and_each_entry_is_json(
+def test_the_common_fields_of_decisions_are_encoded_once_and_each_entry_is_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spelled, salts = list[Any](), list[str]()
@@ -107,7 +107,7 @@ def _noted(work: Any, calls: list[Any]) -> Any:
     return noted
 
 
-def test_what_decisions_have_alike_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_common_fields_of_decisions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "ALIKE_MAX", 4)
     log = log_at(tmp_path)
     log.open()

@@ -229,7 +229,7 @@ def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
     assert lender.levels(0.0)[B]["used"] == 60, "its predecessor may have lent that to others"
 
 
-def test_who_says_that_more_was_given_back_than_it_spent_frees_nothing_of_what_others_did() -> None:
+def test_a_holder_that_refunds_more_than_it_spent_frees_no_quota_of_others() -> None:
     """A balancer that was taken over: without it 1,600 of these 100 were spent."""
     lender = written(root(Quota(100.0, 0.1)))
     liar, lies, honest, spent = lender.exchange("global tokyo/l", ask(Want(B)), 0.0).lease, 0, 0, 0
@@ -474,7 +474,7 @@ def test_what_refills_a_limit_that_is_not_whole_is_its_own() -> None:
     assert one.spend("b", 8.0) == 100
 
 
-def test_what_idled_is_kept_for_some_seconds_and_one_that_leaves_the_pool_borrows_no_more() -> None:
+def test_idle_quota_is_kept_for_some_seconds_and_a_tenant_that_leaves_the_pool_borrows_none() -> None:
     one = Pooled()
     assert one.spend("a", 0.0) == 100
     assert one.spend("a", 1000.0) == 100 + POOL_S * 21

@@ -114,7 +114,7 @@ def test_an_instance_without_replicas_is_used_and_offers_those_of_all(regions: R
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_what_any_of_its_instances_was_sent_takes_slots_of_the_region(regions: Regions, draining: bool) -> None:
+def test_requests_sent_to_any_instance_take_slots_of_the_region(regions: Regions, draining: bool) -> None:
     """They share their replicas, and each counts all slots as free until the next report."""
     a = instance("london", "a", wait_ms=5.0, slots_free=4, slots_total=8, usable_share=1.0)
     b = instance("london", "b", wait_ms=9.0, slots_free=4, slots_total=8, usable_share=1.0)

@@ -173,7 +173,7 @@ async def test_what_broke_for_its_model_is_answered_by_another_instead_of_refuse
             await up.at_rest()
 
 
-async def test_what_may_have_ended_engines_of_two_models_is_not_handed_to_a_third(
+async def test_a_request_that_may_have_killed_engines_of_two_models_is_not_sent_to_a_third(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor when it is asked again: whichever model its name is then, it is the same request."""

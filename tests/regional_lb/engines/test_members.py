@@ -153,9 +153,7 @@ def test_what_a_name_takes_in_a_report_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(("models", "known"), [(BASES_LIMIT, True), (BASES_LIMIT + 1, False)])
-def test_an_adapter_that_may_be_based_on_more_models_than_are_told_is_of_none_that_is_known(
-    models: int, known: bool
-) -> None:
+def test_an_adapter_with_more_possible_bases_than_the_list_holds_has_an_unknown_base(models: int, known: bool) -> None:
     """A rule of one that was left out would not bind it."""
     beside = tuple(f"m{n:02}" for n in range(models))
     members = Members(10.0)

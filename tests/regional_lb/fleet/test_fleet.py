@@ -360,7 +360,7 @@ def depth_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next(depth for depth, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
 
 
-def test_less_found_than_believed_takes_what_is_beside_the_prompt_with_it() -> None:
+def test_a_shorter_hit_than_expected_also_drops_siblings_of_the_prompt() -> None:
     fleet = listened(kv_tokens=100_000)
     shared = b"shared " * 600
     one, other = (chain.chain(shared + name * 2000, 1) for name in (b"a", b"b"))

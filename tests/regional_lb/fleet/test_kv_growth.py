@@ -57,7 +57,7 @@ def test_few_never_take_more_than_all_of_them_whole(n: int) -> None:
     assert peak(rows, lengths) <= n * (2_000.0 + 1.2 * 100.0)
 
 
-def test_who_has_been_coming_for_longer_than_answers_get_is_no_longer_than_they() -> None:
+def test_an_answer_that_runs_for_longer_than_usual_is_expected_no_longer_than_usual() -> None:
     # Loads rise, nothing has ended yet, and a token takes twice as long as estimated: by their ages all of them would
     # have written twice the expected length, and be the few that never end.
     lengths = AnswerLengths()

@@ -181,7 +181,7 @@ async def test_a_call_is_answered_message_by_message_and_ends_once() -> None:
     assert not wire.is_over
 
 
-async def test_what_is_no_grpc_call_is_refused_and_the_connection_goes_on() -> None:
+async def test_a_request_that_is_no_grpc_call_is_refused_and_the_connection_continues() -> None:
     wire = Wire(calls_max=1)
     wire.greet()
     plain = http2.frame(http2.HEADERS, 5, 1, Encoder().encode([(b":method", b"GET"), (b":path", b"/")]))

@@ -474,7 +474,7 @@ def test_a_replica_that_refused_a_prompt_does_not_count_as_holding_it(how: str) 
         assert left == held
 
 
-def test_what_others_went_on_from_meanwhile_stays_where_the_first_of_them_was_refused() -> None:
+def test_a_prefix_that_other_prompts_share_stays_cached_if_the_first_of_them_is_refused() -> None:
     """Their beginning is there: they have it computed."""
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = request("a", 8192), request("b", 8192)
@@ -497,7 +497,7 @@ def test_a_replica_that_was_not_asked_after_all_is_not_thought_to_hold_the_promp
 
 
 @pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
-def test_an_answer_reported_once_and_whole_leaves_what_one_reported_in_two_leaves(
+def test_an_answer_reported_in_one_event_leaves_the_same_state_as_one_reported_in_two(
     status: int, usage: Usage | None
 ) -> None:
     left = []

@@ -88,7 +88,7 @@ def test_a_queue_does_not_stand_while_others_below_suffer_first() -> None:
     assert stands_s(queue, 1, 4.0 + OF_LATE_S) == 1.0 + OF_LATE_S
 
 
-def test_a_tenants_own_go_by_how_long_they_waited_for_what_they_are() -> None:
+def test_a_tenants_requests_are_ordered_by_waiting_time_in_relation_to_size() -> None:
     queue = room()
     push(queue, "large", tokens=4000.0, now=0.0)
     push(queue, "small", tokens=200.0, now=1.0)
@@ -369,7 +369,7 @@ def test_those_ahead_are_those_whose_turn_is_before_ones_own(
     assert place <= ahead <= place + 3  # of turns that are due at once, each other tenant may have one
 
 
-def test_one_that_fills_the_room_is_not_ahead_of_who_has_nothing_there() -> None:
+def test_a_tenant_that_fills_the_queue_is_not_ahead_of_one_with_no_request_there() -> None:
     queue = room()
     for n in range(500):
         push(queue, f"{n}", "many")
@@ -407,7 +407,7 @@ def test_a_request_that_stepped_back_is_last_starves_none_and_is_evicted_first()
     assert [w.id for w in queue.first("m-2", 9, NOW)] == ["q1", "q0"]
 
 
-def test_of_those_who_stepped_back_the_latest_go_first_and_of_one_octave_as_before() -> None:
+def test_requests_that_stepped_back_go_latest_first_and_within_an_octave_in_the_usual_order() -> None:
     queue = room()
     for name, since, tokens in (("old", 0.0, 100.0), ("small", 6.0, 100.0), ("large", 5.0, 400.0), ("new", 8.5, 400.0)):
         push(queue, name, now=since, tokens=tokens)

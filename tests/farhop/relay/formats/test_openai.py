@@ -167,7 +167,7 @@ SPOILED = st.tuples(
 
 
 @pytest.mark.hypothesis
-def test_of_a_large_chat_the_same_is_read_whether_its_long_texts_are_told_apart_or_not(
+def test_a_large_chat_is_read_the_same_with_its_long_texts_split_off_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever else stands in it, wherever, and whatever a byte of it is changed to."""

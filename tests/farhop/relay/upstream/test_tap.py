@@ -29,7 +29,7 @@ EVENTS = [
 ]
 
 
-def test_of_a_stream_under_way_nothing_is_held_but_what_may_be_its_error() -> None:
+def test_a_running_stream_holds_only_an_event_that_may_be_its_error() -> None:
     made = StreamTap(False)
     made.feed(b'data: {"choices":[],"prompt_token_ids":[' + b"7," * 20_000 + b"7]}\n\n")
     assert made.held_bytes == 0

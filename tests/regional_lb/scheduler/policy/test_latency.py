@@ -50,7 +50,7 @@ def test_what_a_stall_held_up_is_no_peak_of_a_minute() -> None:
     assert scores(policy, table, 36.0)[0] < 50.0
 
 
-def test_what_is_under_way_counts_and_the_unheard_of_is_no_bargain() -> None:
+def test_running_requests_count_and_an_unmeasured_replica_gets_no_advantage() -> None:
     table = fleet(replica("busy"), replica("new"), reserved=[Reservation("busy", 0, 10)]).whole
     policy = adopted("busy", "new")
     policy.answered("busy", 30.0, 1.0)
