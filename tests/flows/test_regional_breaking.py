@@ -171,7 +171,7 @@ def test_what_died_before_it_began_is_sent_again_and_what_began_is_answered(play
     assert len(flow.fleet.ledger) == 0
 
 
-def test_a_broken_answer_before_the_start_is_not_asked_for_again(play) -> None:
+def test_an_answer_that_breaks_before_its_start_is_not_retried(play) -> None:
     flow = regional(replica("r1"), replica("r2"))
     arrive(flow, "a")
     play(flow).on(failed("a", 1, outcome.BAD_FRAMING)).expect(answered("a", outcome.BAD_FRAMING))

@@ -618,7 +618,7 @@ def test_a_request_that_stepped_back_in_another_region_counts_as_late_if_any_her
         assert first == ("short" if anybody else "back")
 
 
-def test_when_a_request_steps_back_goes_by_what_its_client_says_it_wants(play) -> None:
+def test_when_a_request_steps_back_depends_on_its_clients_objective(play) -> None:
     """Within 4 s where it says nothing: late is who has waited for half of that, or cannot be in time any more."""
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))

@@ -134,7 +134,7 @@ def test_a_prefiller_dies_before_the_answer_and_both_are_asked_again(play: Play)
     assert _load(flow, "p2") == (1, 1000, 1000)
 
 
-def test_the_only_prefiller_is_asked_again_rather_than_nobody_and_not_for_ever(play: Play) -> None:
+def test_the_only_prefill_replica_is_retried_but_not_for_ever(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"))
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     attempts = 1

@@ -59,7 +59,7 @@ def test_the_greedy_come_to_have_equal_shares_and_the_modest_get_all_they_want()
     assert min(shares) > 3 * modest
 
 
-def test_a_place_moves_to_whom_it_turns_out_to_be() -> None:
+def test_a_slot_moves_to_its_tenant_once_that_is_known() -> None:
     limit = SlotLimit(10)
     assert limit.take(1, "")
     assert limit.move(1, "", "a")

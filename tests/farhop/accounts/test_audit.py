@@ -166,7 +166,7 @@ def test_every_changed_byte_is_found(tmp_path: Path) -> None:
     assert files.verify()[1] == ["tile/0/009: is not of the 302 entries that are signed"]
 
 
-def test_a_log_that_was_cut_back_or_made_anew_is_not_the_one_that_was_seen(tmp_path: Path) -> None:
+def test_a_log_that_was_truncated_or_recreated_is_not_the_one_that_was_seen(tmp_path: Path) -> None:
     old, new, fake = tmp_path / "old", tmp_path / "new", tmp_path / "fake"
     written(old, 20)
     seen = (old / "checkpoint").read_bytes()

@@ -272,7 +272,7 @@ def slots(n: float = 10.0, safe: Quota | None = None) -> Holder:
     return made
 
 
-def test_a_slot_is_free_again_where_it_was_taken_and_goes_back_when_nobody_wants_it() -> None:
+def test_a_slot_is_free_again_where_it_was_taken_and_is_returned_when_it_is_not_needed() -> None:
     lender, one = root(Quota(10.0, 0.0)), slots()
     mine = one.holdings[B]
     mine.waiting = 4
@@ -400,7 +400,7 @@ def test_buckets_of_users_are_made_when_asked_for_and_the_least_recently_used_is
     assert lender.levels(0.0) == {}
 
 
-def test_idle_quotas_are_not_listed_and_a_holder_that_forgot_one_begins_anew() -> None:
+def test_idle_quotas_are_not_listed_and_a_holder_that_forgot_one_starts_again() -> None:
     lender, one = root(Quota(100.0, 1e-9)), holder(Quota(100.0, 1e-9))
     mine = one.holdings[B]
     mine.waiting = 4

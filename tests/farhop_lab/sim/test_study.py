@@ -48,7 +48,7 @@ def test_what_is_good() -> None:
     assert is_good(record(answer_tokens=1), Objective(tpot_ms=0.0))  # no time between tokens to miss
 
 
-def test_failures_are_asked_for_and_count_as_the_patience_they_cost() -> None:
+def test_failures_count_as_requests_that_took_their_clients_patience() -> None:
     refused = record(outcome="queue_full", region="", ttft_ms=None, ended_at=1.01, answer_tokens=0, prompt_tokens=0)
     late = record(outcome="client_left", region="", ttft_ms=None, ended_at=10.0, answer_tokens=0, prompt_tokens=0)
     broken = record(outcome="died_mid_stream", ended_at=1.5, prompt_tokens=0)

@@ -160,7 +160,7 @@ def test_each_attempt_is_bound_to_what_it_sends() -> None:
     assert is_of(read(sends, passage)[1], b'{"goes":"on"}')
 
 
-def test_a_version_asked_for_goes_on_to_the_region() -> None:
+def test_a_requested_version_is_passed_on_to_the_region() -> None:
     passage = Passage()
     assert b"x-farhop-version" not in tier().upstream_headers(passage)  # type: ignore[arg-type]
     passage.request = replace(passage.request, version="v2")

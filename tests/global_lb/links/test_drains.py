@@ -87,7 +87,7 @@ def test_one_that_began_in_an_outage_does():
     assert stage.apply(LOST, snapshot(tokyo=word())) == [drained(over_s=10.0)]
 
 
-def test_the_same_drain_listed_anew_changes_nothing_and_its_end_stands(stage):
+def test_the_same_drain_listed_again_changes_nothing_and_its_end_stays(stage):
     stage.apply(put("tokyo", word()))
     stage.now = 1030.0
     assert stage.apply(LOST, snapshot(tokyo=word())) == []

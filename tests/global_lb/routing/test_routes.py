@@ -58,7 +58,7 @@ def test_what_does_not_change_goes_on_counting() -> None:
         ({"canary": {"x": 0.1}, "canary_by": "tenant"}, False),
     ],
 )  # fmt: skip
-def test_sessions_are_read_only_where_something_goes_by_them(route: dict[str, Any], wanted: bool) -> None:
+def test_sessions_are_read_only_if_something_uses_them(route: dict[str, Any], wanted: bool) -> None:
     assert Routes({("", ""): RouteConfig(**route)}).want_session() is wanted
 
 

@@ -649,7 +649,7 @@ async def test_an_engine_that_starts_with_us_is_known_once_it_listens(monkeypatc
             await until(lambda: text.view.replicas["one"].token_ids)
 
 
-async def test_models_that_are_not_configured_are_asked_for_with_the_engines_key(
+async def test_models_that_are_not_configured_are_requested_with_the_engines_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models: list[Any] = [503]

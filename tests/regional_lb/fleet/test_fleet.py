@@ -343,7 +343,7 @@ def test_a_mirror_is_no_larger_than_what_the_engine_holds() -> None:
     assert 64_000 <= fleet.trie.bytes_held("r1") <= 64_000 + 64 * 1024
 
 
-def test_another_process_is_listened_to_anew() -> None:
+def test_the_kv_events_of_another_process_start_again() -> None:
     fleet = listened()
     fleet.handle(telling(Cleared(), Linked(up=True), blocks_of(160)), 0.0)
     fleet.adopt(view_of([replace(replica("r1"), kv_ranks=1)]))

@@ -184,7 +184,7 @@ def test_who_frees_a_slot_takes_it_again_only_so_often_while_another_waits(here:
     assert room(here, "g1")  # it does not wait any more
 
 
-def test_who_waits_for_another_model_waits_for_nothing_of_ours(here: Fleet) -> None:
+def test_a_peers_request_for_another_model_does_not_keep_ours_waiting(here: Fleet) -> None:
     here.handle(peer_report("b", {"g1": load("g1")}, queued=5, model=OTHER_MODEL), 0.0)
     take(here, "g1")
     for _ in range(3 * TURNS):

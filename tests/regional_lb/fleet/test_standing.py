@@ -53,7 +53,7 @@ def test_what_began_as_a_failure_is_counted_once() -> None:
     assert made.outliers.failing("r0") == pytest.approx(0.19)
 
 
-def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
+def test_the_share_is_per_model_and_a_replica_on_trial_counts() -> None:
     made = Standing(HealthConfig(eject_share_max=0.5, eject_s=30.0))
     models = {"a": {MODEL}, "b": {MODEL}, "c": {OTHER_MODEL}, "d": {OTHER_MODEL}, "e": {OTHER_MODEL}}
     made.adopt(view_of([replica(name, models=frozenset(of)) for name, of in models.items()]))
@@ -188,7 +188,7 @@ def test_a_crowd_that_fails_fast_counts_for_as_long_as_it_would_have_been_there(
     assert reduced(alone, 1.0) == {}  # there is no other replica to move to
 
 
-def test_who_always_fails_and_may_not_be_ejected_still_has_one() -> None:
+def test_a_replica_that_always_fails_and_may_not_be_ejected_keeps_one_slot() -> None:
     made = standing(4, eject_share_max=0.0)
     for _ in range(2000):
         made.answered("r0", False, 1.0)
@@ -196,7 +196,7 @@ def test_who_always_fails_and_may_not_be_ejected_still_has_one() -> None:
     assert reduced(made, 1.0) == {"r0": ReducedCapacity(1)}
 
 
-def test_an_outlier_is_ejected_and_begins_anew() -> None:
+def test_an_outlier_is_ejected_and_starts_again() -> None:
     made = standing(3)
     for n in range(30):
         for name in ("r0", "r1", "r2"):

@@ -192,7 +192,7 @@ async def test_a_silent_stream_is_given_up_and_goes_on_from_where_it_was(monkeyp
         await until(lambda: here.one()["connected"])
 
 
-async def test_a_gap_or_what_is_absurd_begins_the_stream_anew() -> None:
+async def test_a_gap_or_an_absurd_message_restarts_the_stream() -> None:
     async with stage(other := Other()) as here:
         for fields, why in (
             ({"seq": 99}, "peer_gap"),

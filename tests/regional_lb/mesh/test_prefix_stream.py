@@ -283,7 +283,7 @@ async def test_an_unknown_region_gets_nothing() -> None:
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_slow_reader_begins_anew_and_ends_with_the_truth() -> None:
+async def test_a_slow_reader_starts_again_and_ends_with_the_true_state() -> None:
     """Tiny buffers, a reader that does not read, and a journal that is soon overrun."""
     flow = flow_of()
     flow.fleet.journal.entries_max = 8

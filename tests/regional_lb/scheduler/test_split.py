@@ -163,7 +163,7 @@ def test_an_override_goes_before_the_configuration_and_the_rest_stays() -> None:
     assert splits.of("other") is None
 
 
-def test_only_what_is_in_force_is_asked_for() -> None:
+def test_only_splits_in_force_need_headers_pins_and_sessions() -> None:
     splits = Splits()
     assert splits.of(MODEL) is None
     assert (splits.header_matches(MODEL), splits.may_pin(MODEL), splits.wants_session) == ((), False, False)

@@ -248,7 +248,7 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
 
 
 @pytest.mark.parametrize("kind", [ExactProgress, HopProgress])
-def test_a_chat_that_has_said_nothing_is_asked_anew(kind: type[ExactProgress]) -> None:
+def test_a_chat_without_any_output_is_sent_again(kind: type[ExactProgress]) -> None:
     """Its first tokens may be what the model thinks, or open that: to tell apart is for who reads chats, and a
     completion would say all of it as the answer."""
 

@@ -16,7 +16,7 @@ from farhop.relay.formats.transcript import Continuation
 from farhop.relay.upstream.pool import UpstreamLimits
 
 
-async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) -> None:
+async def test_the_upstream_gets_the_request_without_its_hop_by_hop_headers(stage: Any) -> None:
     s = await stage()
     headers = (
         b"Authorization: Bearer sk-client\r\nX-Request-Id: 7\r\nx-farhop-hop: forged\r\nX-Forwarded-For: me\r\n"
@@ -36,7 +36,7 @@ async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) ->
     ]
 
 
-async def test_the_client_gets_the_answer_and_none_of_its_hops(stage: Any) -> None:
+async def test_the_client_gets_the_answer_without_its_hop_by_hop_headers(stage: Any) -> None:
     s = await stage()
     headers = (
         b"Content-Type: application/json\r\nServer: engine\r\nKeep-Alive: timeout=5\r\nConnection: X-Private\r\n"

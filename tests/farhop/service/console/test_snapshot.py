@@ -101,7 +101,7 @@ def test_a_balancer_that_refuses_is_late_at_once() -> None:
     assert snapshots.freshness(LastSnapshot(snapshot, NOW - 10), NOW) == "fresh"
 
 
-def test_a_decision_is_shown_once_by_who_knows_where_it_came_in() -> None:
+def test_a_decision_is_shown_once_by_the_balancer_that_knows_its_entry() -> None:
     one = {"at": 5, "tenant": "t", "to": "tokyo"}
     fields = {
         "regional tokyo": LastSnapshot(

@@ -183,7 +183,7 @@ def found(kind: EndpointSlices | Pods, *things: dict[str, Any]) -> tuple[dict[st
         (None, ports(("http", 1), ("metrics", 2)), None), ("grpc", HTTP, None), (None, None, None),
     ],
 )  # fmt: skip
-def test_a_port_goes_by_name_or_number(port: str | int | None, there: Any, number: int | None) -> None:
+def test_a_port_is_given_by_name_or_number(port: str | int | None, there: Any, number: int | None) -> None:
     thing = {"metadata": {"name": "s", "namespace": "gpus"}, "endpoints": [endpoint("a", "10.0.0.1")], "ports": there}
     replicas, problems = found(EndpointSlices(port), thing)
     assert replicas == ({} if number is None else {"gpus/a": number})

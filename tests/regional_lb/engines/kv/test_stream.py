@@ -101,7 +101,7 @@ def test_an_engine_that_never_said_anything_holds_nothing() -> None:
     assert replay(Follower(), []) == [Cleared()]
 
 
-def test_what_a_replay_drops_on_the_way_is_asked_for_again() -> None:
+def test_events_that_a_replay_drops_are_requested_again() -> None:
     follower = Follower()
     follower.ask()
     assert follower.replayed(0, batch(0)) == ([Cleared(), batch(0)], False)
