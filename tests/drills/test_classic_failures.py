@@ -24,7 +24,7 @@ from regional_lb.scheduler import overdue
 QUIET = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
 # Nor does a client that waits for it.
 PATIENT = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 30.0}}
-# Engines and balancer share one loop here: a timeout shorter than the loop may stand still takes all of them for dead.
+# Engines and balancer share one loop here: a timeout shorter than a pause of the loop takes all of them for dead.
 STEADY = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 5.0}}
 
 

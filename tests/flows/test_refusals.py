@@ -38,7 +38,7 @@ IN_TIME_S = (
 )
 EXCESS_S = QueueConfig().late_s / 2  # under a lasting overload: half of the time that all requests then wait
 KEPT_SHARE = ForeignConfig().last_resort_reserve_share
-PROMPT_MS = 3_000.0  # three times what one takes to serve here
+PROMPT_MS = 3_000.0  # three times the service time here
 RTT_S, UNTIL_S, FIRST_S = 0.05, 12.0, 0.02
 SHORT = 200  # bytes of a prompt, less than a block: caches play no part in a station
 

@@ -264,7 +264,7 @@ def test_without_a_healthy_replica_the_answer_is_prompt_and_the_queue_is_flushed
             answered("b", outcome.NO_REPLICA, wait_ms=None), answered("c", outcome.NO_REPLICA, retry_after_s=1.0))
         .on(RequestArrived(request("d"))).expect(answered("d", outcome.NO_REPLICA))
         .at(3.0).on(ReplicaProbed("r1", True)).expect()
-        .on(RequestArrived(request("e"))).expect(held("e"))  # what was sent before is still there
+        .on(RequestArrived(request("e"))).expect(held("e"))  # earlier requests are still there
         .at(4.0).on(AttemptEnded("a", 1, 200, None)).expect(sent("e", "r1"))
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ async def test_an_answer_that_nests_ends_like_others(stage: Any, status: str, bo
         answer = await c.read()
         assert answer.status == int(status[:3])
         if status.startswith("500"):
-            assert b"engine_error" in answer.body  # what nobody can read is not passed on
+            assert b"engine_error" in answer.body  # an unreadable answer is not passed on
         else:
             assert answer.body == body
     assert s.tier.faults == []

@@ -130,7 +130,7 @@ async def test_explain_is_off_the_loop_and_bounded() -> None:
         body = b'{"body":{},"tenant":"t"}'
         wire = b"POST /explain HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         asked = [asyncio.create_task(_post(port, wire)) for _ in range(6)]
-        await asyncio.wait(asked, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)  # the loop goes on meanwhile
+        await asyncio.wait(asked, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)  # the loop continues
         tier_admin.release = True
         statuses = sorted(answer[9:12] for answer in await asyncio.gather(*asked))
         assert statuses == [b"200"] * 4 + [b"503"] * 2

@@ -60,7 +60,7 @@ ODDITIES = (
 class GlobalMachine(RuleBasedStateMachine):
     """Three regions of two instances, tenants of three laws, and everything that can happen to them."""
 
-    resumes: ClassVar[list[int]] = [0]  # of all examples: a property that reaches none proves nothing of them
+    resumes: ClassVar[list[int]] = [0]  # of all examples: without any the property proves nothing of them
 
     @initialize(patience_s=st.sampled_from((0.0, 5.0)))
     def begin(self, patience_s: float) -> None:

@@ -67,7 +67,7 @@ def test_what_an_engine_lists_is_what_it_serves_where_nothing_is_configured() ->
     assert members.listed("asked", listing)
     assert not members.listed("asked", listing)
     assert members.listed("told", listing)
-    assert not members.listed("told", Listing(("base",), frozenset({"base"})))  # nothing new for what it should serve
+    assert not members.listed("told", Listing(("base",), frozenset({"base"})))  # nothing new for its models
     assert not members.listed("stranger", listing)
     asked, found = members.replicas()
     assert (asked.models, asked.missing) == (frozenset({"lora"}), frozenset())

@@ -422,4 +422,4 @@ async def test_a_balancer_under_a_newer_law_gets_nothing_from_one_under_an_older
         allowed = serve(flow, "y")
         await first
         await reader.until(lambda r: r.nodes == allowed)
-        assert reader.heard == allowed  # what came under the law before is told to nobody until it comes again
+        assert reader.heard == allowed  # older prefixes are announced to no reader until they come again

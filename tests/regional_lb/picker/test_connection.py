@@ -166,7 +166,7 @@ async def test_a_call_is_answered_message_by_message_and_ends_once() -> None:
     found = wire.sent()
     assert wire.heads(found) == [{b":status": b"200", b"content-type": b"application/grpc"}]
     assert body_of(found, 1) == message(b"one") + message(b"two")
-    assert len([one for one in found if one[0] == http2.DATA]) == 1  # what came together is answered together
+    assert len([one for one in found if one[0] == http2.DATA]) == 1  # messages that came together are answered together
     wire.send(data(1, message(b""), last=True))
     found = wire.sent()
     assert body_of(found, 1) == message(b"")

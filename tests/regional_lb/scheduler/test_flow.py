@@ -76,7 +76,7 @@ MODELS_OF = {
 class RegionalMachine(RuleBasedStateMachine):
     """Three replicas and two that prefill for them, two models, two tenants, and everything that can happen to them."""
 
-    resumes: ClassVar[list[int]] = [0]  # of all examples: a property that reaches none proves nothing of them
+    resumes: ClassVar[list[int]] = [0]  # of all examples: without any the property proves nothing of them
     moves: ClassVar[list[int]] = [0]
 
     @initialize()

@@ -84,6 +84,6 @@ def test_the_last_replica_without_a_long_prefill_is_paid_for_by_all_who_come() -
     assert first == 0.0
     assert second > 1_000.0
     assert blocked(100_000, 0, uncached=120_000.0)[1] == pytest.approx(4.0 * second, rel=0.01)  # twice as many and long
-    assert min(blocked(100_000, 100_000)) > 1_000.0  # nobody is left: whichever it is, it blocks them for longer
+    assert min(blocked(100_000, 100_000)) > 1_000.0  # none is left: whichever it is, it blocks them for longer
     assert blocked(100_000, 0, uncached=2_000.0) is None  # over before many come
     assert blocked(100_000) is None  # there was never another replica
