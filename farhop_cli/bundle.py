@@ -27,7 +27,7 @@ from farhop.config import ConfigError, parsed
 from farhop_cli import admin, fleet, show, summary
 from farhop_cli.access import AdminError
 from farhop_cli.exits import PARTIAL, fail, first_of, warn
-from farhop_cli.fleet import Seen
+from farhop_cli.fleet import StatusReply
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -82,11 +82,11 @@ def run(out: str, added: list[str], decisions: int, fleet_options: FleetOptions)
 # -- collecting
 
 
-async def _collected(here: Fleet, decisions: int) -> tuple[list[Seen], dict[str, bytes]]:
+async def _collected(here: Fleet, decisions: int) -> tuple[list[StatusReply], dict[str, bytes]]:
     files: dict[str, bytes] = {}
     async with admin.session(here.access) as http:
 
-        async def one(balancer: Balancer) -> Seen:
+        async def one(balancer: Balancer) -> StatusReply:
             seen = await fleet.look(http, balancer)
             of = seen.balancer
             if seen.status is None:
@@ -125,7 +125,7 @@ async def _or_why(http: admin.Session, of: Balancer, path: str) -> dict[str, Any
     return document if document is not None else {"error": f"an older build: it has no {path}"}
 
 
-def _about(here: Fleet, seen: list[Seen]) -> dict[str, Any]:
+def _about(here: Fleet, seen: list[StatusReply]) -> dict[str, Any]:
     balancers = [
         {
             "tier": one.balancer.tier,
@@ -165,7 +165,7 @@ class _Named(msgspec.Struct, frozen=True):
     status: dict[str, Any] | None
 
 
-def _summary(here: Fleet, seen: list[Seen]) -> summary.Summary:
+def _summary(here: Fleet, seen: list[StatusReply]) -> summary.Summary:
     reached = [(one.balancer.tier, _Named(one.balancer.region, str(one.balancer), one.status)) for one in seen]
     upper, lower = ([one for tier, one in reached if (tier == "regional") is below] for below in (False, True))
     unreached = [*here.trouble, *(one.error for one in seen if one.status is None)]

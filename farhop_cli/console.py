@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from farhop.service.console.acts import Drills
     from farhop.service.operators import Operator
     from farhop.store.contract import Store
-    from farhop_cli.drill_fleet import Asked
+    from farhop_cli.drill_fleet import DrillOptions
     from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.options import FleetOptions
 
@@ -176,7 +176,7 @@ class _NoTier:
     scaling = law = topology = status
 
 
-def run(port: int, asked: Asked, fleet_options: FleetOptions, *, read_only: bool) -> int:
+def run(port: int, asked: DrillOptions, fleet_options: FleetOptions, *, read_only: bool) -> int:
     """Serve it until Ctrl-C; the exit code. `asked` has the author, and what drills need."""
     here = fleet_options.fleet()
     if not here.balancers:
@@ -190,7 +190,7 @@ def run(port: int, asked: Asked, fleet_options: FleetOptions, *, read_only: bool
     return asyncio.run(_serve(here, port, asked, drilled, read_only=read_only))
 
 
-async def _serve(here: Fleet, port: int, asked: Asked, drilled: DrillFleet | None, *, read_only: bool) -> int:
+async def _serve(here: Fleet, port: int, asked: DrillOptions, drilled: DrillFleet | None, *, read_only: bool) -> int:
     token, stop = secrets.token_urlsafe(24), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

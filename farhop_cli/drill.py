@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from farhop.store.contract import Store
-    from farhop_cli.drill_fleet import Asked, Found
+    from farhop_cli.drill_fleet import DrillOptions, Found
     from farhop_cli.options import FleetOptions
     from farhop_drill.measures import Canary
 
@@ -110,7 +110,7 @@ def _faults(here: DrillFleet, run: str, for_s: float) -> FaultInjector | None:
     return FaultInjector(*here.control, run, for_s) if here.control[0] else None
 
 
-def check(asked: Asked, keep: bool, fleet_options: FleetOptions) -> int:
+def check(asked: DrillOptions, keep: bool, fleet_options: FleetOptions) -> int:
     """Whether a drill is valid, and may run now; the exit code."""
     here = DrillFleet(asked, fleet_options)
 
@@ -150,7 +150,7 @@ def _show_findings(drill: Drill, findings: Sequence[checks.Finding]) -> None:
 # -- run
 
 
-def run(asked: Asked, fleet_options: FleetOptions) -> int:
+def run(asked: DrillOptions, fleet_options: FleetOptions) -> int:
     """Run a drill; the exit code: 0 for PASS alone."""
     if fleet_options.dry_run:
         return check(asked, False, fleet_options)
@@ -181,7 +181,7 @@ async def carried_out(
     drill: Drill,
     here: DrillFleet,
     store: Store,
-    asked: Asked,
+    asked: DrillOptions,
     progress: Callable[[str], None],
     begun: Callable[[Runner], None],
 ) -> Outcome:
@@ -299,7 +299,7 @@ def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
     return ask
 
 
-async def reported(outcome: Outcome, store: Store, asked: Asked, fleet_options: FleetOptions) -> int:
+async def reported(outcome: Outcome, store: Store, asked: DrillOptions, fleet_options: FleetOptions) -> int:
     """Keep and print a run's outcome; the exit code."""
     began = time.monotonic()
     past, folder = await kept(outcome, store, asked.out)
@@ -469,7 +469,7 @@ def print_run(run_id: str, of: str, within: str, verdict_only: bool, fleet_optio
 # -- export
 
 
-def export(asked: Asked, file: Path | None, fleet_options: FleetOptions) -> int:
+def export(asked: DrillOptions, file: Path | None, fleet_options: FleetOptions) -> int:
     """Print a drill as a Chaos Toolkit experiment, or write it; the exit code."""
     here = DrillFleet(asked, fleet_options)
 

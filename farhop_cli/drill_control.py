@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.store.contract import Store
-    from farhop_cli.drill_fleet import Asked, DrillFleet, Found
+    from farhop_cli.drill_fleet import DrillFleet, DrillOptions, Found
     from farhop_drill.document import Drill
     from farhop_drill.outcome import Outcome
     from farhop_drill.runner import Runner
@@ -83,7 +83,7 @@ class _ActiveRun:
 class DrillControl:
     """Drills of one fleet; `asked` has the console's options for drills. See farhop.service.console.acts.Drills."""
 
-    def __init__(self, here: DrillFleet, store: Store, asked: Asked) -> None:
+    def __init__(self, here: DrillFleet, store: Store, asked: DrillOptions) -> None:
         self._here, self._store, self._asked = here, store, asked
         self._going: _ActiveRun | None = None
         self._task: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class DrillControl:
             raise ActError(f"it could not begin, and nothing was touched: {going.ended}", 503)
         return going.runner.outcome.run
 
-    async def _run(self, going: _ActiveRun, asked: Asked) -> None:
+    async def _run(self, going: _ActiveRun, asked: DrillOptions) -> None:
         try:
             outcome = await drills.carried_out(going.drill, self._here, self._store, asked, going.progress, going.has)
             await drills.kept(outcome, self._store, asked.out)

@@ -46,7 +46,7 @@ SECRET_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True)
-class Asked:
+class DrillOptions:
     """The options, as typed."""
 
     name: str
@@ -103,7 +103,7 @@ def file_text(path: Path) -> bytes:
         fail(f"{quoted(str(path))}: {(error.strerror or 'cannot be read').lower()}")
 
 
-def find(asked: Asked, kept: Mapping[str, bytes]) -> Found:
+def find(asked: DrillOptions, kept: Mapping[str, bytes]) -> Found:
     """By a file's path; otherwise from the folder, from etcd, or shipped. Ends the command if there is none."""
     if asked.name.endswith((".yaml", ".yml", ".json")):
         return Found(Path(asked.name).stem, asked.name, file_text(Path(asked.name)))
@@ -126,7 +126,7 @@ def known_drills(kept: Mapping[str, bytes], folder: Path | None) -> dict[str, Fo
 class DrillFleet:
     """The fleet, its map, its clients' keys and its world, if it is one that runs here."""
 
-    def __init__(self, asked: Asked, fleet_options: FleetOptions, fleet: Fleet | None = None) -> None:
+    def __init__(self, asked: DrillOptions, fleet_options: FleetOptions, fleet: Fleet | None = None) -> None:
         self.fleet: Fleet = fleet_options.fleet() if fleet is None else fleet
         if self.fleet.topology is None:
             fail("the regions and tenants are unknown; give --config, or a context with a topology")
@@ -273,7 +273,7 @@ async def oracle_of(here: DrillFleet, store: Store) -> Oracle:
     return Oracle(places, document)
 
 
-def read_document(found: Found, here: DrillFleet, asked: Asked) -> Drill:
+def read_document(found: Found, here: DrillFleet, asked: DrillOptions) -> Drill:
     """The drill, valid in this fleet. Ends the command with every error if it is not."""
     try:
         return document.read(

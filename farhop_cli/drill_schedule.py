@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from farhop.store.contract import Store
-    from farhop_cli.drill_fleet import Asked
+    from farhop_cli.drill_fleet import DrillOptions
     from farhop_cli.options import FleetOptions
     from farhop_drill.outcome import Outcome
     from farhop_drill.runner import Runner
@@ -40,7 +40,7 @@ AGREED_S = 3.0  # the longest time until a run's result is in the history: then 
 
 
 def schedule(
-    asked: Asked, given: Sequence[str], every: str, remove: bool, watch: bool, fleet_options: FleetOptions
+    asked: DrillOptions, given: Sequence[str], every: str, remove: bool, watch: bool, fleet_options: FleetOptions
 ) -> int:
     """Show the schedule, change it, or run what is due until Ctrl-C; the exit code."""
     if watch:
@@ -65,7 +65,12 @@ def schedule(
 
 
 async def _plan(
-    records: Records, here: DrillFleet, asked: Asked, given: Sequence[str], every: str, fleet_options: FleetOptions
+    records: Records,
+    here: DrillFleet,
+    asked: DrillOptions,
+    given: Sequence[str],
+    every: str,
+    fleet_options: FleetOptions,
 ) -> None:
     found = read_document(find(asked, await records.documents()), here, asked)
     if not given:
@@ -111,7 +116,7 @@ def _last(past: Sequence[Past], drill: str) -> float | None:
     return max((one.began_s for one in past if one.drill == drill), default=None)
 
 
-def _watch(asked: Asked, fleet_options: FleetOptions) -> int:
+def _watch(asked: DrillOptions, fleet_options: FleetOptions) -> int:
     """Run what is due. Of several watchers one takes the lock; the others find it held, or the run done."""
     here = DrillFleet(asked, fleet_options)
 
@@ -150,7 +155,7 @@ def _end_with_stdin() -> None:
 
 
 async def _run_due(
-    store: Store, here: DrillFleet, asked: Asked, fleet_options: FleetOptions, stopping: asyncio.Event
+    store: Store, here: DrillFleet, asked: DrillOptions, fleet_options: FleetOptions, stopping: asyncio.Event
 ) -> None:
     records = Records(store)
 

@@ -81,7 +81,7 @@ class Balancer:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StatusReply:
     """A balancer's status, or why there is none."""
 
     balancer: Balancer
@@ -108,7 +108,7 @@ class Fleet:
     trouble: tuple[str, ...] = ()
     speedup: float = 1.0  # the speed-up of a `farhop up` world's engines and network
     announcers: tuple[AnnounceReport, ...] = ()  # what announces an entry by BGP, where balancers were found in etcd
-    asked: dict[Balancer, Seen] = field(default_factory=dict, compare=False, repr=False)
+    asked: dict[Balancer, StatusReply] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def admins(self) -> tuple[str, ...]:
@@ -124,7 +124,7 @@ class Fleet:
         """The balancers of a tier, and of a region."""
         return tuple(one for one in self.balancers if one.tier == tier and region in ("", one.region))
 
-    async def seen(self, tier: str = "", region: str = "") -> list[Seen]:
+    async def seen(self, tier: str = "", region: str = "") -> list[StatusReply]:
         """Each balancer's status, in order; including those that do not answer."""
         from farhop_cli import admin
 
@@ -143,7 +143,7 @@ class Fleet:
         seen = await self.seen("regional", region)
         if not seen:
             nobody = Balancer("regional", region, why="no balancer of this region is known here")
-            self.asked[nobody] = Seen(nobody, None, f"{nobody}: {nobody.why}")
+            self.asked[nobody] = StatusReply(nobody, None, f"{nobody}: {nobody.why}")
         return next((one.status for one in seen if one.status is not None), None)
 
     async def all_statuses(self) -> list[Status]:
@@ -157,21 +157,23 @@ class Fleet:
         return tuple(dict.fromkeys((*self.trouble, *(one.error for one in self.asked.values() if one.status is None))))
 
 
-async def look(http: admin.Session, one: Balancer) -> Seen:
+async def look(http: admin.Session, one: Balancer) -> StatusReply:
     """A balancer's status, or why there is none."""
     from farhop_cli import admin
 
     try:
         status = await admin.get(http, one.at, "/status")
     except AdminError as error:
-        return Seen(one, None, str(error))
+        return StatusReply(one, None, str(error))
     if status is None:
-        return Seen(one, None, f"{one.url} has no /status")
+        return StatusReply(one, None, f"{one.url} has no /status")
     tier, region, instance = (str(status.get(name) or "") for name in ("tier", "region", "instance"))
     answered = Balancer(tier, region, one.url, instance)
     if one.found and (answered.tier, answered.region, answered.instance) != (one.tier, one.region, one.instance):
-        return Seen(one, None, f"{one}: {one.url} is another process ({answered}); give it the right `admin.advertise`")
-    return Seen(one if one.tier else answered, status)
+        return StatusReply(
+            one, None, f"{one}: {one.url} is another process ({answered}); give it the right `admin.advertise`"
+        )
+    return StatusReply(one if one.tier else answered, status)
 
 
 # -- which fleet
@@ -471,7 +473,7 @@ async def _topology_of(http: admin.Session, one: Balancer) -> Topology | None:
         return None  # the caller reports one that does not answer
 
 
-def unreachable(fleet: Fleet, seen: Sequence[Seen]) -> None:
+def unreachable(fleet: Fleet, seen: Sequence[StatusReply]) -> None:
     """End the command if no balancer answers: which address failed, and how."""
     if any(one.status is not None for one in seen):
         return
@@ -479,13 +481,13 @@ def unreachable(fleet: Fleet, seen: Sequence[Seen]) -> None:
     fail(f"{fleet.name} cannot be reached: {'; '.join(why[:8])}{f'; and {len(why) - 8} more' if len(why) > 8 else ''}")
 
 
-def partial(fleet: Fleet, seen: Sequence[Seen]) -> str:
+def partial(fleet: Fleet, seen: Sequence[StatusReply]) -> str:
     """Which part of the fleet did not answer, and why; "" if all did."""
     silent = [one for one in seen if one.status is None]
     return in_part(seen, [*fleet.trouble, *(one.error for one in silent)])
 
 
-def in_part(seen: Sequence[Seen], why: Sequence[str]) -> str:
+def in_part(seen: Sequence[StatusReply], why: Sequence[str]) -> str:
     """That an answer is partial, for people: how many answered, and why others, or a part of etcd, did not; "" if there
     is no `why`.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from farhop_cli import admin, fleet, show
 from farhop_cli.access import AdminError
 from farhop_cli.exits import PARTIAL, fail, warn
-from farhop_cli.fleet import Seen
+from farhop_cli.fleet import StatusReply
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ def run(level: str, region: str, fleet_options: FleetOptions) -> int:
     return 0
 
 
-async def _set(here: Fleet, asked: list[Balancer], level: str) -> list[Seen]:
+async def _set(here: Fleet, asked: list[Balancer], level: str) -> list[StatusReply]:
     async with admin.session(here.access) as http:
 
-        async def one(balancer: Balancer) -> Seen:
+        async def one(balancer: Balancer) -> StatusReply:
             try:
-                return Seen(balancer, await admin.act(http, balancer.at, "/log-level", {"level": level}))
+                return StatusReply(balancer, await admin.act(http, balancer.at, "/log-level", {"level": level}))
             except AdminError as error:
-                return Seen(balancer, None, str(error))
+                return StatusReply(balancer, None, str(error))
 
         return list(await asyncio.gather(*map(one, asked)))

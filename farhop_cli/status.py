@@ -55,7 +55,7 @@ _REPLICAS = (
 )  # fmt: skip
 
 
-class Seen(msgspec.Struct, frozen=True):
+class BalancerStatus(msgspec.Struct, frozen=True):
     """A balancer's status, or why there is none. `spills`: requests it sent past a hot region, by destination.
 
     `name` is its region's, with its own if the region has several of the tier.
@@ -71,7 +71,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Asked:
+class StatusOptions:
     """What to show beside the summary."""
 
     regions: bool = False
@@ -83,7 +83,7 @@ class Asked:
     watch: bool = False
 
 
-def run(asked: Asked, fleet_options: FleetOptions) -> int:
+def run(asked: StatusOptions, fleet_options: FleetOptions) -> int:
     """Show the fleet's state; the exit code: 3 if not all answered, else 1 if a region is down."""
     if asked.watch and fleet_options.as_json:
         fail("--watch, --json: give one of them")
@@ -109,23 +109,31 @@ def run(asked: Asked, fleet_options: FleetOptions) -> int:
     return 0
 
 
-def _asked(here: Fleet, asked: Asked, *, spills: bool) -> tuple[list[Seen], list[Seen], list[fleet.Seen]]:
+def _asked(
+    here: Fleet, asked: StatusOptions, *, spills: bool
+) -> tuple[list[BalancerStatus], list[BalancerStatus], list[fleet.StatusReply]]:
     """The status of each global and each regional balancer; and the raw answers."""
     chosen = [one for one in here.balancers if one.tier != "regional" or asked.region in ("", one.region)]
     answered, paths = asyncio.run(_ask_all(here, chosen, spills=spills))
     several = {(one.tier, one.region) for one in chosen if len(here.of(one.tier, one.region)) > 1}
-    upper: list[Seen] = []
-    lower: list[Seen] = []
+    upper: list[BalancerStatus] = []
+    lower: list[BalancerStatus] = []
     for one, sent in zip(answered, paths, strict=True):
         of = one.balancer
         region = of.region or of.url
         name = f"{region}/{of.instance}" if (of.tier, of.region) in several and of.instance else region
-        seen = Seen(region, of.url, one.status, one.error, sent, of.instance, name)
+        seen = BalancerStatus(region, of.url, one.status, one.error, sent, of.instance, name)
         (lower if of.tier == "regional" else upper).append(seen)
     return upper, lower, answered
 
 
-def draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answered: list[fleet.Seen]) -> None:
+def draw(
+    here: Fleet,
+    asked: StatusOptions,
+    upper: list[BalancerStatus],
+    lower: list[BalancerStatus],
+    answered: list[fleet.StatusReply],
+) -> None:
     unreached = [*here.trouble, *(one.error for one in answered if one.status is None)]
     for line, style in summary.lines(summary.of(here.name, upper, lower, unreached, asked.region, here.announcers)):
         show.line(line, style)
@@ -135,7 +143,7 @@ def draw(here: Fleet, asked: Asked, upper: list[Seen], lower: list[Seen], answer
     _print(asked, upper, lower)
 
 
-def _watch(asked: Asked, fleet_options: FleetOptions, here: Fleet) -> None:
+def _watch(asked: StatusOptions, fleet_options: FleetOptions, here: Fleet) -> None:
     """Until Ctrl-C: on a terminal in place, elsewhere one after another."""
     out, draws = show.console(), 0
     live = Live(console=out, screen=True, auto_refresh=False, vertical_overflow="crop") if out.is_terminal else None
@@ -155,7 +163,7 @@ def _watch(asked: Asked, fleet_options: FleetOptions, here: Fleet) -> None:
             time.sleep(WATCH_S)
 
 
-def _from_disk(tier: str, one: Seen) -> list[str]:
+def _from_disk(tier: str, one: BalancerStatus) -> list[str]:
     """It was started without etcd, and still is without."""
     shown = [kept for kept in _parts(one, "kept") if kept.get("from_disk")]
     return [
@@ -165,7 +173,7 @@ def _from_disk(tier: str, one: Seen) -> list[str]:
     ]
 
 
-def _print(asked: Asked, upper: list[Seen], lower: list[Seen]) -> None:
+def _print(asked: StatusOptions, upper: list[BalancerStatus], lower: list[BalancerStatus]) -> None:
     wide, chosen = asked.wide, [] if asked.region == "" else [asked.region]
     if wide or asked.law:
         for tier, those in (("global", upper), ("regional", lower)):
@@ -223,7 +231,7 @@ def announcer(one: AnnounceReport) -> list[str]:
     return [one.entry, one.instance, ", ".join(one.prefixes), one.speaker, one.wanted, since, actual, up, one.why]
 
 
-def _build(tier: str, one: Seen) -> list[str]:
+def _build(tier: str, one: BalancerStatus) -> list[str]:
     """The build, and the generation of its configuration in force."""
     status = one.status or {}
     found = status.get("configuration")
@@ -235,7 +243,7 @@ def _build(tier: str, one: Seen) -> list[str]:
 
 async def _ask_all(
     here: Fleet, chosen: list[Balancer], *, spills: bool
-) -> tuple[list[fleet.Seen], list[dict[str, int] | None]]:
+) -> tuple[list[fleet.StatusReply], list[dict[str, int] | None]]:
     async with admin.session(here.access) as http:
         answered = await asyncio.gather(*(fleet.look(http, one) for one in chosen))
         wanted = [
@@ -267,7 +275,7 @@ def spills(page: str) -> dict[str, int]:
     return found
 
 
-def drains(upper: list[Seen]) -> dict[str, dict[str, Any]]:
+def drains(upper: list[BalancerStatus]) -> dict[str, dict[str, Any]]:
     """Drains by region, by the first balancer that reports one."""
     found: dict[str, dict[str, Any]] = {}
     for one in upper:
@@ -278,7 +286,7 @@ def drains(upper: list[Seen]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def biases_and_pins(upper: list[Seen]) -> list[dict[str, Any]]:
+def biases_and_pins(upper: list[BalancerStatus]) -> list[dict[str, Any]]:
     """Biases and pins, each once, by the first balancer that reports it."""
     found: dict[str, dict[str, Any]] = {}
     for one in upper:
@@ -294,7 +302,7 @@ def _bias_or_pin(found: dict[str, Any]) -> list[str]:
     return _override(str(found.get("region")), {**found, "action": action})
 
 
-def _refusals(lower: list[Seen]) -> list[list[str]]:
+def _refusals(lower: list[BalancerStatus]) -> list[list[str]]:
     """What regions are set to refuse, each once, by the first of their balancers that reports it."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in lower:
@@ -306,7 +314,7 @@ def _refusals(lower: list[Seen]) -> list[list[str]]:
     return [found[key] for key in sorted(found)]
 
 
-def _law(tier: str, one: Seen) -> list[list[str]]:
+def _law(tier: str, one: BalancerStatus) -> list[list[str]]:
     law = (one.status or {}).get("law")
     if not isinstance(law, dict):
         return []
@@ -329,12 +337,12 @@ def _override(region: str, found: dict[str, Any]) -> list[str]:
     return [region, *texts, number(minutes), cell(found.get("why"))]
 
 
-def down_regions(upper: list[Seen]) -> list[str]:
+def down_regions(upper: list[BalancerStatus]) -> list[str]:
     """The regions that some global balancer takes for down; sorted."""
     return sorted({str(r.get("region")) for one in upper for r in _parts(one, "regions") if r.get("state") == "down"})
 
 
-def _views(one: Seen) -> list[list[str]]:
+def _views(one: BalancerStatus) -> list[list[str]]:
     if one.status is None:
         return [[one.name, "", "unreachable", *[show.NONE] * 7, one.error]]
     return [_view(one.name, region) for region in _parts(one, "regions")]
@@ -397,7 +405,7 @@ def _error(shown: dict[str, Any]) -> list[str]:
     return [number(believed, 0), number(cached, 0), percent(off)]
 
 
-def _global(one: Seen, upper: list[Seen]) -> list[str]:
+def _global(one: BalancerStatus, upper: list[BalancerStatus]) -> list[str]:
     status = one.status
     if status is None:
         return [one.name, "unreachable", *[show.NONE] * 5, one.error]
@@ -414,7 +422,7 @@ def _global(one: Seen, upper: list[Seen]) -> list[str]:
     return [one.name, "answers", *(number(figure, 0) for figure in figures), f"etcd: {trouble}" if trouble else ""]
 
 
-def _routes(one: Seen) -> list[list[str]]:
+def _routes(one: BalancerStatus) -> list[list[str]]:
     """A row for each route but the default."""
     found = (one.status or {}).get("routes_author")
     by = f"{cell(found.get('author'))}: {cell(found.get('why'))}" if isinstance(found, dict) else show.NONE
@@ -452,7 +460,7 @@ def _millionths(usd: object) -> str:
     return number(usd * 1e6, 0) if isinstance(usd, int | float) and math.isfinite(usd) else show.NONE
 
 
-def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
+def _prefixes(one: BalancerStatus, region: dict[str, Any]) -> list[str]:
     return [
         one.name,
         cell(region.get("region")),
@@ -462,7 +470,7 @@ def _prefixes(one: Seen, region: dict[str, Any]) -> list[str]:
     ]
 
 
-def _hubs(one: Seen) -> list[list[str]]:
+def _hubs(one: BalancerStatus) -> list[list[str]]:
     """A row for each hub: whether it is connected, and which of its documents were refused, by reason."""
     return [
         [
@@ -488,7 +496,7 @@ def _stream(region: dict[str, Any]) -> str:
     return f"{state} {number(behind_s)} s" if isinstance(behind_s, int | float) else state
 
 
-def _balancer(one: Seen) -> list[str]:
+def _balancer(one: BalancerStatus) -> list[str]:
     status = one.status
     if status is None:
         return [one.name, "unreachable", *[show.NONE] * 8, one.error]
@@ -498,7 +506,7 @@ def _balancer(one: Seen) -> list[str]:
     return [one.name, "answers", *figures, *_error(status), ""]
 
 
-def _splits(one: Seen) -> list[list[str]]:
+def _splits(one: BalancerStatus) -> list[list[str]]:
     """A row for each model whose traffic is split there."""
     splits = (one.status or {}).get("splits")
     return [
@@ -515,7 +523,7 @@ def _splits(one: Seen) -> list[list[str]]:
     ]
 
 
-def replica_rows(one: Seen) -> list[list[str]]:
+def replica_rows(one: BalancerStatus) -> list[list[str]]:
     return [
         [
             one.name,
@@ -551,6 +559,6 @@ def _percent(share: object) -> str:
     return number(100.0 * share, 0) if isinstance(share, int | float) and math.isfinite(share) else show.NONE
 
 
-def _parts(one: Seen, field: str) -> list[dict[str, Any]]:
+def _parts(one: BalancerStatus, field: str) -> list[dict[str, Any]]:
     parts = (one.status or {}).get(field)
     return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []

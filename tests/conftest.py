@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
-os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # that of trio, which selenium brings: 60 modules in every worker
+os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio, which selenium brings: 60 modules in every worker
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
@@ -29,23 +29,23 @@ from farhop_lab.world.world import World, WorldSettings
 
 T = TypeVar("T")
 _NAP_S = 0.005
-SPANS_EVERY_MS = 500  # of the processes that tests start
+SPANS_EVERY_MS = 500  # the processes that tests start
 
 NEEDS = ("docker", "root", "browser", "history", "envoy", "chaos")  # the markers of `make test-system`
 TESTS = Path(__file__).parent
 DRILLS = TESTS / "drills"
-# Of processes that tests start: nobody here trusts who this machine trusts, and to load that costs each 30 ms of CPU.
-# A world has none either (farhop_lab.world): with one environment one server forks them all, and a server costs 1 s.
+# For processes that tests start: they do not need this machine's certificate authorities, which take 30 ms of CPU each
+# to load. A world has none either (farhop_lab.world): with one environment one server forks all; a server costs 1 s.
 NO_CERTIFICATES = {"SSL_CERT_FILE": os.devnull}
 ASKS = b"running: RunningWorld"  # in the files whose tests share the world
-SDKS = b"\nSDKS = "  # in those that import what takes a second (tests/flows/conftest.py)
+SDKS = b"\nSDKS = "  # files that import modules that take a second to load (tests/flows/conftest.py)
 VERSION_BEFORE = "e0c6e3d"  # the version that tests/deploy/test_skew.py runs beside this one
-os.environ.setdefault("FARHOP_TEST_HOP", "x" * 32)  # the key between tiers that configurations of tests name
+os.environ.setdefault("FARHOP_TEST_HOP", "x" * 32)  # the key between tiers that the tests' configurations name
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
-# `make test` plays this share of the examples that a test of a property names, `make test-system` all of them.
+# `make test` runs this share of the examples that a property test asks for, `make test-system` all of them.
 EXAMPLES = float(os.environ.get("FARHOP_EXAMPLES", "1"))
-EXAMPLES_MIN = 10  # so many are always played, if as many are named
+EXAMPLES_MIN = 10  # at least so many are always run, if the test asks for as many
 
 
 def played(named: int) -> int:
@@ -56,12 +56,12 @@ def played(named: int) -> int:
     return max(min(named, EXAMPLES_MIN), round(EXAMPLES * named))
 
 
-# Of any property: the same examples in every run, and nothing that a busy machine could decide by being slow.
+# For all properties: the same examples in every run, and no result that depends on how busy the machine is,
 settings.register_profile(
     "farhop", deadline=None, derandomize=True, max_examples=played(100), suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("farhop")
-# Nor by which files a worker has imported by then: Hypothesis would read them all for constants to try, in each anew.
+# nor on the files that a worker has imported: Hypothesis would read all of them for constants, in each worker again.
 assert callable(providers._get_local_constants)
 providers._get_local_constants = lambda: providers._local_constants  # none
 
@@ -201,7 +201,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False
-    # Who hands the tests out has not collected them: of each it knows the name.
+    # The process that distributes the tests has not collected them: it knows only their names.
     texts = {f"{path.relative_to(TESTS.parent)}": path.read_bytes() for path in TESTS.rglob("test_*.py")}
     scopes = {file: "sdks" for file, text in texts.items() if SDKS in text}
     scopes |= {file: "world" for file, text in texts.items() if ASKS in text}
@@ -229,7 +229,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(20_000)  # as processes of Farhop do: what the machines make ends with them
+        gc.set_threshold(20_000)  # as processes of Farhop do: objects made by the machines are freed with them
         gc.enable()
 
 
@@ -263,7 +263,7 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The default world, up, for all that ask for it. A test that breaks a part mends it before it ends."""
     stash = request.config.stash
     if WORLD not in stash:
-        if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # of the folder of all workers, each has one in it
+        if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # in the folder of all workers, each worker has one
             only = tmp_path_factory.getbasetemp().parent / "world"
             only.touch()
             assert only.read_text() in ("", worker), f"a second world: {only.read_text()} has one, too (see ASKS)"

@@ -65,7 +65,7 @@ def _joined(one: Verdict, other: Verdict) -> Verdict:
     return Verdict(one.lawful & other.lawful, excluded, one.epoch)
 
 
-class Asked(Protocol):
+class RequestAttributes(Protocol):
     """The properties of a request that the law considers; `alias` is the name by which its model was asked for, "" if
     its own."""
 
@@ -215,7 +215,7 @@ class Law:
         memo = (tenant, model if model in self.bound_models else "", scope, narrow, key)
         return self.fresh.get(memo) or self._judge(memo)
 
-    def request_verdict(self, request: Asked, scope: Scope = Scope.PROCESSING) -> Verdict:
+    def request_verdict(self, request: RequestAttributes, scope: Scope = Scope.PROCESSING) -> Verdict:
         """`verdict` of a request, by the name, too, that it came by where that stood for its model: both bind."""
         tenant, model, narrow, key = request.tenant, request.model, request.narrow, request.key
         memo = (tenant, model if model in self.bound_models else "", scope, narrow, key)

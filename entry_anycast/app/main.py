@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from entry_anycast.announcing.machine import Command, Event
-    from entry_anycast.speakers.speaker import Seen, Speaker
+    from entry_anycast.speakers.speaker import Speaker, SpeakerState
     from farhop.balance.machine import Request
     from farhop.service.admin import Question
     from farhop.store.contract import Publication
@@ -112,7 +112,7 @@ class AnycastProcess:
         self._published = b""
         self._hold_kept = float("-inf")
         self._since = wall().timestamp()
-        self.seen: Seen | None = None
+        self.seen: SpeakerState | None = None
         self._gauges()
 
     def _made(self) -> Speaker:

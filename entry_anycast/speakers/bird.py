@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from entry_anycast.announcing.machine import Phase
 from entry_anycast.speakers.guarded import Guarded
-from entry_anycast.speakers.speaker import GRACEFUL_SHUTDOWN, Seen, SpeakerError, family, phase_of
+from entry_anycast.speakers.speaker import GRACEFUL_SHUTDOWN, SpeakerError, SpeakerState, family, phase_of
 from entry_anycast.speakers.watchdog import NOTHING
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Bird:
                 return
         raise SpeakerError("bird: did not take its configuration; `birdc configure check` says why")
 
-    async def observe(self) -> Seen:
+    async def observe(self) -> SpeakerState:
         """See Speaker."""
         found: dict[str, bool] = {}
         for version in sorted({family(prefix) for prefix in self._prefixes}):
@@ -102,7 +102,7 @@ class Bird:
             for line in await self._ask("show protocols")
         )
         sessions = {row[1]: "Established" in row[2] for row in rows if row is not None}
-        return Seen(phase_of(set(found.items()), set(self._prefixes)), sessions)
+        return SpeakerState(phase_of(set(found.items()), set(self._prefixes)), sessions)
 
     async def _ask(self, command: str, empty: tuple[str, ...] = ()) -> list[str]:
         """BIRD's answer; nothing for a code in `empty`. Raises SpeakerError."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 from entry_anycast.announcing.machine import Phase
 from entry_anycast.speakers import pipe
 from entry_anycast.speakers.guarded import Guarded
-from entry_anycast.speakers.speaker import GRACEFUL_SHUTDOWN, Seen, SpeakerError, family, phase_of
+from entry_anycast.speakers.speaker import GRACEFUL_SHUTDOWN, SpeakerError, SpeakerState, family, phase_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -147,7 +147,7 @@ class ExaBgp:
         path = " ".join([str(self._config.local_as)] * (1 + self._config.prepend))
         return f"announce {route} as-path [ {path} ]"
 
-    async def observe(self) -> Seen:
+    async def observe(self) -> SpeakerState:
         """See Speaker."""
         found: set[tuple[str, bool]] = set()
         for line in await self.ask("show adj-rib out extensive"):
@@ -159,7 +159,7 @@ class ExaBgp:
         for line in await self.ask("show neighbor summary"):
             if (row := _SUMMARY.match(line)) is not None and row[1] in sessions:
                 sessions[row[1]] = row[2] == "established"
-        return Seen(phase_of(found, {f"{peer.address} {prefix}" for peer, prefix in self._pairs()}), sessions)
+        return SpeakerState(phase_of(found, {f"{peer.address} {prefix}" for peer, prefix in self._pairs()}), sessions)
 
     async def ask(self, line: str) -> list[str]:
         """ExaBGP's answer, up to its acknowledgement. Raises SpeakerError."""

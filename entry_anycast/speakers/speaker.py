@@ -22,7 +22,7 @@ class SpeakerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SpeakerState:
     """The announcements of a speaker (None: unknown), and whether the session with each neighbour is up."""
 
     phase: Phase | None
@@ -40,7 +40,7 @@ class Speaker(Protocol):
     async def update(self, phase: Phase) -> None:
         """Announce all prefixes in this phase; returns when it is acknowledged. Raises SpeakerError."""
 
-    async def observe(self) -> Seen:
+    async def observe(self) -> SpeakerState:
         """The present announcements. Raises SpeakerError."""
 
     async def kill(self) -> None:

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from topology.model import Region, Topology
     from topology.policy import Policy
 
-INLINE_BYTES_MAX = 16 * 1024  # read at once, in some 20 ms; a larger one beside the loop, which goes on meanwhile
+INLINE_BYTES_MAX = 16 * 1024  # read on the loop, in about 20 ms; a larger document is read in a thread
 PROBLEMS_SHOWN_MAX = 20
 BEGIN_S = 5.0
-MEND_S = 0.2  # another balancer may be repairing the hub now: wait up to so long, at random
+MEND_S = 0.2  # another balancer may be repairing the hub now: wait a random time up to this
 MEND_AGAIN_S = 5.0
 AHEAD_MAX = 64
 STATE_NAME = "law"
@@ -50,7 +50,7 @@ _HUB = "etcd"
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """A law as it was written, and as read; `key` is whose signature it bears."""
+    """A law as written, and as read; `key` is the name of the key that signed it."""
 
     written: bytes
     policy: Policy
@@ -70,10 +70,10 @@ class _Hub:
 
 
 class LawBook:
-    """See the module's docstring. `law` is the topology's, whose map stays; `adopt` is called with each new one.
+    """See the module's docstring. `law` is the topology's law, whose map stays; `adopt` is called with each new law.
 
-    `stores` are the hubs, separately and with documents as written. `refused` counts rejected documents by reason.
-    `keys` are the keys whose signatures count. `state` is where the newest law is kept; None: nowhere.
+    `stores`: each hub's store, with documents as written. `refused` counts rejected documents by reason. `keys`: the
+    keys whose signatures count. `state`: the folder that keeps the newest law on disk; None: it is not kept.
     """
 
     def __init__(
@@ -93,25 +93,25 @@ class LawBook:
         self.law, self._world = law, law.topology
         self._held: _Read | None = None
         self._source = f"topology {self._world.name}"
-        self._gone: dict[str, Region] = {}  # regions that left the map under this law, as they were last
+        self._gone: dict[str, Region] = {}  # regions that left the map under this law, in their last state
         self._floor = 0  # nothing is lawful here before a law of this epoch is in force
         self._hubs = {name: _Hub() for name in (stores or (_HUB,))}
         self._ahead: dict[str, int] = {}
         self._trouble: tuple[str, ...] = ()  # of the disk
-        self._unkept = b""  # what the disk did not take: it is offered again
+        self._unkept = b""  # a law that could not be written to disk: it is tried again
         self._all_answered, self._uneven = asyncio.Event(), asyncio.Event()
-        self._taking = asyncio.Lock()  # one at a time is written to the disk: the last one must be the newest
+        self._taking = asyncio.Lock()  # laws are written to disk one at a time: the last one must be the newest
 
     # -- starting
 
     def remember(self) -> None:
-        """Before anything else: the law that this process last went by. Blocks for as long as the disk takes."""
+        """Load the law that this process last had in force; to be called first. Blocks until the disk has answered."""
         if self._state is None:
             return
         try:
             kept = self._state.load(STATE_NAME)
         except StateError as error:
-            self._withhold(self.law.epoch + 1, [str(error)])  # there was a law that went before the topology's
+            self._withhold(self.law.epoch + 1, [str(error)])  # there was a law, later than the topology's
             return
         if kept is None:
             return
@@ -126,25 +126,25 @@ class LawBook:
             self._withhold(epoch, [f"the law of epoch {epoch} on disk: {one}" for one in _problems(judged)])
 
     def _withhold(self, epoch: int, problems: list[str]) -> None:
-        """There was a law of this epoch and it cannot be had: no older one takes its place."""
+        """A law of this epoch was in force and cannot be read: no older law takes its place."""
         self._floor, self._trouble = epoch, self._shortened(problems)
         self.law = Law(replace(self._world, epoch=epoch, tenants={}, models={}))
-        self._source = "nowhere: nothing is lawful until the law that was in force is here again, or a later one"
+        self._source = "nowhere: nothing is lawful until the last law in force, or a later one, is received"
         self._log_problems("law withheld", problems)
         self.adopt(self.law)
 
     async def begun(self) -> None:
-        """Until every hub has answered; not for long, as one may have gone at this very moment."""
-        with contextlib.suppress(TimeoutError):  # then what is known is in force until it does
+        """Wait until every hub has answered, but not for long: one may have failed just now."""
+        with contextlib.suppress(TimeoutError):  # then the law that is known stays in force until the hub answers
             async with asyncio.timeout(BEGIN_S):
                 await self._all_answered.wait()
 
     # -- the map
 
     async def remap(self, world: Topology, swap: Callable[[Law], None]) -> None:
-        """Take another map, and the law that its file holds if that is later than ours. `swap` is given the law over
-        the new map, once, and puts all in its place before anything else runs; `adopt` is not called. Raises
-        TopologyError, and then nothing has changed."""
+        """Switch to another map, and to the law in its file if that is later than ours. `swap` is called once, with the
+        law over the new map, and replaces everything before anything else runs; `adopt` is not called. Raises
+        TopologyError; then nothing has changed."""
         async with self._taking:
             law = await asyncio.to_thread(self._over, world)
             if law.epoch > self.law.epoch:
@@ -157,19 +157,21 @@ class LawBook:
                     self._source = f"topology {world.name}"
             self._world, self.law = world, law
             swap(law)
-            for name, hub in self._hubs.items():  # what did not fit the map before may fit this one
+            for name, hub in self._hubs.items():  # a law that did not fit the old map may fit this one
                 if hub.answered and hub.lost is None:
                     self._compare(name, await self._judged(hub.seen))
 
     def _over(self, world: Topology) -> Law:
-        """The law in force over another map, or that of the map's own file where it is later. TopologyError."""
+        """The law in force over another map, or the law in the map's own file if it is later. Raises TopologyError."""
         filed, epoch, source = self._world, self.law.epoch, f"topology {world.name}"
         if world.epoch < filed.epoch:
-            fault = Problem("epoch", f"was {filed.epoch} and is {world.epoch}", "an epoch only rises: raise it")
+            fault = Problem("epoch", f"was {filed.epoch} and is {world.epoch}", "epochs only increase: raise it")
             raise TopologyError(source, [fault])
         if world.epoch == filed.epoch and (world.tenants, world.models) != (filed.tenants, filed.models):
             remedy = f"raise it above {max(filed.epoch, epoch)}, or set the law with `farhop law set`"
-            raise TopologyError(source, [Problem("epoch", "`tenants` or `models` changed and this did not", remedy)])
+            raise TopologyError(
+                source, [Problem("epoch", "is unchanged, though `tenants` or `models` changed", remedy)]
+            )
         if filed.epoch < world.epoch == epoch:
             remedy = f"raise it above {epoch}, or leave it as it was"
             raise TopologyError(source, [Problem("epoch", "another law of this epoch is in force", remedy)])
@@ -189,7 +191,7 @@ class LawBook:
     # -- hubs
 
     async def follow(self) -> None:
-        """Until cancelled, or the stores are closed."""
+        """Follow the hubs until cancelled, or until the stores are closed."""
         async with asyncio.TaskGroup() as group:
             mending = group.create_task(self._mend(), name="bring hubs up to date")
             following = [group.create_task(self._follow(name, store)) for name, store in self._stores.items()]
@@ -206,7 +208,7 @@ class LawBook:
                     self._all_answered.set()
 
     def changed(self, change: Change, hub: str = _HUB) -> None:
-        """Take one step of a hub's watch, at once."""
+        """Process one change from a hub's watch, at once."""
         if self._news(change, hub):
             judged = self._judge(self._hubs[hub].seen)
             if self._is_news(judged):
@@ -216,7 +218,7 @@ class LawBook:
             self._compare(hub, judged)
 
     def _news(self, change: Change, name: str) -> bool:
-        """Whether another document stands there now."""
+        """Whether the hub holds another document now."""
         hub = self._hubs[name]
         if change.kind is ChangeKind.LOST:
             hub.lost, hub.answered = change.why, True
@@ -228,10 +230,10 @@ class LawBook:
         if law is None and not change.ended((LAW_KEY,)):
             return False
         before, hub.seen, hub.revision = hub.seen, *((law.value, law.revision) if law is not None else (b"", 0))
-        return first or hub.seen != before  # else it is listed anew after a gap
+        return first or hub.seen != before  # otherwise the same document is listed again, after a gap
 
     def _judge(self, written: bytes) -> _Read | TopologyError | EnvelopeError | None:
-        """What a document says, if it counts; None for nothing."""
+        """The law in a document, or why it does not count; None if the document is empty."""
         if not written:
             return None
         try:
@@ -241,7 +243,7 @@ class LawBook:
             return error
 
     async def _judged(self, written: bytes) -> _Read | TopologyError | EnvelopeError | None:
-        """The same, beside the loop where that takes long; and what is to be in force is on disk first."""
+        """Like _judge, but reads a large document in a thread, and saves a law that is to come into force to disk."""
         large = len(written) > INLINE_BYTES_MAX
         judged = await asyncio.to_thread(self._judge, written) if large else self._judge(written)
         if self._is_news(judged) and self._state is not None:
@@ -251,7 +253,7 @@ class LawBook:
         return judged
 
     def _is_news(self, judged: _Read | TopologyError | EnvelopeError | None) -> bool:
-        """Whether it is to be in force."""
+        """Whether this law is to come into force."""
         if not isinstance(judged, _Read):
             return False
         epoch, held = judged.policy.epoch, self.law.topology
@@ -261,18 +263,18 @@ class LawBook:
         return same and (self._held is None or (bool(judged.key) and not self._held.key))
 
     def _compare(self, name: str, judged: _Read | TopologyError | EnvelopeError | None) -> None:
-        """A hub holds this now: it is later than ours, or ours, or it should be."""
+        """Compare the document of a hub with our law: adopt it, accept it, or mark the hub as behind."""
         hub, epoch = self._hubs[name], self.law.epoch
         source = f"hub {name}" if len(self._hubs) > 1 else "etcd"
         hub.trouble, hub.behind = (), False
         if judged is None or self._is_older(hub.seen):
             hub.behind = self._held is not None
-            remedy = "ours is put there" if hub.behind else "set what is to hold anew"
+            remedy = "ours is written there" if hub.behind else "set the law again"
             if judged is not None or hub.seen:
-                other = f"a law of epoch {stamp(hub.seen)[0]}, older than this"
+                other = f"a law of epoch {stamp(hub.seen)[0]}, older than the law in force"
                 self._pass_over(hub, "law_older", [f"{source} holds {other}; {remedy}"])
             elif hub.behind:
-                self._pass_over(hub, "law_gone", [f"{source} holds no law any more; {remedy}, of epoch {epoch}"])
+                self._pass_over(hub, "law_gone", [f"{source} no longer holds a law; {remedy}, of epoch {epoch}"])
         elif isinstance(judged, EnvelopeError):
             self._pass_over(hub, f"law_{judged.reason}", [f"{source}: {judged}; sign it with `farhop law sign`"])
         elif isinstance(judged, TopologyError):
@@ -280,13 +282,13 @@ class LawBook:
         elif self._is_news(judged):
             self._take_in(judged, source)
         elif not self._is_ours(judged):
-            problem = f"{source} holds another law of epoch {epoch}, too; set what is to hold under a new epoch"
+            problem = f"{source} holds a different law of the same epoch {epoch}; set the right one under a new epoch"
             self._pass_over(hub, "law_differs", [problem])
         if hub.behind:
             self._uneven.set()
 
     def _is_older(self, written: bytes) -> bool:
-        """Whether the document itself says that it is older than ours; False for one that cannot be read."""
+        """Whether the document's own epoch is below ours; False if the document cannot be read."""
         return bool(written) and 0 < stamp(written)[0] < self.law.epoch
 
     def _is_ours(self, read: _Read) -> bool:
@@ -305,7 +307,7 @@ class LawBook:
             self._log.warning("law in force", str(read.policy.epoch), **fields)
         self.adopt(self.law)
         for hub in self._hubs.values():
-            # A new law is written to one hub after the other: one late hub is no trouble yet.
+            # A new law is written to the hubs one by one: a late hub is not a problem yet.
             if hub.answered and hub.lost is None and (not hub.seen or self._is_older(hub.seen)):
                 hub.behind = True
                 self._uneven.set()
@@ -349,9 +351,8 @@ class LawBook:
     async def _put(self, name: str, hub: _Hub, written: bytes) -> None:
         try:
             await self._stores[name].put(LAW_KEY, written, expect_revision=hub.revision)
-        except (
-            StoreError
-        ) as error:  # another was faster, which the watch will see; or the write fails until it succeeds
+        except StoreError as error:
+            # Another balancer was faster, and the watch will see its write; or the write failed, and is tried again.
             self._log_problems("law not put", [f"hub {name}: {error}"])
         else:
             self._log_problems("law put", [f"hub {name} was given the law of epoch {self.law.epoch}"])
@@ -359,7 +360,7 @@ class LawBook:
     # -- balancers
 
     def named(self, who: str, epoch: int) -> bool:
-        """Another balancer uses a law of this epoch. Whether it is later than ours, and so should be asked for."""
+        """Another balancer uses a law of this epoch. Returns whether it is later than ours, and should be requested."""
         if epoch <= self.law.epoch and not self._floor:
             self._ahead.pop(who, None)
             return False
@@ -377,11 +378,11 @@ class LawBook:
         return proven or self._keys.asks(LAW_KEY)
 
     async def offer(self, written: bytes, who: str, *, proven: bool) -> bool:
-        """A balancer gives us its law; whether it is in force now."""
+        """Another balancer sends its law. Returns whether that law is in force now."""
         if not self.may_believe(proven=proven):
             self._refused("law_unproven")
             self._log_problems(
-                "law passed over", [f"{who} offered one: no key is configured to know it by, and no mutual TLS"]
+                "law passed over", [f"{who} offered one, but no signing key is configured, and there is no mutual TLS"]
             )
             return False
         async with self._taking:
@@ -395,27 +396,29 @@ class LawBook:
         return False
 
     async def exchanged(self, epoch: int, written: bytes, who: str, *, proven: bool) -> tuple[int, bytes]:
-        """A balancer's law is of this epoch, and it gives it to us if it knows ours to be earlier: ours, in turn."""
+        """Another balancer names the epoch of its law, and sends the law if ours is earlier. Returns ours in turn."""
         if written:
             await self.offer(written, who, proven=proven)
         self.named(who, epoch)
         return self.law.held_epoch, self.document_after(epoch)
 
     def document_after(self, epoch: int) -> bytes:
-        """The law in force as it was written, if it is later than this; b"" where it is not, or none was ever set."""
+        """The law in force as written, if it is later than this epoch; b"" if it is not, or if no law was ever set."""
         return self._held.written if self._held is not None and self.law.epoch > epoch else b""
 
-    # -- saying so
+    # -- status
 
     @property
     def trouble(self) -> tuple[str, ...]:
-        """All that is wrong."""
-        ahead = [f"{who} goes by a law of epoch {epoch}, which is not here yet" for who, epoch in self._ahead.items()]
+        """All present problems."""
+        ahead = [
+            f"{who} uses a law of epoch {epoch}, which has not arrived here yet" for who, epoch in self._ahead.items()
+        ]
         hubs = [problem for hub in self._hubs.values() for problem in hub.trouble]
         return (*self._trouble, *hubs, *sorted(ahead))
 
     def _pass_over(self, hub: _Hub, reason: str, problems: list[str]) -> None:
-        """Loudly: the last good law stands."""
+        """Ignore a hub's document, with a count, a log line and a problem in the status; the last good law stays."""
         hub.trouble = self._shortened(problems)
         self._refused(reason)
         if self._log is not None:
@@ -448,20 +451,20 @@ class LawBook:
         return {**fields, **{name: None if read is None else getattr(read, name) for name in signed}}
 
     def _revision(self) -> int | None:
-        """That of the first hub which holds the law in force."""
+        """The revision at the first hub that holds the law in force."""
         held = self._held.written if self._held is not None else b""
         return next((hub.revision for hub in self._hubs.values() if hub.seen == held), None)
 
     def document(self) -> dict[str, Any]:
-        """The law in force, whole. Of keys it holds the hashes."""
+        """The whole law in force, with keys as hashes."""
         return {**self.status(), **policy.document_of(self.law.topology)}
 
     def topology(self) -> dict[str, Any]:
-        """The topology in use, with its own law, as a document; of keys it has only hashes."""
+        """The topology in use, with its own law, as a document; keys are hashes only."""
         return {**policy.map_of(self._world), **policy.document_of(self._world)}
 
     def observe(self, metrics: TierMetrics) -> None:
-        """Show it."""
+        """Export the law's epoch and state as metrics."""
         metrics.gauge("law_epoch", "Epoch of the law in force.", lambda: float(self.law.epoch))
         metrics.gauge("law_rejected", "1 if etcd holds what cannot be the law.", lambda: float(bool(self.trouble)))
 

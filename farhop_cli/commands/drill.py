@@ -46,9 +46,9 @@ def check_drill(
     Shows every error at once (exit code 2), then every safety check (exit code 1 if one fails). Touches nothing.
     """
     from farhop_cli.drill import check
-    from farhop_cli.drill_fleet import Asked
+    from farhop_cli.drill_fleet import DrillOptions
 
-    return check(Asked(name, tuple(sets or ()), tuple(keys or ()), folder), keep, fleet_options)
+    return check(DrillOptions(name, tuple(sets or ()), tuple(keys or ()), folder), keep, fleet_options)
 
 
 @verb(app, "run", "farhop drill run lose-a-region --set region=virginia", writes=True)
@@ -69,9 +69,9 @@ def run_drill(
     --dry-run it is only checked.
     """
     from farhop_cli.drill import run
-    from farhop_cli.drill_fleet import Asked
+    from farhop_cli.drill_fleet import DrillOptions
 
-    return run(Asked(name, tuple(sets or ()), tuple(keys or ()), folder, out, why, by), fleet_options)
+    return run(DrillOptions(name, tuple(sets or ()), tuple(keys or ()), folder, out, why, by), fleet_options)
 
 
 @verb(app, "stop", 'farhop drill stop --all --why "incident 4711"', writes=True)
@@ -147,10 +147,10 @@ def schedule_drill(
 
     Any number of processes may watch: one run at a time, by whoever takes the lock.
     """
-    from farhop_cli.drill_fleet import Asked
+    from farhop_cli.drill_fleet import DrillOptions
     from farhop_cli.drill_schedule import schedule
 
-    asked = Asked(name, tuple(sets or ()), tuple(keys or ()), folder, out, "", by)
+    asked = DrillOptions(name, tuple(sets or ()), tuple(keys or ()), folder, out, "", by)
     return schedule(asked, window or (), every, remove, watch, fleet_options)
 
 
@@ -191,6 +191,6 @@ def export_drill(
 ) -> int:
     """Write a drill as an experiment for Chaos Toolkit."""
     from farhop_cli.drill import export
-    from farhop_cli.drill_fleet import Asked
+    from farhop_cli.drill_fleet import DrillOptions
 
-    return export(Asked(name, tuple(sets or ()), (), folder), to, fleet_options)
+    return export(DrillOptions(name, tuple(sets or ()), (), folder), to, fleet_options)

@@ -35,9 +35,9 @@ def status(
     In ten lines at most, then the tables that the options ask for. Exit code 1: a region is down; 2: no balancer
     answered; 3: some did not, and are named.
     """
-    from farhop_cli.status import Asked, run
+    from farhop_cli.status import StatusOptions, run
 
-    return run(Asked(regions, replicas, prefixes, law, wide, region, watch), fleet_options)
+    return run(StatusOptions(regions, replicas, prefixes, law, wide, region, watch), fleet_options)
 
 
 @verb(console_app, "console", "farhop console    or:  farhop console --read-only --port 8900")
@@ -58,9 +58,9 @@ def console(
     On 127.0.0.1, until Ctrl-C. The printed address has a token that is good for this run only.
     """
     from farhop_cli.console import run
-    from farhop_cli.drill_fleet import Asked
+    from farhop_cli.drill_fleet import DrillOptions
 
-    return run(port, Asked("", (), tuple(keys or ()), folder, out, "", by), fleet_options, read_only=read_only)
+    return run(port, DrillOptions("", (), tuple(keys or ()), folder, out, "", by), fleet_options, read_only=read_only)
 
 
 @verb(top_app, "top", "farhop top    or:  farhop top --context prod --read-only")

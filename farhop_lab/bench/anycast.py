@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from farhop_lab.bench.anycast_client import PATIENCE_S, Asked, Job
+from farhop_lab.bench.anycast_client import PATIENCE_S, ConnectionResult, Job
 from farhop_lab.bench.place import BenchError
 from farhop_lab.world import anycast_net
 from farhop_lab.world.anycast_net import ROUTER, VIP, NetError
@@ -83,7 +83,7 @@ class Clients:
 
     def __init__(self, sites: Sites) -> None:
         job = Job(VIP, 8080, KEY, MODEL, PER_S)
-        self.seen: list[Asked] = []
+        self.seen: list[ConnectionResult] = []
         self._process: subprocess.Popen[str] = sites.net.spawn(
             ROUTER, sys.executable, "-m", "farhop_lab.bench.anycast_client", msgspec.json.encode(job).decode(),
             log="clients",
@@ -92,7 +92,7 @@ class Clients:
 
     def _read(self) -> None:
         for line in self._process.stdout or ():
-            self.seen.append(msgspec.json.decode(line, type=Asked))
+            self.seen.append(msgspec.json.decode(line, type=ConnectionResult))
 
     def until_calm(self, regions: set[str], within_s: float = WITHIN_S) -> None:
         """Wait until all connections of the last CALM_S were served, by exactly these regions. Raises NetError."""
@@ -108,7 +108,7 @@ class Clients:
             time.sleep(0.05)
 
 
-def sample(seen: list[Asked], region: str, event_at: float, route_at: float) -> Sample:
+def sample(seen: list[ConnectionResult], region: str, event_at: float, route_at: float) -> Sample:
     """One repeat's figures. *Astray* connections were served by the site after the event, or by none; *lost* ones by
     none.
     """

@@ -26,14 +26,14 @@ class Job(msgspec.Struct, frozen=True):
     per_s: float
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ConnectionResult(msgspec.Struct, frozen=True):
     """A connection: when it began, by the wall clock, and the region that served it; "" for one that got no answer."""
 
     at: float
     site: str
 
 
-async def ask(job: Job, request: bytes) -> Asked:
+async def ask(job: Job, request: bytes) -> ConnectionResult:
     """One connection."""
     at, site = time.time(), ""
     with contextlib.suppress(OSError, TimeoutError, EOFError, asyncio.LimitOverrunError):
@@ -44,7 +44,7 @@ async def ask(job: Job, request: bytes) -> Asked:
                 site = served_by(await reader.readuntil(b"\r\n\r\n"))
             finally:
                 writer.transport.abort()
-    return Asked(at, site)
+    return ConnectionResult(at, site)
 
 
 def served_by(head: bytes) -> str:

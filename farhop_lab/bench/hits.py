@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 
 from farhop_lab.bench.bodies import KEY, MODEL
-from farhop_lab.bench.place import HOST, BenchError, Place, answers
+from farhop_lab.bench.place import HOST, BenchError, ProxyEnvironment, answers
 from farhop_lab.bench.tiers import TierEnvironment
 from farhop_lab.engine.core.text import VOCABULARY
 from farhop_lab.engine.main import TokenizerError, host
@@ -120,7 +120,7 @@ async def _set_up(variant: _Variant) -> AsyncIterator[_Setup]:
             replicas.append(known | (addresses if variant.events else {}))
         client, admin = free_ports(2)
         files = {"file": str(folder / TOKENIZER), "template": str(folder / TEMPLATE)}
-        around = await stack.enter_async_context(TierEnvironment(Place(folder, (), 0)))
+        around = await stack.enter_async_context(TierEnvironment(ProxyEnvironment(folder, (), 0)))
         config = {
             "admin": {"port": admin}, "tier": {"port": 0}, "control": {"port": 0}, "client": {"port": client},
             "replicas": replicas, "tokenizers": {MODEL: files} if variant.tokenizer else {},

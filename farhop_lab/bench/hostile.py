@@ -203,7 +203,7 @@ async def _p99(proxy: Running, seconds: float, wire: bytes | None) -> float:
 async def _running() -> AsyncIterator[Running]:
     folder = Path(tempfile.mkdtemp(prefix="farhop-bench-"))
     try:
-        async with engines(folder, open_files(), None) as place, tiers.both(place) as proxy:
+        async with engines(folder, open_files(), None) as environment, tiers.both(environment) as proxy:
             yield proxy
     finally:
         shutil.rmtree(folder, ignore_errors=True)

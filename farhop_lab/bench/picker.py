@@ -18,7 +18,7 @@ import msgspec
 
 from farhop_lab.bench import bare, configs, relay, usage
 from farhop_lab.bench.client import Window
-from farhop_lab.bench.place import HOST, BenchError, Place, Running, engines, module, started
+from farhop_lab.bench.place import HOST, BenchError, ProxyEnvironment, Running, engines, module, started
 from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.bench.tiers import TierEnvironment, regional_config
 from farhop_lab.world.child import Child
@@ -67,12 +67,12 @@ async def measure(rounds: int, window_s: float, progress: Callable[[str], None])
         for name, run in ((OURS, _ours), (BARE, _bare)):
             progress(f"round {turn + 1} of {rounds}, {name}")
             with tempfile.TemporaryDirectory(prefix="farhop-bench-") as folder:
-                async with engines(Path(folder), tools.files, None) as place, run(place) as running:
+                async with engines(Path(folder), tools.files, None) as environment, run(environment) as running:
                     await asyncio.sleep(_SETTLE_S)
                     rest[name].append(await _rest(running))
                     for size in SIZES:
-                        await relay.busy(tools, place, running, size, window_s / 4)
-                        windows[name][size].append(await relay.busy(tools, place, running, size, window_s))
+                        await relay.busy(tools, environment, running, size, window_s / 4)
+                        windows[name][size].append(await relay.busy(tools, environment, running, size, window_s))
     rows = [row_of(name, taken, rest[name]) for name, taken in windows.items()]
     ratios = {size: rows[0].cpu_ms[size][0] / rows[1].cpu_ms[size][0] for size in SIZES}
     return Found(rows, ratios, rounds)
@@ -100,24 +100,24 @@ def row_of(name: str, taken: dict[int, list[Window]], rest: list[float]) -> Row:
 
 
 @asynccontextmanager
-async def _ours(place: Place) -> AsyncIterator[Running]:
+async def _ours(environment: ProxyEnvironment) -> AsyncIterator[Running]:
     async with AsyncExitStack() as stack:
-        around = await stack.enter_async_context(TierEnvironment(place))
+        around = await stack.enter_async_context(TierEnvironment(environment))
         admin, picker = free_ports(2)
-        config = {**regional_config(place), "admin": {"port": admin}, "picker": {"port": picker}}
+        config = {**regional_config(environment), "admin": {"port": admin}, "picker": {"port": picker}}
         pid = await around.tier("regional", config)
-        yield await stack.enter_async_context(_behind_envoy(place, picker, pid))
+        yield await stack.enter_async_context(_behind_envoy(environment, picker, pid))
 
 
 @asynccontextmanager
-async def _bare(place: Place) -> AsyncIterator[Running]:
+async def _bare(environment: ProxyEnvironment) -> AsyncIterator[Running]:
     (port,) = free_ports(1)
-    program, arguments = module("bare_picker", bare.Job(port, list(place.targets)))
-    child = Child(BARE, arguments, place.folder / "picker.log", {}, program)
+    program, arguments = module("bare_picker", bare.Job(port, list(environment.targets)))
+    child = Child(BARE, arguments, environment.folder / "picker.log", {}, program)
     try:
         await child.start_until(lambda: _listens(port), _READY_S)
         assert child.pid is not None
-        async with _behind_envoy(place, port, child.pid) as running:
+        async with _behind_envoy(environment, port, child.pid) as running:
             yield running
     finally:
         await child.stop(2.0)
@@ -133,14 +133,14 @@ async def _listens(port: int) -> bool:
 
 
 @asynccontextmanager
-async def _behind_envoy(place: Place, picker: int, pid: int) -> AsyncIterator[Running]:
+async def _behind_envoy(environment: ProxyEnvironment, picker: int, pid: int) -> AsyncIterator[Running]:
     """Envoy with this picker; only the picker's process is measured."""
     binary = ENVOY.find()
     assert binary is not None  # `missing` was checked
     (port,) = free_ports(1)
-    file = place.folder / "envoy-picker.json"
-    file.write_text(configs.envoy_picked(port, picker, place.targets))
+    file = environment.folder / "envoy-picker.json"
+    file.write_text(configs.envoy_picked(port, picker, environment.targets))
     arguments = ["-c", str(file), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
-    child = Child("envoy", arguments, place.folder / "envoy.log", {}, [binary])
+    child = Child("envoy", arguments, environment.folder / "envoy.log", {}, [binary])
     async with started(child, HOST, port):
         yield Running(port, (pid,))

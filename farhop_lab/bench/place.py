@@ -37,10 +37,10 @@ class BenchError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a proxy needs: a folder for its files, its upstreams, and how many `files` a process may open.
+class ProxyEnvironment:
+    """The environment of a proxy: a folder for its files, its upstreams, and how many `files` a process may open.
 
-    With a `pair` it serves clients over TLS.
+    With a `pair` (a certificate and its key) the proxy serves clients over TLS.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class Subject(Protocol):
     def missing(self) -> str | None:
         """Why it cannot be run here, if so."""
 
-    def run(self, place: Place) -> AbstractAsyncContextManager[Running]:
+    def run(self, environment: ProxyEnvironment) -> AbstractAsyncContextManager[Running]:
         """Run it over these targets. Raises BenchError."""
 
 
@@ -96,7 +96,7 @@ def module(name: str, job: msgspec.Struct) -> tuple[list[str], list[str]]:
 
 
 @asynccontextmanager
-async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[Place]:
+async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[ProxyEnvironment]:
     """The upstream, until the end of the block: nginx's fixed answers if it is given, otherwise the uvloop one."""
     (port,) = free_ports(1)
     if nginx is not None:
@@ -107,7 +107,7 @@ async def engines(folder: Path, files: int, nginx: str | None) -> AsyncIterator[
         program, arguments = module("upstream", upstream.Job(port, list(HOSTS)))
     child = Child("the benchmark's upstream", arguments, folder / "engines.log", {}, program)
     async with started(child, HOSTS[0], port):
-        yield Place(folder, tuple((host, port) for host in HOSTS), files)
+        yield ProxyEnvironment(folder, tuple((host, port) for host in HOSTS), files)
 
 
 @asynccontextmanager

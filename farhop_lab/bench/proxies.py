@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farhop_lab.bench import bare, configs
-from farhop_lab.bench.place import HOST, READY_S, Place, Running, module, started
+from farhop_lab.bench.place import HOST, READY_S, ProxyEnvironment, Running, module, started
 from farhop_lab.world.child import Child
 from farhop_lab.world.ports import free_ports
 
@@ -29,9 +29,9 @@ class Proxy:
     name: str
     install: str
     find: Callable[[], str | None]
-    command: Callable[[str, Place, int], Command]
+    command: Callable[[str, ProxyEnvironment, int], Command]
     tls: bool = False
-    environment: tuple[tuple[str, str], ...] = ()
+    environment_variables: tuple[tuple[str, str], ...] = ()
     ready_s: float = READY_S
 
     def missing(self) -> str | None:
@@ -39,14 +39,14 @@ class Proxy:
         return None if self.find() is not None else f"not installed: {self.install}"
 
     @asynccontextmanager
-    async def run(self, place: Place) -> AsyncIterator[Running]:
+    async def run(self, environment: ProxyEnvironment) -> AsyncIterator[Running]:
         """The proxy, until the end of the block. Raises BenchError."""
         binary = self.find()
         assert binary is not None, "ask `missing` first"
         (port,) = free_ports(1)
-        program, arguments = self.command(binary, place, port)
-        child = Child(self.name, arguments, place.folder / "proxy.log", dict(self.environment), program)
-        async with started(child, HOST, port, tls=place.pair is not None, ready_s=self.ready_s) as running:
+        program, arguments = self.command(binary, environment, port)
+        child = Child(self.name, arguments, environment.folder / "proxy.log", dict(self.environment_variables), program)
+        async with started(child, HOST, port, tls=environment.pair is not None, ready_s=self.ready_s) as running:
             yield running
 
 
@@ -71,34 +71,39 @@ def _written(file: Path, text: str) -> str:
     return str(file)
 
 
-def _nginx(binary: str, place: Place, port: int) -> Command:
-    folder = place.folder / "nginx"
+def _nginx(binary: str, environment: ProxyEnvironment, port: int) -> Command:
+    folder = environment.folder / "nginx"
     folder.mkdir(exist_ok=True)
-    config = _written(folder / "nginx.conf", configs.nginx_proxy(folder, port, place.targets, place.files, place.pair))
+    config = _written(
+        folder / "nginx.conf",
+        configs.nginx_proxy(folder, port, environment.targets, environment.files, environment.pair),
+    )
     return [binary], ["-c", config, "-p", str(folder)]
 
 
-def _haproxy(binary: str, place: Place, port: int) -> Command:
+def _haproxy(binary: str, environment: ProxyEnvironment, port: int) -> Command:
     both = ""
-    if place.pair is not None:  # HAProxy needs certificate and key in one file
-        parts = (Path(place.pair.cert_file).read_text(), Path(place.pair.key_file).read_text())
-        both = _written(place.folder / "haproxy.pem", "".join(parts))
-    config = _written(place.folder / "haproxy.cfg", configs.haproxy(port, place.targets, place.files, both))
+    if environment.pair is not None:  # HAProxy needs certificate and key in one file
+        parts = (Path(environment.pair.cert_file).read_text(), Path(environment.pair.key_file).read_text())
+        both = _written(environment.folder / "haproxy.pem", "".join(parts))
+    config = _written(
+        environment.folder / "haproxy.cfg", configs.haproxy(port, environment.targets, environment.files, both)
+    )
     return [binary], ["-f", config, "-db", "-q"]
 
 
-def _envoy(binary: str, place: Place, port: int) -> Command:
-    config = _written(place.folder / "envoy.yaml", configs.envoy(port, place.targets, place.pair))
+def _envoy(binary: str, environment: ProxyEnvironment, port: int) -> Command:
+    config = _written(environment.folder / "envoy.yaml", configs.envoy(port, environment.targets, environment.pair))
     return [binary], ["-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
 
 
-def _sglang(_binary: str, place: Place, port: int) -> Command:
-    return [sys.executable, "-m", "sglang_router.launch_router"], _of_sglangs_kind(place, port)
+def _sglang(_binary: str, environment: ProxyEnvironment, port: int) -> Command:
+    return [sys.executable, "-m", "sglang_router.launch_router"], _of_sglangs_kind(environment, port)
 
 
-def _of_sglangs_kind(place: Place, port: int) -> list[str]:
+def _of_sglangs_kind(environment: ProxyEnvironment, port: int) -> list[str]:
     """SGLang's router and its derivatives take the same arguments."""
-    urls = [f"http://{host}:{at}" for host, at in place.targets]
+    urls = [f"http://{host}:{at}" for host, at in environment.targets]
     (metrics,) = free_ports(1)
     return [
         "--host", HOST, "--port", str(port), "--prometheus-host", HOST, "--prometheus-port", str(metrics),
@@ -106,13 +111,13 @@ def _of_sglangs_kind(place: Place, port: int) -> list[str]:
     ]  # fmt: skip
 
 
-def _litellm(binary: str, place: Place, port: int) -> Command:
-    config = _written(place.folder / "litellm.yaml", configs.litellm(place.targets))
+def _litellm(binary: str, environment: ProxyEnvironment, port: int) -> Command:
+    config = _written(environment.folder / "litellm.yaml", configs.litellm(environment.targets))
     return [binary], ["--config", config, "--host", HOST, "--port", str(port), "--num_workers", "1"]
 
 
-def _ours(name: str) -> Callable[[str, Place, int], Command]:
-    return lambda _binary, place, port: module(name, bare.Job(port, list(place.targets)))
+def _ours(name: str) -> Callable[[str, ProxyEnvironment, int], Command]:
+    return lambda _binary, environment, port: module(name, bare.Job(port, list(environment.targets)))
 
 
 ENVOY = Proxy(
@@ -133,13 +138,13 @@ PROXIES = (
         "vLLM router",
         "pip install vllm-router",
         lambda: on_path("vllm-router"),
-        lambda binary, place, port: ([binary], _of_sglangs_kind(place, port)),
+        lambda binary, environment, port: ([binary], _of_sglangs_kind(environment, port)),
     ),
     Proxy(
         "SMG",
         "pip install smg",
         lambda: on_path("smg"),
-        lambda binary, place, port: ([binary, "launch"], _of_sglangs_kind(place, port)),
+        lambda binary, environment, port: ([binary, "launch"], _of_sglangs_kind(environment, port)),
     ),
     Proxy(
         "LiteLLM proxy",
@@ -147,7 +152,7 @@ PROXIES = (
         lambda: on_path("litellm"),
         _litellm,
         # Otherwise it downloads its prices.
-        environment=(("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_LOG", "ERROR")),
+        environment_variables=(("LITELLM_LOCAL_MODEL_COST_MAP", "True"), ("LITELLM_LOG", "ERROR")),
         ready_s=90.0,
     ),
     Proxy("plain aiohttp proxy", "", lambda: sys.executable, _ours("plain")),

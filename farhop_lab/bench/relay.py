@@ -22,7 +22,7 @@ import msgspec
 
 from farhop_lab.bench import bodies, usage, wrk
 from farhop_lab.bench.client import Job, Report, Window
-from farhop_lab.bench.place import BenchError, Place, Running, Subject, engines, module, open_files, output
+from farhop_lab.bench.place import BenchError, ProxyEnvironment, Running, Subject, engines, module, open_files, output
 from farhop_lab.bench.proxies import PROXIES, on_path
 from farhop_lab.bench.results import SIZES, Comparison, Latency, Plan, Taken, row_of
 from farhop_lab.bench.tiers import OURS
@@ -116,14 +116,14 @@ async def _round(subject: Subject, plan: Plan, tools: Tools, taken: Taken) -> No
     """One round of one proxy."""
     try:
         if plan.once:
-            async with running(subject, tools, None, tls=plan.tls) as (place, proxy):
+            async with running(subject, tools, None, tls=plan.tls) as (environment, proxy):
                 await _streams(taken, plan, proxy)
-                await _requests(taken, plan, tools, place, proxy)
+                await _requests(taken, plan, tools, environment, proxy)
             return
         async with running(subject, tools, None, tls=plan.tls) as (_, proxy):
             await _streams(taken, plan, proxy)
-        async with running(subject, tools, tools.nginx, tls=plan.tls) as (place, proxy):
-            await _requests(taken, plan, tools, place, proxy)
+        async with running(subject, tools, tools.nginx, tls=plan.tls) as (environment, proxy):
+            await _requests(taken, plan, tools, environment, proxy)
     except BenchError as error:
         taken.trouble = str(error)
 
@@ -131,16 +131,16 @@ async def _round(subject: Subject, plan: Plan, tools: Tools, taken: Taken) -> No
 @asynccontextmanager
 async def running(
     subject: Subject, tools: Tools, nginx: str | None, *, tls: bool = False
-) -> AsyncIterator[tuple[Place, Running]]:
+) -> AsyncIterator[tuple[ProxyEnvironment, Running]]:
     """A proxy over its upstream until the end of the block; then nothing of it is left. Raises BenchError."""
     folder = Path(tempfile.mkdtemp(prefix="farhop-bench-"))
     try:
         pair = Authority(folder).issue("proxy") if tls else None
         async with engines(folder, tools.files, nginx) as over:
-            place = replace(over, pair=pair)
-            async with subject.run(place) as proxy:
+            environment = replace(over, pair=pair)
+            async with subject.run(environment) as proxy:
                 await asyncio.sleep(_SETTLE_S)
-                yield place, proxy
+                yield environment, proxy
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -148,20 +148,22 @@ async def running(
 # -- requests that are answered in one piece
 
 
-async def _requests(taken: Taken, plan: Plan, tools: Tools, place: Place, proxy: Running) -> None:
+async def _requests(taken: Taken, plan: Plan, tools: Tools, environment: ProxyEnvironment, proxy: Running) -> None:
     if plan.warm_up:
-        await busy(tools, place, proxy, PEAK_BYTES, plan.request_s)
+        await busy(tools, environment, proxy, PEAK_BYTES, plan.request_s)
     for size in plan.sizes:
-        window = await busy(tools, place, proxy, size, plan.request_s)
+        window = await busy(tools, environment, proxy, size, plan.request_s)
         if window.requests < _FEW and not plan.once:  # requests under way at its end used CPU, and are not counted
-            window = await busy(tools, place, proxy, size, plan.request_s * _LONGER)
+            window = await busy(tools, environment, proxy, size, plan.request_s * _LONGER)
         taken.requests.setdefault(size, []).append(window)
         if size == PEAK_BYTES and plan.latency_s and window.requests:
             rate = min(window.requests / window.seconds / 2, LATENCY_RATE_MAX_PER_S)
-            taken.latencies += [await _latency(plan, place, proxy, rate) for _ in range(_LATENCY_TURNS)]
+            taken.latencies += [await _latency(plan, environment, proxy, rate) for _ in range(_LATENCY_TURNS)]
 
 
-async def busy(tools: Tools, place: Place, proxy: Running, size: int, seconds: float, *, first: int = -1) -> Window:
+async def busy(
+    tools: Tools, environment: ProxyEnvironment, proxy: Running, size: int, seconds: float, *, first: int = -1
+) -> Window:
     """One window under full load. With `first` no two prompts are equal: they are numbered from there on."""
     if tools.wrk is None:
         job = Job(
@@ -169,7 +171,7 @@ async def busy(tools: Tools, place: Place, proxy: Running, size: int, seconds: f
             connections=CONNECTIONS, ramp_s=0.2, window_s=seconds, windows=1, body_bytes=size, first=first,
         )  # fmt: skip
         return (await asked(job)).windows[0]
-    lines, script = place.folder / f"bodies-{size}", place.folder / "wrk.lua"
+    lines, script = environment.folder / f"bodies-{size}", environment.folder / "wrk.lua"
     if not lines.exists():
         lines.write_bytes(b"\n".join(bodies.plain(size)) + b"\n")
     script.write_text(wrk.script(str(lines), first))
@@ -186,9 +188,9 @@ async def busy(tools: Tools, place: Place, proxy: Running, size: int, seconds: f
     return Window(report.seconds, cpu_s, report.requests, 0, report.errors, usage.rss_bytes(pids), 0)
 
 
-async def _latency(plan: Plan, place: Place, proxy: Running, rate: float) -> Latency:
+async def _latency(plan: Plan, environment: ProxyEnvironment, proxy: Running, rate: float) -> Latency:
     """The same open loop straight to the upstream, then through the proxy."""
-    host, port = place.targets[0]
+    host, port = environment.targets[0]
     job = Job(
         mode="open", host=host, port=port, pids=[], connections=256, ramp_s=0.5, window_s=plan.latency_s, windows=1,
         body_bytes=PEAK_BYTES, rate_per_s=rate,

@@ -53,16 +53,16 @@ async def measure(requests: int, progress: Callable[[str], None] = lambda _text:
     if why is not None:
         raise BenchError(why)
     tools, limit = Tools.found(), time.monotonic() + LIMIT_S
-    async with running(SOAKED, tools, tools.nginx) as (place, proxy):
+    async with running(SOAKED, tools, tools.nginx) as (environment, proxy):
         # The first sample includes one-time needs of connections and code.
-        await busy(tools, place, proxy, BODY_BYTES, _WARM_S)
+        await busy(tools, environment, proxy, BODY_BYTES, _WARM_S)
         done, errors, spent_s, rate = 0, 0, 0.0, 1000.0
         marks = [MemorySample(0.0, 0, usage.rss_bytes(usage.tree(proxy.pids)), 0.0)]
         over = False
         while not over:
             left = next(share * requests - done for share in SHARES if share * requests > done)
             slice_s = min(max(left / rate, _SLICE_S[0]), _SLICE_S[1])
-            window = await busy(tools, place, proxy, BODY_BYTES, slice_s, first=done)
+            window = await busy(tools, environment, proxy, BODY_BYTES, slice_s, first=done)
             if not window.requests:
                 raise BenchError("the regional balancer answers no more")
             rate = window.requests / window.seconds

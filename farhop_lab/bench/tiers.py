@@ -21,7 +21,7 @@ import yaml
 
 from farhop_lab.bench import regions
 from farhop_lab.bench.bodies import KEY, MODEL
-from farhop_lab.bench.place import HOST, BenchError, Place, Running, answers, module
+from farhop_lab.bench.place import HOST, BenchError, ProxyEnvironment, Running, answers, module
 from farhop_lab.engine.core.kv_log import batch
 from farhop_lab.engine.kv_publisher import KvPublisher
 from farhop_lab.world.child import Child, ChildError
@@ -41,7 +41,7 @@ class Tiers:
     """One row of ours: which tiers run."""
 
     name: str
-    run: Callable[[Place], AbstractAsyncContextManager[Running]]
+    run: Callable[[ProxyEnvironment], AbstractAsyncContextManager[Running]]
     tls: bool = True
 
     def missing(self) -> str | None:
@@ -80,11 +80,11 @@ def topology() -> dict[str, Any]:
 class TierEnvironment:
     """What both tiers need: a topology, an etcd, a collector of traces, a secret."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self.file = place.folder / "topology.yaml"
+    def __init__(self, environment: ProxyEnvironment) -> None:
+        self._place = environment
+        self.file = environment.folder / "topology.yaml"
         self._collector = Collector()
-        self._etcd = EmbeddedEtcd(folder=place.folder / "etcd")
+        self._etcd = EmbeddedEtcd(folder=environment.folder / "etcd")
         self._secret = secrets.token_urlsafe(32)
         self.stack = AsyncExitStack()
         self.admins: list[int] = []
@@ -165,13 +165,13 @@ class Reader:
 
 
 async def _regional(
-    around: TierEnvironment, place: Place, kv_tokens: int = KV_TOKENS, reader: Reader = Reader()
+    around: TierEnvironment, environment: ProxyEnvironment, kv_tokens: int = KV_TOKENS, reader: Reader = Reader()
 ) -> tuple[int, int]:
-    """A regional balancer over the place's replicas: its client port and process id."""
-    client, admin, *kv_ports = free_ports(2 + (len(place.targets) if reader.kv_events else 0))
+    """A regional balancer over the environment's replicas: its client port and process id."""
+    client, admin, *kv_ports = free_ports(2 + (len(environment.targets) if reader.kv_events else 0))
     around.admins.append(admin)
-    config = regional_config(place, kv_tokens, reader, kv_ports)
-    config |= {"admin": {"port": admin}, "client": _listen(client, place)}
+    config = regional_config(environment, kv_tokens, reader, kv_ports)
+    config |= {"admin": {"port": admin}, "client": _listen(client, environment)}
     if reader.tokenizer is not None:
         config["tokenizers"] = {reader.model: {"file": str(reader.tokenizer)}}
     pid = await around.tier("regional", config)
@@ -180,17 +180,17 @@ async def _regional(
     return client, pid
 
 
-async def _sharing(around: TierEnvironment, place: Place, count: int) -> tuple[int, tuple[int, ...]]:
+async def _sharing(around: TierEnvironment, environment: ProxyEnvironment, count: int) -> tuple[int, tuple[int, ...]]:
     """So many regional balancers on one client port over the same replicas: the port and their process ids."""
     client, *admins = free_ports(1 + count)
     around.admins.extend(admins)
-    entry = _listen(client, place) | {"reuse_port": True}
-    configs = [regional_config(place) | {"admin": {"port": admin}, "client": entry} for admin in admins]
+    entry = _listen(client, environment) | {"reuse_port": True}
+    configs = [regional_config(environment) | {"admin": {"port": admin}, "client": entry} for admin in admins]
     return client, tuple([await around.tier("regional", one, number) for number, one in enumerate(configs, 1)])
 
 
 def regional_config(
-    place: Place, kv_tokens: int = KV_TOKENS, reader: Reader = Reader(), kv_ports: Sequence[int] = ()
+    environment: ProxyEnvironment, kv_tokens: int = KV_TOKENS, reader: Reader = Reader(), kv_ports: Sequence[int] = ()
 ) -> dict[str, Any]:
     """A regional balancer's configuration over these replicas, without its listeners."""
     replicas = [
@@ -206,7 +206,7 @@ def regional_config(
             "tpot_ms": 10.0,
             **({"kv_events": f"tcp://{HOST}:{kv_ports[i]}"} if kv_ports else {}),
         }
-        for i, (host, port) in enumerate(place.targets)
+        for i, (host, port) in enumerate(environment.targets)
     ]
     return {"tier": {"port": 0}, "control": {"port": 0}, "replicas": replicas}
 
@@ -226,18 +226,18 @@ async def _announce_kv(around: TierEnvironment, admin: int, ports: list[int]) ->
                 exact = all(one["kv_events"] == "exact" for one in (await answer.json())["replicas"])
 
 
-def _listen(port: int, place: Place) -> dict[str, Any]:
+def _listen(port: int, environment: ProxyEnvironment) -> dict[str, Any]:
     """The listener for clients."""
-    pair = place.pair
+    pair = environment.pair
     tls = {"cert_file": pair.cert_file, "key_file": pair.key_file} if pair is not None else None
     return {"port": port, "tls": tls}
 
 
-async def _global(around: TierEnvironment, place: Place, seen: frozenset[str]) -> tuple[int, int]:
+async def _global(around: TierEnvironment, environment: ProxyEnvironment, seen: frozenset[str]) -> tuple[int, int]:
     """A global balancer, from when it sees these regions serve: its port and process id."""
     port, admin = free_ports(2)
     around.admins.append(admin)
-    pid = await around.tier("global", {"admin": {"port": admin}, "listen": _listen(port, place)})
+    pid = await around.tier("global", {"admin": {"port": admin}, "listen": _listen(port, environment)})
     async with aiohttp.ClientSession() as session:
         while not seen <= await serving(session, f"http://{HOST}:{admin}"):
             await asyncio.sleep(0.05)
@@ -245,69 +245,71 @@ async def _global(around: TierEnvironment, place: Place, seen: frozenset[str]) -
 
 
 @asynccontextmanager
-async def _row(place: Place, start: Callable[[TierEnvironment], Any], model: str = MODEL) -> AsyncIterator[Running]:
+async def _row(
+    environment: ProxyEnvironment, start: Callable[[TierEnvironment], Any], model: str = MODEL
+) -> AsyncIterator[Running]:
     try:
-        async with TierEnvironment(place) as around:
+        async with TierEnvironment(environment) as around:
             async with asyncio.timeout(_READY_S):
                 port, pids = await start(around)
-                while not await answers(HOST, port, model=model, tls=place.pair is not None):
+                while not await answers(HOST, port, model=model, tls=environment.pair is not None):
                     await asyncio.sleep(0.05)
-            yield Running(port, pids, tls=place.pair is not None, admins=tuple(around.admins))
+            yield Running(port, pids, tls=environment.pair is not None, admins=tuple(around.admins))
     except TimeoutError:
         raise BenchError(f"our tiers do not serve within {_READY_S:g} s; is the machine too busy?") from None
     except (ChildError, EtcdLabError) as error:
         raise BenchError(str(error)) from None
 
 
-def regional(place: Place, kv_tokens: int = KV_TOKENS) -> AbstractAsyncContextManager[Running]:
+def regional(environment: ProxyEnvironment, kv_tokens: int = KV_TOKENS) -> AbstractAsyncContextManager[Running]:
     """Clients at a region's own listener."""
 
     async def start(around: TierEnvironment) -> tuple[int, tuple[int, ...]]:
-        port, pid = await _regional(around, place, kv_tokens)
+        port, pid = await _regional(around, environment, kv_tokens)
         return port, (pid,)
 
-    return _row(place, start)
+    return _row(environment, start)
 
 
-def two_regional(place: Place) -> AbstractAsyncContextManager[Running]:
+def two_regional(environment: ProxyEnvironment) -> AbstractAsyncContextManager[Running]:
     """Clients at two regional balancers of one region that share a port; the CPU of both."""
-    return _row(place, lambda around: _sharing(around, place, 2))
+    return _row(environment, lambda around: _sharing(around, environment, 2))
 
 
-def global_(place: Place) -> AbstractAsyncContextManager[Running]:
+def global_(environment: ProxyEnvironment) -> AbstractAsyncContextManager[Running]:
     """Clients at a global balancer over twelve regions."""
 
     async def start(around: TierEnvironment) -> tuple[int, tuple[int, ...]]:
         await around.other_regions(REGIONS)
-        port, pid = await _global(around, place, frozenset(REGIONS))
+        port, pid = await _global(around, environment, frozenset(REGIONS))
         return port, (pid,)
 
-    return _row(place, start)
+    return _row(environment, start)
 
 
-def both(place: Place) -> AbstractAsyncContextManager[Running]:
+def both(environment: ProxyEnvironment) -> AbstractAsyncContextManager[Running]:
     """Clients at a global balancer, which sends them to its own region's regional balancer."""
 
     async def start(around: TierEnvironment) -> tuple[int, tuple[int, ...]]:
-        _, lower = await _regional(around, place)
-        port, upper = await _global(around, place, frozenset((HERE,)))
+        _, lower = await _regional(around, environment)
+        port, upper = await _global(around, environment, frozenset((HERE,)))
         return port, (upper, lower)
 
-    return _row(place, start)
+    return _row(environment, start)
 
 
 @asynccontextmanager
-async def side_by_side(place: Place, reader: Reader) -> AsyncIterator[tuple[Running, Running]]:
+async def side_by_side(environment: ProxyEnvironment, reader: Reader) -> AsyncIterator[tuple[Running, Running]]:
     """Both tiers, open to clients at the region and at the global balancer at the same time. Raises BenchError."""
     regional_port, lower = 0, 0
 
     async def start(around: TierEnvironment) -> tuple[int, tuple[int, ...]]:
         nonlocal regional_port, lower
-        regional_port, lower = await _regional(around, place, reader=reader)
-        port, upper = await _global(around, place, frozenset((HERE,)))
+        regional_port, lower = await _regional(around, environment, reader=reader)
+        port, upper = await _global(around, environment, frozenset((HERE,)))
         return port, (upper, lower)
 
-    async with _row(place, start, reader.model) as running:
+    async with _row(environment, start, reader.model) as running:
         yield Running(regional_port, (lower,), tls=running.tls, admins=running.admins), running
 
 

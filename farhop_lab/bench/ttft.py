@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 
 from farhop_lab.bench import bare, bodies, tiers, usage
-from farhop_lab.bench.place import HOST, BenchError, Place, engines, module, open_files, output, started
+from farhop_lab.bench.place import HOST, BenchError, ProxyEnvironment, engines, module, open_files, output, started
 from farhop_lab.bench.ttft_client import Job, Sample, Way
 from farhop_lab.engine import tokenizer_file
 from farhop_lab.sim.measures import quantile
@@ -146,30 +146,32 @@ async def _ways(mode: Mode, engine: Engine | None) -> AsyncIterator[tuple[list[W
             if url.hostname is None or url.scheme != "http":
                 raise BenchError("--engine: give an origin such as http://127.0.0.1:8000")
             model = engine.model or await _served(engine.url)
-            place = Place(folder, ((url.hostname, url.port or 80),), files)
-            async with _over(place, model, mode, engine.tokenizer) as ways:
+            environment = ProxyEnvironment(folder, ((url.hostname, url.port or 80),), files)
+            async with _over(environment, model, mode, engine.tokenizer) as ways:
                 yield ways, model
         else:
             tokenizer_file.write(folder)
             async with engines(folder, files, None) as all_of_them:
-                place = replace(all_of_them, targets=all_of_them.targets[:_REPLICAS])
-                async with _over(place, bodies.MODEL, mode, folder / tokenizer_file.TOKENIZER) as ways:
+                environment = replace(all_of_them, targets=all_of_them.targets[:_REPLICAS])
+                async with _over(environment, bodies.MODEL, mode, folder / tokenizer_file.TOKENIZER) as ways:
                     yield ways, bodies.MODEL
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @asynccontextmanager
-async def _over(place: Place, model: str, mode: Mode, tokenizer: Path | None) -> AsyncIterator[list[Way]]:
+async def _over(
+    environment: ProxyEnvironment, model: str, mode: Mode, tokenizer: Path | None
+) -> AsyncIterator[list[Way]]:
     (port,) = free_ports(1)
-    program, arguments = module("bare", bare.Job(port, list(place.targets)))
-    relay = Child("the bare relay", arguments, place.folder / "bare.log", {}, program)
+    program, arguments = module("bare", bare.Job(port, list(environment.targets)))
+    relay = Child("the bare relay", arguments, environment.folder / "bare.log", {}, program)
     reader = tiers.Reader(model, tokenizer if mode.reads else None, kv_events=mode.kv_events)
     async with (
         started(relay, HOST, port, model=model) as bare_one,
-        tiers.side_by_side(place, reader) as (regional, both),
+        tiers.side_by_side(environment, reader) as (regional, both),
     ):
-        host, direct = place.targets[0]
+        host, direct = environment.targets[0]
         yield [
             Way(DIRECT, host, direct),
             Way(BARE, HOST, port, list(bare_one.pids)),

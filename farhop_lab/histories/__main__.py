@@ -8,8 +8,8 @@ from pathlib import Path
 
 from farhop_lab.histories import shipped
 from farhop_lab.histories.codec import dump
+from farhop_lab.histories.recorder import read, write
 from farhop_lab.histories.replay import amended, replay
-from farhop_lab.histories.tape import read, write
 
 _USAGE = """use: python -m farhop_lab.histories record|diff [NAME ...]   NAME as the files in tests/histories
      python -m farhop_lab.histories amend NAME ...         where reports alone say otherwise, take what they say
@@ -36,12 +36,12 @@ def main(args: list[str]) -> int:
         return 2
     for name in wanted or known:
         began = time.perf_counter()
-        tapes = known[name]()
+        recorders = known[name]()
         path = shipped.KEPT / f"{name}{shipped.SUFFIX}"
-        write(path, tapes)
-        entries = sum(tape.count for tape in tapes)
+        write(path, recorders)
+        entries = sum(recorder.count for recorder in recorders)
         seconds = time.perf_counter() - began
-        print(f"{name}: {len(tapes)} machines, {entries} entries, {path.stat().st_size} bytes, {seconds:.1f} s")
+        print(f"{name}: {len(recorders)} machines, {entries} entries, {path.stat().st_size} bytes, {seconds:.1f} s")
     return 0
 
 

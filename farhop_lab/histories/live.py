@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from farhop_lab.histories import names
-from farhop_lab.histories.tape import RecordingSession, Tape, write
+from farhop_lab.histories.recorder import HistoryRecorder, RecordingSession, write
 
 TO, CALLS_MAX = "FARHOP_HISTORIES_TO", 20_000
 
@@ -37,18 +37,18 @@ def record(folder: Path) -> RecordingSession:
 def _recorded(begin: Any, session: RecordingSession) -> Any:
     def begun(flow: Any, config: Any, law: Any, rng: Any, of_tenant: Any, *more: Any) -> None:  # noqa: ARG001
         # A random generator of its own: the process's has other users, too.
-        seed = f"live {len(session.tapes)}"
+        seed = f"live {len(session.recorders)}"
         begin(flow, config, law, names.dice(seed), of_tenant, *more)
         genesis = names.as_it_began(flow, config, law, seed, of_tenant, *more)
         test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].partition(" ")[0]
         name = f"{genesis[0]} {config.region} {getattr(config, 'instance', '')} {test}".strip()
-        session.add(Tape(name, genesis, calls_max=CALLS_MAX), flow)
+        session.add(HistoryRecorder(name, genesis, calls_max=CALLS_MAX), flow)
 
     return begun
 
 
 def _write(session: RecordingSession, folder: Path) -> None:
-    write(folder / f"{os.getpid()}.history", session.tapes)
+    write(folder / f"{os.getpid()}.history", session.recorders)
 
 
 if os.environ.get(TO):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import isclose
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from farhop_lab.histories import names, tape
+from farhop_lab.histories import names, recorder
 from farhop_lab.histories.codec import Reader, Tag
 
 if TYPE_CHECKING:
@@ -109,25 +109,25 @@ def same(a: Any, b: Any, now: float) -> bool:
 
 def replay(path: Path) -> list[Replayed]:
     """All histories of a file."""
-    return [_replayed(f"{path.stem}: {name}", count, packed) for name, count, packed in tape.read(path)]
+    return [_replayed(f"{path.stem}: {name}", count, packed) for name, count, packed in recorder.read(path)]
 
 
-def amended(path: Path) -> list[tape.Tape]:
+def amended(path: Path) -> list[recorder.HistoryRecorder]:
     """All histories of a file with the present reports. ValueError if anything but a report differs: what came after it
     would be another run, and must be recorded.
     """
-    return [_amended(f"{path.stem}: {name}", name, count, packed) for name, count, packed in tape.read(path)]
+    return [_amended(f"{path.stem}: {name}", name, count, packed) for name, count, packed in recorder.read(path)]
 
 
-def _amended(history: str, name: str, count: int, packed: list[Any]) -> tape.Tape:
+def _amended(history: str, name: str, count: int, packed: list[Any]) -> recorder.HistoryRecorder:
     inputs, expectations = Reader(packed, names.TAGS), Reader(packed, _PLAIN, flat=True)
-    genesis = inputs.get(tape.GENESIS)
-    anew = tape.Tape(name, genesis)
+    genesis = inputs.get(recorder.GENESIS)
+    anew = recorder.HistoryRecorder(name, genesis)
     rig = names.Rig(genesis)
     for position in range(count):
-        call, now = inputs.get(tape.CALL), inputs.get(tape.NOW)
-        given = inputs.get(tape.GIVEN + call)
-        expected = expectations.get(tape.CAME + call)
+        call, now = inputs.get(recorder.CALL), inputs.get(recorder.NOW)
+        given = inputs.get(recorder.GIVEN + call)
+        expected = expectations.get(recorder.CAME + call)
         anew.call(call, now, given)
         came = rig.do(call, now, given)
         if call != names.REPORT and not same(expected, plain(came), now):
@@ -139,12 +139,12 @@ def _amended(history: str, name: str, count: int, packed: list[Any]) -> tape.Tap
 def _replayed(history: str, count: int, packed: list[Any]) -> Replayed:
     # The two readers make shared objects differently, so each reads every column.
     inputs, expectations = Reader(packed, names.TAGS), Reader(packed, _PLAIN, flat=True)
-    rig = names.Rig(inputs.get(tape.GENESIS))
+    rig = names.Rig(inputs.get(recorder.GENESIS))
     diverging, first = 0, list[Divergence]()
     for position in range(count):
-        call, now = inputs.get(tape.CALL), inputs.get(tape.NOW)
-        given = inputs.get(tape.GIVEN + call)
-        expected = expectations.get(tape.CAME + call)
+        call, now = inputs.get(recorder.CALL), inputs.get(recorder.NOW)
+        given = inputs.get(recorder.GIVEN + call)
+        expected = expectations.get(recorder.CAME + call)
         try:
             came = plain(rig.do(call, now, given))
         except Exception as error:  # noqa: BLE001 - whatever it raises, it is told

@@ -20,7 +20,7 @@ from farhop_lab.chaos import schedule as schedules
 from farhop_lab.chaos import workload
 from farhop_lab.histories import names
 from farhop_lab.histories.codec import GRID, made_up
-from farhop_lab.histories.tape import RecordingSession, Tape
+from farhop_lab.histories.recorder import HistoryRecorder, RecordingSession
 from farhop_lab.scenarios.load import find, shipped_names
 from farhop_lab.sim.faults import FaultInjector
 from farhop_lab.sim.relay import SimulatedRelay
@@ -69,7 +69,9 @@ class Recorder:
         flow, tier = names.made(genesis), genesis[0]
         if not {(tier, region), (tier, "")} & set(self._which):
             return flow
-        return self.session.add(Tape(f"{tier} {region} {len(self.session.tapes)}", genesis, self.made, self._max), flow)
+        return self.session.add(
+            HistoryRecorder(f"{tier} {region} {len(self.session.recorders)}", genesis, self.made, self._max), flow
+        )
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -105,7 +107,7 @@ def _scenario(
     which: Collection[tuple[str, str]],
     calls_max: int,
     also: Callable[[World], None] = lambda _: None,
-) -> list[Tape]:
+) -> list[HistoryRecorder]:
     recorder = Recorder(which, calls_max)
     scenario = find(name, routers.names())
     with recorder.recording():
@@ -113,10 +115,10 @@ def _scenario(
         world.journal.violations_only()
         also(world)
         world.run(seconds)
-    return recorder.session.tapes
+    return recorder.session.recorders
 
 
-def _chaos(path: Path, seconds: float, which: Collection[tuple[str, str]], calls_max: int) -> list[Tape]:
+def _chaos(path: Path, seconds: float, which: Collection[tuple[str, str]], calls_max: int) -> list[HistoryRecorder]:
     schedule = schedules.decode(path.read_text(), path.name)
     recorder = Recorder(which, calls_max)
     with recorder.recording():
@@ -133,7 +135,7 @@ def _chaos(path: Path, seconds: float, which: Collection[tuple[str, str]], calls
         FaultInjector(world, workload.TENANT).plan(schedule.faults)
         workload.OpenLoad(world, schedule)
         world.run(min(seconds, schedule.mended_s + 5.0))
-    return recorder.session.tapes
+    return recorder.session.recorders
 
 
 def _steered(world: World) -> None:
@@ -150,10 +152,10 @@ def _react(process: Any, event_of: Callable[[float], Any]) -> None:
     process.relay.react(event_of(process.relay.clock()))
 
 
-def catalogue() -> dict[str, Callable[[], list[Tape]]]:
+def catalogue() -> dict[str, Callable[[], list[HistoryRecorder]]]:
     """The recordings by name."""
     every = {(names.GLOBAL, ""), (names.REGIONAL, "")}
-    found: dict[str, Callable[[], list[Tape]]] = {}
+    found: dict[str, Callable[[], list[HistoryRecorder]]] = {}
     others = [name for name in shipped_names() if name != OVERLOAD]
     for n, name in enumerate(others):
         sites = sorted(find(name, routers.names()).doc.sites)

@@ -41,7 +41,7 @@ class FidelityError(Exception):
     """Something that cannot be run live; the text is one line with the remedy."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class MeasuredAnswer(msgspec.Struct, frozen=True):
     """One answer of the window: milliseconds of the scenario's time, tokens. `promises`: by tier, the predicted and the
     actual value; the global tier's against what the client saw, the regional one's against what its balancer saw.
     """
@@ -100,7 +100,7 @@ def settings(scenario: Scenario, speedup: float) -> WorldSettings:
     return WorldSettings(topology=doc.topology, profile=gpu, replicas=replicas, speedup=speedup)
 
 
-async def live(scenario: Scenario, speedup: float, seed: int, folder: Path) -> tuple[list[Seen], int]:
+async def live(scenario: Scenario, speedup: float, seed: int, folder: Path) -> tuple[list[MeasuredAnswer], int]:
     """Answers to requests sent within the window, and the number of failures. Raises FidelityError, WorldError."""
     world = World(settings(scenario, speedup), folder)
     doc = scenario.doc
@@ -121,7 +121,7 @@ class _LiveClients:
     def __init__(self, world: World, session: aiohttp.ClientSession, scenario: Scenario, speedup: float) -> None:
         self._world, self._session, self._doc, self._speedup = world, session, scenario.doc, speedup
         self._began = 0.0
-        self.seen: list[Seen] = []
+        self.seen: list[MeasuredAnswer] = []
         self.failed = 0
 
     def begin(self) -> None:
@@ -170,7 +170,7 @@ class _LiveClients:
         if counts:
             usage, ttft_ms = result.usage, result.ttft_ms * self._speedup
             promises = await self._promises(region, result, ttft_ms)
-            self.seen.append(Seen(ttft_ms, usage.prompt_tokens, usage.cached_tokens or 0, promises))
+            self.seen.append(MeasuredAnswer(ttft_ms, usage.prompt_tokens, usage.cached_tokens or 0, promises))
         return result.text.encode()
 
     async def _promises(self, region: str, result: Answered, ttft_ms: float) -> dict[str, tuple[float, float]]:
@@ -202,7 +202,7 @@ class _LiveClients:
             await asyncio.sleep(_POLL_S)
 
 
-def compared(seen: list[Seen], failed: int, simulated: Result) -> list[Compared]:
+def compared(seen: list[MeasuredAnswer], failed: int, simulated: Result) -> list[Compared]:
     """Both, figure by figure. FidelityError if nothing was answered live."""
     if not seen:
         raise FidelityError(f"nothing was answered live ({failed} failed); let it run longer, or on an idler machine")
@@ -216,7 +216,7 @@ def compared(seen: list[Seen], failed: int, simulated: Result) -> list[Compared]
     ]
 
 
-def promise_errors(seen: list[Seen]) -> list[PromiseErrors]:
+def promise_errors(seen: list[MeasuredAnswer]) -> list[PromiseErrors]:
     """The errors of each tier's predictions."""
     rows = []
     for tier in ("global", "regional"):
@@ -238,6 +238,13 @@ def promise_errors(seen: list[Seen]) -> list[PromiseErrors]:
 
 
 __all__ = [
-    "Compared", "FidelityError", "PromiseErrors", "Seen", "WorldError", "compared", "live", "promise_errors",
+    "Compared",
+    "FidelityError",
+    "MeasuredAnswer",
+    "PromiseErrors",
+    "WorldError",
+    "compared",
+    "live",
+    "promise_errors",
     "settings",
 ]  # fmt: skip

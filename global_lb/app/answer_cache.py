@@ -20,7 +20,7 @@ from farhop.relay.active import ActiveRequest
 from farhop.relay.formats import cacheable
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.http.head import EXPLAIN
-from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played, sliced
+from farhop.relay.upstream.recording import AnswerRecording, Reader, SharedExchange, played, sliced
 from farhop.service.request_telemetry import CacheUse
 from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Lead, StoredAnswer
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Event, Request
     from farhop.balance.outcome import Outcome
-    from farhop.relay.formats.cacheable import Asked
+    from farhop.relay.formats.cacheable import CacheLookup
     from farhop.relay.formats.transcript import Continuation
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.relay import Relay
@@ -154,9 +154,9 @@ class AnswerCacheRelay:
         )
         plan = decide()
         if isinstance(plan, Hit):
-            tape = self._tape(plan.kept, request, context)
-            if tape is not None:
-                self._give(client, plan, tape)
+            recording = self._recording(plan.kept, request, context)
+            if recording is not None:
+                self._give(client, plan, recording)
                 return
             plan = decide(gives=False)
         if isinstance(plan, Follow) and not plan.leader.joinable:
@@ -170,7 +170,7 @@ class AnswerCacheRelay:
                 self._alone(client, why)
 
     @staticmethod
-    def _asked(exchange: Exchange, request: Request, body: bytes, context: RequestContext) -> Asked | str:
+    def _asked(exchange: Exchange, request: Request, body: bytes, context: RequestContext) -> CacheLookup | str:
         head = exchange.head
         if head.known.get(EXPLAIN) == b"1":
             return "receipt"  # it wants to be told of its own way
@@ -181,7 +181,7 @@ class AnswerCacheRelay:
         )
 
     @staticmethod
-    def _tape(kept: StoredAnswer, request: Request, context: RequestContext) -> Tape | None:
+    def _recording(kept: StoredAnswer, request: Request, context: RequestContext) -> AnswerRecording | None:
         """What is kept, in the form that is asked for; None where that cannot be told for sure."""
         if kept.stream == request.stream:
             return played(kept.lines, kept.body, kept.usage_event, kept.end, streams=kept.stream)
@@ -202,7 +202,7 @@ class AnswerCacheRelay:
         self.cache.counted("bypass", why)
         self._send(client, active.exchange)
 
-    def _give(self, client: _Client, hit: Hit, tape: Tape) -> None:
+    def _give(self, client: _Client, hit: Hit, recording: AnswerRecording) -> None:
         """From what is kept."""
         kept, active = hit.kept, client.active
         client.age_s = hit.age_s
@@ -211,7 +211,7 @@ class AnswerCacheRelay:
         self.cache.counted("hit", "", kept.usage)
         active.exchange.body = client.body = b""
         active.exchange.let_go()
-        self._reader(client).play(tape)
+        self._reader(client).play(recording)
 
     def _follow(self, client: _Client, shared: SharedExchange) -> None:
         active, leads = client.active, shared.context
@@ -222,7 +222,7 @@ class AnswerCacheRelay:
         client.timer = self._loop.call_later(max(0.0, left_s), self._late, reader)
         shared.join(reader)
 
-    def _lead(self, client: _Client, asked: Asked, plan: Lead, law: Law) -> None:
+    def _lead(self, client: _Client, asked: CacheLookup, plan: Lead, law: Law) -> None:
         """Ask upstream, and record what it says."""
         active, cache = client.active, self.cache
         request, exchange = active.request, active.exchange
@@ -260,27 +260,28 @@ class AnswerCacheRelay:
 
     def _recorded(self, shared: SharedExchange, client: _Client, key: bytes, law: Law) -> None:
         """An answer is whole: it is kept, if it is a good one and all of one piece."""
-        active, tape = client.active, shared.tape
+        active, recording = client.active, shared.recording
         context: RequestContext = active.context
         forward, attempt, progress = active.forward, active.attempt, active.progress
         resumed = progress is not None and progress.resumed
         if forward is None or attempt is None or resumed or context.kind is None:
             return
-        if not cacheable.complete(context.kind, b"".join(tape.pieces), stream=active.request.stream):
+        if not cacheable.complete(context.kind, b"".join(recording.pieces), stream=active.request.stream):
             return
-        at = tape.end if tape.usage_at is None else tape.usage_at
+        at = recording.end if recording.usage_at is None else recording.usage_at
         body, usage_event, end = (
-            b"".join(part) for part in (tape.pieces[:at], tape.pieces[at : at + 1], tape.pieces[at + 1 :])
+            b"".join(part)
+            for part in (recording.pieces[:at], recording.pieces[at : at + 1], recording.pieces[at + 1 :])
         )
         kept = StoredAnswer(
-            active.request.stream, tape.lines, sliced(body), usage_event, end, forward.target, context.decision_id,
+            active.request.stream, recording.lines, sliced(body), usage_event, end, forward.target, context.decision_id,
             self._clock(), attempt.usage,
         )  # fmt: skip
         self.cache.keep(active.request.tenant, key, kept, law, self._flow.law)
 
     # -- recording.ReaderOwner
 
-    def head(self, reader: Reader, tape: Tape) -> bytes:
+    def head(self, reader: Reader, recording: AnswerRecording) -> bytes:
         """The header lines that this client's answer begins with."""
         client = _client(reader)
         active = client.active
@@ -293,7 +294,7 @@ class AnswerCacheRelay:
             self._reads_along(client, reader.shared)
             client.body = b""
         age = b"" if client.age_s is None else b"age: %d\r\n" % client.age_s
-        return tape.lines + age + self._tier.answer_headers(active)
+        return recording.lines + age + self._tier.answer_headers(active)
 
     def _reads_along(self, client: _Client, shared: SharedExchange) -> None:
         """Where the answer comes from is known now."""

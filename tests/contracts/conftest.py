@@ -75,9 +75,9 @@ class Wire:
                     group.create_task(self._pump(reader, out, self._flowing))
                     group.create_task(self._pump(back, writer, self._flowing))
         except* (OSError, EOFError):
-            pass  # one side hung up, or nobody is there: the other side is to see just that
+            pass  # one side hung up, or does not exist: the other side must see just that
         except* asyncio.CancelledError:
-            pass  # the wire is cut, and whoever cut it waits for the end of this
+            pass  # the wire is cut, and the test that cut it waits for this to end
         finally:
             self._tasks.discard(task)
             for each in writers:
@@ -137,7 +137,7 @@ class HubsWorld:
         stores = [store for world in self.worlds.values() for store in (world.near, world.far)]
         for store in stores:
             store.outage()
-        await asyncio.sleep(0.05)  # all of them are away at one time, and not one after the other
+        await asyncio.sleep(0.05)  # all of them are away at the same time, not one after the other
         for world in self.worlds.values():
             if wipe:
                 world.cluster.wipe()

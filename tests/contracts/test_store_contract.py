@@ -145,7 +145,7 @@ async def test_compare_and_set_lets_one_writer_win(world, root):
     assert await world.near.get(key) is None
 
 
-async def test_a_key_with_a_time_to_live_goes_by_itself_and_watchers_see_it(world, root):
+async def test_a_key_with_a_time_to_live_expires_by_itself_and_watchers_see_it(world, root):
     async with Watching(world.near, root) as watching:
         await watching.until(ends_with(ChangeKind.SNAPSHOT))
         await world.far.put(root + "drain", b"why", ttl_s=1.0)
@@ -162,7 +162,7 @@ async def test_publications_outlive_their_time_idle_or_busy_and_go_when_withdraw
         idle = await world.near.publish(root + "idle", b"0", ttl_s=1.0)
         busy = await world.near.publish(root + "busy", b"0", ttl_s=1.0)
         assert (idle.trouble, busy.trouble) == (None, None)
-        # Three lives long, with an update more often than any refresh is due.
+        # For three lifetimes, with an update more often than any refresh is due.
         ends_at = asyncio.get_running_loop().time() + 3.0
         number = 0
         while asyncio.get_running_loop().time() < ends_at:
@@ -227,13 +227,13 @@ async def test_an_outage_is_reported_once_and_ends_in_a_snapshot_of_what_happene
         await watching.until(seen(root + "new", b"3"))
 
 
-async def test_a_watch_that_is_behind_a_compaction_lists_anew_without_an_outage(world, root):
+async def test_a_watch_that_is_behind_a_compaction_lists_again_without_an_outage(world, root):
     if isinstance(world.near, Hubs):
         pytest.skip("reads ahead of its reader, and so is not behind")
     await world.far.put(root + "a", b"1")
     async with contextlib.aclosing(world.near.watch(root)) as watch:
         assert (await anext(watch)).kind == ChangeKind.SNAPSHOT
-        # The reader is slow: what follows is forgotten before it comes back.
+        # The reader is slow: later changes are forgotten before it comes back.
         await world.far.put(root + "a", b"2")
         await world.far.put(root + "a", b"3")
         await world.compact()
@@ -312,7 +312,7 @@ async def test_a_value_too_large_is_refused_before_it_is_sent(world, root):
         await world.near.publish(root + "a", bytes(2 * 1024 * 1024), ttl_s=1.0)
 
 
-# What only a real etcd can do.
+# Cases that only a real etcd covers.
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -380,5 +380,5 @@ async def test_a_stranded_connection_is_replaced_though_there_is_one_endpoint(et
             await watching.until(ends_with(ChangeKind.SNAPSHOT))
             await store.put(root + "a", b"1")
             await watching.until(seen(root + "a", b"1"))
-            # A new connection, and not the bystander's, which is as dead and has not noticed.
+            # A new connection, not the bystander's, which is just as dead without noticing it.
             assert wire.accepted == 3

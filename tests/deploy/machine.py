@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 BUILD_S = 400.0  # on a slow disk the layers of an image take minutes
 
-# What a root of Debian packages needs for Farhop to be installed on it, and what makes a host of it that boots (units
-# reload by its `kill`): one root for all, since to make one takes a minute. Documentation stays out.
+# Contents that a Debian root needs for Farhop to be installed on it, and those that make it a host that boots (units
+# reload by its `kill`): one root for all tests, since making one takes a minute. Documentation is left out.
 _PACKAGES = "python3,libstdc++6,ca-certificates,systemd,dbus,procps"
 _WITHOUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/info/*")
 
@@ -62,7 +62,7 @@ def container(image: str, *command: str, tmpfs: Sequence[str] = (), **options: A
     from testcontainers.core.config import testcontainers_config
     from testcontainers.core.container import DockerContainer
 
-    testcontainers_config.ryuk_disabled = True  # its reaper is an image to be pulled
+    testcontainers_config.ryuk_disabled = True  # its reaper is an image that would have to be pulled
     options = {"labels": {"farhop.test": "container"}, **options}
     made = DockerContainer(image, **options).with_command(list(command))
     for path in tmpfs:
@@ -79,7 +79,7 @@ def base_image(tag: str) -> None:
         raise MissingError("mmdebstrap makes a root for a container only as root")
     release = dict(
         line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
-    )  # of this machine: its mirror is the one within reach
+    )  # this machine's own list: its mirror is the one within reach
     with tempfile.TemporaryDirectory(prefix="farhop-base-") as folder:
         root = f"{folder}/root.tar"
         options = [f"--dpkgopt=path-exclude={pattern}" for pattern in _WITHOUT]

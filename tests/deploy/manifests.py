@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 MARGIN_S = 5
-# Of the configurations' listeners: the port's name in the pod.
+# For each listener of the configurations: the port's name in the pod.
 SELECTORS = {  # where each kind has its own
     "Service": "selector",
     "Deployment": "selector",

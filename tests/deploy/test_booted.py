@@ -23,7 +23,7 @@ UNITS = machine.DEPLOY / "systemd"
 TIERS = ("regional", "global", "dns")
 WATCHDOG_S = 5
 READY_S = (
-    240.0  # three Pythons start at once, and check their configuration before: on a busy machine that takes minutes
+    240.0  # three Pythons start at once, and check their configuration first: on a busy machine that takes minutes
 )
 WORLD: dict[str, Any] = {
     **yaml.safe_load((machine.DEPLOY / "compose" / "config" / "world.yaml").read_text()),
@@ -137,12 +137,12 @@ def test_the_units_start_serve_are_watched_and_stop(host: Host) -> None:
         assert status["Uid"][0] == host("id", "--user", "farhop")
         assert int(status["CapEff"][0], 16) in (0, 1 << 10)  # ports below 1024, where a unit has them
     host.until(lambda: host("python3", "-c", ASK, check=False) == "200 paris")
-    # What it says is in the journal, and nothing there is a complaint of systemd's about the unit.
+    # Its output is in the journal, and systemd has no complaint about the unit there.
     journal = host("journalctl", "--no-pager", "--output=json", "--unit=farhop-global@paris")
     found = [json.loads(line)["MESSAGE"] for line in journal.splitlines()]
     assert any("paris-global.yaml: fine" in line for line in found), found
     assert not [line for line in found if "already exists" in line or "Failed" in line], found
-    # A loop that stands still is ended and begun anew.
+    # A loop that stands still is killed and started again.
     stopped = host.shown("farhop-global@paris")["MainPID"]
     host("sh", "-c", f"kill -STOP {stopped}")
     host.until(lambda: host.shown("farhop-global@paris")["NRestarts"] == "1")
@@ -154,7 +154,7 @@ def test_the_units_start_serve_are_watched_and_stop(host: Host) -> None:
     for unit in units:
         shown = host.shown(unit)
         assert (shown["SubState"], shown["Result"], shown["ExecMainStatus"]) == ("dead", "success", "0"), (unit, shown)
-    # A configuration that is wrong is refused before anything starts, in a line.
+    # A wrong configuration is refused before anything starts, in one line.
     host.put("region: nowhere\n", "/etc/farhop/paris-global.yaml")
     host("systemctl", "start", "farhop-global@paris", check=False, timeout_s=READY_S)
     assert host.shown("farhop-global@paris")["ActiveState"] != "active"

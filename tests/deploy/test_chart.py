@@ -109,7 +109,7 @@ def cases() -> dict[str, dict[str, Any]]:
     }
 
 
-# What is wrong, and what must be said of it.
+# A wrong value, and the expected message.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no region": ({"region": ""}, "region"),
     "a region that is no name": ({"region": "Paris!"}, "region"),
@@ -247,7 +247,7 @@ def _checked(path: Path) -> None:
     if "anycast" in path.stem:
         config = load(AnycastConfig, path)
         assert config.exabgp_made().peers[0].local_address == config.speaker.exabgp.router_id == "10.20.0.7"
-        Prober(config.probe, lambda _: None)  # the authority that it believes is there
+        Prober(config.probe, lambda _: None)  # the certificate authority that it trusts is there
         assert check.run([str(path)], no_secrets=False, as_json=True) == 0
         return
     if "dns" in path.stem:
@@ -280,7 +280,7 @@ def _mounted(tmp_path: Path, values: dict[str, Any]) -> Path:
         (folder / "hop" / key).write_text("x" * 32)
     for token in values.get("admin", {}).get("tokens", ()):
         (folder / "admin" / token).write_text("x" * 64)
-    # The private half of the examples' public key, of which nobody makes use but this test.
+    # The private key that belongs to the examples' public key; only this test uses it.
     private = Ed25519PrivateKey.from_private_bytes(b"farhop's examples: nobody's key.")
     (folder / "report" / "report.pem").write_bytes(
         private.private_bytes(
@@ -340,7 +340,7 @@ def test_kustomize_takes_it() -> None:
 # -- that the rules see what they are for
 
 POD = "Deployment/farhop-global spec template spec"
-# Where in the plain manifest, what is written there (None: it is taken out), what is said of it.
+# A position in the plain manifest, the value to write there (None: delete it), and the expected message.
 SPOILT: list[tuple[str, Any, str]] = [
     (f"{POD} terminationGracePeriodSeconds", 30, "grace 30 s"),
     (f"{POD} containers 0 env", [], "nobody sets env:POD_NAME"),

@@ -185,7 +185,7 @@ def test_an_operator_finds_it(compose: Compose, tmp_path: Path) -> None:
     farhop = (sys.executable, "-m", "farhop_cli")
     machine.run(*farhop, "context", "set", "compose", "--file", str(path), environment=own)
     status = machine.run(*farhop, "status", "--context", "compose", "--json", environment=own, check=False)
-    # 3: regional balancers publish no port, and say that they are reached by their containers' names.
+    # 3: regional balancers publish no port, and say that their containers' names are their addresses.
     assert status.returncode == 3, status.stdout + status.stderr
     output = json.loads(status.stdout)
     assert sorted(one["region"] for one in output["global"] if one.get("status")) == ["paris", "virginia"], output[
@@ -301,7 +301,7 @@ def test_a_drills_fault_kills_a_regions_engines_and_starts_them_again(compose: C
 
 
 CUT_S = 12.0
-DEAD_S = 20.0  # docs/operate/hubs.md: some 8 s after nothing comes any more; and what a busy machine adds
+DEAD_S = 20.0  # docs/operate/hubs.md: about 8 s after the last message; and the delay that a busy machine adds
 
 
 def test_a_host_whose_network_is_cut_loses_no_request_that_had_not_begun(compose: Compose) -> None:
@@ -318,5 +318,5 @@ def test_a_host_whose_network_is_cut_loses_no_request_that_had_not_begun(compose
     assert len(load.results) > CLIENTS
     for one in load.results:
         if one.error is not None:
-            assert one.error.code != "stream_broken", one  # it was told, and did not just lose its connection
+            assert one.error.code != "stream_broken", one  # it got the answer, and did not just lose its connection
             assert one.total_ms / 1e3 < DEAD_S, one

@@ -98,7 +98,7 @@ def test_it_streams_and_sends_nothing_to_a_balancer_that_is_not_ready(
         trust = ssl.create_default_context(cafile=str(ca))
         connector = aiohttp.TCPConnector(ssl=trust, force_close=True)
         async with asyncio.timeout(60.0), aiohttp.ClientSession(connector=connector) as session:
-            while True:  # it knows who is healthy a second after its start
+            while True:  # it knows which ones are healthy a second after its start
                 with contextlib.suppress(aiohttp.ClientError):
                     if (await streamed(session, url, 1))[0] == 200:
                         break
@@ -107,16 +107,16 @@ def test_it_streams_and_sends_nothing_to_a_balancer_that_is_not_ready(
             text = b"".join(chunks)
             assert (status, region != "") == (200, True)
             assert text.endswith(b"data: [DONE]\n\n")
-            assert len(chunks) >= 3  # as it was made, not in one piece at its end
-            # What Farhop refuses comes through as it said it: Envoy tries nothing again.
+            assert len(chunks) >= 3  # chunk by chunk, not in one piece at its end
+            # Farhop's refusals come through unchanged: Envoy retries nothing.
             async with session.post(f"{url}/v1/chat/completions", json={}, headers={}) as refused:
                 assert (refused.status, (await refused.json())["error"]["type"]) == (401, "authentication_error")
-            # One of the two goes: Envoy asks the other alone, and no new request is lost once it knows.
+            # One of the two goes: Envoy uses the other alone, and loses no new request once it knows.
             gone = world.regions["frankfurt"].global_
             assert gone is not None
             await gone.stop()
             try:
-                # It asks once a second, and believes the first answer: however busy the machine, it knows in a while.
+                # It asks once a second, and accepts the first answer: however busy the machine, it knows after a while.
                 while [(await streamed(session, url, 2))[0] for _ in range(6)] != [200] * 6:
                     await asyncio.sleep(0.5)
                 assert [(await streamed(session, url, 2))[0] for _ in range(6)] == [200] * 6

@@ -20,7 +20,7 @@ RULES = PROMETHEUS / "farhop.rules.yaml"
 PROMTOOL = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 HEADINGS = ("## What it means", "## What to look at", "## What to do")
 SUFFIXES = ("_bucket", "_sum", "_count")
-PROCESS = {"process_open_fds", "process_max_fds", "process_cpu_seconds_total"}  # of prometheus_client's own collector
+PROCESS = {"process_open_fds", "process_max_fds", "process_cpu_seconds_total"}  # prometheus_client's own collector
 
 
 @cache
@@ -33,7 +33,7 @@ def generate() -> Any:
 
 
 def rules() -> Iterator[dict[str, Any]]:
-    # Every worker reads this file, and the loader in C reads it in a tenth of the time.
+    # Every worker reads this file, and the loader in C needs a tenth of the time.
     for group in yaml.load(RULES.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))["groups"]:
         yield from group["rules"]
 

@@ -123,7 +123,7 @@ def test_dashboard_panels_show_what_live_balancers_report(running: RunningWorld,
 
     assert until(lambda: series("farhop_in_flight"))
     waiting = set(panels)
-    # A rate is of two samples: requests go on until each panel has shown something, or names what nothing counted.
+    # A rate needs two samples: requests go on until each panel has shown something, or names what nothing counted.
     end = time.monotonic() + 60.0
     while missing := {one for one in waiting if counted(one[2])}:
         assert time.monotonic() < end, sorted(missing)

@@ -34,7 +34,7 @@ def test_keda_asks_a_path_that_there_is_with_rights_that_are_named() -> None:
     assert urllib.parse.parse_qs(url.query).keys() == {"model"}
     assert trigger["authenticationRef"]["name"] == rights["metadata"]["name"]
     assert {one["parameter"] for one in rights["spec"]["secretTargetRef"]} == {"token", "ca"}
-    # It asks the ports that the chart's Services have, also where the comment names another tier's.
+    # It asks the ports that the chart's Services have, even if the comment names another tier's.
     chart = yaml.safe_load_all((machine.DEPLOY / "kubernetes" / "plain" / "farhop.yaml").read_text())
     ports = {one["metadata"]["name"]: one["spec"]["ports"][0]["port"] for one in chart if one["kind"] == "Service"}
     for name, port in re.findall(r"https://([a-z-]+)\.farhop\.svc:(\d+)/", (SAMPLES / "keda.yaml").read_text()):

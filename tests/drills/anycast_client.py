@@ -65,7 +65,7 @@ async def main() -> None:
         "max_tokens": int(tokens),
         "stream": int(tokens) > 8,
         "ignore_eos": True,
-    }  # of that length, whatever the model draws
+    }  # exactly that length, whatever the model draws
     body = json.dumps(request).encode()
     await asyncio.gather(*(asked(n, url, key, body, of, bool(again)) for n in range(int(count))))
 

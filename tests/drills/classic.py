@@ -90,7 +90,7 @@ class Gpu:
                 writer.write(data)
                 await writer.drain()
         except (ConnectionError, asyncio.CancelledError):
-            pass  # the other side says so, too; or the test is over
+            pass  # the other side reports it, too; or the test is over
         finally:
             writer.close()
 
@@ -140,7 +140,7 @@ def blind(engines: Sequence[Gpu]) -> dict[str, Any]:
     return {**NAIVE_REPLICA, "metrics": f"http://127.0.0.1:{engines[0].port}/no-metrics"}
 
 
-class Asked(msgspec.Struct):
+class RequestResult(msgspec.Struct):
     """How one request went. `ttft_ms` None: nothing came. `replica`: who served it."""
 
     kind: str
@@ -155,7 +155,7 @@ class Load:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self.asked: list[Asked] = []
+        self.asked: list[RequestResult] = []
         self._session: aiohttp.ClientSession | None = None
         self._serial = 0
 
@@ -167,7 +167,7 @@ class Load:
         assert self._session is not None
         await self._session.close()
 
-    async def ask(self, kind: str, words: int, tokens: int, within_s: float = 60.0, prefix: str = "") -> Asked:
+    async def ask(self, kind: str, words: int, tokens: int, within_s: float = 60.0, prefix: str = "") -> RequestResult:
         """One request of about so many words, which nobody else asks unless they begin with this `prefix`, answered in
         exactly so many tokens."""
         self._serial += 1
@@ -182,7 +182,7 @@ class Load:
         }
         assert self._session is not None
         began = time.perf_counter()
-        one = Asked(kind, 0, None, 0.0)
+        one = RequestResult(kind, 0, None, 0.0)
         try:
             async with (
                 asyncio.timeout(within_s),

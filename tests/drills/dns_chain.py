@@ -28,7 +28,7 @@ from farhop_lab.world.client import answer
 from farhop_lab.world.world import DNS_TTL_S, ZONE, World, WorldSettings
 
 RESOLVER = "127.0.0.54"
-CLIENT = "8.8.8.8"  # in this namespace: an address that is of no private network
+CLIENT = "8.8.8.8"  # in this namespace: an address in no private network
 PATIENCE_S = 60.0
 _UNBOUND = """server:
   interface: {resolver}
@@ -84,7 +84,7 @@ async def measured(world: World) -> dict[str, Any]:
     """Clients of a network that no list holds connect to Frankfurt's entry, from an address of the public internet that
     this namespace has: what DNS answered that network before, and once it has learned how near it is."""
     at = f"{CLIENT.rpartition('.')[0]}.0/24"
-    # Of a network of which nothing is known every entry costs the same: the first of the map, once all of them are up.
+    # For an unknown network every entry costs the same: the answer is the first of the map, once all of them are up.
     before = await _until(world, at, "virginia")
     frankfurt, body = world.regions["frankfurt"], {"model": world.settings.model, "prompt": "Hello.", "max_tokens": 1}
     for tenant in ("eu-only", "anywhere"):
@@ -95,7 +95,7 @@ async def measured(world: World) -> dict[str, Any]:
                 async with session.post(f"{frankfurt.entry}/v1/completions", json=body, headers=headers) as answered:
                     assert answered.status == 200, await answered.text()
         if tenant == "eu-only":
-            await asyncio.sleep(1.0)  # five times the time in which it would be told, if it were
+            await asyncio.sleep(1.0)  # five times the time within which it would be notified
             assert world.etcd is not None
             store = EtcdStore(EtcdSettings((world.etcd.endpoint,)), Random(1))
             await store.open()
@@ -142,7 +142,7 @@ async def chain(folder: Path) -> dict[str, Any]:
             died_at = time.monotonic()
             retried = await client.ask(*listed)
             retried_s = time.monotonic() - died_at
-            # And a client that knows only the first address, and asks its resolver anew.
+            # And a client that knows only the first address, and asks its resolver again.
             tries = 0
             while True:
                 tries += 1

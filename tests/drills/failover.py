@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection
     from pathlib import Path
 
-SPEEDUP = 20.0  # of the engines alone
+SPEEDUP = 20.0  # for the engines alone
 RAMP_PER_S = 0.3
-STEADY = "not-us"  # the tenant whose requests go to the nearest region that serves, whatever waits there
-PAUSE_S = 0.2  # of a worker between two requests
-LOOK_S = 0.2  # between two looks at a status
+STEADY = "not-us"  # the tenant whose requests go to the nearest region that serves, however long they wait there
+PAUSE_S = 0.2  # the pause of a worker between two requests
+LOOK_S = 0.2  # the pause between two looks at a status
 
 
 def settings(folder: Path) -> WorldSettings:
@@ -53,8 +53,8 @@ def settings(folder: Path) -> WorldSettings:
         replicas=1,
         speedup=SPEEDUP,
         members={"atlantic": 3},
-        # Not as fast as the rest of the world: a return at a pace must be seen to be one.
-        # And what a busy machine adds to waits must not move requests where none should move.
+        # Slower than the rest of the world: a paced return must be visible as one.
+        # And the waits that a busy machine adds must not move requests if none should move.
         global_config={
             "spill": {"ramp_per_s": RAMP_PER_S},
             "routes": [{"tenant": STEADY, "policy": "nearest"}],
@@ -102,7 +102,7 @@ async def settled(world: World) -> bool:
 
 
 @dataclass
-class Asked:
+class TimedRequest:
     """One request. Times are epoch seconds, as spans have them; `first` is that of the first byte of its text."""
 
     begun: float
@@ -122,7 +122,7 @@ class Load:
     world: World
     entries: list[list[str]]
     tenant: str = "anywhere"
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[TimedRequest] = field(default_factory=list)
     _stop: bool = False
 
     async def __aenter__(self) -> Load:
@@ -139,7 +139,7 @@ class Load:
             for count in itertools.count():
                 if self._stop:
                     return
-                asked = Asked(time.time())
+                asked = TimedRequest(time.time())
                 self.asked.append(asked)
                 text = f"worker {index}, request {count}: " + "words and more words. " * 20
                 body = {
@@ -188,8 +188,8 @@ class Looks:
     def __init__(self, world: World, by: set[str]) -> None:
         self._admins = {name: world.regions[name].global_admin for name in sorted(by)}
         self._pids = balancers(world, by)
-        self.seen: list[tuple[float, str, dict[str, Any]]] = []  # when, by whom, its region as it sees it
-        self.waited: list[tuple[float, float]] = []  # when, for how long they had been kept waiting by then
+        self.seen: list[tuple[float, str, dict[str, Any]]] = []  # when, by which balancer, its region as it sees it
+        self.waited: list[tuple[float, float]] = []  # when, and how long they had been kept waiting by then
 
     async def __aenter__(self) -> Looks:
         self._task = asyncio.create_task(self._look())
@@ -263,7 +263,7 @@ async def last_attempt(world: World, region: str, since: float) -> float:
     return latest
 
 
-STALL_S = 0.25  # of the loop on which clients and the ocean run: then pings may be late for the same cause
+STALL_S = 0.25  # of the loop that runs the clients and the ocean: pings may then be late for the same reason
 
 
 class Stalls:

@@ -23,7 +23,7 @@ class Process:
     def __init__(self, tier: str, folder: Path, config: dict[str, Any]) -> None:
         path = folder / f"{tier}-{config['instance']}.yaml"
         path.write_text(yaml.safe_dump(config))
-        # What it logs goes nowhere: no file of its own may grow where a disk is full.
+        # Its log is discarded: no file of its own may grow where a disk is full.
         self.child = Child(path.stem, [tier, "--config", str(path)], Path(os.devnull), NO_CERTIFICATES)
         self.ports: list[int] = []
 

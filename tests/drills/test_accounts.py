@@ -95,7 +95,7 @@ async def test_killed_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         signed = {json.loads(one).get("id") for one in log.entries(checkpoint.size)}
         assert len(answers) > 50
         assert {name for at, late_s, name in answers if before(1.5, at, late_s)} <= signed
-        # A killed process may lose what it was handed within a tenth of a second: on a busy machine a little more.
+        # A killed process may lose the records of its last tenth of a second: on a busy machine a little more.
         kept = {name for at, late_s, name in answers if before(0.5, at, late_s)}
         seen = (log.folder / "checkpoint").read_bytes()
         await balancer.start()
@@ -145,7 +145,7 @@ async def test_a_full_disk(on_full: str, tmp_path: Path, monkeypatch: pytest.Mon
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, hard))
         async with asyncio.timeout(30.0):
             while not all(await troubles()):
-                await ask()  # what it has to write down is what finds it out
+                await ask()  # the records that it has to write reveal it
                 await asyncio.sleep(0.05)
         found = [await ask() for _ in range(5)]
         assert found == [(503, "accounts_not_writable") if on_full == "refuse" else (200, "")] * 5

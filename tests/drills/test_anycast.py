@@ -80,7 +80,7 @@ def fleet(tmp_path):
 
 
 def test_two_sites_one_address(fleet: Fleet) -> None:
-    took: dict[str, float] = {}  # ms, from the word to the kernel route
+    took: dict[str, float] = {}  # ms, from the command to the kernel route
     _both_announce(fleet, took)
     _a_drained_entry_keeps_streams_on_its_own_address(fleet, took)
     _the_last_healthy_site_is_kept(fleet, took)
@@ -155,7 +155,7 @@ def _without_its_announcer_a_route_goes(fleet: Fleet, took: dict[str, float]) ->
     took["announcer killed (ExaBGP)"] = fleet.watch.first_after(killed)
     net.until_routed()
     fleet.start_balancer("b")
-    net.until_routed("b")  # back before its hold is over: nobody else is healthy
+    net.until_routed("b")  # back before its hold is over: no other site is healthy
     stopped = time.time()
     fleet.announcers["b"].send_signal(signal.SIGSTOP)
     took["announcer hangs (BIRD)"] = fleet.watch.first_after(stopped)

@@ -20,11 +20,11 @@ from farhop_lab.engine.core.faults import Fault
 from regional_lb.app.main import RegionalBalancer
 from regional_lb.scheduler import overdue
 
-# Who asks engines hardly ever does not take a late answer, on a slow machine, for a sick engine.
+# A balancer that rarely probes does not take a late answer, on a slow machine, for a sick engine.
 QUIET = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
-# Nor does who waits for it.
+# Nor does a client that waits for it.
 PATIENT = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 30.0}}
-# Engines and balancer are one loop here: who gives up sooner than that may stand still takes all of them for dead.
+# Engines and balancer share one loop here: a timeout shorter than a pause of the loop takes all of them for dead.
 STEADY = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 5.0}}
 
 
@@ -41,7 +41,7 @@ async def _hot_spot(naive: bool) -> int:
             for n in range(48):
                 kind, tokens = ("long", 200) if n % 4 == 0 else ("short", 4)
                 group.create_task(load.ask(kind, 20, tokens))
-                # One that finds a connection open overtakes one that does not; and engines work on where we are late.
+                # A request that finds an open connection overtakes one that does not; and engines go on meanwhile.
                 await until(lambda n=n: sum(gpu.asked for gpu in engines) + len(balancer.flow.queue) > n)
                 await asyncio.sleep(max(0.0, began + 0.04 * (n + 1) - loop.time()))
     assert {one.status for one in load.asked} == {200}
@@ -89,7 +89,7 @@ async def test_engines_that_die_are_not_stormed_with_retries() -> None:
 
         directs = [await stack.enter_async_context(Load(f"http://127.0.0.1:{port}")) for port in ports]
 
-        async def naive() -> None:  # what a balancer does that asks every replica before it gives up
+        async def naive() -> None:  # the behaviour of a balancer that tries every replica before it gives up
             for direct in directs:
                 assert (await direct.ask("chat", 2, 4)).status == 0
 
@@ -192,8 +192,8 @@ async def _herd(naive: bool) -> int:
         config = {
             "policy": "least-load",
             "health": {"slow_start_s": 0.0 if naive else 60.0},
-            # On a busy machine all that shares this loop may stand still for a while: nobody is to be down for that,
-            # since who comes back would be eased in, too.
+            # On a busy machine everything on this loop may stand still for a while: no replica is to be down for that,
+            # since one that comes back would be eased in, too.
             "watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 2.0},
         }
         async with region(engines, {"slots": 16}, up=3, **config) as (balancer, url), Load(url) as load:

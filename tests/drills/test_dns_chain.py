@@ -40,7 +40,7 @@ def test_a_client_sent_by_dns_to_a_region_that_dies_is_served_elsewhere(inside) 
     if binary is None or shutil.which("ip") is None:
         pytest.skip("unbound or ip is not installed")
     document = json.loads(inside(sys.executable, str(SCRIPT), binary))
-    # Who was near to Frankfurt is known by its entry alone; of a tenant whose records stay in the EU nothing is told.
+    # A resolver near Frankfurt is known to its entry alone; a tenant whose records stay in the EU is not published.
     assert document["before"][0] == "virginia"
     assert document["after"][0] == "frankfurt"
     assert document["hidden"] == [{}, {}, {}]
@@ -49,7 +49,7 @@ def test_a_client_sent_by_dns_to_a_region_that_dies_is_served_elsewhere(inside) 
     ]
     assert document["first"] == "tokyo"
     assert document["listed"] == ["tokyo", "frankfurt", "virginia"]
-    # By the list that the answer was, at once; by asking anew, when the answer has run out and no later than a second.
+    # With the list in the answer, at once; by asking again, when the answer has expired, at most a second later.
     assert (document["retried"], document["retried_by"]) == (200, "frankfurt")
     assert document["retried_s"] < document["ttl_most"], "without waiting for another answer"
     assert document["ttl"] <= document["ttl_most"] == 5

@@ -200,11 +200,11 @@ async def back_again(server: Server, entries: Entries, etcd: EmbeddedEtcd, store
     )
     await store.put(drain.key, encode_override(drain))
     await server.until_entry("tokyo", lambda one: one["state"] == "drained")
-    await server.until_last("tokyo")  # once probes have found it up: what is down is left out
+    await server.until_last("tokyo")  # once probes have found it up: entries that are down are left out
     assert (await server.answers())[0] == "frankfurt"
 
 
-async def test_without_etcd_it_goes_by_probes_and_by_grpc_and_with_neither_it_says_so(
+async def test_without_etcd_it_uses_probes_and_grpc_and_without_both_it_reports_that(
     tmp_path: Path, region: Region
 ) -> None:
     port, admin, entry_port = free_ports(3)

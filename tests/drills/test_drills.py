@@ -95,7 +95,7 @@ def test_after_a_region_s_loss_no_request_is_served_where_the_law_forbids_it(dri
     code, output = drilled.run(drilled.thin("lose-a-region"), "--set", "soak_s=2")
     measures = output["measures"]
     assert isinstance(measures, dict)
-    # How soon is this machine's affair; that it was measured, and judged by what was measured, is not.
+    # How soon depends on this machine; that it was measured, and judged by the measurement, does not.
     assert output["verdict"] in ("PASS", "FAIL"), output
     assert code == (0 if output["verdict"] == "PASS" else 1)
     assert measures["residency_violations"] == 0

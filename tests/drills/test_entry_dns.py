@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from entry_dns.answers import prepare
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.snapshot import encode
 from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan, view
 from entry_dns.app.counters import Counters
@@ -78,13 +78,15 @@ def put(folder: Path, zone: str = "entry.example", *, ready: bool = True, barred
     the networks has no lawful entry."""
     topology = world()
     found = [
-        ("10.9.1.0/24", Place(35.7, 139.7)),
-        ("10.9.2.0/24", Place(50.1, 8.7)),
-        ("10.9.3.0/24", Place(50.1, 8.7, within=("jp",))),
-        ("10.9.4.0/24", Place(50.1, 8.7, within=("cn",))),
+        ("10.9.1.0/24", ClientLocation(35.7, 139.7)),
+        ("10.9.2.0/24", ClientLocation(50.1, 8.7)),
+        ("10.9.3.0/24", ClientLocation(50.1, 8.7, within=("jp",))),
+        ("10.9.4.0/24", ClientLocation(50.1, 8.7, within=("cn",))),
     ][: 4 if barred else 3]
     networks = spaces((ip_network(cidr), n) for n, (cidr, _) in enumerate(found, 2))
-    known = prepare.atlas(topology, networks, [NOWHERE, NOWHERE, *(place for _, place in found)])
+    known = prepare.atlas(
+        topology, networks, [UNKNOWN_LOCATION, UNKNOWN_LOCATION, *(location for _, location in found)]
+    )
     plan = ZonePlan(zone, (NamePlan(f"api.{zone}"),), ((f"ns1.{zone}", (SERVER,)),), "hostmaster.invalid")
     up = [Standing(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries] if ready else []
     write(folder / "view", encode(*view([plan], Law(topology), known, up, Ttls(), 1, 1)))
@@ -165,7 +167,7 @@ def space(tmp_path):
     try:
         put(tmp_path)
         made.serve(SERVER, tmp_path)
-        # A resolver that came too early would stay away for a while.
+        # A resolver that asked too early would stay away for a while.
         assert made.ask(TOKYO, at=SERVER, subnet=TOKYO)[0] == "NOERROR"
         yield made
     finally:
@@ -191,7 +193,7 @@ def lawful(space: Space, *, isolated: bool) -> None:
     assert space.ask(FRANKFURT, "TXT") == ("NOERROR", [])
     for kind in ("A", "AAAA"):
         assert space.ask(NOBODY, kind) == ("SERVFAIL", [])
-    for (client, kind), entries in reversed(OWN.items()):  # now from the cache, beside what was denied
+    for (client, kind), entries in reversed(OWN.items()):  # now from the cache, beside the denied name
         answer = space.ask(client, kind)
         assert answer == ("NOERROR", entries) or (not isolated and answer == ("SERVFAIL", []))
     for kind in ("A", "AAAA"):
@@ -208,7 +210,7 @@ def test_unbound_gives_no_network_the_answer_of_another(space, tmp_path) -> None
     lawful(space, isolated=True)
 
 
-# By itself it keeps a SERVFAIL for all networks, and asks a server that said so no more for that name and type, both
+# By itself it keeps a SERVFAIL for all networks, and does not ask that server again for that name and type, both
 # for 60 s. Either alone is enough to deny a lawful network for as long.
 APART = ("--packetcache-servfail-ttl=0", f"--dont-throttle-netmasks={SERVER}")
 
@@ -251,7 +253,7 @@ def test_a_second_name_server_that_refuses_does_not_lead_clients_to_unlawful_ent
     for _ in range(2):
         for (client, kind), entries in OWN.items():
             answer = space.ask(client, kind)
-            # Its own; or what all of them may be told, which is nothing where one may be told nothing.
+            # Its own entries; or those that all of them may get, which are none if one of them may get none.
             shared = ("SERVFAIL", []) if barred else ("NOERROR", OWN[TOKYO, kind])
             assert answer in (("NOERROR", entries), shared), (client, kind)
         if barred:

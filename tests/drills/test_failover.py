@@ -14,10 +14,10 @@ import pytest
 from failover import (
     STALL_S,
     STEADY,
-    Asked,
     Load,
     Looks,
     Stalls,
+    TimedRequest,
     bias,
     figure,
     hindrance,
@@ -39,8 +39,8 @@ ALL = frozenset(("virginia", "frankfurt", "tokyo"))
 FAR = {"virginia", "frankfurt"}
 # A drawn region must lose to others for the penalty of its return (300 ms) but win without it, 228 ms away.
 DRAW_MS = -300.0
-KEEP_MS = -1_000.0  # wins though it pays the penalty, and whatever wait a busy machine believes in
-HANGS_S = 60.0  # bars are held to without what others had of the cores
+KEEP_MS = -1_000.0  # wins though it pays the penalty, and whatever wait a busy machine estimates
+HANGS_S = 60.0  # the bounds apply without the share of the cores that other processes took
 WORKERS = [["virginia", "frankfurt"]] * 3 + [["frankfurt", "virginia"]] * 3
 
 
@@ -80,7 +80,7 @@ def test_a_region_killed_under_load(failing: RunningWorld) -> None:
             assert tokyo.global_ is not None
             t0 = time.time()
             await asyncio.gather(*(child.kill() for child in (tokyo.regional, tokyo.global_, *tokyo.engines)))
-            await looks.until("tokyo", "down", t0)  # who is only suspect comes back unpaced
+            await looks.until("tokyo", "down", t0)  # a region that was only suspect comes back unpaced
             last, elsewhere = await last_attempt(world, "tokyo", t0) - t0, load.first_from(FAR, t0)
             last -= looks.hindered(t0, t0 + last)
             await asyncio.gather(world.start_engines("tokyo"), world.start_balancers("tokyo"))
@@ -184,7 +184,7 @@ def test_no_request_fails_whatever_happens_to_etcd(failing: RunningWorld, how: s
         assert load.failed() == []
         since = [a for a in load.asked if a.begun >= t0]
         against = looks.against(t0)
-        # Without etcd reports come by the channel alone: where pings were late, for want of a core, neither is there.
+        # Without etcd, reports come by the channel alone: if pings were late, for lack of a core, neither arrives.
         assert [why for why in against if "no recent report" in why and "channel broken" not in why] == []
         if stalls.most_s <= STALL_S:
             astray = [first for a in since if (first := await first_choice(world, a)) is not None]
@@ -194,7 +194,7 @@ def test_no_request_fails_whatever_happens_to_etcd(failing: RunningWorld, how: s
     failing.call(drill())
 
 
-async def first_choice(world: Any, asked: Asked) -> str | None:
+async def first_choice(world: Any, asked: TimedRequest) -> str | None:
     """Where a request was first sent, if that was not where it came in: None if it was.
 
     One that its own region turned away for want of time, on a busy machine, had chosen well all the same.
@@ -299,7 +299,7 @@ def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: Ru
         async with asyncio.timeout(60.0):
             while not all([await offer(admin, body, "bias_ms") for admin in admins]):
                 await asyncio.sleep(0.1)
-        async with asyncio.timeout(30.0):  # what came back of late is eased in, and may not take one so long at once
+        async with asyncio.timeout(30.0):  # it came back recently and is eased in: it may not take such a long one
             inside = 0
             while inside < 3:
                 inside = inside + 1 if await served(f"{inside} {talk}") == "frankfurt" else 0
@@ -401,7 +401,7 @@ def test_an_etcd_restored_from_a_backup_undoes_no_law(failing: RunningWorld, tmp
                     await asyncio.sleep(0.1)
             await in_contact(world)
             seen |= await epochs(world)
-            noticed = 0.0  # by whoever is first to see it: the others find it mended
+            noticed = 0.0  # by the first balancer that sees it: the others find it repaired
             for run in world.regions.values():
                 for admin in (run.global_admin, run.regional_admin):
                     async with session.get(f"{admin}/metrics") as page:

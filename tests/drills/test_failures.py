@@ -188,7 +188,7 @@ def test_service_goes_on_without_etcd(running: RunningWorld) -> None:
     """One that hangs, and what else becomes of it: tests/drills/test_failover.py."""
     etcd = running.world.etcd
     assert etcd is not None
-    # What an earlier test took down is eased in, and its region gets its traffic back at a pace: it spills meanwhile.
+    # A region that an earlier test took down is eased in, and gets its traffic back at a pace: it spills meanwhile.
     assert _eventually(lambda: running.call(settled(running.world)))
     running.call(etcd.kill())
     try:
@@ -198,7 +198,7 @@ def test_service_goes_on_without_etcd(running: RunningWorld) -> None:
             results += [running.ask(region, "anywhere", "still there?") for region in sorted(ALL)]
             time.sleep(0.1)
         assert all(result.ok for result in results)
-        # In the first round, and in the last, when no report that came by etcd would count any more.
+        # In the first round, and in the last, when no report that came by etcd is valid any more.
         for region, result in zip(2 * sorted(ALL), results[:3] + results[-3:], strict=True):
             running.call(_at_home(running, region, result))
         _started_without_etcd(running)
@@ -215,7 +215,7 @@ def _started_without_etcd(running: RunningWorld) -> None:
     running.call(virginia.global_.kill())
     running.call(running.world.start_global("virginia"))
 
-    def found() -> str | None:  # once its channel there is open: nobody's report is a sign of life here
+    def found() -> str | None:  # once its channel there is open: no report counts as a sign of life here
         return running.ask("virginia", "eu-only", "do you know the law?").headers.get("x-farhop-region")
 
     assert _eventually(lambda: found() == "frankfurt")
@@ -268,7 +268,7 @@ def test_a_client_that_leaves_stops_the_engine_at_once(running: RunningWorld) ->
             "min_tokens": 4000,
             "stream": True,
         }
-        # There and nowhere else: a replica that came back in another test is eased in, and its region may spill.
+        # Only there: a replica that came back in another test is eased in, and its region may spill.
         headers = {"authorization": "Bearer sk-farhop-anywhere", "x-farhop-allow": "frankfurt"}
         url = f"{running.entry('frankfurt')}/v1/chat/completions"
         async with aiohttp.ClientSession() as session, aiohttp.ClientSession() as looking:
@@ -326,8 +326,8 @@ def test_no_engine_queues_while_another_has_room(running: RunningWorld) -> None:
 
     results, seen = running.call(drill())
     assert all(result.ok for _, result in results)
-    # What arrives within one step of an engine waits for the next; on a machine that stands still, for as long. No line
-    # stands: of 60 requests sent on blindly, some 15 would wait at each engine.
+    # Requests that arrive within one step of an engine wait for the next, however long the machine stalls. No
+    # queue forms: of 60 requests sent on blindly, about 15 would wait at each engine.
     assert sum(seen) / len(seen) < 1.0
 
 
@@ -355,7 +355,7 @@ def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_ends(runni
 
     async def drill() -> tuple[tuple[Result, float], list[tuple[Result, float]], float]:
         begun = asyncio.Event()
-        # Connections are kept: what is sent over one of them vanishes, where a new one would not come to be.
+        # Connections are kept alive: data sent over one of them vanishes, while a new one could not be opened.
         await asyncio.gather(*(one(f"before {i}", 8, asyncio.Event()) for i in range(4)))
         stream = asyncio.create_task(one("a long story", 6000, begun))
         await begun.wait()
@@ -409,7 +409,7 @@ def test_requests_queued_elsewhere_go_back_to_a_region_that_is_back(running: Run
         for nth in asyncio.as_completed(asked):
             back += (await nth).headers.get("x-farhop-region") == "tokyo"
             if back == 60:
-                await frankfurt_is("DELETE")  # those whom its engines have need not be waited for
+                await frankfurt_is("DELETE")  # there is no need to wait for the requests that its engines have
         return await asyncio.gather(*asked)
 
     try:

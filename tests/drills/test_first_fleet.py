@@ -65,7 +65,7 @@ def test_the_guide_does_what_it_says(engine: str, tmp_path: Path) -> None:
         pytest.skip(f"{engine} is not installed: run `make engines`")
     (tmp_path / "run.sh").write_text((commands := script(engine))[0])
     first = [Path(sys.executable).parent, find_binary().parent]
-    last = [(REAL / ENGINES[engine]).parent] if engine in MODELS else []  # its own python is not to be ours
+    last = [(REAL / ENGINES[engine]).parent] if engine in MODELS else []  # its own python must not be ours
     path = os.pathsep.join([*map(str, first), os.environ["PATH"], *map(str, last)])
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FARHOP_", "OTEL_"))}
     environment |= {"PATH": path, **MODELS.get(engine, {})}

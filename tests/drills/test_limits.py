@@ -22,7 +22,7 @@ from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.world.etcd import EmbeddedEtcd
 
-A_MINUTE = 120  # half a request a second is the entry's own, whoever is reached
+A_MINUTE = 120  # half a request a second is the entry's own, whichever region is reached
 LIMITS = TenantLimits(
     tenant="anywhere", home="virginia", limits=(Limit(requests_per_minute=A_MINUTE),), author="ann", why="drill",
     at=datetime(2026, 11, 26, tzinfo=UTC), safe_share=0.25, safe=("frankfurt/g1",),
@@ -114,11 +114,11 @@ async def test_the_root_is_killed_and_then_its_region(tmp_path: Path, monkeypatc
 
         first = await root()
         await roots[first].end(signal.SIGKILL)
-        await clients.more(refused=1)  # what was lent is used up
-        await clients.more(served=3)  # its own share comes on and on
+        await clients.more(refused=1)  # the lent tokens are used up
+        await clients.more(served=3)  # its own share keeps coming
         second = "r2" if first == "r1" else "r1"
         await rooted(second)
-        await clients.outruns(LIMITS.safe_share * A_MINUTE / 60.0)  # what its own share alone would let through
+        await clients.outruns(LIMITS.safe_share * A_MINUTE / 60.0)  # as many as its own share would let through
 
         await roots[second].end(signal.SIGKILL)
         others = clients.others_served
@@ -127,4 +127,4 @@ async def test_the_root_is_killed_and_then_its_region(tmp_path: Path, monkeypatc
         assert clients.others_served > others
         await clients.stop()
         assert clients.served <= clients.may_be_served()
-        assert clients.other <= {502, 503, 504}  # what was under way in the region that is gone
+        assert clients.other <= {502, 503, 504}  # requests that were under way in the lost region

@@ -72,18 +72,18 @@ def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None
         assert virginia.regional is not None
         await asyncio.gather(*(child.kill() for child in (virginia.regional, *virginia.engines)))
 
-    # Asleep: even what comes in there goes elsewhere, and one replica of two is left on.
+    # Asleep: even requests that come in there go elsewhere, and one replica of two is left on.
     piloted.call(tokyo.engines[1].kill())
     asleep = piloted.call(becomes(piloted, "tokyo", state("asleep")))
     assert (asleep["state"], asleep["admitted_share"]) == ("up", 0.0)
     assert "tokyo" not in went("anywhere", 4, "tokyo")
-    assert went("japan-only", 2, "tokyo") == {"tokyo"}  # whom nobody else may serve
+    assert went("japan-only", 2, "tokyo") == {"tokyo"}  # requests that no other region may serve
     body = {"model": MODEL, "messages": [{"role": "user", "content": "where?"}]}
     explained = piloted.call(page_of(piloted, "tokyo", "/explain", tenant="anywhere", body=body))
     assert explained["reasons"]["not_serving"]["tokyo"] == "pilot-light: asleep"
     assert explained["pilot_lights"]["tokyo"]["state"] == "asleep"
 
-    # A neighbour is lost: it wakes, and is admitted what is there of what is wanted.
+    # A neighbour is lost: it wakes, and admits requests in proportion to the replicas that are there.
     piloted.call(lose())
     waking = piloted.call(becomes(piloted, "frankfurt", state("waking")))
     assert waking["pilot_light"]["why"] == f"virginia cannot be used for {MODEL}"
@@ -92,15 +92,15 @@ def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None
     external = "/apis/external.metrics.k8s.io/v1beta1/namespaces/any/farhop_desired_replicas?labelSelector=region=tokyo"
     assert [item["value"] for item in piloted.call(page_of(piloted, "frankfurt", external))["items"]] == ["2"]
     piloted.call(becomes(piloted, "tokyo", lambda region: 0.0 < region["admitted_share"] <= 0.5))
-    assert piloted.call(seen(piloted, "frankfurt"))["pilot_light"]["state"] == "waking"  # half of it is there
+    assert piloted.call(seen(piloted, "frankfurt"))["pilot_light"]["state"] == "waking"  # half of them are there
 
-    # Its replica comes, as an autoscaler would have it: awake, and it takes what comes in there.
+    # Its replica comes, as an autoscaler would bring it: it is awake, and serves the requests that come in there.
     piloted.call(world.start_engine("tokyo", 1))
     piloted.call(becomes(piloted, "tokyo", lambda region: state("awake")(region) and region["admitted_share"] == 1.0))
     assert went("anywhere", 4, "tokyo") == {"tokyo"}
-    assert went("eu-only", 4) == {"frankfurt"}  # whoever is awake
+    assert went("eu-only", 4) == {"frankfurt"}  # any region that is awake
 
-    # The neighbour is back: for as long as is said it stays awake, then it sleeps and gets nothing more.
+    # The neighbour is back: it stays awake for the configured time, then it sleeps and gets nothing more.
     piloted.call(world.start_engines("virginia"))
     piloted.call(world.start_regional("virginia"))
     piloted.call(becomes(piloted, "tokyo", state("asleep")))
@@ -112,12 +112,12 @@ def test_the_shipped_drill_wakes_it_and_says_how_long_that_took(piloted: Running
     try:
         piloted.call(becomes(piloted, "frankfurt", state("asleep")))
         until(lambda: drilled.farhop("check", "wake-a-pilot-light").exit_code == 0, COMMAND_EVERY_S)
-        # It is over when what is asked for has been measured: whether all came back is not looked at.
+        # It is over when the measurement is complete: whether everything came back is not checked.
         code, outcome = drilled.run(drilled.thin("wake-a-pilot-light", after_s=2), "--set", "soak_s=6")
         measures = outcome["measures"]
         assert isinstance(measures, dict)
         assert "pilot light" in drilled.farhop("check", "wake-a-pilot-light").stdout
         assert 0.0 < measures["pilot_light_s"] < 6.0
-        assert (code, measures["residency_violations"]) in ((0, 0.0), (1, 0.0))  # how soon is this machine's affair
+        assert (code, measures["residency_violations"]) in ((0, 0.0), (1, 0.0))  # how soon depends on this machine
     finally:
         piloted.call(drilled.control.close())

@@ -125,7 +125,7 @@ def test_streams_go_on_from_another_region(world: RunningWorld, engines: bool) -
         return await asyncio.gather(whole(world), broken(world, "anywhere", FROM, engines=engines))
 
     expected, (results, served) = world.call(drill())
-    assert FROM in served  # so some broke, and went on
+    assert FROM in served  # so some broke, and continued
     for result, alike in zip(results, expected, strict=True):
         assert (alike.error, result.error) == (None, None), (alike, result)
         assert result.text == alike.text

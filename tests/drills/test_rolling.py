@@ -84,9 +84,9 @@ class Load:
         """Until the event."""
         async with asyncio.TaskGroup() as group:
             for number in range(2):
-                group.create_task(self._client(0.0, stream=True))  # the next at once on the connection that was kept
+                group.create_task(self._client(0.0, stream=True))  # the next request, at once, on the kept connection
                 group.create_task(self._client(0.0, stream=False))
-                group.create_task(self._client(0.1 + 0.1 * number, stream=False))  # it rests in between
+                group.create_task(self._client(0.1 + 0.1 * number, stream=False))  # it is idle in between
                 group.create_task(self._client(0.02, stream=False, keep=False))  # a connection for each
             await seconds_or.wait()
             self._over = True

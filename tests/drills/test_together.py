@@ -128,7 +128,7 @@ async def test_a_broken_prefill_engine_fails_no_request() -> None:
             decision = world.balancer.decisions.get(headers["x-farhop-decision"])
             assert decision is not None
             attempts += decision["attempts"][:-1]
-        assert attempts  # that failed, and it is said where
+        assert attempts  # the one that failed, and the message says where
         assert all(one == {"target": "p0", "outcome": "prefill_failed"} for one in attempts)
         await world.at_rest()
 

@@ -40,7 +40,7 @@ BEGUN = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": 
 GO_ON = {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": False}
 IDS = {"return_token_ids": True}
 
-# By file name: path, and the body less `model`, `max_tokens` and what makes it deterministic; None: a GET.
+# By file name: path, and the body without `model`, `max_tokens` and what makes it deterministic; None: a GET.
 BOTH: dict[str, tuple[str, Any]] = {
     "models": ("/v1/models", None),
     "health": ("/health", None),
@@ -61,7 +61,7 @@ BOTH: dict[str, tuple[str, Any]] = {
     "completion-of-ids": (TEXT, {"prompt": [11, 12, 13]}),
     "messages": (MESSAGES, {"messages": HELLO, "system": "Be brief."}),
     "messages-stream": (MESSAGES, {"messages": HELLO, "stream": True}),
-    # Asked before as a chat: some of it is cached.
+    # Sent before as a chat: some of it is cached.
     "chat-long": (CHAT, {"messages": LONG}),
     "chat-cached": (CHAT, {"messages": LONG}),
     "chat-cached-stream": (CHAT, {"messages": LONG, **USAGE}),

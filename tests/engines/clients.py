@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from inprocess import Both
 
 KEY = "sk-farhop-anywhere"
-WITHIN_S = 400.0  # they import for half a minute on a busy machine
-# They ask nobody but who they are pointed at: no hub, no telemetry, no price lists.
+WITHIN_S = 400.0  # on a busy machine their imports take half a minute
+# They connect only to the given server: no hub, no telemetry, no price lists.
 QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "NO_COLOR": "1",
     "LANGSMITH_TRACING": "false", "DO_NOT_TRACK": "1",

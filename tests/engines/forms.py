@@ -10,7 +10,7 @@ import json
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 _USER = '[{"role":"user","content":"hello there"}]'
 _HEAD = '"model":"tiny","temperature":0.0,"seed":1'
-_STOPS = '"stop":["a","e","i","o","u","n","r","s","t"," "]'  # for those whose answer would have no end
+_STOPS = '"stop":["a","e","i","o","u","n","r","s","t"," "]'  # for engines whose answer would have no end
 
 
 def chat(more: str, messages: str = _USER, head: str = _HEAD) -> tuple[str, bytes]:

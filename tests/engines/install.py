@@ -21,14 +21,14 @@ from pathlib import Path
 HOME = Path(__file__).parents[2] / ".engines"
 VLLM, TORCH, LLAMA = "0.32.0", "2.13.0", "0.3.36"
 PINS = ("xgrammar==0.2.8", "llguidance<1.8", "intel-openmp==2024.2.1", "protobuf>=6.33.4", "gguf")
-# What others wrote to speak to a server like OpenAI's or Anthropic's, each as its own project pins it.
+# Clients by others for servers like OpenAI's or Anthropic's, each as its own project pins it.
 CLIENTS = {
     "guidellm": ("guidellm==0.8.1",),
     "aiperf": ("aiperf==0.13.0",),
     "litellm": ("litellm[proxy]==1.105.0",),
     "langchain": ("langchain-openai==1.7.2", "langchain-anthropic==1.7.7"),
 }
-# Another build of torch than PyPI's, and what would clash with that.
+# A build of torch other than PyPI's, and the packages that would clash with it.
 LEFT_OUT = {"torch", "torchaudio", "torchcodec", "torchvision"}
 FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_C_FLAGS_RELEASE=-O1", "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
@@ -48,8 +48,8 @@ def run(*command: object, **more: str) -> None:
 def python(folder: Path) -> Path:
     """An environment of its own."""
     made = folder / "bin/python"
-    if not (folder / ".made").exists():  # nor is one of use whose making was broken off
-        # The pip that Python carries is years old and takes hours over what these require of one another.
+    if not (folder / ".made").exists():  # nor can one be used whose creation was interrupted
+        # The pip that comes with Python is years old and takes hours to resolve these requirements.
         venv.create(folder, with_pip=True, upgrade_deps=True, clear=True)
         (folder / ".made").touch()
     return made

@@ -35,7 +35,7 @@ VLLM, LLAMA = HOME / "vllm/bin/python", HOME / "llama/build/bin/llama-server"
 MODEL, LORA, GGUF = HOME / "tiny/model", HOME / "tiny/lora", HOME / "tiny/model.gguf"
 MISSING = "not installed: run `make engines`"
 START_S = 600.0  # on a busy machine of two cores
-ANSWER_S = 120.0  # what an engine is asked for the first time it may compile first: 20 s on two busy cores
+ANSWER_S = 120.0  # an engine may compile at its first request: 20 s on two busy cores
 BLOCK = 128  # tokens, of vLLM on CPUs
 
 
@@ -166,7 +166,7 @@ async def tiers(*engines: RealEngine, tokenizer: bool = True, **more: Any) -> As
     """Both tiers before these engines, which are e0, e1, ...; all of them up. `more` goes into the regional one's."""
     world, cluster = topology(), MemoryCluster()
     replicas = [
-        {"url": engine.url, "models": [], "name": f"e{n}", "slots": 8}  # it says itself what it serves
+        {"url": engine.url, "models": [], "name": f"e{n}", "slots": 8}  # it reports itself what it serves
         | (told_at(engine) if engine.events else {})
         for n, engine in enumerate(engines)
     ]

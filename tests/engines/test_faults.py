@@ -22,7 +22,7 @@ from regional_lb.scheduler.overdue import OverdueRequests
 
 pytestmark = pytest.mark.engines
 
-MOVED_S = 1.0  # what has not begun moves within so long of being overdue
+MOVED_S = 1.0  # a request that has not begun moves within this time after it is overdue
 
 
 @dataclass
@@ -95,9 +95,7 @@ class Moves:
         if earlier is not None and earlier[0] != replica:
             _, sent_at, due_s, expected_s = earlier
             self._waited.append((now, kept_waiting_s(os.getpid())))
-            overdue_at = self._overdue_at.get(
-                request_id, sent_at + due_s
-            )  # less than 0 late where it did not wait so long
+            overdue_at = self._overdue_at.get(request_id, sent_at + due_s)  # below 0 if it did not wait that long
             self.expected_s.append(expected_s)
             self.late_s.append(now - overdue_at - self._kept_since(overdue_at))
         due_s = self.requests.waiting[replica][request_id][1]
@@ -137,7 +135,7 @@ async def test_what_a_frozen_engine_never_began_is_answered_by_another(own: Own)
             own.engines[0].signal(signal.SIGCONT)
     assert moves.late_s, "nothing was sent to the engine that was frozen"
     assert max(moves.late_s) <= MOVED_S, moves
-    # Overdue is what a healthy engine would have done by now, by what they did: no later than the slowest of it.
+    # Overdue: a healthy engine would have done it by now, judging by the others: no later than the slowest of them.
     assert max(moves.expected_s) <= max(healthy), (moves, healthy)
 
 

@@ -16,7 +16,7 @@ from farhop.relay.formats.prompt import BodyError, Prompt
 
 pytestmark = pytest.mark.engines
 
-# What some engine takes and Farhop refuses, and why.
+# Requests that some engine accepts and Farhop refuses, and why.
 TWICE = "of two readers one takes the first and one the last: what is decided by one another would answer"
 NO_JSON = "JSON is Unicode in UTF-8 (RFC 8259, section 8): other engines, and who reads it on the way, refuse it"
 CUT = "llama.cpp cuts the fraction off, vLLM refuses it: a count has none"
@@ -48,11 +48,11 @@ REFUSED = {
 }
 
 
-# What an engine refuses and gets in another form: who asks for no usage is asked for it in its place.
+# Requests that an engine refuses and gets in another form: Farhop requests the usage that the client does not.
 WRITTEN_ANEW = ("include_usage 0", 'include_usage "false"')
 
 
-class Seen(NamedTuple):
+class ObservedReading(NamedTuple):
     """What can be told from outside of how a body was read."""
 
     taken: bool
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
     tokens: int
 
     @classmethod
-    def of(cls, answer: Answer) -> Seen:
+    def of(cls, answer: Answer) -> ObservedReading:
         """From an answer, whole or as a stream."""
         if answer.status != 200:
             return cls(False, False, 0, 0)
@@ -91,14 +91,14 @@ async def differences(both: Both, engine: RealEngine) -> dict[str, Any]:
     for name, (path, body) in FORMS.items():
         direct = await asked(port, path, body, None)
         if direct.status >= 500:
-            await asyncio.to_thread(engine.ready)  # it has met what it cannot bear
+            await asyncio.to_thread(engine.ready)  # it has received a request that kills it
         through = await asked(both.entry, path, body, "sk-farhop-anywhere")
-        there, here, prompt = Seen.of(direct), Seen.of(through), read(path, body)
+        there, here, prompt = ObservedReading.of(direct), ObservedReading.of(through), read(path, body)
         wrong = there != here
         if there.taken and prompt is not None:
             most = prompt.max_tokens
             wrong |= prompt.stream != there.streams or there.texts > prompt.answers
-            # Of no tokens vLLM computes one all the same, and says so.
+            # For zero tokens vLLM computes one all the same, and says so.
             wrong |= most is not None and there.tokens > max(1, most) * prompt.answers
         if wrong:
             found[name] = (direct.status, through.status, there, here, direct.body[:160], through.body[:160])

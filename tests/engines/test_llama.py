@@ -31,9 +31,9 @@ async def test_an_answer_is_the_same_by_way_of_both_tiers(llama: RealEngine, nam
     async with tiers(llama, tokenizer=False) as both:
         through = await send(both.entry, chat(body=body, path=path, content_type="application/json"))
     assert through.status == direct.status
-    if name == "stream":  # it cuts its streams where it likes
+    if name == "stream":  # it splits its streams at arbitrary points
         assert _texts(through.body) == _texts(direct.body)
-        # With the last chunk it says how long it took, and of usage nothing where nobody asked for that.
+        # The last chunk has its duration, and no usage unless it was requested.
         for answer in (through, direct):
             assert b'"usage"' not in answer.body
             assert answer.body.split(b"\n\n")[-3].count(b'"timings":{"cache_n":') == 1

@@ -167,7 +167,7 @@ async def test_streams_cut_at_random_places_say_what_whole_ones_say(vllms: list[
                 assert await as_the_engine_says(vllms[0], asked, text_of(answer))
         assert both.regional.relay.resumption is not None
         print(f"\n{CUTS} cut, {other} of another text; {dict(both.regional.relay.resumption.outcomes)}")
-        assert both.regional.relay.resumption.outcomes["resumed", ""] >= CUTS // 2  # others had said all they had
+        assert both.regional.relay.resumption.outcomes["resumed", ""] >= CUTS // 2  # the others had finished
 
 
 async def test_streams_of_engines_without_token_ids_are_resumed_by_their_text(vllms: list[RealEngine]) -> None:
@@ -192,7 +192,7 @@ async def test_streams_of_engines_without_token_ids_are_resumed_by_their_text(vl
             answer = await through(both, asked, path="/v1/completions")
             cut.after = None
             if outcomes["resumed", ""] == resumed:
-                continue  # it had said all, or nothing
+                continue  # it had sent everything, or nothing
             went_on += 1
             assert not any("error" in one for one in answer), answer[-2:]
             assert answer[-1] == {}
@@ -224,7 +224,7 @@ async def test_an_engine_killed_under_streams_loses_none(own: list[RealEngine]) 
         bodies = [body(seed, LONG) for seed in range(100, 100 + KILLED_UNDER)]
         begun: list[None] = []
         asked = [asyncio.create_task(through(both, one, begun)) for one in bodies]
-        carried: list[int] = []  # at each engine; choosing may send all of them to one
+        carried: list[int] = []  # at each engine; the picker may send all of them to one
 
         def all_begun() -> bool:
             carried[:] = [one["in_flight"] for one in sorted(status(both), key=lambda one: str(one["replica"]))]

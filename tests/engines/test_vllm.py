@@ -174,7 +174,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "wrong: too long": ("/v1/completions", {"prompt": [11] * 5000}),
     "wrong: no tools": ("/v1/chat/completions", {"messages": [user("a")], "tools": []}),
 }
-# What differs between two answers to the same request: its id and when it was made.
+# The fields that differ between two answers to the same request: its id and its time.
 _OWN = re.compile(rb'"(?:id|request_id|created)": ?(?:"[^"]*"|\d+)|chatcmpl-[\w-]+|cmpl-[\w-]+|call_\w+')
 
 
@@ -206,7 +206,7 @@ _PIECE = re.compile(
 async def test_an_answer_is_the_same_by_way_of_both_tiers(vllms: list[RealEngine], name: str) -> None:
     path, body = shape(name)
     port = int(vllms[0].url.rpartition(":")[2])
-    # Once before: what is cached is told in an answer, and so the second and third are alike.
+    # Once before: an answer reports its cached tokens, and so the second and third are equal.
     await send(port, chat(key=None, body=body, path=path, content_type="application/json"))
     direct = await send(port, chat(key=None, body=body, path=path, content_type="application/json"))
     async with tiers(vllms[0]) as both:

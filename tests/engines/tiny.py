@@ -14,7 +14,7 @@ from pathlib import Path
 VOCABULARY, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 640, 128, 256, 2, 4, 2, 32, 8192
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
-# As today's templates do: tools are written out as JSON, calls of tools with their arguments; no `developer`.
+# As today's templates do: tools are written as JSON, and calls of tools with their arguments; no `developer`.
 TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n# Tools\\n' }}

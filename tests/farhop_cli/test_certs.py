@@ -113,4 +113,4 @@ def test_an_operators_certificate_names_the_operator_and_no_host(cli: Any, tmp_p
     der = x509.load_pem_x509_certificate((tmp_path / "certs" / "operator-alice.pem").read_bytes())
     names = certificate_names.uris(der.public_bytes(Encoding.DER))
     assert certificate_names.operator(names, certificate_names.TRUST_DOMAIN) == "alice"
-    assert certificate_names.read(names, certificate_names.TRUST_DOMAIN) is None  # no balancer believes it to be one
+    assert certificate_names.read(names, certificate_names.TRUST_DOMAIN) is None  # no balancer accepts it as one

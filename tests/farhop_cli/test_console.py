@@ -65,7 +65,7 @@ class Browser:
 
     def go(self, url: str) -> None:
         self.driver.get("about:blank")
-        self.faults()  # of the page that is left: its server may have closed while it still asked
+        self.faults()  # of a page that was left: its server may have closed during its request
         self.driver.get(url)
         until(lambda: self.js("return document.querySelectorAll('#regions tbody tr[data-key]').length"))
 
@@ -258,7 +258,7 @@ def test_an_act_shows_first_and_asks_by_name(browser: Browser, live: Live) -> No
     until(lambda: "Dry run" in browser.text("#act-effects") or "DRY RUN" in browser.text("#act-effects"))
     assert "strands: eu-only (llama-3.1-8b)" in browser.text("#act-effects")
     browser.confirm("frankfurter")
-    until(lambda: "confirm: give the name" in browser.text("#act .error"))
+    until(lambda: "confirm: repeat the name" in browser.text("#act .error"))
     browser.type("#act-confirm", "frankfurt")
     browser.js(SUBMIT)
     until(lambda: "last region serving eu-only" in browser.text("#act .error"))
@@ -292,7 +292,7 @@ def choose_quick(browser: Browser, live: Live, region: str) -> None:
 
 def test_a_drill_that_must_not_run_says_why_and_is_not_offered(browser: Browser, live: Live) -> None:
     choose_quick(browser, live, "frankfurt")
-    assert "lose-a-region" not in browser.text("#begin-drill")  # a fault: this world takes none
+    assert "lose-a-region" not in browser.text("#begin-drill")  # a fault: this world supports none
     browser.keys("a rehearsal", ENTER)
     until(lambda: "It must not run now" in browser.text("#act-effects"))
     assert "last-site" in browser.text("#act-effects")
@@ -300,7 +300,7 @@ def test_a_drill_that_must_not_run_says_why_and_is_not_offered(browser: Browser,
     assert browser.js("return document.getElementById('act-go').disabled")
     browser.keys(ESCAPE)
     until(lambda: not browser.js("return document.getElementById('act').open"))
-    assert browser.js("return document.activeElement.name") == "region"  # where it was
+    assert browser.js("return document.activeElement.name") == "region"  # in its old position
 
 
 def test_a_drill_is_begun_watched_and_read_by_keys_alone(browser: Browser, live: Live) -> None:
@@ -387,7 +387,7 @@ def test_all_is_reached_by_tab_with_a_focus_that_is_seen_and_stays(browser: Brow
         assert unseen == [], name
         assert browser.js(LEFT_OUT) == [], name
         assert found >= 12, name
-    # A button that is drawn anew each second keeps the focus; a dialog gives it back.
+    # A button that is drawn again each second keeps the focus; a dialog returns it.
     browser.view("region/frankfurt")
     until(lambda: "Drain" in browser.text("#region-acts"))
     browser.js("document.querySelector('#region-acts button').focus()")
@@ -400,7 +400,7 @@ def test_all_is_reached_by_tab_with_a_focus_that_is_seen_and_stays(browser: Brow
     browser.keys(ESCAPE)
     until(lambda: browser.focused() == "Drain…")
 
-    # The hour by arrows, a second each.
+    # The hour by arrow keys, a second each.
     def earlier() -> bool:
         browser.js("document.getElementById('scrub').focus()")
         browser.keys(LEFT, LEFT)
@@ -411,9 +411,9 @@ def test_all_is_reached_by_tab_with_a_focus_that_is_seen_and_stays(browser: Brow
     until(lambda: "ago" not in browser.text("#moment"))
 
 
-# Which controls are to be reached: all that are seen and not disabled when the round begins, and still are at its end:
-# a request that is told of once the focus has passed its table is no control that was left out.
-# One that is drawn anew while others are tried is known by its name.
+# The controls to reach: all that are visible and not disabled when the round begins, and still are at its end:
+# a request that appears after the focus has passed its table is not a control that was skipped.
+# A control that is redrawn while others are tried is identified by its name.
 CONTROLS = (
     "[...document.querySelectorAll('a[href], button, input, select, [tabindex=\"0\"]')]"
     ".filter((e) => !e.disabled && e.checkVisibility() && !e.closest('dialog'))"
@@ -452,11 +452,12 @@ def test_a_read_only_viewer_is_offered_no_acts_and_refused(browser: Browser, liv
     browser.view("drills")
     until(
         lambda: (
-            "To begin one needs" in browser.text("#begin-about") or "no drill is begun" in browser.text("#begin-about")
+            "To begin one needs" in browser.text("#begin-about")
+            or "drills cannot be started" in browser.text("#begin-about")
         )
     )
     assert browser.js("return document.getElementById('begin').hidden")
-    until(lambda: "quick" in browser.text("#history"))  # who reads is told of them
+    until(lambda: "quick" in browser.text("#history"))  # readers see them
     script = """const done = arguments[0]; fetch('/console/of/act', {method: 'POST', headers: {'x-farhop-console': '1'},
       body: JSON.stringify({do: 'drain', target: 'tokyo', why: 'x'})}).then((a) => done(a.status))"""
     assert browser.driver.execute_async_script(script) == 403
@@ -484,9 +485,9 @@ def test_a_region_that_is_killed_is_seen_and_looked_back_on(browser: Browser, li
         assert time.monotonic() - began < PATIENCE_S
     assert time.monotonic() - began - late_s < 2.0
     until(lambda: "down" in browser.text("#regions tr[data-key=tokyo]"))
-    # Who is cut off is shown as that, with the time of its last snapshot, and not as idle.
+    # A balancer that is cut off is shown as such, with the time of its last snapshot, and not as idle.
     until(lambda: "cut off: " in browser.text("#wrong") and "last seen" in browser.text("#wrong"))
-    until(lambda: "⌁" in browser.text("#regions tr[data-key=tokyo]"))  # the page is drawn in pieces
+    until(lambda: "⌁" in browser.text("#regions tr[data-key=tokyo]"))  # the page is drawn piece by piece
     assert "–" in browser.text("#regions tr[data-key=tokyo] td:nth-child(7)")
     browser.js(
         "const s = document.getElementById('scrub'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))",
@@ -629,7 +630,7 @@ class Theatre:
     """A stage on a port, in the loop of a thread of its own."""
 
     def __init__(self, stage: Stage, folder: Path) -> None:
-        self.thread = RunningWorld(WorldSettings(), folder)  # whose world is not begun: its loop alone
+        self.thread = RunningWorld(WorldSettings(), folder)  # its world is not started: only its loop runs
         tokens = {"actor": (digest_of(TOKEN), "act"), "reader": (digest_of(READER), "read")}
         metrics = TierMetrics("console", "", "")
         self.server = AdminServer(SimpleNamespace(), metrics, Decisions(), None, Operators(tokens))  # type: ignore[arg-type]

@@ -157,9 +157,9 @@ def test_a_world_has_its_own_context_while_it_runs(cli, world, monkeypatch):
     context.world_ended("up", world.path)
     assert stands() == {"current": "", "contexts": {"up-2": {"world": str(world.path)}}}
     assert cli.run("context", "set", "prod", "--etcd", "127.0.0.1:1").exit_code == 0
-    assert context.world_began(world.path) == ("up", "prod")  # nobody's choice is taken away
+    assert context.world_began(world.path) == ("up", "prod")  # no user's choice is overwritten
     context.world_ended("up", world.path.with_name("other.json"))
-    assert "up" in stands()["contexts"]  # that of another world by now
+    assert "up" in stands()["contexts"]  # another world's by now
 
 
 def test_what_a_killed_world_left_gives_way(cli, home, world):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from farhop_cli import drill
-from farhop_cli.drill_fleet import Asked, shipped
+from farhop_cli.drill_fleet import DrillOptions, shipped
 from farhop_cli.options import FleetOptions
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.measures import Canary
@@ -46,7 +46,7 @@ async def test_a_run_says_what_was_answered_to_requests_that_failed(
     )  # fmt: skip
     store = MemoryStore(Random(1))
     await store.open()
-    assert await drill.reported(outcome, store, Asked("d", out=tmp_path), FleetOptions()) == 1
+    assert await drill.reported(outcome, store, DrillOptions("d", out=tmp_path), FleetOptions()) == 1
     assert "failed requests were answered: rate_limit_exceeded (3), connect_failed (1)" in capsys.readouterr().out
     await store.close()
 

@@ -13,7 +13,7 @@ import pytest
 from farhop.service.console.acts import ActError
 from farhop_cli import drill as drills
 from farhop_cli.drill_control import DrillControl
-from farhop_cli.drill_fleet import Asked, shipped
+from farhop_cli.drill_fleet import DrillOptions, shipped
 from farhop_drill.document import Names
 from farhop_drill.records import Records
 from farhop_lab.memory_store import MemoryStore
@@ -29,7 +29,7 @@ def _here(world: Any = None) -> Any:
 
 
 def _source(out: Path, world: Any = None, store: MemoryStore | None = None) -> DrillControl:
-    return DrillControl(_here(world), store or MemoryStore(Random(1)), Asked("", out=out))
+    return DrillControl(_here(world), store or MemoryStore(Random(1)), DrillOptions("", out=out))
 
 
 async def test_only_what_this_fleet_can_have_is_offered(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ async def test_what_cannot_be_is_refused_before_anything_is_touched(
     for revision, values in ((found["revision"] + 1, VALUES), (found["revision"], {"region": "virginia"})):
         with pytest.raises(ActError, match="drill was changed"):
             await source.begin(NAME, values, revision, "x", "ann")
-    # The document that stands in etcd by this name has changed since it was shown.
+    # The document of this name in etcd has changed since it was shown.
     await Records(store).keep(NAME, shipped()[NAME].text.replace(b"before_s: 5", b"before_s: 6"))
     with pytest.raises(ActError, match="drill was changed"):
         await source.begin(NAME, VALUES, found["revision"], "x", "ann")
@@ -85,7 +85,7 @@ def soaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def looked(*_: Any) -> list[Any]:
         return []
 
-    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: Asked, progress: Any, begun: Any) -> Any:
+    async def carried_out(_drill: Any, _here: Any, _store: Any, asked: DrillOptions, progress: Any, begun: Any) -> Any:
         verdict, phase = SimpleNamespace(value="ABORTED"), SimpleNamespace(value="soaking")
         outcome = SimpleNamespace(run="run-1", canaries=[], findings=[], verdict=verdict, why="")
         progress(f"{asked.why} by {asked.by}, {asked.values}")
@@ -121,7 +121,7 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path) -> Non
         return b"pictures"
 
     await source.keep_past(past)
-    assert (since, await source.past("run-1")) == ([], None)  # it goes on yet
+    assert (since, await source.past("run-1")) == ([], None)  # it still runs
     await source.close()
     going = source.going()
     assert going is not None
@@ -143,7 +143,7 @@ async def test_what_cannot_begin_is_not_run_with_its_reason(tmp_path: Path, monk
         return []
 
     monkeypatch.setattr(drills, "looked", looked)
-    source = _source(tmp_path)  # of a fleet that has nothing to ask
+    source = _source(tmp_path)  # of a fleet without balancers that can be asked
     revision = (await source.plan(NAME, VALUES))["revision"]
     with pytest.raises(ActError, match="could not begin, and nothing was touched"):
         await source.begin(NAME, VALUES, revision, "x", "ann")

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from farhop_cli import drill_fleet
-from farhop_cli.drill_fleet import Asked
+from farhop_cli.drill_fleet import DrillOptions
 
 
 @pytest.mark.parametrize("text", ["tenant", "tenant=sk-secret", "tenant=env:NOT_SET_ANYWHERE"])
@@ -28,7 +28,7 @@ def test_a_key_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_parameters_are_names_and_values(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Asked("d", ("a=1", "b=x=y")).values == {"a": "1", "b": "x=y"}
+    assert DrillOptions("d", ("a=1", "b=x=y")).values == {"a": "1", "b": "x=y"}
     with pytest.raises(typer.Exit):
-        _ = Asked("d", ("a",)).values
+        _ = DrillOptions("d", ("a",)).values
     assert "--set" in capsys.readouterr().err

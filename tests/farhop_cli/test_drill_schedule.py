@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from farhop_cli import drill_schedule
-from farhop_cli.drill_fleet import Asked
+from farhop_cli.drill_fleet import DrillOptions
 from farhop_cli.drill_schedule import MISSED, _run_due
 from farhop_drill.document import Names
 from farhop_drill.machine import DrillVerdict
@@ -42,7 +42,7 @@ async def test_a_run_that_was_missed_is_kept_as_not_run(capsys: pytest.CaptureFi
     records = Records(store)
     await records.plan(planned("law-change", closed()))
     for _ in range(2):
-        await _run_due(store, HERE, Asked("", out=tmp_path), WHERE, asyncio.Event())
+        await _run_due(store, HERE, DrillOptions("", out=tmp_path), WHERE, asyncio.Event())
     past = await records.history()
     assert past
     assert {(one.drill, one.verdict, one.why, one.author) for one in past} == {
@@ -60,7 +60,7 @@ async def test_what_cannot_be_read_any_more_is_not_run(
     await store.open()
     records = Records(store)
     await records.plan(planned("law-change", "mon-sun 00:00-24:00", values={"region": "mars"}, since_s=time.time()))
-    await _run_due(store, HERE, Asked("", out=tmp_path), WHERE, asyncio.Event())
+    await _run_due(store, HERE, DrillOptions("", out=tmp_path), WHERE, asyncio.Event())
     (one,) = await records.history()
     assert (one.verdict, one.drill) == (DrillVerdict.NOT_RUN, "law-change")
     assert "cannot be read any more" in one.why

@@ -25,8 +25,8 @@ def simulated(document: Any, folder: Path, key: cell.Key, recipe: Any) -> cell.R
 def test_both_are_shown_and_too_far_apart_is_flagged(
     ttft_ms: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def live(*_args: Any) -> tuple[list[fidelity.Seen], int]:
-        return [fidelity.Seen(ttft_ms, 100, 30)], 2
+    async def live(*_args: Any) -> tuple[list[fidelity.MeasuredAnswer], int]:
+        return [fidelity.MeasuredAnswer(ttft_ms, 100, 30)], 2
 
     monkeypatch.setattr(fidelity, "live", live)  # a world of processes is for tests/farhop_lab/studies
     monkeypatch.setattr(cell, "run", simulated)

@@ -6,7 +6,7 @@ import typer.testing
 
 from farhop_cli import help_page, main
 
-PLACES = "env:NAME|file:PATH"  # the only thing in small letters: as it is typed
+PLACES = "env:NAME|file:PATH"  # the only thing in lower case: as the user types it
 
 
 def every(command, words=()):

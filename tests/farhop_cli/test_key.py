@@ -62,7 +62,7 @@ def test_balancers_of_both_tiers_are_counted(cli, stands):
     assert (made["balancers"], made["aware"]) == (
         6,
         0,
-    )  # three entries and three regions, which pretend, and follow nothing
+    )  # three entries and three regions, which are fakes, and follow nothing
 
 
 def test_a_dry_run_makes_nothing(cli, stands):

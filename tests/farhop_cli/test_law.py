@@ -55,7 +55,7 @@ def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stands, law, tmp_pat
     assert "# law of epoch 2, from etcd (revision " in shown
     assert ": as it is\n" in shown
     assert yaml.safe_load(shown) == policy.document_of(WORLD)
-    # The topology's own, asked for by its epoch, beside one that does stand in etcd.
+    # The topology's own, requested by its epoch, beside the law in etcd.
     assert cli.run("law", "get", "--epoch", "1").stdout.startswith("# law of epoch 1, of topology three-regions\n")
 
 
@@ -129,7 +129,7 @@ def test_of_two_at_once_one_is_refused(cli, stands, law, monkeypatch):
 
 
 def test_an_etcd_that_was_wiped_does_not_lead_back(cli, stands, law):
-    stands.epoch = 40  # what the balancers still go by
+    stands.epoch = 40  # the law that balancers still use
     stands.knowing = 0
     result = cli.run("law", "set", law(), "--why", "after the wipe")
     assert "law of epoch 41 is set" in result.stdout

@@ -62,7 +62,7 @@ def test_the_line_of_a_command_is_the_first_of_its_own_help():
         assert wired.help == " ".join(first.split()), name
 
 
-# What has no --dry-run, and why. All else that is not named here has one.
+# Commands without --dry-run, and why. All others have it.
 READS = frozenset((
     "ask", "explain", "status", "top", "usage", "check", "healthcheck", "where", "plan", "context list", "context show",
     "law get", "law diff", "law history", "law verify", "key list", "audit verify", "audit prove", "drill list",
@@ -72,7 +72,7 @@ READS = frozenset((
 ))  # fmt: skip
 RUNS = frozenset(("up", "demo", "console", "global", "regional", "picker", "engine", "anycast run", "drill faults"))
 WRITES_A_NEW_FILE = frozenset(("bundle", "record", "audit export", "drill export", "sim run", "sim import"))
-PRINTS = frozenset(("law sign", "hash-key", "certs hop-key"))  # what it makes stands nowhere but on the screen
+PRINTS = frozenset(("law sign", "hash-key", "certs hop-key"))  # its result appears only on the screen
 
 
 def leaves(command, words=()):
@@ -102,7 +102,7 @@ def documented():
 
 
 def test_every_command_in_the_documents_is_one(monkeypatch):
-    monkeypatch.setenv("FARHOP_SIGNING_KEY", "ops.pem")  # as the documents say before
+    monkeypatch.setenv("FARHOP_SIGNING_KEY", "ops.pem")  # a step that the documents describe before this one
     group, lines = typer.main.get_command(main.app()), list(documented())
     assert len(lines) > 50
     for name, line in lines:
@@ -116,7 +116,7 @@ def test_every_command_in_the_documents_is_one(monkeypatch):
                 assert command is not None, (name, line)
                 rest = rest[1:]
             if "SCENARIO" not in rest:
-                command.make_context("farhop", rest)  # bad usage raises
+                command.make_context("farhop", rest)  # wrong usage raises
 
 
 def mentioned():
@@ -167,7 +167,7 @@ def test_the_version(cli):
 
 
 def test_the_shell_completes_commands_and_verbs(cli, monkeypatch):
-    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))  # whoever started the tests
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_: ("bash", "/bin/bash"))  # whatever started the tests
     shown = cli.run("--show-completion", "bash")
     assert "_COMPLETE" in shown.stdout + shown.stderr
     monkeypatch.setenv("_ROOT_COMPLETE", "complete_bash")
@@ -206,7 +206,7 @@ def test_an_interrupt_ends_quietly(monkeypatch):
 
 
 HEAVY = ("aiohttp", "grpc", "numpy", "jwt", "cryptography", "google.protobuf", "opentelemetry", "structlog", "uvloop")
-NOWHERE = "127.0.0.1:1"  # nobody listens there
+NOWHERE = "127.0.0.1:1"  # nothing listens there
 
 
 LINES = {
@@ -215,7 +215,7 @@ LINES = {
     "limit --help": (),
     "context": (),
     "usage {folder}": (),
-    "limit get": ("cryptography",),  # no fleet is named here, so that nothing is asked
+    "limit get": ("cryptography",),  # no fleet is named here, so that no balancer is asked
     "status": ("aiohttp", "cryptography"),
     f"limit get --etcd {NOWHERE}": ("cryptography", "grpc", "google.protobuf"),
     f"law get --etcd {NOWHERE}": ("cryptography", "grpc", "google.protobuf"),
@@ -295,7 +295,7 @@ def shell(command, **environment):
     return found.returncode, found.stderr
 
 
-# Buffered it is told at the end, unbuffered as it is written: by who writes (typer, JSON) the one as the other.
+# Buffered, an error appears at the end, unbuffered as it is written, whoever writes it (typer, JSON).
 @pytest.mark.parametrize(
     ("words", "unbuffered"),
     [
@@ -324,7 +324,7 @@ def test_what_an_encoding_has_no_letter_for_is_a_question_mark(monkeypatch, caps
     with pytest.raises(SystemExit) as end:
         main.main()
     assert (end.value.code, capsys.readouterr().err) == (0, "")
-    assert b"?" in out.buffer.getvalue()  # the dash where there is nothing
+    assert b"?" in out.buffer.getvalue()  # a dash if there is no value
 
 
 def test_a_stream_that_was_a_file_and_is_a_pipe_is_written_to(monkeypatch):

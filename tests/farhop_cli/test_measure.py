@@ -74,7 +74,7 @@ def test_json_is_all_there_is(cli):
 
 def test_relay_shows_costs_ratios_and_what_went_wrong(cli, asked):
     result = cli.run("bench", "relay", "--repeats", "3", "--only", "regional, envoy")
-    assert result.exit_code == 1  # a row is in trouble
+    assert result.exit_code == 1  # a row has a problem
     output = result.stdout
     assert "60.0 (1.50)" in output
     assert "3 errors" in output  # and no cost beside it

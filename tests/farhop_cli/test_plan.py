@@ -40,7 +40,7 @@ def test_a_plan_is_a_table_and_json(tmp_path: Path) -> None:
     assert 1 <= alone["tokyo"] <= alone["virginia"] <= 2
     assert sum(together.values()) <= sum(alone.values())
     assert found["together"]["worst"] >= 0.8
-    table = CliRunner().invoke(app(), arguments)  # from what is kept
+    table = CliRunner().invoke(app(), arguments)  # from the kept results
     assert "without routing" in table.stdout
     assert "N-1" in table.stdout
 
@@ -69,7 +69,7 @@ def test_another_seed_is_run_only_where_those_before_leave_it_open(
     monkeypatch.setattr(pool, "run", run)
     trials = [Trial((("tokyo", n), ("virginia", n)), routed=True) for n in (1, 2)]
     asked = [sum(found.asked.values()) for found in plan.TrialRunner(scenario, 3, None, print)(trials)]
-    assert ran == [1, 1, 2, 0]  # the first tells how much is asked; two runs of each fleet are enough to be sure
+    assert ran == [1, 1, 2, 0]  # the first shows the demand; two runs of each fleet are enough to be sure
     assert asked[0] == asked[1] > 100
     clear = Outcome({"virginia": 1.0, "tokyo": 0.2}, 1.0, {"virginia": 9, "tokyo": 60})
     assert plan.is_sure(clear, 0.8)

@@ -13,7 +13,7 @@ from farhop_cli import setting
 from farhop_cli.setting import Item, Setting
 from farhop_lab.world import world_file
 
-# By noun: what is set, under which key, what is shown of it, what another one says, and what unsets it.
+# By noun: the arguments, the key, the text that is shown, another setting's arguments, and those of unset.
 NOUNS = {
     "drain": (
         ("virginia", "--over", "0s"), "override/virginia", "virginia: drained, at once", ("virginia",), ("virginia",),
@@ -168,7 +168,7 @@ def test_what_is_replaced_is_shown(cli, stands, noun):
     assert f"this replaces: {shown}, by ann@ops" in cli.run(noun, "set", *other, "--why", "x", "--by", "bob").stdout
 
 
-@pytest.mark.parametrize("either", ["drain", "split", "route"])  # of the last one word holds several
+@pytest.mark.parametrize("either", ["drain", "split", "route"])  # in the last one, one word holds several values
 def test_a_file_is_compared_with_what_is_set(cli, stands, either, tmp_path):
     arguments, _, shown, other, undo = NOUNS[either]
     assert cli.run(either, "diff").exit_code == 0

@@ -236,13 +236,13 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
 def test_a_slow_replica_is_shown_beside_the_reason_for_its_state(made):
     found = made.regional_status("gpu-0")
     found["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
-    (row,) = status.replica_rows(status.Seen("virginia", "http://r", found))
+    (row,) = status.replica_rows(status.BalancerStatus("virginia", "http://r", found))
     assert row[-1] == "proven; slow: 68 ms against 12 of its peers, last sample 40 s ago"
     found["replicas"][0]["reports_cached_tokens"] = False
-    (row,) = status.replica_rows(status.Seen("virginia", "http://r", found))
+    (row,) = status.replica_rows(status.BalancerStatus("virginia", "http://r", found))
     assert row[-1].endswith("; its answers do not report cached tokens")
     found["replicas"][0]["reports_cached_tokens"] = None  # it gave none yet
-    (row,) = status.replica_rows(status.Seen("virginia", "http://r", found))
+    (row,) = status.replica_rows(status.BalancerStatus("virginia", "http://r", found))
     assert "cached tokens" not in row[-1]
 
 
@@ -283,7 +283,7 @@ async def test_of_one_region(healthy, cli):
     assert "did you mean" in cli.failed(await cli.in_thread("status", "--region", "tokio"), 2)
 
 
-async def test_watching_draws_anew_and_outlives_silence(healthy, cli, monkeypatch):
+async def test_watching_redraws_and_outlives_silence(healthy, cli, monkeypatch):
     draws = []
 
     def sleep(_s):
@@ -313,7 +313,7 @@ async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
     monkeypatch.setattr(status.time, "sleep", sleep)
     await cli.in_thread("status", "--watch", "--regions")
     text = out.getvalue()
-    assert text.startswith("\x1b[?1049h")  # a screen of its own, which is left as it was found
+    assert text.startswith("\x1b[?1049h")  # a screen of its own, which is restored at the end
     assert "\x1b[?1049l" in text
     assert text.count("balancers answered") == 2
 

@@ -39,7 +39,7 @@ def test_a_regional_decision(capsys, made):
     assert "→" in row(out, "r1")
     assert "3.2" in row(out, "r1")
     assert "full" in row(out, "other")
-    assert "attempts" not in out  # it went where it was served, at once
+    assert "attempts" not in out  # it was routed to the region that served it, at once
 
 
 def test_a_version_is_shown_with_why_where_there_is_one(capsys, made):

@@ -98,7 +98,7 @@ async def test_it_shows_what_is_reported_and_drains_by_name() -> None:
         await pilot.press("1", "down", "down")
         await _drain(app, pilot, source)
         (name,) = [key for key in LAW.topology.regions if await source.store.get(override_key(key)) is not None]
-        assert name == "virginia"  # the third, and nobody's last
+        assert name == "virginia"  # the third, and not the last of any balancer
 
 
 async def test_a_look_while_it_ends_is_no_fault() -> None:
@@ -124,7 +124,7 @@ async def _drain(app: Top, pilot: Any, source: Source) -> None:
 
     assert "dry run" in await answer("patching")
     assert await source.store.get(override_key("virginia")) is None
-    assert "confirm: give the name" in await answer("elsewhere")
+    assert "confirm: repeat the name" in await answer("elsewhere")
     assert await answer("virginia") == ""
     entry = await source.store.get(override_key("virginia"))
     assert entry is not None

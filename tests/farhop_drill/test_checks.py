@@ -105,7 +105,7 @@ def test_a_drill_never_takes_a_tenant_s_last_lawful_region() -> None:
         blast_radius={"regions": ["tokyo"]},
         steps=[{"name": "x", "soak_s": 1, "inject": [{"do": "drain", "region": "tokyo", "share": 0.5}]}],
     )
-    assert "last-site" not in failing(part)  # who has no other region is served there still
+    assert "last-site" not in failing(part)  # a tenant without another region is still served there
     left = [report("virginia")]
     assert "anywhere" in failing(reports=left)["last-site"]  # frankfurt and tokyo serve nothing
 

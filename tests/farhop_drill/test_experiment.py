@@ -26,7 +26,7 @@ def test_it_has_what_the_format_demands_and_avoids_its_pitfalls() -> None:
     (probe,) = text["steady-state-hypothesis"]["probes"]
     for asked in (probe, *text["rollbacks"]):
         assert asked["provider"]["arguments"].endswith(" --context prod"), "the same fleet is asked for its verdict"
-    # Met or not beforehand, the method runs; and whatever happens, what runs is stopped.
+    # Whether the hypotheses hold beforehand or not, the method runs; and whatever happens, running faults are stopped.
     assert text["runtime"] == {
         "rollbacks": {"strategy": "always"}, "hypothesis": {"strategy": "after-method-only"}
     }  # fmt: skip

@@ -118,15 +118,15 @@ def test_any_order_of_events_keeps_injections_sequential_and_restored(
             if isinstance(command, Restore):
                 standing = False
             if isinstance(command, Finish):
-                assert not standing  # every injection was asked to be restored
+                assert not standing  # every injection was followed by a restoration
     finishes = [one for one in commands if isinstance(one, Finish)]
     assert len(finishes) <= 1
     assert bool(finishes) == (run.phase is Phase.DONE)
-    if finishes and finishes[0].verdict is None:  # by its hypotheses: only if all of it was run
+    if finishes and finishes[0].verdict is None:  # by its hypotheses: only if the whole method ran
         assert run.steps_done == 2
         assert any(isinstance(one, Restore) for one in commands)
     if run.phase is Phase.DONE:
         assert run.handle(Started(), now) == []
     elif run.phase not in (Phase.PENDING, Phase.CHECKING, Phase.RESTORING, Phase.AFTER):
-        stopped = run.handle(StopAsked("now"), now)  # an abort is a restoration in the same breath
+        stopped = run.handle(StopAsked("now"), now)  # an abort restores in the same step
         assert stopped == ([Restore()] if open_injections else [Finish(DrillVerdict.ABORTED, "now")])

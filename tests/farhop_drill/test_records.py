@@ -41,7 +41,7 @@ async def test_one_run_holds_the_lock_and_it_ends_with_its_runner(store: MemoryS
     NOW[0] = 2 * LEASE_S
     assert await records.holder() is None
     assert await records.lock(OTHER)
-    assert not await records.renew(ME)  # somebody else has it
+    assert not await records.renew(ME)  # another run holds it
     await records.release(ME)
     assert await records.holder() == OTHER
 

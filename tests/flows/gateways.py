@@ -16,7 +16,7 @@ from farhop_lab.world.ports import free_ports
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "envoy" / "picker.json"
 ENVOY = next(proxy for proxy in PROXIES if proxy.name == "Envoy")
-SUBSET_HEADER = "x-test-subset"  # of the client, which stands for what narrows a request in a gateway
+SUBSET_HEADER = "x-test-subset"  # of the client, standing in for a gateway's own narrowing of a request
 
 
 def document(port: int, picker: int, engines: list[str]) -> dict[str, Any]:

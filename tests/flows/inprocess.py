@@ -55,7 +55,7 @@ def topology(*tenants: dict[str, Any], entries: dict[str, list[str]] | None = No
     document["tenants"] += tenants
     for region in document["regions"]:
         region["entry"] = (entries or {}).get(region["name"], region["entry"])
-    return _parsed(json.dumps(document))  # is YAML, too, and written a hundred times as fast
+    return _parsed(json.dumps(document))  # is also YAML, and written a hundred times as fast
 
 
 @cache
@@ -64,7 +64,7 @@ def _shipped() -> str:
     return json.dumps(worlds.document(path.read_text(), str(path)))
 
 
-@cache  # it is frozen, all of it, and dozens of tests have the same
+@cache  # it is completely frozen, and dozens of tests use the same
 def _parsed(text: str) -> Topology:
     return worlds.parse(text, "test")
 
@@ -77,7 +77,7 @@ class Engine:
         self.page = PAGE
         self.models: list[dict[str, Any]] = []  # as it lists them, if it does
         self.healthy = True
-        self.refuses: Callable[[dict[str, Any]], str] = lambda _body: ""  # why, where it refuses a request
+        self.refuses: Callable[[dict[str, Any]], str] = lambda _body: ""  # the reason, if it refuses a request
         self.counts: Callable[[dict[str, Any]], int] = lambda _body: 11  # tokens of a prompt
         self.release = asyncio.Event()
         self.seen: list[tuple[dict[str, str], dict[str, Any]]] = []

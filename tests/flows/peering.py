@@ -47,7 +47,7 @@ class SlotEngine:
         return web.Response()
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        # The scrape would hide what is looked for here: it says that nothing waits.
+        # The scrape would hide what this test looks for: it reports an empty queue.
         return web.Response(text="vllm:num_requests_waiting 0\nvllm:num_requests_running 0\n")
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -75,8 +75,8 @@ def config(engines: list[SlotEngine], instance: str, **more: Any) -> RegionalCon
         for e in engines
     ]  # fmt: skip
     ports = {name: {"port": 0} for name in ("tier", "control", "client")}
-    # Their pages are read once: a second one would show that nothing believed to be cached was found, and all that is
-    # known of their caches would be forgotten.
+    # Their pages are read once: a second read would show that none of the expected prefixes was cached, and the known
+    # contents of their caches would be forgotten.
     watch = {"probe_s": 0.05, "scrape_s": 3600.0, "rise": 1}
     return RegionalConfig.model_validate(
         {**common("virginia", instance), **ports, "replicas": replicas, "watch": watch, **more}

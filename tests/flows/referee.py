@@ -25,8 +25,8 @@ class Rider:
     target: str = ""
     prefiller: str = ""  # while the prompt is computed there
     timer: float | None = None
-    refused_by: tuple[str, ...] = ()  # since it was last on hold or taken back, or its stream last broke
-    moves: bool = False  # its attempt is to be broken off, if its stream can go on elsewhere
+    refused_by: tuple[str, ...] = ()  # since it was last on hold or called back, or since its stream last broke
+    moves: bool = False  # its attempt is to be aborted, if its stream can continue elsewhere
     begun: bool = False  # its client has the beginning of a stream
 
 
@@ -105,7 +105,7 @@ class Referee:
             assert (rider.state, rider.attempt) == ("sent", command.attempt), "what has begun is never taken back"
         elif isinstance(command, machine.Cancel):
             assert (rider.state, rider.attempt) == ("sent", command.attempt), "what has begun is never given up"
-            rider.state, rider.refused_by = "failed", ()  # time has passed, as on hold
+            rider.state, rider.refused_by = "failed", ()  # time has passed, as for requests on hold
         elif isinstance(command, machine.Hold):
             assert rider.state in ("new", "failed")
             rider.state, rider.target, rider.refused_by = "held", "", ()

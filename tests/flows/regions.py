@@ -23,7 +23,7 @@ from global_lb.links.watch import Watcher
 
 WORLD = topology()
 OURS = ("watch ", "forget ", "ping ", "read ", "close ")
-NOWHERE = "127.0.0.1:9"  # the discard port: nobody listens there
+NOWHERE = "127.0.0.1:9"  # the discard port: nothing listens there
 MODEL = ModelReport(
     model="m", replicas_ready=1, replicas_total=1, slots_total=8, slots_free=8, kv_tokens_total=100, kv_tokens_free=100,
     wait_ms=7.0, prefill_ms_per_token=0.1, tpot_ms=20.0, bytes_per_token=4.0,
@@ -119,7 +119,7 @@ class Region(region_pb2_grpc.RegionServicer):
         self.latest: RegionReport | None = None
         self.news = asyncio.Condition()
         self.pinged: list[str] = []
-        self.known: dict[str, int] = {}  # attempts here, and how long they have been quiet, ms
+        self.known: dict[str, int] = {}  # attempts here, and how long they have been silent, ms
         self.readers = 0
         self.address = ""
         self._server: grpc.aio.Server | None = None

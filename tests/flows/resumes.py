@@ -16,8 +16,8 @@ from regional_lb.app.main import RegionalBalancer
 from tests.drills.classic import Gpu, l4, region
 
 TOKENS = 40
-# Engines, balancer and clients are one loop here: who gives a probe up after less than that may stand still, on a busy
-# machine, takes every engine for dead, and then "no replica of this model is healthy".
+# Engines, balancer and clients share one loop here: if a probe's timeout is below the time that the loop may stand
+# still on a busy machine, every engine counts as dead, and then "no replica of this model is healthy".
 STEADY: dict[str, Any] = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 30.0}}
 HEADERS = {"authorization": "Bearer sk-farhop-anywhere"}
 _log = logging.getLogger(__name__)

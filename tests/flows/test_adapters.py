@@ -31,12 +31,12 @@ def _at(folder: Path, replicas: int, **more: Any) -> Any:
 
 async def test_requests_stay_where_their_adapter_is(tmp_path: Path) -> None:
     async with _at(tmp_path, 3) as here:
-        # At once, so that each finds the others' replicas busy.
+        # At once, so that each request finds the others' replicas busy.
         first = await asyncio.gather(*(here.ask(words(n, 300), model=name) for n, name in enumerate(ADAPTERS)))
         home = dict(zip(ADAPTERS, map(_served, first), strict=True))
         assert sorted(home.values()) == ["e0", "e1", "e2"]
         for n in range(8):
-            for name in ADAPTERS:  # no prompt is like another: nothing but the adapter draws it anywhere
+            for name in ADAPTERS:  # no prompt is like another: only the adapter draws a request to a replica
                 assert _served(await here.ask(words(10 * n + len(name), 40) + name, model=name)) == home[name]
         loaded = {one["replica"]: one["adapters_loaded"] for one in here.status()}
         assert loaded == {home[name]: [name] for name in ADAPTERS}

@@ -159,7 +159,7 @@ async def test_what_may_not_be_repeated_goes_by_and_off_says_nothing() -> None:
             ("hit", ""): 2,
         }  # fmt: skip
         up.global_.relay.react(RoutesChanged({("", MODEL): RouteConfig(model=MODEL)}))
-        assert up.global_.ingress.relay is up.global_.relay  # nothing stands between
+        assert up.global_.ingress.relay is up.global_.relay  # nothing is in between
         assert len(up.global_.answer_cache.cache.store) == 0
         assert word(await send(up.entry, chat(body=body()))) is None
 
@@ -176,7 +176,7 @@ async def test_a_change_of_the_routes_forgets_what_was_kept() -> None:
     async with emulated() as (up, gpu):
         assert word(await send(up.entry, chat(body=body()))) == "miss"
         up.global_.relay.react(RoutesChanged({("other", ""): RouteConfig(tenant="other")}))
-        assert word(await send(up.entry, chat(body=body()))) == "hit"  # it has nothing to do with it
+        assert word(await send(up.entry, chat(body=body()))) == "hit"  # it is unrelated
         up.global_.relay.react(RoutesChanged({("", ""): RouteConfig(keep_answers_s=601.0)}))
         assert word(await send(up.entry, chat(body=body()))) == "miss"
         assert gpu.asked == 2
@@ -189,18 +189,18 @@ async def test_no_tenant_gets_another_s_answer() -> None:
         second = await send(up.entry, chat(key="sk-farhop-others", body=body()))
         assert (word(first), word(second), gpu.asked) == ("miss", "miss", 2)
         assert word(await send(up.entry, chat(key="sk-farhop-mine", body=body()))) == "hit"
-        assert word(await send(up.entry, chat(body=body()))) is None  # whose route does not say so
+        assert word(await send(up.entry, chat(body=body()))) is None  # its route does not enable it
 
 
 async def test_where_the_law_lets_it_neither_be_kept_nor_given() -> None:
     elsewhere = tenant("elsewhere")
     elsewhere["residency"] = {"processing": {"allow": ["world"]}, "logging": {"allow": ["eu"]}}
     async with emulated(elsewhere) as (up, gpu):
-        # This entry stands in Virginia, where no record of that tenant may lie.
+        # This entry is in Virginia, where no record of that tenant may be kept.
         for _ in range(2):
             assert word(await send(up.entry, chat(key="sk-farhop-elsewhere", body=body()))) == "bypass"
         assert word(await send(up.entry, chat(body=body()))) == "miss"
-        # What was made in Virginia is not given to who says that it stays within Europe; nobody serves there.
+        # An answer made in Virginia is not given to a client that stays within Europe; no region serves it there.
         narrowed = await send(up.entry, chat(body=body(), x_farhop_allow="eu"))
         assert narrowed.status == 503
         assert word(await send(up.entry, chat(body=body(), x_farhop_allow="us"))) == "hit"
@@ -213,7 +213,7 @@ async def test_a_change_of_the_law_makes_all_unreachable() -> None:
         law = up.global_.flow.law
         later = Law(replace(law.topology, epoch=law.epoch + 1))
         up.regional.relay.react(LawChanged(later))
-        up.global_.laws.adopt(later)  # as it does when one comes from etcd
+        up.global_.laws.adopt(later)  # as it does when a law comes from etcd
         assert up.global_.flow.law.epoch == law.epoch + 1
         assert len(up.global_.answer_cache.cache.store) == 0
         assert word(await send(up.entry, chat(body=body()))) == "miss"
@@ -305,7 +305,7 @@ async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_le
         assert all(b"x-farhop-cache: hit\r\n" in first and b"x-farhop-region: virginia" in first for first in firsts)
         await leader.leave()
         await followers[0].leave()
-        await until(lambda: up.global_.metrics.in_flight == 3)  # who leads is over when what it asked for is
+        await until(lambda: up.global_.metrics.in_flight == 3)  # the leader's request is over when its own answer is
         engine.release.set()
         answers = [await follower.rest() for follower in followers[1:]]
         assert [text_of(answer) for answer in answers] == ["onetwothree"] * 2
@@ -318,7 +318,7 @@ async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_le
         assert (reply["answer_cache"]["outcome"], reply["answer_cache"]["saved"]["completion_tokens"]) == ("shared", 3)
         assert reply["usage"] is None
         assert outcomes(up) == {("miss", ""): 1, ("shared", ""): 3}
-        # Nothing was to be kept.
+        # Nothing was to be stored.
         assert word(await send(up.entry, chat(body=stream()))) == "miss"
 
 
@@ -330,9 +330,9 @@ async def test_upstream_is_cancelled_when_the_last_reader_leaves() -> None:
         for client in clients:
             await client.until(b'"one"')
             await client.leave()
-        await up.at_rest()  # although the engine never went on
+        await up.at_rest()  # although the engine never continued
         engine.release.set()
-        assert word(await send(up.entry, chat(body=stream()))) == "miss"  # half an answer is not kept
+        assert word(await send(up.entry, chat(body=stream()))) == "miss"  # half an answer is not stored
         assert word(await send(up.entry, chat(body=stream()))) == "hit"
 
 
@@ -408,7 +408,7 @@ async def test_a_stream_that_breaks_breaks_for_all_and_is_not_kept() -> None:
 
 async def test_a_slow_follower_neither_stalls_the_others_nor_fills_the_memory() -> None:
     engine = Pouring()
-    engine.events, engine.size = 800, 64 * 1024  # more than the wires hold and one may be behind
+    engine.events, engine.size = 800, 64 * 1024  # more than the wires hold and than a reader may be behind
     bound = 64 * 1024 * 1024
     async with scripted(engine, routes=[KEEPS | SHARES], answers_bytes=bound) as up:
         store = up.global_.answer_cache.cache.store

@@ -22,7 +22,7 @@ from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
 from tests.conftest import NO_CERTIFICATES
 
-START_S = 5.0  # how long it may take to say what is wrong, with its imports done
+START_S = 5.0  # the time it may take to report the error, with its imports done
 STOP_S = 4.0
 HUNG_S = 60.0
 NOBODY = "127.0.0.1:9"  # the discard port
@@ -46,7 +46,7 @@ def document(of: str, endpoint: str, **more: Any) -> dict[str, Any]:
     if of == "regional":
         replica = {"url": f"http://{NOBODY}", "models": ["m"]}
         own = {"tier": {"port": 0}, "control": {"port": 0}, "client": {"port": 0}, "replicas": [replica]}
-        own["watch"] = {"probe_s": 600.0}  # the log says that it is not there once three probes have found it so
+        own["watch"] = {"probe_s": 600.0}  # the log reports it as gone once three probes have failed
     return {
         "region": "virginia",
         "instance": f"{of}-1",

@@ -32,7 +32,7 @@ async def test_a_path_that_no_engine_has_is_answered_so() -> None:
         embedded = await asked(up.entry, "/v1/embeddings", {"model": MODEL, "input": "hello"})
         assert (embedded.status, embedded.code) == (501, "path_not_supported_by_engine")
         assert "embeddings, scores and rankings take a model that is served for them" in embedded.body.decode()
-        # That says nothing of the engine's health, nor of other paths.
+        # That proves nothing about the engine's health, nor about other paths.
         assert (await asked(up.entry, "/v1/chat/completions", None)).status == 200
         await up.at_rest()
 

@@ -90,8 +90,8 @@ async def fleet_of(
         public = authority.issue("entry")
         pair = {"cert_file": public.cert_file, "key_file": public.key_file}
         listen = {"listen": {"port": entry, "tls": pair}} if entry is not None else {}
-        # Both are on one loop with all else: where that stands still, a ping that is given up sooner says "channel
-        # broken" of a region that is well, and no drill may begin.
+        # Both share one loop with everything else: if it stands still, a ping with a shorter timeout reports "channel
+        # broken" for a region that is well, and no drill may start.
         patient = {"ping_timeout_s": 10.0}
         above = global_config(admin=admin("global"), etcd=etcd_config, watch=patient, **listen)
         regional = RegionalBalancer(below, world, Random(1))
@@ -129,7 +129,7 @@ async def test_every_command_works_from_a_laptop(fleet: Fleet) -> None:
     text = (await fleet.cli("status", "--wide")).stdout
     assert "context prod" in text
     assert "one" in text  # the replica
-    # Set, seen by those who follow it, explained, looked back on, and taken back.
+    # Set, seen by those that follow it, explained, looked up later, and unset.
     output = await fleet.cli("drain", "set", "virginia", "--why", "test", "--by", "ann", "--over", "0s", "--force")
     assert "1 of 1 balancers follow it" in output.stdout
     assert "virginia is drained by ann: test" in (await fleet.cli("status")).stdout

@@ -13,9 +13,9 @@ from kv_world import BLOCK, World, words, world
 from farhop.balance.prefix.chain import BLOCK_BYTES
 
 TURNS = 3
-# Tokens. The first prompt is long, so that a template's words weigh little, and all stays where blocks are small.
+# Tokens. The first prompt is long, so that a template's words matter little, and all of it is in small blocks.
 FIRST, QUESTION, ANSWER = 400, 50, 200
-# An engine counts in blocks of tokens, we in blocks of bytes; and a role is spelled otherwise there than here.
+# An engine counts in blocks of tokens, we in blocks of bytes; and they spell roles differently.
 OFF_TOKENS = BLOCK_BYTES[0] / 4 + 2 * BLOCK
 
 

@@ -18,7 +18,7 @@ TIMES = 5
 async def test_requests_probes_and_scrapes_leave_no_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "FARHOP_TEST_HOP", HOP_KEY)
     async with Engine().running() as engine, both(engine, topology()) as b:
-        await asyncio.sleep(0.2)  # what starting left is over
+        await asyncio.sleep(0.2)  # garbage left by the start is collected
         gc.collect()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:

@@ -24,7 +24,7 @@ def _region(text: dict[str, Any], prompt_bytes: int) -> dict[str, Any]:
     fields["unacknowledged_bytes"] = fields.pop("unacknowledged_tokens", 0) * BYTES_PER_TOKEN
     fields.pop("penalty_ms", None)
     if "hit" in fields:
-        # Rounded up to a whole block: a hit of all of the prompt is all of it.
+        # Rounded up to a whole block: a hit of the whole prompt is the whole prompt.
         fields["depth"] = chain.depth_at(int(fields.pop("hit") * prompt_bytes) + chain.BLOCK_BYTES[-1] - 1)
     return fields
 

@@ -39,7 +39,7 @@ async def discovering(tmp_path: Path) -> AsyncIterator[tuple[Both, Listing, dict
         listing.say("one")
         regional = {
             "replicas": [], "discovery": [{"kind": "file", "path": str(listing.path), "poll_s": 0.01}],
-            "limits": {"drain_s": 0.5, "request_s": 20.0}, "policy": "round-robin",  # it takes anybody
+            "limits": {"drain_s": 0.5, "request_s": 20.0}, "policy": "round-robin",  # it accepts any client
         }  # fmt: skip
         async with both(engines["one"], WORLD, regional=regional) as region:
             yield region, listing, engines
@@ -106,7 +106,7 @@ async def test_what_is_in_flight_at_a_replica_that_leaves_is_finished_there(tmp_
         for _ in range(8):
             assert whole(await send(region.entry, chat(body=streaming())))
         assert (len(engines["one"].seen), len(engines["two"].seen)) == (1, 8)
-        assert states(region)["one"] == "draining"  # it still works on something
+        assert states(region)["one"] == "draining"  # it still works on a request
         engines["one"].release.set()
         assert whole(await under_way)
         if how == "removed":
@@ -140,9 +140,9 @@ async def test_a_list_that_breaks_at_work_changes_nothing_and_says_so(tmp_path: 
     async with discovering(tmp_path) as (region, listing, _):
         whole = listing.path.with_suffix(".new")
         whole.write_text("- {url: nowhere}")
-        whole.replace(listing.path)  # at once: a look at half of it would find other trouble
+        whole.replace(listing.path)  # at once: reading half of it would find another error
         await until(lambda: region.regional.tier_admin.status()["discovery"][0]["trouble"])
         (found,) = region.regional.tier_admin.status()["discovery"]
         assert "[0].url: must look like" in found["trouble"]
-        assert "[0].models" not in found["trouble"]  # asked of the engine where nobody says
+        assert "[0].models" not in found["trouble"]  # the engine is asked if the configuration does not say
         assert (await send(region.entry, chat())).status == 200

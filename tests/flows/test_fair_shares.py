@@ -91,7 +91,7 @@ class Shop:
                 size = int(self._dice.uniform(400, 6000))
                 self.world.arrive(HERE, "t", size, direct=True, on_done=ask, **fields)  # type: ignore[arg-type]
 
-        # One comes first and alone, as a client's warm-up does: what it measures is measured of one replica.
+        # One request comes first and alone, as a client's warm-up does: it measures one replica.
         for n in range(count):
             self.world.at(1.0 + 5.0 * (n > 0) + 0.01 * n, ask)
 
@@ -104,7 +104,7 @@ class Shop:
         return Counter(name for _, name in self.sent[:count])
 
 
-# 400 at 64 at once are 6 answers a client: one seed is up to 23 apart by chance, of fewer clients up to 7.
+# 400 requests at 64 at once are 6 answers a client: by chance one seed is up to 23 apart, with fewer clients up to 7.
 @pytest.mark.parametrize(("at_once", "seeds"), [(4, (3,)), (16, (3,)), (64, (3, 4, 5))])
 def test_two_alike_share_alike_though_their_configured_speed_is_wrong(at_once: int, seeds: tuple[int, ...]) -> None:
     shares: Counter[str] = Counter()
@@ -131,7 +131,7 @@ def test_one_that_was_slow_or_stood_still_is_back_at_its_share_within_thirty_sec
     assert in_vain["gpu-1"] < 0.5 * sum(in_vain.values()) / replicas
     back = shop.shares(one.until + 30.0)
     fair = sum(back.values()) / replicas
-    # What chance makes of a share of some 30 to 120 requests, twice.
+    # The effect of chance on a share of about 30 to 120 requests, twice.
     assert abs(back["gpu-1"] - fair) <= max(0.2 * fair, 2.0 * fair**0.5), back
     paces = [shop.flow.fleet.speeds[f"gpu-{n}"] for n in range(replicas)]
     assert paces[1].tpot_ms == pytest.approx(paces[0].tpot_ms, rel=0.25)
@@ -147,7 +147,7 @@ def test_one_that_stays_slow_is_left_and_looked_at_from_time_to_time() -> None:
     late = shop.shares(since=30.0)
     assert 0.005 < late["gpu-1"] / sum(late.values()) < 0.1
     clock = shop.world.regions[HERE].relay.clock
-    # Where nobody is asked to learn how fast it is by now, but by whoever finds the others full, it is 0.38.
+    # Without requests that measure its present speed, except those that find the others full, it is 0.38.
     assert 0.2 < shop.flow.fleet.speeds["gpu-1"].uncertainty < 0.35
     assert shop.flow.fleet.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
 

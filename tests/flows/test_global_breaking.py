@@ -221,7 +221,7 @@ def test_the_deadline_ends_what_is_under_way(play) -> None:
         .on(RequestArrived(request("late", deadline=5.0))).expect(answered("late", outcome.DEADLINE))
         .on(TimerFired("unknown")).expect()
         .on(RequestArrived(request("b", deadline=6.0))).expect(sent("b", "london"))
-        # Its timer is late: the failure is heard first, and nobody is asked any more.
+        # Its timer is late: the failure arrives first, and no further region is tried.
         .at(6.1).on(AttemptFailed("b", 1, outcome.CONNECT_TIMEOUT)).expect(answered("b", outcome.DEADLINE))
     )  # fmt: skip
     assert flow.under_way == 0
@@ -345,10 +345,10 @@ def test_the_oldest_go_back_first_and_as_many_as_begin_at_once() -> None:
 @pytest.mark.parametrize(
     ("tenant", "view", "fields", "wait_ms"),
     [
-        ("european", LONDON_AWAY, {}, 100.0),  # it is begun soon where it is
-        ("anyone", LONDON_AWAY, {}, 9_000.0),  # it was promised something: its region lets it go
+        ("european", LONDON_AWAY, {}, 100.0),  # it will begin soon where it is
+        ("anyone", LONDON_AWAY, {}, 9_000.0),  # it has a promise: its region lets it go
         ("european", LONDON_AWAY, {"once": True}, 9_000.0),  # it may not be sent twice
-        ("german", everywhere(), {}, 9_000.0),  # nowhere else to go
+        ("german", everywhere(), {}, 9_000.0),  # no other region may serve it
     ],
 )
 def test_a_region_that_is_back_takes_no_request_that_is_served_or_released_where_it_is(
@@ -407,7 +407,7 @@ def test_an_answer_that_has_begun_is_left_alone_whatever_is_said_of_its_region(p
 def test_doubt_about_every_region_moves_nothing(play) -> None:
     flow = worldwide()
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
-    book.at(3.5).on(TimerFired("a")).expect(timer("a", at=3.5 + LOOK_AGAIN_S))  # no report of anybody for 3.5 s
+    book.at(3.5).on(TimerFired("a")).expect(timer("a", at=3.5 + LOOK_AGAIN_S))  # no report from any region for 3.5 s
 
 
 def test_one_that_its_region_does_not_know_goes_elsewhere_and_the_region_is_not_blamed(play) -> None:
@@ -416,7 +416,7 @@ def test_one_that_its_region_does_not_know_goes_elsewhere_and_the_region_is_not_
     for n in range(LivenessConfig().relay_streak):
         book.on(RequestArrived(request(f"r{n}"))).expect(sent(f"r{n}", "london"))
         book.on(AttemptFailed(f"r{n}", 1, outcome.LOST)).expect(sent(f"r{n}", "frankfurt", attempt=2))
-    assert flow.regions.liveness["london"].read(0.0).state is State.UP  # it was the region that said so
+    assert flow.regions.liveness["london"].read(0.0).state is State.UP  # the region itself reported it
     assert flow.ledger.load("london").in_flight == 0
 
 
@@ -548,9 +548,9 @@ def test_streams_leave_a_drained_region_at_its_pace(play) -> None:
     book.on(AttemptFailed("a", 1, outcome.STOPPING, resumable=True)).expect(goes_on("a", "frankfurt", 2))
     book.at(2.1).on(AttemptBegan("a", 2, 200)).expect()
     book.at(3.0).on(TimerFired("b")).expect(timer("b", at=3.0 + MOVE_AGAIN_S), moved("b", 1))
-    book.on(AttemptEnded("b", 1, 200, None)).expect()  # it could not go on, and ended where it was
+    book.on(AttemptEnded("b", 1, 200, None)).expect()  # it could not continue, and ended where it was
     book.on(AttemptEnded("a", 2, 200, None)).expect()
-    assert flow.regions.liveness["london"].read(3.0).why == "racks"  # nothing is held against it
+    assert flow.regions.liveness["london"].read(3.0).why == "racks"  # no failure is counted
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
@@ -591,7 +591,7 @@ def test_a_stream_is_never_begun_twice(steps: list[str]) -> None:
     commands = flow.handle(RequestArrived(request("a")), 0.0)
     been: list[str] = []
     broke: list[str] = []
-    since = 0  # of `been`, those before the last break
+    since = 0  # of `been`: those before the last break
     for at, step in enumerate(["", *steps]):
         now = at * 0.01
         if step == "law":

@@ -83,7 +83,7 @@ def test_a_long_request_goes_to_a_region_that_can_hold_it(play) -> None:
         .on(RequestArrived(request("b", 3601))).expect(sent("b", "frankfurt"))
         .on(RequestArrived(request("c", 3201, max_tokens=200))).expect(sent("c", "frankfurt"))
         .on(RequestArrived(request("d", 40_000))).expect(sent("d", "tokyo"))  # which does not say
-        .on(RequestArrived(request("e", 40_000, tenant="european"))).expect(sent("e", "london"))  # none that it may
+        .on(RequestArrived(request("e", 40_000, tenant="european"))).expect(sent("e", "london"))  # none is allowed
     )  # fmt: skip
     assert flow.consider(request("f", 3601), 0.0).absent == {"london": "cannot hold so long a request"}
 
@@ -171,7 +171,7 @@ def test_a_model_that_was_never_offered_does_not_exist(play) -> None:
         .on(RequestArrived(request("a", model="gpt-9"))).expect(
             answered("a", outcome.UNKNOWN_MODEL, retry_after_s=None, detail=lambda d: "`gpt-9`" in d))
         .on(seen(instance("london", models={OTHER_MODEL: capacity()}))).expect()
-        # What was offered once exists, though nobody serves it at the moment.
+        # A model that was offered once exists, though no region serves it at the moment.
         .on(RequestArrived(request("b"))).expect(answered("b", outcome.NO_REGION))
     )  # fmt: skip
 
@@ -205,14 +205,14 @@ def test_a_warm_region_is_worth_a_hop_as_far_as_it_proves_warm(play) -> None:
     book = play(flow).on(RequestArrived(request("a", **long))).expect(sent("a", "frankfurt"))
     serve(book, "a", 0.5)
     book.on(seen(instance("london"), instance("frankfurt", accepted=16_384.0))).expect()
-    # 4096 tokens of prefill are 410 ms; Frankfurt is 11 ms further and holds them all.
+    # 4096 tokens of prefill are 410 ms; Frankfurt is 11 ms further and has all of them cached.
     book.on(RequestArrived(request("b", **long))).expect(sent("b", "frankfurt"))
     serve(book, "b", 1.0, Usage(4096, 10, cached_tokens=0))
     assert flow.regions.cache_hit_calibration["frankfurt"].value == pytest.approx(0.955)
     for n in range(200):
         flow.handle(RequestArrived(request(f"c{n}", **long)), 1.0)
         flow.handle(AttemptEnded(f"c{n}", 1, 200, Usage(4096, 10, cached_tokens=0)), 1.0)
-    # A region that never proves warm is believed less, but never nothing: it may still prove the opposite.
+    # A region whose promised hits never come is trusted less, but never not at all: it may still prove the opposite.
     assert 0.1 <= flow.regions.cache_hit_calibration["frankfurt"].value < 0.2
     cache_hit_calibration = flow.regions.cache_hit_calibration["frankfurt"].value
     book.on(RequestArrived(request("d", **long)))
@@ -235,7 +235,7 @@ def test_hints_obey_the_law(play) -> None:
     flow = worldwide(under=law(secretive=secretive))
     book = play(flow).on(RequestArrived(request("a", tenant="secretive"))).expect(sent("a", "london"))
     serve(book, "a", 0.1)
-    assert flow.regions.trie.nodes == 0  # this balancer stands in London
+    assert flow.regions.trie.nodes == 0  # this balancer is in London
     book.on(RequestArrived(request("b"))).expect(sent("b", "london"))
     serve(book, "b", 0.2)
     assert flow.regions.trie.match(chain.chain(text("b", 1024), SEED)) == {"london": 4}
@@ -368,9 +368,9 @@ def test_one_decision_stands_for_all_held_requests_of_the_same_kind(monkeypatch)
     consider = flow.consider
     monkeypatch.setattr(flow, "consider", lambda *asked: decided.append(asked) or consider(*asked))
     assert flow.handle(RegionReported("london"), 0.1) == []
-    assert len(decided) == 0  # nothing changed that could let anybody go
+    assert len(decided) == 0  # nothing changed that could let a request go
     assert flow.handle(RegionReported("london"), LOOK_HELD_S) == []
-    assert len(decided) == 1  # but for what time alone may have changed
+    assert len(decided) == 1  # except for changes that time alone may have made
 
 
 def test_all_held_requests_are_released_in_turn(play) -> None:

@@ -81,7 +81,7 @@ def test_what_was_hot_is_returned_to_at_a_pace() -> None:
     assert taken(flow, 23.0) == {"london": 300}
 
 
-def test_what_share_goes_there_gladly_is_shown() -> None:
+def test_the_admitted_share_is_shown() -> None:
     flow = hot()
     assert (flow.regions.admitted_share("london", 2.6), flow.regions.admitted_share("tokyo", 2.6)) == (0.0, 1.0)
     flow.handle(at(3.0, london=0.1), 3.0)
@@ -92,7 +92,7 @@ def test_what_share_goes_there_gladly_is_shown() -> None:
 def test_a_region_that_was_down_or_drained_is_returned_to_at_a_pace() -> None:
     flow = worldwide(view=at(0.0))
     flow.handle(ChannelChanged("london", False), 1.0)
-    report_in(flow, ["frankfurt", "tokyo"], 4.0)  # London has said nothing for three seconds
+    report_in(flow, ["frankfurt", "tokyo"], 4.0)  # London has been silent for three seconds
     assert taken(flow, 4.0) == {"frankfurt": 300}
     report_in(flow, ["london"], 5.0)
     assert taken(flow, 5.0)["london"] < 40
@@ -114,7 +114,7 @@ def test_regions_that_come_back_together_keep_their_order() -> None:
     flow = worldwide(view=at(0.0))
     for region in REGIONS:
         flow.handle(ChannelChanged(region, False), 1.0)
-    report_in(flow, REGIONS, 10.0)  # this process was stopped for a while: all were silent
+    report_in(flow, REGIONS, 10.0)  # this process was stopped for a while: all regions were silent
     assert taken(flow, 15.0 - 3.0) == {"london": 300}
 
 
@@ -158,7 +158,7 @@ def test_the_only_region_gets_no_promise_to_break(play) -> None:
 def test_if_no_region_takes_foreign_requests_none_is_tried_in_vain(
     play, full: tuple[str, ...], age_s: float, promised: bool
 ) -> None:
-    # London itself serves nobody: whoever is asked is abroad. What a report said two seconds ago may be over.
+    # London itself serves nothing: every other region is abroad. A report of two seconds ago may be outdated.
     found = [instance(name, headroom_foreign_tokens=0 if name in full else 10**6, received_at=1.0) for name in FAR]
     flow = worldwide(view=seen(*found))
     flow.handle(seen(*found), 1.0)

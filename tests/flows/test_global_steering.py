@@ -33,7 +33,7 @@ def test_a_policy_changed_at_work_decides_the_next_request_and_the_next_attempt(
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "london", reasons=decided_by("predictive")))
-        .on(by(order)).expect()  # what is under way is left alone
+        .on(by(order)).expect()  # requests under way are left alone
         .on(RequestArrived(request("b"))).expect(sent("b", "tokyo", reasons=decided_by("failover")))
         .on(AttemptFailed("a", 1, outcome.CONNECT_FAILED)).expect(sent("a", "tokyo", attempt=2))
         .on(AttemptRefused("b", 1, outcome.FOREIGN_FULL, 50.0)).expect(sent("b", "frankfurt", attempt=2))

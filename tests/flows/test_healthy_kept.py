@@ -27,13 +27,13 @@ from farhop_lab.workloads import load, places, traces
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Lengths of the Azure LLM inference trace, code, 2023 (github.com/Azure/AzurePublicDataset, CC-BY; 8,819 requests,
-# whose prompts and answers do not correlate): what this share of them does not exceed.
+# Lengths in the Azure LLM inference trace, code, 2023 (github.com/Azure/AzurePublicDataset, CC-BY; 8,819 requests,
+# whose prompts and answers do not correlate): the length that this share of them does not exceed.
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 PROMPTS = (3, 75, 147, 385, 770, 1075, 1469, 1909, 2433, 3193, 5194, 7315, 7436, 7437)
 ANSWERS = (6, 6, 7, 8, 9, 11, 13, 16, 20, 29, 55, 90, 252, 1899)
-A100_PER_S = 4.5  # of this work one A100 serves: its 2,048 tokens take 0.19 s of prefill, a step's share and overhead
-# Of simulated time until how fast some usually are is known, and a few seconds more; the others need 27.
+A100_PER_S = 4.5  # one A100 serves this much of it: 2,048 tokens take 0.19 s of prefill, a step's share and overhead
+# Simulated time until the usual speeds are known, and a few seconds more; the others need 27.
 SECONDS = {
     "arena": 24.0, "diurnal": 60.0, "fidelity": 35.0, "gorgo": 24.0, "overload": 40.0, "tree-2": 24.0,
     "tree-mixed": 40.0, "wildchat": 36.0,

@@ -15,13 +15,13 @@ from farhop_lab.sim.world import World
 from global_lb.fleet.view import Region, RegionReported, View
 from topology.law import Law
 
-# FIELD §4: 20 balancers, 4 regions of 100 slots, 8 s of service. Base loads are served where they arise; 15 a second
-# more (120 slots) come from a place whose own region can take none. All in all 325 of 400 slots.
+# FIELD §4: 20 balancers, 4 regions of 100 slots, 8 s of service. Base loads are served in their region; 15 requests
+# a second more (120 slots) come from a place whose own region can take none. In total 325 of 400 slots.
 BASE = {"r40": 40, "r50": 50, "r55": 55, "r60": 60}
 SLOTS, SERVICE_S, SPILL_PER_S, BALANCERS = 100, 8.0, 15.0, 20
 SPILLS_AT, MEASURED_FROM, UNTIL = 10.0, 20.0, 36.0
 BOTTOMLESS = 10_000
-SHORT = 200  # bytes of a prompt, less than a block: no prefix of it is known, and who holds what plays no part here
+SHORT = 200  # bytes of a prompt, less than a block: no prefix of it is known, and caches play no part here
 
 
 class Naive:
@@ -74,7 +74,7 @@ def spilling(age_s: float, *, greedy: bool, seed: int = 4) -> World:
         watching=Watching(report_age_s=max(3.0, 3.0 * age_s)),
         make_global=Greedy if greedy else None,
     )
-    world.journal.violations_only()  # of what is said of all of it nobody reads a word: here and below
+    world.journal.violations_only()  # nothing else of the journal is read: here and below
     for region, slots in BASE.items():
         own = slots / SERVICE_S
         world.stream(own, lambda region=region: world.arrive(region, "t", SHORT, direct=True), until=UNTIL, even=True)

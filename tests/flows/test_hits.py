@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.conftest import RunningWorld
 
 TALKS, TURNS, TURN_BYTES = 3, 4, 1500
-# Of what was found: both tiers count in bytes, an engine in blocks of tokens.
+# The tolerance: both tiers count in bytes, an engine in blocks of tokens.
 OFF_AT_MOST, OFF_TOKENS = 0.35, 200.0
 
 
@@ -40,7 +40,7 @@ def test_predicted_and_actual_hits_agree_in_every_region(running: RunningWorld) 
     }
     for region, (believed, found) in sums.items():
         print(f"\n{region}: believed {believed:.0f}, found {found:.0f} tokens", end="")
-    # Later turns repeat the earlier ones: some 2,000 tokens in each of the nine talks.
+    # Later turns repeat the earlier ones: about 2,000 tokens in each of the nine conversations.
     assert sum(found for _, found in sums.values()) > 9 * 500
     for region, (believed, found) in sums.items():
         assert abs(believed - found) <= OFF_AT_MOST * found + OFF_TOKENS, region

@@ -42,14 +42,14 @@ async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_events_ar
         await guessing.reset(0)
         assert _cached(await guessing.ask(text)) == 0
         predicted, actual, _ = guessing.hits()["trie"]
-        assert predicted > 100 > actual  # it believed in what was gone
+        assert predicted > 100 > actual  # it expected blocks that were gone
     async with world(tmp_path, replicas=1) as found:
         await found.ask(text)
         await found.reset(0)
         await until(lambda: len(found.flow.fleet.blocks) == 0)
         assert _cached(await found.ask(text)) == 0
         assert found.hits()["exact"] == [0.0, 0.0, 0.0]
-        assert _cached(await found.ask(text)) == found.hits()["exact"][0] > 100  # and it knows what came back
+        assert _cached(await found.ask(text)) == found.hits()["exact"][0] > 100  # and it knows the returned blocks
 
 
 async def test_under_pressure_the_engines_events_stay_right(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_what_waits_in_line_is_read_beside(tmp_path: Path) -> None:
         await until(lambda: here.flow.under_way == 1)
         waiting = [
             asyncio.create_task(here.ask(words(seed, tokens), max_tokens=2)) for seed, tokens in ((15, 20), (16, 2000))
-        ]  # one is read by the loop itself, one in a thread
+        ]  # one is parsed by the loop itself, one in a thread
         await until(lambda: here.balancer.listeners.tokenizers.prompts == 2)
         assert len(here.flow.queue) == 2
         running.cancel()
@@ -142,9 +142,9 @@ async def test_it_is_read_before_only_where_its_beginning_does_not_tell(tmp_path
     async with world(tmp_path, first=False) as here:
         tokenizers = here.balancer.listeners.tokenizers
         assert tokenizers is not None
-        new = await here.ask(words(13, 6_000))  # nobody holds its beginning: all that a decision needs
-        await until(lambda: tokenizers.prompts == 1)  # it is read nonetheless, for what the engine counts
-        again = await here.ask(words(13, 6_000))  # was read before
+        new = await here.ask(words(13, 6_000))  # no replica holds its beginning: a decision needs no more
+        await until(lambda: tokenizers.prompts == 1)  # it is tokenized nonetheless, as the engine counts it
+        again = await here.ask(words(13, 6_000))  # it was tokenized before
         assert (_waited_ms(new), _waited_ms(again)) == (0.0, 0.0)
         assert here.hits()["exact"][1] > 5900
         other_end = await here.ask(words(13, 6_000) + words(14, 6_000))
@@ -163,7 +163,7 @@ async def test_the_time_a_long_prompt_takes_to_read_is_shown(tmp_path: Path, mon
 
         def slowly(*asked: Any, **how: Any) -> asyncio.Future[Any]:
             async def read() -> Any:
-                await asyncio.sleep(READ_S)  # so long at least, however quick the machine
+                await asyncio.sleep(READ_S)  # at least as long, however fast the machine
                 return await later(*asked, **how)  # type: ignore[misc]
 
             return asyncio.ensure_future(read())
@@ -195,14 +195,14 @@ async def test_a_client_that_leaves_while_its_prompt_is_read_is_noticed(tmp_path
     async with world(tmp_path, replicas=1) as here:
         tokenizers = here.balancer.listeners.tokenizers
         assert tokenizers is not None
-        for n in range(3):  # each is new: what was read before is remembered, and read again before anybody looks
+        for n in range(3):  # each is new: tokenized text is remembered, and read again before it is needed
             text = words(100 + n, 200_000)
             body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 2}
             _, writer = await asyncio.open_connection("127.0.0.1", here.client)
             writer.write(chat(body=body))
             await until(lambda: tokenizers.waiting > 0)
             writer.transport.abort()
-            # The next one's reading is not to be taken for what is left of this one's.
+            # The next prompt's tokenization must not be taken for the rest of this one's.
             await until(lambda: tokenizers.waiting == 0)
         await _at_rest(here, lambda: here.balancer.metrics.in_flight + here.balancer.plane.budget.used_bytes)
         page = here.balancer.metrics.render().decode()
@@ -221,7 +221,7 @@ async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) 
         (template,) = [here.balancer.listeners.tokenizers]
         assert template is not None
         model = template.by_model[MODEL]
-        model.special, model.template = {}, None  # as if the template were another
+        model.special, model.template = {}, None  # as if the template were different
         plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
         from farhop.service.clock import wall
         from farhop.service.tokenizer import _compiled
@@ -231,4 +231,4 @@ async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) 
         for n in range(5):
             await here.ask(text + words(20 + n, 3))
         assert here.flow.fleet.mirror.guard.miscounts == 5
-        assert here.hits()["trie"][0] > 200  # from the fourth on our own guess counts again
+        assert here.hits()["trie"][0] > 200  # from the fourth on our own estimate counts again

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, read, send, streaming, tenant, topology, until
 
+from farhop.balance.health.region import Liveness
 from farhop.store.contract import LAW_KEY
 from farhop.store.sealed import inner
 from farhop_lab.memory_store import MemoryStore
@@ -93,7 +94,7 @@ async def test_what_runs_ends_and_what_comes_is_refused_with_the_clause(up: Both
     refused = await send(up.client, chat())
     assert refused.status == 451
     assert "tenant anywhere: processing denies us" in refused.json["error"]["message"]
-    nowhere = await send(up.entry, chat())  # lawful are Frankfurt and Tokyo, where nobody is
+    nowhere = await send(up.entry, chat())  # Frankfurt and Tokyo are lawful, and neither is there
     assert (nowhere.status, nowhere.code) == (503, "no_region_serving")
     assert int(nowhere.headers["retry-after"]) == 2
     assert len(engine.seen) == 1
@@ -126,8 +127,12 @@ class SlowProxy:
 
 
 @pytest.mark.parametrize("size", [0, 14_000_000])
-async def test_no_byte_follows_to_a_region_once_the_law_forbids_it(engine: Engine, size: int) -> None:
-    """While the way there is being opened, and while a long prompt is on its way."""
+async def test_no_byte_follows_to_a_region_once_the_law_forbids_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """While the way there is being opened, and while a long prompt is on its way. It is no failure of the region."""
+    failures: list[float] = []
+    monkeypatch.setattr(Liveness, "relay_failed", lambda _, now: failures.append(now))
     proxy = SlowProxy()
     server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -148,7 +153,7 @@ async def test_no_byte_follows_to_a_region_once_the_law_forbids_it(engine: Engin
         await up.at_rest()
         assert b"THE END" not in proxy.passed
         assert len(engine.seen) == before
-        assert up.global_.flow.regions.liveness["virginia"].read(time.monotonic()).state == "up"
+        assert not failures
 
 
 async def test_a_body_on_its_way_when_the_law_closes_the_entry_is_not_looked_at(up: Both, engine: Engine) -> None:
@@ -175,7 +180,7 @@ async def test_a_region_that_knows_a_newer_law_refuses_by_it(up: Both, engine: E
     await etcd.law(4, tenant("anywhere", residency={"processing": {"allow": ["jp"]}}), known=False)
     await until(lambda: up.regional.flow.law.epoch == 4)
     assert up.global_.flow.law.epoch == 1  # frozen
-    elsewhere = await send(up.entry, chat())  # Frankfurt and Tokyo are lawful for all it knows, and nobody is there
+    elsewhere = await send(up.entry, chat())  # Frankfurt and Tokyo are lawful as far as it knows, and neither is there
     assert (elsewhere.status, elsewhere.code) == (503, "no_region_serving")
     answer = await send(up.entry, chat(x_farhop_allow="us"))
     assert (answer.status, answer.code) == (451, "no_lawful_region")
@@ -246,11 +251,11 @@ async def test_a_tenants_patience_is_what_its_law_says(up: Both, engine: Engine)
     await until(lambda: up.global_.flow.under_way == 1)
     refused = await send(
         up.entry, chat(key="sk-farhop-anywhere", x_farhop_allow="jp")
-    )  # who has no patience goes first
+    )  # the request with the least patience goes first
     assert (refused.status, refused.headers["retry-after"]) == (503, "2")
     assert not held.done()
     await Etcd(up).law(3, tenant("patient", residency={"processing": {"allow": ["de"]}}))
-    found = await held  # nothing is lawful both by the law it came under and by that of now
+    found = await held  # nothing is lawful both by the law at its arrival and by the present one
     assert (found.status, found.code) == (451, "no_lawful_region")
     assert engine.seen == []
 

@@ -44,7 +44,7 @@ JP = Rule(allow=("JP",))
 # -- the global tier
 
 
-def test_the_next_attempt_goes_by_both_laws(play) -> None:
+def test_the_next_attempt_must_be_lawful_by_both_laws(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -162,7 +162,7 @@ def test_what_an_engine_answers_already_is_left_to_finish(play) -> None:
 @pytest.mark.parametrize(
     ("change", "kept"),
     [
-        ({"other": JP}, False),  # its nodes cannot be told from anyone's
+        ({"other": JP}, False),  # its nodes are indistinguishable from those of others
         ({"anyone": Residency(Rule(allow=("world",)), hints=JP)}, False),
         ({"anyone": Residency(EU, hints=Rule(allow=("uk",)))}, True),
         ({"newcomer": EU}, True),

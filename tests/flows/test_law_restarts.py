@@ -94,11 +94,11 @@ async def test_a_law_set_etcd_wiped_one_balancer_restarted_and_there_is_one_law(
         for cluster in clusters.values():
             cluster.wipe()
         again = await stack.enter_async_context(started("second"))
-        assert again.book.law.epoch == 5  # before anybody set anything
+        assert again.book.law.epoch == 5  # before any law was set
         await until(one_law(5, first, again))
         newcomer = await stack.enter_async_context(started("third"))  # that has never been here
         assert newcomer.book.law.epoch == 5
-        # A hub that comes back from a backup, and one that was away while a law was set.
+        # A hub restored from a backup, and one that was away while a law was set.
         first.stores["b"].outage()
         again.stores["b"].outage()
         newcomer.stores["b"].outage()
@@ -141,7 +141,7 @@ async def test_a_signed_law_reaches_a_balancer_without_etcd_over_grpc_in_either_
         await until(lambda: up.global_.flow.law.epoch == 6)
         await until(lambda: up.regional.flow.law.epoch == 6)
         below.restore()
-        above.cluster.put(LAW_KEY, law(50))  # that nobody signed
+        above.cluster.put(LAW_KEY, law(50))  # without a signature
         await until(lambda: any("not signed" in one for one in up.global_.laws.trouble))
         assert (up.global_.flow.law.epoch, up.regional.flow.law.epoch) == (6, 6)
         await up.at_rest()
@@ -154,8 +154,10 @@ async def test_without_a_key_and_without_proof_a_later_law_is_but_reported(engin
         above.outage()
         above.cluster.put(LAW_KEY, law(5))
         await until(lambda: up.regional.flow.law.epoch == 5)
-        await until(lambda: "virginia/r1 goes by a law of epoch 5, which is not here yet" in up.global_.laws.trouble)
-        assert (await send(up.entry, chat())).status == 200  # both laws let it
+        await until(
+            lambda: "virginia/r1 uses a law of epoch 5, which has not arrived here yet" in up.global_.laws.trouble
+        )
+        assert (await send(up.entry, chat())).status == 200  # both laws allow it
         assert up.global_.flow.law.epoch == 1
         above.restore()
         await until(lambda: not up.global_.laws.trouble and up.global_.flow.law.epoch == 5)

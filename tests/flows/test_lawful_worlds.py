@@ -28,7 +28,7 @@ ASKED_UNTIL, UNTIL = 2.0, 4.0
 
 WATCHING = Watching(probe_s=2.0, scrape_s=1.0, ping_s=0.5, ping_timeout_s=0.5, report_age_s=1.2, first_byte_s=1.5)
 TENANTS = ("t0", "t1", "t2", "t3")
-# In each batch, if it is no smaller than the suite's.
+# In each batch, unless it is smaller than the suite's.
 HAPPENS = (
     "served", "sent again", "computed again", "redirected", "law new", "law old", "law broken", "hints known",
     "no_lawful_region", "unlawful_here", "unknown_key", "no_region_serving",
@@ -41,10 +41,10 @@ class Oracle:
     def __init__(self, first: Document) -> None:
         self.first, self.sound = first, dict[bytes, Document]()
         self.held: dict[str, Document] = {}
-        self.asking = ("", "", "")  # tenant, key, places asked for: of the request being sent
+        self.asking = ("", "", "")  # tenant, key and requested places of the request that is being sent
         self.came: dict[str, tuple[Document, tuple[str, str, str]]] = {}
         self.gone: set[tuple[str, str]] = set()
-        self.owners: dict[int, set[tuple[str, str, str]]] = {}  # by node: whose prompts it is of
+        self.owners: dict[int, set[tuple[str, str, str]]] = {}  # by node: the tenants whose prompts it belongs to
         self.violations: list[str] = []
         self.seen: Counter[str] = Counter()
 

@@ -73,7 +73,7 @@ class Regions:
 @pytest.fixture
 async def up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Regions]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-    for module in ("limits", "ingress"):  # who is not lent in time is refused, on a busy machine too
+    for module in ("limits", "ingress"):  # a request without a loan in time is refused, also on a busy machine
         monkeypatch.setattr(f"farhop.service.{module}.WAIT_S", 30.0)
     (tmp_path / "prices.yaml").write_text(BOOK)
     usage = {"dir": str(tmp_path / "usage"), "prices": str(tmp_path / "prices.yaml")}
@@ -109,10 +109,10 @@ def asked() -> bytes:
 
 async def test_a_quota_does_not_multiply_by_regions(up: Regions) -> None:
     await up.limit(requests_per_minute=10)
-    entries = [*(both.entry for both in up.both), up.both[0].client]  # the last is a region's own, where it is lent out
+    entries = [*(both.entry for both in up.both), up.both[0].client]  # the last is the region's own if it is lent out
     answers = await asyncio.gather(*(send(entries[n % 3], asked()) for n in range(24)))
     while (served := [answer for answer in answers if answer.status == 200])[9:] == []:
-        answers.append(await send(entries[0], asked()))  # on a busy machine some were not lent in time
+        answers.append(await send(entries[0], asked()))  # on a busy machine some got no loan in time
     refused = [answer for answer in answers if answer.status == 429]
     assert (len(served), len(refused)) == (10, len(answers) - 10)
     while (last := await send(entries[0], asked())).status == 200:
@@ -154,7 +154,7 @@ async def test_idle_quota_of_a_pool_of_two_tenants_is_lent_and_each_tenant_keeps
     assert [name for name, n in borrowed().items() if n] == [name for name in borrowed() if "acme" in name]
     won = 0
     async with asyncio.timeout(60.0):
-        while won < 110:  # of 120 that are its own; acme goes on
+        while won < 110:  # of the 120 that are its own; acme continues
             won += await ask("globex", 20)
             await ask("acme", 4)
     assert sum(served.values()) <= 2 * 120 + (10 + time.monotonic() - began) * 2 * 2
@@ -197,11 +197,11 @@ async def test_the_sdk_comes_again_after_retry_after(up: Regions) -> None:
 
         answers = await asyncio.gather(*(send(both.entry, asked()) for _ in range(60)))
         while sum(answer.status == 200 for answer in answers) < 60:
-            answers.append(await send(both.entry, asked()))  # on a busy machine some were not lent in time
-        async with asyncio.timeout(60.0):  # two seconds are told where nothing was lent in time
+            answers.append(await send(both.entry, asked()))  # on a busy machine some got no loan in time
+        async with asyncio.timeout(60.0):  # Retry-After is two seconds if there was no loan in time
             while int((await refused_once()).headers["retry-after-ms"]) > 1100:
                 pass
-        await say()  # refused at first; it waits as long as it is told, and is served
+        await say()  # refused at first; it waits for the given time, and is served
         with pytest.raises(openai.RateLimitError) as failed:
             for _ in range(60):
                 await refused_once()
@@ -240,7 +240,7 @@ async def test_requests_at_once_are_held_to_in_all_regions_whatever_end_they_tak
     assert refused.headers["ratelimit-policy"] == '"concurrency";q=4;qu="concurrent-requests"'
     assert int(refused.headers["retry-after-ms"]) > 0
     for one in open_[:2]:
-        one.cancel()  # its client is gone
+        one.cancel()  # its client has left
 
     def held() -> float:
         (slots,) = up.both[0].regional.mesh.limit_root.status()["buckets"].values()
@@ -277,7 +277,7 @@ async def test_a_budget_in_money_holds_in_all_regions_at_once_and_is_settled_at_
         (level,) = root.status()["buckets"].values()
         return float(level["used"])
 
-    await until(lambda: 6 * cost - 20 <= spent() <= 6 * cost)  # some 10 leak meanwhile
+    await until(lambda: 6 * cost - 20 <= spent() <= 6 * cost)  # about 10 leak in the meantime
     up.engine.behaviour = "pause"
     slow = chat(key="sk-farhop-acme", body={**streaming(), "max_tokens": 90})
     asking = [asyncio.create_task(send(entries[n % 3], slow)) for n in range(9)]
@@ -290,7 +290,7 @@ async def test_a_budget_in_money_holds_in_all_regions_at_once_and_is_settled_at_
         assert {(one.status, one.code) for one in answers} == {(429, "insufficient_quota")}
         return answers
 
-    # On a busy machine a root may not lend in time, and then says that one may come again.
+    # On a busy machine a root may not lend in time, and then reports that one request may come again.
     while not (used_up := [one for one in await refusals() if one.headers["x-should-retry"] == "false"]):
         asking.append(asyncio.create_task(send(entries[0], slow)))
     refused = used_up[0]

@@ -65,7 +65,7 @@ async def test_a_link_follows_a_changed_address(region: Region) -> None:
     async with watching() as (watcher, store, found):
         await put(store, a_report(control_address=region.address))
         await until(lambda: region.readers == 1)
-        await region.say(a_report(control_address=other.address, seq=2))  # told by the link that this ends
+        await region.say(a_report(control_address=other.address, seq=2))  # the link reports that this ends
         await until(lambda: other.readers == 1)
         await until(lambda: region.readers == 0)
         assert len(watcher.links) == 1

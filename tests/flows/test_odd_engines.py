@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 from inprocess import MODEL, PAGE, Answer, Engine, both, chat, send, streaming, topology
 
-CLOSE = None  # in place of a piece: the engine closes the connection
+CLOSE = None  # instead of a piece: the engine closes the connection
 
 
 class OddEngine(Engine):

@@ -41,18 +41,18 @@ async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch
             short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 600}
             asked = asyncio.create_task(send(up.client, chat(body=short)))
             await until(lambda: flow.under_way == 1)
-            # Load that this balancer did not send, and knows nothing of.
+            # Load from other clients, which this balancer does not know.
             others = [
                 asyncio.create_task(elsewhere.post(f"http://{address}/v1/chat/completions", json=long(word)))
                 for word in ("one  ", "two  ", "three", "four ")
             ]
             answer = await asked
             assert answer.status == 200
-            assert "endpoint-load-metrics" not in answer.headers  # asked for by us alone
+            assert "endpoint-load-metrics" not in answer.headers  # only we request it
             found = flow.fleet.view.replicas["one"].sample
             assert found.at > scraped.at
             assert found.waiting >= 2
             assert found.kv_usage > 0.1
-            await until(lambda: wait_ms() > 0.0)  # it goes on to the global tier with the next report
+            await until(lambda: wait_ms() > 0.0)  # the next report passes it to the global tier
             for response in await asyncio.gather(*others):
                 response.close()

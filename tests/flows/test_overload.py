@@ -42,7 +42,7 @@ def topology():
 @cache
 def run(load: float, *, blind: bool = False, high_share: float = 0.0, deadline_s: float = DEADLINE_S) -> Run:
     site = gpus("l4", 2, seed=1)
-    if blind:  # everything goes to an engine as it comes, and waits there
+    if blind:  # every request goes to an engine as it comes, and waits there
         everything = {"slots": 100_000, "kv_tokens": 10**9, "prefill_tokens_max": 10**9, "prefill_ms_per_token": 1e-6}
         site = msgspec.structs.replace(site, replica=msgspec.structs.replace(site.replica, **everything))
     world = World(5, topology(), {"paris": site}, balancers={})
@@ -97,8 +97,8 @@ def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:
     """A fifth of all that comes is of the higher band, 0.6 of the capacity; every fourth turn is the oldest's."""
     shares = run(3.0, high_share=0.2, deadline_s=40.0).by_tenant
     assert shares["high"] == 1.0
-    # A sixth of them while it lasts: what is left of the capacity. In the 30 s after it those who stepped back have all
-    # of that: no more than another 0.21 of all that came.
+    # A sixth of them while it lasts: the rest of the capacity. In the 30 s after it, those that stepped back have all
+    # of that: no more than another 0.21 of all requests that came.
     assert shares["t"] < 0.38
 
 
@@ -120,7 +120,7 @@ def test_a_long_prompt_that_all_share_takes_room_once() -> None:
     assert quantile(measures.ttft_ms(since=10.0), 0.9) < 1000.0
 
 
-TENANTS, EACH_PER_S, ABUSIVE = 100, 0.11, 200  # seven tenths of what is answered of short ones
+TENANTS, EACH_PER_S, ABUSIVE = 100, 0.11, 200  # seven tenths of the answers to short ones
 
 
 class Limited:

@@ -22,10 +22,10 @@ from global_lb.app.main import GlobalBalancer
 from regional_lb.mesh import peers
 from tests.conftest import NO_CERTIFICATES, unhindered
 
-# Long beside what a busy machine makes of speeds: where it is cached is then the better place by far.
+# Long beside the error that a busy machine causes in speeds: the replica with the cache is then the better one by far.
 LONG = "the same long beginning of a conversation " * 240
 
-# More comes than is served, and this machine may take seconds for what it is given.
+# More requests come than are served, and this machine may take seconds for its load.
 PATIENT = {"queue": {"wait_s": 300.0, "ttft_objective_s": 600.0}}
 
 
@@ -176,14 +176,14 @@ async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_ba
             await until(lambda: 0 < west.reported()["r1"] < 7)  # a process starts
             mine = west.reported()["r1"]
             child.signal(signal.SIGSTOP)
-            await until(lambda: west.reported()["r1"] == 7)  # it speaks to nobody any more
+            await until(lambda: west.reported()["r1"] == 7)  # it no longer talks to any process
             await until(lambda: here.mesh.peers.up == 0)
             child.signal(signal.SIGCONT)
             await until(lambda: west.reported()["r1"] == mine)
             child.signal(signal.SIGKILL)
             took_s = unhindered()
             await until(lambda: west.reported()["r1"] == 7)
-            assert took_s() < 0.9 * peers.GONE_S  # sooner: nobody listens there any more
+            assert took_s() < 0.9 * peers.GONE_S  # sooner: nothing listens there any more
             status = here.tier_admin.status()
             assert [(p["instance"], p["connected"], p["takes_part"]) for p in status["peers"]] == [("r9", False, False)]
             assert all(replica["owned"] for replica in status["replicas"])

@@ -46,7 +46,7 @@ def served(answer: Any) -> str:
 async def test_a_gateway_uses_the_given_endpoint_and_reports_which_served(tmp_path: Path) -> None:
     async with stage(3) as one, envoy(tmp_path, one.port, addresses(one), narrow_by_header) as port:
         a, b, c = addresses(one)
-        # One endpoint, two, all ports of an address (the ranks of one pod), and one that nobody has.
+        # One endpoint, two, all ports of an address (the ranks of one pod), and one that does not exist.
         for hint, names in (
             (b, {"b"}),
             (f"{a},{c}", {"a", "c"}),
@@ -59,7 +59,7 @@ async def test_a_gateway_uses_the_given_endpoint_and_reports_which_served(tmp_pa
         assert (none.status, none.code) == (503, "no_replica_serving")
         found = sum(len(engine.seen) for engine in one.engines)
         assert found == 24
-        # What engines see is what the relay would have sent, and of the answer nothing is lost.
+        # Engines see the same as from the relay, and nothing of the answer is lost.
         whole = await send(port, chat(body=STREAM, x_request_id="theirs"))
         assert whole.body.count(b"data: ") == 4
         assert whole.body.endswith(b"data: [DONE]\n\n")
@@ -77,7 +77,7 @@ async def test_a_gateway_uses_the_given_endpoint_and_reports_which_served(tmp_pa
 
 async def test_large_bodies_and_trailers_arrive_whole(tmp_path: Path) -> None:
     def with_trailers(config: dict[str, Any]) -> None:
-        # Where a route has a retry policy, Envoy 1.40 sends a body that trailers follow twice (picker.md).
+        # If a route has a retry policy, Envoy 1.40 sends a body that trailers follow twice (picker.md).
         manager(config)["http_protocol_options"] = {"enable_trailers": True}
         del manager(config)["route_config"]["virtual_hosts"][0]["routes"][0]["route"]["retry_policy"]
 
@@ -154,7 +154,7 @@ async def test_a_queued_request_is_sent_when_there_is_room(tmp_path: Path) -> No
 async def test_the_next_endpoint_serves_if_the_first_refuses_connections(tmp_path: Path) -> None:
     quiet = {"watch": {"probe_s": 60, "scrape_s": 60}, "policy": {"name": "round-robin"}}
     async with stage(2, **quiet) as one, envoy(tmp_path, one.port, addresses(one), narrow_by_header) as port:
-        await one.stop(0)  # nobody has noticed
+        await one.stop(0)  # not noticed yet
         answers = [await send(port, chat(body=STREAM)) for _ in range(4)]
         assert {served(answer) for answer in answers} == {"b"}
         assert one.picker.moved == 1
@@ -180,14 +180,14 @@ async def test_closed_a_gateway_refuses_without_a_picker_and_open_it_lets_pass(t
             await one.kill()
             broken = await reader.read()
             assert b"[DONE]" not in broken
-            assert not broken.endswith(b"0\r\n\r\n")  # that it is not whole can be seen
+            assert not broken.endswith(b"0\r\n\r\n")  # the client can see that it is not complete
             writer.close()
             one.engines[0].behaviour = "serve"
             before = len(one.engines[0].seen)
             refused = await send(closed, chat(body=STREAM))
             assert refused.status in (500, 503)
             assert len(one.engines[0].seen) == before
-            # Open, once its health check has noticed, it sends past law, keys and queue: so says `farhop status`.
+            # Fail-open: once its health check has noticed, it bypasses law, keys and queue, as `farhop status` reports.
             async with asyncio.timeout(60.0):
                 while (await send(opened, chat(key=None, body=STREAM))).status != 200:
                     await asyncio.sleep(0.05)
@@ -253,7 +253,7 @@ async def test_a_global_balancer_reaches_a_region_by_its_gateway(tmp_path: Path)
         assert not [name for name in seen if name.startswith("x-farhop-")]
         plain = await send(entry, chat(body={**STREAM, "stream": False}))
         assert (plain.status, plain.json["choices"][0]["message"]["content"]) == (200, "hello")
-        # Nobody else: neither a client's key nor a token of somebody's own making.
+        # No other caller: neither a client's key nor a self-made token.
         found = len(one.engines[0].seen)
         for more in ({}, {"x_farhop_hop": "v1.k1.made.up"}):
             reader, writer = await asyncio.open_connection("127.0.0.2", tier)
@@ -345,7 +345,7 @@ async def test_a_picker_that_is_killed_under_load_lets_nothing_past_and_comes_ba
         await until(lambda: sum(before for before, _, _ in answers[last:]) >= 30)
         over.set()
         await asyncio.gather(*clients)
-        # What was asked after its end was refused, and no engine heard of it.
+        # Requests after its end were refused, and reached no engine.
         late = {status for before, status, _ in answers if before}
         assert late <= {500, 503}, late
         found = len(guarded.seen)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Command, Event
     from topology.law import Law
 
-WITHIN = 0.20  # of what came, at the median
+WITHIN = 0.20  # of the actual time, at the median
 LEARNT_AT, UNTIL = 15.0, 50.0
-PER_S = 3.0  # in each region: the engines are busy, and hardly anybody waits
+PER_S = 3.0  # in each region: the engines are busy, and hardly any request waits
 
 
 class Promises:

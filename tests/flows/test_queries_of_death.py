@@ -28,7 +28,7 @@ def test_a_body_that_ended_two_balancers_is_held_until_that_is_sure_and_then_ref
     book.at(1.5 + SILENCE_S).on(TimerFired("a")).expect(
         answered("a", outcome.ENDS_PROCESSES, retry_after_s=lambda s: HOLD_S - 5 < s < HOLD_S)
     )
-    # Whoever asks the same again within the minute is refused at once; another body and another tenant are served.
+    # The same request within the minute is refused at once; another body and another tenant are served.
     (
         book.at(10.0).on(RequestArrived(request("b", body_hash=BODY))).expect(answered("b", outcome.ENDS_PROCESSES))
         .on(RequestArrived(request("c", body_hash=BODY + 1))).expect(sent("c", "london"))

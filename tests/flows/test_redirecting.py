@@ -150,7 +150,7 @@ def test_used_tampered_or_elsewhere_it_is_refused_with_a_code(redirecting: Runni
     sdk.client.completions.create(model=MODEL, prompt="Once", max_tokens=2)
     spent = str(sdk.answers[1].request.url)
     asked = _asked(redirecting)
-    fresh, sent_to = asked.headers["location"], asked.headers["x-farhop-region"]  # a busy home is no certainty
+    fresh, sent_to = asked.headers["location"], asked.headers["x-farhop-region"]  # a busy home region is not certain
     regions = redirecting.world.regions
     addressed = regions[sent_to].client
     other = next(run.client for name, run in regions.items() if name != sent_to)

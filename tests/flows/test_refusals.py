@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from farhop_lab.sim.measures import RequestRecord
 
 IN_TIME_S = (
-    1.5  # what an ideal queue would have begun by then is not refused, unless more comes for long than is served
+    1.5  # requests that an ideal queue would have begun are not refused, unless the load exceeds the capacity for long
 )
-EXCESS_S = QueueConfig().late_s / 2  # where more comes for long than is served: half of what all then wait
+EXCESS_S = QueueConfig().late_s / 2  # under a lasting overload: half of the time that all requests then wait
 KEPT_SHARE = ForeignConfig().last_resort_reserve_share
-PROMPT_MS = 3_000.0  # three times what one takes to serve here
+PROMPT_MS = 3_000.0  # three times the service time here
 RTT_S, UNTIL_S, FIRST_S = 0.05, 12.0, 0.02
-SHORT = 200  # bytes of a prompt, less than a block: who holds what of it plays no part in a station
+SHORT = 200  # bytes of a prompt, less than a block: caches play no part in a station
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Small:
     slots: dict[str, int]
     service_s: float
     per_s: dict[str, float]
-    near_share: float  # of those who may be served nowhere but where they come in
+    near_share: float  # of requests that may be served only in their own region
     seed: int
     until_s: float = UNTIL_S
 
@@ -125,7 +125,7 @@ def worlds(draw: st.DrawFn) -> Small:
     return Small(slots, service_s, rates, draw(st.sampled_from((0.0, 0.3))), draw(st.integers(0, 99)))
 
 
-# To shrink one that fails takes minutes: it is small enough to be looked at as it is.
+# Shrinking a failure takes minutes: it is small enough to be read as it is.
 @settings(max_examples=10, deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate))
 @given(worlds())
 def test_no_request_is_refused_that_an_ideal_queue_would_serve_in_time(small: Small) -> None:
@@ -134,7 +134,7 @@ def test_no_request_is_refused_that_an_ideal_queue_would_serve_in_time(small: Sm
 
 
 def test_overload_refuses_the_excess_and_hardly_more() -> None:
-    # Of seeds 0 to 23 one, 3, refuses two more of those that come in its 2nd second.
+    # Of seeds 0 to 23 one, 3, refuses two more of the requests that arrive in its 2nd second.
     small = Small({"a": 8, "b": 8}, 1.0, {"a": 20.0, "b": 4.0}, 0.0, 1, until_s=40.0)
     found = judged(small, run(small), EXCESS_S)
     assert small.load == 1.5
@@ -225,6 +225,6 @@ def test_below_capacity_no_request_is_refused_and_long_prompts_do_not_starve() -
 
 
 def test_above_it_engines_do_as_much_as_where_everything_is_pushed() -> None:
-    # All work together ends within 10 % of the other's by chance: two seeds tell what four do.
+    # The total work ends within 10 % of the other's by chance: two seeds show the same as four.
     done = [code("farhop", 1.3, seed)[2] / code("spill-least-load", 1.3, seed)[2] for seed in (2, 4)]
     assert fmean(done) < 1.05

@@ -50,7 +50,7 @@ def test_a_refused_connection_sends_the_request_to_the_other_replica(play) -> No
     (
         play(flow)
         .at(0.1).on(failed("a", 1, outcome.CONNECT_FAILED)).expect(sent("a", other, attempt=2))
-        .on(RequestArrived(request("b"))).expect(sent("b", other))  # nobody is at home at the first
+        .on(RequestArrived(request("b"))).expect(sent("b", other))  # the first does not answer
         .at(0.2).on(AttemptBegan("a", 2, 200)).expect()
         .at(0.3).on(AttemptEnded("a", 2, 200, None)).expect()
     )  # fmt: skip
@@ -171,7 +171,7 @@ def test_what_died_before_it_began_is_sent_again_and_what_began_is_answered(play
     assert len(flow.fleet.ledger) == 0
 
 
-def test_a_broken_answer_before_the_start_is_not_asked_for_again(play) -> None:
+def test_an_answer_that_breaks_before_its_start_is_not_retried(play) -> None:
     flow = regional(replica("r1"), replica("r2"))
     arrive(flow, "a")
     play(flow).on(failed("a", 1, outcome.BAD_FRAMING)).expect(answered("a", outcome.BAD_FRAMING))
@@ -264,7 +264,7 @@ def test_without_a_healthy_replica_the_answer_is_prompt_and_the_queue_is_flushed
             answered("b", outcome.NO_REPLICA, wait_ms=None), answered("c", outcome.NO_REPLICA, retry_after_s=1.0))
         .on(RequestArrived(request("d"))).expect(answered("d", outcome.NO_REPLICA))
         .at(3.0).on(ReplicaProbed("r1", True)).expect()
-        .on(RequestArrived(request("e"))).expect(held("e"))  # what was sent before is still there
+        .on(RequestArrived(request("e"))).expect(held("e"))  # earlier requests are still there
         .at(4.0).on(AttemptEnded("a", 1, 200, None)).expect(sent("e", "r1"))
     )  # fmt: skip
 
@@ -470,7 +470,7 @@ def test_streams_leave_a_drained_replica_at_a_pace(play) -> None:
     book.at(2.2).on(AttemptEnded("s0", 2, 200, None)).expect()
     book.on(AttemptEnded("s1", 1, 200, None)).expect()
     assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
-    assert flow.fleet.health["r1"].read(2.2).state is State.UP  # nothing is held against it
+    assert flow.fleet.health["r1"].read(2.2).state is State.UP  # no failure is counted
 
 
 def test_streams_stay_if_no_other_replica_has_room_and_reports_token_ids(play) -> None:
@@ -494,7 +494,7 @@ def test_a_refusal_applies_to_new_requests_and_ends_by_itself(play) -> None:
         .at(1.0).on(RefusalsChanged({MODEL: Refusal(1.0, 7.0, "a drill", "ann")})).expect()
         .on(AttemptBegan("a", 1, 200)).expect()
         .at(2.0).on(RequestArrived(request("b"))).expect(refused)
-        .at(7.0).on(RequestArrived(request("c"))).expect(sent("c", "r1"))  # whoever set it is gone
+        .at(7.0).on(RequestArrived(request("c"))).expect(sent("c", "r1"))  # whatever set it is gone
         .on(AttemptEnded("a", 1, 200, None)).expect()
         .on(AttemptEnded("c", 1, 200, None)).expect()
         .on(RefusalsChanged({OTHER_MODEL: Refusal(1.0, 90.0, "a drill", "ann")})).expect()

@@ -140,7 +140,7 @@ def test_whatever_happens_it_is_over_once_for_each_model_and_no_model_is_asked_t
     rng = Random(seed)
     models = (BIG, SMALL, TINY)
     flow = fleet({of: rng.choice((1, 2)) for of in models}, queue_requests_max=2, queue_wait_s=1.0)
-    open_: dict[str, tuple[Request, int, bool]] = {}  # what goes on, its attempt and whether that began
+    open_: dict[str, tuple[Request, int, bool]] = {}  # the running request, its attempt and whether that began
     asked: dict[str, list[str]] = {}
     now, over = 0.0, 0
 

@@ -35,7 +35,7 @@ def test_the_reserve_is_for_own_work(play) -> None:
         book.on(RequestArrived(request(f"q{n}", 64, **GUEST))).expect(sent(f"q{n}", "r1"))
     refused = answered("g", outcome.FOREIGN_FULL, wait_ms=lambda ms: ms is not None)
     book.on(RequestArrived(request("g", 64, **GUEST))).expect(refused)
-    assert flow.accepted_bytes["tokyo/g1"] == 640.0  # refused, but it came: the sender reckons with it
+    assert flow.accepted_bytes["tokyo/g1"] == 640.0  # refused, but it came: the sender counts it
     assert flow.under_way == 9
     book.on(RequestArrived(request("o", 64, **OWN))).expect(sent("o", "r1"))
     book.on(AttemptEnded("q0", 1, 200, None)).expect().on(AttemptEnded("q1", 1, 200, None)).expect()
@@ -63,7 +63,7 @@ def test_the_last_resort_finds_a_smaller_reserve_and_passes_that_no_more(play) -
     book.on(RequestArrived(request("q7", 64, **LAST))).expect(sent("q7", "r1"))
     book.on(RequestArrived(request("q8", 64, **LAST))).expect(sent("q8", "r1"))
     book.on(RequestArrived(request("late", 64, **LAST))).expect(held("late"))  # one slot is free, and kept
-    # Nor does it stand before those it is kept for; where many like it wait, either.
+    # Nor does it stand before those that the slot is kept for, even if many like it wait.
     for n in range(12):
         book.on(RequestArrived(request(f"w{n}", 64, **LAST))).expect(held(f"w{n}"))
     book.on(RequestArrived(request("o", 64, **OWN))).expect(held("o"), sent("o", "r1"))
@@ -90,7 +90,7 @@ def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
     book.on(RequestArrived(request("b", 12_000, **LAST))).expect(held("b"))
     book.on(RequestArrived(request("c", 12_000, **OWN))).expect(held("c"), sent("c", "r1"))
     book.on(AttemptEnded("a", 1, 200, None)).expect()
-    book.on(AttemptEnded("c", 1, 200, None)).expect(sent("b", "r1"))  # who is idle takes anything
+    book.on(AttemptEnded("c", 1, 200, None)).expect(sent("b", "r1"))  # an idle region accepts anything
 
 
 def test_a_guest_waits_where_its_promise_can_be_kept(play) -> None:
@@ -130,7 +130,7 @@ def test_headroom_is_what_is_left_beside_the_reserve() -> None:
         both.ledger.reserve(str(n), Reservation(f"r{n % 2 + 1}", 0, 1000))
     left = headroom(both.whole, 0.1)
     assert (left.slots, left.kv_tokens, left.idle) == (0, 0.0, False)
-    assert headroom(fleet(replica("r1", slots=2)).whole, 0.1).slots == 2  # of few slots none is kept
+    assert headroom(fleet(replica("r1", slots=2)).whole, 0.1).slots == 2  # of few slots none is reserved
     assert headroom(fleet().whole, 0.1).slots == 0
 
 
@@ -153,7 +153,7 @@ def test_which_requests_are_foreign() -> None:
     assert is_foreign(request("a", **GUEST), "london")
     assert not is_foreign(request("a", **OWN), "london")
     assert not is_foreign(request("a", promised_ttft_ms=5.0), "london")
-    assert is_foreign(request("a", **LAST), "london")  # however it came
+    assert is_foreign(request("a", **LAST), "london")  # whichever way it came
 
 
 def test_the_cache_is_part_of_headroom_unless_an_engine_is_idle() -> None:

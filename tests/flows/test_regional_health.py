@@ -36,7 +36,7 @@ def test_out_of_memory_in_a_body_takes_the_replica_out_at_once(play) -> None:
     (
         play(flow)
         .at(0.1).on(AttemptBegan("a", 1, 500)).expect()
-        .on(AttemptEnded("a", 1, 500, None, OOM)).expect()  # relayed: an engine's own answer is never asked for again
+        .on(AttemptEnded("a", 1, 500, None, OOM)).expect()  # relayed: an engine's own answer is never retried
         .on(RequestArrived(request("b"))).expect(sent("b", other))
         .on(RequestArrived(request("c"))).expect(sent("c", other))
         .on(RequestArrived(request("d"))).expect(held("d"))
@@ -137,7 +137,7 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
 def test_a_replica_that_fails_fast_draws_no_crowd_even_where_it_may_not_be_ejected(policy: str, waits: bool) -> None:
     bare, guarded = drawn(policy, False, waits), drawn(policy, True, waits)
     fair = 1.0 / 4.0
-    assert bare["r0"] / bare.total() > 1.5 * fair  # what a naive balancer does
+    assert bare["r0"] / bare.total() > 1.5 * fair  # the behaviour of a naive balancer
     assert guarded["r0"] / guarded.total() < 0.5 * fair
     assert min(guarded[f"r{n}"] for n in (1, 2, 3)) > guarded["r0"]
 

@@ -76,7 +76,7 @@ def test_it_teaches_each_only_what_it_did(play: Play) -> None:
     flow = _flow("p1")
     before = flow.fleet.speeds["d1"].prefill_ms_per_token
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
-    book.at(0.2).on(PrefillEnded("q", 1)).expect()  # four times as slow as it was thought to be
+    book.at(0.2).on(PrefillEnded("q", 1)).expect()  # four times as slow as estimated
     book.at(0.9).on(AttemptBegan("q", 1, 200)).expect()
     book.at(1.9).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 992))).expect()
     flow.fleet.age(3.0)
@@ -87,7 +87,7 @@ def test_it_teaches_each_only_what_it_did(play: Play) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"size": 1024}, {"divisible": False}, {"model": "qwen"}])
-def test_what_is_short_or_of_another_kind_or_model_is_not_divided(play: Play, fields: dict[str, Any]) -> None:
+def test_short_prompts_and_those_of_other_kinds_or_models_are_not_split(play: Play, fields: dict[str, Any]) -> None:
     flow = _flow("p1", models=frozenset({MODEL, "qwen"}))
     play(flow).on(_ask(**fields)).expect(_alone("q", "d1"))
 
@@ -123,7 +123,7 @@ def test_a_prefiller_dies_and_another_takes_over(play: Play) -> None:
     book.at(0.02).on(PrefillFailed("q", 1, outcome.CONNECT_FAILED)).expect(again)
     assert (_load(flow, "p1"), _load(flow, "p2"), _load(flow, "d1")) == ((0, 0, 0), (1, 1000, 1000), (1, 0, HELD))
     assert flow.fleet.health["p1"].read(0.02).state == "down"
-    book.on(PrefillEnded("q", 1)).expect()  # old news
+    book.on(PrefillEnded("q", 1)).expect()  # outdated
     book.on(PrefillFailed("q", 1, outcome.CONNECT_FAILED)).expect()
     assert _load(flow, "p2") == (1, 1000, 1000)
     book.at(0.1).on(PrefillEnded("q", 2)).expect()

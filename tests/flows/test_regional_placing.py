@@ -134,7 +134,7 @@ def test_an_engine_holds_no_more_than_its_cache_and_an_adapter_what_its_base_doe
         play(flow)
         .on(RequestArrived(request("a", 5600))).expect(sent("a", "small"))
         .on(RequestArrived(request("b", 5601))).expect(sent("b", "long"))
-        # What its engine says of its cache anew is what it holds from then on.
+        # A new report of its engine about its cache replaces the known contents.
         .at(1.0).on(ReplicaSampled("small", Sample(1.0, 0, 0, kv_tokens=9000))).expect()
         .on(RequestArrived(request("c", 5601))).expect(sent("c", "small"))
     )  # fmt: skip
@@ -208,7 +208,7 @@ def test_foreign_requests_are_admitted_by_the_room_of_replicas_that_can_hold_the
 
 
 def test_kv_cache_that_would_not_hold_the_answer_holds_the_request(play) -> None:
-    # 256 tokens and 100 of an answer, three times. How long those get nobody knows yet: two take 598, but for a chance.
+    # 256 tokens and 100 of an answer, three times. Their final length is unknown: two take 598, except by chance.
     flow = regional(replica("r1", slots=9, kv_tokens=900, prefill_tokens_max=9999))
     (
         play(flow)
@@ -230,7 +230,7 @@ def test_prefill_under_way_bounds_what_more_is_sent(play) -> None:
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
-        # Half of a step is free: as much of it is begun as fits there, however long it is.
+        # Half of a step is free: a prefill that fits begins there, however long it is.
         .on(RequestArrived(request("long", 8192))).expect(sent("long", "r1"))
         .on(RequestArrived(request("b"))).expect(held("b"))
         .at(0.5).on(AttemptBegan("a", 1, 200)).expect()
@@ -245,7 +245,7 @@ def test_what_an_engine_queues_of_ours_does_not_keep_more_from_it(play) -> None:
     book.on(ReplicaSampled("r1", Sample(0.0, 2, 0, 0.0))).expect()  # those two
     book.at(0.1).on(AttemptBegan("a", 1, 200)).expect().on(AttemptBegan("b", 1, 200)).expect()
     book.on(RequestArrived(request("c"))).expect(sent("c", "r1"))
-    book.at(0.2).on(ReplicaSampled("r1", Sample(0.2, 3, 2, 0.0))).expect()  # two are somebody else's
+    book.at(0.2).on(ReplicaSampled("r1", Sample(0.2, 3, 2, 0.0))).expect()  # two belong to another request
     book.on(RequestArrived(request("d"))).expect(held("d"))
 
 
@@ -421,7 +421,7 @@ def test_what_is_late_already_is_not_sent_on(play) -> None:
         .at(5.0).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
         .on(RequestArrived(request("late", deadline=5.0))).expect(answered("late", outcome.DEADLINE))
         .on(RequestArrived(request("b", deadline=6.0))).expect(held("b"))
-        # Its timer is late as well: whoever frees the slot must not send it.
+        # Its timer is late as well: the event that frees the slot must not send it.
         .at(6.5).on(ended("a")).expect(answered("b", outcome.DEADLINE))
         .at(6.6).on(TimerFired("b")).expect()
     )  # fmt: skip
@@ -452,7 +452,7 @@ def test_the_warm_replica_is_chosen_and_load_moves_it_elsewhere(play) -> None:
     book.at(1.0).on(ended("a")).expect()
     hit = sent("b", warm, reasons=lambda choice: choice.chosen.hit_tokens == pytest.approx(4096.0))
     book.on(RequestArrived(request("b", big, prefix="alice"))).expect(hit)
-    # 64 KiB of somebody else's prompt ahead of it there: 1.6 s of backlog outweigh 0.4 s of prefill.
+    # 64 KiB of another prompt are ahead of it there: 1.6 s of backlog outweigh 0.4 s of prefill.
     flow.fleet.ledger.reserve("x", Reservation(warm, 16_384, 16_384))
     book.on(RequestArrived(request("c", big, prefix="alice"))).expect(sent("c", cold))
 
@@ -506,10 +506,10 @@ def test_a_request_that_would_wait_far_too_long_is_refused_on_arrival(play) -> N
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "r1"))
-        .on(RequestArrived(request("b"))).expect(held("b"))  # the next, whatever that takes
-        # One of 256 tokens at 20 ms leaves every 5.12 s; half a minute of what is expected is no certainty.
+        .on(RequestArrived(request("b"))).expect(held("b"))  # the next one, however long it takes
+        # One of 256 tokens at 20 ms leaves every 5.12 s; half a minute of the expected time is not certain.
         .on(RequestArrived(request("c", deadline=6.0))).expect(answered("c", outcome.QUEUE_FULL))
-        .on(RequestArrived(request("high", priority=1))).expect(held("high"))  # who waits below stands behind it
+        .on(RequestArrived(request("high", priority=1))).expect(held("high"))  # those of lower bands wait behind it
     )  # fmt: skip
 
 
@@ -522,12 +522,12 @@ def test_in_a_standing_queue_late_requests_step_back_behind_new_ones(play) -> No
         .at(1.0).on(RequestArrived(request("c"))).expect(held("c"))
         .at(3.5).on(ended("a")).expect(sent("b", "r1"))  # late since 2.0, a burst: in the order in which they came
         .at(4.5).on(RequestArrived(request("d"))).expect(held("d"))
-        .at(6.0).on(ended("b")).expect(timer("c", at=31.0), sent("d", "r1"))  # c steps back behind who just came
+        .at(6.0).on(ended("b")).expect(timer("c", at=31.0), sent("d", "r1"))  # c steps back behind the newest
         .at(7.0).on(RequestArrived(request("e"))).expect(held("e"))
         .at(8.0).on(ended("d")).expect(sent("e", "r1"))
         .at(8.5).on(RequestArrived(request("f"))).expect(held("f"))
         .at(9.0).on(ended("e")).expect(sent("f", "r1"))
-        .at(11.0).on(ended("f")).expect(sent("c", "r1"))  # and is served when nobody else waits
+        .at(11.0).on(ended("f")).expect(sent("c", "r1"))  # and is served when no other request waits
     )  # fmt: skip
 
 
@@ -541,7 +541,7 @@ def test_a_tenant_below_its_share_does_not_step_back_behind_a_flood() -> None:
         flow.handle(RequestArrived(request(f"new {n}", tenant="other")), 4.0)
     commands = flow.handle(ended("a"), 4.5)
     commands += flow.handle(ended(next(c.id for c in commands if isinstance(c, machine.Forward))), 4.6)
-    # The flood's own step back behind what it asks for now; b, as long as theirs in line, goes in its turn.
+    # The flood's own requests step back behind its new ones; b, as long in the queue, is served in its turn.
     forwarded = [c.id for c in commands if isinstance(c, machine.Forward)]
     assert sorted(forwarded) == ["b", "new 0"]
     assert [name for name, waiting in flow.queue.by_id.items() if waiting.late] == [f"old {n}" for n in range(4)]
@@ -582,7 +582,7 @@ def test_a_request_that_another_region_may_take_is_released_once(play) -> None:
     book.at(3.5).on(ended("a")).expect(sent("b", "r1"))
     book.at(4.5).on(RequestArrived(request("d"))).expect(held("d"))
     book.at(6.0).on(ended("b")).expect(answered("c", outcome.QUEUE_TIMEOUT), sent("d", "r1"))
-    # One that waited elsewhere in vain steps back here.
+    # A request that waited elsewhere in vain steps back here.
     book.on(RequestArrived(request("e", **sent_here, waited_s=5.0))).expect(held("e"))
     book.at(7.0).on(RequestArrived(request("f"))).expect(held("f"))
     book.at(8.0).on(TimerFired("e")).expect(timer("e", at=31.0))
@@ -618,7 +618,7 @@ def test_a_request_that_stepped_back_in_another_region_counts_as_late_if_any_her
         assert first == ("short" if anybody else "back")
 
 
-def test_when_a_request_steps_back_goes_by_what_its_client_says_it_wants(play) -> None:
+def test_when_a_request_steps_back_depends_on_its_clients_objective(play) -> None:
     """Within 4 s where it says nothing: late is who has waited for half of that, or cannot be in time any more."""
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
@@ -679,7 +679,7 @@ def test_measured_speeds_replace_configured_ones(play) -> None:
     book.at(1.020).on(AttemptBegan("a", 1, 200)).expect()
     book.at(3.020).on(ended("a", usage=Usage(2000, 101, cached_tokens=0))).expect()
     book.at(4.0).on(ReplicaProbed("r1", True)).expect()
-    # One second for 1000 tokens (as then believed) after one decode step; 100 steps in two seconds.
+    # One second for 1000 tokens (as then estimated) after one decode step; 100 steps in two seconds.
     speed, guess = flow.fleet.speeds["r1"], replica("r1").prefill_ms_per_token
     assert guess < speed.prefill_ms_per_token < 1.0
     assert speed.tpot_ms == pytest.approx(20.0)
@@ -695,7 +695,7 @@ def test_an_answer_in_one_piece_does_not_pass_for_a_slow_prefill(play) -> None:
     book.at(2.1).on(AttemptBegan("a", 1, 200)).expect()
     book.on(ended("a", usage=Usage(1000, 101))).expect()
     assert flow.fleet.speeds["r1"].prefill_ms_per_token == 0.1
-    assert flow.fleet.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s less the 0.1 s that prefill was due to take
+    assert flow.fleet.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s minus the expected 0.1 s of prefill
 
 
 def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:
@@ -710,7 +710,7 @@ def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:
 def test_where_several_wait_the_next_step_is_filled_too(play) -> None:
     flow = regional(replica("r1", slots=8, prefill_tokens_max=500, kv_tokens=100_000))
     book = play(flow).on(RequestArrived(request("a", 2400))).expect(sent("a", "r1"))  # 600 tokens: this step is full
-    book.on(RequestArrived(request("b", 400))).expect(held("b"))  # one may wait: the best for it may come free
+    book.on(RequestArrived(request("b", 400))).expect(held("b"))  # one may wait: its best replica may become free
     book.on(RequestArrived(request("c", 1200))).expect(held("c"), sent("b", "r1"))
     book.on(RequestArrived(request("d", 1200))).expect(held("d"), sent("c", "r1"))  # 1,000 tokens: so is the next
     book.on(RequestArrived(request("e", 4000))).expect(held("e"))

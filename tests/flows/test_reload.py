@@ -118,7 +118,7 @@ async def test_a_region_joins_and_leaves_the_map_while_requests_under_way_stay(e
         assert answer.code == "no_region_serving"
         files.write("frankfurt", "virginia")
         await above.reloader.reload()
-        await until(lambda: serves(above))  # what was reported of it before is believed now
+        await until(lambda: serves(above))  # its earlier reports are accepted now
         answer = await send(both.entry, chat())
         assert (answer.status, answer.headers["x-farhop-region"]) == (200, "virginia")
         assert status_of(above)["generation"] == 2
@@ -218,7 +218,7 @@ async def test_files_are_looked_at_and_read_once_they_stand_still(engine, tmp_pa
         files.global_["log_level"] = "error"
         files.write()
         await reloader.look()
-        assert reloader.generation == 1  # it may be half written
+        assert reloader.generation == 1  # it may be written only in part
         await reloader.look()
         assert (reloader.generation, reloader.config.log_level) == (2, "error")
         await reloader.look()
@@ -258,7 +258,7 @@ def to(under: Law, *routes: RouteConfig) -> Reconfigured:
     )
 
 
-def test_a_further_attempt_goes_by_the_map_of_then_and_of_now(play) -> None:
+def test_a_further_attempt_must_be_lawful_by_the_old_and_the_new_map(play) -> None:
     flow = worldwide()
     smaller = law(1, anyone=Rule(allow=("JP",)))
     (

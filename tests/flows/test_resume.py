@@ -106,7 +106,7 @@ async def test_an_engine_that_says_it_is_broken_is_not_the_last_word() -> None:
             while not working:
                 await asyncio.sleep(0.01)
                 working = [one for one in engines if one.replica.core.running]
-            await asyncio.sleep(0.05)  # into the midst of it
+            await asyncio.sleep(0.05)  # into the middle of it
             working[0].replica.driver.break_off(OOM_TEXT)
             sound(await answer, expected, chats=make is chat)
         assert outcomes(balancer) == {("resumed", ""): 2}
@@ -192,7 +192,7 @@ async def test_a_stream_that_breaks_wherever_it_goes_ends() -> None:
 async def test_a_stream_is_accounted_once_whole_resumed_or_broken(tmp_path: Path) -> None:
     """Its tokens once; those that were computed again beside them; of one that broke those that came."""
     usage = {"dir": str(tmp_path), "sync": "never"}
-    # Who is scraped after it broke a stream has not died of it: between two breaks that would let a third be asked.
+    # A replica that is scraped after it broke a stream did not die of it: between two breaks, that allows a third.
     async with fleet(usage=usage, watch={"probe_s": 3600.0, "scrape_s": 3600.0}) as (balancer, url, engines):
         await ask(url, chat("of the sea"))
         cut_once(engines, 3000)

@@ -72,7 +72,7 @@ async def test_characters_that_tokens_cut_in_two_and_stop_strings_over_the_seam(
                 assert outcomes(balancer)["broken", "usage"] == 1
                 continue
             sound(events, expected, chats=make is chat)
-            if fields:  # of the prompt an engine that reads the text anew counts other tokens
+            if fields:  # an engine that reads the text again counts other tokens in the prompt
                 assert used(events)[1] == used(expected)[1]
         assert outcomes(balancer)["resumed", ""] >= 8
         assert set(outcomes(balancer)) <= {("resumed", ""), ("broken", "usage")}

@@ -48,7 +48,7 @@ def arrivals(world: World, entry: str, until: float, per_s, *, direct: bool = Fa
         if rng.random() < per_s(world.now) / most:
             world.arrive(entry, "t", PROMPT, direct=direct)
 
-    world.stream(most, come, since=10.0, until=until)  # who is there has been found out by then
+    world.stream(most, come, since=10.0, until=until)  # the present replicas have been discovered by then
 
 
 def test_replicas_follow_a_day() -> None:
@@ -78,7 +78,7 @@ def test_replicas_follow_a_day() -> None:
     assert trough <= 0.5 * peak
     steps = [b - a for (_, a, _), (_, b, _) in pairwise(history) if a != b]
     turns = sum(a * b < 0 for a, b in pairwise(steps))
-    assert turns <= 6, steps  # up the hill and down again, not to and fro
+    assert turns <= 6, steps  # up the hill and down again, without oscillation
     assert world.measures.violations == 0
 
 
@@ -140,7 +140,7 @@ def test_a_pilot_light_sleeps_wakes_and_sleeps_again() -> None:
     asleep = max(at for at, state, _ in seen if state == "awake")
     assert 50.0 <= waking <= 55.0
     assert 110.0 + 20.0 <= asleep <= 110.0 + 20.0 + 10.0
-    # The share it is admitted grows as its replicas come, and they come a warm-up after they were asked for.
+    # Its admitted share grows as its replicas come, and they come a warm-up after they were requested.
     shares = [share for at, state, share in seen if waking + 1 < at and state == "waking"]
     assert shares[0] < 0.6
     assert all(b >= a - 0.35 for a, b in pairwise(shares))

@@ -67,7 +67,7 @@ def test_a_flip_moves_waiting_requests_and_leaves_those_under_way(play) -> None:
         .at(1.1).on(RequestArrived(request("y"))).expect(held("y"))
         .at(2.0).on(terms(weights={"v1": 0.0, "v2": 100.0})).expect(sent("x", "g", reasons=picked_by("v2", "request")))
         .at(3.0).on(AttemptBegan("a", 1, 200)).expect()
-        .at(4.0).on(ended("a")).expect()  # blue has room now, and gets nobody
+        .at(4.0).on(ended("a")).expect()  # blue has room now, and gets nothing
         .at(5.0).on(ended("x")).expect(sent("y", "g"))
         .at(6.0).on(ended("y")).expect()
     )  # fmt: skip
@@ -147,7 +147,7 @@ def test_after_a_failure_another_version_is_better_than_the_same_replica_again(p
     book = play(split(weights={"v2": 1.0}))
     book.on(RequestArrived(request("a"))).expect(sent("a", "g"))
     book.on(failed).expect(sent("a", "b", reasons=picked_by("v1", "fallback")))
-    roomy = (replica("b", version="v1"), replica("g", version="v2"))  # what failed goes on counting for a while
+    roomy = (replica("b", version="v1"), replica("g", version="v2"))  # failures continue to count for a while
     book = play(split(*roomy, weights={"v2": 1.0}, fallback=False))
     book.on(RequestArrived(request("a"))).expect(sent("a", "g")).on(failed).expect(sent("a", "g", attempt=2))
 
@@ -181,7 +181,7 @@ def test_a_conversation_stays_with_the_version_that_holds_it() -> None:
     for n, n_bytes in enumerate((3000, 4500, 8000)):
         pick = served(flow, turn(f"t{n}", n_bytes))
         assert (pick.version, pick.split) == ("v2", "kept")
-    assert served(flow, turn("far", 40_000)).version == "v1"  # less than half of it is held
+    assert served(flow, turn("far", 40_000)).version == "v1"  # less than half of it is cached
     assert served(flow, request("other", 4096)).version == "v1"
 
 
@@ -322,7 +322,7 @@ async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Bot
     assert [one["version"] for one in status["replicas"]] == ["v1", "v2"]
 
 
-async def test_explain_tells_the_version_and_takes_no_version_for_a_model(up: Both) -> None:
+async def test_explain_shows_the_version_and_does_not_take_a_version_for_a_model(up: Both) -> None:
     def explained(model: str, tenant: str) -> Any:
         body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "hello"}]})
         return up.regional.tier_admin.explain(up.regional.tier_admin.compose(Question(msgspec.Raw(body), tenant)))[

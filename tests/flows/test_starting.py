@@ -99,7 +99,7 @@ async def test_both_tiers_start_without_etcd_and_say_so(engine: Engine, tmp_path
 
     below, above, etcds = fleet.made(silent=True)
     try:
-        assert await served(below, above) == (200, "virginia")  # by the channel: nothing stands in etcd
+        assert await served(below, above) == (200, "virginia")  # through the channel: etcd holds nothing
         for tier_admin in (above.tier_admin, below.tier_admin):
             assert tier_admin.ready()
             assert "etcd is silent" in tier_admin.notice()

@@ -26,7 +26,7 @@ def _cached_share(seed: int) -> tuple[float, list[int]]:
             found = sent.reasons.chosen
             if turn:
                 hit_tokens, tokens = hit_tokens + found.hit_tokens, tokens + size / 4
-            began = now + found.uncached_tokens * 1e-4 + 0.02  # as fast as it is thought to be
+            began = now + found.uncached_tokens * 1e-4 + 0.02  # as fast as estimated
             flow.handle(AttemptBegan(asked.id, 1, 200), began)
             flow.handle(AttemptEnded(asked.id, 1, 200, None), began + 0.2)
             home[talk] = sent.target

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import openai
 
 SDKS = ("openai",)
-STRICT = {"client", "tier", "control"}  # who asks for a certificate
+STRICT = {"client", "tier", "control"}  # the side that requires a certificate
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -22,7 +22,7 @@ from tests.drills.classic import Gpu, l4
 
 TALKS, TURN_BYTES, ANSWER_TOKENS = 8, 6000, 8
 WORSE = 1.2
-ROUND = 0.01  # of what was found: both tiers count in bytes, an engine in blocks of tokens
+ROUND = 0.01  # of the hits: both tiers count in bytes, an engine in blocks of tokens
 
 
 class Stage:
@@ -122,7 +122,7 @@ async def test_a_region_with_a_peer(stage: Stage) -> None:
     before = await _talk(stage, "r1", stage.regionals["r1"].flow)
     flow = stage.regionals["r1"].flow
     await until(lambda: peer.flow.fleet.trie.nodes == flow.fleet.trie.nodes)
-    # What the peer knows of speeds and lengths it has measured itself.
+    # The peer knows speeds and lengths from its own measurements.
     await stage.turn("r2", 3, of_region(peer.flow))
     await stage.stop("r1")
     again = await stage.start("r1")
@@ -153,7 +153,7 @@ async def test_a_global_balancer_by_what_its_regions_tell(stage: Stage) -> None:
         before = await stage.turn("above", number, of_world(first.flow))
     await stage.stop_above()
     again = await stage.start_above()
-    assert again.flow.regions.trie.nodes > 0  # before anybody was let in
+    assert again.flow.regions.trie.nodes > 0  # before any request was let in
     expected = stage.regionals["r1"].flow.fleet.estimates.learned().output_tokens
     assert again.flow.estimates.learned().output_tokens == pytest.approx(expected, rel=0.2)
     await _as_before(stage, "above", of_world(again.flow), before)

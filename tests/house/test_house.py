@@ -25,7 +25,7 @@ PACKAGES = (
 )  # fmt: skip
 FOLDERS = {*PACKAGES, "proto", "tests", "docs", "deploy", ".ci"}
 
-# What is decided here must be the same in the simulator: no waiting, no clock, no dice of one's own.
+# Code whose decisions must be the same in the simulator: no waiting, no clock, no random generator of its own.
 PURE = (
     "topology",
     "farhop/balance",
@@ -38,7 +38,7 @@ PURE = (
     "entry_anycast/announcing",
 )
 
-# Files that are tested by what runs them whole (tests/drills, tests/flows): wiring, and the worlds they are wired in.
+# Files tested only as parts of a whole (tests/drills, tests/flows): wiring, and the worlds around them.
 TESTED_WHOLE = {
     "farhop/balance/quota_root.py",  # both together, in the worlds of tests/farhop/balance/test_quota.py
     "farhop/balance/quota_holder.py",
@@ -262,6 +262,55 @@ def test_files_that_the_documents_name_exist() -> None:
         if not any(name.endswith(f"/{named}") for name in tracked)
     ]
     _none(gone, "name files that are there")
+
+
+# A link's target in Markdown: a URL, a file, a file's anchor or an anchor of the same file.
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCED = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.M | re.S)
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors of a Markdown file: those that GitHub makes from its headings, and those written as `<a id>`.
+
+    GitHub's rule: lower case; letters, digits, `_`, `-` and spaces stay, and each space becomes `-`; a link's text
+    stays without its target; a repeated heading gets `-1`, `-2` and so on.
+    """
+    text = FENCED.sub("", text)
+    found, times = set(re.findall(r'<a id="([^"]+)"', text)), dict[str, int]()
+    for heading in re.findall(r"^ {0,3}#{1,6} +(.*?)(?: +#+)? *$", text, re.M):
+        plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        repeated = times.get(slug, 0)
+        times[slug] = repeated + 1
+        found.add(f"{slug}-{repeated}" if repeated else slug)
+    return found
+
+
+def _broken_links(document: Path) -> Iterator[str]:
+    for target in LINK.findall(FENCED.sub("", document.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = document.parent / name if name else document
+        if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in _anchors(linked.read_text())):
+            yield f"{document.relative_to(ROOT)}: {target}"
+
+
+def test_links_within_the_documents_lead_to_files_and_anchors_that_exist() -> None:
+    documents = [ROOT / name for name in _tracked() if name.endswith(".md")]
+    _none((broken for one in documents for broken in _broken_links(one)), "link to a file or heading that exists")
+
+
+def test_anchors_follow_githubs_rule_for_headings() -> None:
+    text = "# What it is: `law`, and why?\n\n## Twice\n\n## Twice\n\n```\n# no heading\n```\n\n### [Ten](a.md) × 2\n"
+    assert _anchors(f'{text}<a id="older"></a>') == {"what-it-is-law-and-why", "twice", "twice-1", "ten--2", "older"}
+
+
+def test_a_link_to_a_missing_anchor_or_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    document = tmp_path / "a.md"
+    document.write_text("# One\n\n[a](#one) [b](#two) [c](b.md#one) [d](a.md#one) [e](https://x.example/#y)\n")
+    assert list(_broken_links(document)) == ["a.md: #two", "a.md: b.md#one"]
 
 
 def test_the_map_lists_all_of_the_largest_package() -> None:

@@ -5,5 +5,5 @@ from pathlib import Path
 
 # The worlds and the referee of the playbooks serve here, too.
 sys.path.insert(0, str(Path(__file__).parents[1] / "flows"))
-# What real engines said.
+# Answers of real engines.
 sys.path.insert(0, str(Path(__file__).parents[1] / "pages"))

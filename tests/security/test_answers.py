@@ -28,7 +28,7 @@ async def test_an_answer_that_nests_ends_like_others(stage: Any, status: str, bo
         answer = await c.read()
         assert answer.status == int(status[:3])
         if status.startswith("500"):
-            assert b"engine_error" in answer.body  # what nobody can read is not passed on
+            assert b"engine_error" in answer.body  # an unreadable answer is not passed on
         else:
             assert answer.body == body
     assert s.tier.faults == []
@@ -128,7 +128,7 @@ async def test_whatever_reading_an_answer_raises_the_request_ends(stage: Any, mo
     stream = SSE + chunk(b"data: {}\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     with monkeypatch.context() as patched:
         patched.setattr(BodyTap, "rest", broken)
-        assert (await s.ask(post())).whole  # all that its length says had gone to the client
+        assert (await s.ask(post())).whole  # the client had received as much as its length says
         patched.setattr(StreamTap, "rest", broken)
         s.upstream.answer = lambda _message: stream
         with contextlib.suppress(asyncio.IncompleteReadError):  # it had begun: it breaks visibly

@@ -35,9 +35,9 @@ _OF_DIALECT = (b"anthropic-beta:", b"anthropic-version:")  # header lines by whi
 Document: TypeAlias = dict[str, Any]
 
 
-class Asked(NamedTuple):
-    """A request that may be repeated. `key`: 32 bytes, the same for the same requests. `renew`: what is kept is not to
-    be given (`no-cache`); `age_s_max`: nor what is older than that, None for any age."""
+class CacheLookup(NamedTuple):
+    """How to look up a request that may be answered from the cache. `key`: 32 bytes, equal for equal requests. `renew`:
+    do not use a stored answer (`no-cache`). `age_s_max`: nor one older than this; None: any age."""
 
     key: bytes
     renew: bool = False
@@ -46,10 +46,11 @@ class Asked(NamedTuple):
 
 def asked(
     kind: Kind, target: bytes, lines: bytes, body: bytes, version: str, named: bytes | None, *, stream: bool
-) -> Asked | str:
-    """What is asked for, or in a word or two why it may not be repeated. `target` is the request's with its query,
-    `lines` its header lines ready to be sent on, `body` as it is sent on, `version` what is asked for of the model,
-    `named` the client's own key (KEY_HEADER). Raises BodyError where that is none."""
+) -> CacheLookup | str:
+    """The lookup for a request, or the reason, in a word, why it may not be answered from the cache. `target` is the
+    request's target with its query, `lines` its header lines and `body` its body as sent upstream, `version` the
+    requested version of the model, `named` the client's own key (KEY_HEADER). Raises BodyError if that is malformed.
+    """
     if named is not None and not _KEY.fullmatch(named):
         name = KEY_HEADER.decode()
         raise invalid(name, f"header `{name}` must be 1 to 256 visible ASCII characters; give another, or leave it out")
@@ -80,7 +81,7 @@ def asked(
     )  # fmt: skip
     digest = sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).digest()
     ages = [float(found[1]) for control in controls if (found := _AGE.fullmatch(control))]
-    return Asked(digest, b"no-cache" in controls, min(ages, default=None))
+    return CacheLookup(digest, b"no-cache" in controls, min(ages, default=None))
 
 
 def _controls(lines: bytes) -> frozenset[bytes]:

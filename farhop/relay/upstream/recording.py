@@ -38,10 +38,11 @@ class Room(Protocol):
         """Give back what was taken."""
 
 
-class Tape:
-    """The body of an answer, as far as it is here: pieces by number, from `first` on. `usage_at` is that of the event
-    that tells the usage and nothing else, None without one: only who asked for it reads it. `lines` are those of its
-    head that hold for all who read it, `length` the body's where it is known. `whole`: nothing more comes."""
+class AnswerRecording:
+    """The body of an answer, as far as it has arrived: pieces by number, from `first` on. `usage_at`: the number of the
+    event that holds only the usage (None: no such event); only clients that asked for the usage read it. `lines`: the
+    header lines that are the same for all readers. `length`: the length of the body, if known. `whole`: it is complete.
+    """
 
     __slots__ = ("first", "held_bytes", "length", "lines", "pieces", "usage_at", "whole")
 
@@ -80,25 +81,25 @@ def sliced(body: bytes) -> tuple[bytes, ...]:
     return tuple(body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES))
 
 
-def played(lines: bytes, body: Iterable[bytes], usage: bytes, end: bytes, *, streams: bool) -> Tape:
-    """A whole answer, as a tape that is read from its beginning: however many read it, its pieces are there once.
+def played(lines: bytes, body: Iterable[bytes], usage: bytes, end: bytes, *, streams: bool) -> AnswerRecording:
+    """A whole answer as a recording, read from its beginning: however many read it, its pieces are in memory once.
     `usage` and `end` are a stream's last events."""
-    tape = Tape()
-    tape.lines = lines
+    recording = AnswerRecording()
+    recording.lines = lines
     for piece in body:
-        tape.add(piece)
+        recording.add(piece)
     if usage:
-        tape.add(usage, usage=True)
+        recording.add(usage, usage=True)
     if end:
-        tape.add(end)
-    tape.length, tape.whole = None if streams else tape.held_bytes, True
-    return tape
+        recording.add(end)
+    recording.length, recording.whole = None if streams else recording.held_bytes, True
+    return recording
 
 
 class ReaderOwner(Protocol):
     """The owner of readers, which is told what becomes of them."""
 
-    def head(self, reader: Reader, tape: Tape) -> bytes:
+    def head(self, reader: Reader, recording: AnswerRecording) -> bytes:
         """The header lines that this client's answer begins with; it begins now."""
 
     def over(self, reader: Reader, reason: Outcome | None) -> None:
@@ -113,15 +114,15 @@ class ReaderOwner(Protocol):
 
 
 class Reader:
-    """A client that reads a tape (exchange.ExchangeCallbacks). `shared` is where that is being recorded, None where it
-    is whole from the beginning; `wants_usage`: the usage is for this client, too. `context` is its owner's."""
+    """A client that reads a recording (exchange.ExchangeCallbacks). `shared`: the exchange that is being recorded, None
+    if the recording is complete. `wants_usage`: this client asked for the usage. `context` belongs to the owner."""
 
-    __slots__ = ("_at", "begun", "context", "exchange", "owner", "paused", "shared", "tape", "wants_usage")
+    __slots__ = ("_at", "begun", "context", "exchange", "owner", "paused", "recording", "shared", "wants_usage")
 
     def __init__(self, owner: ReaderOwner, exchange: Exchange, *, wants_usage: bool, context: object = None) -> None:
         self.owner, self.exchange, self.wants_usage, self.context = owner, exchange, wants_usage, context
         self.shared: SharedExchange | None = None
-        self.tape: Tape | None = None
+        self.recording: AnswerRecording | None = None
         self.begun = self.paused = False
         self._at = 0
 
@@ -130,42 +131,42 @@ class Reader:
         """The number of the piece that it reads next."""
         return self._at
 
-    def play(self, tape: Tape) -> None:
+    def play(self, recording: AnswerRecording) -> None:
         """Read from the beginning, as far as it is there, and go on as more comes."""
-        self.tape, self.exchange.callbacks = tape, self
+        self.recording, self.exchange.callbacks = recording, self
         self.pump()
 
     def pump(self) -> None:
         """Send what is there, as long as the client takes it."""
-        tape, exchange = self.tape, self.exchange
-        if tape is None:
+        recording, exchange = self.recording, self.exchange
+        if recording is None:
             return
         if not self.begun:
             self.begun = True
-            lines, first = self.owner.head(self, tape), self._next(tape)
-            exchange.begin(200, lines, tape.length, first)
-        while not self.paused and self.tape is tape and self._at < tape.end:
-            if piece := self._next(tape):
+            lines, first = self.owner.head(self, recording), self._next(recording)
+            exchange.begin(200, lines, recording.length, first)
+        while not self.paused and self.recording is recording and self._at < recording.end:
+            if piece := self._next(recording):
                 exchange.write(piece)
-        if tape.whole and self.tape is tape and self._at >= tape.end:
+        if recording.whole and self.recording is recording and self._at >= recording.end:
             self._end()
             exchange.finish()
             self.owner.over(self, None)
 
-    def _next(self, tape: Tape) -> bytes:
-        if self._at >= tape.end:
+    def _next(self, recording: AnswerRecording) -> bytes:
+        if self._at >= recording.end:
             return b""
         at, self._at = self._at, self._at + 1
-        return b"" if at == tape.usage_at and not self.wants_usage else tape.pieces[at - tape.first]
+        return b"" if at == recording.usage_at and not self.wants_usage else recording.pieces[at - recording.first]
 
     def _end(self) -> None:
-        shared, self.shared, self.tape, self.exchange.callbacks = self.shared, None, None, None
+        shared, self.shared, self.recording, self.exchange.callbacks = self.shared, None, None, None
         if shared is not None:
             shared.gone(self)
 
     def release(self) -> None:
         """Stop waiting here; nothing was sent. The exchange stays this reader's until another takes it."""
-        self.shared = self.tape = None
+        self.shared = self.recording = None
 
     def leave(self) -> None:
         """Stop reading; another gives the client its answer."""
@@ -174,9 +175,9 @@ class Reader:
     def broke(self, event: bytes | None, reason: Outcome) -> None:
         """Nothing more comes: all that is here, and then this event or the visible end."""
         self.paused = False
-        tape = self.tape
-        while tape is not None and self._at < tape.end:
-            if piece := self._next(tape):
+        recording = self.recording
+        while recording is not None and self._at < recording.end:
+            if piece := self._next(recording):
                 self.exchange.write(piece)
         self.cut(event, reason)
 
@@ -220,15 +221,30 @@ class SharedExchange(Exchange):
     leader's head: region, decision, timing. The exchange's `callbacks` are whoever fetches the answer.
     """
 
-    __slots__ = ("_keeps", "_over", "_room", "_solo", "_stopped", "_stream", "_taken", "_upstream_paused", "keeps_max",
-                 "leader", "leader_lines", "readers", "recorded", "settled", "tape")  # fmt: skip
+    __slots__ = (
+        "_keeps",
+        "_over",
+        "_room",
+        "_solo",
+        "_stopped",
+        "_stream",
+        "_taken",
+        "_upstream_paused",
+        "keeps_max",
+        "leader",
+        "leader_lines",
+        "readers",
+        "recorded",
+        "recording",
+        "settled",
+    )  # fmt: skip
 
     def __init__(self, leader: Reader, room: Room, keeps_max: int, *, stream: bool) -> None:
         exchange = leader.exchange
         super().__init__(exchange._connection, exchange.head)
         self.context, self.tenant = exchange.context, exchange.tenant
         self.leader, self._room, self._stream = leader, room, stream
-        self.tape, self.readers = Tape(), [leader]
+        self.recording, self.readers = AnswerRecording(), [leader]
         self.keeps_max, self._keeps = keeps_max, keeps_max > 0
         self.recorded: Callable[[], None] | None = None
         self.settled: Callable[[], None] | None = None
@@ -242,7 +258,7 @@ class SharedExchange(Exchange):
     @property
     def joinable(self) -> bool:
         """Whether another may read it from its beginning."""
-        return not (self._over or self._solo) and self.tape.first == 0
+        return not (self._over or self._solo) and self.recording.first == 0
 
     def join(self, reader: Reader) -> None:
         """One more reads it, from the beginning."""
@@ -250,7 +266,7 @@ class SharedExchange(Exchange):
         self.readers.append(reader)
         if self.started:
             reader.exchange.let_go()
-            reader.play(self.tape)
+            reader.play(self.recording)
             self.flow()
 
     def gone(self, reader: Reader) -> None:
@@ -295,7 +311,7 @@ class SharedExchange(Exchange):
     @property
     def unsent_bytes(self) -> int:
         """What is held for readers, and what they have not taken yet."""
-        return self.tape.held_bytes + sum(reader.exchange.unsent_bytes for reader in self.readers)
+        return self.recording.held_bytes + sum(reader.exchange.unsent_bytes for reader in self.readers)
 
     def let_go(self) -> None:
         """Release the clients' request bodies: none is needed again."""
@@ -320,15 +336,15 @@ class SharedExchange(Exchange):
             elif self.callbacks is not None:
                 self.callbacks.client_left()
             return
-        tape = self.tape
-        tape.lines, tape.length = lines, length
+        recording = self.recording
+        recording.lines, recording.length = lines, length
         self.leader_lines = headers
         if length is not None and length > self.keeps_max:
             self._keeps = False
         if first:
             self._add(first)
         for reader in tuple(self.readers):
-            reader.play(tape)
+            reader.play(recording)
         self._trim()
 
     def write(self, data: bytes) -> None:
@@ -347,8 +363,8 @@ class SharedExchange(Exchange):
             self.leader.exchange.finish()
             return
         self._settle()
-        self._over = self.tape.whole = True
-        if self._keeps and self.tape.first == 0 and self.recorded is not None:
+        self._over = self.recording.whole = True
+        if self._keeps and self.recording.first == 0 and self.recorded is not None:
             self.recorded()
         for reader in tuple(self.readers):
             reader.pump()
@@ -389,13 +405,13 @@ class SharedExchange(Exchange):
             settled()
 
     def _add(self, data: bytes) -> None:
-        tape = self.tape
-        if self._keeps and tape.held_bytes + len(data) > self.keeps_max:
+        recording = self.recording
+        if self._keeps and recording.held_bytes + len(data) > self.keeps_max:
             self._keeps = False
         self._find_room(len(data))
         parts = each(data) if self._stream and b'"usage"' in data else (data,)
         for part in parts:
-            tape.add(part, usage=self._stream and has_usage(part))
+            recording.add(part, usage=self._stream and has_usage(part))
 
     def _find_room(self, size: int) -> None:
         """Where there is none, what is held is let go: first what all have read, then those who are behind. What the
@@ -414,22 +430,22 @@ class SharedExchange(Exchange):
         if self._keeps or not self.readers:
             return
         self._forget_read()
-        while self.tape.held_bytes > self.keeps_max and self._cut_slowest(self.keeps_max):
+        while self.recording.held_bytes > self.keeps_max and self._cut_slowest(self.keeps_max):
             pass
 
     def _forget_read(self) -> None:
-        tape = self.tape
-        least = min((reader.at for reader in self.readers), default=tape.end)
-        if least > tape.first:
+        recording = self.recording
+        least = min((reader.at for reader in self.readers), default=recording.end)
+        if least > recording.first:
             self._settle()
-            self._release(tape.drop(least))
+            self._release(recording.drop(least))
 
     def _cut_slowest(self, lag_max: int = 0) -> bool:
         """End the answers of the readers furthest behind, if that is by more bytes than this. Returns whether any was
         ended."""
         ats = [reader.at for reader in self.readers]
-        first, least, most = self.tape.first, min(ats, default=0), max(ats, default=0)
-        if sum(map(len, self.tape.pieces[least - first : most - first])) <= lag_max:
+        first, least, most = self.recording.first, min(ats, default=0), max(ats, default=0)
+        if sum(map(len, self.recording.pieces[least - first : most - first])) <= lag_max:
             return False
         for reader in [one for one in self.readers if one.at == least]:
             reader.cut(None, outcome.CLIENT_LEFT)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from topology.law import Law
     from topology.model import Topology
 
-STOP_S = 3600.0  # an order to stop a drill is forgotten after that
-DRILL_WHY_LIMIT = 128  # overrides say the run beside it
+STOP_S = 3600.0  # the lifetime of an order to stop a drill
+DRILL_WHY_LIMIT = 128  # an override holds the name of the run beside it
 HISTORY_SHOWN_MAX = 40
 LAWS_MAX, MOVES_SHOWN_MAX = 12, 24
 _LOCK, _LEVER, _STOP = f"{DRILL_PREFIX}lock", f"{DRILL_PREFIX}lever", f"{DRILL_PREFIX}stop/"
@@ -37,7 +37,8 @@ _HISTORY, _SCHEDULES = f"{DRILL_PREFIX}history/", f"{DRILL_PREFIX}schedule/"
 
 
 NO_DRILLS = (
-    "no drill is begun from here: this port has no clients to measure by; use `farhop console` or `farhop drill run`"
+    "drills cannot be started from here: this port has no clients to measure with; "
+    "use `farhop console` or `farhop drill run`"
 )
 
 Statuses: TypeAlias = Sequence[Mapping[str, Any]]
@@ -52,9 +53,9 @@ class ActError(Exception):
 
 
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A requested action. `target` is a region, a drill's run or, to begin one, the drill, with its parameters'
-    `values`. `revision` is the one that the dry run showed (0: no document), `confirm` the target's name repeated,
-    `force` the consent that a tenant may be left without a region."""
+    """A requested action. `target`: a region, a drill's run or, to start a drill, its name; `values`: the drill's
+    parameters. `revision`: the revision that the dry run showed (0: no document). `confirm`: the target's name again.
+    `force`: accept that a tenant is left without a region."""
 
     do: Literal["drain", "undrain", "bias", "unbias", "start-drill", "stop-drill"]
     target: str
@@ -74,43 +75,44 @@ class Drills(Protocol):
     during a drill, the injected faults end by themselves. All methods raise ActError and StoreError."""
 
     async def offered(self) -> list[dict[str, Any]]:
-        """The drills that this fleet can have: drill, title, kind, parameters with their defaults, from."""
+        """The drills that this fleet can run: `drill`, `title`, `kind`, `parameters` with their defaults, `from`."""
         ...
 
     async def plan(self, name: str, values: Mapping[str, str]) -> dict[str, Any]:
-        """What it would do and the safety checks as they are now: `revision`, `plan` (lines), `checks`, `may_run`.
-        Touches nothing."""
+        """What the drill would do, and what its safety checks say now: `revision`, `plan` (lines), `checks`, `may_run`.
+        Changes nothing."""
         ...
 
     async def begin(self, name: str, values: Mapping[str, str], revision: int, why: str, author: str) -> str:
-        """Begin it, if it is still what `plan` showed under this revision; the run. It makes its checks once more."""
+        """Start the drill if `plan` still shows it under this revision, and return the run. The drill makes its checks
+        again."""
         ...
 
     def going(self) -> dict[str, Any] | None:
-        """How the last run that was begun here goes, or went; None: none was."""
+        """The state of the last run that was started here, or its result; None: no run was started."""
         ...
 
     async def reported(self) -> dict[str, bool]:
-        """The runs whose report is kept here, and whether pictures to look back on are."""
+        """The runs whose report is kept here, and for each whether its snapshots are kept, too."""
         ...
 
     async def report(self, run: str) -> bytes | None:
-        """The report of a run, as HTML; None: not kept here."""
+        """The report of a run, as HTML; None if it is not kept here."""
         ...
 
     async def keep_past(self, past: Callable[[int], bytes]) -> None:
-        """Once a run that was begun here has ended, keep beside its report what `past` has since it began (ms since
-        1970): the pictures to look back on when the last hour has gone on."""
+        """Once a run that was started here has ended, keep beside its report what `past` returns for the time since its
+        start (ms since 1970): the snapshots, which the console itself keeps for an hour only."""
         ...
 
     async def past(self, run: str) -> bytes | None:
-        """What was kept so of a run, as JSON; None: nothing here."""
+        """The snapshots kept of a run, as JSON; None if there are none here."""
         ...
 
 
 class Acts:
-    """Acts on one fleet. `store` is what its balancers follow; `statuses` what global balancers say now; `drills` runs
-    drills, where that can be done (None: not from here)."""
+    """Performs actions on one fleet. `store`: the store that its balancers follow; `statuses`: the present statuses of
+    its global balancers; `drills`: what runs drills (None: drills cannot be started from here)."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class Acts:
         self._drills = drills
 
     async def perform(self, act: Act, author: str) -> dict[str, Any]:
-        """Show the effect of the action, or do it. Raises ActError."""
+        """Show the effect of the action, or perform it. Raises ActError."""
         if act.do == "start-drill":
             return await self._begun(act, author)
         law = self._law()
@@ -219,7 +221,7 @@ class Acts:
         if (entry.revision if entry is not None else 0) != act.revision:
             raise ActError("somebody else changed it since it was shown; look at it again", 409)
         if entry is None and act.do in ("undrain", "unbias"):
-            raise ActError(f"{act.target}: nothing is set there", 409)
+            raise ActError(f"{act.target}: no {act.do.removeprefix('un')} is set", 409)
         if act.do == "drain" and not statuses:
             raise ActError(
                 "no global balancer answers, so it is unknown which tenants would be left without a region", 409
@@ -228,8 +230,8 @@ class Acts:
             raise ActError(f"{act.target} is the last region serving {', '.join(stranded[:5])}", 409)
 
     async def laws(self) -> dict[str, Any]:
-        """The laws that were and the one that stands, the newest first: who set each, why, what moved by it. `moved` is
-        absent of the oldest that is kept, and of one that cannot be read over this map. Raises ActError."""
+        """The past laws and the present one, newest first: who set each, why, and what it moved. `moved` is absent for
+        the oldest law that is kept, and for a law that does not fit this map. Raises ActError."""
         law = self._law()
         try:
             kept = [*await self._store.list(LAW_HISTORY_PREFIX), *filter(None, [await self._store.get(LAW_KEY)])]
@@ -251,8 +253,8 @@ class Acts:
         return {"laws": laws[::-1][:LAWS_MAX]}
 
     async def drills(self) -> dict[str, Any]:
-        """What runs, what is planned, and what was: as it stands in etcd; and of what was begun here how it goes, and
-        which reports are kept. Raises ActError."""
+        """The running, planned and past drills, as etcd holds them; also the state of the run that was started here,
+        and which reports are kept. Raises ActError."""
         here = self._drills
         try:
             lock, lever = await self._store.get(_LOCK), await self._store.get(_LEVER)
@@ -270,7 +272,7 @@ class Acts:
         }
 
     async def drills_offered(self) -> dict[str, Any]:
-        """Which drills can be begun from here; if none, why. Raises ActError."""
+        """The drills that can be started from here; if there are none, the reason. Raises ActError."""
         if self._drills is None:
             return {"offered": [], "why": NO_DRILLS}
         try:
@@ -279,7 +281,7 @@ class Acts:
             raise ActError(f"etcd: {error}", 503) from None
 
     async def drill_report(self, run: str) -> bytes | None:
-        """The report of a run, as HTML; None where it is not kept here."""
+        """The report of a run, as HTML; None if it is not kept here."""
         return await self._drills.report(run) if self._drills is not None else None
 
     async def keep_drills_past(self, past: Callable[[int], bytes]) -> None:
@@ -288,19 +290,19 @@ class Acts:
             await self._drills.keep_past(past)
 
     async def drills_past(self, run: str) -> bytes | None:
-        """The pictures of a run, as JSON; None where they are not kept here."""
+        """The snapshots of a run, as JSON; None if they are not kept here."""
         return await self._drills.past(run) if self._drills is not None else None
 
 
 def _confirmed(act: Act) -> None:
     if act.confirm != act.target:
-        raise ActError(f"confirm: give the name of what is meant, {act.target}")
+        raise ActError(f"confirm: repeat the name of the target, {act.target}")
     if act.revision < 0:
-        raise ActError("revision: give the one that the dry run showed")
+        raise ActError("revision: give the revision that the dry run showed")
 
 
 def _over(document: bytes, world: Topology) -> Topology | None:
-    """The map under this law; None where it does not fit it."""
+    """The map under this law; None if the law does not fit the map."""
     try:
         return policy.read(document, world, "etcd").over(world)
     except TopologyError:

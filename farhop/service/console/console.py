@@ -70,8 +70,8 @@ HEADERS = {
 REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'; sandbox"
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What the page asks: a question as for /explain, and which region or replica is to be thought away."""
+class ExplainRequest(msgspec.Struct, frozen=True):
+    """A question of the page: one for /explain, and a region or replica to leave out, as if it were drained."""
 
     question: msgspec.Raw
     drained: str = ""
@@ -427,7 +427,7 @@ class Console:
         return reply(answer)
 
     async def _explain(self, request: web.Request) -> web.Response:
-        asked = await _body(request, Asked)
+        asked = await _body(request, ExplainRequest)
         explained = await self._source.explain(bytes(asked.question))
         answer: dict[str, Any] = {"explained": explained}
         if asked.drained:

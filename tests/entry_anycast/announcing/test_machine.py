@@ -124,7 +124,7 @@ def test_an_operators_drain_comes_and_goes() -> None:
     assert play.give(DrainChanged("new kernel")) == [SendUpdate(2, Phase.DRAINING)]
     assert play.machine.why_not == "drained: new kernel"
     assert play.give(DrainChanged(None)) == [SendUpdate(3, Phase.ANNOUNCED)]
-    # The window's changes are used up: nobody is told of the next drain, it only waits, and may go back unseen.
+    # The window's changes are used up: the next drain is not announced; it only waits, and may be undone unseen.
     assert play.give(DrainChanged("again"), DrainChanged(None)) == []
     assert play.give(DrainChanged("again")) == []
     assert play.wait(31.0) == [SendUpdate(4, Phase.WITHDRAWN)]
@@ -141,7 +141,7 @@ def test_it_comes_back_when_the_hold_is_over_and_each_time_later() -> None:
         assert [one.phase for one in play.wait(held + 0.1)] == [Phase.ANNOUNCED]
         went.append(held)
     assert went[1::2] == pytest.approx([900.0, 1800.0, 3600.0, 7200.0], abs=1.0)
-    play.wait(1000.0)  # it stood: all is forgotten
+    play.wait(1000.0)  # it was stable: everything is forgotten
     play.give(DEAD, DEAD)
     assert play.machine.held_s(play.now) == pytest.approx(900.0)
 
@@ -151,7 +151,7 @@ def test_the_last_healthy_site_stays_by_policy() -> None:
     assert play.give(DEAD, DEAD, DrainChanged("x")) == []
     assert play.machine.kept
     assert play.give(OthersChanged(1)) == [SendUpdate(2, Phase.WITHDRAWN)]
-    # Nobody else is there any more: the hold is skipped, once in a window.
+    # No other site is left: the hold is skipped, once in a window.
     assert play.give(DrainChanged(None), FIT, FIT, OthersChanged(0)) == [SendUpdate(3, Phase.ANNOUNCED)]
     assert play.give(OthersChanged(1), DEAD, DEAD) == [SendUpdate(4, Phase.WITHDRAWN)]
     assert play.give(FIT, FIT, OthersChanged(0)) == []
@@ -174,7 +174,7 @@ def test_what_is_not_known_is_a_policy_of_its_own(policy, others, kept) -> None:
 
 
 def test_a_stop_drains_withdraws_settles_and_exits() -> None:
-    play = announced(others=0)  # also the last: whoever ends takes its routes along
+    play = announced(others=0)  # also the last one: an ending process takes its routes along
     assert play.give(StopAsked()) == [SendUpdate(2, Phase.DRAINING)]
     assert play.wait(30.0) == [SendUpdate(3, Phase.WITHDRAWN)]
     assert play.wait(1.9) == []
@@ -197,10 +197,10 @@ def test_the_announced_state_is_compared_with_the_wanted_one() -> None:
     play = announced()
     assert play.give(Observed(Phase.ANNOUNCED, 1)) == []
     assert play.machine.differs_since is None
-    play.give(Observed(Phase.ANNOUNCED, 0))  # no session: nobody hears it. No reason to kill anybody.
+    play.give(Observed(Phase.ANNOUNCED, 0))  # no session: no neighbour hears it. No reason to kill a process.
     assert play.machine.differs_since == play.now
     play.give(DEAD, DEAD, Observed(Phase.ANNOUNCED, 1))
-    assert play.machine.speaker == "up"  # the withdrawal has its time
+    assert play.machine.speaker == "up"  # the withdrawal may take its time
     play.wait(1.5)
     assert isinstance(play.give(Observed(Phase.ANNOUNCED, 1))[0], KillSpeaker)
 

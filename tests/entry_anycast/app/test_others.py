@@ -43,7 +43,7 @@ def test_a_drain_comes_and_goes_with_its_key_or_its_time() -> None:
     stage.others.drains_changed(put(key, drain(why="again"), 4))
     assert stage.events[1:] == [DrainChanged(None), DrainChanged("again (by ann)")]
     (_, first), (for_s, second) = stage.later
-    first()  # of the drain before: it ends nothing any more
+    first()  # from the drain before: it no longer ends anything
     assert (len(stage.events), for_s) == (3, 60.0)
     second()
     assert stage.events[3:] == [DrainChanged(None)]

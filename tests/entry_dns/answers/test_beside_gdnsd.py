@@ -23,7 +23,7 @@ import dns.rcode
 import pytest
 
 from entry_dns.answers import prepare
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import Responder
 from entry_dns.answers.zones import NamePlan
 from entry_dns.fleet.networks import spaces
@@ -32,7 +32,7 @@ from farhop_lab.world.ports import free_ports
 from tests.entry_dns.conftest import ADDRESSES, NAMES, PLAN, served, standing, world
 
 GDNSD = shutil.which("gdnsd")
-# Measured times decide the order, so that gdnsd can be told the same.
+# Measured times decide the order, so that gdnsd can be given the same order.
 ORDERS = {
     "0.0.0.0/1": ("virginia", "frankfurt", "tokyo"),
     "128.0.0.0/1": ("frankfurt", "virginia", "tokyo"),
@@ -64,10 +64,12 @@ api 30 IN DYNA geoip!api
 
 def ours(down: frozenset[str] = frozenset(), plan=PLAN, topology=None) -> Responder:
     """A responder that knows these networks; of the entries, these are dead."""
-    places = [Place(rtt_ms=tuple((name, 10.0 * n) for n, name in enumerate(order, 1))) for order in ORDERS.values()]
+    locations = [
+        ClientLocation(rtt_ms=tuple((name, 10.0 * n) for n, name in enumerate(order, 1))) for order in ORDERS.values()
+    ]
     networks = spaces((ip_network(cidr), n) for n, cidr in enumerate(ORDERS, 2))
     topology = topology or world()
-    known = prepare.atlas(topology, networks, [NOWHERE, NOWHERE, *places])
+    known = prepare.atlas(topology, networks, [UNKNOWN_LOCATION, UNKNOWN_LOCATION, *locations])
     standings = [standing(name, State.DOWN if name in down else State.UP) for name in NAMES]
     return served(Responder(), topology, standings, known, plan)
 
@@ -141,10 +143,10 @@ def test_gdnsd_gives_every_network_the_same_entry_and_no_wider_scope(tmp_path, d
             theirs, own = peer.ask(subnet), answered(asked(responder, question(subnet)))
             assert theirs is not None
             assert own[0] == theirs[0], subnet
-            if subnet in PLAIN:  # no private network near: ours joins what has one answer, while some are dead
+            if subnet in PLAIN:  # no private network near: ours joins networks with one answer, while some are dead
                 assert own[1] <= theirs[1], subnet
                 assert own[1] == theirs[1] or len(dead) in (1, 2), subnet
-        # gdnsd knows no private networks: it answers as if it knew where they are, and tells a resolver to keep that.
+        # gdnsd knows no private networks: it answers as if it knew their location, and lets a resolver keep that.
         assert peer.ask("10.10.0.0/16") == (*(peer.ask("8.8.8.0/24") or ("", 0))[:1], 1)
         private = answered(asked(responder, question("10.10.0.0/16"), "203.0.113.200"))
         assert private == (answered(asked(responder, question("203.0.113.200/32")))[0], 8 if len(dead) != 2 else 0)
@@ -181,7 +183,7 @@ def test_a_resolver_that_comes_by_ipv6_may_ask_for_a_client_of_ipv4_and_the_othe
 
 
 def test_where_the_nearest_has_no_address_of_the_family_the_next_answers_and_never_nodata() -> None:
-    # gdnsd says NODATA for that datacenter (its res2, dc2), which a resolver would give to others of the network, too.
+    # gdnsd answers NODATA for that datacenter (its res2, dc2), which a resolver gives to others of the network, too.
     topology = world()
     bare = replace(topology.entries["tokyo"], ipv4=())
     topology = replace(topology, entries={**topology.entries, "tokyo": bare})
@@ -192,7 +194,7 @@ def test_where_the_nearest_has_no_address_of_the_family_the_next_answers_and_nev
 
 
 def test_failover_goes_down_the_network_s_own_list() -> None:
-    # Its res8: the first of the list that is not down; with all of it down the first, as if nothing were.
+    # Its res8: the first of the list that is not down; if all are down the first, as if all were up.
     for dead, first in (((), 3), (("tokyo",), 1), (("tokyo", "virginia"), 2), (NAMES, 3)):
         assert answered(asked(ours(frozenset(dead)), question("203.0.113.0/24")))[0] == f"192.0.2.{first}"
 
@@ -201,8 +203,12 @@ def test_weights_decide_the_first_entry_and_every_entry_stays_in_the_answer() ->
     # gdnsd draws for each answer; here a network keeps its entry, so that answers are equal within a scope.
     known = ours().head.entries
     assert [one.name for one in known] == list(NAMES)
-    places = [NOWHERE, NOWHERE, Place(rtt_ms=(("virginia", 1.0), ("frankfurt", 2.0), ("tokyo", 3.0)))]
-    atlas = prepare.atlas(world(), spaces([(ip_network("0.0.0.0/0"), 2)]), places)
+    locations = [
+        UNKNOWN_LOCATION,
+        UNKNOWN_LOCATION,
+        ClientLocation(rtt_ms=(("virginia", 1.0), ("frankfurt", 2.0), ("tokyo", 3.0))),
+    ]
+    atlas = prepare.atlas(world(), spaces([(ip_network("0.0.0.0/0"), 2)]), locations)
     standings = [standing("virginia", share=0.25), standing("frankfurt"), standing("tokyo")]
     responder = served(Responder(), world(), standings, atlas)
     found = [asked(responder, question(f"{a}.{b}.0.0/16")) for a in (20, 60, 100, 140) for b in range(256)]

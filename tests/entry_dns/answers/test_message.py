@@ -36,8 +36,8 @@ def test_a_query_is_understood() -> None:
         b"\0\1\x14\0\1\2\x0f",  # bits beyond the prefix
         b"\0\1\x21\0" + bytes(5),  # longer than an address
         b"\0\2\x81\0" + bytes(17),
-        b"\0\0\x18\0" + bytes(3),  # a family that is none
-        b"\0\1\0\0\0",  # an octet of a network of no bits
+        b"\0\0\x18\0" + bytes(3),  # a family that does not exist
+        b"\0\1\0\0\0",  # an octet for a network of no bits
         b"\0\2\x38\0" + bytes(6),
         b"\0\2\x38\x38" + bytes(7),
     ],
@@ -85,9 +85,9 @@ def test_what_is_dropped_and_what_is_refused_how() -> None:
     for rcode, wire in (
         (NOTIMP, good[:2] + b"\x28" + good[3:]),
         (NOTIMP, good[:2] + b"\x20" + good[3:]),  # NOTIFY
-        (NOTIMP, good[:2] + b"\x08" + good[3:]),  # inverse queries, which no longer are
+        (NOTIMP, good[:2] + b"\x08" + good[3:]),  # inverse queries, which are obsolete
         (FORMERR, good[:4] + b"\0\2" + good[6:]),
-        (FORMERR, good[:4] + b"\0\0" + good[6:]),  # no question, though it is there
+        (FORMERR, good[:4] + b"\0\0" + good[6:]),  # no question, though the header announces one
         (FORMERR, good[:4] + b"\0\0" + good[6:12]),
         (FORMERR, good[:4] + b"\0\0" + good[6:11] + b"\1" + bytes((0, 0, 41, 4, 208, 0, 0, 0, 0, 0, 0))),
         (FORMERR, good[:6] + b"\0\1" + good[8:]),

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from entry_dns.answers import prepare
 from entry_dns.answers.cookies import Cookies
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import ASKERS_MAX, COUNTERS, TAILS_MAX, Responder, wire
 from entry_dns.answers.snapshot import decode, encode
 from entry_dns.answers.zones import NamePlan, Ttls, view
@@ -103,7 +103,7 @@ def test_where_networks_are_confined_an_answer_for_all_clients_of_a_resolver_is_
         assert (told_scope(answer), addresses(answer)) == (0, ["192.0.2.3"])
     assert ask(responder, "eu.entry.example").rcode() == dns.rcode.SERVFAIL, "Japan has nothing in the EU"
     assert addresses(ask(responder, subnet="198.51.100.0/24"))[0] == "192.0.2.2", "who tells a network gets its own"
-    china = atlas(world(), ("198.19.0.0/16", Place(39.9, 116.4, within=("cn",))))
+    china = atlas(world(), ("198.19.0.0/16", ClientLocation(39.9, 116.4, within=("cn",))))
     answer = ask(served(Responder(), known=china))
     assert answer.rcode() == dns.rcode.SERVFAIL, "there is nothing that all may be told"
     assert [int(one.code) for one in answer.options] == [18]
@@ -308,18 +308,18 @@ def test_a_dying_entry_is_kept_for_the_least_time() -> None:
     assert answer.answer[0].ttl == 5
 
 
-# Subnet asked for, scope told, first address.
+# The subnet in the question, the scope in the answer, the first address.
 @pytest.mark.parametrize(
     ("subnet", "scope", "first"),
     [
         ("203.0.113.0/24", 24, "192.0.2.3"),
         ("203.0.113.0/25", 24, "192.0.2.3"),
         ("203.0.113.1/32", 24, "192.0.2.3"),
-        ("203.0.112.0/22", 24, "192.0.2.1"),  # less than is needed was told: its first address, and how much is needed
+        ("203.0.112.0/22", 24, "192.0.2.1"),  # less was given than is needed: its first address, and how much is needed
         ("203.0.112.0/24", 24, "192.0.2.1"),
         ("203.0.114.0/24", 23, "192.0.2.1"),
         ("198.51.100.0/24", 24, "192.0.2.2"),
-        ("0.0.0.0/0", 0, "192.0.2.3"),  # for all of a resolver's clients: what each may be told
+        ("0.0.0.0/0", 0, "192.0.2.3"),  # for all of a resolver's clients: the answer that each of them may get
         ("::/0", 0, "192.0.2.3"),
         ("192.0.0.0/8", 9, "192.0.2.1"),
         ("2001:db8:aaaa::/48", 48, "192.0.2.3"),
@@ -363,12 +363,12 @@ def of_networks(count: int) -> tuple[memoryview, frozenset[int]]:
         4: of_arrays(4, first, lengths.astype(np.int64), numbers.integers(2, 60, count).astype(np.uint32)),
         6: of_arrays(6, none, none.astype(np.int64), none.astype(np.uint32)),
     }
-    places = [NOWHERE, NOWHERE]
+    locations = [UNKNOWN_LOCATION, UNKNOWN_LOCATION]
     for n in range(58):
         within = (("jp",), ("eu",), ("cn",), (), (), ())[n % 6]
-        places.append(Place(rng.uniform(-60, 70), rng.uniform(-180, 180), within=within))
+        locations.append(ClientLocation(rng.uniform(-60, 70), rng.uniform(-180, 180), within=within))
     standings = [standing("tokyo", share=0.5), standing("frankfurt"), standing("virginia")]
-    known = prepare.atlas(world(), laid, places)
+    known = prepare.atlas(world(), laid, locations)
     made = encode(*view([PLAN], Law(world()), known, standings, Ttls(5, 30), 3, 1))
     return memoryview(made), frozenset(first[:1000].tolist())
 
@@ -406,7 +406,7 @@ def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_giv
 def test_to_take_a_new_view_costs_no_more_with_many_networks() -> None:
     """So no worker pauses for them: it reads the head, and leaves networks where they are."""
     costs = []
-    for count in (100, 100, 100_000):  # from Python 3.12 on bytecodes of what is traced for the first time are not seen
+    for count in (100, 100, 100_000):  # from Python 3.12 on, bytecodes traced for the first time are not seen
         data, responder = of_networks(count)[0], Responder()
         costs.append(worked(lambda data=data, responder=responder: responder.adopt(*decode(data))))
     assert costs[1] == costs[2]
@@ -483,7 +483,7 @@ def test_the_short_way_and_the_strict_one_say_the_same() -> None:
             data[rng.randrange(2, len(data))] = rng.choice((0, 1, 8, 24, 255))
             data = data[: rng.choice((len(data), len(data), len(data) - 1, len(data) - 4))]
         host = rng.choice(HOSTS)
-        strict.tails.clear()  # it has met nobody
+        strict.tails.clear()  # it has seen no client
         assert short.answer(bytes(data), host) == strict.answer(bytes(data), host), (data.hex(), host)
     counts = dict(zip(COUNTERS, short.counts, strict=True))
     assert counts["queries"] - counts["odd"] > 330, "the short way was tried, too"

@@ -47,7 +47,7 @@ def test_a_name_server_inside_of_its_zone_has_an_address() -> None:
     inside = replace(PLAN, servers=(("ns1.Entry.example", ()), ("ns2.elsewhere.example", ())))
     with pytest.raises(ZoneError, match=r"ns1.Entry.example: is a name server inside .* give it some under"):
         check_servers([inside])
-    check_servers([replace(PLAN, servers=(("api.entry.example", ()),))])  # a name that is led to entries has some
+    check_servers([replace(PLAN, servers=(("api.entry.example", ()),))])  # a name whose answers are entries has some
 
 
 def test_a_good_zone_and_one_that_says_that_it_has_no_ipv6() -> None:

@@ -89,7 +89,7 @@ def test_only_a_server_that_answers_for_a_zone_needs_its_name_servers_addresses(
 
 @pytest.fixture
 async def server(files, monkeypatch):
-    monkeypatch.setattr(main, "FIRST_LOOK_S", 0.0)  # nothing is to be learned of these entries
+    monkeypatch.setattr(main, "FIRST_LOOK_S", 0.0)  # there is nothing to learn of these entries
     path = files.folder / "dns.yaml"
     config = load(DnsConfig, path)
     made = DnsServer(config, stores.world(config), Random(1), MemoryStore(Random(2)), path=path)
@@ -162,7 +162,7 @@ async def test_a_key_is_replaced_and_the_zone_validates_throughout(files, server
             await asyncio.sleep(0.1)
     await until(server, ZONE, "DNSKEY", dnskeys(old, new))
     assert "; fully validated" in await delved(server, files, "new")
-    assert server.workers.restarts == 0  # workers were replaced, none fell
+    assert server.workers.restarts == 0  # workers were replaced, none crashed
     async with asyncio.timeout(DEADLINE_S):
         assert await first.wait() == 0
 
@@ -174,7 +174,7 @@ async def test_the_map_and_the_names_change_at_work(files, server) -> None:
     files.write("also", old="active")
     await server.reloader.reload()
     await until(server, f"also.{ZONE}", "A", {"192.0.2.1", "192.0.2.2", "192.0.2.3"})
-    assert server.workers.processes[0] is process  # by a view alone
+    assert server.workers.processes[0] is process  # with a view only
     assert sum(server.led_so_far().values()) >= 0
     (files.folder / "map.yaml").write_text("nonsense")
     await server.reloader.reload()

@@ -24,7 +24,7 @@ wire_ms = world().rtt_ms
         (NEAR_TOKYO, {"virginia": 20.0, "tokyo": 180.0}, "virginia"),
         (NEAR_TOKYO, {"virginia": 8.0}, "virginia"),
         (NEAR_TOKYO, {"tokyo": 25.0, "virginia": 190.0}, "tokyo"),
-        (NEAR_TOKYO, {"tokyo": 230.0}, ""),  # a slow access, or somewhere else: nobody can tell
+        (NEAR_TOKYO, {"tokyo": 230.0}, ""),  # a slow access network, or another location: it cannot be known
         (NEAR_TOKYO, {"virginia": 150.0}, ""),
         (None, {"virginia": 8.0}, "virginia"),
         (None, {"virginia": 170.0}, ""),

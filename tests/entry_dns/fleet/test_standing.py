@@ -69,7 +69,7 @@ def test_a_drain_takes_the_share_over_its_pace_and_ends_with_its_length() -> Non
     made = standings()
     made.drained(["a"], 10.0, 60.0, "kernel", 1.0)
     assert of(made, "a", 6.0).share == pytest.approx(0.5)
-    made.drained(["a"], 10.0, 60.0, "kernel", 6.0)  # told again: no new beginning
+    made.drained(["a"], 10.0, 60.0, "kernel", 6.0)  # reported again: not a new beginning
     assert of(made, "a", 11.0) == Standing("a", State.DRAINED, 0.0, 0.0, 0.0, "kernel")
     after = of(made, "a", 61.0)
     assert after.state is State.UP
@@ -110,4 +110,4 @@ def test_a_drain_that_is_renewed_goes_on_and_one_that_keeps_a_share_stops_there(
         made.drained(["a"], 0.0, now + 6.0, "drill", float(now), 0.75)
         assert of(made, "a", now + 1.0).state is State.DRAINED
     assert of(made, "a", 60.0).share == pytest.approx(0.75)
-    assert of(made, "a", 66.0).state is State.UP  # nobody renewed it
+    assert of(made, "a", 66.0).state is State.UP  # it was not renewed

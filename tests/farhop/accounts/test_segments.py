@@ -155,7 +155,7 @@ def test_a_killed_process_leaves_whole_lines_and_the_next_one_says_so(tmp_path: 
                 child.send_signal(signal.SIGKILL)
         assert unclean == (round_ > 0)
         found = [n for n in numbers(tmp_path) if n >= base]
-        assert found == list(range(base, base + len(found)))  # nothing within is missing
+        assert found == list(range(base, base + len(found)))  # nothing is missing in between
         assert len(found) >= written
         base += 1_000_000
 

@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from farhop.balance.answer_store import ENTRY_BYTES, SHARE, AnswerStore
 
 
-def test_what_was_asked_for_longest_ago_goes_first() -> None:
+def test_the_least_recently_requested_goes_first() -> None:
     kept = AnswerStore[str](SHARE * (100 + ENTRY_BYTES))
     for n in range(SHARE):
         assert kept.put("a", b"%d" % n, str(n), 100)
-    assert kept.get("a", b"0") == "0"  # it was the oldest, and is asked for
+    assert kept.get("a", b"0") == "0"  # it was the oldest, and is requested
     assert kept.put("a", b"new", "new", 100)
     assert kept.get("a", b"0") == "0"
     assert kept.get("a", b"1") is None
@@ -27,7 +27,7 @@ def test_the_holder_of_the_most_bytes_is_evicted_first() -> None:
     for n in range(2 * SHARE):
         kept.put("abusive", b"%d" % n, str(n), 100)
     assert kept.get("small", b"mine") == "mine"
-    assert kept.get("abusive", b"mine") is None  # nobody gets another's
+    assert kept.get("abusive", b"mine") is None  # no client gets another's answer
 
 
 class Name(str):
@@ -78,7 +78,7 @@ def test_an_answer_above_its_share_is_not_kept() -> None:
     assert not kept.put("a", b"k", "large", kept.largest + 1)
     assert kept.put("a", b"k", "fits", kept.largest)
     assert not kept.put("a", b"k", "large", kept.largest + 1)
-    assert kept.get("a", b"k") is None  # what it was to replace is not current any more
+    assert kept.get("a", b"k") is None  # the answer that it was to replace is not current any more
     assert kept.kept == 0
     assert not AnswerStore[str](0).put("a", b"k", "none", 0)
 

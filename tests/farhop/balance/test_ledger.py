@@ -10,7 +10,7 @@ from farhop.balance.ledger import Ledger, Load, Reservation
 IDS = st.sampled_from([f"r{i}" for i in range(8)])
 TARGETS = st.sampled_from(["a", "b", "c"])
 TOKENS = st.sampled_from([0, 1]) | st.integers(0, 10**6)  # 0 and 1: where counting prefills begins
-# Marks as prompts have them: each names all before it, so that two prompts agree up to where they part.
+# Marks like those of prompts: each names all before it, so that two prompts agree up to the point where they diverge.
 MARKS = st.lists(st.integers(0, 1), max_size=5).map(
     lambda turns: tuple(hash((0, *turns[: n + 1])) for n in range(len(turns)))
 )

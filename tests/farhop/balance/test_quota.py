@@ -190,14 +190,14 @@ def test_a_successor_and_one_that_is_owed_say_when_there_is_room_and_not_before(
     mine.waiting = 3
     for now in (0.2 + again_s - 0.3, 0.2 + again_s + 0.1):
         assert not mine.fits(3, now)
-        one.lease_until = now  # as asked every 2 s
+        one.lease_until = now  # as requested every 2 s
         exchange(one, lender, now)
     assert mine.fits(3, now)
 
 
 def test_where_its_own_part_has_room_first_a_balancer_says_that() -> None:
     lender, one = root(marks={B: 60}), holder(safe=Quota(12.0, 0.5))
-    mine = one.holdings[B]  # whose part begins full: nobody knows what was spent of it
+    mine = one.holdings[B]  # its part begins full: how much of it was spent is not known
     mine.waiting = 2
     for now in (0.0, 0.1):
         exchange(one, lender, now)
@@ -229,7 +229,7 @@ def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
     assert lender.levels(0.0)[B]["used"] == 60, "its predecessor may have lent that to others"
 
 
-def test_who_says_that_more_was_given_back_than_it_spent_frees_nothing_of_what_others_did() -> None:
+def test_a_holder_that_refunds_more_than_it_spent_frees_no_quota_of_others() -> None:
     """A balancer that was taken over: without it 1,600 of these 100 were spent."""
     lender = written(root(Quota(100.0, 0.1)))
     liar, lies, honest, spent = lender.exchange("global tokyo/l", ask(Want(B)), 0.0).lease, 0, 0, 0
@@ -272,7 +272,7 @@ def slots(n: float = 10.0, safe: Quota | None = None) -> Holder:
     return made
 
 
-def test_a_slot_is_free_again_where_it_was_taken_and_goes_back_when_nobody_wants_it() -> None:
+def test_a_slot_is_free_again_where_it_was_taken_and_is_returned_when_it_is_not_needed() -> None:
     lender, one = root(Quota(10.0, 0.0)), slots()
     mine = one.holdings[B]
     mine.waiting = 4
@@ -400,7 +400,7 @@ def test_buckets_of_users_are_made_when_asked_for_and_the_least_recently_used_is
     assert lender.levels(0.0) == {}
 
 
-def test_idle_quotas_are_not_listed_and_a_holder_that_forgot_one_begins_anew() -> None:
+def test_idle_quotas_are_not_listed_and_a_holder_that_forgot_one_starts_again() -> None:
     lender, one = root(Quota(100.0, 1e-9)), holder(Quota(100.0, 1e-9))
     mine = one.holdings[B]
     mine.waiting = 4
@@ -474,7 +474,7 @@ def test_what_refills_a_limit_that_is_not_whole_is_its_own() -> None:
     assert one.spend("b", 8.0) == 100
 
 
-def test_what_idled_is_kept_for_some_seconds_and_one_that_leaves_the_pool_borrows_no_more() -> None:
+def test_idle_quota_is_kept_for_some_seconds_and_a_tenant_that_leaves_the_pool_borrows_none() -> None:
     one = Pooled()
     assert one.spend("a", 0.0) == 100
     assert one.spend("a", 1000.0) == 100 + POOL_S * 21
@@ -500,7 +500,7 @@ class World:
         depth = self.depth_of(rng)
         self.quota = Quota(float(depth), depth / rng.choice((5.0, 20.0, 60.0, 86_400.0)))
         self.share, self.busy = rng.choice((0.0, 0.0, 0.0, 0.0, 0.3)), rng.choice((0.3, 1.0, 1.0))
-        self.greedy = rng.random() < 0.5  # wants all there is, always
+        self.greedy = rng.random() < 0.5  # always wants everything
         self.faulty = rng.choice((0.0, 0.05, 0.15, 0.15))
         self.now, self.name = 0.0, B
         self.level = self.most = self.borrowed = 0.0
@@ -511,7 +511,7 @@ class World:
         self.holders = [self.fresh(n) for n in range(count)]
         self.life, self.idle_until = [0] * count, [0.0] * count
         self.lossy = [rng.choice((0.0, 0.0, 0.1, 0.4)) for _ in range(count)]
-        self.asks: list[tuple[float, int, int, Any]] = []  # due, whose, which life, what
+        self.asks: list[tuple[float, int, int, Any]] = []  # due time, owner, incarnation, event
         self.open: list[tuple[float, int, int, int, int, bool, str]] = []
         self.root: Root | None = None
         self.root_until = -inf
@@ -550,7 +550,7 @@ class World:
         self.level += n
         self.most = max(self.most, self.level - self.quota.depth)
 
-    # what may happen
+    # the possible events
 
     def request(self, n: int) -> None:
         """Requests that come to a holder: some take all that there is."""
@@ -729,7 +729,7 @@ class SlotsWorld(World):
         self.quota, self.lent = Quota(float(depth), 0.0), Quota(float(depth - own * count), 0.0)
         self.safe = Quota(float(own), 0.0) if own else None
         self.holders = [self.fresh(n) for n in range(count)]
-        self.under_way: list[list[Any]] = []  # until, whose, which life, lent, whether it outlived its lease
+        self.under_way: list[list[Any]] = []  # until, owner, incarnation, lent, whether it outlived its lease
         self.lease_until = [-inf] * count  # in true time
         self.begun = 0
 
@@ -825,7 +825,7 @@ def test_in_no_world_is_more_money_spent_than_the_budget_holds(part: int) -> Non
     for seed in range(part * worlds, (part + 1) * worlds):
         world = MoneyWorld(seed)
         world.run()
-        # Floats of 10^12 are exact to 10^-4, and some hundred are added up: far from the one unit that would count.
+        # Floats of 10^12 are exact to 10^-4, and a few hundred are added: far below the one unit that would matter.
         assert world.most < 0.5, f"world {seed}: {world.most} beyond {world.quota}"
 
 

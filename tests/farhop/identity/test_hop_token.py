@@ -322,7 +322,7 @@ def test_a_use_is_forgotten_at_the_moment_at_which_its_token_expires() -> None:
     assert uses.take(b"c", 300.0, 99.9, HOP_USED) is NO_BUFFER
     assert uses.take(b"c", 300.0, 100.0, HOP_USED) is None
     assert len(uses) == 2
-    behind = ReplayCache(2)  # the first used expires last: what expired behind it goes when there is no room
+    behind = ReplayCache(2)  # the first used expires last: those that expired behind it go when there is no room
     assert behind.take(b"a", 900.0, 0.0, HOP_USED) is None
     assert behind.take(b"b", 200.0, 0.0, HOP_USED) is None
     assert behind.take(b"c", 300.0, 200.0, HOP_USED) is None
@@ -456,7 +456,7 @@ def test_a_payload_cut_short_is_forged(payload_bytes):
     assert verifier().verify(token, NOW_MS) is HOP_FORGED
 
 
-def test_a_mac_of_one_token_is_none_of_another_of_the_same_body():
+def test_the_mac_of_one_token_is_invalid_for_another_token_of_the_same_body():
     """Its nonce is in it; and of two processes, or two pairs of regions, none has the other's."""
     body, one = b"{}", signer()
     made = [one.sign(CLAIMS, b"", body), one.sign(CLAIMS, b"", body), signer().sign(CLAIMS, b"", body)]

@@ -23,7 +23,7 @@ from farhop.identity.redirect_token import (
 KEYS = {"k1": b"n" * 32}
 NOW_MS = 50_000.0
 HERE = holder("r1", 7)
-GARBLED = (outcome.PASS_FORGED, outcome.PASS_MISADDRESSED)  # the address stands in the clear
+GARBLED = (outcome.PASS_FORGED, outcome.PASS_MISADDRESSED)  # the address is in the clear
 CLAIMS = RedirectToken(
     audience="frankfurt",
     entry_region="virginia",

@@ -56,7 +56,7 @@ def test_one_that_ends_on_its_connection_is_nobodys_from_then_on(authority: Auth
     found = tenants.identify(der(one))
     assert isinstance(found, NotIdentified)
     assert found.outcome is KEY_NOT_VALID
-    clock.now_s = ends_s - 1  # set back
+    clock.now_s = ends_s - 1  # the clock is set back
     assert isinstance(tenants.identify(der(one)), NotIdentified)
 
 

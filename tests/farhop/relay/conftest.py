@@ -12,7 +12,7 @@ import uvloop
 
 # Under --import-mode=importlib test files do not see their neighbours: relay_wire and relay_stage are found by path.
 sys.path.insert(0, str(Path(__file__).parent))
-# What real engines said.
+# Answers of real engines.
 sys.path.insert(0, str(Path(__file__).parents[2] / "pages"))
 
 from relay_stage import Stage

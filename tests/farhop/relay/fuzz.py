@@ -25,7 +25,7 @@ from farhop.relay.http.cork import Cork
 from farhop.relay.http.exchange import Exchange
 from farhop.relay.http.head import passes
 
-Seen = tuple[bytes, bytes, tuple[tuple[bytes, bytes], ...], bytes]  # method, target, headers that go on, body
+PassedRequest = tuple[bytes, bytes, tuple[tuple[bytes, bytes], ...], bytes]  # method, target, headers that go on, body
 
 SEEDS = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nX-A: 1\r\n\r\nhello",
@@ -53,7 +53,7 @@ class Listening:
     stopping = is_hop = False
 
     def __init__(self) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[PassedRequest] = []
         self.closing = False
         self.cork = Cork(asyncio.get_running_loop())
         self.refused: Counter[str] = Counter()
@@ -94,7 +94,7 @@ class Listening:
         self.closing = True
 
 
-def ours(segments: list[bytes]) -> list[Seen]:
+def ours(segments: list[bytes]) -> list[PassedRequest]:
     """What we let pass."""
     ear, budget = Listening(), ByteBudget(1 << 24)
     connection = ClientConnection(ear, ear, ClientLimits(), budget)  # type: ignore[arg-type]
@@ -107,9 +107,9 @@ def ours(segments: list[bytes]) -> list[Seen]:
     return ear.seen
 
 
-def theirs(data: bytes) -> list[Seen]:
+def theirs(data: bytes) -> list[PassedRequest]:
     """What h11 reads of the same bytes, up to what it refuses."""
-    seen: list[Seen] = []
+    seen: list[PassedRequest] = []
     while True:
         while data.startswith(b"\r\n"):  # RFC 9112 §2.2: we skip empty lines before a request, h11 does not
             data = data[2:]
@@ -128,7 +128,7 @@ def theirs(data: bytes) -> list[Seen]:
         named = {t.strip().lower() for n, v in request.headers if n == b"connection" for t in v.split(b",")}
         onward = tuple((n, v) for n, v in request.headers if passes(n) and n not in named)
         target, (scheme, _, rest) = request.target, request.target.partition(b"://")
-        if scheme.lower() in (b"http", b"https"):  # we ask for the path of it, h11 tells it as it came
+        if scheme.lower() in (b"http", b"https"):  # we forward its path, h11 reports it unchanged
             place = re.split(rb"(?=[/?])", rest, maxsplit=1)
             target = b"/" + b"".join(place[1:]).removeprefix(b"/")
         seen.append((request.method, target, onward, body))

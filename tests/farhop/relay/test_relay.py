@@ -302,7 +302,7 @@ async def test_a_machine_that_breaks_when_an_answer_begins_takes_nothing_back(st
     s.upstream.answer = lambda _m: SSE + chunk(b"data: 1\n\n") + b"0\r\n\r\n"
     c = await s.client()
     await c.send(post())
-    assert (await c.read()).status == 200  # it was sent before the machine was told
+    assert (await c.read()).status == 200  # it was sent before the machine was notified
     assert s.tier.attempts == [(1, "served")]
     s.flow.raise_on = None
     await c.send(post())

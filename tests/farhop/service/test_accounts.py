@@ -77,7 +77,7 @@ async def test_where_the_entry_may_not_write_the_region_does(engine: Engine, tmp
         regional = running.regional
         assert regional.accounts is not None
         assert running.global_.accounts is not None
-        running.global_.accounts.region = "tokyo"  # as if it stood there
+        running.global_.accounts.region = "tokyo"  # as if it were there
         verify = regional.listeners.hop_authenticator.caller
 
         def from_tokyo(head: Any) -> Any:
@@ -133,7 +133,7 @@ async def test_while_nothing_can_be_written(engine: Engine, tmp_path: Path, on_f
         assert (answer.status, answer.code) == (503, "accounts_not_writable")
     else:
         assert answer.status == 200
-    assert len(events(tmp_path)) == (2 if on_full == "refuse" else 3)  # what waited was written
+    assert len(events(tmp_path)) == (2 if on_full == "refuse" else 3)  # waiting records were written
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ async def test_decisions_are_in_the_audit_log_of_each_tier(
     assert (above["served"], above["why"], above["epoch"], below["epoch"]) == ("virginia", "served", 1, 1)
     assert above["lawful"] == ["frankfurt", "tokyo", "virginia"] == below["lawful"]
     assert {"tenant", "key"} <= above.keys()
-    for nobody in (muted, by_model):  # a key tells whose it is
+    for nobody in (muted, by_model):  # a key shows its owner
         assert {"tenant", "key"}.isdisjoint(found["g1"][nobody.headers["x-farhop-decision"]])
     no = found["g1"][refused.headers["x-farhop-decision"]]
     assert (no["served"], no["status"], no["lawful"]) == ("", refused.status, ["tokyo"])

@@ -272,7 +272,7 @@ async def test_each_route_needs_its_right_and_health_none(http: aiohttp.ClientSe
         for path in ("/healthz", "/readyz"):
             async with http.get(base + path) as answer:
                 assert answer.status == 200
-                assert "etcd-1" not in await answer.text()  # what names hosts is for who may read
+                assert "etcd-1" not in await answer.text()  # fields that name hosts are for readers with access only
         for who in ("", "xx"):
             assert await _statuses(http, base, who) == [401] * 9
         assert await _statuses(http, base, "mm") == [200] + [403] * 8
@@ -342,7 +342,7 @@ async def test_connections_and_what_is_slow_are_bounded(
     async with desk(Operators(TOKENS)) as base:
         port = int(base.rpartition(":")[2])
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        for reader, _ in silent:  # the third at once, the others once they have said nothing for long enough
+        for reader, _ in silent:  # the third at once, the others after they have been silent for long enough
             async with asyncio.timeout(60.0):
                 assert await reader.read(1) == b""
         async with http.get(f"{base}/healthz") as answer:

@@ -145,7 +145,7 @@ async def test_only_lawful_models_are_listed(up: Both) -> None:
     assert (await send(up.entry, narrowed)).json["data"] == []
 
 
-def test_who_shares_has_one_scope_and_the_others_each_their_own() -> None:
+def test_tenants_that_share_hints_have_one_scope_and_the_others_one_each() -> None:
     there = world()
     assert hint_scope(there, "anywhere") == ""
     assert hint_scope(there, "eu-only") == "tenant:eu-only"
@@ -248,7 +248,7 @@ def test_a_residency_only_ever_narrows(
         if word not in ("world", "global"):
             inside = {name for name in law.topology.regions if word in law.topology.ancestors(name)}
             assert after <= inside, "an unknown place holds nothing"
-    # The region reads the same words: what the token brought is not brought twice, and nothing is lost.
+    # The region reads the same fields: those of the token are not sent twice, and nothing is lost.
     again = narrowed(law, asked, preferences)
     assert again.narrow == asked.narrow
     assert narrowed(law, caller, Preferences()) is caller
@@ -275,9 +275,9 @@ def test_a_gateway_names_the_tenant_once_and_only_known_tenants_count() -> None:
             assert (refused.status, refused.outcome.reason) == (401, code)
             assert name.encode() in refused.body
     twice = asks.caller(_head(b"x-tenant: anywhere", b"x-tenant: split"))
-    assert not isinstance(twice, Caller)  # a client may have said one of them
+    assert not isinstance(twice, Caller)  # a client may have sent one of them
     elsewhere = asks.caller(_head(b"x-tenant: nowhere-near"))
-    assert not isinstance(elsewhere, Caller)  # its law forbids reading here, whoever vouches for it
+    assert not isinstance(elsewhere, Caller)  # its law forbids reading here, whatever its credential
 
 
 def test_an_objective_lowers_the_priority_of_any_caller_and_raises_it_only_for_a_gateway() -> None:
@@ -296,4 +296,4 @@ def test_an_objective_lowers_the_priority_of_any_caller_and_raises_it_only_for_a
 
         assert (priority("chat"), priority("batch"), priority("low"), priority("nobody's")) == (raised, 0, 2, 4)
         assert priority("chat", "x-llm-d-inference-objective") == raised
-        assert priority("flex") == 1  # the law's own word goes before
+        assert priority("flex") == 1  # the law takes precedence

@@ -20,7 +20,7 @@ def spelt(value: Any) -> str:
     return repr(value)
 
 
-def test_tools_are_written_anew_whatever_order_they_came_in() -> None:
+def test_tools_are_written_in_one_order_whatever_the_order_of_their_fields() -> None:
     parameters = {"type": "object", "properties": {"b": {}, "a": {}}}  # the client's own, in its order
     one = {"type": "function", "function": {"name": "f", "description": "d", "parameters": parameters}}
     other = {"function": {"parameters": parameters, "x": 1, "description": "d", "name": "f"}, "cache_control": {}}
@@ -42,7 +42,7 @@ def test_developer_is_system_where_the_template_does_not_know_it() -> None:
     knows = ChatForm("{% if message.role == 'developer' %}", in_parts=False)
     assert [message["role"] for message in knows.messages(found)] == ["system", "developer", "user"]
     twice = [{"role": "system", "content": "a"}, {"role": "system", "content": "b"}]
-    assert FORM.messages(twice) == twice  # only where a developer spoke
+    assert FORM.messages(twice) == twice  # only if there is a developer message
 
 
 def test_messages_have_a_few_named_fields() -> None:

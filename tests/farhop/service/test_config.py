@@ -176,8 +176,8 @@ def test_an_admin_port_off_loopback_needs_authentication(admin: Any) -> None:
         admin(**OUTSIDE, tokens={"a": TOKEN})
     assert admin(**OUTSIDE, tls=True, tokens={"a": TOKEN}).made("ex.org").of(None, None).may == ""
     assert admin(**OUTSIDE, tls="mutual").made("ex.org").of(None, None).may == ""
-    assert admin(**OUTSIDE, insecure=True).made("ex.org").of(None, None).may == "read"  # nobody acts unasked
-    assert admin(tokens={"a": TOKEN}).made("ex.org").of(None, None).may == ""  # on loopback, too, once tokens are given
+    assert admin(**OUTSIDE, insecure=True).made("ex.org").of(None, None).may == "read"  # nothing acts unauthenticated
+    assert admin(tokens={"a": TOKEN}).made("ex.org").of(None, None).may == ""  # on loopback, too, if tokens are given
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_cannot_be_an_admin_port_is_named(admin: Any, fields: dict[str, Any
     [
         ({}, "", "127.0.0.1:9"),
         ({}, "127.0.0.1", "127.0.0.1:9"),
-        ({}, "10.1.0.7", ""),  # others reach the process elsewhere, and this only here
+        ({}, "10.1.0.7", ""),  # others reach the process at another address, and this one only here
         ({"host": "::1"}, "", "[::1]:9"),
         ({**OUTSIDE, "insecure": True}, "10.1.0.7", "10.1.0.7:9"),
         ({**OUTSIDE, "insecure": True}, "", ""),

@@ -21,7 +21,7 @@ def test_limits_have_the_defaults_of_what_they_bound() -> None:
     assert dataplane.upstream_limits(limits) == UpstreamLimits()
 
 
-# Of the process, or of requests.
+# Headers about the process, or about requests.
 NOT_OF_A_CONNECTION = ("buffered_bytes_max", "request_s", "drain_s", "requests_max", "traced_per_s_max")
 
 

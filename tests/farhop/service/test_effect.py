@@ -94,7 +94,7 @@ def under(**rules: Rule) -> Topology:
 
 def test_a_law_tells_regions_gained_and_lost_by_tenant_model_and_key():
     moves = [str(one) for one in effect.moved(topology(), under(eu=Rule(("fr", "jp"))))]
-    assert moves == ["eu: processing, logging, hints gains osaka and loses milan"]  # anybody may still read it
+    assert moves == ["eu: processing, logging, hints gains osaka and loses milan"]  # everybody may still read it
     gone = replace(topology(), tenants={name: one for name, one in topology().tenants.items() if name != "jp"})
     assert "jp: entry loses milan, osaka, paris" in [str(one) for one in effect.moved(topology(), gone)]
     models = replace(topology(), models={"small": Rule(("world",), ("jp",))})

@@ -47,6 +47,6 @@ def test_what_is_no_selector_is_refused_with_the_remedy(selector: str) -> None:
 def test_one_figure() -> None:
     assert external.one(TOLD, "tokyo", "llama") == 5
     assert external.one(TOLD, None, "org/qwen") == 2
-    assert external.one(TOLD, None, "llama") is None  # of which region?
+    assert external.one(TOLD, None, "llama") is None  # the region is missing
     assert external.one(TOLD, "rome", "llama") is None
     assert external.status(404, "no")["code"] == 404

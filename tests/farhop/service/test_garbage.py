@@ -24,7 +24,7 @@ def _collector_left_as_it_was() -> Iterator[None]:
     gc.collect()
     yield
     gc.set_threshold(*before)
-    gc.freeze()  # as tests/conftest.py had it: thawed, a worker would walk all that it collected again and again
+    gc.freeze()  # as in tests/conftest.py: thawed, a worker would scan everything that it collected again and again
 
 
 def left_behind() -> weakref.ref[Cycle]:

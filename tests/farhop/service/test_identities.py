@@ -75,7 +75,7 @@ async def test_a_token_is_its_tenants_at_both_tiers_and_its_user_is_written_down
     good, now_s = token(provider), time.time()
     bad = {
         good[:-2] + ("AA" if good[-2:] != "AA" else "BB"): "unknown_key",
-        token(provider, tenant="stray"): "unknown_key",  # its issuer may say so, and the law does not name it
+        token(provider, tenant="stray"): "unknown_key",  # its issuer may set the tenant, and the law does not name it
         token(provider, tenant="other"): "unknown_key",
         token(provider, aud="other"): "key_not_valid",
         token(provider, exp=now_s - 60): "key_not_valid",
@@ -137,7 +137,7 @@ async def test_a_rotated_key_is_fetched_beside_requests(provider: Provider, up: 
     assert (await send(up.entry, chat(key=token(provider)))).code == "unknown_key"
     keys = up.global_.identities.issuer_keys
     assert keys is not None
-    keys.sources["corp"].asked_at -= 30  # as if so much later
+    keys.sources["corp"].asked_at -= 30  # as if that much later
     async with asyncio.timeout(60.0):
         while (await send(up.entry, chat(key=token(provider)))).status != 200:
             await asyncio.sleep(0.05)
@@ -160,7 +160,7 @@ async def authorized(at: str, user: str, audience: str) -> str:
             return str((await answer.json())["id_token"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what it uses of Authlib is to go
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the API of Authlib that it uses is deprecated
 async def test_tokens_of_an_openid_provider_that_others_wrote(tmp_path: Path) -> None:
     """Its keys are found by its own discovery, its tokens come by a sign-in; they name no key, as it has one alone."""
     with warnings.catch_warnings():
@@ -233,7 +233,7 @@ async def test_identification_by_certificate(tmp_path: Path) -> None:
     async with Engine().running() as engine, both(engine, topology(tenant("acme")), **given) as up:
         for port in (up.entry, up.client):
             assert await asked(port, nightly) == (200, "")
-            assert await asked(port, nightly, "sk-nobody") == (401, "unknown_key")  # what is said explicitly counts
+            assert await asked(port, nightly, "sk-nobody") == (401, "unknown_key")  # an explicit value takes precedence
             assert await asked(port, nightly, "sk-farhop-anywhere") == (200, "")
             assert await asked(port, None, "sk-farhop-anywhere") == (200, "")
             assert await asked(port, None) == (401, "missing_key")

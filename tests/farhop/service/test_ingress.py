@@ -192,7 +192,7 @@ async def test_headers_of_our_own_do_not_pass_from_or_to_a_client(up: Both, engi
     }
     for port in (up.entry, up.client):
         answer = await send(port, chat(**sent))
-        assert answer.status == 200  # a client's hop token is no token, and no offence
+        assert answer.status == 200  # a client's hop token is ignored, and is no offence
         ours = {name for name in answer.headers if name.startswith("x-farhop-")}
         assert ours <= {"x-farhop-region", "x-farhop-decision"} | ({"x-farhop-replica"} if port == up.client else set())
         got, _ = engine.seen[-1]

@@ -55,7 +55,7 @@ def test_a_snapshot_that_lacks_a_key_ends_it_and_a_loss_changes_nothing() -> Non
     one.book.changed(Change(ChangeKind.LOST, why="gone"))
     assert (one.book.get(HASH) is not None, one.changes) == (True, 1)
     one.snapshot(document())
-    assert one.changes == 1  # the same: nobody forgets anything
+    assert one.changes == 1  # the same: nothing is forgotten
     one.snapshot()
     assert (one.book.get(HASH), one.changes) == (None, 2)
 
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_ends_what_stood_until_it_can() -> None:
     assert one.book.status() == {"issued": 1, "last": NOW.isoformat(), "problems": {}}
 
 
-def test_two_documents_with_one_hash_authenticate_nobody() -> None:
+def test_two_documents_with_one_hash_authenticate_no_client() -> None:
     one = Followed()
     one.put(document())
     one.put(document("k2", tenant="other"), "k2")

@@ -234,10 +234,10 @@ async def up(engine: Engine) -> AsyncIterator[Both]:
 async def test_large_bodies_go_through_both_tiers_as_small_ones_do(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, region: str
 ) -> None:
-    # What a token is bound to, where that is a hash, is hashed in the other process.
+    # If a token is bound to a hash, the hash is computed in the other process.
     monkeypatch.setattr(global_lb.app.serve, "hashlib", None)
     monkeypatch.setattr(ingress, "hashlib", None)
-    if region == "older":  # its reports do not say that it reads the mac of a body
+    if region == "older":  # its reports do not say that it checks the MAC of a body
         monkeypatch.setattr(regional_lb.mesh.report, "hop_token", SimpleNamespace(READ=0))
     async with both(engine, topology(tenant("t"))) as up:
         assert up.global_.reader.signs() == (region == "older")

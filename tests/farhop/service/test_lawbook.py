@@ -113,11 +113,11 @@ def test_an_older_one_never_undoes_it_even_after_a_wipe_and_a_restore(stage, old
     assert stage.lawful() == {"frankfurt"}
     assert stage.refused == ["law_gone", "law_older"]
     [trouble] = stage.book.status()["trouble"]
-    assert f"epoch {older}, older than this" in trouble
+    assert f"epoch {older}, older than the law in force" in trouble
     assert stage.book.status()["epoch"] == 3
 
 
-def test_a_process_whose_file_is_newer_goes_by_its_file():
+def test_a_process_whose_file_is_newer_uses_its_file():
     stage = Stage(law=Law(policy.read(document(8, "us"), WORLD, "x").over(WORLD)))
     assert stage.apply(snapshot(document(3))) == []
     assert stage.lawful() == {"virginia"}
@@ -173,14 +173,14 @@ def test_many_faults_are_logged_in_few_lines(stage):
     assert stage.book.trouble[-1] == "and 30 more"
 
 
-def test_listed_anew_it_is_no_news_and_back_again_no_trouble(stage):
+def test_listed_again_it_is_no_change_and_restored_no_problem(stage):
     stage.apply(snapshot(document(3)))
     assert stage.apply(LOST) == []
     assert stage.book.status()["etcd_out_of_reach"] == "connection refused"
     assert stage.apply(snapshot(document(3), 11)) == []
     assert (stage.book.status()["etcd_out_of_reach"], stage.book.status()["revision"]) == (None, 11)
     stage.apply(DELETE)
-    assert "holds no law any more" in stage.book.status()["trouble"][0]
+    assert "no longer holds a law" in stage.book.status()["trouble"][0]
     stage.apply(put(document(3), 12))
     assert (stage.book.status()["trouble"], stage.book.status()["revision"]) == ([], 12)
     assert stage.refused == ["law_gone"]
@@ -245,7 +245,7 @@ def test_a_map_that_would_widen_changes_nothing_until_a_later_law_says_so(stage)
     [problem] = remap(stage, world(virginia={"country": "de"}))
     assert problem.startswith('regions.virginia: lies in "de" now and did not')
     assert remap(stage, world(virginia=None)) == []
-    [problem] = remap(stage, world(virginia={"country": "de"}))  # nor by going and coming back
+    [problem] = remap(stage, world(virginia={"country": "de"}))  # nor by leaving and coming back
     assert "virginia" in problem
     assert remap(stage, world(virginia={"country": "us"})) == []
     assert remap(stage, world(virginia={"country": "de"}, epoch=4)) == []
@@ -278,7 +278,7 @@ def test_whatever_maps_come_and_go_no_region_is_lawful_for_more_than_when_it_was
 
 def test_a_files_own_law_changes_under_a_later_epoch_alone(stage):
     tenants = [{"name": "acme", "residency": {"processing": {"allow": ["jp"]}}}]
-    assert remap(stage, world(tenants=tenants))[0].startswith("epoch: `tenants` or `models` changed")
+    assert remap(stage, world(tenants=tenants))[0].startswith("epoch: is unchanged, though `tenants`")
     assert remap(stage, world(tenants=tenants, epoch=2)) == []
     assert stage.lawful() == {"tokyo"}
     assert remap(stage, world(tenants=tenants, epoch=1))[0].startswith("epoch: was 2 and is 1")
@@ -294,7 +294,7 @@ def test_what_did_not_fit_the_map_before_is_looked_at_again(stage):
     assert stage.lawful() == {"paris"}
 
 
-def test_other_keys_are_none_of_it(stage):
+def test_other_keys_are_ignored(stage):
     assert stage.apply(Change(ChangeKind.PUT, 4, f"{LAW_KEY}yer", document(9))) == []
     other = Entry(f"{LAW_KEY}s", document(9), 3)
     assert stage.apply(Change(ChangeKind.SNAPSHOT, 4, entries=(other,))) == []
@@ -407,7 +407,7 @@ def test_a_start_never_goes_below_the_newest_law_seen(tmp_path):
     assert (again.book.status()["source"], again.book.status()["kept_on_disk"]) == ("its own disk", True)
     assert again.apply(snapshot(document(4, "eu"))) == []
     assert again.refused == ["law_older"]
-    fresh = Stage(state=kept(tmp_path, fleet="f2"))  # a law of another fleet says nothing of this one's
+    fresh = Stage(state=kept(tmp_path, fleet="f2"))  # a law of another fleet does not apply to this one
     fresh.book.remember()
     assert fresh.book.law.epoch == 1
 
@@ -479,7 +479,7 @@ async def test_a_balancer_that_lost_its_law_gets_it_from_one_with_the_same_epoch
     lost = Stage(state=state)
     path.write_bytes(path.read_bytes()[:-1])
     lost.book.remember()
-    theirs, _ = await lost.book.exchanged(2, b"", "g2", proven=True)  # the other way round: it is asked what it has
+    theirs, _ = await lost.book.exchanged(2, b"", "g2", proven=True)  # the other way round: it is asked for its law
     assert theirs < other.book.law.held_epoch
     await lost.book.exchanged(2, other.book.document_after(theirs), "g2", proven=True)
     assert lost.lawful() == {"virginia"}
@@ -540,14 +540,14 @@ async def test_what_may_be_later_than_ours_is_never_written_over(monkeypatch):
     monkeypatch.setattr(lawbook, "MEND_S", 0.01)
     cluster, other = MemoryCluster(), MemoryCluster()
     cluster.put(LAW_KEY, document(3))
-    other.put(LAW_KEY, document(9, "atlantis"))  # of a map that this process does not have yet
+    other.put(LAW_KEY, document(9, "atlantis"))  # for a map that this process does not have yet
     async with following(a=MemoryStore(Random(1), cluster), b=MemoryStore(Random(2), other)) as stage:
 
         async def told():
             return any("atlantis" in one for one in stage.book.status()["trouble"])
 
         await until(told)
-        await asyncio.sleep(0.1)  # ten times as long as until it would be written over
+        await asyncio.sleep(0.1)  # ten times as long as it takes until it would be overwritten
         assert other.get(LAW_KEY).value == document(9, "atlantis")
         assert stage.book.law.epoch == 3
 
@@ -580,7 +580,7 @@ async def test_a_hub_that_takes_nothing_is_tried_again(monkeypatch):
 async def test_a_later_law_from_a_balancer_counts_if_signed_or_if_that_balancer_is_proven():
     stage = Stage()
     assert stage.book.named("tokyo/r1", 3)
-    assert stage.book.status()["trouble"] == ["tokyo/r1 goes by a law of epoch 3, which is not here yet"]
+    assert stage.book.status()["trouble"] == ["tokyo/r1 uses a law of epoch 3, which has not arrived here yet"]
     assert not await stage.book.offer(document(3), "tokyo/r1", proven=False)
     assert await stage.book.offer(document(3), "tokyo/r1", proven=True)
     assert stage.book.status()["trouble"] == []
@@ -599,6 +599,6 @@ async def test_in_an_exchange_the_balancer_with_the_earlier_law_gets_the_later_o
     assert await behind.book.exchanged(4, sealed(4), "g1", proven=False) == (4, b"")
     assert behind.book.law.epoch == 4
     assert await ahead.book.exchanged(9, b"", "g1", proven=False) == (4, b"")
-    assert "g1 goes by a law of epoch 9" in ahead.book.status()["trouble"][0]
+    assert "g1 uses a law of epoch 9" in ahead.book.status()["trouble"][0]
     ahead.book.left("g1")
     assert ahead.book.status()["trouble"] == []

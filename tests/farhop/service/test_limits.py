@@ -196,7 +196,7 @@ async def test_a_request_is_settled_once_by_what_became_of_it(
             holding.want = 0
         for _ in range(2):
             context.reserved.settle(active, reason, usage)
-        for _ in range(9):  # what was borrowed ahead goes back
+        for _ in range(9):  # the amount borrowed ahead is returned
             await stage.settled()
         assert stage.used() == used
     finally:
@@ -256,7 +256,7 @@ async def test_each_of_several_answers_is_taken_for_and_learned_from() -> None:
         await stage.limiter.close()
 
 
-async def test_who_leaves_before_the_count_comes_owes_what_others_get_in_as_long_a_time() -> None:
+async def test_a_client_that_leaves_before_the_usage_is_charged_as_much_as_others_get_in_that_time() -> None:
     stage, free = Stage(Limit(tokens_per_minute=20_000)), request(tokens=None, stream=True)
     try:
         first = await stage.admit(free)
@@ -400,7 +400,7 @@ async def test_models_that_strangers_name_fill_no_memory(monkeypatch: Any) -> No
         (known,) = stage.limiter.users.values()
         assert len(known.matches) <= len(stage.limiter.matches) == 3
         assert all(len(model) <= NAME_LIMIT + 1 for _, _, _, model, _ in stage.limiter.matches)
-        # What is longer than a limit's own name is no name of one.
+        # A name longer than the limit on names is not a limit's name.
         assert (await stage.admit(request("x" * NAME_LIMIT), user="ann")).reserved is not None
         assert isinstance(await stage.admit(request("x" * NAME_LIMIT), user="ann"), Reply)
         assert (await stage.admit(request("x" * (NAME_LIMIT + 1)), user="ann")).reserved is not None
@@ -497,7 +497,7 @@ M = {"m": {"input": 1.0, "cached": 0.5, "output": 4.0}}  # 10 of prompt and 10 o
 
 
 async def test_money_is_taken_at_most_settled_by_what_it_cost_and_refused_as_a_quota(monkeypatch: Any) -> None:
-    monkeypatch.setattr(quota_root, "AHEAD_SHARE", 1.0)  # so small a budget is not lent bit by bit
+    monkeypatch.setattr(quota_root, "AHEAD_SHARE", 1.0)  # such a small budget is not lent in parts
     stage = Stage(Limit(requests_per_minute=9), Limit(model="m", micro_usd_per_day=120))
     stage.limiter.go_by(book(M), lambda _: 1.0)
     try:

@@ -81,7 +81,7 @@ async def test_a_manager_that_is_gone_or_full_ends_nothing(tmp_path: Path, manag
     Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready(asyncio.get_running_loop(), "here")
     notifier = Notifier({"NOTIFY_SOCKET": manager.getsockname()})
     for _ in range(2000):
-        notifier.stopping()  # far beyond what a socket holds
+        notifier.stopping()  # far more than a socket buffers
 
 
 async def test_an_abstract_socket() -> None:

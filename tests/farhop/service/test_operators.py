@@ -71,7 +71,7 @@ def test_a_certificate_reads_and_the_operator_it_names_may_more(tmp_path):
     assert [known.of(None, one).may for one in (alice, bob, elsewhere)] == ["act", "read", "read"]
     assert known.of(None, alice).name == "operator alice"
     assert known.of(None, None).may == ""
-    assert Operators(TOKENS).of(None, alice).may == ""  # where certificates prove nothing
-    assert known.of(None, b"nonsense").may == "read"  # what was verified, and names nobody
+    assert Operators(TOKENS).of(None, alice).may == ""  # if certificates prove nothing
+    assert known.of(None, b"nonsense").may == "read"  # verified, but without a name
     both = Operators(TOKENS, certified=True)
     assert both.of(f"Bearer {'o' * 16}", bob).may == "act"

@@ -15,7 +15,7 @@ from farhop.service import pieces
 from farhop.service.pieces import Pieces
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|", "<|im_end|>\n", "<mask>", "word", "\n\n", "<s>", "<low>")
-# Text that comes as near to the marks as can be: pieces of them, whitespace on both sides, words that go on.
+# Text as close to the marks as possible: pieces of them, whitespace on both sides, words that continue.
 TEXTS = st.lists(
     st.sampled_from([*MARKS, " ", "\n", "a", "words", "<|im_", "start|>", "é", "▁", "  ", "A", "user\n", "<LOW>", "_"])
     | st.text(max_size=4),
@@ -75,7 +75,7 @@ FLAGS = st.dictionaries(
     ),
     max_size=3,
 )
-# Where a normalizer leaves nothing of a token to look for, the library panics (test_tokenizer.py).
+# If a normalizer leaves nothing of a token to look for, the library panics (test_tokenizer.py).
 KINDS = st.tuples(FLAGS, st.sampled_from(NORMALIZERS), st.sampled_from(PRE_TOKENIZERS)).filter(
     lambda kind: not (kind[1] == STRIP and kind[0].get("\n\n", {}).get("normalized"))
 )
@@ -130,7 +130,7 @@ def test_without_tokens_to_cut_at_the_whole_is_read() -> None:
 def test_a_beginning_is_that_of_the_whole_text(kind, texts) -> None:
     tokenizer = made(*kind)
     known = reader(tokenizer)
-    known.ids("".join(texts[:1]))  # what was read before
+    known.ids("".join(texts[:1]))  # the text that was read before
     for text in ("".join(texts), "".join(texts) * 3 + " word" * 200 + "".join(texts) * 9):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pieces, "LOOK_CHARS", 300)

@@ -118,7 +118,7 @@ async def test_a_request_whose_client_left_is_not_recorded() -> None:
         response = await client.get(f"/record?for_s=60&salt={SALT}")
         response.close()
         for _ in range(200):
-            recorder.concluded(request(), 100.0, 103.0, Usage(1125, 40))  # what is written to nobody ends it
+            recorder.concluded(request(), 100.0, 103.0, Usage(1125, 40))  # a write without a reader ends it
             if not recorder.recordings:
                 break
             await asyncio.sleep(0.05)

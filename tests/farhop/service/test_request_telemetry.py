@@ -134,7 +134,7 @@ async def test_what_the_law_keeps_from_here_leaves_nothing_here(up: Both, collec
     answer = await send(up.entry, _traced(12, key=f"sk-farhop-{key}"))
     assert answer.status in (200, 307)
     assert await _spans_of_others(up, collector) == {}
-    assert len(up.global_.decisions) == len(up.regional.decisions) == 1  # that of the later request
+    assert len(up.global_.decisions) == len(up.regional.decisions) == 1  # the later request's
     if answer.status == 200:
         assert up.global_.decisions.get(answer.headers["x-farhop-decision"]) is None
 

@@ -74,8 +74,8 @@ def test_a_key_may_sign_what_it_is_configured_for_and_one_regions_alone() -> Non
     assert why(mine, paris, OPS.seal(paris, DOCUMENT)) == "not_allowed"
     assert why(mine, paris, DOCUMENT) == "unsigned"
     assert why(mine, paris, OPS.seal(tokyo, DOCUMENT)) == "not_allowed"
-    assert why(keys("drain"), paris, OPS.seal(tokyo, DOCUMENT)) == "bad_signature"  # signed for another place
-    assert mine.open(LAW_KEY, DOCUMENT) == envelope.Opened(DOCUMENT, "")  # of which no key says anything
+    assert why(keys("drain"), paris, OPS.seal(tokyo, DOCUMENT)) == "bad_signature"  # signed for another key
+    assert mine.open(LAW_KEY, DOCUMENT) == envelope.Opened(DOCUMENT, "")  # the configured keys do not cover it
     assert [mine.asks(place) for place in (tokyo, paris, LAW_KEY)] == [True, True, False]
     assert (
         why(Keys({"other": (public_key(OPS.public), ["law"])}), LAW_KEY, OPS.seal(LAW_KEY, DOCUMENT)) == "unknown_key"
@@ -92,7 +92,7 @@ def test_no_byte_of_it_may_differ(data: st.DataObject) -> None:
         opened = keys("law").open(LAW_KEY, bytes(value))
     except EnvelopeError:
         return
-    assert opened.document == DOCUMENT  # a byte of the frame that means nothing, such as one of its version
+    assert opened.document == DOCUMENT  # a byte of the frame without meaning, such as one of its version
 
 
 @pytest.mark.parametrize("value", [

@@ -106,7 +106,7 @@ async def test_the_connection_given_up_fails_its_calls_without_cancelling_their_
         link.retire(link.client)
         with pytest.raises(StoreUnreachable, match="given up"):
             await calling
-        # A caller's own cancellation stays one.
+        # A caller's own cancellation stays a cancellation.
         calling = asyncio.create_task(link.call("kvstub", "Range", aetcd.rpc.RangeRequest(key=b"a")))
         await connected(link)
         calling.cancel()
@@ -146,7 +146,7 @@ async def test_one_question_a_second_proves_all_watches_of_a_connection_and_its_
         assert len({task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("prove")}) == 1
         assert not any(task.done() for task in waiting)
         etcd.pause()
-        assert {(await task).kind.name for task in waiting} == {"LOST"}  # each, though one alone was asked
+        assert {(await task).kind.name for task in waiting} == {"LOST"}  # each, though only one was requested
         etcd.resume()
         for watch in watches:
             assert (await anext(watch)).kind.name == "SNAPSHOT"
@@ -193,7 +193,7 @@ async def certificates_are_read_for_every_connection(settings, authority, strang
         await ask()
     authority.issue("client")
     assert (await ask()).count == 1
-    settings.key_file.unlink()  # half renewed: what was read last serves
+    settings.key_file.unlink()  # half renewed: the files that were read last are used
     link.retire(link.client)
     assert (await ask()).count == 1
     await link.close()
@@ -234,7 +234,7 @@ async def test_login_outlives_a_restart_and_refusals_name_the_remedy():
                 while not await publication.update(b"2"):
                     await asyncio.sleep(0.02)
             assert (await store.get("/a")).value == b"2"
-            # A token that etcd has forgotten while the connection stands costs its user nothing.
+            # A token that etcd has forgotten while the connection is up does no harm to its user.
             store.link.client.metadata = (("token", "forgotten.1"),)
             assert (await store.get("/a")).value == b"2"
         with pytest.raises(StoreError, match=r"authentication failed.*check username and password") as caught:

@@ -36,12 +36,12 @@ def test_what_changed_is_reported_and_what_is_doubted_leaves_what_stood() -> Non
     refused: Counter[str] = Counter()
     documents = Documents(read, lambda reason: refused.update((reason,)), "number")
     assert documents.take(snapshot(b=b"2", a=b"1")) == {"b": 2, "a": 1}
-    assert documents.take(snapshot(b=b"2", a=b"1")) == {}  # listed anew
+    assert documents.take(snapshot(b=b"2", a=b"1")) == {}  # listed again
     assert documents.take(put("a", b"x")) == documents.take(put("c", b"7")) == {}
     assert (documents.get("a"), documents.get("c"), "c" in documents, list(documents)) == (1, None, False, ["a", "b"])
     assert documents.problems == {"a": "invalid literal for int() with base 10: b'x'", "c": "c: no sevens"}
     assert refused == {"number_malformed": 1, "unlucky": 1}
-    assert documents.take(put("a", b"1")) == {}  # as it was
+    assert documents.take(put("a", b"1")) == {}  # unchanged
     assert documents.take(delete("c")) == {}
     assert documents.problems == {}
     assert documents.take(Change(ChangeKind.LOST, why="etcd is down")) == {}

@@ -62,7 +62,7 @@ class Side(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.transport.pause_reading()  # until there is somebody to pass it on to
+        self.transport.pause_reading()  # until there is a receiver to pass it on to
 
     def meet(self, other: Side) -> None:
         self.other.set_result(other)

@@ -177,7 +177,7 @@ async def test_a_write_reports_the_hubs_it_did_not_reach(two: tuple[Hubs, Memory
         await store.put(KEY, b"{}")
     a.restore()
     b.restore()
-    assert await value(store) == b"{}"  # what was not reached still stands, and counts
+    assert await value(store) == b"{}"  # an unreachable hub's state remains, and counts
 
 
 async def test_a_hub_that_refuses_a_write_is_named_and_the_others_have_it(

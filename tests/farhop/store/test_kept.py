@@ -121,7 +121,7 @@ async def test_without_a_law_read_before_there_is_no_start(tmp_path: Path) -> No
         await first.store.open()
     async with running(Process(tmp_path, cluster), LAW_KEY) as before:
         await until(lambda: before.state.load(before.store.name(LAW_KEY)) is not None)
-        assert before.held(LAW_KEY) == {}  # that none was set is known, too
+        assert before.held(LAW_KEY) == {}  # it is also known that none was set
     async with running(first, LAW_KEY):
         await until(lambda: len(first.changes.get(LAW_KEY, ())) == 2)
 

@@ -68,7 +68,7 @@ def test_what_is_deleted_elsewhere_does_not_stand_by_the_memory_of_a_lost_hub() 
     merged = both(k="1")
     merged.take("a", Change(LOST, why="down"))
     assert kinds(merged.take("b", Change(DELETE, 9, "k"))) == [(DELETE, ("k", ""))]
-    # A wiped hub deletes nothing: what the lost one held stands.
+    # A wiped hub deletes nothing: the state of the lost one remains.
     merged = both(k="1")
     merged.take("a", Change(LOST, why="down"))
     assert kinds(merged.take("b", listing())) == [(SNAPSHOT, {"k": "1"})]
@@ -91,7 +91,7 @@ def test_lost_is_reported_once_when_no_hub_is_left_and_ends_with_a_snapshot() ->
         ('{"incarnation": 5, "seq": 9}', '{"incarnation": 6, "seq": 1}', "b"),
         ('{"incarnation": 6, "seq": 2}', '{"incarnation": 6, "seq": 1}', "a"),
         ("not json", '{"any": "thing"}', "b"),
-        ('{"any": 1}', '{"any": 2}', "a"),  # neither says: the first by name
+        ('{"any": 1}', '{"any": 2}', "a"),  # neither document says: the first by name
         ('{"epoch": "three"}', "{}", "b"),
     ],
 )
@@ -126,7 +126,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whoever_follows_the_one_watch_knows_what_the_rule_says_of_all(steps: list[tuple[str, Change]]) -> None:
+def test_the_merged_watch_agrees_with_the_merge_rule_over_all_hubs(steps: list[tuple[str, Change]]) -> None:
     """Against a model that keeps each hub's listing and asks the rule anew after each step."""
     merged = Merged("abc")
     model: dict[str, dict[str, Entry]] = {hub: {} for hub in "abc"}
@@ -135,7 +135,7 @@ def test_whoever_follows_the_one_watch_knows_what_the_rule_says_of_all(steps: li
     for hub, change in [(hub, listing()) for hub in "abc"] + steps:
         found.add(hub)
         if hub in lost and change.kind not in (LOST, SNAPSHOT):
-            continue  # a watch goes on with a snapshot
+            continue  # a watch continues with a snapshot
         out = merged.take(hub, change)
         lost = lost | {hub} if change.kind is LOST else lost - {hub}
         if change.kind is SNAPSHOT:

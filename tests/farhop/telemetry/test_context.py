@@ -106,7 +106,7 @@ MEMBERS = [b"k%d=v" % at for at in range(33)]
     ],
 )
 def test_what_is_no_list_of_members_is_no_tracestate(header):
-    # The SDK that records spans, and engines, would write the text of such a one, a client's, into their logs.
+    # The SDK that records spans, and engines, would log the text of such a header, which a client sent.
     assert state(header) is None
     assert state(b",".join(MEMBERS[:32])) is not None
 

@@ -130,7 +130,7 @@ def test_a_flush_says_what_was_counted_and_forgets(out, clock, throttled):
     throttled.warning("hub lost")
     throttled.warning("hub lost")
     throttled.flush()
-    assert len(lines(out)) == 1  # its period is not over
+    assert len(lines(out)) == 1  # its period has not ended
     clock.now += 10.0
     throttled.flush()
     throttled.flush()

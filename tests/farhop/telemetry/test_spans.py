@@ -117,7 +117,7 @@ def test_children_hang_below_the_root_and_upstream_below_the_open_span(monkeypat
     relay = trace.open("farhop.relay", 1_300)
     assert relay.traceparent[3:35] == trace.traceparent[3:35]
     assert relay.traceparent[36:52] != trace.traceparent[36:52]
-    assert shelf.traces == []  # nothing is handed over before the end
+    assert shelf.traces == []  # nothing is exported before the end
     relay.end(1_400, {"farhop.attempt": 1}, "connect_failed")
     relay.end(9_999, None, None)
     trace.end(1_500, error="connect_failed")

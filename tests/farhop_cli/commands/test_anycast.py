@@ -52,7 +52,7 @@ def test_the_fleet_s_status_shows_them_where_etcd_tells_of_the_fleet(cli, stands
         ("tokyo-1", "announced"),
     ]
     with show.captured() as captured:
-        status.draw(result, status.Asked(regions=True), [], [], [])
+        status.draw(result, status.StatusOptions(regions=True), [], [], [])
     found = re.sub(r"\s+", " ", captured())
     assert f"wrong: a has entry paris-1 withdrawn: {why}" in found
     assert "announcers of entries" in found

@@ -9,7 +9,7 @@ import pytest
 
 from farhop_cli import drill, drill_schedule
 from farhop_cli.commands.drill import app
-from farhop_cli.drill_fleet import Asked
+from farhop_cli.drill_fleet import DrillOptions
 
 VERBS = {"list", "check", "run", "stop", "report", "history", "schedule", "export", "faults"}
 
@@ -22,17 +22,17 @@ def test_every_verb_is_there() -> None:
     ("words", "function", "given"),
     [
         (("run", "d", "--set", "a=1", "--key", "t=env:K", "--why", "w", "--by", "me", "--out", "o"), "run",
-         (Asked("d", ("a=1",), ("t=env:K",), None, Path("o"), "w", "me"),)),
-        (("check", "d", "--keep"), "check", (Asked("d"), True)),
+         (DrillOptions("d", ("a=1",), ("t=env:K",), None, Path("o"), "w", "me"),)),
+        (("check", "d", "--keep"), "check", (DrillOptions("d"), True)),
         (("stop", "--all", "--why", "w", "--by", "me"), "stop", ("", True, False, "w", "me")),
         (("report", "--of", "d", "--within", "1h", "--verdict"), "print_run", ("", "d", "1h", True)),
         (("history", "d"), "history", ("d",)),
         (("list", "--folder", "f"), "list_", (Path("f"),)),
         (("faults", "--compose", "p"), "faults", ("p", "", "")),
         (("faults", "--kubernetes", "n", "--kube-context", "c"), "faults", ("", "n", "c")),
-        (("export", "d", "--to", "e.json"), "export", (Asked("d"), Path("e.json"))),
+        (("export", "d", "--to", "e.json"), "export", (DrillOptions("d"), Path("e.json"))),
         (("schedule", "d", "--window", "tue 10:00-12:00", "--every", "7d"), "schedule",
-         (Asked("d"), ["tue 10:00-12:00"], "7d", False, False)),
+         (DrillOptions("d"), ["tue 10:00-12:00"], "7d", False, False)),
     ],
 )  # fmt: skip
 def test_what_was_typed_is_handed_on(cli: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], function: str,

@@ -39,7 +39,7 @@ async def listening(protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[i
     finally:
         server.close()
         async with asyncio.timeout(60.0):
-            while open_:  # its clients have hung up, and it hears of that when it may
+            while open_:  # its clients have hung up, and it learns that later
                 await asyncio.sleep(0.002)
 
 
@@ -52,7 +52,7 @@ async def sent(port: int, **fields: object) -> Report:
     return await client.run(Job(**job))
 
 
-RUNS_MAX = 200  # of a machine that lets nobody run
+RUNS_MAX = 200  # on a machine that lets no process run
 
 
 async def passed(port: int, *, of_requests: int = 0, of_chunks: int = 0, **fields: object) -> list[Window]:

@@ -8,13 +8,14 @@ import pytest
 
 from farhop_lab.bench import anycast
 from farhop_lab.bench.anycast import Sample
-from farhop_lab.bench.anycast_client import Asked
+from farhop_lab.bench.anycast_client import ConnectionResult
 
 
 def test_astray_counts_connections_served_by_the_site_after_the_event_and_lost_those_without_answer() -> None:
     seen = [
-        Asked(9.0, "tokyo"), Asked(9.9, "frankfurt"), Asked(10.2, "tokyo"), Asked(10.3, "frankfurt"), Asked(10.1, ""),
-        Asked(9.95, ""), Asked(10.5, "tokyo"),
+        ConnectionResult(9.0, "tokyo"), ConnectionResult(9.9, "frankfurt"), ConnectionResult(10.2, "tokyo"),
+        ConnectionResult(10.3, "frankfurt"), ConnectionResult(10.1, ""), ConnectionResult(9.95, ""),
+        ConnectionResult(10.5, "tokyo"),
     ]  # fmt: skip
     found = anycast.sample(seen, "frankfurt", 10.0, 10.25)
     assert (round(found.route_ms), round(found.astray_ms), found.lost) == (250, 300, 2)
@@ -45,8 +46,8 @@ def test_it_measures_and_leaves_nothing_behind() -> None:
         (event.name, speaker) for event in events for speaker in ("ExaBGP", "BIRD")
     ]
     for killed, silent in zip(rows[:2], rows[2:], strict=True):
-        # Of the first only who was on the way is lost: the entry lives. Of the second nobody tells the neighbour: its
-        # hold timer ends, which BIRD takes to be 6.75 to 9 s (RFC 4271 §10's jitter), of which up to 3 have passed.
+        # In the first only packets on the way are lost: the entry lives. The neighbour is not told of the second: its
+        # hold timer ends, which in BIRD takes 6.75 to 9 s (RFC 4271 §10's jitter), of which up to 3 have passed.
         assert killed.lost < silent.lost
         assert silent.route_ms > 3700.0
     left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout

@@ -49,7 +49,7 @@ async def test_an_open_loop_keeps_its_rate(engines: int) -> None:
     found = await sent(engines, mode="open", rate_per_s=300.0, window_s=0.3)
     assert 0.0 < found.p50_ms <= found.p99_ms
     (window,) = found.windows
-    assert 0 < window.requests <= 300.0 * (time.monotonic() - began) + 1  # what the ramp missed is made good
+    assert 0 < window.requests <= 300.0 * (time.monotonic() - began) + 1  # requests that the ramp missed are caught up
 
 
 async def test_an_open_loop_counts_what_is_never_answered() -> None:

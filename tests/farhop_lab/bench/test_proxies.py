@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from farhop_lab.bench import proxies
-from farhop_lab.bench.place import Place
+from farhop_lab.bench.place import ProxyEnvironment
 from farhop_lab.bench.proxies import PROXIES, Proxy
 
 BY_NAME = {proxy.name: proxy for proxy in PROXIES}
 
 
-def place(folder: Path) -> Place:
-    return Place(folder, (("127.0.0.2", 9000), ("127.0.0.3", 9000)), 1024)
+def environment(folder: Path) -> ProxyEnvironment:
+    return ProxyEnvironment(folder, (("127.0.0.2", 9000), ("127.0.0.3", 9000)), 1024)
 
 
 def test_what_is_not_installed_is_reported_with_its_remedy() -> None:
@@ -23,7 +23,7 @@ def test_what_is_not_installed_is_reported_with_its_remedy() -> None:
 
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.name)
 def test_every_proxy_is_given_its_port_and_targets(proxy: Proxy, tmp_path: Path) -> None:
-    program, arguments = proxy.command("/usr/bin/binary", place(tmp_path), 8123)
+    program, arguments = proxy.command("/usr/bin/binary", environment(tmp_path), 8123)
     content = " ".join([*program, *arguments]) + "".join(f.read_text() for f in tmp_path.rglob("*.*") if f.is_file())
     for part in ("8123", "127.0.0.2", "127.0.0.3"):
         assert part in content

@@ -72,4 +72,4 @@ def test_the_plan_asked_for() -> None:
     assert planned(quick=True).limit_s == 60.0
     assert planned(quick=True, idle_streams=10_000).idle_streams == 10_000
     assert planned(repeats=5).repeats == 5
-    assert planned(repeats=5).limit_s > Plan().limit_s  # whoever asks for more has the time
+    assert planned(repeats=5).limit_s > Plan().limit_s  # a user who asks for more has the time

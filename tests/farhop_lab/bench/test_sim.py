@@ -19,7 +19,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"REGIONS": 4, "REPLICAS_EACH": 2, "BALANCERS": 2, "RATE_PER_S": 40.0}.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench, "LARGE_UNTIL_S", 3.0)
-    monkeypatch.setattr(huge_pages, "ask", lambda: 0)  # of all that this process keeps (tests/conftest.py)
+    monkeypatch.setattr(huge_pages, "ask", lambda: 0)  # among all objects that this process keeps (tests/conftest.py)
 
 
 def test_every_world_is_measured_after_its_warm_up() -> None:

@@ -40,5 +40,5 @@ async def test_over_a_long_wire_a_warm_connection_takes_one_round_trip_and_a_new
     for row in (cold, kept):
         assert max(row.trips[KEPT], row.trips[BESIDE]) < 2.0
         assert min(row.trips[NEW], row.trips[COOL]) > 2.5
-    assert cold.trips[RESTED] > 2.5  # what it had learned is forgotten
+    assert cold.trips[RESTED] > 2.5  # its learned window is forgotten
     assert kept.trips[RESTED] < 2.0

@@ -36,7 +36,7 @@ async def test_a_stream_is_paced_and_ends_with_usage(engines: int) -> None:
             texts += reader.feed(piece)
     assert reader.end() is None
     assert texts == [" word"] * 5
-    assert pieces >= 3  # they did not come in one
+    assert pieces >= 3  # they did not arrive in one piece
     assert reader.usage is not None
     assert reader.usage.prompt_tokens == len(body) // 4
 

@@ -29,7 +29,7 @@ def test_a_tree_is_its_root_and_all_below_it() -> None:
         assert pids[0] == root.pid
         assert len(pids) == 2
         assert root.pid in usage.tree([os.getpid()])
-        # They have said so, and have done next to nothing since; a process's own clock begins with the process.
+        # They have reported it, and have done next to nothing since; a process's own clock begins with the process.
         assert sum(own) <= usage.cpu_s(pids) < sum(own) + 0.1
         assert 1_000_000 < usage.rss_bytes([root.pid]) < usage.rss_bytes(pids)
         root.stdin.close()

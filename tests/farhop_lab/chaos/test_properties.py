@@ -98,7 +98,7 @@ def lie(world: World) -> None:
 Breaks = tuple[Callable[[World], None], str]
 
 
-# What shows in other properties breaks one world, one after the other: to play a world costs more than all looks at it.
+# Faults that show in other properties break one world, one after the other: running a world costs more than all checks.
 @pytest.mark.parametrize(
     "broken",
     [

@@ -49,7 +49,7 @@ def test_nothing_broken_leaves_nothing_and_equal_schedules_are_equal_trials() ->
 def test_a_fault_that_is_not_mended_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial.FaultInjector, "_mend", lambda *_: None)
     outcome = trial.run(Schedule(1, faults=(Fault(9.0, 1.0, "dead-green", "ash", "gpu-0"),)))
-    # What it swallows moves on by itself (regional_lb.scheduler.overdue): nothing stays open for it.
+    # Requests that it swallows move on by themselves (regional_lb.scheduler.overdue): none stays open because of it.
     assert {"shares", "standing"} <= set(outcome.failures)
     assert outcome.failures[0] == "shares"
 

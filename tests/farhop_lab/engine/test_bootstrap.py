@@ -100,7 +100,7 @@ async def test_several_answers_have_no_one_room(pair: Callable[..., Awaitable[Pa
 async def test_a_room_has_one_prefill_at_a_time(pair: Callable[..., Awaitable[Pair]]) -> None:
     two = await pair()
     asking = asyncio.create_task(two.prefill.ask(COMPLETION, **two.asked()))
-    await two.prefills("kv_cache_usage_perc")  # it holds its prompt until somebody comes for it
+    await two.prefills("kv_cache_usage_perc")  # it holds its prompt until it is fetched
     async with two.prefill.post(COMPLETION, **two.asked()) as found:
         assert (found.status, (await found.json())["error"]["param"]) == (400, "bootstrap_room")
     await two.decode.ask(COMPLETION, **two.asked())

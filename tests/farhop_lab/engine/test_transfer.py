@@ -55,7 +55,7 @@ async def test_a_prompt_prefilled_elsewhere_is_cached_here_and_fetched_once(repl
     assert await _cached(decode, kv_transfer_params=params) == 400
     assert await _held(prefill) == 0
     third = await replica()
-    assert await _cached(third, kv_transfer_params=params) == 0  # it is gone there; the request is served all the same
+    assert await _cached(third, kv_transfer_params=params) == 0  # it is gone there; the request is served anyway
 
 
 async def test_the_answer_is_what_one_engine_says(replica: Start) -> None:

@@ -37,7 +37,7 @@ def test_the_attributes_in_the_table_are_those_of_today() -> None:
     own = {
         "ViewSwapped": {"replicas", "regions"},
         "FlowConfig": {f"queue_{name}" for name in names.QUEUE},
-    }  # of these the parts are not the fields
+    }  # the parts of these are not their fields
     for number, kind in zip(names.TAGS, names.KINDS, strict=True):
         known = {*getattr(kind, "__struct_fields__", ()), *getattr(kind, "__dataclass_fields__", ())}
         if known:

@@ -8,7 +8,7 @@ import pytest
 
 from farhop.balance import machine, outcome
 from farhop.balance.prefix import chain
-from farhop_lab.histories import names, tape
+from farhop_lab.histories import names, recorder
 from farhop_lab.histories.replay import amended, replay, same
 from regional_lb.scheduler import admission
 from topology.law import Law
@@ -19,12 +19,12 @@ def kept(path: Path) -> Path:
     law = Law(load(shipped("three-regions")))
     region, tenant = sorted(law.topology.regions)[0], sorted(law.topology.tenants)[0]
     genesis = names.of_region(region, law, "seed")
-    one = tape.Tape("one", genesis)
+    one = recorder.HistoryRecorder("one", genesis)
     flow = one.watch(names.made(genesis))
     request = machine.Request("r1", tenant, "nobody's", 1000, 1000, chain.chain(b"x" * 1000, 1), 60.0)
     flow.handle(machine.RequestArrived(request), 1.0)
     flow.handle(machine.ClientLeft("r1"), 2.0)
-    tape.write(path, [one])
+    recorder.write(path, [one])
     return path
 
 
@@ -65,7 +65,7 @@ def test_what_reports_say_today_is_kept_and_another_decision_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = kept(tmp_path / "a.history")
-    tape.write(path, amended(path))
+    recorder.write(path, amended(path))
     (one,) = replay(path)
     assert (one.entries, one.diverging) == (2, 0)
     refused = admission.Refusal(outcome.QUEUE_FULL, "for a test")

@@ -14,5 +14,5 @@ def test_every_kept_file_is_in_the_catalogue() -> None:
 
 def test_a_recording_is_the_same_twice() -> None:
     record = shipped.catalogue()["chaos-dead-green-1145"]
-    first, again = ([tape.packed() for tape in record()] for _ in range(2))
+    first, again = ([recorder.packed() for recorder in record()] for _ in range(2))
     assert msgspec.msgpack.encode(first) == msgspec.msgpack.encode(again)

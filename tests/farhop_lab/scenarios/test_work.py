@@ -120,7 +120,7 @@ def test_by_day_the_last_client_is_up_only_at_the_peak() -> None:
     days = days_of({"tokyo": DayDoc(utc_hours=14, swing=10)}, 240.0)
     clients = sent(work(kind="requests", clients={"tokyo": 10}), days=days)
     wakes = [awake(120.0) for _, _, awake in clients.closed_]
-    assert wakes[0] == 120.0  # the one of the lowest threshold never sleeps
+    assert wakes[0] == 120.0  # the region with the lowest threshold never sleeps
     assert wakes == sorted(wakes)
     assert wakes[-1] > 120.0
 

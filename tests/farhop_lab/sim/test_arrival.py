@@ -56,7 +56,7 @@ def test_one_that_fails_before_it_begins_is_asked_again_of_whichever_router(rout
     assert (never.served, again.served, made.measures.concluded, made.measures.open) == (False, True, 2, 0)
     assert again.arrived_at == 0.0
     assert again.ttft_ms is not None
-    assert again.ttft_ms > 2_000.0  # what it waited counts
+    assert again.ttft_ms > 2_000.0  # its waiting time counts
     assert made.measures.violations == 0
 
 

@@ -18,7 +18,7 @@ def test_replicas_come_late_and_go_at_once() -> None:
     assert (scaler.serving(), scaler.history) == (1, [])
     wanted[0] = 3
     world.run(2 * LOOK_S + 6.9)
-    assert scaler.serving() == 1  # and those who are on their way are not asked for again
+    assert scaler.serving() == 1  # and replicas that are on their way are not requested again
     world.run(2 * LOOK_S + 7.1)
     assert scaler.serving() == 3
     wanted[0] = 2

@@ -135,7 +135,7 @@ def test_a_request_swallowed_by_the_only_region_is_asked_again_when_that_is_back
     """Cut off, but not for so long that it counts as down: the connection stays dead, nobody closes it, and there is no
     other region to go to."""
     world = apart(watching=Watching(ping_jitter=0.0))
-    for at in (5.9, 5.99):  # one has arrived there, and its answer is lost; the other never does
+    for at in (5.9, 5.99):  # one has arrived there, and its answer is lost; the other never arrives
         world.at(at, world.arrive, "here", "t")
     world.at(6.0, world.blackhole, "here", "there")
     world.at(8.5, world.heal, "here", "there")
@@ -253,5 +253,5 @@ def test_a_new_process_accepts_clients_only_after_it_knows_the_regions_or_has_wa
         outcomes = [record.outcome for record in world.measures.records]
         assert outcomes == ["connect_failed", "served" if lives else "no_region_serving"]
     known_s, waited_s = settled
-    assert 0.1 < known_s < 2.0  # a round trip at the least
+    assert 0.1 < known_s < 2.0  # at least one round trip
     assert waited_s == pytest.approx(Watching().settle_s, abs=0.06)

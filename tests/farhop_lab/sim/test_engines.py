@@ -54,7 +54,7 @@ def test_a_station_serves_as_many_as_it_has_slots_and_the_others_after() -> None
     assert station.metrics() == (0, 0, 0.0)
 
 
-def test_what_leaves_a_station_makes_room_at_once_and_hears_nothing_more() -> None:
+def test_a_request_that_leaves_a_station_makes_room_at_once_and_gets_no_more_events() -> None:
     timeline = Timeline()
     station = Station(timeline, slots=1, service_s=4.0, first_s=1.0, answer_tokens=7)
     running, waiting, last = jobs(timeline, station, 3)
@@ -127,11 +127,11 @@ def test_a_gpu_forgets_what_is_aborted_and_refuses_what_can_never_fit() -> None:
 
 
 asked = st.tuples(
-    st.integers(0, 1_500),  # comes, milliseconds
-    st.integers(1, 3),  # says what
-    st.integers(1, 900),  # how much of it, bytes
+    st.integers(0, 1_500),  # arrival, milliseconds
+    st.integers(1, 3),  # text
+    st.integers(1, 900),  # its length, bytes
     st.one_of(st.none(), st.integers(1, 120)),  # answer_tokens
-    st.one_of(st.none(), st.integers(0, 3_000)),  # leaves, milliseconds after
+    st.one_of(st.none(), st.integers(0, 3_000)),  # departure, milliseconds after
 )
 
 
@@ -157,7 +157,7 @@ def _life(asks: list[tuple], looks: list[int], kv_blocks: int, how: str) -> list
         for number, (at_ms, text, size, answer, leaves_ms) in enumerate(asks):
             job = Recorded(timeline, f"j{number}", (f"text {text} " * 100).encode()[:size], 150, answer)
             events.append(job)
-            # Off the beat of the steps: what comes at the very moment that a step ends may be told before or after it.
+            # Off the beat of the steps: an arrival at the very end of a step may be processed before or after it.
             timeline.at(at_ms / 1e3 + 1e-5, gpu.submit, job)
             if leaves_ms is not None:
                 timeline.at((at_ms + leaves_ms) / 1e3 + 2e-5, gpu.abort, job.id)

@@ -13,7 +13,7 @@ import pytest
 from farhop_lab.sim import huge_pages
 from farhop_lab.sim.huge_pages import WORTH_IT, Growing
 
-# In a process of its own, lest this one's memory be other than before; a large part of it is objects, as a world's is.
+# In a process of its own, since this one's memory depends on earlier tests; a large part is objects, as in a world.
 ASKS = """
 from pathlib import Path
 from farhop_lab.sim import huge_pages
@@ -31,7 +31,7 @@ def test_what_is_there_is_on_huge_pages_then_and_is_what_it_was() -> None:
     done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True)
     asked, huge_kb = map(int, done.stdout.split())
     if sys.platform == "linux":
-        assert asked >= 5 * huge_pages.PAGE_BYTES  # where the pieces begin is chance
+        assert asked >= 5 * huge_pages.PAGE_BYTES  # the positions of the pieces are random
     switch = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if switch.exists() and "[never]" not in switch.read_text():
         assert huge_kb > 0

@@ -79,7 +79,7 @@ def test_one_lost_ping_is_no_broken_channel_two_are() -> None:
     world = apart(watching=Watching(ping_jitter=0.0))
     world.run(5.0)
     links, there = only(world).links, world.regions["there"]
-    there.alive = False  # nobody answers, yet nothing else is touched
+    there.alive = False  # no answer comes, yet nothing else is affected
     while links.lost["there"] == 0:
         world.run(world.now + 0.01)
     assert links.channel_up["there"], "one may be lost by chance"

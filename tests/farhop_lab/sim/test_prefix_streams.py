@@ -19,7 +19,7 @@ from global_lb.routing.flow import GlobalFlow
 from topology.model import Rule
 
 REGIONS = ("paris", "tokyo")
-SETTLED_S = 15.0  # a broken call is noticed after 4 s, what was not confirmed goes within 10
+SETTLED_S = 15.0  # a broken call is noticed after 4 s, unconfirmed prefixes are removed within 10
 
 
 def site(kv_tokens: int = 10**9) -> Site:
@@ -72,7 +72,7 @@ def test_a_message_to_all_subscribers_is_parsed_once(monkeypatch: pytest.MonkeyP
     made.arrive("paris", "t")
     made.run(5.5)
     assert known(made, "paris", "paris") == known(made, "tokyo", "paris") == held(made, "paris") != set()
-    assert 1 <= len(reads) <= 2  # what began, and what was answered
+    assert 1 <= len(reads) <= 2  # requests that began, and requests that were answered
 
 
 def state(made: World, here: str, of: str) -> str:
@@ -148,7 +148,7 @@ def test_a_subscriber_behind_the_journal_gets_a_snapshot() -> None:
     assert known(made, "tokyo", "paris") == held(made, "paris")
 
 
-def test_under_a_narrower_law_all_is_sent_anew_as_far_as_it_may() -> None:
+def test_under_a_narrower_law_everything_allowed_is_sent_again() -> None:
     made = world()
     made.at(5.0, made.arrive, "paris", "t", 2048)
     made.run(8.0)

@@ -81,7 +81,7 @@ def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next
     flow = world.regions["paris"].flow
     found = sum(record.cached_tokens for record in turns)
     assert found > sum(record.prompt_tokens + record.answer_tokens - 32 for record in turns[:2])
-    assert abs(flow.learning.predicted_tokens - found) < 2 * (64 + 16)  # a block of ours and of theirs, twice
+    assert abs(flow.learning.predicted_tokens - found) < 2 * (64 + 16)  # a block of ours and one of theirs, twice
 
 
 def test_it_reports_in_step_however_it_lived() -> None:

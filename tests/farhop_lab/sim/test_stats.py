@@ -89,7 +89,7 @@ def test_an_empty_range_has_no_fewest() -> None:
 
 
 def test_a_share_s_interval_by_hand() -> None:
-    # Wilson's interval of 45 of 50 is 0.786 to 0.957; twice as many requests, of which two count as one, say no more.
+    # Wilson's interval of 45 of 50 is 0.786 to 0.957; twice as many requests, of which two count as one, prove no more.
     assert share_interval(90, 100) == pytest.approx((0.786, 0.957), abs=1e-3)
     low, high = share_interval(100, 100)
     assert 0.9 < low < high == pytest.approx(1.0)

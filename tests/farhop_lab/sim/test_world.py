@@ -199,7 +199,7 @@ def test_the_journal_reads_as_a_story() -> None:
     made.at(5.0, made.arrive, "paris", "t")
     made.run(10.0)
     story = [line for line in made.journal.lines or () if " r1" in line]
-    # A balancer looks again at what has not begun; how often is its own affair.
+    # A balancer checks requests that have not begun; how often is not part of the contract.
     kinds = [kind for kind in (line.split()[3] for line in story) if kind != "TimerFired"]
     assert kinds == [
         "RequestArrived", "RequestArrived", "AttemptBegan", "AttemptBegan", "AttemptEnded", "AttemptEnded",

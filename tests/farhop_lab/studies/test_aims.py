@@ -30,7 +30,7 @@ def test_one_seed_leaves_it_open_and_none_says_nothing() -> None:
     assert verdict(Aim("s", "r", "x", most=1.0), None) == "nothing to compare"
 
 
-def test_the_best_rival_is_the_best_at_that_figure_and_none_of_ours() -> None:
+def test_the_best_rival_is_the_best_at_that_figure_and_is_not_farhop() -> None:
     def cell(router: str, per_s: float, p90: float) -> Any:
         return result("push", router, 1, requests_per_s=per_s, ttft_p90_ms=p90)
 
@@ -74,7 +74,7 @@ def test_recovery_is_the_first_stretch_that_stays_at_the_ceiling_and_swings_show
     assert calm.recovered_s == 1  # 5 s from the second second on are (5 + 4 * 10) / 5 = 9 of 10
     assert calm.steady
     late = recovery(seconds(1, [20] * 10 + [20] * 6 + [0] * 10 + [10] * 24), 10.0, 10, 50)
-    assert late.recovered_s == 16  # what ended at first was begun before
+    assert late.recovered_s == 16  # the first ones to end had begun before
     swinging = recovery(seconds(1, [20] * 10 + [10] * 20 + [2] * 20), 10.0, 10, 50)
     assert swinging.recovered_s == 0
     assert not swinging.steady

@@ -44,7 +44,7 @@ def test_no_router_exceeds_it(router: str, load: float) -> None:
 def test_what_is_shared_is_computed_once() -> None:
     work = bound.demands(small(), 1, 1.0)
     own = sorted(one.own_tokens for one in work)
-    # Two texts in each of two regions; the first to have one computes it, everybody else its own half.
+    # Two texts in each of two regions; the first to have one computes it, all others compute their own half.
     assert own[:-4]
     assert all(1000 <= tokens <= 1016 for tokens in own[:-4])
     assert all(2000 <= tokens <= 2016 for tokens in own[-4:])

@@ -215,7 +215,7 @@ def test_what_a_caller_had_frozen_stays_frozen_and_nothing_else_does(
     with rare_collections():
         pass
     assert done == ["frozen", "thawed"] * (before == 0) * 2
-    assert counted == ([7] if before else [0, 0])  # what was found is known then: counting takes 40 ms
+    assert counted == ([7] if before else [0, 0])  # the hits are known then: counting takes 40 ms
 
 
 def test_no_run_keeps_the_garbage_of_the_one_before() -> None:

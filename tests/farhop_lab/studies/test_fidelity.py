@@ -10,7 +10,15 @@ import pytest
 
 from farhop_lab.scenarios.load import Scenario, find, parse
 from farhop_lab.studies import routers
-from farhop_lab.studies.fidelity import Compared, FidelityError, Seen, compared, live, promise_errors, settings
+from farhop_lab.studies.fidelity import (
+    Compared,
+    FidelityError,
+    MeasuredAnswer,
+    compared,
+    live,
+    promise_errors,
+    settings,
+)
 
 TEXT = """
 name: live
@@ -45,7 +53,7 @@ def test_figures_are_compared_as_shares_and_ratios_as_differences() -> None:
     assert Compared("ttft_p50_ms", 100.0, 114.0).holds
     assert not Compared("ttft_p50_ms", 100.0, 84.0).holds
     assert Compared("hit", 0.5, 0.6).apart == pytest.approx(0.1)
-    seen = [Seen(float(ms), 100, 30) for ms in range(1, 101)]
+    seen = [MeasuredAnswer(float(ms), 100, 30) for ms in range(1, 101)]
     figures = {"ttft_p50_ms": 50.0, "ttft_p90_ms": 99.0, "hit": 0.3}
     rows = compared(seen, 0, SimpleNamespace(figures=lambda: figures))  # type: ignore[arg-type]
     assert [(row.live, row.simulated) for row in rows] == [(50.0, 50.0), (90.0, 99.0), (0.3, 0.3)]
@@ -54,9 +62,11 @@ def test_figures_are_compared_as_shares_and_ratios_as_differences() -> None:
 
 
 def test_promises_are_held_against_what_came_tier_by_tier() -> None:
-    # Off by 1, 2, ... 100 % of what was seen; the regional tier kept no record of some.
+    # Off by 1, 2, ... 100 % of the client's measurement; the regional tier kept no record of some.
     seen = [
-        Seen(200.0, 100, 30, {"global": (200.0 + 2.0 * n, 200.0)} | ({"regional": (90.0, 100.0)} if n % 2 else {}))
+        MeasuredAnswer(
+            200.0, 100, 30, {"global": (200.0 + 2.0 * n, 200.0)} | ({"regional": (90.0, 100.0)} if n % 2 else {})
+        )
         for n in range(1, 101)
     ]
     above, below = promise_errors(seen)
@@ -65,7 +75,7 @@ def test_promises_are_held_against_what_came_tier_by_tier() -> None:
     assert not above.holds
     assert (below.tier, below.answers, below.off_p50) == ("regional", 50, pytest.approx(0.1))
     assert below.holds
-    assert promise_errors([Seen(200.0, 100, 30)]) == []
+    assert promise_errors([MeasuredAnswer(200.0, 100, 30)]) == []
 
 
 def test_real_processes_answer_the_scenarios_programs(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_together_fewer_are_enough_and_the_dearest_go_first() -> None:
     spare = planned.together_spare
     assert spare.replicas is not None
     assert all(spare.total - n >= TOGETHER for n in spare.replicas.values())
-    for name in spare.replicas:  # one less anywhere would not do
+    for name in spare.replicas:  # one replica less anywhere would not be enough
         less = {**spare.replicas, name: spare.replicas[name] - 1}
         assert less[name] < 1 or any(sum(less.values()) - n < TOGETHER for n in less.values())
 

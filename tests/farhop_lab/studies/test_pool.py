@@ -95,7 +95,7 @@ def test_a_cell_that_fails_ends_the_rest_in_one_line() -> None:
         pool.run([jobs[0], broken], workers=2)
     assert "nobody" in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - began < 60.0  # the long one was not waited for
+    assert time.monotonic() - began < 60.0  # it did not wait for the long one
     assert not multiprocessing.active_children()
 
 
@@ -137,7 +137,7 @@ def test_ctrl_c_while_processes_are_prepared_is_not_answered_by_them() -> None:
 
 
 def test_a_cell_whose_parent_is_gone_ends_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # Ctrl-C stays this process's own
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process itself handles Ctrl-C
     here, there = multiprocessing.Pipe(duplex=False)
     here.close()
     (job,) = pool.jobs(tiny(), ["farhop"], [1])

@@ -79,7 +79,7 @@ def test_a_world_is_judged() -> None:
     results = [run(job.document, world.scenario.folder, job.key, job.recipe) for job in jobs]
     verdict = random_worlds.judged(world, results, "spill-least-load")
     assert 0.0 < verdict.of_bound <= 1.0
-    assert not verdict.lost  # one seed says nothing
+    assert not verdict.lost  # one seed proves nothing
     assert random_worlds.summary([verdict])["worlds"] == 1
     top = bound.of(world.scenario, 1, world.factor)
     assert all(sum(result.good) <= top for result in results)

@@ -105,7 +105,7 @@ class Lab:
         for peer in self._peers:
             peer.writer.transport.abort()
         await self._stack.aclose()
-        # Transports say goodbye in a callback of the next rounds of the loop.
+        # Transports close in a callback of the next iterations of the loop.
         await _until(lambda: all(peer.writer.is_closing() for peer in self._peers))
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -49,7 +49,7 @@ async def test_it_asks_the_kernel_to_the_nanosecond_and_the_loops_timers_for_not
     asked = divmod(int(due * 1e9), 1_000_000_000)
     assert set_ == [asked]
     await asyncio.wait_for(rung.wait(), 60.0)
-    # Some kernels ring before the moment, or once more after being disarmed. Then the same is asked for again.
+    # Some kernels fire before the moment, or once more after being disarmed. Then the alarm is set again.
     assert set_[-1] == (0, 0), "nobody waits any more: it is disarmed"
     assert set(set_) == {asked, (0, 0)}
     alarm.close()

@@ -14,7 +14,7 @@ import pytest
 from farhop_lab.wan.tunnel import LinkLimits
 from farhop_lab.world.ports import free_ports
 
-# Nothing may come earlier than the wire allows, but for the alarm's slack on each way; later, when the machine is busy.
+# Nothing may arrive earlier than the wire allows, except for the alarm's slack each way; later, if the machine is busy.
 EARLY_S = 0.0005
 PATIENCE_S = 60.0
 
@@ -96,7 +96,7 @@ async def test_no_answer_is_504_after_the_time_limit(lab: Any, crossings: list[t
     ],
 )
 async def test_what_is_no_business_of_a_link_is_refused(lab: Any, value: bytes, status: int, word: str) -> None:
-    link = await lab.link(delay_ms=1000)  # refusals are not the network's and do not wait for it
+    link = await lab.link(delay_ms=1000)  # refusals do not come from the network and do not wait for it
     near = await lab.client(link, value)
     got, text = await near.head()
     assert got == status

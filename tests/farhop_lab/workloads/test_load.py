@@ -173,7 +173,7 @@ def test_servegen(tmp_path: Path) -> None:
     )
     first, second = load.servegen(path, "kind-1")
     assert first.bursts == (Burst(0.0, 600.0, 0.1, 0.9), Burst(600.0, 600.0, 0.0, 1.0))
-    ((at, inputs, _outputs),) = first.lengths  # nobody came in the other stretch
+    ((at, inputs, _outputs),) = first.lengths  # no client came in the other interval
     assert (at, inputs.values, inputs.marks) == (21600.0, (39, 40), (0.5, 1.0))
     assert (second.name, second.lengths) == ("kind-1 chunk-1", ())
     with pytest.raises(TraceError, match=r"nothing of kind 'giant'; it holds kind-1"):

@@ -51,8 +51,8 @@ def asked(schedule: Iterable[Start]) -> list[Ask]:
 def test_mooncake_prompts_share_the_very_blocks_that_the_trace_says() -> None:
     first, second, third, _ = asked(mooncake(ROWS, PLACE, Random(1)))
     assert [len(ask.prompt) for ask in (first, second, third)] == [4000, 4400, 6144]
-    assert common(first.prompt, third.prompt) == 4000  # 0 and all there is of 1
-    assert 2048 <= common(first.prompt, second.prompt) < 2048 + 32  # block 0 is everybody's
+    assert common(first.prompt, third.prompt) == 4000  # 0 and all of 1
+    assert 2048 <= common(first.prompt, second.prompt) < 2048 + 32  # block 0 is shared by all
     assert (second.answer_tokens, second.max_tokens) == (30, 30)
 
 
@@ -123,7 +123,7 @@ def test_a_mooncake_bucket_that_ends_early_is_spread_up_to_its_end() -> None:
     moments = [start.at for start in starts]
     assert moments == sorted(moments)
     assert 2.98 < moments[3999] < 2.995 <= moments[4000] < 3.0
-    assert 5.98 < moments[7999] < 5.995  # no wider than 3 s, as the record says of the others
+    assert 5.98 < moments[7999] < 5.995  # no wider than 3 s, as the record says about the others
 
 
 def test_a_mooncake_conversation_stays_where_it_is() -> None:
@@ -292,7 +292,7 @@ def test_a_closed_loop_asks_what_was_asked_if_answers_are_as_long_as_they_were(r
             lengths.append((len(ask.prompt) // 4, ask.answer_tokens))
             assert ask.prompt.startswith(before)
             before = ask.prompt
-    # An answer is a token at least, and so is a prompt: what follows is as much longer.
+    # An answer has at least one token, and so has a prompt: the next prompt is longer by as much.
     assert len(lengths) == len(rows)
     if all(one_.input_tokens and one_.output_tokens for one_ in rows):
         assert sorted(lengths) == sorted((one_.input_tokens, one_.output_tokens) for one_ in rows)

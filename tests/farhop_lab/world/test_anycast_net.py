@@ -46,7 +46,7 @@ def test_ways_follow_the_router_s_routes_a_silent_site_is_cut_off_and_nothing_st
     assert all(child.poll() is not None for child in net.children)
 
 
-# BIRD's own port at the router: whether a handshake comes to its end.
+# BIRD's own port at the router: whether a handshake completes.
 PING = """
 import socket, sys
 try:

@@ -88,7 +88,7 @@ async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
     pid = one.pid
     assert pid is not None
     assert alive(pid)
-    assert os.getsid(pid) == pid  # a terminal's Ctrl-C is its parent's to pass on
+    assert os.getsid(pid) == pid  # its parent decides whether to pass on a terminal's Ctrl-C
     assert await one.stop() == 0
     assert one.pid is None
     assert not alive(pid)
@@ -115,7 +115,7 @@ async def test_its_environment_is_ours_and_what_was_given(tmp_path: Path, monkey
 async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path, 'print("still thinking", file=sys.stderr, flush=True)\ntime.sleep(60)')
     found = ""
-    for patience_s in (0.5, 2.0, 8.0):  # until it has come to say so much
+    for patience_s in (0.5, 2.0, 8.0):  # until it has printed so much
         one = Child("a script", [], tmp_path / "log", {}, program)
         with pytest.raises(ChildError, match=rf"a script: not ready within {patience_s:g} s; it said: ") as caught:
             await one.start(timeout_s=patience_s)
@@ -181,7 +181,7 @@ async def test_a_frozen_one_does_nothing_more(tmp_path: Path) -> None:
         one.signal(signal.SIGCONT)
         assert set(seen) == {"T"}, seen
     await one.kill()
-    one.signal(signal.SIGSTOP)  # nobody is there, and nobody is waited for
+    one.signal(signal.SIGSTOP)  # no process is there, and none is waited for
 
 
 async def test_one_that_talks_on_is_not_held_up(tmp_path: Path) -> None:

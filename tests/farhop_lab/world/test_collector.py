@@ -183,9 +183,9 @@ def test_garbage_never_raises_anything_else(body):
     try:
         list(decode(body))
     except PayloadError:
-        pass  # refused, as garbage is to be
+        pass  # refused, as garbage should be
     else:
-        ExportTraceServiceRequest.FromString(body)  # it was one after all
+        ExportTraceServiceRequest.FromString(body)  # it was valid after all
 
 
 def test_a_tree_shows_durations_errors_and_attributes():

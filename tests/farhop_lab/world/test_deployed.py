@@ -38,7 +38,7 @@ def wanted(do: str, region: str = "paris", **more: str) -> FaultCommand:
     ("one", "broken", "mended"),
     [
         (wanted("kill-engines"), ["docker kill a b"], ["docker start a b"]),
-        (wanted("stop-engines"), ["docker pause a b"], ["docker unpause a"]),  # b is gone meanwhile
+        (wanted("stop-engines"), ["docker pause a b"], ["docker unpause a"]),  # b is gone in the meantime
         (wanted("stop-etcd", "", hub="paris"), ["docker pause a b"], ["docker unpause a"]),
     ],
 )

@@ -16,7 +16,7 @@ import pytest
 from farhop_lab.world import fork_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs are forked on Linux alone")
-# What a program finds as it begins: a module of its own, told apart from the command's by nothing but its name.
+# The state that a program finds at its start: a module of its own, distinguished from the command's by its name only.
 LOOKS = """
 import gc, json, os, signal, sys, threading
 print(json.dumps({
@@ -33,7 +33,7 @@ print(json.dumps({
 }), flush=True)
 sys.exit(7)
 """
-# All that an interpreter does at its end, but for taking what it imported to pieces: that is seen by `Kept` alone.
+# Everything that an interpreter does at its end, except for clearing imported modules: only `Kept` sees that.
 ENDS = """
 import atexit, sys, threading, time
 class Kept:
@@ -100,7 +100,7 @@ def test_a_fork_is_what_the_command_line_runs(looks: dict[str, str]) -> None:
     assert (code, err) == (output.returncode, b"")
     seen, wanted = json.loads(out), json.loads(output.stdout)
     assert seen == wanted
-    assert wanted["threads"] == 1  # so was the server's, or a fork could not be trusted
+    assert wanted["threads"] == 1  # so was the server's, otherwise a fork could not be trusted
     assert wanted["title"] == command
 
 
@@ -141,7 +141,7 @@ async def test_how_it_ended_is_known(looks: dict[str, str]) -> None:
     assert await process.wait() == process.returncode == -signal.SIGTERM
     assert process.ended is not None
     assert 0.0 < process.ended.cpu_s < 60.0
-    process.send_signal(signal.SIGTERM)  # it is nobody's any more
+    process.send_signal(signal.SIGTERM)  # it has no owner any more
 
 
 async def test_a_stopped_process_stands_still(looks: dict[str, str]) -> None:
@@ -150,7 +150,7 @@ async def test_a_stopped_process_stands_still(looks: dict[str, str]) -> None:
     process.wait_until_stopped()
     assert state(process.pid) == "T"
     process.send_signal(signal.SIGKILL)
-    process.wait_until_stopped()  # nobody to be waited for
+    process.wait_until_stopped()  # there is no process to wait for
     assert await process.wait() == -signal.SIGKILL
 
 
@@ -197,7 +197,7 @@ async def test_a_server_that_is_killed_takes_its_forks_along_and_another_takes_i
 
 async def test_a_cancelled_start_leaves_no_process_behind(another: dict[str, str]) -> None:
     starting = asyncio.create_task(run("stays", [], another))
-    await asyncio.sleep(0)  # it has asked a server that is not there yet
+    await asyncio.sleep(0)  # it has contacted a server that does not run yet
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting

@@ -65,7 +65,7 @@ def test_a_fork_is_given_none_of_its_parents() -> None:
     given = done.stdout.split()
     assert len(given) == 105
     assert len(set(given)) == len(given)
-    assert done.stderr == b""  # what claims blocks is closed at the end: else each is warned of
+    assert done.stderr == b""  # processes that claim blocks are closed at the end: otherwise each causes a warning
 
 
 def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_a_port_whose_connections_are_not_quite_over_is_passed_over(monkeypatch:
     (port,) = ports.free_ports(1)
     with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(("127.0.0.1", port)) as client:
         served, _ = server.accept()
-        served.close()  # who closes first keeps the port in TIME_WAIT
+        served.close()  # the side that closes first keeps the port in TIME_WAIT
         assert client.recv(1) == b""
     monkeypatch.setattr(ports, "PORTS", range(port, port + 1))
     with pytest.raises(ports.PortsError, match="no 1 free ports"):

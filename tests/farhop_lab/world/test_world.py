@@ -36,7 +36,7 @@ def started(by: str = "self") -> set[str]:
     """Processes that descend from this one, by id, but for the servers that fork programs: those stay while it does."""
     found = set()
     for children in Path(f"/proc/{by}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended as it was looked at
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended during the check
             for pid in children.read_text().split():
                 server = fork_server.__name__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
                 found |= started(pid) | (set() if server else {pid})

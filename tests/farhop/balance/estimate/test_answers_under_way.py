@@ -18,7 +18,7 @@ RUN = settings(max_examples=100, deadline=None, derandomize=True)
 PER_S = 50.0
 
 
-def test_until_an_answer_has_ended_the_estimate_goes_by_the_lengths_so_far() -> None:
+def test_until_an_answer_has_ended_the_estimate_follows_the_lengths_so_far() -> None:
     answers = AnswersUnderWay()
     assert answers.least_tokens(9.0, 100.0) == 0.0
     for second in range(80):
@@ -80,7 +80,7 @@ def test_whatever_comes_and_goes_it_is_never_negative_and_bounded_by_how_far_the
         assert answers.in_flight == len(under_way)
         so_far = sum(per_s * (now - began_at) for per_s, began_at in under_way)
         least = answers.least_tokens(now, 100.0)
-        # The sums are of numbers far larger than what is left of them.
+        # The sums are of numbers far larger than the remainders.
         assert 0.0 <= least <= AGES * so_far / max(1, len(under_way)) * 1.01 + 1.0
 
 

@@ -57,5 +57,5 @@ def test_requests_behind_wait_for_what_a_request_has_more_than_the_mean() -> Non
 
     assert [behind_ms(300.0, uncached) for uncached in (0.0, 100.0, 200.0, 1000.0)] == [0.0, 150.0, 300.0, 1500.0]
     assert behind_ms(0.0, 1000.0) == 0.0
-    assert behind_ms(50.0, 200.0) == 12.5  # a quarter of a prefill is left of somebody's
+    assert behind_ms(50.0, 200.0) == 12.5  # a quarter of another request's prefill is left
     assert behind_ms(50.0, 200.0, pace_ms=0.0) == 50.0

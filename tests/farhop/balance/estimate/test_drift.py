@@ -25,7 +25,7 @@ def test_a_silent_target_becomes_more_uncertain_even_if_it_did_not_change() -> N
     seen = [drift.uncertainty_ms(2.0 + AGE_MAX_S + after, 7.0, 50.0) for after in (0.0, 1.0, 3.0, 5.0, 500.0)]
     assert seen == pytest.approx([0.0, SILENT_MS_PER_S, 3 * SILENT_MS_PER_S, UNCERTAINTY_MAX_MS, UNCERTAINTY_MAX_MS])
     drift.reported(40.0, 7, 600.0)
-    assert drift.uncertainty_ms(601.0, 7.0, 50.0) == 0.0  # it speaks again
+    assert drift.uncertainty_ms(601.0, 7.0, 50.0) == 0.0  # it reports again
 
 
 def test_doubt_grows_with_age_and_with_change() -> None:
@@ -35,7 +35,7 @@ def test_doubt_grows_with_age_and_with_change() -> None:
     assert drift.uncertainty_ms(1.0, 8.0, 50.0) == 0.0
     assert drift.uncertainty_ms(1.5, 8.0, 50.0) == pytest.approx(20.0)
     assert drift.uncertainty_ms(1.0 + AGE_MAX_S, 8.0, 50.0) == pytest.approx(AGE_MAX_S * 40.0)
-    drift.reported(0.0, 8, 2.0)  # down again: no less uncertain
+    drift.reported(0.0, 8, 2.0)  # down again: just as uncertain
     assert drift.uncertainty_ms(2.5, 8.0, 50.0) == pytest.approx(20.0)
 
 

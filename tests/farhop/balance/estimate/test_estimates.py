@@ -182,4 +182,4 @@ def test_a_fading_mean_is_not_carried_off_by_one_sample_and_fades() -> None:
     value, evidence = mean.read(4.0)
     assert value == pytest.approx(100.0 + 200.0 / 16.0, rel=0.01)
     assert mean.read(64.0) == (value, pytest.approx(evidence * 0.1353, rel=1e-3))
-    assert mean.read(3.0) == (value, evidence)  # a step back is no time
+    assert mean.read(3.0) == (value, evidence)  # a step back in time is not a duration

@@ -54,7 +54,7 @@ def test_what_is_no_number_changes_nothing(bad: float) -> None:
     average.update(7.0, now=0.0)
     assert not average.update(bad, now=10.0)
     assert average.value == 7.0
-    # Nor was the time of the refused sample taken for the last one's.
+    # Nor was the time of the refused sample used as the last one's.
     average.update(5.0, now=10.0)
     assert average.value == pytest.approx(7.0 * exp(-10) + 5.0 * (1 - exp(-10)))
     bounded = Mean(0.5, lo=1.0, hi=8.0, initial=4.0)
@@ -122,7 +122,7 @@ def test_what_is_not_sampled_goes_back_to_what_it_was_thought_to_be() -> None:
     assert share.update(0.1, 10.0)
     assert share.value == share.at(10.0) == share.at(0.0) == pytest.approx(0.55)
     assert share.at(70.0) == pytest.approx(1.0 - 0.45 / e)
-    assert share.update(0.1, 70.0)  # half of the way from what was believed by then
+    assert share.update(0.1, 70.0)  # half of the way from the estimate at that time
     assert share.value == pytest.approx((1.0 - 0.45 / e + 0.1) / 2)
     assert not share.update(0.05, 70.0)
     assert not share.update(nan, 70.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from farhop.balance.estimate.network_latencies import LENGTHS, RTT_MS_MAX, WINDOW_S, NetworkLatencies, parse
 
 V4 = st.integers(0, 2**32 - 1).map(lambda n: str(ip_address(n)))
-NEAR = st.integers(0, 4000).map(lambda n: str(ip_address((203 << 24) + n * 64)))  # so that many meet in a network
+NEAR = st.integers(0, 4000).map(lambda n: str(ip_address((203 << 24) + n * 64)))  # so that many share a network
 V6 = st.integers(0, 2**128 - 1).map(lambda n: str(ip_address(n)))
 LOCAL = st.sampled_from(
     [

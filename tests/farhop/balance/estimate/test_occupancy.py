@@ -39,7 +39,7 @@ class Target:
         return self.occupancy.service_ms(now)
 
 
-def test_until_a_request_has_left_the_estimate_goes_by_their_age() -> None:
+def test_until_a_request_has_left_the_estimate_follows_the_ages_of_running_ones() -> None:
     target = Target()
     assert target.takes_ms(0.0) == 0.0
     for second in range(8):
@@ -47,7 +47,7 @@ def test_until_a_request_has_left_the_estimate_goes_by_their_age() -> None:
     assert target.takes_ms(8.0) == pytest.approx(AGES * 4_500.0)  # 1 to 8 s
     target = Target()
     target.comes(0.0)
-    assert target.takes_ms(8.0) == pytest.approx(8_000.0)  # of one alone: it has taken that
+    assert target.takes_ms(8.0) == pytest.approx(8_000.0)  # a single one: it has taken that
 
 
 def test_it_counts_those_under_way_until_as_many_have_left() -> None:
@@ -71,7 +71,7 @@ def test_requests_of_long_ago_are_forgotten() -> None:
     for _ in range(int(2 * LEFT_LEAST)):
         target.comes(10 * LEFT_LEAST)
     took_ms = target.takes_ms(10 * LEFT_LEAST + 10.0)
-    assert took_ms == pytest.approx((0.1 + 20.0) * 1e3, rel=0.01)  # as many seconds under way by LEFT_LEAST who left
+    assert took_ms == pytest.approx((0.1 + 20.0) * 1e3, rel=0.01)  # seconds under way at LEFT_LEAST of those that left
 
 
 def test_other_targets_bring_what_they_have_and_what_was_seen_stays() -> None:

@@ -22,7 +22,7 @@ def test_what_is_sent_is_outstanding_until_acknowledged_or_answered() -> None:
     known.acknowledged(1, 100.0)
     assert known.outstanding_bytes == 50.0
     known.settled(100)
-    known.settled(50)  # answered before any report said so
+    known.settled(50)  # answered before any report counted it
     assert known.outstanding_bytes == 0.0
 
 
@@ -41,7 +41,7 @@ def test_what_is_cached_there_is_sent_but_not_prefilled() -> None:
     known.sent(100, 10)
     known.sent(100, 50)
     assert (known.outstanding_bytes, known.outstanding_work_bytes) == (200.0, 60.0)
-    known.acknowledged(1, 100.0)  # of which of the two is not known: half of both
+    known.acknowledged(1, 100.0)  # which of the two is not known: half of both
     assert (known.outstanding_bytes, known.outstanding_work_bytes) == (100.0, 30.0)
     known.settled(100, 10)
     assert (known.outstanding_bytes, known.outstanding_work_bytes) == (100.0, 50.0)
@@ -66,14 +66,14 @@ def test_a_new_process_counts_from_zero() -> None:
     known.sent(40)
     known.acknowledged(1, 100.0)
     known.acknowledged(2, 0.0)
-    assert known.outstanding_bytes == 40.0  # still on its way, to whoever is there now
+    assert known.outstanding_bytes == 40.0  # still on its way, to the present process
     known.acknowledged(2, 40.0)
     assert known.outstanding_bytes == 0.0
     known.sent(7)
     assert known.outstanding_bytes == 7.0
 
 
-def test_a_sender_that_starts_anew_takes_the_receivers_count() -> None:
+def test_a_sender_that_restarts_takes_the_receivers_count() -> None:
     known = UnacknowledgedLoad()
     known.acknowledged(5, 1e9)
     assert known.outstanding_bytes == 0.0
@@ -85,7 +85,7 @@ def test_an_error_in_the_counts_does_not_outlive_rest() -> None:
     known = UnacknowledgedLoad()
     known.acknowledged(1, 0.0)
     known.sent(500)
-    known.settled(500)  # taken as counted, but it never was
+    known.settled(500)  # assumed to be counted, but it never was
     known.acknowledged(1, 0.0)
     known.acknowledged(1, 0.0)
     known.sent(10)

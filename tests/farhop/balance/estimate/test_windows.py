@@ -73,10 +73,10 @@ def test_it_is_one_of_its_samples_and_its_evidence_falls_with_age(
     assert 0.0 < evidence <= KEPT + 1.0
     assert made.sampled_at == now
     then, left = made.read(now + later_s)
-    assert then == value  # age takes from the evidence, never from the figure
-    assert left == pytest.approx(evidence * exp(-later_s / TAU_S), rel=0.15)  # of what the open window has of age
+    assert then == value  # age reduces the evidence, never the estimate
+    assert left == pytest.approx(evidence * exp(-later_s / TAU_S), rel=0.15)  # with the age of the open window
     assert made.read(now + later_s + more_s)[1] <= left
-    assert made.read(now - 100.0)[1] >= evidence  # a step back is no time
+    assert made.read(now - 100.0)[1] >= evidence  # a step back in time is not a duration
 
 
 @given(st.floats(1e-5, 1e8), st.integers(3, 40))

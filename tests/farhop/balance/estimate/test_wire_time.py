@@ -32,7 +32,7 @@ def test_a_stray_one_of_the_first_pings_is_no_jitter() -> None:
     """A process that has just started is late for reasons of its own: its own region would look as far as another."""
     wire = WireTime(1.0)
     wire.sample(30.0, 0.0)
-    assert wire.moving  # not what the map says: looked at again soon
+    assert wire.moving  # not the map's value: checked again soon
     wire.sample(1.2, 0.25)
     assert wire.rtt_ms == pytest.approx(1.2)
     wire.sample(1.4, 0.5)
@@ -50,7 +50,7 @@ def test_a_changed_path_counts_once_the_window_has_passed() -> None:
     assert wire.rtt_ms == pytest.approx(150.0)
     for i in range(5):
         wire.sample(20.0, 71.0 + i)
-    assert wire.rtt_ms == pytest.approx(20.0)  # a better path is believed after five pings
+    assert wire.rtt_ms == pytest.approx(20.0)  # a better path is accepted after five pings
 
 
 @pytest.mark.parametrize("absurd", [-1.0, math.nan, math.inf, 1e9])
@@ -68,7 +68,7 @@ def test_a_path_that_drifts_is_followed_no_later_than_the_window(ms_per_s: float
         truth_ms = 200.0 + ms_per_s * second
         wire.sample(truth_ms + rng.uniform(0.0, 3.0), float(second))
         assert abs(wire.rtt_ms - truth_ms) <= abs(ms_per_s) * WINDOW_S + 6.0
-        if ms_per_s < 0:  # what gets better is believed soon: the latest pings alone outvote the rest
+        if ms_per_s < 0:  # an improvement is accepted soon: the latest pings alone outvote the rest
             assert wire.rtt_ms <= truth_ms + abs(ms_per_s) * LATEST + 6.0
 
 
@@ -92,7 +92,7 @@ def test_a_longer_route_counts_when_all_of_the_latest_pings_show_it() -> None:
         wire.sample(50.0 + i % 3, float(i))
     for i in range(2 * LATEST):
         wire.sample(150.0 + i % 3, 20.0 + i / 4)
-        if i + 1 >= LATEST:  # what was before is still in the window, and would stand for half a minute
+        if i + 1 >= LATEST:  # earlier samples are still in the window, and would stay for half a minute
             assert 150.0 <= wire.rtt_ms <= 152.0
     wire.sample(50.0, 25.0)  # and back
     assert wire.rtt_ms <= 152.0
@@ -127,7 +127,7 @@ def test_a_wire_that_is_always_noisy_is_no_other_path_each_time() -> None:
     for second in range(200):
         wire.sample(0.4 + rng.expovariate(0.5), second / 2)
         moved += wire.moving and second >= LATEST
-    assert moved <= 30  # 93 by the least alone
+    assert moved <= 30  # 93 by the minimum alone
     for i in range(3):
         wire.sample(40.0 + i, 100.5 + i)
         assert wire.moving

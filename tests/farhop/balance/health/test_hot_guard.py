@@ -40,7 +40,7 @@ def test_an_absence_is_ramped_like_heat() -> None:
     guard.left()
     guard.came_back(10.0)
     assert guard.admitted_share(10.0) == pytest.approx(0.05)
-    guard.came_back(15.0)  # said again: the ramp goes on
+    guard.came_back(15.0)  # reported again: the ramp continues
     assert guard.admitted_share(20.0) == pytest.approx(0.55)
 
 
@@ -81,7 +81,7 @@ def test_the_share_never_jumps_up(steps: list[tuple[float, float, str]]) -> None
 def test_a_silence_is_no_time_above() -> None:
     guard = HotGuard(GuardConfig(hold_s=2.0))
     guard.used(0.95, 0.0)
-    guard.used(0.95, 60.0)  # what was between nobody told
+    guard.used(0.95, 60.0)  # no report came in between
     assert not guard.hot
     guard.used(0.95, 61.0)
     guard.used(0.95, 62.0)

@@ -13,7 +13,7 @@ WAY_S = 0.2
 def test_one_that_has_not_begun_is_lost_when_it_is_unknown_twice_in_a_row() -> None:
     known = Inquiry()
     assert not known.lost(2.0, None, WAY_S, 10.0, began=False)
-    assert not known.lost(3.0, 3.0, WAY_S, 11.0, began=False)  # it was only on its way
+    assert not known.lost(3.0, 3.0, WAY_S, 11.0, began=False)  # it was only in flight
     assert not known.lost(4.0, None, WAY_S, 12.0, began=False)
     assert known.lost(5.0, None, WAY_S, 13.0, began=False)
 

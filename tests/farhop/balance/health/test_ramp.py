@@ -13,7 +13,7 @@ RUN = settings(max_examples=200, deadline=None, derandomize=True)
 
 def test_a_restarted_target_grows_from_a_tenth_to_the_whole() -> None:
     ramp = Ramp(10.0)
-    assert ramp.share(0.0) == 1.0  # out: that is for others to say
+    assert ramp.share(0.0) == 1.0  # out: others decide that
     ramp.turn(True, 100.0)
     assert [ramp.share(100.0 + s) for s in (0.0, 0.5, 1.0, 5.0, 9.0, 10.0, 99.0)] == pytest.approx(
         [0.1, 0.1, 0.1, 0.5, 0.9, 1.0, 1.0]

@@ -83,7 +83,7 @@ def test_a_channel_that_is_back_takes_what_relaying_met_in_the_outage_with_it() 
     life.reported(0.0)
     life.relay_failed(0.0)
     life.relay_failed(0.0)
-    life.channel(True)  # it never broke: it says nothing of the path that relaying takes
+    life.channel(True)  # it never broke: it says nothing about the path of relayed requests
     assert life.read(0.0).why == "relay failures"
     life.channel(False)
     assert life.read(0.0).why == "channel broken and relay failures"

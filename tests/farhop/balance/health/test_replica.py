@@ -99,7 +99,7 @@ def test_up_needs_recent_evidence_and_the_forced_wins_until_it_expires(events: l
                 assert later < heard_at + 25.0
                 assert health.until is not None
                 assert later < health.until
-            # Whatever was met, no back-off outlasts four times the base, nor a trial its time.
+            # Whatever happened, no back-off lasts longer than four times the base, and no trial longer than its time.
             assert health.forced or health.until is None or health.until <= now + 25.0
 
 
@@ -144,7 +144,7 @@ def test_probes_take_down_by_fall_and_bring_back_by_rise() -> None:
     assert state(machine, 5.0) is State.UP
 
 
-def test_a_probe_that_fails_in_between_starts_the_rise_anew() -> None:
+def test_a_probe_that_fails_in_between_restarts_the_rise() -> None:
     machine = proven()
     for ok in (False, False, False, True, False, True):
         machine.probed(ok, 1.0)
@@ -157,7 +157,7 @@ def test_a_fault_takes_a_target_out_at_once_and_probes_bring_it_back_by_rise() -
     machine.probed(True, 1.0, "GPU 3: XID 79")
     assert machine.read(1.0) == Health(State.DOWN, "GPU 3: XID 79")
     assert not machine.steady
-    machine.succeeded(1.5)  # what was under way may end well
+    machine.succeeded(1.5)  # requests that were under way may end well
     assert machine.read(1.5).state is State.DOWN
     machine.probed(True, 2.0)
     assert machine.read(2.0).state is State.DOWN
@@ -178,8 +178,8 @@ def test_a_streak_ejects_and_each_failed_trial_doubles_the_backoff_to_four_times
         machine.failed(now)
     for backoff_s in (30.0, 60.0, 120.0, 120.0):
         assert machine.read(now) == Health(State.DOWN, "requests failed in a row", now + backoff_s)
-        machine.failed(now + 1.0)  # what was in flight at the ejection does not prolong it
-        machine.probed(True, now + 1.0)  # and a probe does not see what requests see
+        machine.failed(now + 1.0)  # requests in flight at the ejection do not prolong it
+        machine.probed(True, now + 1.0)  # and a probe does not see the errors that requests see
         assert machine.read(now + 1.0).until == now + backoff_s
         now += backoff_s
         assert state(machine, now) is State.SUSPECT
@@ -190,7 +190,7 @@ def test_a_streak_ejects_and_each_failed_trial_doubles_the_backoff_to_four_times
     assert machine.admit(now)
     machine.succeeded(now + 2.0)
     assert state(machine, now + 2.0) is State.UP
-    machine.succeeded(now + 2.0 + 240.0)  # well for twice the longest back-off: it is forgotten
+    machine.succeeded(now + 2.0 + 240.0)  # healthy for twice the longest back-off: the ejections are forgotten
     for _ in range(3):
         machine.failed(now + 250.0)
     assert machine.read(now + 250.0).until == now + 280.0
@@ -236,7 +236,7 @@ def test_a_refused_connection_ejects_at_once_and_a_probe_brings_it_back() -> Non
     assert machine.read(10.3).until == 12.3  # flapping
     machine.probed(True, 10.5)
     machine.refused(31.0)
-    assert machine.read(31.0).until == 32.0  # back for twice the longest back-off: that is forgotten
+    assert machine.read(31.0).until == 32.0  # back for twice the longest back-off: the ejections are forgotten
 
 
 def test_the_share_already_out_keeps_a_failing_target_in() -> None:
@@ -311,7 +311,7 @@ def test_alive_and_not_ready_takes_no_work_and_is_no_failure() -> None:
         assert machine.read(float(second)) == Health(State.DOWN, "alive, not ready")
         assert not machine.steady
     machine.probed(True, 100.0)
-    assert machine.read(100.0).state is State.UP  # its own word is enough
+    assert machine.read(100.0).state is State.UP  # its own report is enough
 
 
 def test_a_model_that_loads_and_then_serves_comes_up_by_one_word_and_is_eased_in() -> None:
@@ -345,11 +345,11 @@ def test_an_ejection_at_once_grows_to_four_times_until_it_has_been_back_for_long
     machine, now = warm(), 0.0
     for out_s in (30.0, 60.0, 120.0, 120.0):
         machine.eject("slower than its peers", now)
-        machine.eject("again", now + 1.0)  # is no other
+        machine.eject("again", now + 1.0)  # is not another process
         assert machine.read(now) == Health(State.DOWN, "slower than its peers", now + out_s)
         now += out_s
         assert machine.admit(now)
-        machine.succeeded(now)  # it answers well, and is only slow
+        machine.succeeded(now)  # its answers are good, only slow
         assert machine.read(now).state is State.UP
     now += 240.0
     machine.eject("slower than its peers", now)
@@ -365,7 +365,7 @@ def test_refused_connections_make_no_ejection_longer() -> None:
         machine.probed(True, at + 0.4)
     machine.eject("slower than its peers", 5.0)
     assert machine.read(5.0).until == 35.0
-    machine.refused(36.0)  # its trial found nobody at home
+    machine.refused(36.0)  # its trial could not connect
     assert machine.read(36.0) == Health(State.DOWN, "connection refused", 37.0)
     machine.probed(True, 36.5)
     assert machine.read(36.5).state is State.UP
@@ -388,7 +388,7 @@ def test_what_was_sent_before_it_came_back_says_nothing_of_now() -> None:
     for at in (1.0, 2.0, 3.0):
         machine.probed(False, at)
     for _ in range(9):
-        machine.failed(3.0)  # given up since probes fail: that is known already
+        machine.failed(3.0)  # given up because probes fail: that is known already
     for at in (12.0, 13.0):
         machine.probed(True, at)
     assert machine.read(13.0).state is State.UP
@@ -436,7 +436,7 @@ def test_panic_ignores_failed_requests_but_not_refused_connections() -> None:
     assert ejected.admit(1.0, panic=True)
     assert ejected.admit(1.0, panic=True)
     assert not ejected.admit(1.0)
-    ejected.succeeded(2.0)  # of a request that panic let through: as good as a trial
+    ejected.succeeded(2.0)  # of a request that panic mode let through: it counts as a trial
     assert ejected.read(2.0).state is State.UP
 
 

@@ -36,7 +36,7 @@ def test_a_process_that_reports_again_lost_its_link_and_is_no_suspect() -> None:
     made.broke_off(BODY, A, 99.9, 100.0)
     made.broke_off(BODY, B, 100.9, 101.0)
     assert made.quarantine(BODY, lambda process: 101.2 if process == B else -inf, 101.3) is None
-    made.broke_off(BODY, C, 100.9, 102.0)  # another life of the same
+    made.broke_off(BODY, C, 100.9, 102.0)  # another process of the same name
     assert made.quarantine(BODY, never, 110.0) is not None
 
 

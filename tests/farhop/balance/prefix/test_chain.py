@@ -23,7 +23,7 @@ RUN = settings(max_examples=150, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 2**64 - 1)
 LENGTHS = st.one_of(st.integers(0, 70_000), st.sampled_from([255, 256, 4095, 4096, 5119, 5120, 32768, 36863, 36864]))
 
-# Written down once: a change here is a change of what two tiers of different versions can share.
+# Recorded once: a change here changes what two tiers of different versions can share.
 GOLDEN_SEED = 0xEB73879461B07A9D
 GOLDEN_NODES = (0x8209E85994F69109, 0x3035F785CB342612, 0x4886BE9100EEBB0A, 45)
 
@@ -40,7 +40,7 @@ def test_equal_prefixes_give_equal_chains_up_to_the_last_whole_block(a: int, b: 
     left, right = chain(shared + text(a, 1), seed), chain(shared + text(b, 2), seed)
     depth = depth_at(common)
     assert left[:depth] == right[:depth] == chain(shared, seed)
-    # The block in which the texts part, and all below it, differ.
+    # The block in which the texts diverge, and all below it, differ.
     assert set(left[depth:]).isdisjoint(right[depth:])
 
 
@@ -77,7 +77,7 @@ def test_a_chain_goes_on_from_its_tail_wherever_it_is_cut(
     end = tail(prompt, chain(prompt, seed), seed)
     assert go_on(end, more) == chain(whole, seed)
     assert len(end.rest) < max(BLOCK_BYTES)
-    # What is known to follow may be put before the rest, however long it is.
+    # Content that is known to follow may be put before the rest, however long it is.
     opening = more[: min(known, len(more))]
     assert go_on(replace(end, rest=end.rest + opening), more[len(opening) :]) == chain(whole, seed)
 

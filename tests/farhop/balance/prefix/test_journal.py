@@ -156,7 +156,7 @@ def test_every_reader_knows_what_it_may_and_nothing_else(steps: Any, amid: Any, 
         if step[0] == "read":
             source.listen()
             reader = readers[step[1]]
-            for _ in range(20):  # one that is too far behind begins anew
+            for _ in range(20):  # a reader that is too far behind starts again
                 reader.catch_up(disturb)
                 if source.reaches(reader.seq):
                     break
@@ -276,5 +276,5 @@ def test_a_law_that_only_widens_takes_back_nothing_and_one_that_does_not_all() -
     assert not [path for slice_ in source.snapshot("lon", 100) for path in slice_]
     source.under(3)
     assert source.seq == at + 1
-    assert not source.reaches(at - 1)  # who skipped this law begins anew: what was judged by another is not kept
+    assert not source.reaches(at - 1)  # a reader that skipped this law starts again, without what another law allowed
     assert not [path for slice_ in source.snapshot("fra", 100) for path in slice_]

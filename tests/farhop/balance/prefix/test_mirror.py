@@ -72,7 +72,7 @@ def test_letting_go_begins_with_the_oldest_and_ends_the_node_with_its_last_holde
     store.shrink(other, 1)
     assert (order(store, other), gone) == ([1], [3, 2])
     assert store.prune(one, store.place(one, 1), 10) == 1
-    store.insert(one, 0, (1, 2))  # node 1 has a holder, but none whose place is the node's own row
+    store.insert(one, 0, (1, 2))  # node 1 has a holder, but none whose row is the node's own
     assert (order(store, one), order(store, other), gone) == ([2, 1], [1], [3, 2])
 
 

@@ -38,7 +38,7 @@ def test_an_engine_that_found_less_than_the_blocks_and_a_prompt_that_ends_there_
     partial_blocks.learn((), 100, 0.0, 90.0)
     assert len(partial_blocks) == 0
     partial_blocks.learn(nodes, size, 5120.0, 6016.0)
-    short, length = asked(b"", SYSTEM[:5400])  # all of it was found: others may agree for longer
+    short, length = asked(b"", SYSTEM[:5400])  # all of it was found: other prompts may match for longer
     partial_blocks.learn(short, length, 5120.0, 5376.0)
     assert partial_blocks.bytes_behind(nodes, 17) == 6016.0
 

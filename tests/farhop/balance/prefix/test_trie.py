@@ -53,7 +53,7 @@ class Naive:
 
     def insert(self, path: Path) -> None:
         self.tick += 1
-        for depth in range(1, min(len(path), depth_at(self.limit)) + 1):  # what can never fit pushes nothing out
+        for depth in range(1, min(len(path), depth_at(self.limit)) + 1):  # content that can never fit evicts nothing
             self.paths[path[:depth]] = self.tick
         self.evict()
 
@@ -210,7 +210,7 @@ def test_one_search_finds_the_depth_of_many_locations(depths: list[int], asked: 
         trie.insert(f"r{i}", path[:depth])
     expected = {f"r{i}": min(depth, asked) for i, depth in enumerate(depths) if min(depth, asked)}
     assert trie.match(path[:asked]) == expected
-    assert trie.match(path[:asked]) == expected  # and again from what the first search remembered
+    assert trie.match(path[:asked]) == expected  # and again from the results that the first search remembered
 
 
 def test_the_bits_of_dropped_locations_are_reused_under_their_new_names() -> None:
@@ -363,7 +363,7 @@ def test_a_large_location_is_cleared_at_once_and_swept_bit_by_bit() -> None:
     assert (trie.count("r0"), trie.bytes_held("r0"), trie.match_one("r0", path)) == (0, 0, 0)
     assert trie.locations == ("r0", "r1")
     assert_sound(trie)
-    trie.insert("r0", path[:20])  # before the sweep has come by
+    trie.insert("r0", path[:20])  # before the sweep has reached it
     assert trie.match(path) == {"r0": 20, "r1": 12}
     before = trie.entries
     trie.sweep(100)
@@ -495,7 +495,7 @@ def test_where_a_path_goes_on() -> None:
     short, left, right = nodes_of((1, 2)), nodes_of((1, 2, 3)), nodes_of((1, 2, 4))
     trie.insert("a", short)
     assert (trie.goes_on(short[0]), trie.goes_on(short[1]), trie.goes_on(99)) == (True, False, False)
-    trie.insert("b", left)  # whoever holds it
+    trie.insert("b", left)  # whichever replica holds it
     trie.insert("a", right)
     assert trie.goes_on(short[1])
     trie.evict("b", left[2])

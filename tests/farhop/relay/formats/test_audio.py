@@ -33,7 +33,7 @@ def test_thirty_seconds_cost_what_whisper_encodes_them_to() -> None:
     prompt = read(model="whisper-1", file=b"\xff" * 240_000)
     assert (prompt.model, prompt.canonical, prompt.stream, prompt.max_tokens) == ("whisper-1", b"", False, None)
     assert prompt.opaque_bytes / BYTES_PER_TOKEN == 1500
-    # The body goes on as it came: a form has no place to ask for the usage in.
+    # The body is forwarded unchanged: a form has no field to request the usage in.
     assert not prompt.hide_usage
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farhop.relay.formats import cacheable
-from farhop.relay.formats.cacheable import Asked
+from farhop.relay.formats.cacheable import CacheLookup
 from farhop.relay.formats.event_stream import each
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
@@ -18,7 +18,7 @@ from farhop.relay.formats.prompt import BodyError
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "why?"}], "temperature": 0}
 
 
-def ask(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) -> Asked | str:
+def ask(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) -> CacheLookup | str:
     body = document if isinstance(document, bytes) else msgspec.json.encode(document)
     given = {"target": b"/v1/chat/completions", "version": "", "named": None, "stream": False} | more
     return cacheable.asked(kind, lines=lines, body=body, **given)
@@ -26,7 +26,7 @@ def ask(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) 
 
 def key(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) -> bytes:
     found = ask(document, lines, kind, **more)
-    assert isinstance(found, Asked)
+    assert isinstance(found, CacheLookup)
     return found.key
 
 
@@ -89,7 +89,7 @@ def test_a_key_of_the_clients_own_says_that_it_may() -> None:
 
 
 def test_what_is_computed_needs_no_temperature_and_other_paths_never_may() -> None:
-    assert isinstance(ask({"model": "m", "input": "x"}, kind=Kind.EMBEDDINGS), Asked)
+    assert isinstance(ask({"model": "m", "input": "x"}, kind=Kind.EMBEDDINGS), CacheLookup)
     assert ask(CHAT, kind=Kind.RESPONSES) == "path"
     assert ask(CHAT, kind=Kind.TRANSCRIPTION, named=b"mine") == "path"
 
@@ -98,11 +98,11 @@ def test_what_the_client_says_of_caches() -> None:
     assert ask(CHAT, b"accept: */*\r\ncache-control: private, No-Store\r\n") == "no_store"
     renewed = ask(CHAT, b"cache-control: no-cache\r\n")
     aged = ask(CHAT, b"cache-control: max-age=60\r\ncache-control: max-age=5\r\n")
-    assert isinstance(renewed, Asked)
-    assert isinstance(aged, Asked)
+    assert isinstance(renewed, CacheLookup)
+    assert isinstance(aged, CacheLookup)
     assert (renewed.renew, renewed.age_s_max, aged.renew, aged.age_s_max) == (True, None, False, 5.0)
     assert renewed.key == aged.key == key(CHAT)
-    assert ask(CHAT, b"x-cache-control: no-store\r\n") == Asked(key(CHAT))
+    assert ask(CHAT, b"x-cache-control: no-store\r\n") == CacheLookup(key(CHAT))
 
 
 # -- told in the other way
@@ -225,7 +225,7 @@ def test_what_is_not_understood_is_not_converted(stream: bytes) -> None:
         (b'{"error":{"message":"no"}}', False, False),
         (b'{"choices":[{"message":{"tool":{"error":1}}}]}', False, True),
         (b'{"choices":[', False, False),
-        (b'{"choices":[{"message":{"content":"cut off"}', False, False),  # of an engine that ends answers by closing
+        (b'{"choices":[{"message":{"content":"cut off"}', False, False),  # from an engine that ends answers by closing
         (b"", False, False),
         (events(delta("stop", content='an "error"')) + DONE, True, True),
         (events(delta(error="a delta of an engine"), delta("stop")) + DONE, True, True),

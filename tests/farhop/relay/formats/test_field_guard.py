@@ -16,7 +16,7 @@ from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import BodyError
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-# What real engines obey today, and names of the same families that no engine has yet.
+# Fields that real engines obey today, and names of the same families that no engine has yet.
 HOSTILE = {
     "kv_transfer_params": {"remote_host": "10.0.0.1"},
     "ec_transfer_params": {},
@@ -107,7 +107,7 @@ def test_an_engine_that_takes_letters_of_either_case_for_one_another_is_told_not
             assert _read(CHAT | {other: None}).model == "m", "Go's readers pass over null"
 
 
-def test_what_is_known_is_of_no_refused_family_and_passes_where_the_unknown_does_not() -> None:
+def test_known_fields_belong_to_no_refused_family_and_pass_while_unknown_ones_do_not() -> None:
     assert [name for name in field_guard.KNOWN if family_of(name)] == []
     rules = Guard(refuse_unknown=True)
     assert _read({**dict.fromkeys(field_guard.KNOWN - {"messages", "model"}), **CHAT}, rules=rules).model == "m"
@@ -148,7 +148,7 @@ def test_a_salt_is_read_in_the_body_alone(within: str) -> None:
         {"extra_body": {"model": "big"}}, {"sampling_params": {"priority": 1}}, {"service_tier": "priority"},
     ],
 )  # fmt: skip
-def test_what_a_proxy_puts_over_the_body_says_nothing_that_was_read_of_it(more: dict[str, Any]) -> None:
+def test_extra_body_may_not_hold_fields_that_farhop_reads(more: dict[str, Any]) -> None:
     """LiteLLM's proxy has `extra_body` go over what it sends on: of two `model`s that in it would be the one."""
     with pytest.raises(BodyError):
         _read(CHAT | {"extra_body": more})
@@ -211,7 +211,7 @@ def _with(part: dict[str, Any]) -> dict[str, Any]:
             "type": "text",
             "text": "x",
             "image_url": "http://10.0.0.1/",
-        },  # which is read is up to the engine
+        },  # the engine decides which one it reads
         {"image_url": "s3://bucket/key"},
         {"type": "audio_url", "audio_url": {"url": "/proc/self/environ"}},
         {"type": "audio_url", "audio_url": {"url": "//proc/self/environ"}},

@@ -59,7 +59,7 @@ def test_contents_are_found_as_they_were_written(fields: list[tuple[str, bytes]]
 
 @given(st.data())
 @RUN
-def test_whatever_is_done_to_a_form_it_is_read_as_a_laxer_server_reads_it_or_refused(data: st.DataObject) -> None:
+def test_a_mutated_form_is_read_as_a_laxer_server_reads_it_or_refused(data: st.DataObject) -> None:
     whole = bytearray(body(MODEL, FILE))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(whole)))
@@ -102,7 +102,7 @@ def test_whatever_is_done_to_a_form_it_is_read_as_a_laxer_server_reads_it_or_ref
         body(part(b"", b"x", b"form-data; name*=utf-8''model")),
         body(part(b"", b"x", b'form-data; name="mod\\"el"')),
         body(part(b"", b"x", b'form-data; name="mod\nel"')),
-        # To python-multipart, which vLLM's server reads with, a plain field `model`; it is the last that counts.
+        # For python-multipart, which vLLM's server uses, `model` is a plain field, and the last one counts.
         body(MODEL, part(b"", b"other", rb'form-data; filename*="\\"; name="x"; filename="; name=model; q="')),
         body(part(b"", b"x", b'form-data; name=""')),
         body(part(b"", b"x", b"form-data; filename=a")),

@@ -55,7 +55,7 @@ def test_generation() -> None:
     assert generate(text_input="hi", max_tokens=5) == Prompt("m", b"hi", max_tokens=5)
     assert generate(text_input="hi", parameters={"max_tokens": 6, "temperature": 0}).max_tokens == 6
     assert generate(text_input="hi", parameters=None).max_tokens is None
-    # Triton has no way to ask for usage: nothing is asked for, nothing is hidden.
+    # Triton has no way to request usage: nothing is requested, and nothing is hidden.
     assert generate(STREAM, text_input="hi") == Prompt("m", b"hi", stream=True)
 
 

@@ -145,7 +145,7 @@ def test_what_takes_long_is_told_from_what_does_not(item: str) -> None:
     shape.outlined(_many(item, most - 10), light=True)
     with pytest.raises(shape.HeavyError):
         shape.outlined(_many(item, most + 4), light=True)
-    shape.outlined(_many(item, most + 4))  # where nobody waits
+    shape.outlined(_many(item, most + 4))  # where no request waits
 
 
 def test_token_ids_are_light_where_they_are_not_built_and_fractions_heavy_by_the_thousand() -> None:

@@ -56,7 +56,7 @@ def test_the_text_so_far_is_what_the_client_has(texts: list[str], together: int,
         assert body["messages"] == [*SAID["messages"], {"role": "assistant", "content": line}]
         assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
     else:
-        assert body["messages"] == SAID["messages"]  # no text came: it is asked as it was
+        assert body["messages"] == SAID["messages"]  # no text came: the request is sent unchanged
 
 
 @given(st.text(min_size=1, max_size=20))
@@ -66,7 +66,7 @@ def test_a_completion_goes_on_behind_its_prompt(answer: str) -> None:
     progress.take(b"data: " + msgspec.json.encode(document) + b"\n\n")
     body = body_of(progress)
     assert (body["prompt"], body["max_tokens"], body["min_tokens"], body["seed"]) == ("once" + answer, 19, 3, 3)
-    assert progress.carried_by == "solid"  # no template looks at it
+    assert progress.carried_by == "solid"  # no template reads it
     assert progress.target == TARGET
 
 
@@ -82,7 +82,7 @@ def test_limits_by_either_name_and_by_none() -> None:
     short = known(TARGET)
     short.take(b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n')
     assert body_of(short)["max_tokens"] == 15  # a completion's default is 16
-    unbounded = known(TARGET, max_tokens=None)  # which engines take for no limit
+    unbounded = known(TARGET, max_tokens=None)  # which engines read as no limit
     unbounded.take(
         b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n' * 20
     )
@@ -265,9 +265,9 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
             break
         goes_on = below if of_region and below is not None else above
         if not goes_on.can_resume:
-            return  # it lacks its end alone, or had not begun
+            return  # only its end is missing, or it had not begun
         if goes_on is above:
-            below = None  # what continues passes a region as it is
+            below = None  # a continuation passes a region unchanged
         coming = engine.events(goes_on.go_on(0))
         until, of_region = next(broken, (None, False))
     assert usage is not None

@@ -20,7 +20,7 @@ from farhop.relay.upstream.tap import BodyTap, StreamTap
 
 RUN = settings(max_examples=200, deadline=None, derandomize=True)
 SEED = 7
-# No lone surrogates: JSON has no way to say them that a client would take.
+# No lone surrogates: JSON has no encoding of them that a client would accept.
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from(
     ['"content":"', '\\"text": "', "\\", '"', "\U0001f600", "\n\n", "data: [DONE]", '{"content":"x"}', "\u2028"]
 )
@@ -203,7 +203,7 @@ def test_what_real_engines_say_is_heard(engine: str, name: str) -> None:
     made.feed(page.body)
     made.rest()
     nodes, n_bytes = transcript.result()
-    assert n_bytes > 6  # six tokens, and none of this tokenizer's words that come is a single letter
+    assert n_bytes > 6  # six tokens, and none of this tokenizer's words in them is a single letter
     assert nodes[: len(chain(prompt.canonical, SEED)) - 1] == chain(prompt.canonical, SEED)[:-1]
 
 

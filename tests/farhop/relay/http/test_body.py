@@ -120,7 +120,7 @@ def test_garbage_is_an_error_or_the_same_body(data: bytes, cuts: list[int]) -> N
             return "error"
 
     whole, pieces = outcome(data), outcome(*cut(data, cuts))
-    # A line that cannot become one may be refused before it is whole; nothing else may differ.
+    # A line that cannot become valid may be refused before it is complete; nothing else may differ.
     assert whole == pieces or "error" in (whole, pieces)
 
 

@@ -147,7 +147,7 @@ async def test_clients_must_show_a_certificate_where_they_must(stage: Any, pki: 
     await c.send(post())
     assert (await c.read()).status == 200
     for pair in (None, pki.intruder):
-        with contextlib.suppress(OSError):  # TLS 1.3: the client learns of it after its own handshake is over
+        with contextlib.suppress(OSError):  # TLS 1.3: the client learns that after its own handshake is complete
             assert await (await s.client(pki.connects(pair))).ended() == b""
     await until(lambda: entrance.counts.total() == 2)
     assert entrance.counts == {"no_certificate": 1, "bad_certificate": 1}
@@ -344,7 +344,7 @@ async def test_a_tcp_close_without_close_notify_does_not_end_a_body(stage: Any, 
             await line.close()
             return
         await asyncio.sleep(0.05)
-        line.abort()  # the connection ends, and TLS was told nothing
+        line.abort()  # the connection ends without a TLS alert
 
     s.upstream.script = script
     answer = await s.ask(post())

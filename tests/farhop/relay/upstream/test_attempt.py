@@ -21,7 +21,7 @@ from farhop.relay.upstream.pool import UpstreamLimits
 from farhop_lab.world.certs import Authority
 
 
-async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) -> None:
+async def test_the_upstream_gets_the_request_without_its_hop_by_hop_headers(stage: Any) -> None:
     s = await stage()
     headers = (
         b"Authorization: Bearer sk-client\r\nX-Request-Id: 7\r\nx-farhop-hop: forged\r\nX-Forwarded-For: me\r\n"
@@ -41,7 +41,7 @@ async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) ->
     ]
 
 
-async def test_the_client_gets_the_answer_and_none_of_its_hops(stage: Any) -> None:
+async def test_the_client_gets_the_answer_without_its_hop_by_hop_headers(stage: Any) -> None:
     s = await stage()
     headers = (
         b"Content-Type: application/json\r\nServer: engine\r\nKeep-Alive: timeout=5\r\nConnection: X-Private\r\n"
@@ -114,7 +114,7 @@ async def test_a_client_that_does_not_read_bounds_what_is_buffered(stage: Any, c
     connection = s.handler.exchanges[0]._connection
     await until(lambda: connection._write_paused)
     seen = 0
-    while seen != sent:  # until the upstream is held back, all the way
+    while seen != sent:  # until backpressure reaches the upstream
         seen = sent
         await asyncio.sleep(0.1)
     assert connection._transport.get_write_buffer_size() < 1 << 20
@@ -188,7 +188,7 @@ async def test_one_its_upstream_does_not_know_goes_elsewhere(stage: Any) -> None
     assert s.tier.attempts == []
     attempt.on_inquiry_answer(s.relay.clock(), None, 0.1)
     assert s.tier.attempts == [(1, "lost_on_the_way")]
-    attempt.on_inquiry_answer(s.relay.clock(), None, 0.1)  # what comes late is no news
+    attempt.on_inquiry_answer(s.relay.clock(), None, 0.1)  # late events have no effect
     assert s.relay.quiet(at) == []
     assert len(s.tier.attempts) == 1
 

@@ -88,10 +88,10 @@ async def test_both_get_the_same_request_and_the_second_answers(stage: Any) -> N
     assert _json(first) == _json(second) == {**BODY, **bootstrap}
     same = ("x-request-id", "authorization", "via")
     assert [first.get(name) for name in same] == [second.get(name) for name in same]
-    assert first.get("x-request-id") == "r1"  # never a client's own
+    assert first.get("x-request-id") == "r1"  # never a field of the client's own
     assert sorted(s.flow.event_names()) == ["AttemptBegan", "AttemptEnded", "PrefillEnded", "RequestArrived"]
     assert s.tier.attempts == [(1, "served")]
-    assert [usage.completion_tokens for _, _, usage in s.tier.concluded_with] == [2]  # once, and the second's
+    assert [usage.completion_tokens for _, _, usage in s.tier.concluded_with] == [2]  # once, and it is the second's
 
 
 async def test_the_second_may_begin_and_end_before_the_first_has_said_so(stage: Any) -> None:
@@ -100,7 +100,7 @@ async def test_the_second_may_begin_and_end_before_the_first_has_said_so(stage: 
     answer = await s.ask(post(msgspec.json.encode(BODY)))
     assert (answer.status, answer.body) == (200, USED)
     assert s.flow.event_names() == ["RequestArrived", "AttemptBegan", "AttemptEnded"]
-    engines.prefill_waits.set()  # nobody is cut off: its connection is kept
+    engines.prefill_waits.set()  # neither is cut off: its connection is kept
     await until(lambda: not s.relay.under_way)
     await asyncio.sleep(0.02)
     assert s.upstream.gone == 0
@@ -138,7 +138,7 @@ async def test_a_first_half_that_fails_before_the_answer_began_gives_up_both(
     assert answer.status == 200
     assert _reasons(s) == [reason]
     assert s.tier.attempts == [(1, reason), (2, "served")]
-    await until(lambda: s.upstream.gone >= 1)  # the other half is told
+    await until(lambda: s.upstream.gone >= 1)  # the other half is aborted
     assert _json(s.upstream.asked[2]) == BODY
 
 
@@ -163,7 +163,7 @@ async def test_an_answer_that_has_begun_goes_on_without_the_first_half(stage: An
         assert "bootstrap_room" in _json(asked)
         if role_of(asked) == "prefill":
             await engines.prefill_waits.wait()
-            return  # gone without a word
+            return  # closed without an answer
         await line.send(SSE + chunk(b'data: {"choices":[]}\n\n'))
         await finish.wait()
         await line.send(chunk(USED) + b"0\r\n\r\n")
@@ -230,7 +230,9 @@ async def test_a_cancel_goes_to_both(stage: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("unread", ["prefill", "decode", ""])
-async def test_what_one_of_both_has_not_got_whole_is_recalled_from_both(stage: Any, unread: str) -> None:
+async def test_a_request_that_one_of_both_engines_has_only_in_part_is_recalled_from_both(
+    stage: Any, unread: str
+) -> None:
     s, _ = await _together(stage)
     end, has = asyncio.Event(), 0
 
@@ -243,7 +245,7 @@ async def test_what_one_of_both_has_not_got_whole_is_recalled_from_both(stage: A
             said = said[-8:] + await line.reader.read(65536)
         has += 1
         if has == 2:
-            s.flow.live["r1"] = 2  # nobody else is there to be asked
+            s.flow.live["r1"] = 2  # no other replica can be tried
             s.relay.react(Poked([machine.Recall("r1", 1)]))
         await until(lambda: has == 2)
         await (end.wait() if unread else line.send(SAID if role == "decode" else TOKEN))

@@ -26,7 +26,7 @@ from farhop.relay.upstream.engine_faults import (
 from farhop.relay.upstream.tap import StreamTap
 
 OOM, BROKEN = outcome.ENGINE_OUT_OF_MEMORY, outcome.ENGINE_BROKEN
-# As met in engines' issues: vLLM, TGI, Triton, TensorRT-LLM, PyTorch on ROCm.
+# From issues of the engines: vLLM, TGI, Triton, TensorRT-LLM, PyTorch on ROCm.
 WORDS: list[tuple[bytes, Outcome | None]] = [
     (b'{"object":"error","message":"CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 23 GiB total)"}', OOM),
     (b'{"error":"Request failed during generation: Server error: CUDA out of memory.","error_type":"generation"}', OOM),
@@ -166,7 +166,7 @@ async def test_an_error_that_ends_a_stream_is_reported_to_the_machine(stage: Any
     s.upstream.script = script
     c = await s.client()
     await c.send(post())
-    assert error.strip() in await c.reader.readuntil(b"0\r\n\r\n")  # it passes as it came
+    assert error.strip() in await c.reader.readuntil(b"0\r\n\r\n")  # it is passed on unchanged
     await until(lambda: s.tier.concluded_with)
     ended = s.flow.events[-1]
     assert (ended.status, ended.fault) == (200, OOM)
@@ -200,7 +200,7 @@ REFUSED = [page for page in pages() if page.status >= 400]
 
 
 @pytest.mark.parametrize("page", REFUSED, ids=lambda page: f"{page.engine}-{page.name}")
-def test_what_real_engines_refuse_says_nothing_bad_of_them(page: Page) -> None:
+def test_a_refusal_by_a_real_engine_does_not_count_as_its_failure(page: Page) -> None:
     assert in_text(page.body) is None
     assert in_event(b"data: " + page.body) in (None, outcome.ENGINE_ERROR)
     if page.status not in (404, 405, 501):

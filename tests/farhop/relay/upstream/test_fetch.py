@@ -25,7 +25,7 @@ async def serving(script: Script) -> AsyncIterator[tuple[Pool, Address]]:
         try:
             await script(reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the pool hung up: that is what many of these tests are about
+            pass  # the pool hung up: many of these tests are about that
         finally:
             writer.close()
 
@@ -167,7 +167,7 @@ async def test_a_late_answer_is_not_the_next_ones() -> None:
         mine = calls
         await reader.readuntil(b"\r\n\r\n")
         if mine == 1:
-            assert await reader.read() == b""  # it was closed unanswered
+            assert await reader.read() == b""  # it was closed without an answer
         writer.write(OK[:-3] + b"%d 9" % mine)
 
     async with serving(script) as (pool, address):

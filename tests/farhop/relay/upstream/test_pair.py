@@ -84,7 +84,7 @@ async def test_one_engine_computes_and_the_other_learns_where(stage: Any) -> Non
     assert (first.get("x-request-id"), first.get("authorization")) == (
         "r1",
         "Bearer engine-key",
-    )  # never a client's own
+    )  # never a field of the client's own
     assert s.flow.event_names() == ["RequestArrived", "PrefillEnded", "AttemptBegan", "AttemptEnded"]
     assert s.tier.attempts == [(1, "served")]
 
@@ -106,7 +106,7 @@ async def test_a_request_without_a_name_gets_one_for_both(stage: Any) -> None:
         (plain(b"nonsense"), "prefill_failed", 200),
         (plain(b"x" * (ANSWER_BYTES_MAX + 1)), "prefill_failed", 200),
         (OK[:-5], "upstream_died_before_first_byte", 200),
-        (b"SSH-2.0\r\n\r\n", "upstream_bad_framing", 502),  # never asked again, as elsewhere
+        (b"SSH-2.0\r\n\r\n", "upstream_bad_framing", 502),  # never retried, as elsewhere
         (plain(b"{}", status="401 Unauthorized"), "engine_key_refused", 200),
         (plain(b"{}", status="307 There"), "engine_redirects", 200),
         (plain(b"{}", status="400 Bad"), "engine_error", 502),  # the scripted machine does not retry this
@@ -121,7 +121,7 @@ async def test_a_prefill_that_fails_is_reported_and_asked_elsewhere(
     async def script(line: Line) -> None:
         asked = await s.upstream.request(line)
         await line.send(s.upstream.answer(asked))
-        while value != OK[:-5]:  # that one breaks off
+        while value != OK[:-5]:  # this answer breaks off
             await line.send(s.upstream.answer(await s.upstream.request(line)))
 
     s.upstream.script = script
@@ -131,7 +131,7 @@ async def test_a_prefill_that_fails_is_reported_and_asked_elsewhere(
     assert [(event.attempt, event.outcome.reason) for event in failed] == [(1, reason)]
     assert s.tier.attempts[0] == (1, reason)
     if status == 200:
-        assert _json(s.upstream.asked[1]) == BODY  # whole again, as it came
+        assert _json(s.upstream.asked[1]) == BODY  # whole again, unchanged
 
 
 async def test_an_engine_that_is_not_there(stage: Any) -> None:
@@ -233,7 +233,7 @@ async def test_a_machine_that_breaks_between_the_halves_has_no_second_one(stage:
 async def test_a_kept_connection_that_died_is_reported_in_either_half(stage: Any) -> None:
     s = await _paired(stage)
 
-    async def script(line: Line) -> None:  # one answer, then it hangs up without a word
+    async def script(line: Line) -> None:  # one answer, then it closes the connection silently
         asked = await s.upstream.request(line)
         await line.send(s.upstream.answer(asked))
         await asyncio.sleep(0)

@@ -93,10 +93,10 @@ async def test_a_large_body_goes_on_the_connection_that_carried_as_large_a_one_l
 
     middling, large, small = await hold(40_000, 200_000, 10)
     assert len({id(middling), id(large), id(small)}) == 3
-    assert await hold(14_600) == [small]  # fits into the first window of any: the one used last
-    assert await hold(30_000) == [large]  # carried as much, and was used after the other that did
+    assert await hold(14_600) == [small]  # fits into the first window of any connection: the one used last
+    assert await hold(30_000) == [large]  # has carried as much, and was used after the other one that has
     assert await hold(200_001) == [large]
-    assert await hold(50_000, 40_001) == [large, middling]  # nobody carried as much: who carried the most
+    assert await hold(50_000, 40_001) == [large, middling]  # none has carried as much: the one that carried the most
     assert await hold(20_000, 30_000, 40_000) == [middling, large, small]
 
 
@@ -123,7 +123,7 @@ async def test_the_first_request_after_a_rest_is_told_of(stage: Any, monkeypatch
     s.pool.on_use = told.append
     answers = await asyncio.gather(*(s.ask(post()) for _ in range(3)))
     assert {answer.status for answer in answers} == {200}
-    assert told == [s.upstream.address]  # of several at once the first
+    assert told == [s.upstream.address]  # the first of several at once
     assert (await s.ask(post())).status == 200
     assert len(told) == 1
     monkeypatch.setattr(pool, "RESTED_S", -1.0)
@@ -202,7 +202,7 @@ async def test_a_kept_connection_that_is_dead_is_reported_and_asking_again_is_th
     s = await stage()
     s.upstream.script = dying_when_used_again(s)
     assert (await s.ask(post())).status == 200
-    assert (await s.ask(post())).status == 502  # the scripted machine has one address, and asks it once
+    assert (await s.ask(post())).status == 502  # the scripted machine has one address, and tries it once
     s.flow.addresses.append(s.upstream.address)
     assert (await s.ask(post())).status == 200
     assert s.tier.attempts == [(1, "served"), (1, "kept_connection_closed"), (1, "served")]
@@ -236,7 +236,7 @@ async def test_asked_again_it_meets_no_second_connection_that_was_kept(stage: An
     again = asyncio.create_task(s.ask(post()))
     await until(lambda: len(s.upstream.asked) == 3)
     second.set()
-    assert [(await asked).status for asked in (one, other)] == [200, 200]  # now it is kept, and has not rested long
+    assert [(await asked).status for asked in (one, other)] == [200, 200]  # now it is kept, and has not been idle long
     dies.set()
     assert (await again).status == 200
     assert s.tier.attempts[2:] == [(1, "kept_connection_closed"), (2, "served")]
@@ -259,7 +259,7 @@ async def test_an_upstream_that_answers_twice_gets_one_request_per_connection(
 
     s.upstream.script = twice
     assert (await s.ask(post(b'{"n": 0}'))).body == b'{"n": 0}'
-    await until(lambda: s.pool.connections == 0)  # at rest, it said more
+    await until(lambda: s.pool.connections == 0)  # it sent more while idle
     for n in range(1, 5):
         assert (await s.ask(post(b'{"n": %d}' % n))).body == b'{"n": %d}' % n
         assert s.pool._idle == {}
@@ -299,7 +299,7 @@ async def test_asked_again_it_gets_a_connection_that_did_not_rest_as_long(stage:
         await s.upstream.request(line)
         await go.wait()
         await line.send(s.upstream.answer(None))
-        await s.upstream.request(line)  # whoever is used again of the first three dies, with a request in its hands
+        await s.upstream.request(line)  # whichever of the first three is used again breaks, with a request on it
         if not first:
             await line.send(s.upstream.answer(None))
 
@@ -430,7 +430,7 @@ async def test_a_connect_that_takes_too_long_is_given_up(stage: Any) -> None:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
         address = deaf.getsockname()
-        for _ in range(4):  # a backlog that is full drops what comes
+        for _ in range(4):  # a full backlog drops new connections
             filler = stack.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex(address)
@@ -582,7 +582,7 @@ async def test_a_whole_answer_beyond_its_own_limit_is_nobodys_failure(stage: Any
     answer = await s.ask(post())
     assert answer.status == 504
     assert b'"code":"whole_answer_timeout"' in answer.body
-    assert lost(s) == "whole_answer_timeout"  # the only attempt: nobody else is asked
+    assert lost(s) == "whole_answer_timeout"  # the only attempt: no other replica is tried
     await until(lambda: s.upstream.gone == 1)
 
 
@@ -683,7 +683,7 @@ async def test_an_engine_that_says_much_at_once_is_read_a_little_in_a_turn(
         assert answer.body == body
     turns.over = True
     assert len(s.upstream.lines) == 1
-    # Twice where the last of what was here and the first of what comes next meet in one.
+    # Twice if the last bytes here and the first of the next read come together.
     assert max(turns.bytes.values()) <= 2 * (pool.EVENTS_A_TURN if stream else pool.BYTES_A_TURN)
 
 
@@ -747,7 +747,7 @@ def test_all_of_an_answer_comes_in_order_however_it_is_cut(
             await asyncio.sleep(0)
         return b"".join(told), lent.give_back.call_count + lent.distrust.call_count
 
-    assert asyncio.run(scenario()) == (body, 0)  # without a transport it is not given back
+    assert asyncio.run(scenario()) == (body, 0)  # without a transport it is not returned
 
 
 async def test_after_an_abort_at_the_head_the_rest_is_dropped_and_no_upstream_distrusted(stage: Any) -> None:

@@ -15,7 +15,7 @@ from farhop.relay import answers
 from farhop.relay.http import head
 from farhop.relay.http.exchange import Exchange
 from farhop.relay.upstream import recording
-from farhop.relay.upstream.recording import Reader, SharedExchange, Tape, played, sliced
+from farhop.relay.upstream.recording import AnswerRecording, Reader, SharedExchange, played, sliced
 
 ASKED = head.read(b"POST /v1/chat/completions HTTP/1.1\r\nhost: farhop", 16)
 LINES = b"content-type: text/event-stream\r\nx-farhop-region: tokyo\r\nx-farhop-version: v2\r\n"
@@ -72,9 +72,9 @@ class Owner:
         self.went: list[Reader] = []
         self.cancelled = self.paused = False
 
-    def head(self, reader: Reader, tape: Tape) -> bytes:
+    def head(self, reader: Reader, recording: AnswerRecording) -> bytes:
         leads = reader.shared is not None and reader.shared.leader is reader
-        return reader.shared.leader_lines if leads and reader.shared is not None else tape.lines
+        return reader.shared.leader_lines if leads and reader.shared is not None else recording.lines
 
     def over(self, reader: Reader, reason: Outcome | None) -> None:
         self.ended.append((reader, reason))
@@ -125,10 +125,10 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}
 DONE = b"data: [DONE]\n\n"
 
 
-def test_all_readers_get_the_whole_answer_and_the_usage_if_they_asked_for_it() -> None:
+def test_all_readers_get_the_whole_answer_and_the_usage_if_they_requested_it() -> None:
     one, owner, _, first = shared()
-    kept: list[Tape] = []
-    one.recorded = lambda: kept.append(one.tape)
+    kept: list[AnswerRecording] = []
+    one.recorded = lambda: kept.append(one.recording)
     second, wire = reader(owner, wants_usage=True)
     one.begin(200, LINES, None, event(1))
     one.join(second)
@@ -138,7 +138,7 @@ def test_all_readers_get_the_whole_answer_and_the_usage_if_they_asked_for_it() -
     assert wire.body == event(1) + event(2) + USAGE + DONE
     assert (first.is_over, wire.is_over, len(kept)) == (True, True, 1)
     assert b"x-farhop-region: tokyo" in first.got
-    # Of a head, what is the leader's own is not the others'.
+    # Header lines of the leader's own do not go to the others.
     assert b"x-farhop-region" not in wire.got
     assert b"x-farhop-version: v2" in wire.got
     assert {reason for _, reason in owner.ended} == {None}
@@ -168,7 +168,7 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     elif begins == "error":
         one.begin(500, LINES, 2, b"no")
         one.finish()
-    elif begins == "coded":  # which nobody asked for, and only its own head tells
+    elif begins == "coded":  # usage that no client asked for, and that only its own head announces
         one.begin(200, LINES + b"content-encoding: gzip\r\n", 2, b"\x1f\x8b")
         one.finish()
     else:
@@ -178,7 +178,7 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     assert not one.joinable
     assert settled == [True]
     assert (wire.is_over, unsent.got, owner.ended, upstream.cancelled) == (True, b"", [], False)
-    other.client_left()  # until somebody else has it, it says so
+    other.client_left()  # it is reported until another exchange has it
     assert owner.ended == [(other, outcome.CLIENT_LEFT)]
 
 
@@ -279,7 +279,7 @@ class Sharing(RuleBasedStateMachine):
         self.room: AnswerStore[Any] = AnswerStore(capacity)
         self.one, self.owner, self.upstream, wire = shared(self.room, keeps)
         self.kept: list[bytes] = []
-        self.one.recorded = lambda: self.kept.append(b"".join(self.one.tape.pieces))
+        self.one.recorded = lambda: self.kept.append(b"".join(self.one.recording.pieces))
         self.wires = {self.one.leader: wire}
         self.sent, self.over = b"", False
         self.write(1)

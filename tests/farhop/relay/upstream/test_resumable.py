@@ -39,7 +39,7 @@ def test_what_streams_keep_is_counted_and_given_back() -> None:
     tap = ExactTap(False, None, "", one, ours)
     tap.feed(event([1], list(range(100_000, 100_100))))
     told_bytes = len(msgspec.json.encode(list(range(100_000, 100_100))))
-    assert ours.kept_bytes == one.held_bytes == told_bytes // 2 + 4  # a byte for two letters of it, and the answer's id
+    assert ours.kept_bytes == one.held_bytes == told_bytes // 2 + 4  # a byte for every two letters, and the answer's id
     assert one.can_resume
     second = ExactTap(False, None, "", other, ours)
     second.feed(event([1], list(range(100_000, 100_200))))
@@ -51,7 +51,7 @@ def test_what_streams_keep_is_counted_and_given_back() -> None:
 
 
 @pytest.mark.parametrize("say", [b"a\n\n", b'{"error"\n\n', b"data:{}\r\n\r\n"])
-def test_what_no_engine_says_passes_untouched_and_ends_what_could_go_on(
+def test_events_that_no_engine_sends_pass_unchanged_and_end_resumability(
     say: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 KiB of it held the loops of both tiers for 40 to 190 ms each."""
@@ -184,7 +184,7 @@ def test_text_in_the_usual_form_is_bounded_too() -> None:
     body = BODY.replace(b"[]", b'[{"role":"user","content":"hi"}]').replace(b":9", b":9000")
     progress = TextProgress(plan(CHAT, body, text=True), body, sends_usage=False)
     tap, data = TextTap(False, None, "", progress, ours), event([]).replace(b'"x"', b'"%b"' % (b"x" * 9000))
-    for _ in range(300):  # no event says anything but text
+    for _ in range(300):  # every event holds text only
         assert tap.feed(data) == data
         assert progress.held_bytes < TEXT_BYTES_MAX + 20_000
     assert (progress.why_not, progress.held_bytes) == ("too_long", 0)

@@ -29,7 +29,7 @@ EVENTS = [
 ]
 
 
-def test_of_a_stream_under_way_nothing_is_held_but_what_may_be_its_error() -> None:
+def test_a_running_stream_holds_only_an_event_that_may_be_its_error() -> None:
     made = StreamTap(False)
     made.feed(b'data: {"choices":[],"prompt_token_ids":[' + b"7," * 20_000 + b"7]}\n\n")
     assert made.held_bytes == 0
@@ -189,7 +189,7 @@ def test_an_engines_stream_passes_however_it_is_cut(page: Page) -> None:
         assert through(page.body, cuts, False) == (page.body, whole.usage)
         assert through(page.body, cuts, True) == (passed, whole.usage)
     assert whole.fault is None
-    # What is kept back is the usage of the one event that has nothing else but what would have stood in the one before.
+    # Only the usage is held back, if its event has nothing else that the event before could not have held.
     events, left = page.body.split(b"\n\n"), passed.split(b"\n\n")
     missing = [n for n, event in enumerate(events) if b'"choices":[]' in event and b'"usage":{' in event]
     assert len(missing) == (page.asked.get("stream_options") is not None and b'"choices":[]' in page.body)
@@ -235,7 +235,7 @@ def test_the_end_of_an_answer_waits_for_the_next_event_and_no_longer() -> None:
         assert made.feed(finish) == b""
         assert made.feed(b"data: x") == b""
         assert made.rest() == finish + b"data: x"
-    assert StreamTap(False).feed(finish) == finish  # who asked for the usage gets it as it comes
+    assert StreamTap(False).feed(finish) == finish  # a client that asked for the usage gets it unchanged
     made = StreamTap(True)
     assert made.feed(finish + WITH_MORE) == b""
     assert made.rest() == finish.replace(b"}\n", b',"timings":{"a":1}}\n')
@@ -253,7 +253,7 @@ def test_lines_that_end_with_cr_pass_as_they_come() -> None:
     assert made.feed(b"data: 1\r\r") == b"data: 1\r\r"
     assert made.feed(b"data: 2\r") == b""
     assert made.feed(b"\r") == b"data: 2\r\r"
-    assert made.feed(b"data: 3\n\r") == b""  # the half of CR LF, for all that is known
+    assert made.feed(b"data: 3\n\r") == b""  # it may be the first half of CR LF
     assert made.feed(b"data: 4\r\n\r") == b"data: 3\n\r"
     assert made.feed(b"\n") == b"data: 4\r\n\r\n"
 
@@ -274,8 +274,8 @@ def test_a_stream_costs_what_the_whole_answer_costs(engine: str) -> None:
 
 
 def test_what_real_engines_say_was_used() -> None:
-    for name in ("chat-cached", "messages-cached", "responses-cached"):  # Anthropic's prompt is without what was cached
-        reasoning = 0 if name == "responses-cached" else None  # whose engines alone say how much of it that was
+    for name in ("chat-cached", "messages-cached", "responses-cached"):  # Anthropic's prompt excludes cached tokens
+        reasoning = 0 if name == "responses-cached" else None  # only its engines report how many those were
         assert used(VLLM, name) == Usage(255, 6, 128, reasoning)
         assert used(LLAMA, name) == Usage(267, 6, 266, None)
     assert used(VLLM, "chat-goes-on-ids-stream") == Usage(20, 6, 0)

@@ -71,12 +71,12 @@ async def test_what_changed_since_it_was_shown_is_not_written_over(store: Memory
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"confirm": "virgina"}, "confirm: give the name"),
-        ({"confirm": "virginia", "revision": -1}, "revision: give the one"),
+        ({"confirm": "virgina"}, "confirm: repeat the name"),
+        ({"confirm": "virginia", "revision": -1}, "revision: give the revision"),
         ({"confirm": "virginia", "why": " "}, "why: give the reason"),
         ({"confirm": "virginia", "for_s": 1e9}, "for_s"),
         ({"confirm": "atlantis", "target": "atlantis"}, "no region 'atlantis'"),
-        ({"confirm": "virginia", "do": "undrain"}, "nothing is set there"),
+        ({"confirm": "virginia", "do": "undrain"}, "no drain is set"),
     ],
 )
 async def test_what_may_not_be_done_says_why(store: MemoryStore, more: dict[str, Any], message: str) -> None:
@@ -169,8 +169,8 @@ async def test_a_drill_is_shown_first_confirmed_by_name_and_begun_as_shown(store
     assert (answer["plan"], answer["revision"], drills.begun) == (["move {'region': 'tokyo'}"], 7, [])
     for change, what in (
         ({"why": " "}, "why: give the reason"),
-        ({"dry_run": False, "revision": 7, "confirm": "mov"}, "confirm: give the name"),
-        ({"dry_run": False, "confirm": "move"}, "revision: give the one"),
+        ({"dry_run": False, "revision": 7, "confirm": "mov"}, "confirm: repeat the name"),
+        ({"dry_run": False, "confirm": "move"}, "revision: give the revision"),
     ):
         with pytest.raises(ActError, match=what):
             await acts.perform(Act(**{**asked, **change}), "ann")

@@ -100,7 +100,7 @@ async def test_a_token_becomes_a_cookie_that_no_script_and_no_other_site_has(htt
         async with http.get(f"{base}/console/of/past") as answer:
             assert answer.status == 200
         async with http.get(f"{base}/status") as answer:
-            assert answer.status == 401  # the cookie is for the console alone
+            assert answer.status == 401  # the cookie is for the console only
         act = {"do": "drain", "target": "tokyo", "why": "x"}
         async with http.post(f"{base}/console/of/act", json=act, headers=GUARD) as answer:
             assert answer.status == 403
@@ -192,7 +192,7 @@ async def test_a_resumed_viewer_gets_what_it_missed(http: aiohttp.ClientSession)
             picture = apply(picture, patch)
         assert picture["balancers"]["global tokyo"]["under_way"] >= 4
         ((_, kind, _),) = await _events(http, base, 1, "other.1")
-        assert kind == "picture"  # of another process: from the beginning
+        assert kind == "picture"  # of another process: it starts from the beginning
         async with http.get(f"{base}/console/of/past") as answer:
             (chunk,) = (await answer.json())["chunks"]
         async with http.get(f"{base}/console/of/past/{chunk['number']}") as answer:
@@ -256,7 +256,7 @@ async def test_a_balancer_s_own_rates_are_per_second_for_every_viewer() -> None:
     for _ in range(10):
         metrics.attempted("paris", SERVED)
     assert (await source.snapshot(2_000))["arcs"] == {"paris": {"ok": 10}}
-    assert (await source.snapshot(2_010))["arcs"] == {"paris": {"ok": 10}}  # another asks
+    assert (await source.snapshot(2_010))["arcs"] == {"paris": {"ok": 10}}  # another page asks
     assert (await source.snapshot(3_000))["arcs"] == {"paris": {"ok": 5}}
     assert (await source.snapshot(4_000))["arcs"] == {}
     assert source.acts() is not None

@@ -66,7 +66,7 @@ def test_every_moment_kept_can_be_looked_at() -> None:
     ring = Ring(seconds=3 * CHUNK)
     _fill(ring, 5 * CHUNK + 3)
     chunks = ring.chunks()
-    assert len(chunks) == 4  # three of the past, and the one that is open
+    assert len(chunks) == 4  # three past ones, and the open one
     seen = []
     found = [msgspec.json.decode(ring.chunk(chunk["number"]) or b"") for chunk in chunks]
     for chunk, one in zip(chunks, found, strict=True):

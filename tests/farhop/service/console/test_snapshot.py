@@ -48,7 +48,7 @@ def test_the_worst_that_is_reported_is_shown_and_nothing_that_is_not(by_balancer
     for region, row in made["regions"].items():
         found = [states[region] for _, states, age in by_balancer.values() if age <= CUT_OFF_MS and region in states]
         assert row["state"] == min(found, key=STATES.index, default="unknown")
-        assert "busy" not in row  # no regional balancer tells of it: not known, which is not 0
+        assert "busy" not in row  # no regional balancer reports it: unknown, which is not 0
     for name, (_, _, age) in by_balancer.items():
         assert (made["balancers"][name]["fresh"] == "cut off") == (age > CUT_OFF_MS)
     assert apply({}, diff({}, msgspec.json.decode(msgspec.json.encode(made)))) == made  # it is JSON, and has no null
@@ -101,7 +101,7 @@ def test_a_balancer_that_refuses_is_late_at_once() -> None:
     assert snapshots.freshness(LastSnapshot(snapshot, NOW - 10), NOW) == "fresh"
 
 
-def test_a_decision_is_shown_once_by_who_knows_where_it_came_in() -> None:
+def test_a_decision_is_shown_once_by_the_balancer_that_knows_its_entry() -> None:
     one = {"at": 5, "tenant": "t", "to": "tokyo"}
     fields = {
         "regional tokyo": LastSnapshot(

@@ -119,7 +119,7 @@ def test_a_sound_report_comes_back_as_it_was(report):
 
 def test_json_fields_are_the_proto_fields_in_its_order():
     for struct, descriptor, streamed in (
-        (RegionReport, region_pb2.Report.DESCRIPTOR, {"outputs"}),  # for who begins, over gRPC alone: never in etcd
+        (RegionReport, region_pb2.Report.DESCRIPTOR, {"outputs"}),  # for new readers, over gRPC only: never in etcd
         (ModelReport, region_pb2.ModelCapacity.DESCRIPTOR, set()),
     ):
         assert set(struct.__struct_fields__) | streamed == {field.name for field in descriptor.fields}

@@ -39,7 +39,7 @@ def test_a_prompts_full_blocks_are_held_until_they_are_dropped_once() -> None:
     core = EngineCore(GPU)
     _computed(core, _sequence("a", b"x" * (3 * BLOCK_BYTES + 8), keeps=True))
     assert (core.held.blocks("a"), core.kv.referenced, len(core.held)) == (3, 3, 1)
-    assert not core.kv.grow(BlockTable(), 6)  # what is held is not evicted
+    assert not core.kv.grow(BlockTable(), 6)  # held blocks are not evicted
     assert core.held.drop("a") == 3
     assert core.held.drop("a") is None
     assert core.held.blocks("a") == 0
@@ -141,7 +141,7 @@ class AnyOrder(RuleBasedStateMachine):
         chain = _sequence("w", self._prompt(word), keeps=False).block_names(blocks)
         adopted = adopt(self.core.kv, chain)
         assert self.core.kv.match(chain) >= adopted
-        assert adopted == len(chain) or self.core.kv.available <= adopted  # nothing else was left to go
+        assert adopted == len(chain) or self.core.kv.available <= adopted  # nothing else was left to evict
 
     @invariant()
     def nothing_is_lost(self) -> None:

@@ -50,7 +50,7 @@ def test_a_prompt_is_reported_block_by_block() -> None:
     engine.ask("abcdefghijklmnop" + "qrstuvwxyz")
     engine.run()
     (again, *_) = engine.log.take()
-    assert again["parent_block_hash"] == first["block_hashes"][-1]  # what is held already is not told again
+    assert again["parent_block_hash"] == first["block_hashes"][-1]  # blocks already held are not announced again
 
 
 def test_a_salt_is_in_the_first_block() -> None:

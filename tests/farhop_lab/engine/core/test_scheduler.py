@@ -11,7 +11,7 @@ from farhop_lab.engine.core.scheduler import EngineCore, EngineFullError, Step
 from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
 from farhop_lab.engine.core.text import write_all
 
-# A prompt token costs 1 ms, a pass at least 10 ms, each decode 0.1 ms more: a step's time tells what was in it.
+# A prompt token costs 1 ms, a pass at least 10 ms, each decode 0.1 ms more: a step's time shows its contents.
 GPU = Profile(
     "hand",
     prefill_ms_per_token=1,
@@ -136,7 +136,7 @@ def test_two_with_one_prefix_in_one_pass_compute_it_once() -> None:
     assert book.step().prefill_tokens == 49 + 1
 
 
-@pytest.mark.parametrize("kv_blocks", [6, 7])  # at 7 the youngest is short of a block itself
+@pytest.mark.parametrize("kv_blocks", [6, 7])  # at 7 the youngest itself lacks a block
 def test_kv_running_out_preempts_the_last_in_which_comes_back_whole(kv_blocks: int) -> None:
     book = Playbook(replace(GPU, kv_blocks=kv_blocks, max_model_len=96))
     _, victim = [book.submit(name, 32, max_tokens=60) for name in "ab"]
@@ -170,7 +170,7 @@ def test_a_sequence_is_admitted_only_if_its_whole_prompt_fits() -> None:
     book = Playbook(replace(GPU, kv_blocks=16, max_model_len=256))
     book.submit("a", 100, max_tokens=12)
     book.step()
-    book.submit("b", 150, max_tokens=1)  # of its 10 blocks 9 are there, and 7 would do for what one step computes
+    book.submit("b", 150, max_tokens=1)  # 9 of its 10 blocks are free, and 7 would be enough for one step
     for _ in range(11):
         assert _who(book.step()) == ["a"]
         assert book.core.waiting == 1

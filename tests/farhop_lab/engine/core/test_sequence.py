@@ -58,7 +58,7 @@ def test_what_is_written_ahead_is_what_would_have_been_written(
         assert leaping.finished is None
         assert leaping.total_tokens == leaping.prompt_tokens + leaping.output_tokens < singly.total_tokens
         if leaping.output_tokens + 1 < singly.output_tokens and most:
-            assert steps  # nothing but the end holds it up
+            assert steps  # only its end delays it
     while leaping.finished is None:
         leaping.write_token()
     same = ("text", "output_tokens", "total_tokens", "finished")

@@ -29,7 +29,7 @@ def test_dynamo_weighs_prefill_against_decode_as_its_documentation_does() -> Non
     # One token more than ten blocks, since the last token is always computed.
     assert list(costs.values()) == pytest.approx([8 + 10, 5 + 10, 2 + 10 + 9], abs=0.1)
     assert router.choose(request, pool.names, pool.state, 0.0) == pool.names[1]
-    # Blocks that requests under way share are active once.
+    # Blocks that several running requests share are active once.
     router.sent(pool.ask(prompt), pool.names[1], pool.state, 0.0)
     assert router.costs(request, pool.names, pool.state)[pool.names[1]] == pytest.approx(10 + 5 + 10 - 5, abs=1.1)
 

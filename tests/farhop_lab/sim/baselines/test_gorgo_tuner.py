@@ -22,7 +22,7 @@ def published(seed: int) -> Published:
     fields: dict[str, Any] = {"enabled": True, "mode": "online-es", "hyperparam_ranges": RANGES}
     assert tuner.configure(fields, active_policy="gorgo-2d", current_defaults=INITIAL) is None
     assert tuner.online_tuner is not None
-    tuner.online_tuner._rng = Random(seed)  # its dice cannot be given
+    tuner.online_tuner._rng = Random(seed)  # its random generator cannot be passed in
     return tuner
 
 

@@ -47,7 +47,7 @@ def test_a_far_engine_is_asked_over_the_wire_and_every_crossing_is_counted() -> 
 
 def test_a_router_hands_on_to_another_which_knows_it_as_forwarded() -> None:
     world = make("skywalker", us=1, eu=1)
-    # The first runs in us, the second waits in the engine: from the next probe on nothing more goes there.
+    # The first runs in us, the second waits in the engine: from the next probe on, no more are sent there.
     for at in (1.0, 1.02, 1.5):
         world.at(at, world.arrive, "us", "t")
     world.run(1.7)

@@ -29,7 +29,7 @@ def test_a_replica_is_available_iff_nothing_is_pending_there() -> None:
     saw(seen, 0, 1, 0)
     report_load(seen, 0)
     assert eligibility.candidates(ask(), seen, 0.0) == ["us/0", "us/2"]
-    seen.in_flight["us/0"] = 50  # what was sent since the last probe is not accounted for
+    seen.in_flight["us/0"] = 50  # requests sent since the last probe are not counted
     assert eligibility.candidates(ask(), seen, 0.0) == ["us/0", "us/2"]
 
 

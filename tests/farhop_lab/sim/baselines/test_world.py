@@ -31,7 +31,7 @@ def busy(name: str, seed: int) -> tuple[Measures, str, str]:
     if seed == OTHER:
         return *early, early[1]
     measures = world.run(10.0)
-    while measures.open and world.now < 40.0:  # what nobody asks of costs most where routers look around by themselves
+    while measures.open and world.now < 40.0:  # unused features cost most if routers look around by themselves
         measures = world.run(world.now + 1.0)
     return measures, early[1], world.digest
 

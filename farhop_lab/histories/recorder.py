@@ -20,8 +20,8 @@ GENESIS, CALL, NOW = range(3)
 GIVEN, CAME = 10, 30  # plus the call
 
 
-class Tape:
-    """One history being recorded. After `calls_max` entries it takes no more."""
+class HistoryRecorder:
+    """Records one history. After `calls_max` entries it records no more."""
 
     def __init__(
         self, name: str, genesis: tuple[Any, ...], made: Mapping[int, int] | None = None, calls_max: int = 1 << 62
@@ -126,63 +126,63 @@ class RecordingSession:
     """
 
     def __init__(self, report_every_s: float = 1.0) -> None:
-        self.tapes: list[Tape] = []
+        self.recorders: list[HistoryRecorder] = []
         self._every_s = report_every_s
-        self._by_trie: dict[int, Tape] = {}
-        self._by_flow: dict[int, Tape] = {}
+        self._by_trie: dict[int, HistoryRecorder] = {}
+        self._by_flow: dict[int, HistoryRecorder] = {}
         self._reported: dict[int, float] = {}
         self._begun: dict[int, int] = {}
 
-    def add(self, tape: Tape, flow: Any) -> Any:
+    def add(self, recorder: HistoryRecorder, flow: Any) -> Any:
         """Record this machine from now on; returns it."""
-        self.tapes.append(tape)
-        self._by_flow[id(flow)] = tape
+        self.recorders.append(recorder)
+        self._by_flow[id(flow)] = recorder
         if names.is_global(flow):
-            self._by_trie[id(flow.regions.trie)] = tape
-        return tape.watch(flow)
+            self._by_trie[id(flow.regions.trie)] = recorder
+        return recorder.watch(flow)
 
     def patches(self) -> list[Any]:
         """Patches of the prefix streams and reports."""
         streams, reporter = names.KnownPrefixes, names.RegionReporter
         begin, adopt, tidy, build = streams.begin, streams.adopt, streams.tidy, reporter.build
 
-        def tape_of(prefixes: Any) -> Tape | None:
-            tape = self._by_trie.get(id(prefixes._trie))
-            return tape if tape is not None and tape.taking else None
+        def recorder_of(prefixes: Any) -> HistoryRecorder | None:
+            recorder = self._by_trie.get(id(prefixes._trie))
+            return recorder if recorder is not None and recorder.taking else None
 
         def begun(prefixes: Any, name: tuple[str, str]) -> Any:
-            stream, tape = begin(prefixes, name), tape_of(prefixes)
-            if tape is None:
+            stream, recorder = begin(prefixes, name), recorder_of(prefixes)
+            if recorder is None:
                 return stream
-            tape.call(names.BEGIN, 0.0, name)
-            tape.came(names.BEGIN, (stream.known_incarnation, stream.known_seq))
-            number = self._begun.get(id(tape), 0)
-            self._begun[id(tape)] = number + 1
-            return _Stream(tape, number, stream)
+            recorder.call(names.BEGIN, 0.0, name)
+            recorder.came(names.BEGIN, (stream.known_incarnation, stream.known_seq))
+            number = self._begun.get(id(recorder), 0)
+            self._begun[id(recorder)] = number + 1
+            return _Stream(recorder, number, stream)
 
         def adopted(prefixes: Any, law_epoch: int) -> None:
-            tape = tape_of(prefixes)
-            if tape is not None:
-                tape.call(names.ADOPT, 0.0, law_epoch)
-                tape.came(names.ADOPT, None)
+            recorder = recorder_of(prefixes)
+            if recorder is not None:
+                recorder.call(names.ADOPT, 0.0, law_epoch)
+                recorder.came(names.ADOPT, None)
             adopt(prefixes, law_epoch)
 
         def tidied(prefixes: Any, now: float) -> Iterator[None]:
-            tape, work = tape_of(prefixes), tidy(prefixes, now)
-            return work if tape is None else tape.work(names.TIDY, now, None, work)
+            recorder, work = recorder_of(prefixes), tidy(prefixes, now)
+            return work if recorder is None else recorder.work(names.TIDY, now, None, work)
 
         def built(reporter: Any) -> Any:
-            tape, now = self._by_flow.get(id(reporter._flow)), reporter._clock()
-            if tape is None or not tape.taking:
+            recorder, now = self._by_flow.get(id(reporter._flow)), reporter._clock()
+            if recorder is None or not recorder.taking:
                 return build(reporter)
             last = self._reported.get(id(reporter), 0.0)
             due = now >= last + self._every_s
-            if not due and not names.reading_writes(tape.flow, now):
+            if not due and not names.reading_writes(recorder.flow, now):
                 return build(reporter)
             self._reported[id(reporter)] = now if due else last
-            tape.call(names.REPORT, now, due)
+            recorder.call(names.REPORT, now, due)
             report = build(reporter)
-            tape.came(names.REPORT, names.reported(report) if due else None)
+            recorder.came(names.REPORT, names.reported(report) if due else None)
             return report
 
         return [
@@ -194,23 +194,23 @@ class RecordingSession:
 
 
 class _Stream:
-    def __init__(self, tape: Tape, number: int, stream: Any) -> None:
-        self._tape, self._number, self._stream = tape, number, stream
+    def __init__(self, recorder: HistoryRecorder, number: int, stream: Any) -> None:
+        self._recorder, self._number, self._stream = recorder, number, stream
         self.known_incarnation, self.known_seq = stream.known_incarnation, stream.known_seq
 
     def take(self, message: Any, content: Any = None) -> Iterator[None]:
-        return self._tape.work(names.TAKE, 0.0, (self._number, message), self._stream.take(message, content))
+        return self._recorder.work(names.TAKE, 0.0, (self._number, message), self._stream.take(message, content))
 
     def ended(self, now: float) -> None:
-        if self._tape.taking:
-            self._tape.call(names.ENDED, now, self._number)
-            self._tape.came(names.ENDED, None)
+        if self._recorder.taking:
+            self._recorder.call(names.ENDED, now, self._number)
+            self._recorder.came(names.ENDED, None)
         self._stream.ended(now)
 
 
-def write(path: Path, tapes: Iterable[Tape]) -> None:
+def write(path: Path, recorders: Iterable[HistoryRecorder]) -> None:
     """One file of histories, without those that have no entry."""
-    path.write_bytes(dump([tape.packed() for tape in tapes if tape.count]))
+    path.write_bytes(dump([recorder.packed() for recorder in recorders if recorder.count]))
 
 
 def read(path: Path) -> list[list[Any]]:
