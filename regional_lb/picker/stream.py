@@ -146,7 +146,10 @@ class GatewayRun(AttemptRun):
                 return
 
     def bypassed(self) -> None:
-        """Its answer does not pass here: only its beginning is known."""
+        """Its answer does not pass here: only its beginning is known, which may be no answer for a client."""
+        if self._refusal is not None:
+            self.completed()
+            return
         self._tap = None
         self._begin(b"")
 

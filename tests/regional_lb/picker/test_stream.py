@@ -122,6 +122,24 @@ async def test_an_answer_that_does_not_come_by_ends_with_the_stream() -> None:
         assert not any(one.held)
 
 
+@pytest.mark.parametrize("answers", [DUPLEX, NONE])
+@pytest.mark.parametrize(("status", "reason"), [(b"307", "engine_redirects"), (b"401", "engine_key_refused")])
+async def test_where_an_engine_points_no_client_is_sent(answers: int, status: bytes, reason: str) -> None:
+    """Its answer's body may not pass here, and yet the client gets ours in its place."""
+    async with stage() as one:
+        stream = one.stream()
+        stream.take(asked(modes=(DUPLEX, answers)))
+        stream.take(body(CHAT))
+        sent(stream)
+        stream.take(answered(status, ("location", b"http://10.0.0.7/x")))
+        if answers == DUPLEX:
+            stream.take(response_piece(b"{}"))
+        (found,) = sent(stream)
+        assert found.immediate_response.status.code == 502
+        assert msgspec.json.decode(found.immediate_response.body)["error"]["code"] == reason
+        assert not any(one.held)
+
+
 async def test_it_went_to_a_later_endpoint_and_the_ledger_with_it() -> None:
     async with stage() as one:
         flow = one.balancer.flow
