@@ -22,7 +22,7 @@ def test_a_pin_narrows_to_its_region_and_falls_back_unless_strict() -> None:
     without = modified().only([0, 1], "gone")
     assert modify.pinned(without, soft)[0] is without
     nobody, why = modify.pinned(without, strict)
-    assert (len(nobody), nobody.absent["tokyo"], why.endswith("nobody else may")) == (0, "gone", True)
+    assert (len(nobody), nobody.absent["tokyo"], why.endswith("no other region may")) == (0, "gone", True)
 
 
 def test_quota_and_budget_keep_what_they_can_here() -> None:
