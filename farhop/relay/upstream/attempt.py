@@ -320,7 +320,13 @@ class AttemptRun:
     def recall(self) -> None:
         """See active.Attempt. Of what was sent in part no more leaves us, and the rest is of no use there."""
         if not self._over and not self.is_sent:
+            self.drop_unsent()
             self._give_up(outcome.UNLAWFUL_HERE)
+
+    def drop_unsent(self) -> None:
+        """Of what was written no more is to leave this host once it is aborted."""
+        if self._connection is not None and self._connection.attempt is self:
+            self._connection.drop_unsent()
 
     def pause(self) -> None:
         """The client is behind: stop reading upstream."""
