@@ -126,7 +126,7 @@ def test_nor_deeper_in_what_dynamo_reads() -> None:
         with pytest.raises(BodyError):
             _read(CHAT | {"nvext": hints})
     assert _read(CHAT | {"nvext": {"agent_hints": {"osl": 256, "priority": None}}}).model == "m"
-    with pytest.raises(BodyError, match="before whom"):
+    with pytest.raises(BodyError, match="sets a priority at the engine"):
         _read(CHAT | {"extra_body": {"nvext": {"agent_hints": {"priority": 5}}}})
 
 
