@@ -145,7 +145,7 @@ def _of_database(
         remedy = "give the path of a readable database"
         raise ConfigError("networks.database", [f"{path}: {error.strerror or error}; {remedy}"]) from None
     except (maxminddb.InvalidDatabaseError, ValueError) as error:
-        problem = f"{path}: no MaxMind database, or a corrupt one ({error}); fetch it anew"
+        problem = f"{path}: no MaxMind database, or a corrupt one ({error}); fetch it again"
         raise ConfigError("networks.database", [problem]) from None
 
 

@@ -117,7 +117,7 @@ async def test_requests_that_are_open_are_bounded_over_all_connections() -> None
         first.send(*[first.head(1 + 2 * n) for n in range(4)])
         await until(lambda: one.picker.streams == 4)
         second.send(second.head(1))
-        assert b"as many requests are open here as may be" in await second.next(http2.HEADERS)
+        assert b"the limit of open requests is reached here" in await second.next(http2.HEADERS)
         first.send(http2.reset(1, 8))
         await until(lambda: one.picker.streams == 3)
         second.send(second.head(3))

@@ -157,7 +157,7 @@ def test_routes_that_cannot_stand_together_are_refused_with_the_remedy() -> None
     [
         ({"models": [{"model": "big"}]}, "goes with `model`"),
         ({"model": "auto", "models": [{"model": "big"}], "policy": "nearest"}, "policy: does not go with `models`"),
-        ({"model": "auto", "models": [{"model": "big"}, {"model": "big"}]}, "'big' stands twice"),
+        ({"model": "auto", "models": [{"model": "big"}, {"model": "big"}]}, "'big' is given twice"),
         ({"model": "auto", "models": [{"model": "big", "prompt_bytes_max": 9}]}, "some requests would have none"),
         (
             {"model": "auto", "models": [{"model": "a", "tools": True}, {"model": "b", "tools": False}]},
