@@ -66,6 +66,25 @@ async def test_no_stack_trace_reaches_a_client(stage: Any, body: bytes, kind: by
     assert s.tier.attempts == [(1, "engine_error")] * 2
 
 
+@pytest.mark.parametrize("cut", [0, 40])
+async def test_no_stack_trace_reaches_a_client_in_the_midst_of_a_stream(stage: Any, cut: int) -> None:
+    """And a model that writes one, or of an `"error"`, is left alone."""
+    s = await stage()
+    said = msgspec.json.encode({"choices": [{"delta": {"content": PYTHON.decode() + '"error"'}}]})
+    broke = msgspec.json.encode({"error": {"message": PYTHON.decode(), "code": 500}})
+    events = b"data: " + said + b"\n\ndata: " + broke + b"\n\ndata: [DONE]\n\n"
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(SSE + chunk(events[:cut] or b": ping\n\n") + chunk(events[cut:]) + b"0\r\n\r\n")
+
+    s.upstream.script = script
+    answer = await s.ask(post())
+    ours = b'data: {"error":{"message":"the engine failed","code":500}}\n\ndata: [DONE]\n\n'
+    assert answer.body.removeprefix(b": ping\n\n") == b"data: " + said + b"\n\n" + ours
+    assert s.tier.attempts == [(1, "engine_error")]
+
+
 @pytest.mark.parametrize(
     "body",
     [
