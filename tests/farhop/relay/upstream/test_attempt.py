@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from typing import Any
 
@@ -252,6 +253,8 @@ async def test_what_waits_here_or_in_the_kernel_is_recalled(
     got, reads, over = bytearray(), asyncio.Event(), asyncio.Event()
 
     async def script(line: Line) -> None:
+        # A buffer that the kernel widens as it likes may take all of it.
+        line.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         got.extend(await line.reader.read(1000))
         line.writer.transport.pause_reading()
         await reads.wait()
