@@ -220,7 +220,7 @@ def _law(path: Path, document: _Document, maps: list[Topology]) -> Checked:
     if one.policy is not None and not one.problems and not document:
         newest = max(world.epoch for world in maps)
         if one.policy.epoch <= newest:
-            one.problems = [f"epoch: {one.policy.epoch} is not above {newest}, the topology's; sign it anew"]
+            one.problems = [f"epoch: {one.policy.epoch} is not above {newest}, the topology's; sign it again"]
     return one
 
 

@@ -87,7 +87,7 @@ async def _plan(
     if not fleet_options.dry_run:
         await records.plan(planned)
     dry = show.DRY if fleet_options.dry_run else ""
-    show.line(f"{dry}{found.drill} is on the schedule; `farhop drill schedule --watch` runs what is due")
+    show.line(f"{dry}{found.drill} is on the schedule; `farhop drill schedule --watch` runs due drills")
 
 
 async def _show_schedule(records: Records, fleet_options: FleetOptions) -> None:

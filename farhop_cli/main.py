@@ -48,7 +48,7 @@ COMMANDS = {
     "law": LazyCommand(
         "law",
         "law_app",
-        "The law that all balancers go by: who is served, where their prompts, records and hints may be.",
+        "The law that all balancers follow: who is served, where their prompts, records and hints may be.",
     ),
     "route": LazyCommand(
         "overrides", "route_app", "How an entry chooses regions and answers; overrides its configuration."

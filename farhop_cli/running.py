@@ -91,7 +91,7 @@ def open_world(path: Path) -> Running:
         fail(f"the world's topology cannot be read: {error}")
     unknown = sorted(set(file.regions) - set(topology.regions))
     if unknown:
-        fail(f"{path}: region {unknown[0]!r} is not in {file.topology}; run `farhop up` anew")
+        fail(f"{path}: region {unknown[0]!r} is not in {file.topology}; run `farhop up` again")
     return Running(file, topology, Law(topology))
 
 

@@ -66,7 +66,7 @@ MEASURES: Mapping[str, Measure] = {
     "decide_s": Measure("s", "t2 - t0: until the first affected request is served elsewhere"),
     "shifted_90_s": Measure("s", "t3 - t0: from when 90 % of the affected requests are served elsewhere"),
     "shifted_99_s": Measure("s", "t3 - t0: the same of 99 %"),
-    "restore_s": Measure("s", "from the decision to restore until nothing that was injected stands"),
+    "restore_s": Measure("s", "from the decision to restore until no injected fault remains"),
     "failback_s": Measure("s", "t5 - t0 of the restoration: until the region serves its own again"),
     "requests_failed": Measure("requests", "that ended without a first byte", live=True),
     "error_share": Measure("share", "of canaries that failed, begun or not", live=True),
@@ -82,7 +82,7 @@ MEASURES: Mapping[str, Measure] = {
     "spill_usd": Measure("USD", "of egress, what canaries served away from home cost"),
     "survivors_utilisation": Measure("share", "the fullest region outside the blast radius, at its peak", live=True),
     "pilot_light_s": Measure("s", "until every balancer that answers has woken a pilot light that was asleep"),
-    "law_followed_s": Measure("s", "until every balancer that answers goes by the law's new epoch"),
+    "law_followed_s": Measure("s", "until every balancer that answers uses the law's new epoch"),
 }
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")

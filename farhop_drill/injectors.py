@@ -89,7 +89,7 @@ class TrafficInjector:
             try:
                 await self._put(one, new=key not in self._stands)
             except Conflict:
-                raise InjectError(f"{key}: an operator's override stands there") from None
+                raise InjectError(f"{key}: an operator's override is set there") from None
             except (StoreError, DocumentError, ValueError) as error:
                 raise InjectError(str(error)) from None
 

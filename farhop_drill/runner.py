@@ -256,7 +256,7 @@ class Runner:
                     self.stop(why)
             except (StoreError, TimeoutError):
                 if not self._without_etcd and self._clock() - self._read_at > LEASE_S:
-                    self.stop("etcd cannot be read, so that nobody could stop it")
+                    self.stop("etcd cannot be read, so that it could not be stopped")
             await asyncio.sleep(STOP_POLL_S)
 
     # -- the end

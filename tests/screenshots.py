@@ -22,7 +22,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "images"
 TENANTS = ("anywhere", "anywhere", "anywhere", "eu-only", "not-us", "japan-only")
 BYTES_MAX = 200_000
 BURST = 24
-# Traffic of tokyo's entry that goes elsewhere; a decision that its entry tells of, and that the law confined.
+# Traffic of tokyo's entry that goes elsewhere; a decision that its entry recorded, and that the law limited.
 MOVED = "return [...document.querySelectorAll('#arcs tr')].some((r) => /tokyo>(vir|fra)/.test(r.dataset.key))"
 CONFINED = """[...document.querySelectorAll('#request .decisions tr')].find(
   (r) => ['not-us', 'eu-only'].includes(r.cells[1].innerText) && r.cells[2].innerText.length > 1).click()"""

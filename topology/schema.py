@@ -145,7 +145,7 @@ class RegionDoc(Doc):
         title="further ones, beyond those of its country", default=[], description=_PARENTS_HELP
     )
     latitude: float = Field(
-        title="degrees north; which region is near to a client goes by it",
+        title="degrees north; it decides which region is near to a client",
         ge=-90,
         le=90,
         description="give degrees north, -90 to 90",

@@ -314,7 +314,9 @@ class AnycastProcess:
         gauge("anycast_announced", announced, lambda: float(machine.phase is Phase.ANNOUNCED))
         draining = "1 while the routes are announced as draining."
         gauge("anycast_draining", draining, lambda: float(machine.phase is Phase.DRAINING))
-        gauge("anycast_differs_seconds", "For how long what is announced has not been what is wanted.", self._differs_s)
+        gauge(
+            "anycast_differs_seconds", "How long the announcements have differed from the wanted ones.", self._differs_s
+        )
         held = "For how long the update budget still keeps the prefixes back."
         gauge("anycast_held_seconds", held, lambda: machine.held_s(self.clock.now()))
         kept = "1 if announced only because no other site is healthy."

@@ -1,4 +1,4 @@
-"""Adds measured latencies to an atlas based on geography: each corrected network gets a place of its own.
+"""Adds measured latencies to an atlas based on geography: each corrected network gets a location of its own.
 
 A measured network may contain several that geography or lists distinguish. Each of these keeps its confinement, and all
 get the measured value. Private networks are unchanged. Never reads a clock; runs outside the processes that answer,
@@ -102,7 +102,7 @@ def _corrected(
     topology: Topology,
     config: LearningConfig,
 ) -> tuple[Finding, npt.NDArray[np.float64] | None]:
-    """The correction of one network at one place; None: none."""
+    """The correction of one network at one location; None: no correction."""
     base = known.costs[row]
     measured = {region: ms for region, ms in learned[network].items() if region in region_of}
     by_region = {region: float(base[at]) for at, region in enumerate(region_of)}

@@ -1,7 +1,7 @@
 """Turns the state of entries into tables: for every client network, the ordered list of entries to answer with.
 
 The law is a filter: a list never contains an entry outside its name's lawful set, or outside the places that its client
-network is confined to. The order is by cost: wire time from the client's place, plus an operator's bias. An entry that
+network is confined to. Lists are by cost: wire time from the client's location, plus an operator's bias. An entry that
 takes a share of its clients comes first for that share of networks (drawn by a hash of each), and last for the others.
 A DOWN entry is listed only if all lawful entries are DOWN. Never reads a clock; runs outside the processes that answer.
 """
@@ -32,8 +32,8 @@ _LATE = 1e7
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a network's clients are: degrees, or measured milliseconds to entries, which correct geography.
+class ClientLocation:
+    """The location of a network's clients: degrees, or measured milliseconds to entries, which correct geography.
 
     `within`: the places of the law that they are confined to; () for none.
     """
@@ -44,14 +44,14 @@ class Place:
     within: tuple[str, ...] = ()
 
 
-NOWHERE = Place()
+UNKNOWN_LOCATION = ClientLocation()
 
 
 @dataclass(frozen=True, slots=True)
 class Atlas:
-    """Client networks, their places, and the cost of leading each place to each entry. Values of spaces are rows.
+    """Client networks, their locations, and the cost of each entry for each location. Values of spaces are rows.
 
-    `costs`: places × entries, milliseconds; `allowed`: the same shape, True unless confinement forbids it.
+    `costs`: locations × entries, milliseconds; `allowed`: the same shape, True unless confinement forbids it.
     """
 
     entries: tuple[str, ...]
@@ -60,24 +60,24 @@ class Atlas:
     allowed: npt.NDArray[np.bool_]
 
 
-def atlas(topology: Topology, spaces: Mapping[int, Space], places: Sequence[Place]) -> Atlas:
-    """The atlas of a map's entries, in their order. The first two places are those of UNKNOWN and PRIVATE."""
+def atlas(topology: Topology, spaces: Mapping[int, Space], locations: Sequence[ClientLocation]) -> Atlas:
+    """The atlas of a map's entries, in their order. The first two locations are those of UNKNOWN and PRIVATE."""
     entries = tuple(topology.entries)
     regions = [topology.regions[topology.entries[name].region] for name in entries]
-    costs = np.full((len(places), len(entries)), UNKNOWN_MS)
-    allowed = np.ones((len(places), len(entries)), dtype=bool)
+    costs = np.full((len(locations), len(entries)), UNKNOWN_MS)
+    allowed = np.ones((len(locations), len(entries)), dtype=bool)
     column = {name: at for at, name in enumerate(entries)}
-    for row, place in enumerate(places):
-        if place.latitude is not None and place.longitude is not None:
+    for row, location in enumerate(locations):
+        if location.latitude is not None and location.longitude is not None:
             for at, region in enumerate(regions):
-                km = distance_km(place.latitude, place.longitude, region.latitude, region.longitude)
+                km = distance_km(location.latitude, location.longitude, region.latitude, region.longitude)
                 costs[row, at] = topology.local_rtt_ms + km * _FIBRE_MS_PER_KM
-        for name, ms in place.rtt_ms:
+        for name, ms in location.rtt_ms:
             if name in column:
                 costs[row, column[name]] = ms
-        if place.within:
+        if location.within:
             for at, region in enumerate(regions):
-                allowed[row, at] = not topology.ancestors(region.name).isdisjoint(place.within)
+                allowed[row, at] = not topology.ancestors(region.name).isdisjoint(location.within)
     return Atlas(entries, dict(spaces), costs, allowed)
 
 
@@ -119,17 +119,17 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
     nothing_known = np.array([UNKNOWN], dtype=np.uint64)
     unique, inverse = np.unique(np.concatenate([*kinds.values(), nothing_known]), return_inverse=True)
     inverse = inverse.reshape(-1)
-    place = (unique & np.uint64(0xFFFFFFFF)).astype(np.int64)
-    cost, allowed = _costs(known, columns, drawn, unique), known.allowed[place] & columns.may
+    location = (unique & np.uint64(0xFFFFFFFF)).astype(np.int64)
+    cost, allowed = _costs(known, columns, drawn, unique), known.allowed[location] & columns.may
     everybody = allowed.all(axis=0)
     confines = bool((allowed != everybody).any())
     if confines:  # one more row, for clients of unknown network: the entries that are lawful for all
-        place = np.append(place, UNKNOWN)
+        location = np.append(location, UNKNOWN)
         cost = np.vstack((cost, cost[inverse[-1]]))
         allowed = np.vstack((allowed, everybody))
     lists, group = np.unique(_ranked(cost, allowed, columns.up, most), axis=0, return_inverse=True)
     groups = group.reshape(-1).astype(np.uint32)
-    groups[place == PRIVATE] = ASK_RESOLVER
+    groups[location == PRIVATE] = ASK_RESOLVER
     known_groups = np.unique(groups[inverse[:-1]])
     if len(known_groups[known_groups != ASK_RESOLVER]) == 1:  # one answer for all, private addresses included
         groups[:] = known_groups[known_groups != ASK_RESOLVER][0]
@@ -158,7 +158,7 @@ def _kinds(
     known: Atlas, share: npt.NDArray[np.float64], drawn: Sequence[int]
 ) -> tuple[dict[int, Space], dict[int, npt.NDArray[np.uint64]]]:
     """The spaces, as fine as shares need them, and by family the kind of each of their ranges: the lower 32 bits are
-    its place, bit 32 + n says that the n-th entry that is `drawn` does not take it within its share."""
+    its location, bit 32 + n says that the n-th entry that is `drawn` does not take it within its share."""
     spaces: dict[int, Space] = {}
     kinds: dict[int, npt.NDArray[np.uint64]] = {}
     for family, whole in known.spaces.items():

@@ -205,7 +205,7 @@ class Responder:
         """The answer to a message from this address; None: send nothing.
 
         Written for speed: a call costs about one look into a table, so everything that a question needs is in this
-        function. The bytes that make the key are certain: the network's place and length are determined by the bytes
+        function. The bytes that make the key are certain: the network's location and length are determined by the bytes
         before it.
         """
         counts = self.counts

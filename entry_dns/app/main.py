@@ -230,7 +230,7 @@ class DnsServer:
 
     def reload(self) -> None:
         """See farhop.service.process.Balancer: all files are read anew."""
-        self._tasks.start(self._read_all(), "read the configuration anew")
+        self._tasks.start(self._read_all(), "read the configuration again")
 
     async def _read_all(self) -> None:
         await self.reloader.reload()

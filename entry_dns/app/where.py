@@ -104,7 +104,7 @@ def _entries(
 
 
 def _ms(atlas: Atlas, row: int, column: int) -> float | None:
-    """The cost from a network to an entry; None if the network's place is unknown."""
+    """The cost from a network to an entry; None if the network's location is unknown."""
     return None if row in (UNKNOWN, PRIVATE) else round(float(atlas.costs[row, column]), 1)
 
 

@@ -1,4 +1,4 @@
-"""Locates client networks by a MaxMind database and by lists of networks, as places for the atlas.
+"""Locates client networks by a MaxMind database and by lists of networks, as locations for the atlas.
 
 Files are read outside the event loop, and whole or not at all: a file that cannot be read is a ConfigError with its
 remedy, and the data read before stay in use. Never decides where a client is led, and never uses a country as evidence
@@ -11,7 +11,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.fleet.networks import BITS, Space, spaces
 from farhop.config import ConfigError
 from topology import geo
@@ -26,40 +26,40 @@ if TYPE_CHECKING:
 LINES_MAX = 2_000_000
 
 
-class _Places:
+class _Locations:
     """Places by their rows; equal ones once."""
 
     def __init__(self) -> None:
-        self.listed: list[Place] = [NOWHERE, NOWHERE]
-        self._rows: dict[Place, int] = {}
+        self.listed: list[ClientLocation] = [UNKNOWN_LOCATION, UNKNOWN_LOCATION]
+        self._rows: dict[ClientLocation, int] = {}
 
-    def row(self, place: Place) -> int:
-        found = self._rows.get(place)
+    def row(self, location: ClientLocation) -> int:
+        found = self._rows.get(location)
         if found is None:
-            found = self._rows[place] = len(self.listed)
-            self.listed.append(place)
+            found = self._rows[location] = len(self.listed)
+            self.listed.append(location)
         return found
 
 
-def read(config: NetworksConfig, topology: Topology) -> tuple[dict[int, Space], list[Place]]:
-    """The spaces and places of a configuration. Raises ConfigError."""
-    places = _Places()
+def read(config: NetworksConfig, topology: Topology) -> tuple[dict[int, Space], list[ClientLocation]]:
+    """The spaces and locations of a configuration. Raises ConfigError."""
+    locations = _Locations()
     for country, within in config.confine.items():
         _check_places(within, topology, f"networks.confine.{country}")
     networks: list[tuple[IPv4Network | IPv6Network, int]] = []
     if config.database is not None:
-        networks += _of_database(Path(config.database), config, places)
+        networks += _of_database(Path(config.database), config, locations)
     listed: dict[IPv4Network | IPv6Network, str] = {}
     for at, one in enumerate(config.lists):
         path = f"networks.lists[{at}]"
         _check_places(one.within, topology, f"{path}.within")
-        row = places.row(_place(one.near, tuple(one.within), topology, path))
+        row = locations.row(_location(one.near, tuple(one.within), topology, path))
         for network in _networks_of(one.cidrs, one.file, path):
             if network in listed:
                 raise ConfigError(path, [f"{network} is already in {listed[network]}; leave one of them out"])
             listed[network] = path
             networks.append((network, row))
-    return spaces(networks), places.listed
+    return spaces(networks), locations.listed
 
 
 def _check_places(within: Sequence[str], topology: Topology, path: str) -> None:
@@ -72,17 +72,17 @@ def _check_places(within: Sequence[str], topology: Topology, path: str) -> None:
             raise ConfigError(path, [f"{quoted(name)} is no place of topology {topology.name!r}; {remedy}"])
 
 
-def _place(near: str, within: tuple[str, ...], topology: Topology, path: str) -> Place:
+def _location(near: str, within: tuple[str, ...], topology: Topology, path: str) -> ClientLocation:
     if not near:
-        return Place(within=within)
+        return ClientLocation(within=within)
     region = topology.regions.get(near)
     if region is not None:
-        return Place(region.latitude, region.longitude, within=within)
+        return ClientLocation(region.latitude, region.longitude, within=within)
     found = geo.locate(near)
     if found is None:
         remedy = "name a region, a city of topology/places.csv, or give LATITUDE,LONGITUDE"
         raise ConfigError(f"{path}.near", [f"{near[:64]!r} is no known place; {remedy}"])
-    return Place(*found, within=within)
+    return ClientLocation(*found, within=within)
 
 
 def _networks_of(cidrs: Sequence[str], file: str | None, path: str) -> Iterator[IPv4Network | IPv6Network]:
@@ -120,7 +120,7 @@ def network_of(text: str, path: str) -> IPv4Network | IPv6Network:
 
 
 def _of_database(
-    path: Path, config: NetworksConfig, places: _Places
+    path: Path, config: NetworksConfig, locations: _Locations
 ) -> Iterator[tuple[IPv4Network | IPv6Network, int]]:
     try:
         import maxminddb
@@ -129,26 +129,28 @@ def _of_database(
         raise ConfigError("networks.database", [f"maxminddb is not installed; {remedy}"]) from None
     try:
         with maxminddb.open_database(str(path), maxminddb.MODE_AUTO) as database:
-            parts: dict[IPv6Network, tuple[int, Place | None]] = {}  # of each /64 that is split, the widest
+            parts: dict[IPv6Network, tuple[int, ClientLocation | None]] = {}  # of each /64 that is split, the widest
             for network, record in database:
-                place = _place_of(record, config.confine)
+                location = _location_of(record, config.confine)
                 if network.version == 6 and network.prefixlen > BITS[6]:
                     around = network.supernet(new_prefix=BITS[6])
                     if network.prefixlen < parts.get(around, (129, None))[0]:
-                        parts[around] = network.prefixlen, place
-                elif place is not None:
-                    yield network, places.row(place)
-            yield from ((around, places.row(place)) for around, (_, place) in parts.items() if place is not None)
+                        parts[around] = network.prefixlen, location
+                elif location is not None:
+                    yield network, locations.row(location)
+            yield from (
+                (around, locations.row(location)) for around, (_, location) in parts.items() if location is not None
+            )
     except OSError as error:
         remedy = "give the path of a readable database"
         raise ConfigError("networks.database", [f"{path}: {error.strerror or error}; {remedy}"]) from None
     except (maxminddb.InvalidDatabaseError, ValueError) as error:
-        problem = f"{path}: no MaxMind database, or a corrupt one ({error}); fetch it anew"
+        problem = f"{path}: no MaxMind database, or a corrupt one ({error}); fetch it again"
         raise ConfigError("networks.database", [problem]) from None
 
 
-def _place_of(record: Any, confine: dict[str, tuple[str, ...]]) -> Place | None:
-    """Where a network is by its record; None where that has nothing of it."""
+def _location_of(record: Any, confine: dict[str, tuple[str, ...]]) -> ClientLocation | None:
+    """The location of a network by its record; None if the record has none."""
     if not isinstance(record, dict):
         return None
     location, country = record.get("location"), record.get("country")
@@ -160,8 +162,8 @@ def _place_of(record: Any, confine: dict[str, tuple[str, ...]]) -> Place | None:
     within = tuple(confine.get(code, ()))
     if latitude is None and not within:
         return None
-    # A tenth of a degree is 11 km, a fifth of a millisecond: finer only makes more places.
-    return Place(
+    # A tenth of a degree is 11 km, a fifth of a millisecond: finer only makes more locations.
+    return ClientLocation(
         None if latitude is None else round(float(latitude), 1),
         None if longitude is None else round(float(longitude), 1),
         within=within,

@@ -123,7 +123,7 @@ def check(steps: Sequence[ModelStep]) -> None:
     names = [step.model for step in steps]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"models: {name!r} stands twice; name each once")
+            raise ValueError(f"models: {name!r} is given twice; name each once")
     if not any(step.for_any for step in steps):
         raise ValueError(
             "models: some requests would have none; leave `prompt_bytes_max`, `tools` and `usd_max` out of one"

@@ -193,7 +193,7 @@ class HopSigner:
     def _primed(self, audience: str) -> tuple[bytes, _Primed, AESGCM]:
         key = self._key.pair(self._issuer, audience)
         if key is None:
-            raise HopError(f"hop keys: none for region {audience!r}; derive them anew with `farhop certs hop-key`")
+            raise HopError(f"hop keys: none for region {audience!r}; derive them again with `farhop certs hop-key`")
         if len(self.by_audience) >= _ISSUERS_MAX:
             self.by_audience.clear()
         made = b"%b%b." % (self._head, audience.encode()), _prime(key), AESGCM(body_key(key))

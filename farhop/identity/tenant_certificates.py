@@ -23,7 +23,7 @@ _UNKNOWN = NotIdentified(
     UNKNOWN_KEY, "this certificate is no tenant's: exactly one URI in it must be one that is known here"
 )
 _ENDED = NotIdentified(
-    KEY_NOT_VALID, "this certificate has expired since this connection was made: connect anew with another"
+    KEY_NOT_VALID, "this certificate has expired since this connection was made: connect again with another"
 )
 
 

@@ -191,7 +191,7 @@ def refusal(
 
 
 _ENGINE_FAILED = (
-    "the engine failed, and what it said of it is not for clients; the operator's logs name it by the id in "
+    "the engine failed, and its message is not for clients; the operator's logs have it under the id in "
     "`x-farhop-decision`"
 )
 

@@ -332,7 +332,9 @@ class Accounts:
         file = self.price_file
         assert file is not None
         if file.trouble:
-            self._log.error("prices", "passed over", problem=file.trouble, remedy="the last good price book stands")
+            self._log.error(
+                "prices", "passed over", problem=file.trouble, remedy="the last good price book stays in force"
+            )
         else:
             self._log.warning("prices", "in force", epoch=file.prices.epoch_at(_wall_s()))
 
@@ -429,7 +431,7 @@ class Accounts:
         metrics.counter("usage_records", "Usage records, by what became of them here.", counts, "result")
         metrics.counter("usage_deliveries", "Usage records sent on, by what became of them.", delivered, "result")
         metrics.counter("usage_unclean_starts", "Starts after a kill: usage may lack 0.1 s.", lambda: files.unclean)
-        metrics.gauge("usage_trouble", "1 while usage cannot be written, or sent on, or priced anew.", trouble, "part")
+        metrics.gauge("usage_trouble", "1 while usage cannot be written, or sent on, or priced again.", trouble, "part")
         metrics.gauge("usage_spool_bytes", "Usage records on the disk.", lambda: float(files.bytes_held))
 
 

@@ -275,7 +275,7 @@ def resumption(
         lambda: dict(made.outcomes), ("outcome", "reason"),
     )  # fmt: skip
     metrics.counter(
-        "resume_recomputed_tokens", "Tokens computed again where streams went on elsewhere; nobody is billed.",
+        "resume_recomputed_tokens", "Tokens computed again for streams that continued elsewhere; not billed.",
         lambda: made.recomputed_tokens,
     )  # fmt: skip
     metrics.gauge(

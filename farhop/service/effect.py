@@ -157,7 +157,7 @@ def biased(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: st
                 bound.setdefault(model, []).append(name)
     lines = [f"may move: {model} of {_named(sorted(names))}: or to {_named(to)}" for (model, to), names in free.items()]
     lines += [f"stays as it is: {model} of {_named(sorted(names))}: nowhere else" for model, names in bound.items()]
-    return _short(lines or [f"moves nothing: {region} serves nobody now"])
+    return _short(lines or [f"moves nothing: {region} serves no tenant now"])
 
 
 def routed(
@@ -187,7 +187,7 @@ def routed(
     lines += [
         f"decides: {one} of {_named(names)}: {_led(destination)}" for (one, destination), names in sorted(moves.items())
     ]
-    return _short(lines or ["moves nothing: nobody is served whom it would be for"])
+    return _short(lines or ["moves nothing: it applies to no served tenant"])
 
 
 def _stands_for(

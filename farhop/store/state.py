@@ -119,7 +119,7 @@ class StateDir:
         return document
 
     def _broken(self, path: Path, why: str) -> StateError:
-        return StateError(f"{path}: {why}; it is not used: move it away, and it is written anew")
+        return StateError(f"{path}: {why}; it is not used: move it away, and it is written again")
 
 
 def _checked(what: str, name: str) -> str:

@@ -134,7 +134,7 @@ def schedule_drill(
         str, typer.Option("--every", metavar="DURATION", help="The time from one run to the next, 1h to 62d.")
     ] = "14d",
     remove: Annotated[bool, typer.Option("--remove", help="Take the drill off the schedule.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Run what is due, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Run due drills, until Ctrl-C.")] = False,
     sets: Sets = None,
     keys: Keys = None,
     folder: Drills = None,

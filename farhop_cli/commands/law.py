@@ -11,7 +11,7 @@ from farhop_cli.help_page import App
 from farhop_cli.options import PLAIN, By, FleetOptions, Why
 
 law_app = App(
-    help="The law that all balancers go by: who is served, where their prompts, records and hints may be.",
+    help="The law that all balancers follow: who is served, where their prompts, records and hints may be.",
     epilog="Example:  farhop law get > law.yaml", cls=Verbs, **PLAIN,
 )  # fmt: skip
 LAW_FILE = "A law as `farhop law get` prints it, or a signed one. -: standard input."

@@ -26,7 +26,7 @@ import numpy as np
 
 from entry_dns.answers import prepare, zones
 from entry_dns.answers.cookies import Cookies
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.snapshot import encode
 from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan
 from entry_dns.app.counters import Counters
@@ -43,7 +43,7 @@ QUESTIONS = 20_000
 ROUNDS = 5
 SILENT_S = 2.0  # a server that is silent for this long does not answer; for a shorter time it may only have had no core
 TIMES_MAX = 1.6  # of the echo's CPU per answer
-PLACES = 4_000
+LOCATIONS = 4_000
 PEERS = ("nsd", "gdnsd")
 SECRET = b"of the benchmark"
 NAME, ZONE = "api.entry.example", "entry.example"
@@ -128,20 +128,24 @@ def world() -> Topology:
 
 
 def atlas(networks: int, rng: Random) -> prepare.Atlas:
-    """So many networks, at random places."""
+    """So many networks, at random locations."""
     numbers = np.random.default_rng(rng.getrandbits(32))
     lengths = numbers.choice([18, 20, 22, 24, 24, 24], networks)
     first = numbers.integers(1 << 24, 223 << 24, networks).astype(np.uint64)
     shift = (32 - lengths).astype(np.uint64)
-    rows = numbers.integers(2, PLACES, networks).astype(np.uint32)
+    rows = numbers.integers(2, LOCATIONS, networks).astype(np.uint32)
     none = np.empty(0, dtype=np.uint64)
     spaces = {
         4: of_arrays(4, first >> shift << shift, lengths.astype(np.int64), rows),
         6: of_arrays(6, none, none.astype(np.int64), none.astype(np.uint32)),
     }
     assert BITS[4] == 32
-    places = [NOWHERE, NOWHERE, *(Place(rng.uniform(-55, 65), rng.uniform(-180, 180)) for _ in range(PLACES - 2))]
-    return prepare.atlas(world(), spaces, places)
+    locations = [
+        UNKNOWN_LOCATION,
+        UNKNOWN_LOCATION,
+        *(ClientLocation(rng.uniform(-55, 65), rng.uniform(-180, 180)) for _ in range(LOCATIONS - 2)),
+    ]
+    return prepare.atlas(world(), spaces, locations)
 
 
 def questions(path: Path, rng: Random) -> None:

@@ -174,7 +174,7 @@ class _LiveClients:
         return result.text.encode()
 
     async def _promises(self, region: str, result: Answered, ttft_ms: float) -> dict[str, tuple[float, float]]:
-        """By tier, as in `Seen`; a tier that kept no record is left out."""
+        """By tier, as in `MeasuredAnswer`; a tier that kept no record is left out."""
         decision, served = result.headers.get("x-farhop-decision"), result.headers.get("x-farhop-region", "")
         if not decision or served not in self._world.regions:
             return {}

@@ -68,11 +68,11 @@ def read(path: Path) -> WorldFile:
     except OSError as error:
         raise WorldFileError(f"{path}: {error.strerror or 'cannot be read'}; start a world with `farhop up`") from None
     if len(text) > FILE_BYTES_MAX:
-        raise WorldFileError(f"{path}: larger than {FILE_BYTES_MAX} bytes; start a world anew with `farhop up`")
+        raise WorldFileError(f"{path}: larger than {FILE_BYTES_MAX} bytes; start a world again with `farhop up`")
     try:
         world = msgspec.json.decode(text, type=WorldFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WorldFileError(f"{path}: {error}; start a world anew with `farhop up`") from None
+        raise WorldFileError(f"{path}: {error}; start a world again with `farhop up`") from None
     if not runs(world.pid):
         raise WorldFileError(f"the world in {path} no longer runs (process {world.pid} is gone); run `farhop up`")
     return world

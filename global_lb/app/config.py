@@ -102,7 +102,7 @@ class GlobalConfig(LinksConfig):
         """The signer of hop tokens. Raises ConfigError if a region of this map would have no key."""
         signer = HopSigner(self.hop.secrets(), self.hop.active, self.region)
         if lacking := [name for name in sorted(topology.regions) if not signer.reaches(name)]:
-            remedy = f"derive it anew with: farhop certs hop-key --from {self.region}"
+            remedy = f"derive it again with: farhop certs hop-key --from {self.region}"
             raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
         return signer
 

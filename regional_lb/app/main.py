@@ -283,7 +283,7 @@ class RegionalBalancer:
 
     def reload(self) -> None:
         """See farhop.service.process.Balancer."""
-        self._tasks.start(self.reloader.reload(), "read the configuration anew")
+        self._tasks.start(self.reloader.reload(), "read the configuration again")
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
     def _prepared(self, config: RegionalConfig, topology: Topology) -> Callable[[Law], None]:

@@ -388,7 +388,7 @@ class EnginesConfig(Process):
         seen: set[str] = set()
         for source in discovery:
             if source.label in seen:
-                raise ValueError(f"{source.label} stands twice; leave one out")
+                raise ValueError(f"{source.label} is given twice; leave one out")
             seen.add(source.label)
         return discovery
 
@@ -438,7 +438,7 @@ class EnginesConfig(Process):
         seen: set[str] = set()
         for replica in self.replicas:
             if replica.label in seen:
-                raise ValueError(f"replicas: {replica.label} stands twice; give each its own url and name")
+                raise ValueError(f"replicas: {replica.label} is given twice; give each its own url and name")
             seen.add(replica.label)
         for what, kinds, most in (
             ("models", {model for replica in self.replicas for model in replica.served}, MODELS_LIMIT),

@@ -337,7 +337,7 @@ class _Full:
     """A request beyond the limit over all connections."""
 
     __slots__ = ("outbox",)
-    status = (RESOURCE_EXHAUSTED, "as many requests are open here as may be: retry later")
+    status = (RESOURCE_EXHAUSTED, "the limit of open requests is reached here: retry later")
 
     def __init__(self) -> None:
         self.outbox: deque[bytes] = deque()

@@ -146,7 +146,10 @@ class GatewayRun(AttemptRun):
                 return
 
     def bypassed(self) -> None:
-        """Its answer does not pass here: only its beginning is known."""
+        """Its answer does not pass here: only its beginning is known, which may be no answer for a client."""
+        if self._refusal is not None:
+            self.completed()
+            return
         self._tap = None
         self._begin(b"")
 
@@ -513,7 +516,7 @@ class GatewayStream:
 
 
 _FULL = "the balancer's buffers are full: retry later"
-_CROWDED = "this tenant has as many requests under way as it may: retry when some are answered"
+_CROWDED = "this tenant has reached its limit of requests under way: retry when some are answered"
 _TAKING: dict[str, Callable[[GatewayStream, Any, wire.ProcessingRequest], None]] = {
     "request_headers": GatewayStream._request_headers,
     "request_body": GatewayStream._request_body,

@@ -145,7 +145,7 @@ async def test_compare_and_set_lets_one_writer_win(world, root):
     assert await world.near.get(key) is None
 
 
-async def test_a_key_with_a_time_to_live_goes_by_itself_and_watchers_see_it(world, root):
+async def test_a_key_with_a_time_to_live_expires_by_itself_and_watchers_see_it(world, root):
     async with Watching(world.near, root) as watching:
         await watching.until(ends_with(ChangeKind.SNAPSHOT))
         await world.far.put(root + "drain", b"why", ttl_s=1.0)
@@ -227,7 +227,7 @@ async def test_an_outage_is_reported_once_and_ends_in_a_snapshot_of_what_happene
         await watching.until(seen(root + "new", b"3"))
 
 
-async def test_a_watch_that_is_behind_a_compaction_lists_anew_without_an_outage(world, root):
+async def test_a_watch_that_is_behind_a_compaction_lists_again_without_an_outage(world, root):
     if isinstance(world.near, Hubs):
         pytest.skip("reads ahead of its reader, and so is not behind")
     await world.far.put(root + "a", b"1")

@@ -318,5 +318,5 @@ def test_a_host_whose_network_is_cut_loses_no_request_that_had_not_begun(compose
     assert len(load.results) > CLIENTS
     for one in load.results:
         if one.error is not None:
-            assert one.error.code != "stream_broken", one  # it got the answer, and did not just lose its connection
+            assert one.error.code != "stream_broken", one  # it got an error, and did not just lose its connection
             assert one.total_ms / 1e3 < DEAD_S, one

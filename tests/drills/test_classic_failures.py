@@ -24,7 +24,7 @@ from regional_lb.scheduler import overdue
 QUIET = {"watch": {"probe_s": 3600.0, "scrape_s": 3600.0}}
 # Nor does a client that waits for it.
 PATIENT = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 30.0}}
-# Engines and balancer share one loop here: a timeout shorter than the loop may stand still takes all of them for dead.
+# Engines and balancer share one loop here: a timeout shorter than a pause of the loop takes all of them for dead.
 STEADY = {"watch": {"probe_s": 0.1, "scrape_s": 0.05, "timeout_s": 5.0}}
 
 
@@ -41,7 +41,7 @@ async def _hot_spot(naive: bool) -> int:
             for n in range(48):
                 kind, tokens = ("long", 200) if n % 4 == 0 else ("short", 4)
                 group.create_task(load.ask(kind, 20, tokens))
-                # One that finds a connection open overtakes one that does not; and engines work on where we are late.
+                # A request that finds an open connection overtakes one that does not; and engines go on meanwhile.
                 await until(lambda n=n: sum(gpu.asked for gpu in engines) + len(balancer.flow.queue) > n)
                 await asyncio.sleep(max(0.0, began + 0.04 * (n + 1) - loop.time()))
     assert {one.status for one in load.asked} == {200}

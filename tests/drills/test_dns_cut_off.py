@@ -204,7 +204,7 @@ async def back_again(server: Server, entries: Entries, etcd: EmbeddedEtcd, store
     assert (await server.answers())[0] == "frankfurt"
 
 
-async def test_without_etcd_it_goes_by_probes_and_by_grpc_and_with_neither_it_says_so(
+async def test_without_etcd_it_uses_probes_and_grpc_and_without_both_it_reports_that(
     tmp_path: Path, region: Region
 ) -> None:
     port, admin, entry_port = free_ports(3)

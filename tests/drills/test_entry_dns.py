@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from entry_dns.answers import prepare
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.snapshot import encode
 from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan, view
 from entry_dns.app.counters import Counters
@@ -78,13 +78,15 @@ def put(folder: Path, zone: str = "entry.example", *, ready: bool = True, barred
     the networks has no lawful entry."""
     topology = world()
     found = [
-        ("10.9.1.0/24", Place(35.7, 139.7)),
-        ("10.9.2.0/24", Place(50.1, 8.7)),
-        ("10.9.3.0/24", Place(50.1, 8.7, within=("jp",))),
-        ("10.9.4.0/24", Place(50.1, 8.7, within=("cn",))),
+        ("10.9.1.0/24", ClientLocation(35.7, 139.7)),
+        ("10.9.2.0/24", ClientLocation(50.1, 8.7)),
+        ("10.9.3.0/24", ClientLocation(50.1, 8.7, within=("jp",))),
+        ("10.9.4.0/24", ClientLocation(50.1, 8.7, within=("cn",))),
     ][: 4 if barred else 3]
     networks = spaces((ip_network(cidr), n) for n, (cidr, _) in enumerate(found, 2))
-    known = prepare.atlas(topology, networks, [NOWHERE, NOWHERE, *(place for _, place in found)])
+    known = prepare.atlas(
+        topology, networks, [UNKNOWN_LOCATION, UNKNOWN_LOCATION, *(location for _, location in found)]
+    )
     plan = ZonePlan(zone, (NamePlan(f"api.{zone}"),), ((f"ns1.{zone}", (SERVER,)),), "hostmaster.invalid")
     up = [Standing(name, State.UP, 1.0, 0.0, 1e9) for name in topology.entries] if ready else []
     write(folder / "view", encode(*view([plan], Law(topology), known, up, Ttls(), 1, 1)))

@@ -326,7 +326,7 @@ def test_no_engine_queues_while_another_has_room(running: RunningWorld) -> None:
 
     results, seen = running.call(drill())
     assert all(result.ok for _, result in results)
-    # What arrives within one step of an engine waits for the next; on a machine that stands still, for as long. No line
+    # Requests that arrive within one step of an engine wait for the next, however long the machine stalls. No
     # queue forms: of 60 requests sent on blindly, about 15 would wait at each engine.
     assert sum(seen) / len(seen) < 1.0
 

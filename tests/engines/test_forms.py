@@ -48,7 +48,7 @@ REFUSED = {
 }
 
 
-# Requests that an engine refuses and gets in another form: usage is requested in place of the client that does not ask.
+# Requests that an engine refuses and gets in another form: Farhop requests the usage that the client does not.
 WRITTEN_ANEW = ("include_usage 0", 'include_usage "false"')
 
 

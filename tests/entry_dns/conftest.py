@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from entry_dns.answers import prepare, zones
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import Responder
 from entry_dns.answers.snapshot import decode, encode
 from entry_dns.answers.zones import NamePlan, Ttls, ZonePlan
@@ -38,22 +38,24 @@ def standing(name: str, state: State = State.UP, share: float = 1.0, bias_ms: fl
     return Standing(name, state, share, bias_ms, stable)
 
 
-def atlas(topology: Topology, *more: tuple[str, Place]) -> prepare.Atlas:
+def atlas(topology: Topology, *more: tuple[str, ClientLocation]) -> prepare.Atlas:
     """Tokyo's and Frankfurt's networks, one that is confined to Japan, and more."""
     found = [
-        (TOKYO, Place(35.7, 139.7)),
-        ("2001:db8:aaaa::/48", Place(35.7, 139.7)),
-        (FRANKFURT, Place(50.1, 8.7)),
-        (CONFINED, Place(50.1, 8.7, within=("jp",))),
+        (TOKYO, ClientLocation(35.7, 139.7)),
+        ("2001:db8:aaaa::/48", ClientLocation(35.7, 139.7)),
+        (FRANKFURT, ClientLocation(50.1, 8.7)),
+        (CONFINED, ClientLocation(50.1, 8.7, within=("jp",))),
         *more,
     ]
-    places = [NOWHERE, NOWHERE, *(place for _, place in found)]
-    return prepare.atlas(topology, spaces((ip_network(cidr), n) for n, (cidr, _) in enumerate(found, 2)), places)
+    locations = [UNKNOWN_LOCATION, UNKNOWN_LOCATION, *(location for _, location in found)]
+    return prepare.atlas(topology, spaces((ip_network(cidr), n) for n, (cidr, _) in enumerate(found, 2)), locations)
 
 
 def unconfined() -> prepare.Atlas:
     """Tokyo's network alone, which everybody may lead anywhere."""
-    return prepare.atlas(world(), spaces([(ip_network(TOKYO), 2)]), [NOWHERE, NOWHERE, Place(35.7, 139.7)])
+    return prepare.atlas(
+        world(), spaces([(ip_network(TOKYO), 2)]), [UNKNOWN_LOCATION, UNKNOWN_LOCATION, ClientLocation(35.7, 139.7)]
+    )
 
 
 PLAN = ZonePlan(

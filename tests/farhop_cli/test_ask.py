@@ -130,7 +130,7 @@ async def test_a_refusal_shows_its_code_and_the_reasons_kept(recorded, cli, made
     assert "not serving: down: no recent report" in result.stdout
 
 
-async def test_a_refusal_of_which_nothing_may_be_kept_is_explained_anew(recorded, cli, made):
+async def test_a_refusal_that_may_not_be_kept_is_explained_again(recorded, cli, made):
     recorded.refusal = (451, "no_lawful_region")
     del recorded.records["virginia", "global_admin"]
     reasons = made.regions(None, [], unlawful={"tokyo": "request asked to stay within cn"})

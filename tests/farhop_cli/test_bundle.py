@@ -95,7 +95,7 @@ def test_every_secret_of_a_configuration_is_withheld_by_its_name():
         assert "0123456789abcdef" not in str(bundle.withheld(document)), name
 
 
-async def test_what_a_balancer_calls_itself_is_no_path_and_not_anothers_place(world, cli, made, tmp_path):
+async def test_a_balancers_name_is_not_used_as_a_path_and_replaces_no_other_file(world, cli, made, tmp_path):
     status = made.regional_status("r")
     for name in world.file.regions:
         for role in ("global_admin", "regional_admin"):

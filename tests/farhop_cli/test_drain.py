@@ -45,7 +45,7 @@ def test_it_goes_with_its_lease(cli, stands):
     stands.do(gone)
 
 
-def test_streams_are_moved_only_where_that_is_asked_for(cli, stands):
+def test_streams_are_moved_only_if_requested(cli, stands):
     assert cli.run("drain", "set", "virginia", "--why", "x").exit_code == 0
     assert not drained(stands).move_streams
     result = cli.run("drain", "set", "virginia", "--why", "a rollout", "--move-streams")

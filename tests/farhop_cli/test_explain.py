@@ -163,7 +163,7 @@ async def test_the_law_in_force_decides_which_balancers_see_the_request(answerin
     assert ("virginia", "global_admin") not in [(region, role) for region, role, _ in answering.questions]
 
 
-async def test_the_region_is_asked_for_the_model_behind_the_alias(answering, cli):
+async def test_the_region_gets_the_model_behind_the_alias(answering, cli):
     answering.explained["virginia", "global_admin"]["model"] = "small"
     explained = await cli.in_thread("explain", "-", stdin='{"model":"auto","prompt":"hello"}')
     assert explained.exit_code == 0

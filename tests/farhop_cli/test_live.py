@@ -52,7 +52,7 @@ async def test_the_worst_reported_state_is_shown(busy, made):
     assert [row.state for row in rows] == ["suspect", "down", "draining"]
 
 
-async def test_a_silent_balancer_is_a_dash_and_its_rate_begins_anew(busy):
+async def test_a_silent_balancer_is_a_dash_and_its_rate_starts_again(busy):
     busy.silent |= {("virginia", "global_admin"), ("tokyo", "regional_admin")}
     first, second = await samples(busy, 1.0, 2.0)
     assert first[0].state == "up"

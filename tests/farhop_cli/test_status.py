@@ -283,7 +283,7 @@ async def test_of_one_region(healthy, cli):
     assert "did you mean" in cli.failed(await cli.in_thread("status", "--region", "tokio"), 2)
 
 
-async def test_watching_draws_anew_and_outlives_silence(healthy, cli, monkeypatch):
+async def test_watching_redraws_and_outlives_silence(healthy, cli, monkeypatch):
     draws = []
 
     def sleep(_s):

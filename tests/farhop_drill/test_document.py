@@ -22,7 +22,7 @@ def problems(document: object, names: Names | None = NAMES, **sets: str) -> list
     return list(error.value.problems)
 
 
-def test_every_drill_that_is_owed_is_shipped_and_sound_and_goes_by_its_files_name() -> None:
+def test_every_required_drill_is_shipped_and_valid_and_is_named_after_its_file() -> None:
     assert set(shipped()) == ALL
     for name, found in shipped().items():
         drill = read(found.text, name, NAMES)

@@ -60,7 +60,7 @@ async def test_a_wipe_begins_a_new_history():
         cluster.put("/a", b"", expect_revision=2)
 
 
-async def test_a_watcher_further_behind_than_the_history_lists_anew(monkeypatch):
+async def test_a_watcher_further_behind_than_the_history_lists_again(monkeypatch):
     monkeypatch.setattr(memory_store, "HISTORY_LIMIT", 3)
     store = MemoryStore(Random(1), MemoryCluster(Clock()))
     await store.open()

@@ -189,7 +189,7 @@ async def test_no_tenant_gets_another_s_answer() -> None:
         second = await send(up.entry, chat(key="sk-farhop-others", body=body()))
         assert (word(first), word(second), gpu.asked) == ("miss", "miss", 2)
         assert word(await send(up.entry, chat(key="sk-farhop-mine", body=body()))) == "hit"
-        assert word(await send(up.entry, chat(body=body()))) is None  # its route has no `coalesce`
+        assert word(await send(up.entry, chat(body=body()))) is None  # its route does not enable it
 
 
 async def test_where_the_law_lets_it_neither_be_kept_nor_given() -> None:

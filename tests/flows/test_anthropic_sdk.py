@@ -71,7 +71,7 @@ def test_a_conversation_finds_its_prefix_cached(client: anthropic.Anthropic) -> 
     assert second.usage.cache_read_input_tokens > 0.8 * (first.usage.input_tokens)
 
 
-def test_the_residency_asked_for_is_kept_and_named_again(client: anthropic.Anthropic) -> None:
+def test_the_requested_residency_is_kept_and_named_again(client: anthropic.Anthropic) -> None:
     raw = client.messages.with_raw_response.create(**_asked("Where?", inference_geo="eu"))
     assert raw.headers["x-farhop-region"] == "frankfurt"
     assert raw.parse().usage.inference_geo == "eu"

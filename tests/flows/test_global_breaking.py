@@ -346,7 +346,7 @@ def test_the_oldest_go_back_first_and_as_many_as_begin_at_once() -> None:
     ("tenant", "view", "fields", "wait_ms"),
     [
         ("european", LONDON_AWAY, {}, 100.0),  # it will begin soon where it is
-        ("anyone", LONDON_AWAY, {}, 9_000.0),  # it was promised a start: its region lets it go
+        ("anyone", LONDON_AWAY, {}, 9_000.0),  # it has a promise: its region lets it go
         ("european", LONDON_AWAY, {"once": True}, 9_000.0),  # it may not be sent twice
         ("german", everywhere(), {}, 9_000.0),  # no other region may serve it
     ],

@@ -83,7 +83,7 @@ def test_a_long_request_goes_to_a_region_that_can_hold_it(play) -> None:
         .on(RequestArrived(request("b", 3601))).expect(sent("b", "frankfurt"))
         .on(RequestArrived(request("c", 3201, max_tokens=200))).expect(sent("c", "frankfurt"))
         .on(RequestArrived(request("d", 40_000))).expect(sent("d", "tokyo"))  # which does not say
-        .on(RequestArrived(request("e", 40_000, tenant="european"))).expect(sent("e", "london"))  # none that it may
+        .on(RequestArrived(request("e", 40_000, tenant="european"))).expect(sent("e", "london"))  # none is allowed
     )  # fmt: skip
     assert flow.consider(request("f", 3601), 0.0).absent == {"london": "cannot hold so long a request"}
 

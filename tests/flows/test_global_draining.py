@@ -77,7 +77,7 @@ def test_a_region_that_dies_while_it_fades_is_not_asked(draining) -> None:
     assert draining.regions.liveness["london"].read(5.0).share == 0.0
 
 
-def test_it_ends_by_itself_and_the_next_drain_starts_anew() -> None:
+def test_it_ends_by_itself_and_the_next_drain_starts_from_zero() -> None:
     flow = worldwide()
     flow.handle(RegionForced("london", True, "x", until=5.0, over_s=1.0), 0.0)
     assert taken(flow, 4.9)["london"] == 0

@@ -81,7 +81,7 @@ def test_what_was_hot_is_returned_to_at_a_pace() -> None:
     assert taken(flow, 23.0) == {"london": 300}
 
 
-def test_what_share_goes_there_gladly_is_shown() -> None:
+def test_the_admitted_share_is_shown() -> None:
     flow = hot()
     assert (flow.regions.admitted_share("london", 2.6), flow.regions.admitted_share("tokyo", 2.6)) == (0.0, 1.0)
     flow.handle(at(3.0, london=0.1), 3.0)

@@ -74,7 +74,7 @@ def spilling(age_s: float, *, greedy: bool, seed: int = 4) -> World:
         watching=Watching(report_age_s=max(3.0, 3.0 * age_s)),
         make_global=Greedy if greedy else None,
     )
-    world.journal.violations_only()  # the reasons of these decisions are never read: here and below
+    world.journal.violations_only()  # nothing else of the journal is read: here and below
     for region, slots in BASE.items():
         own = slots / SERVICE_S
         world.stream(own, lambda region=region: world.arrive(region, "t", SHORT, direct=True), until=UNTIL, even=True)

@@ -100,7 +100,7 @@ async def test_each_end_of_a_key_is_answered(up: Both) -> None:
             assert answer.json["error"]["type"] == "authentication_error"
 
 
-async def test_an_unreadable_key_document_authenticates_nobody(up: Both) -> None:
+async def test_an_unreadable_key_document_authenticates_no_client(up: Both) -> None:
     await put(up, "turned")
     assert (await send(up.entry, chat(key=a_key("turned")))).status == 200
     narrower = document("turned").replace(b'"tenant"', b'"from_next_year":1,"tenant"')

@@ -49,7 +49,7 @@ async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_events_ar
         await until(lambda: len(found.flow.fleet.blocks) == 0)
         assert _cached(await found.ask(text)) == 0
         assert found.hits()["exact"] == [0.0, 0.0, 0.0]
-        assert _cached(await found.ask(text)) == found.hits()["exact"][0] > 100  # and it knows what came back
+        assert _cached(await found.ask(text)) == found.hits()["exact"][0] > 100  # and it knows the returned blocks
 
 
 async def test_under_pressure_the_engines_events_stay_right(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_it_is_read_before_only_where_its_beginning_does_not_tell(tmp_path
         tokenizers = here.balancer.listeners.tokenizers
         assert tokenizers is not None
         new = await here.ask(words(13, 6_000))  # no replica holds its beginning: a decision needs no more
-        await until(lambda: tokenizers.prompts == 1)  # it is read nonetheless, for what the engine counts
+        await until(lambda: tokenizers.prompts == 1)  # it is tokenized nonetheless, as the engine counts it
         again = await here.ask(words(13, 6_000))  # it was tokenized before
         assert (_waited_ms(new), _waited_ms(again)) == (0.0, 0.0)
         assert here.hits()["exact"][1] > 5900

@@ -14,9 +14,10 @@ import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, read, send, streaming, tenant, topology, until
 
 from farhop.balance.health.region import Liveness
-from farhop.store.contract import LAW_KEY
+from farhop.store.contract import LAW_KEY, route_key
 from farhop.store.sealed import inner
 from farhop_lab.memory_store import MemoryStore
+from farhop_lab.world.ports import free_ports
 from topology import policy
 
 ANYWHERE = {"processing": {"allow": ["world"]}}
@@ -54,8 +55,11 @@ class Etcd:
             await until(lambda: {self._up.global_.flow.law.epoch, self._up.regional.flow.law.epoch} == {epoch})
 
     async def text(self, text: bytes) -> None:
+        await self.put(LAW_KEY, text)
+
+    async def put(self, key: str, text: bytes) -> None:
         await self._store.open()
-        await self._store.put(LAW_KEY, text)
+        await self._store.put(key, text)
 
     async def wiped(self) -> None:
         memory(self._up).cluster.wipe()
@@ -171,6 +175,45 @@ async def test_a_body_on_its_way_when_the_law_closes_the_entry_is_not_looked_at(
         assert "entry allows only jp" in answer.json["error"]["message"]
         await Etcd(up).law(epoch + 1, tenant("anywhere"))
     assert engine.seen == []
+
+
+@pytest.mark.parametrize(
+    ("residency", "code"),
+    [
+        ({"processing": {"allow": ["jp"]}}, "unlawful_here"),
+        ({**ANYWHERE, "entry": {"allow": ["jp"]}}, "entry_forbidden"),
+        (None, "entry_forbidden"),
+    ],
+)
+async def test_a_redirect_is_good_only_under_the_law_of_the_moment_that_it_is_followed(
+    engine: Engine, residency: dict[str, Any] | None, code: str
+) -> None:
+    """The law changes after the redirect, or while the body is on its way by it; or it no longer knows the tenant."""
+    (port,) = free_ports(1)
+    client = {"port": port, "url": f"http://127.0.0.1:{port}"}
+    async with both(engine, topology(), regional={"client": client}) as up:
+        etcd = Etcd(up)
+        await etcd.put(route_key("virginia"), b'[{"answer": "redirect"}]')
+        tokens = list[str]()
+        while len(tokens) < 3:
+            found = await send(up.entry, chat())
+            if found.status == 307:
+                tokens.append(found.headers["location"].removeprefix(client["url"]))
+        followed = [chat(key=None, path=path) for path in tokens]
+        assert (await send(port, followed[0])).status == 200
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(followed[1][:-20])
+        await until(lambda: up.regional.metrics.in_flight == 1)
+        changed = tenant("newcomer") if residency is None else tenant("anywhere", residency=residency)
+        await etcd.law(2, changed)
+        writer.write(followed[1][-20:])
+        answers = [read(await reader.read()), await send(port, followed[2])]
+        writer.close()
+        assert [answer.code for answer in answers] == [code] * 2
+        assert {answer.status for answer in answers} == {451}
+        assert client["url"] not in (await send(up.entry, chat())).headers.get("location", "")
+        assert len(engine.seen) == 1
+        await up.at_rest()
 
 
 async def test_a_region_that_knows_a_newer_law_refuses_by_it(up: Both, engine: Engine) -> None:

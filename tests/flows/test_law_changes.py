@@ -44,7 +44,7 @@ JP = Rule(allow=("JP",))
 # -- the global tier
 
 
-def test_the_next_attempt_goes_by_both_laws(play) -> None:
+def test_the_next_attempt_must_be_lawful_by_both_laws(play) -> None:
     flow = worldwide()
     (
         play(flow)

@@ -109,7 +109,7 @@ def asked() -> bytes:
 
 async def test_a_quota_does_not_multiply_by_regions(up: Regions) -> None:
     await up.limit(requests_per_minute=10)
-    entries = [*(both.entry for both in up.both), up.both[0].client]  # the last is a region's own, where it is lent out
+    entries = [*(both.entry for both in up.both), up.both[0].client]  # the last is the region's own if it is lent out
     answers = await asyncio.gather(*(send(entries[n % 3], asked()) for n in range(24)))
     while (served := [answer for answer in answers if answer.status == 200])[9:] == []:
         answers.append(await send(entries[0], asked()))  # on a busy machine some got no loan in time

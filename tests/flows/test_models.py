@@ -65,7 +65,7 @@ async def test_the_union_within_the_law(entries: dict[str, int]) -> None:
     assert {name: await _models(entries["global"], name) for name in LISTED} == LISTED
     assert await _models(entries["global"], "anywhere", x_farhop_allow="jp,us") == ["llama", "rinna", "whisper"]
     assert await _models(entries["global"], "eu-only", x_farhop_allow="jp") == []
-    # A region's own entry offers what it serves itself.
+    # A region's own entry offers the models that it serves itself.
     assert await _models(entries["virginia"], "anywhere") == MODELS["virginia"]
     assert await _models(entries["frankfurt"], "eu-only") == MODELS["frankfurt"]
     assert await _models(entries["tokyo"], "eu-only") == []

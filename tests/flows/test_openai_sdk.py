@@ -51,7 +51,7 @@ def test_chat_streams_piece_by_piece_and_keeps_our_usage_from_view(client: opena
     assert all(chunk.choices for chunk in chunks)
 
 
-def test_chat_streams_usage_if_asked_for(client: openai.OpenAI) -> None:
+def test_chat_streams_usage_if_requested(client: openai.OpenAI) -> None:
     chunks = list(
         client.chat.completions.create(
             model=MODEL,

@@ -97,7 +97,7 @@ def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:
     """A fifth of all that comes is of the higher band, 0.6 of the capacity; every fourth turn is the oldest's."""
     shares = run(3.0, high_share=0.2, deadline_s=40.0).by_tenant
     assert shares["high"] == 1.0
-    # A sixth of them while it lasts: what is left of the capacity. In the 30 s after it those who stepped back have all
+    # A sixth of them while it lasts: the rest of the capacity. In the 30 s after it, those that stepped back have all
     # of that: no more than another 0.21 of all requests that came.
     assert shares["t"] < 0.38
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 IN_TIME_S = (
     1.5  # requests that an ideal queue would have begun are not refused, unless the load exceeds the capacity for long
 )
-EXCESS_S = QueueConfig().late_s / 2  # while the load exceeds the capacity for long: half of the total waiting time
+EXCESS_S = QueueConfig().late_s / 2  # under a lasting overload: half of the time that all requests then wait
 KEPT_SHARE = ForeignConfig().last_resort_reserve_share
-PROMPT_MS = 3_000.0  # three times what one takes to serve here
+PROMPT_MS = 3_000.0  # three times the service time here
 RTT_S, UNTIL_S, FIRST_S = 0.05, 12.0, 0.02
 SHORT = 200  # bytes of a prompt, less than a block: caches play no part in a station
 

@@ -171,7 +171,7 @@ def test_what_died_before_it_began_is_sent_again_and_what_began_is_answered(play
     assert len(flow.fleet.ledger) == 0
 
 
-def test_a_broken_answer_before_the_start_is_not_asked_for_again(play) -> None:
+def test_an_answer_that_breaks_before_its_start_is_not_retried(play) -> None:
     flow = regional(replica("r1"), replica("r2"))
     arrive(flow, "a")
     play(flow).on(failed("a", 1, outcome.BAD_FRAMING)).expect(answered("a", outcome.BAD_FRAMING))
@@ -264,7 +264,7 @@ def test_without_a_healthy_replica_the_answer_is_prompt_and_the_queue_is_flushed
             answered("b", outcome.NO_REPLICA, wait_ms=None), answered("c", outcome.NO_REPLICA, retry_after_s=1.0))
         .on(RequestArrived(request("d"))).expect(answered("d", outcome.NO_REPLICA))
         .at(3.0).on(ReplicaProbed("r1", True)).expect()
-        .on(RequestArrived(request("e"))).expect(held("e"))  # what was sent before is still there
+        .on(RequestArrived(request("e"))).expect(held("e"))  # earlier requests are still there
         .at(4.0).on(AttemptEnded("a", 1, 200, None)).expect(sent("e", "r1"))
     )  # fmt: skip
 
@@ -494,7 +494,7 @@ def test_a_refusal_applies_to_new_requests_and_ends_by_itself(play) -> None:
         .at(1.0).on(RefusalsChanged({MODEL: Refusal(1.0, 7.0, "a drill", "ann")})).expect()
         .on(AttemptBegan("a", 1, 200)).expect()
         .at(2.0).on(RequestArrived(request("b"))).expect(refused)
-        .at(7.0).on(RequestArrived(request("c"))).expect(sent("c", "r1"))  # the request that set it is gone
+        .at(7.0).on(RequestArrived(request("c"))).expect(sent("c", "r1"))  # whatever set it is gone
         .on(AttemptEnded("a", 1, 200, None)).expect()
         .on(AttemptEnded("c", 1, 200, None)).expect()
         .on(RefusalsChanged({OTHER_MODEL: Refusal(1.0, 90.0, "a drill", "ann")})).expect()

@@ -87,7 +87,7 @@ def test_it_teaches_each_only_what_it_did(play: Play) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"size": 1024}, {"divisible": False}, {"model": "qwen"}])
-def test_what_is_short_or_of_another_kind_or_model_is_not_divided(play: Play, fields: dict[str, Any]) -> None:
+def test_short_prompts_and_those_of_other_kinds_or_models_are_not_split(play: Play, fields: dict[str, Any]) -> None:
     flow = _flow("p1", models=frozenset({MODEL, "qwen"}))
     play(flow).on(_ask(**fields)).expect(_alone("q", "d1"))
 

@@ -509,7 +509,7 @@ def test_a_request_that_would_wait_far_too_long_is_refused_on_arrival(play) -> N
         .on(RequestArrived(request("b"))).expect(held("b"))  # the next one, however long it takes
         # One of 256 tokens at 20 ms leaves every 5.12 s; half a minute of the expected time is not certain.
         .on(RequestArrived(request("c", deadline=6.0))).expect(answered("c", outcome.QUEUE_FULL))
-        .on(RequestArrived(request("high", priority=1))).expect(held("high"))  # who waits below stands behind it
+        .on(RequestArrived(request("high", priority=1))).expect(held("high"))  # those of lower bands wait behind it
     )  # fmt: skip
 
 
@@ -618,7 +618,7 @@ def test_a_request_that_stepped_back_in_another_region_counts_as_late_if_any_her
         assert first == ("short" if anybody else "back")
 
 
-def test_when_a_request_steps_back_goes_by_what_its_client_says_it_wants(play) -> None:
+def test_when_a_request_steps_back_depends_on_its_clients_objective(play) -> None:
     """Within 4 s where it says nothing: late is who has waited for half of that, or cannot be in time any more."""
     flow = regional(replica("r1", slots=1, tpot_ms=0.5), queue_stands_s=2.0, queue_ttft_objective_s=4.0)
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
@@ -695,7 +695,7 @@ def test_an_answer_in_one_piece_does_not_pass_for_a_slow_prefill(play) -> None:
     book.at(2.1).on(AttemptBegan("a", 1, 200)).expect()
     book.on(ended("a", usage=Usage(1000, 101))).expect()
     assert flow.fleet.speeds["r1"].prefill_ms_per_token == 0.1
-    assert flow.fleet.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s less the 0.1 s that prefill was due to take
+    assert flow.fleet.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s minus the expected 0.1 s of prefill
 
 
 def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:

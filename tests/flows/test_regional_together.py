@@ -74,10 +74,10 @@ def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> Non
     book.at(0.06).on(AttemptBegan("q", 1, 200)).expect()
     book.at(0.07).on(PrefillEnded("q", 1)).expect()
     assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, HELD))
-    assert set(flow.fleet.trie.match(request("q", BYTES).chain)) == {"p1"}  # what the other took over it does not keep
+    assert set(flow.fleet.trie.match(request("q", BYTES).chain)) == {"p1"}  # it drops what the other took over
     whole = (*request("q", BYTES).chain, 1)
     book.at(1.06).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 0), chain=whole, answer_bytes=204)).expect()
-    assert set(flow.fleet.trie.match(whole)) == {"p1"}  # nor the part that the other answered
+    assert set(flow.fleet.trie.match(whole)) == {"p1"}  # nor does it keep the answer
     assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
     assert flow.fleet.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty, from its first token on
     assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
@@ -134,7 +134,7 @@ def test_a_prefiller_dies_before_the_answer_and_both_are_asked_again(play: Play)
     assert _load(flow, "p2") == (1, 1000, 1000)
 
 
-def test_the_only_prefiller_is_asked_again_rather_than_nobody_and_not_for_ever(play: Play) -> None:
+def test_the_only_prefill_replica_is_retried_but_not_for_ever(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"))
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     attempts = 1

@@ -258,7 +258,7 @@ def to(under: Law, *routes: RouteConfig) -> Reconfigured:
     )
 
 
-def test_a_further_attempt_goes_by_the_map_of_then_and_of_now(play) -> None:
+def test_a_further_attempt_must_be_lawful_by_the_old_and_the_new_map(play) -> None:
     flow = worldwide()
     smaller = law(1, anyone=Rule(allow=("JP",)))
     (

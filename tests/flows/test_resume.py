@@ -192,7 +192,7 @@ async def test_a_stream_that_breaks_wherever_it_goes_ends() -> None:
 async def test_a_stream_is_accounted_once_whole_resumed_or_broken(tmp_path: Path) -> None:
     """Its tokens once; those that were computed again beside them; of one that broke those that came."""
     usage = {"dir": str(tmp_path), "sync": "never"}
-    # Who is scraped after it broke a stream has not died of it: between two breaks that would let a third be asked.
+    # A replica that is scraped after it broke a stream did not die of it: between two breaks, that allows a third.
     async with fleet(usage=usage, watch={"probe_s": 3600.0, "scrape_s": 3600.0}) as (balancer, url, engines):
         await ask(url, chat("of the sea"))
         cut_once(engines, 3000)

@@ -322,7 +322,7 @@ async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Bot
     assert [one["version"] for one in status["replicas"]] == ["v1", "v2"]
 
 
-async def test_explain_tells_the_version_and_takes_no_version_for_a_model(up: Both) -> None:
+async def test_explain_shows_the_version_and_does_not_take_a_version_for_a_model(up: Both) -> None:
     def explained(model: str, tenant: str) -> Any:
         body = msgspec.json.encode({"model": model, "messages": [{"role": "user", "content": "hello"}]})
         return up.regional.tier_admin.explain(up.regional.tier_admin.compose(Question(msgspec.Raw(body), tenant)))[

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
 import ssl
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -19,11 +21,14 @@ import uvloop
 import yaml
 from inprocess import HOP_KEY, MODEL, Engine, both, common, regional_config, send, topology, until
 
+from farhop.balance.machine import LawChanged
 from farhop.telemetry import logs
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from farhop_lab.world.certs import Authority, Pair
 from global_lb.app.main import run
 from regional_lb.app.main import RegionalBalancer
+from topology.law import Law
+from topology.model import Residency, Rule
 
 if TYPE_CHECKING:
     import openai
@@ -164,14 +169,57 @@ async def test_tiers_that_do_not_believe_each_other_say_so_in_the_log(pki: Pki, 
         assert all("certificate" in problem or "hostname" in problem for problem in problems)
 
 
-async def _answered(port: int, pki: Pki) -> tuple[int, str]:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}
+async def _answered(port: int, pki: Pki, text: str = "hello") -> tuple[int, str]:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
     head = {"authorization": "Bearer sk-farhop-anywhere"}
     async with (
         aiohttp.ClientSession(headers=head) as http,
-        http.post(f"https://127.0.0.1:{port}/v1/chat/completions", json=body, ssl=pki.context()) as answer,
+        http.post(
+            f"https://127.0.0.1:{port}/v1/chat/completions",
+            data=io.BytesIO(json.dumps(body).encode()),
+            ssl=pki.context(),
+        ) as answer,
     ):
         return answer.status, await answer.text()
+
+
+async def test_under_tls_too_no_byte_follows_to_a_region_once_the_law_forbids_it(pki: Pki) -> None:
+    """A long prompt is on its way: TLS did not tell that most of it was here, and all followed."""
+    goes, passed, size = asyncio.Event(), [0], 14_000_000
+    goes.set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counts: list[int]) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                await goes.wait()
+                counts[0] += len(data)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def slow_proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode().split(":")
+        there, onward = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 ok\r\n\r\n")
+        await asyncio.gather(pump(reader, onward, passed), pump(there, writer, [0]))
+
+    proxy, setting = await asyncio.start_server(slow_proxy, "127.0.0.1", 0), everywhere(pki)
+    setting["global_"]["proxies"] = {"virginia": f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"}
+    async with proxy, Engine().running() as engine, both(engine, topology(), **setting) as up:
+        assert await asked(up.entry, pki.context()) == "hello"
+        goes.clear()
+        before, world = passed[0], up.global_.flow.law.topology
+        tokyo = replace(world.tenants["anywhere"], residency=Residency(processing=Rule(allow=("jp",))))
+        asking = asyncio.create_task(_answered(up.entry, pki, "x" * size))
+        await until(lambda: any(state.attempt for state in up.global_.flow.requests.values()))
+        await asyncio.sleep(0.2)  # for whatever can leave to have left
+        law = Law(replace(world, tenants={**world.tenants, "anywhere": tokyo}, epoch=2))
+        up.global_.relay.react(LawChanged(law))
+        goes.set()
+        assert (await asking)[0] == 503
+        await up.at_rest()
+        assert passed[0] - before < size
+        assert len(engine.seen) == 1
 
 
 async def test_an_untrusted_engine_is_down_and_the_log_says_why(pki: Pki, lines: Any) -> None:

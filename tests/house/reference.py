@@ -33,7 +33,7 @@ TIERS = {
     "entry_dns": "dns",
     "entry_anycast": "anycast",
 }
-OF_ALL = ("tier", "region", "le")  # labels of every series, and of every bucket
+OF_ALL = ("tier", "region", "le")  # labels of every series, and of every histogram bucket
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
 
@@ -127,7 +127,7 @@ def table_of_commands() -> str:
     return "\n".join(lines)
 
 
-# By the field under which each class of a topology stands.
+# For each class of a topology, the field that holds it.
 PLACES_OF_A_TOPOLOGY: dict[str, type[schema.Doc]] = {
     "The whole file": schema.TopologyDoc,
     "`jurisdictions[]`, `countries[]`": schema.PlaceDoc,

@@ -25,7 +25,7 @@ PACKAGES = (
 )  # fmt: skip
 FOLDERS = {*PACKAGES, "proto", "tests", "docs", "deploy", ".ci"}
 
-# What is decided here must be the same in the simulator: no waiting, no clock, no dice of one's own.
+# Code whose decisions must be the same in the simulator: no waiting, no clock, no random generator of its own.
 PURE = (
     "topology",
     "farhop/balance",
@@ -38,7 +38,7 @@ PURE = (
     "entry_anycast/announcing",
 )
 
-# Files that are tested by what runs them whole (tests/drills, tests/flows): wiring, and the worlds they are wired in.
+# Files tested only as parts of a whole (tests/drills, tests/flows): wiring, and the worlds around them.
 TESTED_WHOLE = {
     "farhop/balance/quota_root.py",  # both together, in the worlds of tests/farhop/balance/test_quota.py
     "farhop/balance/quota_holder.py",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
-REPLICAS = [{"url": "http://127.0.0.1:8000", "models": ["a"]}]  # which a regional configuration cannot go without
+REPLICAS = [{"url": "http://127.0.0.1:8000", "models": ["a"]}]  # a field that a regional configuration requires
 OTHERS = {("rules",), ("scrape_configs",)}  # of Kubernetes, of Prometheus
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-# Raw ends of connections and the relay between them; see tests/farhop/relay.
+# Raw connections and the relay between them; see tests/farhop/relay.
 sys.path.insert(0, str(Path(__file__).parents[1] / "farhop" / "relay"))
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -16,7 +16,7 @@ from tests.farhop.relay.http.test_connection import MALFORMED
 PATH = b"/v1/chat/completions"
 MARK = b"#000#"
 OUTER, INNER = "outer", "inner"
-EVIL = b"evil"  # the value of every header that must reach no engine
+EVIL = b"evil"  # the value of every header that no engine must receive
 _KEY = b"Authorization: Bearer sk-farhop-anywhere\r\n"
 
 
@@ -99,7 +99,7 @@ _TARGETS = (
     PATH + b"\\", PATH + b";x", b"/\\" + PATH, b"/v1//chat/completions", b"/V1/chat/completions", PATH + b"\xe4",
     PATH + b"%20HTTP/1.1%0d%0aHost:%20b",
 )  # fmt: skip
-# Of the form that proxies are sent, which every server must take; the path of it alone goes on.
+# In the form for proxies, which every server must accept; only its path is forwarded.
 _ABSOLUTE = (b"http://a" + PATH, b"https://a" + PATH, b"HTTP://evil:80" + PATH, b"http://[::1]:80" + PATH)
 _HOSTS = (
     b"", b"Host:\r\n", b"Host: a\r\nHost: b\r\n", b"Host: a, b\r\n", b"Host: a b\r\n", b"Host: a@b\r\n",
@@ -199,7 +199,7 @@ def _chunks() -> list[Case]:
 
 
 def _heads() -> list[Case]:
-    # A body that is refused may be read and dropped: what follows it is the next request, and not hidden in it.
+    # A refused body may be read and dropped: the bytes after it are the next request, and are not hidden in it.
     found = [Case(f"line {line!r}", _post(OUTER, line=line) + _HIDDEN) for line in _LINES]
     for target in _TARGETS:
         wire = _post(OUTER, line=b"POST " + target + b" HTTP/1.1")

@@ -28,7 +28,7 @@ async def test_an_answer_that_nests_ends_like_others(stage: Any, status: str, bo
         answer = await c.read()
         assert answer.status == int(status[:3])
         if status.startswith("500"):
-            assert b"engine_error" in answer.body  # what nobody can read is not passed on
+            assert b"engine_error" in answer.body  # an unreadable answer is not passed on
         else:
             assert answer.body == body
     assert s.tier.faults == []
@@ -64,6 +64,25 @@ async def test_no_stack_trace_reaches_a_client(stage: Any, body: bytes, kind: by
         assert (error["code"], error["type"]) == ("engine_error", kind_of)
     assert s.tier.traces == [trace] * 2
     assert s.tier.attempts == [(1, "engine_error")] * 2
+
+
+@pytest.mark.parametrize("cut", [0, 40])
+async def test_no_stack_trace_reaches_a_client_in_the_midst_of_a_stream(stage: Any, cut: int) -> None:
+    """And a model that writes one, or of an `"error"`, is left alone."""
+    s = await stage()
+    said = msgspec.json.encode({"choices": [{"delta": {"content": PYTHON.decode() + '"error"'}}]})
+    broke = msgspec.json.encode({"error": {"message": PYTHON.decode(), "code": 500}})
+    events = b"data: " + said + b"\n\ndata: " + broke + b"\n\ndata: [DONE]\n\n"
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        await line.send(SSE + chunk(events[:cut] or b": ping\n\n") + chunk(events[cut:]) + b"0\r\n\r\n")
+
+    s.upstream.script = script
+    answer = await s.ask(post())
+    ours = b'data: {"error":{"message":"the engine failed","code":500}}\n\ndata: [DONE]\n\n'
+    assert answer.body.removeprefix(b": ping\n\n") == b"data: " + said + b"\n\n" + ours
+    assert s.tier.attempts == [(1, "engine_error")]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +147,7 @@ async def test_whatever_reading_an_answer_raises_the_request_ends(stage: Any, mo
     stream = SSE + chunk(b"data: {}\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     with monkeypatch.context() as patched:
         patched.setattr(BodyTap, "rest", broken)
-        assert (await s.ask(post())).whole  # all that its length says had gone to the client
+        assert (await s.ask(post())).whole  # the client had received as much as its length says
         patched.setattr(StreamTap, "rest", broken)
         s.upstream.answer = lambda _message: stream
         with contextlib.suppress(asyncio.IncompleteReadError):  # it had begun: it breaks visibly

@@ -41,7 +41,7 @@ PARSED_MAX = 14
 def _peak(path: str, body: bytes) -> int:
     tracemalloc.start()
     try:
-        with suppress(BodyError):  # refused or not: what it took to see is measured
+        with suppress(BodyError):  # refused or not: the time to find out is measured
             bodies.read(KINDS[path], body)
     finally:
         _, peak = tracemalloc.get_traced_memory()
@@ -65,7 +65,7 @@ def test_a_megabyte_of_items_is_refused_before_any_is_built(item: bytes) -> None
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 12 * len(body)  # the objects of it were 100 MB
+    assert peak < 12 * len(body)  # its objects were 100 MB
 
 
 _FRACTIONS = b'{"model":"m","messages":[{"role":"u","content":"x"}],"tools":[[%b]]}'
@@ -83,7 +83,7 @@ def test_no_fraction_is_dearer_to_read_than_others(hard: bytes) -> None:
     plain = _FRACTIONS % b",".join([b"0.5"] * 8000)
     body = _FRACTIONS % b",".join([hard] * 8000)
     ratio = min(_cpu_s(body) for _ in range(5)) / min(_cpu_s(plain) for _ in range(5))
-    assert ratio < 20  # some 5, and the rest for what else is done here
+    assert ratio < 20  # about 5, and the rest for other work here
 
 
 @pytest.mark.parametrize("one", [b"0.5", b"9e307"])
@@ -96,7 +96,7 @@ def test_so_many_fractions_pass_and_no_more(one: bytes) -> None:
 
 
 @pytest.mark.parametrize("beyond", [b"1e400", b"-1E+309", b"1" * 310 + b".5"])
-@pytest.mark.parametrize("size", [0, 9000])  # on either side of what is bounded by its size
+@pytest.mark.parametrize("size", [0, 9000])  # on both sides of the bound on its size
 def test_a_number_beyond_all_doubles_is_refused_wherever_it_stands(beyond: bytes, size: int) -> None:
     fields = b'{"model":"m","repetition_penalty":%b,"messages":[{"role":"u","content":"%b"}]}' % (beyond, b"x" * size)
     with pytest.raises(BodyError) as caught:
@@ -133,7 +133,7 @@ def test_who_looks_at_a_body_that_was_let_in_copes_with_any_value_of_any_field(k
             for text in (False, True):
                 with suppress(Unresumable):
                     made = resumption.plan(path, body, text=text)
-                    assert TextProgress(made, body, sends_usage=True).can_resume is False  # it has said nothing
+                    assert TextProgress(made, body, sends_usage=True).can_resume is False  # it has reported nothing
 
 
 @pytest.mark.parametrize("count", [700, 16_000])

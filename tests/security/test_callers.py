@@ -110,7 +110,7 @@ async def test_each_is_answered_and_nothing_is_counted_wrongly(tmp_path: Path, m
             def used() -> list[float]:
                 return sorted(one["used"] for one in up.regional.mesh.limit_root.status()["buckets"].values())
 
-            # Of 10,000 tokens a day some two leak meanwhile.
+            # Of 10,000 tokens a day about two leak in the meantime.
             most = 4, 4 * SERVED_TOKENS
             await until(lambda: all(n - 4 < one <= n for one, n in zip(used(), most, strict=True)))
     reading = Reading()

@@ -98,7 +98,7 @@ async def test_the_certificate_alone_decides_what_a_peer_may_read_and_report(tmp
         "ping": lambda up, _: region_pb2_grpc.RegionStub(up).Ping(region_pb2.PingRequest(nonce=1)),
         "law": lambda up, _: region_pb2_grpc.RegionStub(up).Law(region_pb2.LawExchange(sender="x", epoch=1)),
     }  # fmt: skip
-    # By certificate: what it may do. Prefixes are asked for Tokyo, which only Tokyo's global balancer may see.
+    # By certificate: its permissions. The requested prefixes are Tokyo's, which only Tokyo's global balancer may see.
     may = {
         ("global", "tokyo"): {"reports", "prefixes", "ping", "law"},
         ("global", "frankfurt"): {"reports", "ping", "law"},

@@ -65,10 +65,10 @@ def _telemetry(clock: _Clock, per_s: float) -> RequestTelemetry:
 
 def _asks(telemetry: RequestTelemetry, *, outside: bool = True) -> bool:
     context = telemetry.begin()
-    assert context.trace.traceparent == b""  # of a stranger nothing is traced
+    assert context.trace.traceparent == b""  # nothing of a stranger is traced
     raw = b"POST / HTTP/1.1\r\nhost: a\r\ntraceparent: " + SAMPLED
     telemetry.admitted(context, head.read(raw, 10), outside=outside)
-    assert context.trace.traceparent[3:35] == SAMPLED[3:35]  # its trace goes on, recorded or not
+    assert context.trace.traceparent[3:35] == SAMPLED[3:35]  # its trace continues, recorded or not
     return trace_context.asks(context.trace.traceparent)
 
 
@@ -78,7 +78,7 @@ def test_traces_on_request_are_limited_in_rate() -> None:
     assert [_asks(telemetry) for _ in range(8)] == [True] * 5 + [False] * 3
     clock.at += 0.4
     assert [_asks(telemetry) for _ in range(4)] == [True] * 2 + [False] * 2
-    assert all(_asks(telemetry, outside=False) for _ in range(20))  # the tier above has seen to it
+    assert all(_asks(telemetry, outside=False) for _ in range(20))  # the tier above has checked it
 
 
 def test_no_key_stands_in_memory_in_the_clear() -> None:
@@ -130,7 +130,7 @@ async def test_explain_is_off_the_loop_and_bounded() -> None:
         body = b'{"body":{},"tenant":"t"}'
         wire = b"POST /explain HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
         asked = [asyncio.create_task(_post(port, wire)) for _ in range(6)]
-        await asyncio.wait(asked, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)  # the loop goes on meanwhile
+        await asyncio.wait(asked, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)  # the loop continues
         tier_admin.release = True
         statuses = sorted(answer[9:12] for answer in await asyncio.gather(*asked))
         assert statuses == [b"200"] * 4 + [b"503"] * 2

@@ -126,7 +126,7 @@ def test_a_region_that_was_taken_over_forges_nothing_for_another() -> None:
         HopVerifier({"k1": held["to"]}, "virginia")
     with pytest.raises(HopError, match="does not sign"):
         HopSigner({"k1": held["to"]}, "k1", "tokyo")
-    # Its keys' bytes in another's words, and its own genuine tokens that claim to be another's.
+    # Its keys' bytes in another balancer's name, and its own genuine tokens that claim to be another's.
     stolen = held["from"].replace(b"from:paris:", b"from:tokyo:")
     assert virginia.admit(HopSigner({"k1": stolen}, "k1", "tokyo").sign(claims()), 1.0) is outcome.HOP_FORGED
     stolen = held["to"].replace(b"to:paris:", b"to:virginia:")

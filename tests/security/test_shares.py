@@ -45,7 +45,7 @@ def test_the_greedy_come_to_have_equal_shares_and_the_modest_get_all_they_want()
     limit, greedy = Limit(1200), ("a", "b", "c")
     modest = 50
     for _ in range(1000):
-        limit.take(1, "a")  # who came first has as much as one alone may
+        limit.take(1, "a")  # the first client has as much as one client alone may
     assert sum(limit.take(1, "m") for _ in range(modest)) == modest
     for _ in range(2000):
         for who in greedy:
@@ -59,7 +59,7 @@ def test_the_greedy_come_to_have_equal_shares_and_the_modest_get_all_they_want()
     assert min(shares) > 3 * modest
 
 
-def test_a_place_moves_to_whom_it_turns_out_to_be() -> None:
+def test_a_slot_moves_to_its_tenant_once_that_is_known() -> None:
     limit = SlotLimit(10)
     assert limit.take(1, "")
     assert limit.move(1, "", "a")

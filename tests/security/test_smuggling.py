@@ -27,7 +27,7 @@ from inprocess import PAGE, Both, both, tenant, topology
 CASES = cases()
 _MARK = re.compile(rb"(outer|inner)#([0-9]{3})#")
 _CLIENTS = 64  # at a time
-_QUIET_S = 0.6  # a connection that says nothing for so long waits for bytes that do not come
+_QUIET_S = 0.6  # a connection that is silent for so long waits for bytes that do not come
 
 
 class Recorder(Upstream):

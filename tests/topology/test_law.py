@@ -343,7 +343,7 @@ def test_what_is_used_survives_a_change_of_generation(monkeypatch: pytest.Monkey
         assert law.verdict("acme", "m0") is kept
 
 
-# Random worlds, against the law written down as plainly as it can be.
+# Random worlds, against the law written as plainly as possible.
 
 _NAMES = st.sampled_from(["world", "j0", "j1", "c0", "c1", "c2", "empty", "r0", "r1", "r2", "r3", "atlantis"])
 _PLACES = st.lists(_NAMES, max_size=3).map(tuple)
@@ -630,12 +630,12 @@ _BOUND, _ORPHAN = {"tuned": frozenset({"m"})}, {"tuned": None}
         (_of_one(1, _ACME), _of_one(2, _ACME_RULED), True),
         (_of_one(1, _ACME_RULED), _of_one(2, _ACME), False),
         (_of_one(1, _ACME_RULED, {"m": Rule(("de",))}), _of_one(2, _ACME_RULED, _EU_ALONE), False),
-        # The tenant and its rules are the same, and so is the map: what a served model is based on is not.
+        # The tenant and its rules are the same, and so is the map: but a served model has another base.
         (_of_one(1, _ACME, _EU_ALONE, {"tuned": frozenset()}), _of_one(2, _ACME, _EU_ALONE, _BOUND), True),
         (_of_one(1, _ACME, _EU_ALONE, {"tuned": frozenset()}), _of_one(2, _ACME, _EU_ALONE, _ORPHAN), True),
         (_of_one(1, _ACME_RULED, {}, {"tuned": frozenset()}), _of_one(2, _ACME_RULED, {}, _BOUND), True),
         (_of_one(1, _ACME, _EU_ALONE, _ORPHAN), _of_one(2, _ACME, _EU_ALONE, _BOUND), False),
-        # Nothing but the map: the tenant may still go anywhere, the key that stays in a country may not.
+        # Only the map: the tenant may still go anywhere, the key that is confined to a country may not.
         (_of_one(1, _ACME), _of_one(2, _ACME, at="fr"), True),
         (_of_one(1, _ACME, at="fr"), _of_one(2, _ACME), False),
     ],

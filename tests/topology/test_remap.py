@@ -68,7 +68,7 @@ def test_a_region_that_vanishes_comes_back_with_no_more_than_it_had(maps, tenant
     for regions in maps[1:]:
         made = Law(world(regions, tenant, models))
         if fits(law, gone, made):
-            continue  # the map before stands
+            continue  # the old map stays
         gone |= law.topology.regions
         law = made
         for q in questions:

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from farhop.relay.formats.prompt import BodyError, Prompt
 
-_HOSTS = "says whom an engine shall connect to"
+_HOSTS = "names a host that an engine is to connect to"
 _CODE = "has an engine run what a client wrote"
 _FILES = "names files of an engine"
 _TENSORS = "has an engine unpack tensors that a client wrote"
 _DEVICES = "names a device or a worker"
 _OTHERS = "names another request's state"
 _CACHES = "names whose cache an engine shall look in (`cache_salt` keeps yours apart)"
-_TURNS = "says before whom an engine shall serve it (the law and `service_tier` say that)"
+_TURNS = "sets a priority at the engine (the law and `service_tier` do that)"
 _ADAPTERS = "names an adapter beside the model that law and key are asked about (ask for it by its model's name)"
 _MODELS = "names models beside the one that law and key are asked about (name that one as `model`)"
 _PROMPTS = "says another prompt than the one that is counted here (say it in `messages`, `prompt` or `input`)"
@@ -402,7 +402,7 @@ def query(target: bytes) -> None:
     for part in _SEPARATORS.split(text):
         name = unquote_plus(part.partition(b"=")[0].decode("latin-1")).partition("[")[0].casefold()
         if name in KNOWN or family_of(name) is not None:
-            raise invalid(name, f"`{name}` stands in the query: it must be a member of the body")
+            raise invalid(name, f"`{name}` is in the query: it must be a member of the body")
 
 
 def engine_headers(lines: bytes) -> bytes:

@@ -48,7 +48,9 @@ def _read(body: _Response, guard: Guard) -> Prompt:
         raise invalid("background", "an answer in the background would have to be kept here: leave `background` out")
     for name in _STATEFUL:
         if getattr(body, name) is not None:
-            raise invalid(name, f"`{name}` names what is stored elsewhere: send the whole conversation as `input`")
+            raise invalid(
+                name, f"`{name}` refers to something stored elsewhere: send the whole conversation as `input`"
+            )
     for tool in body.tools or ():
         if tool.get("type") not in ("function", "custom"):
             raise invalid("tools", "`tools` of type function pass: what an engine itself would fetch or run does not")
@@ -79,7 +81,7 @@ def _chat(body: _Response) -> list[Message]:
             case "function_call_output":
                 turns.append(Message("tool", _content(item.get("output")), tool_call_id=str(item.get("call_id") or "")))
             case "item_reference":
-                raise invalid("input", "`item_reference` names what is stored elsewhere: send the item itself")
+                raise invalid("input", "`item_reference` refers to something stored elsewhere: send the item itself")
             case "reasoning":
                 pass  # templates leave out what was thought before the last turn
             case _:

@@ -403,7 +403,7 @@ def twice(body: bytes) -> BodyError:
         except (ValueError, RecursionError):
             pass  # what one reader takes another may not: it is refused all the same, without the name
     which = f"`{name}`" if name else "a key"
-    return BodyError(outcome.INVALID_JSON, f"{which} stands twice in one object of the body: keep one", name or None)
+    return BodyError(outcome.INVALID_JSON, f"{which} occurs twice in one object of the body: keep one", name or None)
 
 
 def _too_many_items() -> BodyError:

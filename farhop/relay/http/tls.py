@@ -71,9 +71,13 @@ def text_of(error: OSError) -> str:
 
 
 async def upgrade(
-    transport: asyncio.Transport, make: Callable[[], _P], context: ssl.SSLContext, server_name: str | None
+    transport: asyncio.Transport,
+    make: Callable[[asyncio.Transport], _P],
+    context: ssl.SSLContext,
+    server_name: str | None,
 ) -> _P:
     """Speak TLS on `transport`, as a client towards `server_name`; returns the protocol that then owns the connection.
+    It is made of `transport`, which alone knows what of TLS waits here to be sent.
 
     Raises OSError (an ssl.SSLError where TLS itself failed), and then the transport is closed. Bound it in time.
     """
@@ -83,7 +87,7 @@ async def upgrade(
     # No await from here: what the other side has sent already is delivered right after this step.
     if upgraded is None or upgraded.is_closing():
         raise ConnectionResetError("the connection closed with its handshake")
-    protocol = make()
+    protocol = make(transport)
     upgraded.set_protocol(protocol)
     protocol.connection_made(upgraded)
     return protocol

@@ -16,7 +16,7 @@ from farhop.relay.formats.transcript import Transcript
 from farhop.relay.http.head import without
 from farhop.relay.upstream import engine_faults, orca
 from farhop.relay.upstream.engine_faults import FaultTap, RefusalTap
-from farhop.relay.upstream.tap import BodyTap, EchoTap, StreamTap
+from farhop.relay.upstream.tap import ERROR, BodyTap, EchoTap, StreamTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,6 +202,8 @@ class AttemptRun:
             if not data and isinstance(tap, FaultTap | RefusalTap):
                 return  # held, and time goes on: else an answer that never ends would be waited for without end
         self.last_activity_at = self.owner.clock()
+        if self.streams and ERROR in data:
+            data = engine_faults.without_traces(data)
         if not self.began:
             self._begin(data)
         elif data:
@@ -225,6 +227,8 @@ class AttemptRun:
             return
         if isinstance(self._tap, FaultTap) and self._tap.unfit:
             rest = self._in_our_words(self._tap)
+        elif self.streams and ERROR in rest:
+            rest = engine_faults.without_traces(rest)
         if not self.began:
             self._length, self.last_activity_at = len(rest), self.owner.clock()
             self._begin(rest)
@@ -320,7 +324,13 @@ class AttemptRun:
     def recall(self) -> None:
         """See active.Attempt. Of what was sent in part no more leaves us, and the rest is of no use there."""
         if not self._over and not self.is_sent:
+            self.drop_unsent()
             self._give_up(outcome.UNLAWFUL_HERE)
+
+    def drop_unsent(self) -> None:
+        """Of what was written no more is to leave this host once it is aborted."""
+        if self._connection is not None and self._connection.attempt is self:
+            self._connection.drop_unsent()
 
     def pause(self) -> None:
         """The client is behind: stop reading upstream."""

@@ -17,6 +17,7 @@ import msgspec
 
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
+from farhop.relay.formats.event_stream import each, is_crowded
 from farhop.relay.formats.prompt import any_json
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ _TRACE = re.compile(
 _FRAME = re.compile(rb'\bFile "([\w./<>+-]{1,300})", line (\d{1,7})(?:, in ([\w.<>]{1,100}))?')
 _RAISED = re.compile(rb"^((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Za-z_]\w{0,60}(?:Error|Exception))\b", re.MULTILINE)
 _TRACE_FILE_CHARS_MAX = 80
+_NO_TRACE = "the engine failed"  # in the place of a text with a stack trace
 
 
 def is_fit(body: bytes) -> bool:
@@ -145,6 +147,31 @@ def trace_in(body: bytes) -> str:
         file, line, function = (part.decode() for part in frames[-1])
         told.append(f"{file[-_TRACE_FILE_CHARS_MAX:]}:{line} {function}".rstrip())
     return " at ".join(told)
+
+
+def without_traces(events: bytes) -> bytes:
+    """Events of a stream, of which those that are errors tell no stack trace: where a text has one, another stands."""
+    if _TRACE.search(events) is None or is_crowded(events):
+        return events
+    return b"".join(_without_trace(event) for event in each(events))
+
+
+def _without_trace(event: bytes) -> bytes:
+    start = event.find(b"{")
+    if start < 0 or _TRACE.search(event) is None:
+        return event
+    document = event[start:].rstrip()
+    try:
+        known: Any = any_json(document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return event
+    if not isinstance(known, dict) or not known.get("error"):
+        return event
+    for part in (known, known["error"]):
+        for name, value in part.items() if isinstance(part, dict) else ():
+            if isinstance(value, str | list) and _TRACE.search(msgspec.json.encode(value)) is not None:
+                part[name] = _NO_TRACE
+    return event[:start] + msgspec.json.encode(known) + event[start + len(document) :]
 
 
 class RefusalTap:

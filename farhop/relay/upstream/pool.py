@@ -10,8 +10,13 @@ upstream may have seen the request, and the state machine counts retries.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
+import socket
 import ssl
+import struct
+import sys
 from collections import Counter
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol, cast
@@ -95,6 +100,21 @@ _TIMED_OUT = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # what a server may say of a co
 _OURS = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
 
+_NOT_SENT = 0x894B  # SIOCOUTQNSD, of Linux: what a TCP socket holds that was never on the wire
+_FORGET = struct.pack("ii", 1, 0)  # linger for no time: closing resets the connection
+
+
+def _unsent_bytes(transport: asyncio.Transport) -> int:
+    """What the kernel has not sent yet; 0 where it does not say."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sys.platform != "linux":
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(sock.fileno(), _NOT_SENT, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0
+
+
 @lru_cache(maxsize=4096)
 def _host(address: Address) -> bytes:
     return str(address).encode()
@@ -115,6 +135,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_quiet_bytes",
         "_received",
         "_taken_bytes",
+        "_tcp",
         "_turn_bytes",
         "_unread",
         "address",
@@ -127,8 +148,9 @@ class UpstreamConnection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, pool: Pool, address: Address) -> None:
-        self._pool, self.address = pool, address
+    def __init__(self, pool: Pool, address: Address, tcp: asyncio.Transport | None = None) -> None:
+        """`tcp`: the transport below `transport`, where that speaks TLS."""
+        self._pool, self.address, self._tcp = pool, address, tcp
         self.host = _host(address)
         self.transport: asyncio.Transport | None = None
         self.attempt: UpstreamHandler | None = None
@@ -167,9 +189,24 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def has_sent(self) -> bool:
-        """Whether nothing that was written waits here."""
+        """Whether nothing that was written waits in this process, or in the kernel for its turn on the wire."""
         transport = self.transport
-        return transport is None or not (transport.get_write_buffer_size() or self._pool.cork.holds(transport))
+        if transport is None:
+            return True
+        return not (self._pool.cork.holds(transport) or self._is_behind(transport) or _unsent_bytes(transport))
+
+    def _is_behind(self, transport: asyncio.Transport) -> bool:
+        """Whether the kernel has not taken yet what was written. TLS hands all that it encrypts to the transport below
+        at once, and says nothing of it any more."""
+        tcp = self._tcp
+        return bool(transport.get_write_buffer_size() or (tcp is not None and tcp.get_write_buffer_size()))
+
+    def drop_unsent(self) -> None:
+        """What the kernel has not sent yet it is to forget when the connection is aborted."""
+        sock = None if self.transport is None else self.transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it is gone already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _FORGET)
 
     def pause(self) -> None:
         """Stop reading: the client is behind."""
@@ -226,7 +263,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
+        self.transport = self._tcp = None
         self._pool.forget(self)
         if self._unread:
             self._lost = (exc,)
@@ -379,7 +416,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self.transport
         if transport is not None:
             # An answer may come before the request was sent whole: the rest of it must not open the next one.
-            if keep and self._keeps and not transport.get_write_buffer_size():
+            if keep and self._keeps and not self._is_behind(transport):
                 self._partial, self._keeps, self._body, self._received, self._quiet_bytes = b"", None, None, False, 0
                 self._turn_bytes = BYTES_A_TURN
                 self._pool.give_back(self)
@@ -483,14 +520,12 @@ class Pool:
     async def _open(self, address: Address) -> UpstreamConnection:
         context = None if address.tls is None else self._context()
         if address.via is not None:
-            return await tunnel.connect(address.via, address, lambda: UpstreamConnection(self, address), context)
+            return await tunnel.connect(address.via, address, partial(UpstreamConnection, self, address), context)
+        if context is not None:
+            tcp, _ = await self._loop.create_connection(asyncio.Protocol, address.host, address.port)
+            return await tls.upgrade(tcp, partial(UpstreamConnection, self, address), context, address.tls)
         _, connection = await self._loop.create_connection(
-            lambda: UpstreamConnection(self, address),
-            address.host,
-            address.port,
-            ssl=context,
-            server_hostname=address.tls,
-            ssl_shutdown_timeout=None if context is None else tls.SHUTDOWN_S,
+            lambda: UpstreamConnection(self, address), address.host, address.port
         )
         return connection
 

@@ -365,6 +365,8 @@ class ResumableRun(AttemptRun):
         elif not self._over:
             self.last_activity_at = self.owner.clock()
             if events := tap.feed(data):
+                if ERROR in events:
+                    events = engine_faults.without_traces(events)
                 if self.began:
                     self.active.exchange.write(events)
                 else:
@@ -379,7 +381,9 @@ class ResumableRun(AttemptRun):
         if self.began and self.resumable and tap.broke is not None:
             self.abort()
             self.owner.failed(self, tap.broke)
-        elif self.began:
+            return
+        withheld = engine_faults.without_traces(withheld)
+        if self.began:
             self.active.exchange.write(withheld)
         else:
             self._begin(withheld)
@@ -492,6 +496,8 @@ class ContinuedRun(ResumableRun):
             self.began = True
             self.owner.resumed(self, self._status)
         rewritten = self._progress.rewritten(events, sends_usage=self._usage_due)
+        if ERROR in rewritten:
+            rewritten = engine_faults.without_traces(rewritten)
         if rewritten:
             self.active.exchange.write(rewritten)
 

@@ -55,9 +55,11 @@ class _Handshake(asyncio.Protocol):
             self.answered.set_exception(ConnectionResetError("the proxy closed the connection"))
 
 
-async def connect(via: Address, target: Address, make: Callable[[], _P], context: ssl.SSLContext | None = None) -> _P:
-    """Connect to `target` through the proxy `via`; returns the protocol that then owns the connection.
-    With a `context` it speaks TLS, to the name in `target.tls`.
+async def connect(
+    via: Address, target: Address, make: Callable[[asyncio.Transport], _P], context: ssl.SSLContext | None = None
+) -> _P:
+    """Connect to `target` through the proxy `via`; returns the protocol that then owns the connection, made of the
+    transport to the proxy. With a `context` it speaks TLS, to the name in `target.tls`.
 
     Raises OSError where either of them refuses. Bound it in time: a proxy may never answer.
     """
@@ -71,7 +73,7 @@ async def connect(via: Address, target: Address, make: Callable[[], _P], context
         raise
     if context is not None:
         return await tls.upgrade(transport, make, context, target.tls)
-    protocol = make()
+    protocol = make(transport)
     transport.set_protocol(protocol)
     protocol.connection_made(transport)
     return protocol

@@ -298,7 +298,7 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
             add(2, "suspect", name, f"{up} of {of} replicas are up")
     epochs = {one["epoch"] for one in balancers.values() if one["fresh"] != "cut off" and "epoch" in one}
     if len(epochs) > 1:
-        add(1, "suspect", "law", f"balancers go by different epochs: {', '.join(map(str, sorted(epochs)))}")
+        add(1, "suspect", "law", f"balancers use different epochs: {', '.join(map(str, sorted(epochs)))}")
     return [one for _, one in sorted(found, key=lambda pair: pair[0])][:WRONG_MAX]
 
 

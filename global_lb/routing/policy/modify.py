@@ -32,7 +32,7 @@ def pinned(field: Field, pin: Pin) -> tuple[Field, str]:
     if place is not None:
         return field.only([place], why), why
     if pin.strict:
-        return field.only([], why), f"{why}; it does not serve, and nobody else may"
+        return field.only([], why), f"{why}; it does not serve, and no other region may"
     return field, f"{why}; it does not serve, so the pin is passed over"
 
 
@@ -51,7 +51,7 @@ def within_budget(field: Field, budget: EgressBudget, now: float) -> tuple[Field
         return field, ""
     why = f"the egress budget of {budget.usd_per_hour:g} USD an hour is spent"
     if field.here is None:
-        return field, f"{why}; nobody serves here, so it is passed over"
+        return field, f"{why}; no region serves here, so it is skipped"
     return field.only([field.here], why), why
 
 

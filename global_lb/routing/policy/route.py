@@ -119,7 +119,7 @@ class RouteConfig(Part):
         if self.policy == "failover" and not self.regions:
             raise ValueError("regions: give them in order, the active one first")
         if len(set(self.regions)) < len(self.regions):
-            raise ValueError("regions: one stands twice; name each once")
+            raise ValueError("regions: one is given twice; name each once")
         if self.policy == "weighted" and self.weights and not any(self.weights.values()):
             raise ValueError("weights: none is above 0; give some region a share, or leave them out")
         if sum(self.canary.values()) > 1.0 + 1e-9:

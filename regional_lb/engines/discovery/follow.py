@@ -91,7 +91,7 @@ class Discovery:
             self._changed.set()
         if isinstance(step, Failed):
             self._refused("discovery_failed")
-            self._warn(step.source, f"{step.why}; what it said last stands")
+            self._warn(step.source, f"{step.why}; its last list stays in use")
             return
         before = self._problems.get(step.source, ())
         for problem in step.problems:

@@ -64,7 +64,7 @@ def replica_of(template: Template, described: Any, source: str, **more: Any) -> 
     if not isinstance(described, dict):
         raise EndpointError(f"{source}: must be a mapping with the fields of a replica, such as `url`")
     for field in more.keys() & described.keys():
-        raise EndpointError(f"{source}.{field}: is said by where it stands; leave it out")
+        raise EndpointError(f"{source}.{field}: follows from the source; leave it out")
     taken = template.model_dump(exclude={"scheme"})
     try:
         return ReplicaConfig.model_validate({**taken, **described, **more})

@@ -35,7 +35,7 @@ def test_prefixes_are_the_entrys_addresses_unless_they_are_given() -> None:
     assert made().machine().last_site == "keep"
 
 
-def test_what_each_node_has_its_own_of_comes_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_a_single_node_come_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = {**PEER, "local_address": "env:HOST_IP"}
     speaker = {"exabgp": {"local_as": 65001, "router_id": "env:HOST_IP", "peers": [peer]}}
     monkeypatch.setenv("HOST_IP", "10.20.0.7")

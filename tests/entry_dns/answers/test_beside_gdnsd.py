@@ -23,7 +23,7 @@ import dns.rcode
 import pytest
 
 from entry_dns.answers import prepare
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import Responder
 from entry_dns.answers.zones import NamePlan
 from entry_dns.fleet.networks import spaces
@@ -64,10 +64,12 @@ api 30 IN DYNA geoip!api
 
 def ours(down: frozenset[str] = frozenset(), plan=PLAN, topology=None) -> Responder:
     """A responder that knows these networks; of the entries, these are dead."""
-    places = [Place(rtt_ms=tuple((name, 10.0 * n) for n, name in enumerate(order, 1))) for order in ORDERS.values()]
+    locations = [
+        ClientLocation(rtt_ms=tuple((name, 10.0 * n) for n, name in enumerate(order, 1))) for order in ORDERS.values()
+    ]
     networks = spaces((ip_network(cidr), n) for n, cidr in enumerate(ORDERS, 2))
     topology = topology or world()
-    known = prepare.atlas(topology, networks, [NOWHERE, NOWHERE, *places])
+    known = prepare.atlas(topology, networks, [UNKNOWN_LOCATION, UNKNOWN_LOCATION, *locations])
     standings = [standing(name, State.DOWN if name in down else State.UP) for name in NAMES]
     return served(Responder(), topology, standings, known, plan)
 
@@ -201,8 +203,12 @@ def test_weights_decide_the_first_entry_and_every_entry_stays_in_the_answer() ->
     # gdnsd draws for each answer; here a network keeps its entry, so that answers are equal within a scope.
     known = ours().head.entries
     assert [one.name for one in known] == list(NAMES)
-    places = [NOWHERE, NOWHERE, Place(rtt_ms=(("virginia", 1.0), ("frankfurt", 2.0), ("tokyo", 3.0)))]
-    atlas = prepare.atlas(world(), spaces([(ip_network("0.0.0.0/0"), 2)]), places)
+    locations = [
+        UNKNOWN_LOCATION,
+        UNKNOWN_LOCATION,
+        ClientLocation(rtt_ms=(("virginia", 1.0), ("frankfurt", 2.0), ("tokyo", 3.0))),
+    ]
+    atlas = prepare.atlas(world(), spaces([(ip_network("0.0.0.0/0"), 2)]), locations)
     standings = [standing("virginia", share=0.25), standing("frankfurt"), standing("tokyo")]
     responder = served(Responder(), world(), standings, atlas)
     found = [asked(responder, question(f"{a}.{b}.0.0/16")) for a in (20, 60, 100, 140) for b in range(256)]

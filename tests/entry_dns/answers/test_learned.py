@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from entry_dns.answers import prepare
 from entry_dns.answers.learned import corrected
-from entry_dns.answers.prepare import NOBODY, NOWHERE, Place
+from entry_dns.answers.prepare import NOBODY, UNKNOWN_LOCATION, ClientLocation
 from entry_dns.fleet.latencies import LearningConfig
 from entry_dns.fleet.networks import PRIVATE, blocks, spaces
 from tests.entry_dns.conftest import NAMES, atlas, standing, world
@@ -42,7 +42,7 @@ def test_a_network_that_geography_has_elsewhere_is_led_where_it_is() -> None:
 
 
 def test_confinement_stays_and_each_part_of_a_network_keeps_its_own() -> None:
-    known = atlas(world(), ("203.0.113.64/26", Place(35.7, 139.7, within=("jp",))))
+    known = atlas(world(), ("203.0.113.64/26", ClientLocation(35.7, 139.7, within=("jp",))))
     laid, _ = corrected(known, world(), {ip_network("203.0.113.0/24"): HERE}, CONFIG)
     assert order(laid, "203.0.113.70") == ["tokyo"]
     assert order(laid, "203.0.113.7")[0] == order(laid, "203.0.113.200")[0] == "virginia"
@@ -59,7 +59,11 @@ NETWORK = st.integers(0, 2**10 - 1).map(lambda n: ip_network((n << 8 | (203 << 2
 GIVEN = st.tuples(st.integers(18, 30), st.integers(0, 2**18 - 1), st.integers(2, 6)).map(
     lambda one: (ip_network((((203 << 24) | one[1]) >> (32 - one[0]) << (32 - one[0]), one[0])), one[2])
 )
-PLACES = [NOWHERE, NOWHERE, *(Place(lat, lon) for lat, lon in ((35, 139), (50, 8), (39, -77), (0, 0), (52, 13)))]
+LOCATIONS = [
+    UNKNOWN_LOCATION,
+    UNKNOWN_LOCATION,
+    *(ClientLocation(lat, lon) for lat, lon in ((35, 139), (50, 8), (39, -77), (0, 0), (52, 13))),
+]
 
 
 @settings(max_examples=40)
@@ -69,7 +73,7 @@ PLACES = [NOWHERE, NOWHERE, *(Place(lat, lon) for lat, lon in ((35, 139), (50, 8
 )
 def test_every_address_of_a_block_is_answered_as_the_scope_says(given_, learned) -> None:
     topology = world()
-    known = prepare.atlas(topology, spaces(given_), PLACES)
+    known = prepare.atlas(topology, spaces(given_), LOCATIONS)
     laid, found = corrected(known, topology, learned, CONFIG)
     applied = {one.network for one in found if not one.why}
     space = laid.spaces[4]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entry_dns.answers import prepare
 from entry_dns.answers.learned import corrected
-from entry_dns.answers.prepare import ASK_RESOLVER, NOBODY, NOWHERE, Place, Table
+from entry_dns.answers.prepare import ASK_RESOLVER, NOBODY, UNKNOWN_LOCATION, ClientLocation, Table
 from entry_dns.fleet.latencies import LearningConfig
 from entry_dns.fleet.networks import blocks, spaces
 from entry_dns.fleet.standing import State
@@ -47,7 +47,9 @@ def test_the_law_is_a_filter_and_confinement_another() -> None:
 
 
 def test_one_answer_for_all_has_scope_0_and_else_private_addresses_ask_the_resolver() -> None:
-    known = prepare.atlas(world(), spaces([(ip_network(TOKYO), 2)]), [NOWHERE, NOWHERE, Place(35.7, 139.7)])
+    known = prepare.atlas(
+        world(), spaces([(ip_network(TOKYO), 2)]), [UNKNOWN_LOCATION, UNKNOWN_LOCATION, ClientLocation(35.7, 139.7)]
+    )
     alone = prepare.table(known, [standing(name) for name in NAMES], frozenset({"frankfurt"}), 3)
     assert alone.uniform
     several = prepare.table(known, [standing(name) for name in NAMES], EVERYBODY, 3)
@@ -72,7 +74,7 @@ def test_a_bias_is_milliseconds() -> None:
 
 
 def test_measured_times_correct_geography() -> None:
-    slow = Place(35.7, 139.7, rtt_ms=(("tokyo", 400.0),))
+    slow = ClientLocation(35.7, 139.7, rtt_ms=(("tokyo", 400.0),))
     known = atlas(world(), ("203.0.113.128/25", slow))
     table = prepare.table(known, [standing(name) for name in NAMES], EVERYBODY, 3)
     assert listed(table, "203.0.113.128/25") == ["frankfurt", "virginia", "tokyo"]
@@ -81,7 +83,11 @@ def test_measured_times_correct_geography() -> None:
 
 @pytest.mark.parametrize("share", [0.125, 0.5, 0.875])
 def test_a_share_is_drawn_network_by_network(share: float) -> None:
-    known = prepare.atlas(world(), spaces([(ip_network("32.0.0.0/3"), 2)]), [NOWHERE, NOWHERE, Place(35.7, 139.7)])
+    known = prepare.atlas(
+        world(),
+        spaces([(ip_network("32.0.0.0/3"), 2)]),
+        [UNKNOWN_LOCATION, UNKNOWN_LOCATION, ClientLocation(35.7, 139.7)],
+    )
     table = prepare.table(known, [standing("tokyo", share=share), *map(standing, NAMES[:2])], EVERYBODY, 3)
     firsts = [listed(table, f"{a}.{b}.0.0/16")[0] for a in range(32, 64) for b in range(0, 256, 4)]
     assert firsts.count("tokyo") / len(firsts) == pytest.approx(share, abs=0.04)
@@ -105,8 +111,12 @@ def test_every_address_of_a_block_has_its_answer() -> None:
         networks.append(
             (ip_network((rng.getrandbits(32) >> (32 - length) << (32 - length), length)), rng.randrange(2, 40))
         )
-    places = [NOWHERE, NOWHERE, *(Place(rng.uniform(-60, 70), rng.uniform(-180, 180)) for _ in range(38))]
-    known = prepare.atlas(world(), spaces(networks), places)
+    locations = [
+        UNKNOWN_LOCATION,
+        UNKNOWN_LOCATION,
+        *(ClientLocation(rng.uniform(-60, 70), rng.uniform(-180, 180)) for _ in range(38)),
+    ]
+    known = prepare.atlas(world(), spaces(networks), locations)
     standings = [standing("tokyo", share=0.5), standing("frankfurt", State.DOWN), standing("virginia")]
     table = prepare.table(known, standings, EVERYBODY, 2)
     space = table.spaces[4]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from entry_dns.answers import prepare
 from entry_dns.answers.cookies import Cookies
-from entry_dns.answers.prepare import NOWHERE, Place
+from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import ASKERS_MAX, COUNTERS, TAILS_MAX, Responder, wire
 from entry_dns.answers.snapshot import decode, encode
 from entry_dns.answers.zones import NamePlan, Ttls, view
@@ -103,7 +103,7 @@ def test_where_networks_are_confined_an_answer_for_all_clients_of_a_resolver_is_
         assert (told_scope(answer), addresses(answer)) == (0, ["192.0.2.3"])
     assert ask(responder, "eu.entry.example").rcode() == dns.rcode.SERVFAIL, "Japan has nothing in the EU"
     assert addresses(ask(responder, subnet="198.51.100.0/24"))[0] == "192.0.2.2", "who tells a network gets its own"
-    china = atlas(world(), ("198.19.0.0/16", Place(39.9, 116.4, within=("cn",))))
+    china = atlas(world(), ("198.19.0.0/16", ClientLocation(39.9, 116.4, within=("cn",))))
     answer = ask(served(Responder(), known=china))
     assert answer.rcode() == dns.rcode.SERVFAIL, "there is nothing that all may be told"
     assert [int(one.code) for one in answer.options] == [18]
@@ -363,12 +363,12 @@ def of_networks(count: int) -> tuple[memoryview, frozenset[int]]:
         4: of_arrays(4, first, lengths.astype(np.int64), numbers.integers(2, 60, count).astype(np.uint32)),
         6: of_arrays(6, none, none.astype(np.int64), none.astype(np.uint32)),
     }
-    places = [NOWHERE, NOWHERE]
+    locations = [UNKNOWN_LOCATION, UNKNOWN_LOCATION]
     for n in range(58):
         within = (("jp",), ("eu",), ("cn",), (), (), ())[n % 6]
-        places.append(Place(rng.uniform(-60, 70), rng.uniform(-180, 180), within=within))
+        locations.append(ClientLocation(rng.uniform(-60, 70), rng.uniform(-180, 180), within=within))
     standings = [standing("tokyo", share=0.5), standing("frankfurt"), standing("virginia")]
-    known = prepare.atlas(world(), laid, places)
+    known = prepare.atlas(world(), laid, locations)
     made = encode(*view([PLAN], Law(world()), known, standings, Ttls(5, 30), 3, 1))
     return memoryview(made), frozenset(first[:1000].tolist())
 

@@ -83,7 +83,7 @@ def test_a_denial_covers_one_name_alone(signed, name: str, types: set[str]) -> N
     assert set(denial[0].to_text().split()[1:]) - {"NXNAME"} == types - {"TYPE128"} or "NXNAME" in denial[0].to_text()
 
 
-def test_signatures_are_kept_and_made_anew_in_time(signed) -> None:
+def test_signatures_are_kept_and_renewed_in_time(signed) -> None:
     first = ask(signed, "api.entry.example", "A").answer[1][0].signature
     assert ask(signed, "api.entry.example", "A").answer[1][0].signature == first
     signed.tick(NOW + AGAIN_S + 1)

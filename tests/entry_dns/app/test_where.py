@@ -3,7 +3,7 @@ from __future__ import annotations
 import dns.message
 import pytest
 
-from entry_dns.answers.prepare import Place
+from entry_dns.answers.prepare import ClientLocation
 from entry_dns.app.where import where
 from tests.entry_dns.conftest import NAMES, atlas, standing, unconfined, world
 from topology.law import Law
@@ -73,7 +73,7 @@ def test_what_it_says_of_that_is_what_the_server_answers(responder) -> None:
 
 
 def test_a_confined_network_of_ipv6_is_named() -> None:
-    known = atlas(world(), ("2001:db8:77::/48", Place(35.7, 139.7, within=("jp",))))
+    known = atlas(world(), ("2001:db8:77::/48", ClientLocation(35.7, 139.7, within=("jp",))))
     assert ask("203.0.113.7", known=known)["without_subnet"]["kept_back"]["frankfurt"] in (
         "198.18.0.0/15", "2001:db8:77::/48",
     )  # fmt: skip

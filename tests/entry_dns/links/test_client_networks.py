@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from entry_dns.answers.prepare import Place
+from entry_dns.answers.prepare import ClientLocation
 from entry_dns.fleet.networks import PRIVATE, UNKNOWN
 from entry_dns.links.client_networks import read
 from entry_dns.links.config import NetworksConfig
@@ -16,10 +16,10 @@ mmdb = pytest.importorskip("mmdb_writer")
 netaddr = pytest.importorskip("netaddr")
 
 
-def place(config: NetworksConfig, address: str) -> Place:
-    spaces, places = read(config, world())
+def location(config: NetworksConfig, address: str) -> ClientLocation:
+    spaces, locations = read(config, world())
     at = ip_address(address)
-    return places[spaces[at.version].at(int(at) if at.version == 4 else int(at) >> 64)]
+    return locations[spaces[at.version].at(int(at) if at.version == 4 else int(at) >> 64)]
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def test_a_database_says_where_networks_are_and_lists_go_before_it(database) -> 
         lists=[{"cidrs": ["203.0.113.128/25"], "near": "frankfurt"}],
         confine={"DE": ("eu",)},
     )
-    assert place(config, "203.0.113.1") == Place(35.7, 139.7)
-    assert place(config, "2001:db8:aaaa::1") == Place(35.7, 139.7)
-    assert place(config, "203.0.113.200").latitude == pytest.approx(50.11)
-    assert place(config, "198.51.100.1") == Place(within=("eu",))
+    assert location(config, "203.0.113.1") == ClientLocation(35.7, 139.7)
+    assert location(config, "2001:db8:aaaa::1") == ClientLocation(35.7, 139.7)
+    assert location(config, "203.0.113.200").latitude == pytest.approx(50.11)
+    assert location(config, "198.51.100.1") == ClientLocation(within=("eu",))
     spaces, _ = read(config, world())
     assert spaces[4].at(int(ip_address("8.8.8.8"))) == UNKNOWN
     assert spaces[4].at(int(ip_address("10.8.8.8"))) == PRIVATE
@@ -54,8 +54,8 @@ def test_a_file_of_networks(tmp_path) -> None:
     file = tmp_path / "nets"
     file.write_text("# ours\n192.0.2.0/25  # one\n\n2001:db8::/32\n")
     config = NetworksConfig(lists=[{"file": str(file), "near": "Paris", "within": ["eu"]}])
-    assert place(config, "192.0.2.1").within == ("eu",)
-    assert place(config, "2001:db8::1").latitude == pytest.approx(48.86, abs=0.1)
+    assert location(config, "192.0.2.1").within == ("eu",)
+    assert location(config, "2001:db8::1").latitude == pytest.approx(48.86, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_of_networks_that_overlap_the_narrowest_decides_in_whatever_order_they_c
     ]  # fmt: skip
     for order in (lists, lists[::-1]):
         config = NetworksConfig(lists=order)
-        of_tokyo = place(config, str(ip_network(narrowest)[1]))
+        of_tokyo = location(config, str(ip_network(narrowest)[1]))
         assert of_tokyo.within == ("jp",)
-        assert place(config, str(ip_network(narrow)[-1])) == Place(50.11, 8.68)
-        assert place(config, str(ip_network(wide)[-1])).within == ()
-        assert place(config, str(ip_network(wide)[-1])).longitude < 0.0
+        assert location(config, str(ip_network(narrow)[-1])) == ClientLocation(50.11, 8.68)
+        assert location(config, str(ip_network(wide)[-1])).within == ()
+        assert location(config, str(ip_network(wide)[-1])).longitude < 0.0
 
 
 def test_a_part_of_a_slash_64_in_a_database_does_not_locate_all_of_it(tmp_path) -> None:
@@ -119,7 +119,7 @@ def test_a_part_of_a_slash_64_in_a_database_does_not_locate_all_of_it(tmp_path) 
     path = tmp_path / "city.mmdb"
     writer.to_db_file(str(path))
     config = NetworksConfig(database=str(path), confine={"DE": ("eu",), "JP": ("jp",)})
-    assert place(config, "2001:db8::5").within == ("eu",), "the widest part does"
+    assert location(config, "2001:db8::5").within == ("eu",), "the widest part does"
 
 
 @pytest.mark.parametrize("kept", [0, 100, 400, 0.5, 0.99])

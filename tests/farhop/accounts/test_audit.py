@@ -75,7 +75,7 @@ def test_what_was_decided_is_there_and_proven(tmp_path: Path) -> None:
     assert b"acme" not in b"".join(files.entries(checkpoint.size))
 
 
-def test_what_decisions_have_alike_is_spelled_once_and_each_entry_is_json(
+def test_the_common_fields_of_decisions_are_encoded_once_and_each_entry_is_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spelled, salts = list[Any](), list[str]()
@@ -107,7 +107,7 @@ def _noted(work: Any, calls: list[Any]) -> Any:
     return noted
 
 
-def test_what_decisions_have_alike_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_common_fields_of_decisions_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "ALIKE_MAX", 4)
     log = log_at(tmp_path)
     log.open()
@@ -166,7 +166,7 @@ def test_every_changed_byte_is_found(tmp_path: Path) -> None:
     assert files.verify()[1] == ["tile/0/009: is not of the 302 entries that are signed"]
 
 
-def test_a_log_that_was_cut_back_or_made_anew_is_not_the_one_that_was_seen(tmp_path: Path) -> None:
+def test_a_log_that_was_truncated_or_recreated_is_not_the_one_that_was_seen(tmp_path: Path) -> None:
     old, new, fake = tmp_path / "old", tmp_path / "new", tmp_path / "fake"
     written(old, 20)
     seen = (old / "checkpoint").read_bytes()

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from farhop.balance.answer_store import ENTRY_BYTES, SHARE, AnswerStore
 
 
-def test_what_was_asked_for_longest_ago_goes_first() -> None:
+def test_the_least_recently_requested_goes_first() -> None:
     kept = AnswerStore[str](SHARE * (100 + ENTRY_BYTES))
     for n in range(SHARE):
         assert kept.put("a", b"%d" % n, str(n), 100)

@@ -28,7 +28,7 @@ def route(name: str, *models: str, tenant: str = "") -> NameRoute:
     ("expected", "problem"),
     [
         ({"model": "auto", "models": []}, "models: Tuple should have at least 1"),
-        ({"model": "auto", "models": [{"model": "a"}, {"model": "a"}]}, "stands twice; name each once"),
+        ({"model": "auto", "models": [{"model": "a"}, {"model": "a"}]}, "is given twice; name each once"),
         ({"model": "auto", "models": [{"model": "a", "tools": True}]}, "some requests would have none"),
         ({"model": "auto", "models": [{"model": "a"}], "policy": "nearest"}, "policy: "),
         ({"models": [{"model": "a"}]}, "model: "),

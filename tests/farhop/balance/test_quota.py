@@ -229,7 +229,7 @@ def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
     assert lender.levels(0.0)[B]["used"] == 60, "its predecessor may have lent that to others"
 
 
-def test_who_says_that_more_was_given_back_than_it_spent_frees_nothing_of_what_others_did() -> None:
+def test_a_holder_that_refunds_more_than_it_spent_frees_no_quota_of_others() -> None:
     """A balancer that was taken over: without it 1,600 of these 100 were spent."""
     lender = written(root(Quota(100.0, 0.1)))
     liar, lies, honest, spent = lender.exchange("global tokyo/l", ask(Want(B)), 0.0).lease, 0, 0, 0
@@ -272,7 +272,7 @@ def slots(n: float = 10.0, safe: Quota | None = None) -> Holder:
     return made
 
 
-def test_a_slot_is_free_again_where_it_was_taken_and_goes_back_when_nobody_wants_it() -> None:
+def test_a_slot_is_free_again_where_it_was_taken_and_is_returned_when_it_is_not_needed() -> None:
     lender, one = root(Quota(10.0, 0.0)), slots()
     mine = one.holdings[B]
     mine.waiting = 4
@@ -400,7 +400,7 @@ def test_buckets_of_users_are_made_when_asked_for_and_the_least_recently_used_is
     assert lender.levels(0.0) == {}
 
 
-def test_idle_quotas_are_not_listed_and_a_holder_that_forgot_one_begins_anew() -> None:
+def test_idle_quotas_are_not_listed_and_a_holder_that_forgot_one_starts_again() -> None:
     lender, one = root(Quota(100.0, 1e-9)), holder(Quota(100.0, 1e-9))
     mine = one.holdings[B]
     mine.waiting = 4
@@ -474,7 +474,7 @@ def test_what_refills_a_limit_that_is_not_whole_is_its_own() -> None:
     assert one.spend("b", 8.0) == 100
 
 
-def test_what_idled_is_kept_for_some_seconds_and_one_that_leaves_the_pool_borrows_no_more() -> None:
+def test_idle_quota_is_kept_for_some_seconds_and_a_tenant_that_leaves_the_pool_borrows_none() -> None:
     one = Pooled()
     assert one.spend("a", 0.0) == 100
     assert one.spend("a", 1000.0) == 100 + POOL_S * 21

@@ -26,5 +26,5 @@ def test_what_is_written_is_read() -> None:
         [uri(HERE, "global", "paris"), uri(HERE, "global", "tokyo")], [" " + uri(HERE, "global", "paris")],
     ],
 )  # fmt: skip
-def test_any_other_certificate_name_identifies_nobody(names: list[str]) -> None:
+def test_any_other_certificate_name_identifies_no_tenant(names: list[str]) -> None:
     assert read(names, HERE) is None

@@ -33,8 +33,8 @@ def test_each_pair_has_a_key_of_its_own_the_same_from_whatever_is_held() -> None
         "farhop-hop-from:paris:tokyo=" + "A" * 40, "farhop-hop-to:paris:" + "\xff" * 43,
     ],
 )  # fmt: skip
-def test_what_only_begins_as_a_derived_key_is_refused_and_not_shown(text: str) -> None:
-    with pytest.raises(HopError, match="derive it anew") as refused:
+def test_a_malformed_derived_key_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(HopError, match="derive it again") as refused:
         read(text)
     assert text not in str(refused.value)
 

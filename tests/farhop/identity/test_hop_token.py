@@ -456,7 +456,7 @@ def test_a_payload_cut_short_is_forged(payload_bytes):
     assert verifier().verify(token, NOW_MS) is HOP_FORGED
 
 
-def test_a_mac_of_one_token_is_none_of_another_of_the_same_body():
+def test_the_mac_of_one_token_is_invalid_for_another_token_of_the_same_body():
     """Its nonce is in it; and of two processes, or two pairs of regions, none has the other's."""
     body, one = b"{}", signer()
     made = [one.sign(CLAIMS, b"", body), one.sign(CLAIMS, b"", body), signer().sign(CLAIMS, b"", body)]

@@ -178,7 +178,7 @@ def test_each_confusion_is_refused(make: Any, says: str) -> None:
         ({"exp": None}, "exp"), ({"iat": None}, "exp"), ({"sub": None}, "sub"), ({"sub": ""}, "sub"),
         ({"exp": True}, "exp"), ({"exp": -1}, "exp"), ({"exp": 10**400}, "exp"), ({"nbf": "soon"}, "exp"),
         ({"exp": NOW_S - 10}, "expired"), ({"nbf": NOW_S + 11}, "not valid yet"),
-        ({"iat": NOW_S + 11}, "not valid yet"),
+        ({"iat": NOW_S + 11}, "clock is behind"),
         ({"exp": NOW_S + 86_401}, "longer"),
         ({"cnf": {"x5t#S256": "x"}}, "cnf"), ({"cnf": False}, "cnf"),
     ],
@@ -346,7 +346,7 @@ def test_keys_that_are_not_for_this_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("bits", [34, 2047])
-def test_a_key_that_makes_forgeries_dear_is_passed_over(bits: int) -> None:
+def test_a_key_that_makes_forgeries_expensive_is_skipped(bits: int) -> None:
     """By an exponent as long as its modulus a signature takes 1.6 ms to refuse instead of 25 us."""
     dear = {**jwk("RS256", "dear"), "e": b64(((1 << (bits - 1)) + 1).to_bytes((bits + 7) // 8, "big"))}
     assert read_keys(document(dear, jwk("ES256"))).keys() == {"ES256"}

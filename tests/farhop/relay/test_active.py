@@ -15,7 +15,7 @@ class Noted:
         return lambda *given: self.calls.append((name, given))
 
 
-def test_what_becomes_of_the_client_goes_to_the_owner_and_to_the_attempt() -> None:
+def test_client_events_go_to_the_owner_and_to_the_attempt() -> None:
     owner, attempt = Noted(), Noted()
     active = ActiveRequest(owner, None, None, b"", False, None, 0.0, None)  # type: ignore[arg-type]
     active.pause()  # nothing is sent upstream yet: there is nothing to abort

@@ -145,7 +145,7 @@ async def test_only_lawful_models_are_listed(up: Both) -> None:
     assert (await send(up.entry, narrowed)).json["data"] == []
 
 
-def test_who_shares_has_one_scope_and_the_others_each_their_own() -> None:
+def test_tenants_that_share_hints_have_one_scope_and_the_others_one_each() -> None:
     there = world()
     assert hint_scope(there, "anywhere") == ""
     assert hint_scope(there, "eu-only") == "tenant:eu-only"

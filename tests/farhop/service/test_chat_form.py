@@ -20,7 +20,7 @@ def spelt(value: Any) -> str:
     return repr(value)
 
 
-def test_tools_are_written_anew_whatever_order_they_came_in() -> None:
+def test_tools_are_written_in_one_order_whatever_the_order_of_their_fields() -> None:
     parameters = {"type": "object", "properties": {"b": {}, "a": {}}}  # the client's own, in its order
     one = {"type": "function", "function": {"name": "f", "description": "d", "parameters": parameters}}
     other = {"function": {"parameters": parameters, "x": 1, "description": "d", "name": "f"}, "cache_control": {}}

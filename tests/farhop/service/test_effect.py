@@ -138,7 +138,7 @@ def test_a_bias_affects_tenants_that_have_another_region():
     lines = effect.biased(topology(), [status(**UP)], "osaka")
     assert "may move: small of all, keyed, picky: or to milan, paris" in lines
     assert "stays as it is: small of jp: nowhere else" in lines
-    assert effect.biased(topology(), [status(paris="up")], "osaka") == ["moves nothing: osaka serves nobody now"]
+    assert effect.biased(topology(), [status(paris="up")], "osaka") == ["moves nothing: osaka serves no tenant now"]
 
 
 def test_a_route_leads_to_the_first_lawful_region_that_serves_and_a_quota_may_strand():

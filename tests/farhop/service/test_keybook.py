@@ -71,7 +71,7 @@ def test_what_cannot_be_read_ends_what_stood_until_it_can() -> None:
     assert one.book.status() == {"issued": 1, "last": NOW.isoformat(), "problems": {}}
 
 
-def test_two_documents_with_one_hash_authenticate_nobody() -> None:
+def test_two_documents_with_one_hash_authenticate_no_client() -> None:
     one = Followed()
     one.put(document())
     one.put(document("k2", tenant="other"), "k2")

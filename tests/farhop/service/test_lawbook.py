@@ -117,7 +117,7 @@ def test_an_older_one_never_undoes_it_even_after_a_wipe_and_a_restore(stage, old
     assert stage.book.status()["epoch"] == 3
 
 
-def test_a_process_whose_file_is_newer_goes_by_its_file():
+def test_a_process_whose_file_is_newer_uses_its_file():
     stage = Stage(law=Law(policy.read(document(8, "us"), WORLD, "x").over(WORLD)))
     assert stage.apply(snapshot(document(3))) == []
     assert stage.lawful() == {"virginia"}
@@ -173,7 +173,7 @@ def test_many_faults_are_logged_in_few_lines(stage):
     assert stage.book.trouble[-1] == "and 30 more"
 
 
-def test_listed_anew_it_is_no_news_and_back_again_no_trouble(stage):
+def test_listed_again_it_is_no_change_and_restored_no_problem(stage):
     stage.apply(snapshot(document(3)))
     assert stage.apply(LOST) == []
     assert stage.book.status()["etcd_out_of_reach"] == "connection refused"
@@ -294,7 +294,7 @@ def test_what_did_not_fit_the_map_before_is_looked_at_again(stage):
     assert stage.lawful() == {"paris"}
 
 
-def test_other_keys_are_none_of_it(stage):
+def test_other_keys_are_ignored(stage):
     assert stage.apply(Change(ChangeKind.PUT, 4, f"{LAW_KEY}yer", document(9))) == []
     other = Entry(f"{LAW_KEY}s", document(9), 3)
     assert stage.apply(Change(ChangeKind.SNAPSHOT, 4, entries=(other,))) == []

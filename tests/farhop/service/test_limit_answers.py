@@ -29,7 +29,7 @@ def test_what_could_never_fit_says_not_to_come_again() -> None:
 
 
 @pytest.mark.parametrize(("used_up", "again"), [(True, b"false"), (False, b"true")])
-def test_money_that_is_used_up_is_not_asked_for_again_by_itself(used_up: bool, again: bytes) -> None:
+def test_a_used_up_budget_tells_clients_not_to_retry_by_themselves(used_up: bool, again: bytes) -> None:
     reply = limit_answers.refusal(
         matched(MONEY, 5_000_000, 86_400), MONEY, 5_000_000, 86_400, 250_000, 7.5, 0.0, used_up=used_up
     )
@@ -48,7 +48,7 @@ def test_what_is_said_in_words_is_what_retry_after_says(retry_s: float, whole: s
     assert b"retry-after-ms: %d\r\n" % ms in reply.extra
 
 
-def test_what_one_has_is_left_to_it_though_others_used_more_than_there_is() -> None:
+def test_a_tenants_granted_requests_remain_though_others_overdrew_the_limit() -> None:
     one = matched()
     holding = one.of[0][3]
     holding.apply(Grant("b", 4, -7.5), 0.0)

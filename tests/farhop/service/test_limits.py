@@ -256,7 +256,7 @@ async def test_each_of_several_answers_is_taken_for_and_learned_from() -> None:
         await stage.limiter.close()
 
 
-async def test_who_leaves_before_the_count_comes_owes_what_others_get_in_as_long_a_time() -> None:
+async def test_a_client_that_leaves_before_the_usage_is_charged_as_much_as_others_get_in_that_time() -> None:
     stage, free = Stage(Limit(tokens_per_minute=20_000)), request(tokens=None, stream=True)
     try:
         first = await stage.admit(free)

@@ -33,7 +33,7 @@ async def test_without_peer_authentication_no_peer_is_proven() -> None:
     assert await ANY_PEER.proven(context("spiffe://farhop.internal/farhop/global/paris"), "global", "paris") is None
 
 
-async def test_the_name_must_be_of_the_tier_and_region_asked_for() -> None:
+async def test_the_name_must_be_that_of_the_requested_tier_and_region() -> None:
     paris = context("127.0.0.1", "spiffe://farhop.internal/farhop/global/paris")
     assert await HERE.proven(paris, "global", "paris") == await HERE.proven(paris) == Peer("global", "paris")
     for tier, region, message in (

@@ -130,7 +130,7 @@ def test_without_tokens_to_cut_at_the_whole_is_read() -> None:
 def test_a_beginning_is_that_of_the_whole_text(kind, texts) -> None:
     tokenizer = made(*kind)
     known = reader(tokenizer)
-    known.ids("".join(texts[:1]))  # what was read before
+    known.ids("".join(texts[:1]))  # the text that was read before
     for text in ("".join(texts), "".join(texts) * 3 + " word" * 200 + "".join(texts) * 9):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pieces, "LOOK_CHARS", 300)

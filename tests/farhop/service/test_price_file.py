@@ -55,7 +55,7 @@ async def test_an_epoch_that_is_added_counts_once_the_file_stands_still(tmp_path
         ([NEXT, FIRST], "must come after"),
     ],
 )  # fmt: skip
-async def test_what_rewrites_the_past_or_cannot_be_read_changes_nothing(
+async def test_prices_that_rewrite_the_past_or_cannot_be_read_change_nothing(
     tmp_path: Path, epochs: list[str], says: str
 ) -> None:
     one = Written(tmp_path)

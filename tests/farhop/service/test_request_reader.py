@@ -193,7 +193,9 @@ def test_a_name_stands_for_another_model_from_body_to_chain() -> None:
         assert refusal(error) == (why, "model")
 
 
-def test_for_another_model_the_chain_is_anew_but_for_a_large_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_another_model_the_chain_is_computed_again_except_for_a_large_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, exchange = reader(), came(text("n"))
     assert made.chain_anew(exchange, text("m")) == made.read(came(text("m")))[0].chain
     assert made.chain_anew(exchange, b"{") == (), "it was let in before, and goes on without"

@@ -68,7 +68,7 @@ def test_without_an_etcd_of_ones_own_every_hub_is_used(world: Topology) -> None:
     assert {name: list(one.endpoints) for name, one in found.items()} == HUBS
 
 
-def test_one_etcd_given_is_the_only_one_and_goes_by_the_hubs_name(world: Topology) -> None:
+def test_a_given_etcd_is_the_only_one_and_has_the_hubs_name(world: Topology) -> None:
     found = stores.hubs(process(etcd=ONE), world)
     assert {name: one.endpoints for name, one in found.items()} == {"atlantic": ("10.9.9.9:1",)}
     assert stores.home_hubs(process(etcd=ONE), world, stores.NEAREST) == found

@@ -57,7 +57,7 @@ async def test_it_goes_on_or_is_answered(reply: Reply | None) -> None:
     ("end", "counted", "answered"),
     [("client_left", (outcome.CLIENT_LEFT, 0), []), ("stopped", (outcome.STOPPING, 503), [503])],
 )
-async def test_what_comes_for_a_client_that_left_or_as_we_stopped_goes_nowhere(
+async def test_a_result_for_a_client_that_left_or_after_a_stop_is_dropped(
     done: str, end: str, counted: tuple[Any, ...], answered: list[int]
 ) -> None:
     client, future = Client(), asyncio.get_running_loop().create_future()

@@ -126,7 +126,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whoever_follows_the_one_watch_knows_what_the_rule_says_of_all(steps: list[tuple[str, Change]]) -> None:
+def test_the_merged_watch_agrees_with_the_merge_rule_over_all_hubs(steps: list[tuple[str, Change]]) -> None:
     """Against a model that keeps each hub's listing and asks the rule anew after each step."""
     merged = Merged("abc")
     model: dict[str, dict[str, Entry]] = {hub: {} for hub in "abc"}

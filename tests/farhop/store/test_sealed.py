@@ -103,7 +103,7 @@ async def test_what_does_not_count_changes_nothing_until_its_key_goes(cluster: M
     assert refused == ["drain_unsigned", "drain_unsigned"]
 
 
-async def test_listed_anew_with_what_does_not_count_what_did_stands(cluster: MemoryCluster) -> None:
+async def test_a_new_listing_with_an_unsigned_document_keeps_the_signed_one(cluster: MemoryCluster) -> None:
     store = MemoryStore(Random(1), cluster)
     cluster.put(TOKYO, OPS.seal(TOKYO, b"1"))
 

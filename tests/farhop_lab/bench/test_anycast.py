@@ -46,7 +46,7 @@ def test_it_measures_and_leaves_nothing_behind() -> None:
         (event.name, speaker) for event in events for speaker in ("ExaBGP", "BIRD")
     ]
     for killed, silent in zip(rows[:2], rows[2:], strict=True):
-        # Of the first only who was on the way is lost: the entry lives. Of the second nobody tells the neighbour: its
+        # In the first only packets on the way are lost: the entry lives. The neighbour is not told of the second: its
         # hold timer ends, which in BIRD takes 6.75 to 9 s (RFC 4271 §10's jitter), of which up to 3 have passed.
         assert killed.lost < silent.lost
         assert silent.route_ms > 3700.0

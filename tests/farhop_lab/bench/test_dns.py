@@ -23,7 +23,7 @@ def test_every_question_carries_a_subnet_and_a_cookie(tmp_path) -> None:
     assert len(data) == bench.QUESTIONS * (length + 2)
 
 
-def test_the_networks_are_as_many_as_were_asked_for() -> None:
+def test_there_are_as_many_networks_as_requested() -> None:
     atlas = bench.atlas(1000, Random(1))
     assert 1000 < len(atlas.spaces[4].starts) < 2100
 

@@ -25,7 +25,7 @@ def test_the_bounds() -> None:
     assert not HostileReport([*rows, Row("c", 6.1, 200)], 1.0, 10.0, 20.0).holds
 
 
-def test_chunks_are_as_they_are_asked_for() -> None:
+def test_chunks_have_the_requested_form() -> None:
     assert hostile.wire_of("/x", b"abc", "h", chunk=2).endswith(b"\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n")
     assert hostile.mixed_wire("/x", b"abcdef", "h").count(b"transfer-encoding") == 1
 

@@ -43,7 +43,7 @@ def test_two_causes_keep_their_distance() -> None:
     assert [(f.what, f.at_s, f.for_s) for f in short.faults] == [("slow", 8.0, 0.5), ("kill", 15.5, 0.5)]
 
 
-def test_what_fails_in_no_smaller_form_stays_and_the_bound_holds() -> None:
+def test_a_schedule_with_no_smaller_failing_form_stays_and_the_bound_holds() -> None:
     assert shrunk(BIG, lambda _: False) == BIG
     tried: list[Schedule] = []
     shrunk(BIG, lambda one: bool(tried.append(one)), trials_max=5)

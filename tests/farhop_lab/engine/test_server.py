@@ -94,7 +94,7 @@ async def test_a_partial_answer_is_continued_to_the_same_end_elsewhere(replica: 
         assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_usage_is_reported_with_each_token_where_that_is_asked_for(replica: Start) -> None:
+async def test_usage_is_reported_with_each_token_if_requested(replica: Start) -> None:
     client = await replica()
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await client.events(CHAT, messages=HELLO, max_tokens=3, ignore_eos=True, stream_options=options)

@@ -131,7 +131,7 @@ async def test_triton(replica: Start) -> None:
         assert response.status == 400
 
 
-async def test_a_client_that_leaves_aborts_all_it_asked_for(replica: Start) -> None:
+async def test_a_client_that_leaves_aborts_all_its_requests(replica: Start) -> None:
     client = await replica(speedup=0.2)
     asking = asyncio.ensure_future(client.ask("/v1/embeddings", input=[f"{n}" + "x" * 12_000 for n in range(4)]))
 

@@ -96,7 +96,7 @@ def test_between_an_answer_and_what_follows_lies_the_client_s_own_round_trip() -
 
 
 @pytest.mark.parametrize(("took_s", "second"), [(1.0, 8.0), (30.0, 30.25)])
-def test_who_is_due_so_long_after_its_request_waits_for_its_answer_too(took_s: float, second: float) -> None:
+def test_a_turn_timed_from_the_last_request_also_waits_for_its_answer(took_s: float, second: float) -> None:
     def traced() -> Program:
         yield asks(b"hi")
         yield (Ask(prompt=b"more", since_s=8.0),)

@@ -54,7 +54,7 @@ def test_a_station_serves_as_many_as_it_has_slots_and_the_others_after() -> None
     assert station.metrics() == (0, 0, 0.0)
 
 
-def test_what_leaves_a_station_makes_room_at_once_and_hears_nothing_more() -> None:
+def test_a_request_that_leaves_a_station_makes_room_at_once_and_gets_no_more_events() -> None:
     timeline = Timeline()
     station = Station(timeline, slots=1, service_s=4.0, first_s=1.0, answer_tokens=7)
     running, waiting, last = jobs(timeline, station, 3)

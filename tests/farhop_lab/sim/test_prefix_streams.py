@@ -148,7 +148,7 @@ def test_a_subscriber_behind_the_journal_gets_a_snapshot() -> None:
     assert known(made, "tokyo", "paris") == held(made, "paris")
 
 
-def test_under_a_narrower_law_all_is_sent_anew_as_far_as_it_may() -> None:
+def test_under_a_narrower_law_everything_allowed_is_sent_again() -> None:
     made = world()
     made.at(5.0, made.arrive, "paris", "t", 2048)
     made.run(8.0)

@@ -48,7 +48,7 @@ def test_what_is_good() -> None:
     assert is_good(record(answer_tokens=1), Objective(tpot_ms=0.0))  # no time between tokens to miss
 
 
-def test_failures_are_asked_for_and_count_as_the_patience_they_cost() -> None:
+def test_failures_count_as_requests_that_took_their_clients_patience() -> None:
     refused = record(outcome="queue_full", region="", ttft_ms=None, ended_at=1.01, answer_tokens=0, prompt_tokens=0)
     late = record(outcome="client_left", region="", ttft_ms=None, ended_at=10.0, answer_tokens=0, prompt_tokens=0)
     broken = record(outcome="died_mid_stream", ended_at=1.5, prompt_tokens=0)
@@ -99,7 +99,7 @@ def test_a_steady_world_by_hand() -> None:
     assert (score.attempts, score.violations, score.outcomes) == (1.0, 0, {"served": 60})
 
 
-def test_what_crosses_costs_where_it_left_and_only_in_the_window() -> None:
+def test_traffic_between_regions_costs_the_price_of_its_origin_and_only_in_the_window() -> None:
     """All is served in b: 1200 B there, 10 tokens of 250 B back. Clients of a, prices 0.1 and 0.5 $/GB."""
     world = World(1, priced(), {"b": station(40, 1.0, answer_tokens=10)}, balancers={"a": 1})
     world.stream(2.0, lambda: world.arrive("a", "t", 1000), since=2.0, until=100.0, even=True)

@@ -30,7 +30,7 @@ def test_one_seed_leaves_it_open_and_none_says_nothing() -> None:
     assert verdict(Aim("s", "r", "x", most=1.0), None) == "nothing to compare"
 
 
-def test_the_best_rival_is_the_best_at_that_figure_and_none_of_ours() -> None:
+def test_the_best_rival_is_the_best_at_that_figure_and_is_not_farhop() -> None:
     def cell(router: str, per_s: float, p90: float) -> Any:
         return result("push", router, 1, requests_per_s=per_s, ttft_p90_ms=p90)
 

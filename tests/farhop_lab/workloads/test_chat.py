@@ -31,7 +31,7 @@ def similar(a: bytes, b: bytes) -> float:
 
 
 @pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS)
-def test_similarity_is_what_was_measured_within_users_and_across_them(chat: Chat) -> None:
+def test_prompt_similarity_within_and_across_users_matches_the_measurements(chat: Chat) -> None:
     users = [asked_by(chat, f"u{number}") for number in range(200)]
     within = fmean(fmean(similar(a, b) for a, b in combinations(mine, 2)) for mine in users if len(mine) > 1)
     dice = Random(5)

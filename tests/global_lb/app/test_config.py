@@ -73,7 +73,7 @@ def test_what_is_wrong_is_reported_by_its_path(field: str, value: Any, field_pat
         ({"policy": "fastest"}, "no policy 'fastest'; known are predictive, nearest"),
         ({"policy": "nearest", "fill_at": 0.5}, "fill_at is no option of policy nearest; its options: none"),
         ({"policy": "failover"}, "regions: give them in order"),
-        ({"policy": "failover", "regions": ["tokyo", "tokyo"]}, "one stands twice"),
+        ({"policy": "failover", "regions": ["tokyo", "tokyo"]}, "one is given twice"),
         ({"policy": "weighted", "weights": {"tokyo": 0}}, "none is above 0"),
         ({"canary": {"tokyo": 0.6, "paris": 0.6}}, "the shares come to 1.2; at most 1"),
         ({"foreign_quota": 1.5}, "foreign_quota"),

@@ -39,7 +39,7 @@ def asking(model: str = "auto", **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_engine_is_asked_for_the_model_and_the_client_gets_its_name(
+async def test_the_engine_gets_the_model_behind_the_alias_and_the_client_sees_both_names(
     up: Both, engine: Engine, stream: bool
 ) -> None:
     answer = await send(up.entry, chat("sk-farhop-curious", asking(stream=stream), x_farhop_explain="1"))

@@ -196,7 +196,7 @@ async def test_a_balancer_is_steered_without_a_restart(monkeypatch: pytest.Monke
         await up.at_rest()
 
 
-async def test_sessions_are_read_as_soon_as_a_route_goes_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_are_read_as_soon_as_a_route_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     async with Engine().running() as engine, both(engine, topology()) as up:
         flow, region = up.global_.flow, up.global_.config.region

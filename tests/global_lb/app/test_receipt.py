@@ -50,13 +50,13 @@ async def asked(up: Both, who: str, **headers: str) -> tuple[int, Any]:
     return answer.status, None if reply is None else msgspec.json.decode(reply)
 
 
-async def test_a_receipt_is_given_if_allowed_and_asked_for(up: Both) -> None:
+async def test_a_receipt_is_given_if_allowed_and_requested(up: Both) -> None:
     status, answer = await asked(up, "curious", **ASKS)
     assert status == 200
     assert (answer["chosen"], answer["policy"], answer["unit"]) == ("virginia", "predictive", "ms")
     assert answer["candidates"][0]["region"] == "virginia"
     assert answer["candidates"][0]["score"] > 0
-    assert answer["margin"] is None  # nobody else serves
+    assert answer["margin"] is None  # no other region serves
     assert set(answer["not_serving"]) == {"frankfurt", "tokyo"}
     assert answer["excluded_by_law"] == {}
     assert answer["law_epoch"] == up.global_.flow.law.epoch
@@ -72,7 +72,7 @@ async def test_what_the_law_excluded_is_counted_by_the_tenants_own_clause_and_no
     assert answer["not_serving"] == ["frankfurt"]
 
 
-async def test_a_receipt_is_refused_without_the_right_and_absent_unless_asked_for(up: Both) -> None:
+async def test_a_receipt_is_refused_without_permission_and_absent_unless_requested(up: Both) -> None:
     status, answer = await asked(up, "secretive", **ASKS)
     assert status == 200
     assert list(answer) == ["refused"]

@@ -159,7 +159,7 @@ async def test_a_token_tampered_with_is_no_token(up: Both, engine: Engine, spoil
     assert engine.seen == []
 
 
-async def test_a_token_is_for_the_path_that_was_asked_for(up: Both, engine: Engine) -> None:
+async def test_a_token_is_valid_for_the_requested_path(up: Both, engine: Engine) -> None:
     """A key may be for some paths alone, and the token is what is left of it."""
     _, target = await asked(up)
     other = target.replace("/v1/chat/completions", "/v1/completions")
@@ -234,7 +234,7 @@ async def test_a_stream_by_anycast_comes_again_by_a_token_for_one_use(engine: En
         base, target = answer.headers["location"][:18], answer.headers["location"][18:]
         assert base == "http://127.0.0.9:1"
         raw = head("POST", target, content_length=str(len(STREAM))) + STREAM
-        # Here both are one address: what comes by a token is not sent away once more.
+        # Here both are one address: a request with a token is not redirected again.
         assert (await send(up.entry, raw)).status == 200
         assert (await send(up.entry, raw)).status == 403
         forged = head("POST", target[:-4] + "AAAA", content_length=str(len(STREAM))) + STREAM
@@ -312,7 +312,7 @@ async def test_where_another_regions_root_lends_its_limits_a_tenant_is_not_sent(
 
 
 @pytest.mark.parametrize("way", ["redirect", "advise"])
-async def test_the_region_that_serves_charges_what_is_asked_for_there(up: Both, engine: Engine, way: str) -> None:
+async def test_a_redirected_request_is_charged_by_the_region_that_serves_it(up: Both, engine: Engine, way: str) -> None:
     """Neither advice, which nobody charges, nor a small request that was redirected pays for a large one."""
     await limited(up, "virginia")
     for balancer in (up.global_, up.regional):

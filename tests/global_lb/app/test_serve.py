@@ -114,7 +114,7 @@ def test_the_token_says_all_that_the_region_needs() -> None:
     assert found.ttft_ms is None
     for by_s, left_ms in ((1000.25, 250.0), (999.0, 0.0)):  # it is 1000.0 here
         assert claims(tier().upstream_headers(Passage(first_token_by=by_s))).ttft_ms == left_ms  # type: ignore[arg-type]
-    # Stamped in the clock of instance b, whose clock is 7 s behind ours; it lives for 10 s.
+    # Stamped by the clock of instance b, which is 7 s behind ours; it lives for 10 s.
     assert found.expires_ms == 1_000_000.0 - 7_000.0 + 10_000.0
 
 
@@ -160,7 +160,7 @@ def test_each_attempt_is_bound_to_what_it_sends() -> None:
     assert is_of(read(sends, passage)[1], b'{"goes":"on"}')
 
 
-def test_a_version_asked_for_goes_on_to_the_region() -> None:
+def test_a_requested_version_is_passed_on_to_the_region() -> None:
     passage = Passage()
     assert b"x-farhop-version" not in tier().upstream_headers(passage)  # type: ignore[arg-type]
     passage.request = replace(passage.request, version="v2")

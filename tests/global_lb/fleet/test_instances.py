@@ -29,7 +29,7 @@ def test_an_instance_that_reaches_others_replicas_is_able_and_a_draining_one_is_
     assert able(OWNER, OTHER) == ["a", "b"]
     blind = instance("london", "b", replicas_ready=0, usable_share=0.0)
     assert able(OWNER, blind) == ["a"]
-    assert able(OTHER) == ["b"]  # of a replica that changes hands, and that nobody reports for a moment
+    assert able(OTHER) == ["b"]  # of a replica that moves to another instance, and that none reports for a moment
     assert able(OWNER, instance("london", "b", draining=True)) == ["a"]
 
 
@@ -48,7 +48,7 @@ def test_whether_others_can_be_asked_is_known() -> None:
     assert not take(known, OWNER, OTHER)  # the same region for the same model
     assert take(known, OWNER, two)
     assert (known.serving(MODEL), known.serving(OTHER_MODEL)) == (("london",), ("tokyo",))
-    assert not known.take("oslo", None)  # nothing was known of it
+    assert not known.take("oslo", None)  # nothing was known about it
     assert known.take("london", None)
     assert known.serving(MODEL) == ()
 
@@ -60,7 +60,7 @@ def test_a_refusal_holds_until_the_next_report_and_keeps_what_is_shared() -> Non
     found = known.capacity(OTHER, MODEL)
     assert (found.wait_ms, found.headroom_foreign_tokens, found.slots_free) == (70.0, 0.0, 7)
     assert known.reported(OTHER, MODEL).wait_ms == 5.0
-    take(known, OWNER, OTHER, elsewhere)  # somebody else's report
+    take(known, OWNER, OTHER, elsewhere)  # another instance's report
     assert known.capacity(OTHER, MODEL).wait_ms == 70.0
     newer = instance("london", "b", wait_ms=6.0, received_at=OTHER.received_at + 1.0)
     take(known, OWNER, newer)

@@ -57,7 +57,7 @@ def test_why_the_others_are_not_offered(regions: Regions) -> None:
         "mars": "down: no recent report and channel broken",
         "oslo": "never heard of",
     }
-    assert "mars" not in regions.liveness  # to look changes nothing
+    assert "mars" not in regions.liveness  # reading changes nothing
 
 
 def test_full_regions_are_known_from_report_to_report(regions: Regions) -> None:
@@ -95,7 +95,7 @@ def test_equal_instances_take_turns_and_one_with_fewer_free_slots_does_not(regio
         return best.name
 
     assert [sent_to() for _ in range(6)] == list("abcabc")
-    regions.load_of(equal[0]).sent(400, 0.0)  # not begun yet: a slot less
+    regions.load_of(equal[0]).sent(400, 0.0)  # not begun yet: one slot less
     assert [sent_to() for _ in range(4)] == list("bcbc")
 
 
@@ -103,7 +103,7 @@ def test_an_instance_without_replicas_is_used_and_offers_those_of_all(regions: R
     owner = instance("london", "a", wait_ms=50.0, slots_free=7, slots_total=8, usable_share=1.0, used_share=0.9)
     other = instance("london", "b", wait_ms=5.0, replicas_ready=0, slots_free=0, usable_share=1.0, used_share=0.9)
     regions.adopt(seen(owner, other).view, 1.0)
-    assert regions.best_instance("london", MODEL) == other  # where the wait is least
+    assert regions.best_instance("london", MODEL) == other  # in the region with the shortest wait
     asked = request("q"), 100.0, frozenset({"london"}), 1.0
     london = regions.field(*asked).scored(0, 0.0)
     assert (london.slots_free, london.wait_ms, london.headroom) == (7, 5.0, 7.0)
@@ -114,7 +114,7 @@ def test_an_instance_without_replicas_is_used_and_offers_those_of_all(regions: R
 
 
 @pytest.mark.parametrize("draining", [False, True])
-def test_what_any_of_its_instances_was_sent_takes_slots_of_the_region(regions: Regions, draining: bool) -> None:
+def test_requests_sent_to_any_instance_take_slots_of_the_region(regions: Regions, draining: bool) -> None:
     """They share their replicas, and each counts all slots as free until the next report."""
     a = instance("london", "a", wait_ms=5.0, slots_free=4, slots_total=8, usable_share=1.0)
     b = instance("london", "b", wait_ms=9.0, slots_free=4, slots_total=8, usable_share=1.0)
@@ -127,7 +127,7 @@ def test_what_any_of_its_instances_was_sent_takes_slots_of_the_region(regions: R
     assert (london.headroom, regions.best_instance("london", MODEL)) == (5.0, a)
     # 300 tokens at 0.05 ms, prefilled by the two replicas that both can send to.
     assert london.wait_ms == pytest.approx(5.0 + 300 * 0.05 / 2)
-    if draining:  # what it was sent before is still at work there, though its replicas are the other's now
+    if draining:  # its earlier requests still run there, though its replicas belong to the other now
         handed = instance("london", "a", wait_ms=5.0, slots_free=8, slots_total=8, usable_share=1.0)
         regions.adopt(seen(handed, msgspec.structs.replace(b, draining=True)).view, 2.0)
         assert regions.field(*asked).scored(0, 0.0).headroom == 5.0
@@ -181,7 +181,7 @@ def test_a_report_repeated_with_another_regions_is_no_second_report(regions: Reg
 def test_models_once_offered_exist(regions: Regions) -> None:
     regions.adopt(seen(instance("london", models={OTHER_MODEL: capacity()})).view, 0.0)
     assert [regions.may_exist(m) for m in (MODEL, OTHER_MODEL, "nowhere")] == [True, True, False]
-    assert Regions(1, LivenessConfig()).may_exist("nowhere")  # nobody has said anything yet
+    assert Regions(1, LivenessConfig()).may_exist("nowhere")  # no region has reported yet
 
 
 def test_cache_hit_calibration_stays_within_its_bounds(regions: Regions) -> None:
@@ -211,11 +211,11 @@ def test_what_is_promised_is_corrected_by_what_came_and_no_score_is(regions: Reg
     after, same_ms = predicted()
     assert (after.residual_ms, after.ttft_ms) == (pytest.approx(25.0), pytest.approx(before.ttft_ms + 25.0))
     assert same_ms == score_ms
-    regions.began(MODEL, after, after.ttft_ms)  # it held: the same is promised again
+    regions.began(MODEL, after, after.ttft_ms)  # it was right: the same is promised again
     regions.adopt(seen(*(instance(region, accepted=2.0) for region in sorted(ALL))).view, 0.0)
     assert predicted()[0].residual_ms == pytest.approx(25.0)
     regions.take("london", None)
-    regions.began(MODEL, after, 1e3)  # of a region that is gone: nothing to learn
+    regions.began(MODEL, after, 1e3)  # of a region that is gone: nothing is learned
     regions.adopt(seen(*(instance(region) for region in sorted(ALL))).view, 1.0)
     assert predicted()[0].residual_ms == 0.0
 
@@ -380,7 +380,7 @@ def piloted(**loads: float) -> Regions:
 def test_a_sleeping_pilot_light_is_a_candidate_only_if_no_other_region_is_up() -> None:
     regions = piloted()
     assert offered(regions, 1.1) == (["frankfurt", "london"], {"tokyo": "pilot-light: asleep"})
-    assert offered(regions, 1.1, lawful=frozenset({"tokyo"}))[0] == ["tokyo"]  # whom nobody else may serve
+    assert offered(regions, 1.1, lawful=frozenset({"tokyo"}))[0] == ["tokyo"]  # a tenant that no other region may serve
     assert offered(regions, 1.1, without=ALL - {"tokyo"})[0] == ["tokyo"]
     for region in ALL - {"tokyo"}:
         regions.liveness_of(region).channel(False)  # suspect
@@ -394,7 +394,7 @@ def test_a_pilot_light_that_wakes_is_admitted_what_is_there_at_the_pace_of_a_ret
     london.channel(False)
     for region in ALL - {"london"}:
         regions.liveness_of(region).reported(4.0)
-    regions.settle("frankfurt", 4.0)  # whoever's report it is
+    regions.settle("frankfurt", 4.0)  # whichever instance reports it
     assert regions.scaling.status("tokyo")["state"] == "waking"
     assert offered(regions, 4.1)[0] == ["frankfurt", "tokyo"]
     assert 0.0 < regions.admitted_share("tokyo", 4.1) < 0.1  # 5 % a second
@@ -402,7 +402,7 @@ def test_a_pilot_light_that_wakes_is_admitted_what_is_there_at_the_pace_of_a_ret
         regions.liveness_of(region).reported(30.0)
         regions.settle(region, 30.0)
     assert regions.admitted_share("tokyo", 30.0) == 0.5  # two replicas of four
-    # It is none any more: as any other region from now on.
+    # It is no longer one: from now on it is like any other region.
     regions.reconfigure(Spill(), {}, {})
     regions.settle("tokyo", 30.5)
     assert regions.admitted_share("tokyo", 30.5) == 1.0
@@ -417,4 +417,4 @@ def test_what_is_usually_left_of_a_prompt_is_learned_from_what_was_sent(regions:
     assert usual == pytest.approx(1000.0, rel=0.05)
     for n in range(2 * MODELS_MAX):
         regions.asked(f"model-{n}", 1.0)
-    assert regions.field(request("a"), 1.0, frozenset(), 1.0).mean_work_bytes is None  # forgotten, for want of room
+    assert regions.field(request("a"), 1.0, frozenset(), 1.0).mean_work_bytes is None  # forgotten, for lack of room

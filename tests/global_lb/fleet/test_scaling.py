@@ -32,7 +32,7 @@ def desired(scaling: Scaling) -> dict[str, int]:
 def test_each_region_takes_on_its_share_of_the_worst_loss() -> None:
     scaling = Scaling()
     assert look(scaling, 0.0, frankfurt=4.0, london=1.0, tokyo=1.0) == []
-    # Of Frankfurt's 4 each of the two others takes 2; of any other's 1 Frankfurt takes half.
+    # The two others take 2 each of Frankfurt's 4; Frankfurt takes half of any other's 1.
     assert desired(scaling) == {"frankfurt": 5, "london": 3, "tokyo": 3}
     assert scaling.status("london") is None
     assert scaling.admitted_share("london", MODEL) == 1.0
@@ -64,7 +64,7 @@ def test_a_pilot_light_covers_the_loss_in_place_of_spares() -> None:
     assert (scaling.asleep("tokyo"), scaling.asleep("london")) == (True, False)
     changed = look(scaling, 1.0, frozenset({"frankfurt"}), frankfurt=4.0, london=1.0, tokyo=0.0)
     assert changed == ["tokyo"]
-    assert desired(scaling) == {"london": 2, "tokyo": 3}  # of the 5 that all carried London has 2
+    assert desired(scaling) == {"london": 2, "tokyo": 3}  # London has 2 of the 5 that all of them carried
     status = scaling.status("tokyo")
     assert status == {"state": "waking", "why": f"frankfurt cannot be used for {MODEL}", "warm_share": 2 / 3}
     assert scaling.admitted_share("tokyo", MODEL) == 2 / 3
@@ -83,12 +83,12 @@ def engines_down(scaling: Scaling, now: float, least: int = 1, needed: int = 1) 
 def test_it_wakes_when_all_engines_of_a_region_are_gone_and_its_balancer_is_not() -> None:
     scaling = Scaling(PILOT)
     look(scaling, 0.0, frankfurt=4.0, london=1.0, tokyo=0.0)
-    assert engines_down(scaling, 1.0) == []  # a balancer that has just begun says the same
+    assert engines_down(scaling, 1.0) == []  # a balancer that has just started reports the same
     look(scaling, 1.5, frankfurt=4.0, london=1.0, tokyo=0.0)
     assert engines_down(scaling, 2.0) == engines_down(scaling, 2.5 + 1.0) == []
     assert engines_down(scaling, 4.0) == ["tokyo"]
     assert scaling.status("tokyo")["why"] == f"frankfurt has no replica ready for {MODEL}"
-    assert desired(scaling) == {"frankfurt": 1, "london": 2, "tokyo": 3}  # Frankfurt is to come back nonetheless
+    assert desired(scaling) == {"frankfurt": 1, "london": 2, "tokyo": 3}  # Frankfurt is to come back nevertheless
 
 
 def test_a_region_scaled_to_zero_is_not_missed() -> None:

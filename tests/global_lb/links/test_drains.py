@@ -87,7 +87,7 @@ def test_one_that_began_in_an_outage_does():
     assert stage.apply(LOST, snapshot(tokyo=word())) == [drained(over_s=10.0)]
 
 
-def test_the_same_drain_listed_anew_changes_nothing_and_its_end_stands(stage):
+def test_the_same_drain_listed_again_changes_nothing_and_its_end_stays(stage):
     stage.apply(put("tokyo", word()))
     stage.now = 1030.0
     assert stage.apply(LOST, snapshot(tokyo=word())) == []
@@ -153,7 +153,7 @@ async def test_from_a_real_etcd_set_changed_expired_and_deleted():
             await until_events(1)
             await store.put(key, word(why="sooner"), ttl_s=1.0)
             await until_events(2)
-            await until_events(3)  # by the lease's end, nobody did a thing
+            await until_events(3)  # by the lease's expiry, without any action
             await store.put(key, word(), ttl_s=60.0)
             await until_events(4)
             await store.delete(key)

@@ -72,7 +72,7 @@ def test_what_is_not_believed_is_counted_by_hub_and_by_reason(key: str, value: b
     assert (recorder.refused, recorder.hub.status()["refused"], recorder.reports) == ([why, why], {why: 2}, [])
 
 
-def test_what_the_watcher_does_not_believe_is_shown_with_its_hub_and_counted_once(
+def test_a_report_that_the_watcher_rejects_is_shown_with_its_hub_and_counted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     recorder = Recorder("unknown_region")

@@ -81,7 +81,7 @@ async def test_a_broken_stream_has_the_channel_asked_at_once(region: Region) -> 
         await region.stop()
         await until(lambda: found.channels[-1] == ("tokyo", False))
         assert took_s() < 8.0  # SILENCE alone would take 8 s at least
-        # Where requests go, not where pings go.
+        # On the path of requests, not on that of pings.
         assert upstreams.told == [(Address("10.0.0.1", 80), True), (Address("10.0.0.1", 80), False)]
 
 
@@ -95,7 +95,7 @@ async def test_a_silent_channel_is_asked_before_its_next_ping_is_due(region: Reg
             await until(lambda: len(region.pinged) >= asked + 4)
             return time.monotonic() - began
 
-        await soonest(four, 4 * 0.8)  # every 0.5 s and not every second
+        await soonest(four, 4 * 0.8)  # every 0.5 s instead of every second
 
 
 @pytest.mark.parametrize(("speaks", "gap"), [(False, IDLE_SILENCE), (True, 0.8 * IDLE)])
@@ -117,7 +117,7 @@ async def test_a_region_that_nothing_is_sent_to_is_asked_less_often(region: Regi
             if speaks:
                 await region.say(a_report(control_address=region.address, seq=seq))
             await asyncio.sleep(0.02)
-    assert asked[-1] - asked[1] >= 0.95 * 3 * gap * ping_s  # the first is the one that found it
+    assert asked[-1] - asked[1] >= 0.95 * 3 * gap * ping_s  # the first failure is the one that found it
 
 
 async def test_a_region_that_falls_silent_just_after_its_first_request_is_asked_as_soon_as_any(region: Region) -> None:
@@ -133,7 +133,7 @@ async def test_a_region_that_falls_silent_just_after_its_first_request_is_asked_
             upstreams.used = False
             await region.say(a_report(control_address=region.address, seq=len(region.pinged) + 2))
             asked = len(region.pinged)
-            await until(lambda: len(region.pinged) > asked)  # it rests as one at rest does
+            await until(lambda: len(region.pinged) > asked)  # it is idle like a normal idle link
             began = time.monotonic()
             await asyncio.sleep(0.1 * ping_s)
             upstreams.used = True

@@ -117,7 +117,7 @@ async def test_a_new_snapshot_takes_over_when_it_is_whole() -> None:
     assert (found.held, found.prefixes.state(TOKYO)) == ({1, 7}, "connected")
 
 
-async def test_what_came_of_a_broken_snapshot_stays_and_the_next_begins_anew() -> None:
+async def test_the_part_of_a_broken_snapshot_stays_and_the_next_starts_again() -> None:
     found = Told()
     (await whole(found, path(0, 1, 2))).ended(10.0)
     stream = found.stream()
@@ -312,7 +312,7 @@ async def test_what_is_being_sent_again_is_not_forgotten_meanwhile() -> None:
     assert found.held == {1, 3}
 
 
-async def test_a_stream_whose_instance_was_forgotten_begins_anew() -> None:
+async def test_a_stream_whose_instance_was_forgotten_starts_again() -> None:
     found = Told()
     (await whole(found, path(0, 1, 2))).ended(100.0)
     late = found.stream()
@@ -487,7 +487,7 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
         assert status["prefix_behind_s"] is None
 
 
-async def test_under_a_law_that_forbids_hints_every_stream_begins_anew() -> None:
+async def test_under_a_law_that_forbids_hints_every_stream_starts_again() -> None:
     found = Told()
     stream = found.stream()
     await in_turns(stream.take(slice_(0, path(0, 1, 2), last=True)))
@@ -507,7 +507,7 @@ async def test_under_a_law_that_forbids_hints_every_stream_begins_anew() -> None
     assert found.prefixes.discarded == []
 
 
-async def test_under_a_law_that_only_widens_it_is_kept_and_asked_for_again() -> None:
+async def test_under_a_law_that_only_widens_it_is_kept_and_requested_again() -> None:
     found = Told()
     stream = await whole(found, path(0, 1, 2))
     found.prefixes.adopt(5)

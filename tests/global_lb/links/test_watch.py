@@ -37,7 +37,7 @@ async def test_a_report_becomes_an_instance_of_the_view() -> None:
         assert region.rtt_ms == 166.0
         assert (one.tier, one.draining, one.incarnation, one.received_at) == (Address("fd00::1", 80), True, 1, 100.0)
         assert one.clock_offset_ms == 5000.0 - 100_000.0
-        assert one.accepted == 11.0  # what it acknowledges to us, not to our namesake elsewhere
+        assert one.accepted == 11.0  # the region that it acknowledges to us, not the one of the same name elsewhere
         assert one.models["m"].wait_ms == 7.0
         assert found.reported == ["tokyo"]
 
@@ -154,7 +154,7 @@ async def test_a_silent_instance_does_not_draw_requests_while_another_speaks() -
         await put(store, a_report(instance="b", seq=2))
         await until(lambda: found.names() == ["b"])
         clock.at += 100.0
-        watcher.forget()  # as every few seconds
+        watcher.forget()  # as it does every few seconds
         assert found.names() == ["a", "b"]
 
 
@@ -218,11 +218,11 @@ async def test_an_incarnation_from_the_future_gives_way_to_the_one_that_goes_on(
             assert watcher.on_report(a_report(incarnation=1, seq=seq)) == "past_incarnation"
         assert found.view.regions["tokyo"].instances[0].incarnation == 3_600_001
         clock.at += 1.0
-        assert watcher.on_report(a_report(incarnation=1, seq=3)) == "past_incarnation"  # a key that only stands there
+        assert watcher.on_report(a_report(incarnation=1, seq=3)) == "past_incarnation"  # a key that is only present
         assert watcher.on_report(a_report(incarnation=1, seq=4)) is None
         assert found.view.regions["tokyo"].instances[0].incarnation == 1
         assert found.refused == ["past_incarnation"] * 4
-        # It is what counts from now on, and an incarnation that says it is newer is so again.
+        # It counts from now on, and an incarnation that reports itself as newer is so again.
         assert watcher.on_report(a_report(incarnation=1, seq=5)) is None
         assert watcher.on_report(a_report(incarnation=2, seq=1)) is None
         assert found.view.regions["tokyo"].instances[0].incarnation == 2
@@ -245,7 +245,7 @@ async def test_a_report_that_its_instance_never_wrote_does_not_hide_it_for_ever(
             for _path in ("link", "store"):
                 assert watcher.on_report(a_report(seq=seq)) is None
             accepted.append(received_at() == clock.at)
-        assert accepted == [False] * 7 + [True] * 5  # 3 s of silence, and 3 s of counting on
+        assert accepted == [False] * 7 + [True] * 5  # 3 s of silence, and 3 s during which it still counts
         assert forged_at < received_at()
         assert found.refused == []
 
@@ -258,7 +258,7 @@ async def test_a_hub_that_tells_of_the_past_is_no_sign_of_life() -> None:
         clock.at += 10.0
         for seq in range(50, 100):
             watcher.on_report(a_report(seq=seq))
-        for _ in range(9):  # and a key that only stands there
+        for _ in range(9):  # and a key that is only present
             clock.at += 1.0
             watcher.on_report(a_report(seq=99))
         assert found.view.regions["tokyo"].instances[0].received_at == last
@@ -283,7 +283,7 @@ async def test_hubs_are_merged_and_each_is_shown() -> None:
         await a.put(report_key("tokyo", "r1"), encode(a_report(seq=3, draining=True)))
         await b.put(report_key("tokyo", "r1"), encode(a_report(seq=2)))
         await until(lambda: all(hub.listed for hub in watcher.hubs))
-        assert found.view.regions["tokyo"].instances[0].draining  # so said the newer one
+        assert found.view.regions["tokyo"].instances[0].draining  # the newer one reported that
         assert watcher.store_trouble is None
         a.outage()
         await until(lambda: watcher.store_trouble is not None)
@@ -328,4 +328,4 @@ async def test_why_a_region_that_is_there_tells_nothing_is_counted(monkeypatch: 
         assert set(text.refused) == {"reports_resource_exhausted", "prefixes_resource_exhausted"}
         await below.stop(None)
         await until(lambda: text.channels[-1] == ("tokyo", False))
-        assert len(set(text.refused)) == 2  # that nobody is there the ping told
+        assert len(set(text.refused)) == 2  # the ping reported that no process is there

@@ -49,7 +49,7 @@ def test_what_is_kept_is_given_until_its_time_is_over() -> None:
     assert cache.decide(request(), b"k2", KEEPS, LAW, 59.0) == Lead(None, keeps=True)
     assert cache.decide(request(), b"k1", KEEPS, LAW, 59.0, gives=False) == Lead(None, keeps=True)
     assert cache.decide(request(), b"k1", KEEPS, LAW, 60.0) == Lead(None, keeps=True)
-    assert len(cache.store) == 0  # it is of no use to anybody
+    assert len(cache.store) == 0  # no request can use it
 
 
 def test_a_client_may_want_a_younger_one() -> None:
@@ -94,7 +94,7 @@ def test_another_law_leaves_nothing() -> None:
     assert cache.decide(request(), b"k1", BOTH, later, 1.0) == Lead(
         ("anywhere", b"k1", False, "", (), None, 0), keeps=True
     )
-    assert not cache.keep("anywhere", b"k1", kept(), LAW, later)  # it was asked for under the one before
+    assert not cache.keep("anywhere", b"k1", kept(), LAW, later)  # it was requested under the law before
     assert len(cache.store) == 0
 
 

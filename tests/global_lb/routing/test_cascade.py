@@ -259,10 +259,10 @@ def test_what_no_region_takes_for_one_model_goes_on_for_the_next_that_has_room()
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
     commands = flow.handle(RequestArrived(instead.request), 0.2)
     assert isinstance(commands[-1], Forward)
-    assert (commands[-1].target, commands[-1].attempt) == ("tokyo", 3)  # no number twice under one decision
+    assert (commands[-1].target, commands[-1].attempt) == ("tokyo", 3)  # no number occurs twice under one decision
     assert commands[-1].reasons.notes[0] == "auto stands for tiny (big: no_headroom_for_foreign_work)"
     (instead,) = flow.handle(AttemptRefused("a", 3, outcome.QUEUE_FULL, 800.0), 0.3)
-    assert isinstance(instead, FallBack)  # nobody has room: it may stand in line
+    assert isinstance(instead, FallBack)  # no region has room: it may wait in line
     assert (instead.request.model, instead.request.fallbacks) == ("small", ())
     flow.handle(RequestArrived(instead.request), 0.3)
     (refused,) = flow.handle(AttemptRefused("a", 4, outcome.QUEUE_FULL, 800.0), 0.4)

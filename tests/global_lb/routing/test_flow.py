@@ -41,10 +41,10 @@ REFUSALS = (
     outcome.DEADLINE,
     outcome.FOREIGN_FULL,
     outcome.BROKEN_PROMISE,
-    outcome.CONNECT_FAILED,  # a region tells of its replica's failure
+    outcome.CONNECT_FAILED,  # a region reports its replica's failure
 )
 FAILURES = (outcome.CONNECT_FAILED, outcome.FIRST_BYTE_TIMEOUT, outcome.DIED_BEFORE_START, outcome.BAD_FRAMING)
-# Most requests are as they should be; some have one thing about them.
+# Most requests are ordinary; some have one unusual property.
 ODDITIES = (
     *({} for _ in range(8)),
     {"deadline": 1.0},
@@ -60,7 +60,7 @@ ODDITIES = (
 class GlobalMachine(RuleBasedStateMachine):
     """Three regions of two instances, tenants of three laws, and everything that can happen to them."""
 
-    resumes: ClassVar[list[int]] = [0]  # of all examples: a property that reaches none proves nothing of them
+    resumes: ClassVar[list[int]] = [0]  # of all examples: without any the property proves nothing of them
 
     @initialize(patience_s=st.sampled_from((0.0, 5.0)))
     def begin(self, patience_s: float) -> None:
@@ -86,7 +86,7 @@ class GlobalMachine(RuleBasedStateMachine):
         assert len(asked) == 1
         assert not asked[0].draining
         assert asked[0].models[rider.request.model].replicas_ready > 0
-        # Suspects only if nobody is sure.
+        # Suspect regions only if no region is sure.
         if self.flow.regions.liveness[forward.target].read(now).state is State.SUSPECT:
             tried = set(self.flow.requests[forward.id].refusals)
             assert not [r for r in lawful - tried if self._sure(r, rider.request.model)]
@@ -289,7 +289,7 @@ class GlobalMachine(RuleBasedStateMachine):
             self.at_rest_nothing_is_held()
 
 
-@pytest.mark.hypothesis  # for `make test-system`, which plays all of them
+@pytest.mark.hypothesis  # for `make test-system`, which runs all of them
 def test_the_global_machine() -> None:
     GlobalMachine.resumes[0] = 0
     bounds = settings(max_examples=played(600), stateful_step_count=60, deadline=None, derandomize=True)

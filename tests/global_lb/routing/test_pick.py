@@ -137,7 +137,7 @@ def share_here(found: Any, times: int = 2000, **more: Any) -> float:
 def test_a_prefix_that_brings_requests_elsewhere_is_brought_here_as_often_as_the_way_is_worth_its_prefill() -> None:
     found = shared()
     fill_ms = found.fill_ms(found.at["london"], found.at["tokyo"])
-    assert 800.0 < fill_ms < 1100.0  # what its checkpoints cover
+    assert 800.0 < fill_ms < 1100.0  # the part that its checkpoints cover
     assert share_here(found) == pytest.approx(150.0 / fill_ms, abs=0.03)
     notes = {choose(found, seed).notes for seed in range(50)}
     assert notes == {(), ("london is to hold what tokyo holds of it, too",)}
@@ -146,11 +146,11 @@ def test_a_prefix_that_brings_requests_elsewhere_is_brought_here_as_often_as_the
 @pytest.mark.parametrize(
     ("regions", "route"),
     [
-        ({"london": {"wait_ms": 400.0}}, None),  # it would wait, and so would all behind it
+        ({"london": {"wait_ms": 400.0}}, None),  # it would wait, and so would all requests behind it
         ({"london": {"wait_ms": 20.0, "depth": CHAIN}, "tokyo": {"rtt_ms": 10.0, "depth": CHAIN}}, None),
-        ({"london": {"tpot_ms": 60.0}}, None),  # its decoding is slower by more than the way
-        ({"london": {"depth": CHAIN, "tpot_ms": 60.0}}, None),  # it holds as much: that is not why
-        ({"tokyo": {"rtt_ms": 150.0}, "london": {"tpot_ms": 60.0}}, None),  # nobody holds it
+        ({"london": {"tpot_ms": 60.0}}, None),  # its decoding is slower by more than the distance
+        ({"london": {"depth": CHAIN, "tpot_ms": 60.0}}, None),  # it has as much cached: that is not the reason
+        ({"tokyo": {"rtt_ms": 150.0}, "london": {"tpot_ms": 60.0}}, None),  # no region has it cached
         ({}, RouteConfig(policy="failover", regions=("tokyo",))),
         ({}, RouteConfig(bias_ms={"london": 400.0})),  # an operator wants it elsewhere
     ],

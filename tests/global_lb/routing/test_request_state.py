@@ -20,7 +20,7 @@ def test_the_law_is_the_answer_only_where_every_lawful_region_gives_it() -> None
 
 def test_a_path_is_unsupported_if_all_tried_regions_refuse_it() -> None:
     state = RequestState(request("a"), frozenset({"london", "tokyo"}))
-    assert not state.all_say(outcome.PATH_UNSUPPORTED)  # nobody was asked
+    assert not state.all_say(outcome.PATH_UNSUPPORTED)  # no region was asked
     state.refusals["london"] = outcome.PATH_UNSUPPORTED
     assert state.all_say(outcome.PATH_UNSUPPORTED)
     state.refusals["tokyo"] = outcome.NO_REPLICA

@@ -58,7 +58,7 @@ def test_what_does_not_change_goes_on_counting() -> None:
         ({"canary": {"x": 0.1}, "canary_by": "tenant"}, False),
     ],
 )  # fmt: skip
-def test_sessions_are_read_only_where_something_goes_by_them(route: dict[str, Any], wanted: bool) -> None:
+def test_sessions_are_read_only_if_something_uses_them(route: dict[str, Any], wanted: bool) -> None:
     assert Routes({("", ""): RouteConfig(**route)}).want_session() is wanted
 
 
@@ -132,6 +132,6 @@ def test_a_budget_that_is_spent_keeps_requests_here_until_the_hour_has_passed() 
     assert chosen.budget.spent_usd(0.0) == pytest.approx(1e-3 + 100 * 250 * 1e-9)
     kept = choose(found, chosen)
     assert (kept.chosen.region, kept.notes) == ("london", ("the egress budget of 0.001 USD an hour is spent",))
-    routes.answered(gone, 0, 0.0)  # it was shorter than thought
+    routes.answered(gone, 0, 0.0)  # it was shorter than estimated
     assert chosen.budget.spent_usd(0.0) == pytest.approx(1e-3)
     assert chosen.budget.spent_usd(3600.0) == 0.0

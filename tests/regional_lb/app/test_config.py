@@ -123,9 +123,9 @@ def test_what_a_report_could_not_say_is_refused_at_the_start(field: str, value: 
 
 def test_two_replicas_of_one_name_are_refused() -> None:
     twice = {"url": "http://a:1", "models": ["m"]}
-    assert "a:1 stands twice" in problems(replicas=[twice, twice])[""]
+    assert "a:1 is given twice" in problems(replicas=[twice, twice])[""]
     assert (
-        "one stands twice"
+        "one is given twice"
         in problems(replicas=[{**twice, "name": "one"}, {"url": "http://b:1", "models": ["m"], "name": "one"}])[""]
     )
     assert "replicas" in problems(replicas=[])

@@ -61,7 +61,7 @@ async def test_a_port_that_is_taken_is_named_with_the_remedy() -> None:
         ):
             port.listen()
         await port.close()
-    await ControlPort(Listen(port=0), None).close()  # it never listened
+    await ControlPort(Listen(port=0), None).close()  # it was never listening
 
 
 class Broken(Region):
@@ -137,7 +137,7 @@ async def test_one_connection_has_so_many_calls_at_once_and_no_more() -> None:
     async with served(region) as (_, channel):
         stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]
         region.may.set()
-        await stub.Ping(region_pb2.PingRequest(), timeout=60.0)  # the caller knows the bound, and has the rest wait
+        await stub.Ping(region_pb2.PingRequest(), timeout=60.0)  # the caller knows the bound, and lets the rest wait
         region.may.clear()
         region.asked = 0
         calls = [stub.Ping(region_pb2.PingRequest(), timeout=60.0) for _ in range(control_port.CALLS_MAX + 20)]

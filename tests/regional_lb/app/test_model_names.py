@@ -173,7 +173,7 @@ async def test_what_broke_for_its_model_is_answered_by_another_instead_of_refuse
             await up.at_rest()
 
 
-async def test_what_may_have_ended_engines_of_two_models_is_not_handed_to_a_third(
+async def test_a_request_that_may_have_killed_engines_of_two_models_is_not_sent_to_a_third(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor when it is asked again: whichever model its name is then, it is the same request."""
@@ -184,12 +184,12 @@ async def test_what_may_have_ended_engines_of_two_models_is_not_handed_to_a_thir
             {"url": f"http://{one.address}", "models": [model], "name": model}
             for one, model in ((first, "large"), (second, "middle"), (engine, MODEL))
         ]
-        # These engines live on: one that is scraped between the two would be acquitted.
+        # These engines live on: one that is scraped in between would be acquitted.
         watch = {"probe_s": 0.05, "scrape_s": 30.0}
         async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes, "watch": watch}) as up:
             await until(lambda: {"large", "middle", MODEL} <= up.regional.flow.fleet.view.by_model.keys())
             healths, now = up.regional.flow.fleet.health, up.regional.clock.now
-            await until(lambda: all(one.read(now()).state == "up" for one in healths.values()))  # others are passed by
+            await until(lambda: all(one.read(now()).state == "up" for one in healths.values()))  # others are skipped
             first.behaviour = second.behaviour = "vanish"
             for _ in range(2):
                 answer = await send(up.client, chat(body=asking()))

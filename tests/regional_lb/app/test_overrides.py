@@ -126,7 +126,7 @@ def test_what_is_absurd_changes_nothing_and_is_counted(kind: Kind, document: byt
     stage.apply(good)
     assert stage.apply(put(document, kind.key)) == []
     assert stage.refused == [f"{kind.name}_malformed"]
-    assert stage.apply(good, Change(ChangeKind.DELETE, 3, kind.key)) == [kind.none]  # the last good was in force
+    assert stage.apply(good, Change(ChangeKind.DELETE, 3, kind.key)) == [kind.none]  # the last good one was in force
 
 
 async def test_a_balancer_changes_its_policy_without_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:

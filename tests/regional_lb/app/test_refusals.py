@@ -22,7 +22,7 @@ def put(override: RefuseOverride, key: str = "", value: bytes = b"") -> Change:
     return Change(ChangeKind.PUT, 2, key or override.key, value or encode(override))
 
 
-def test_what_stands_is_shown_with_its_end_by_our_clock_and_what_is_absurd_is_counted() -> None:
+def test_active_refusals_are_shown_with_their_end_by_our_clock_and_malformed_ones_are_counted() -> None:
     now, found, refused = [100.0], list[Event](), list[str]()
     book = RefusalBook(MemoryStore(Random(1)), "tokyo", found.append, refused.append, lambda: now[0])
     all_, half = Refusal(1.0, 106.0, "a drill", "ann"), Refusal(0.5, 107.0, "a drill", "ann")
@@ -34,7 +34,7 @@ def test_what_stands_is_shown_with_its_end_by_our_clock_and_what_is_absurd_is_co
     assert [(one["model"], one["share"], one["left_s"]) for one in book.status()] == [
         ("", 1.0, 5.0), ("meta/llama", 0.5, 6.0),
     ]  # fmt: skip
-    book.changed(put(ELSEWHERE, key=HALF.key))  # under another's key
+    book.changed(put(ELSEWHERE, key=HALF.key))  # under the key of another document
     book.changed(put(ALL, value=b"{}"))
     assert refused == ["refuse_misplaced", "refuse_malformed"]
     assert len(found) == 2

@@ -179,7 +179,7 @@ async def test_how_a_tenant_stands_goes_by_the_law_of_now(up: Both) -> None:
     assert len(up.regional.decisions) == 1
     up.regional.relay.react(LawChanged(Law(dataclasses.replace(WORLD, epoch=3))))
     assert (await _ask(up, token(up, tenant="split"))).status == 200
-    assert len(up.regional.decisions) == 0  # nor what was kept before
+    assert len(up.regional.decisions) == 0  # nor the answer that was kept before
 
 
 async def test_an_issuer_that_was_let_in_can_be_reported(up: Both) -> None:
@@ -211,7 +211,7 @@ async def test_a_replica_that_is_down_makes_it_unready(up: Both, engine: Engine)
     engine.healthy = False
     await until(lambda: not up.regional.tier_admin.ready())
     (replica,) = up.regional.tier_admin.status()["replicas"]
-    assert (replica["state"], replica["why"]) == ("down", "alive, not ready")  # 503 is its own word for it
+    assert (replica["state"], replica["why"]) == ("down", "alive, not ready")  # 503 is its own status for that
     assert up.regional.tier_admin.status()["modes"] == {MODEL: "all_down"}
 
 
@@ -221,7 +221,7 @@ async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_shown(eng
         await until(lambda: all(r["state"] == "up" for r in up.regional.tier_admin.status()["replicas"]))
         engine.behaviour, engine.complaint = "error", "CUDA out of memory. Tried to allocate 2.00 GiB"
         answer = await send(up.client, chat())
-        assert (answer.status, answer.json["error"]["message"]) == (500, engine.complaint)  # as the engine said it
+        assert (answer.status, answer.json["error"]["message"]) == (500, engine.complaint)  # unchanged from the engine
         hit = answer.headers["x-farhop-replica"]
         status = up.regional.tier_admin.status()
         fields = {replica["replica"]: replica for replica in status["replicas"]}
@@ -314,18 +314,18 @@ def test_the_reasons_of_a_pick() -> None:
     assert (reasons.predicted_hit(pick), record["candidates"][0]["hit_exact"]) == ((64.0, "trie"), False)
     pick.chosen = replace(pick.chosen, exact=True)
     assert reasons.predicted_hit(pick) == (64.0, "exact")
-    step_ms = 0.5 * 20.0  # it is at one when the request comes
+    step_ms = 0.5 * 20.0  # it is at 1 when the request comes
     assert reasons.predicted_ttft_ms(pick) == record["ttft_ms"] == (100.0 + 36.0) * 0.5 + step_ms
     pick.residual_ms = 7.0
     assert reasons.predicted_ttft_ms(pick) == (100.0 + 36.0) * 0.5 + step_ms + 7.0
     pick.residual_ms = -500.0
-    assert reasons.predicted_ttft_ms(pick) == pytest.approx(7.8)  # never next to nothing of what is known
+    assert reasons.predicted_ttft_ms(pick) == pytest.approx(7.8)  # never below a share of the known time
     pick.residual_ms = 0.0
     assert record["prefill"] is None
     assert "farhop.prefill_replica" not in reasons.attributes(pick)
     pick.prefill = Scored("two", 0.0, 0.0, 100.0, 100.0, 20.0, 0.25, 20.0)
     assert reasons.record(pick)["prefill"] == reasons.attributes(pick)["farhop.prefill_replica"] == "two"
-    assert reasons.predicted_hit(pick)[0] == 100.0  # all of it, once it was fetched
+    assert reasons.predicted_hit(pick)[0] == 100.0  # all of it, after it was fetched
     assert reasons.predicted_ttft_ms(pick) == (20.0 + 100.0) * 0.25 + step_ms
     nobody = seen(room=False)
     assert reasons.attributes(nobody) == {}
@@ -355,7 +355,7 @@ async def test_the_status_shows_slow_replicas_and_since_when_nothing_came(up: Bo
     (found,) = up.regional.tier_admin.status()["replicas"]
     assert found["speed_sample_age_s"] == pytest.approx(2.0, abs=1.0)
     assert found["tpot_ms"] == pytest.approx(10.0, rel=0.2)
-    assert found["slow"] == ""  # beside whom?
+    assert found["slow"] == ""  # there is no other replica to compare with
 
 
 def test_the_version_of_a_pick_is_shown_with_why() -> None:

@@ -178,7 +178,7 @@ def test_a_source_that_makes_no_sense_is_named_with_the_remedy(
 
 
 def test_a_source_stands_once() -> None:
-    assert "file replicas.yaml stands twice" in problems(FILE, FILE)["discovery"]
+    assert "file replicas.yaml is given twice" in problems(FILE, FILE)["discovery"]
 
 
 def test_a_nameserver_is_an_address_with_or_without_a_port() -> None:

@@ -30,7 +30,7 @@ def standing(members: Members) -> dict[str, bool]:
 def test_a_replica_no_longer_announced_drains_until_idle_or_its_deadline() -> None:
     members = Members(leave_s=10.0)
     assert members.announce([config("a"), config("b"), config("c")], 0.0)
-    assert not members.announce([config("a"), config("b"), config("c")], 1.0)  # the same words are no news
+    assert not members.announce([config("a"), config("b"), config("c")], 1.0)  # the same list changes nothing
     assert members.announce([config("a")], 2.0)
     assert standing(members) == {"a": False, "b": True, "c": True}
     assert set(members.watched) == {"a", "b", "c"}  # probes go on as long as it works
@@ -67,7 +67,7 @@ def test_what_an_engine_lists_is_what_it_serves_where_nothing_is_configured() ->
     assert members.listed("asked", listing)
     assert not members.listed("asked", listing)
     assert members.listed("told", listing)
-    assert not members.listed("told", Listing(("base",), frozenset({"base"})))  # nothing new for what it should serve
+    assert not members.listed("told", Listing(("base",), frozenset({"base"})))  # nothing new for its models
     assert not members.listed("stranger", listing)
     asked, found = members.replicas()
     assert (asked.models, asked.missing) == (frozenset({"lora"}), frozenset())
@@ -75,7 +75,7 @@ def test_what_an_engine_lists_is_what_it_serves_where_nothing_is_configured() ->
     assert members.missing("told") == {"other"}
     members.announce([config("asked", host="new", models=()), config("told", models=("base",))], 1.0)
     asked, found = members.replicas()
-    assert asked.models == frozenset()  # another process: what the one before listed says nothing
+    assert asked.models == frozenset()  # another process: the list of the one before says nothing
     assert found.missing == frozenset()
 
 
@@ -153,9 +153,7 @@ def test_what_a_name_takes_in_a_report_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(("models", "known"), [(BASES_LIMIT, True), (BASES_LIMIT + 1, False)])
-def test_an_adapter_that_may_be_based_on_more_models_than_are_told_is_of_none_that_is_known(
-    models: int, known: bool
-) -> None:
+def test_an_adapter_with_more_possible_bases_than_the_list_holds_has_an_unknown_base(models: int, known: bool) -> None:
     """A rule of one that was left out would not bind it."""
     beside = tuple(f"m{n:02}" for n in range(models))
     members = Members(10.0)

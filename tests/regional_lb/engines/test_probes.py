@@ -111,7 +111,7 @@ async def test_a_tcp_probe_succeeds_only_if_connections_are_accepted(pool: Pool)
         port = server.getsockname()[1]
         there = replica(f"http://127.0.0.1:{port}", kind="tcp")
         assert await looker(pool, there, timeout_s=20.0).look() == READY
-        # Nobody accepts: once the backlog is full the kernel drops what comes, as a host that is gone does.
+        # Nothing accepts: once the backlog is full the kernel drops connections, like a host that is gone.
         stuffing = [socket.socket() for _ in range(4)]
         for one in stuffing:
             one.setblocking(False)
@@ -146,7 +146,7 @@ async def test_a_grpc_server_says_how_it_is_and_is_found_again(pool: Pool) -> No
     async with serving(address=f"127.0.0.1:{port}") as (servicer, _):
         whole = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc"), timeout_s=20.0)
         model = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc", service="llm"), timeout_s=20.0)
-        assert (await whole.look(), await model.look()) == (READY, FAILED)  # it knows no such service
+        assert (await whole.look(), await model.look()) == (READY, FAILED)  # it does not know the service
         await servicer.set("llm", NOT_SERVING)
         assert await model.look() == UNREADY
         await servicer.set("llm", SERVING)

@@ -149,7 +149,7 @@ async def test_a_replica_becomes_known(monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.view.replicas["one"].kv_tokens == 432_000
         assert found.probes[0] == ("one", True)
         assert found.refused == []
-        assert found.views == 1  # a sample renews one entry: whoever else there is costs nothing
+        assert found.views == 1  # a sample renews one entry: the number of other replicas costs nothing
 
 
 async def test_an_idle_replica_is_scraped_less_often_until_something_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,7 @@ async def test_a_page_that_is_none_is_refused_and_counted(
         assert set(found.refused) == {f"metrics_{reason}"}
         assert found.waiting("one") is None
         assert found.view.replicas["one"].kv_tokens == 77
-        assert found.probes[-1] == ("one", True)  # whether it is alive is another question
+        assert found.probes[-1] == ("one", True)  # whether it is alive is a separate question
 
 
 async def test_a_huge_page_is_refused_rather_than_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ async def test_an_engine_is_looked_for_where_it_has_its_page(monkeypatch: pytest
         asked.clear()
         async with watching(monkeypatch, {"one": url}, {"engine": "trtllm"}) as found:
             await until(lambda: found.refused and found.probes)
-            assert set(found.refused) == {"metrics_missing"}  # it speaks as another engine
+            assert set(found.refused) == {"metrics_missing"}  # it reports as another engine
         assert set(asked) == {"/health", "/prometheus/metrics", "/v1/models"}
 
 
@@ -332,7 +332,7 @@ async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch
         fields = {"dcgm": f"{dcgm}/metrics", "gpus": ["0"]}
         async with watching(monkeypatch, {"one": url}, fields, gpus_s=0.02) as text:
             await until(lambda: len(text.probes) >= 10)
-            assert set(text.faults) == {""}  # GPU 1 is another's, and GPU 0 had an application's error
+            assert set(text.faults) == {""}  # GPU 1 belongs to another engine, and GPU 0 had an application's error
         async with watching(monkeypatch, {"one": url}, {"dcgm": f"{dcgm}/metrics"}, gpus_s=0.02) as text:
             await until(lambda: text.faults and text.faults[-1] == "GPU 1: XID 79, fell off the bus")
             assert text.strains[-1] == "GPU 1: 92 °C, above 90"
@@ -340,7 +340,7 @@ async def test_a_replica_on_a_broken_gpu_is_out_until_that_is_mended(monkeypatch
             await until(lambda: text.faults[-1] == "")
             pages[0] = (PAGES / "dcgm.txt").read_text()
             await until(lambda: text.faults[-1] != "")
-            pages[0] = ""  # the exporter fails: its last word holds a while, and not for ever
+            pages[0] = ""  # the exporter fails: its last report holds for a while, but not for ever
             await until(lambda: "gpus_status" in text.refused and text.faults[-1] == "")
 
 
@@ -388,7 +388,7 @@ async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_w
     model.completions = 500
     async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as result:
         await until(lambda: model.asked >= 2)
-        assert not len(result.fleet.able("m", 0.0))  # its health is green, and it does not serve
+        assert not len(result.fleet.able("m", 0.0))  # its health is green, and it does not serve requests
         assert ("one", False) in result.probes
         model.completions, before = 200, model.asked
         await until(lambda: len(result.fleet.able("m", 0.0)))
@@ -425,7 +425,7 @@ async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_
     async with served(model.app) as url, watching(monkeypatch, {"one": url}, found, speed) as result:
         result.answers = True
         await until(lambda: len(result.probes) >= 15)
-        assert model.asked == 0  # answers show it well enough
+        assert model.asked == 0  # answers are evidence enough
         result.answers = False
         await until(lambda: "generates nothing" in result.faults[-1])
         assert not len(result.fleet.able("m", 0.0))
@@ -482,7 +482,7 @@ async def test_new_replicas_are_watched_and_removed_ones_until_they_are_idle(mon
         found.watcher.announce([announced(other, "two")])
         assert found.view.replicas["one"].draining
         count = found.probed("one")
-        await until(lambda: found.probed("one") >= count + 8)  # whoever works is looked at, to the end
+        await until(lambda: found.probed("one") >= count + 8)  # a working replica is watched, to the end
         assert set(found.view.replicas) == {"one", "two"}
         found.in_flight.clear()
         await until(lambda: set(found.view.replicas) == {"two"})
@@ -490,10 +490,10 @@ async def test_new_replicas_are_watched_and_removed_ones_until_they_are_idle(mon
         count = found.probed("two")
         await until(lambda: found.probed("two") >= count + 5)
         assert found.probed("one") == gone
-        await until(lambda: len(found.watcher._tasks) == 3)  # a probe, a scrape, its models: nobody lets go of anybody
+        await until(lambda: len(found.watcher._tasks) == 3)  # a probe, a scrape, its models: no task is lost
         views = found.views
         found.watcher.announce([announced(other, "two")])
-        assert found.views == views  # the same words cost nothing
+        assert found.views == views  # the same list costs nothing
 
 
 async def test_what_is_seen_of_a_process_is_not_said_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,7 +557,7 @@ async def test_a_replica_answering_for_another_model_is_not_able_until_it_is_men
         await until(lambda: found.said)
         assert found.said == [("one", "does not serve m: not in its /v1/models; correct `models`")]
         assert found.refused.count("models_other") == 1
-        models[0] = 500  # no evidence: what it said last stands
+        models[0] = 500  # no evidence: its last report stays valid
         await until(lambda: found.probed("one") >= 4)
         assert found.view.replicas["one"].missing == {"m"}
         models[0] = listing("served-name", root="m")
@@ -576,11 +576,11 @@ async def test_what_many_engines_say_at_once_is_one_view(monkeypatch: pytest.Mon
     monkeypatch.setattr(watch, "SWAP_S", 0.3)
     async with engine([listing("a")]) as url, watching(monkeypatch, {"fine": url}, {"models": ["a"]}) as found:
         await until(lambda: found.probed("fine") >= 3)
-        assert found.views == 1  # it serves what it should: nothing to take in
+        assert found.views == 1  # it serves its models: there is nothing to load
         many = [announced(url, f"r{number}", models=[]) for number in range(20)]
         found.watcher.announce(many)
         await until(lambda: len(found.view.by_model.get("a", ())) == 20)
-        assert found.views < 12  # the announcement, one that left, and what came within a moment or a few
+        assert found.views < 12  # the announcement, one that left, and those that came within a moment or a few
 
 
 async def test_slots_are_asked_of_the_engine_where_they_are_not_configured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -589,7 +589,7 @@ async def test_slots_are_asked_of_the_engine_where_they_are_not_configured(monke
         async with watching(monkeypatch, {"one": url}, models_s=0.02) as found:
             assert found.view.replicas["one"].slots == members.SLOTS
             await until(lambda: found.view.replicas["one"].slots == 96)
-            models[0] = listing("m", owned_by="somebody")  # another engine came in its place, which says nothing
+            models[0] = listing("m", owned_by="somebody")  # another engine came in its place, which reports nothing
             await until(lambda: found.view.replicas["one"].slots == members.SLOTS)
         models[0] = listing("m", max_model_len=4096, owned_by="sglang")
         async with watching(monkeypatch, {"one": url}, {"slots": 7}, models_s=0.02) as found:
@@ -617,7 +617,7 @@ async def test_a_server_says_of_each_model_how_much_of_it_runs_at_once(monkeypat
         more = {"engine": "triton", "models": ["m", "n"], "metrics": f"{url}/metrics"}
         async with watching(monkeypatch, {"one": url}, more, models_s=0.02) as result:
             await until(lambda: result.view.replicas["one"].slots == 24)
-            found["n"] = 2  # loaded anew
+            found["n"] = 2  # loaded again
             await until(lambda: result.view.replicas["one"].slots == 16)
             page[0] = (
                 'nv_trt_llm_request_metrics{request_type="waiting"} 0\n'
@@ -625,7 +625,7 @@ async def test_a_server_says_of_each_model_how_much_of_it_runs_at_once(monkeypat
                 'nv_trt_llm_request_metrics{request_type="max"} 512\n'
             )
             await until(lambda: result.view.replicas["one"].slots == 512)
-            found["n"] = 1  # who says it in metrics, too, is believed there
+            found["n"] = 1  # an engine that also reports it in metrics is trusted there
             before = asked[0]
             await until(lambda: asked[0] >= before + 5)
             assert result.view.replicas["one"].slots == 512
@@ -642,14 +642,14 @@ async def test_an_engine_that_starts_with_us_is_known_once_it_listens(monkeypatc
 
     app = web.Application()
     app.router.add_get("/v1/models", models)
-    async with watching(monkeypatch, {"one": f"http://127.0.0.1:{port}"}) as text:  # `models_s` as it is: 30 s
+    async with watching(monkeypatch, {"one": f"http://127.0.0.1:{port}"}) as text:  # `models_s` unchanged: 30 s
         await until(lambda: text.probed("one") >= 2)
         assert not text.view.replicas["one"].token_ids
         async with served(app, port=port):
             await until(lambda: text.view.replicas["one"].token_ids)
 
 
-async def test_models_that_are_not_configured_are_asked_for_with_the_engines_key(
+async def test_models_that_are_not_configured_are_requested_with_the_engines_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     models: list[Any] = [503]
@@ -660,7 +660,7 @@ async def test_models_that_are_not_configured_are_asked_for_with_the_engines_key
             assert found.view.by_model == {}
             models[0] = listing("a", "b")
             await until(lambda: found.view.by_model == {"a": ("one",), "b": ("one",)})
-            models[0] = 503  # it restarts: what it said last stands
+            models[0] = 503  # it restarts: its last report stays valid
             await until(lambda: len(asked) >= 8)
             assert set(found.view.by_model) == {"a", "b"}
             models[0] = listing("c")

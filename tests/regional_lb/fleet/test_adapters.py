@@ -53,7 +53,7 @@ def test_a_replica_with_the_adapter_loaded_is_preferred() -> None:
     report(known, "r2", lora("sql"))
     assert known.adapters.delay_ms("sql", known.whole, 0.0).tolist() == [LOAD_MS, 0.0]
     assert {choose(known, seed=seed) for seed in range(20)} == {"r2"}
-    report(known, "r2", lora())  # it runs no more, and is loaded still
+    report(known, "r2", lora())  # it does not run any more, but is still loaded
     assert {choose(known, seed=seed) for seed in range(20)} == {"r2"}
 
 

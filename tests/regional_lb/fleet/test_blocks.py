@@ -112,7 +112,7 @@ def test_only_complete_events_are_exact() -> None:
     blocks.apply("r1", 0, stored("abc"))
     assert blocks.known(prompt("ab")) == ({"r1": 8.0}, {})
     blocks.apply("r1", 0, Linked(up=False))
-    assert blocks.known(prompt("ab")) == ({}, {})  # who knows whether it is still there
+    assert blocks.known(prompt("ab")) == ({}, {})  # it may or may not be there still
     assert blocks.held_tokens("r1") is None
     blocks.apply("r1", 0, Linked(up=True))
     assert blocks.held_tokens("r1") == 12.0
@@ -127,7 +127,7 @@ def test_a_replica_that_reported_as_many_blocks_as_it_holds_has_reported_all() -
     blocks.add("r1", 1)
     blocks.apply("r1", 0, Linked(up=True))
     blocks.apply("r1", 0, stored("abcdefghi"))
-    assert blocks.exact == 0  # of how many, nobody knows yet
+    assert blocks.exact == 0  # the size of the cache is not known yet
     blocks.resize("r1", 40)  # ten blocks
     blocks.resize("nobody", 40)
     blocks.apply("r1", 0, stored("a"))
@@ -158,7 +158,7 @@ def test_what_cannot_be_is_counted() -> None:
     assert len(blocks) == 1
     blocks.apply("r1", 0, Cleared())
     blocks.resize("r1", 40)
-    many = range(2000)  # of a cache of ten: it must have lost some removals
+    many = range(2000)  # in a cache of ten: some removals must have been lost
     blocks.apply("r1", 0, Stored([*many], None, ids(*(n for n in many for _ in range(SIZE))), SIZE))
     assert (len(blocks), blocks.nodes, blocks.exact) == (0, 0, 0)
     assert blocks.ignored["full"] > 0

@@ -81,14 +81,14 @@ def test_what_is_known_survives_a_swap_and_what_left_is_forgotten(fleet: Fleet) 
     assert fleet.speeds["r1"].prefill_ms_per_token == measured > 0.5
     assert set(fleet.health) == set(fleet.speeds) == set(fleet.trie.locations) == {"r1"}
     fleet.adopt(view_of([replica("r1"), replica("r2")]))
-    assert fleet.health["r2"].read(0.0).state is State.DOWN  # as good as new
+    assert fleet.health["r2"].read(0.0).state is State.DOWN  # like a new one
 
 
 def test_a_sample_renews_one_replica_and_survives_a_swap(fleet: Fleet) -> None:
     view, table, other = fleet.view, fleet.whole, fleet.view.replicas["r2"]
     sample = Sample(5.0, waiting=2, running=1, kv_usage=0.5, kv_tokens=128)
     fleet.handle(ReplicaSampled("r1", sample), 0.0)
-    assert fleet.view is view  # whoever else there is costs nothing
+    assert fleet.view is view  # the number of other replicas costs nothing
     assert fleet.whole is table
     assert fleet.view.replicas["r2"] is other
     assert (fleet.view.replicas["r1"].sample, fleet.view.replicas["r1"].kv_tokens) == (sample, 128)
@@ -148,7 +148,7 @@ def test_errors_eject_but_never_the_last(fleet: Fleet) -> None:
     assert names(fleet) == ["r2"]  # one of three is out, two would be more than half
     fleet.caches("r2", request("a").chain)
     fleet.failed("r2", outcome.CONNECT_FAILED, 0.0)
-    assert names(fleet) == ["r1"]  # but where nobody is at home, nobody is: panic, and r1's errors are overlooked
+    assert names(fleet) == ["r1"]  # but if no replica is healthy: panic mode, and r1's errors are ignored
     fleet.failed("r1", outcome.CONNECT_FAILED, 30.0)
     assert list(fleet.able(MODEL, 30.0).names) == ["r2"]  # its trial is due
     assert fleet.trie.bytes_held("r2") == 0
@@ -266,9 +266,9 @@ def test_one_that_came_between_two_steps_does_not_queue_and_one_seen_twice_does(
     assert scraped(1.0, 1)
     assert not scraped(1.5, 1)
     assert scraped(2.0, 0)
-    assert not scraped(2.5, 2)  # two are no accident
+    assert not scraped(2.5, 2)  # two are not an accident
     assert scraped(3.0, 0)
-    assert not scraped(9.0, 1)  # and so long ago is as good as nothing
+    assert not scraped(9.0, 1)  # and so long ago counts as nothing
 
 
 def test_a_version_has_its_own_able_replicas_as_cheap_as_a_model() -> None:
@@ -319,13 +319,13 @@ def test_an_engine_that_forgets_all_empties_its_mirror() -> None:
     fleet = listened(kv_tokens=100_000)
     for name in ("r1", "r2"):
         fleet.caches(name, request("a").chain)
-    assert fleet.handle(telling(Linked(up=True), blocks_of(160)), 0.0) == ""  # nobody's room
+    assert fleet.handle(telling(Linked(up=True), blocks_of(160)), 0.0) == ""  # room that no replica has
     assert fleet.trie.bytes_held("r1") == 1024
     fleet.handle(telling(Cleared()), 0.0)
     assert (fleet.trie.bytes_held("r1"), fleet.trie.bytes_held("r2")) == (0, 1024)
     assert fleet.blocks.events_state("r1") == "exact"
     assert fleet.blocks.events_state("r2") is None
-    fleet.handle(telling(Cleared(), name="r2"), 0.0)  # it was never asked
+    fleet.handle(telling(Cleared(), name="r2"), 0.0)  # it was never tried
     fleet.handle(telling(Cleared(), name="nobody"), 0.0)
 
 
@@ -334,7 +334,7 @@ def test_a_mirror_is_no_larger_than_what_the_engine_holds() -> None:
     fleet.caches("r1", request("a", 256 * 1024).chain)
     assert fleet.trie.bytes_held("r1") == 256 * 1024
     fleet.handle(telling(Linked(up=True), blocks_of(16_000)), 0.0)
-    assert fleet.trie.bytes_held("r1") == 256 * 1024  # it may hold what it did not tell
+    assert fleet.trie.bytes_held("r1") == 256 * 1024  # it may hold blocks that it did not report
     fleet.trie.drop("r1")
     fleet.trie.add("r1", 400_000)
     fleet.handle(telling(Cleared(), blocks_of(16_000)), 0.0)
@@ -343,7 +343,7 @@ def test_a_mirror_is_no_larger_than_what_the_engine_holds() -> None:
     assert 64_000 <= fleet.trie.bytes_held("r1") <= 64_000 + 64 * 1024
 
 
-def test_another_process_is_listened_to_anew() -> None:
+def test_the_kv_events_of_another_process_start_again() -> None:
     fleet = listened()
     fleet.handle(telling(Cleared(), Linked(up=True), blocks_of(160)), 0.0)
     fleet.adopt(view_of([replace(replica("r1"), kv_ranks=1)]))
@@ -360,7 +360,7 @@ def depth_shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return next(depth for depth, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
 
 
-def test_less_found_than_believed_takes_what_is_beside_the_prompt_with_it() -> None:
+def test_a_shorter_hit_than_expected_also_drops_siblings_of_the_prompt() -> None:
     fleet = listened(kv_tokens=100_000)
     shared = b"shared " * 600
     one, other = (chain.chain(shared + name * 2000, 1) for name in (b"a", b"b"))
@@ -374,7 +374,7 @@ def test_less_found_than_believed_takes_what_is_beside_the_prompt_with_it() -> N
     believed = chain.bytes_at(fleet.trie.match_one("r2", one)) / 4.0
     assert not fleet.mirror.overrated(
         "r2", need.chain, need.bytes_per_token, believed, int(believed) - 40
-    )  # within a block or two: no news
+    )  # within a block or two: no change
     assert fleet.trie.match_one("r2", other) == len(other)
     shared_depth = depth_shared(one, other)
     third = (*one[: shared_depth - 2], 1, 2, 3)
@@ -382,7 +382,7 @@ def test_less_found_than_believed_takes_what_is_beside_the_prompt_with_it() -> N
     assert not fleet.mirror.overrated(
         "r2", need.chain, need.bytes_per_token, believed, chain.bytes_at(shared_depth - 1) // 4 - 16
     )
-    assert fleet.trie.match_one("r2", other) == shared_depth  # what went on from beyond there is gone
+    assert fleet.trie.match_one("r2", other) == shared_depth  # the nodes below that are gone
     assert fleet.trie.match_one("r2", third) == len(third)
     assert not overrated(need.chain, believed, 300)
     assert fleet.trie.match_one("r2", third) == len(third) - 3
@@ -391,7 +391,7 @@ def test_less_found_than_believed_takes_what_is_beside_the_prompt_with_it() -> N
     fleet.trie.evict("r2", one[-3])
     assert fleet.mirror.overrated(
         "r2", need.chain, need.bytes_per_token, believed, 0
-    )  # some of it was let go of meanwhile: to be told anew
+    )  # some of it was evicted in the meantime: to be reported again
     assert not fleet.mirror.overrated("nobody", need.chain, 4.0, believed, 0)
     assert not overrated((), believed, 0)
 
@@ -417,7 +417,7 @@ def test_hits_say_by_place_what_the_trie_says_by_name(
         if f"r{i}" in known.trie:
             known.trie.insert(f"r{i}", path[:depth])
     some = known.whole.of.without(tuple(f"r{i}" for i in without))
-    for _ in range(2):  # and again from what the first time remembered
+    for _ in range(2):  # and again from the results that the first time remembered
         found = {}
         for held, places in known.mirror.hits(path, some):
             for place in np.arange(len(some))[places].reshape(-1).tolist():
@@ -437,7 +437,7 @@ def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatc
         known.trie.insert(name, path[:4])
     whole = known.whole.of
     assert [(held, places.tolist()) for held, places in known.mirror.hits(path, whole)] == [(1024, [0, 1])]
-    known.trie.clear("r1")  # more than goes at once: it stands elsewhere now
+    known.trie.clear("r1")  # more than is removed at once: it is recorded elsewhere now
     assert known.mirror.hits(path, whole) == [(1024, 1)]
     known.trie.insert("r1", path[:1])
     assert sorted(known.mirror.hits(path, whole)) == [(256, 0), (1024, 1)]
@@ -453,7 +453,7 @@ def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:
     assert known.able_to_prefill("nowhere", "vllm", 0.0).names == ()
     known.failed("p", outcome.CONNECT_FAILED, 0.0)
     assert known.able_to_prefill(MODEL, "vllm", 0.0).names == ()
-    known.computed("gone", 100.0, 1000.0, 0.0)  # no news
+    known.computed("gone", 100.0, 1000.0, 0.0)  # no change
     before = known.speeds["p"].prefill_ms_per_token
     known.computed("p", 500.0, 1000.0, 0.0)
     known.age(1.0)

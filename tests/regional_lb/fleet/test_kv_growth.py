@@ -51,15 +51,15 @@ def test_at_least_what_is_held_and_never_less_with_more(rows, ratios, data) -> N
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 20])
 def test_few_never_take_more_than_all_of_them_whole(n: int) -> None:
-    # With so few, a normal distribution has 1 to 18 % more of them there than there are.
+    # With so few, a normal distribution says that there are 1 to 18 % more of them than there are.
     lengths = learned([1.0] * 200)  # all as long as expected
     rows = [(2_000.0, 100.0, 0.0)] * n
     assert peak(rows, lengths) <= n * (2_000.0 + 1.2 * 100.0)
 
 
-def test_who_has_been_coming_for_longer_than_answers_get_is_no_longer_than_they() -> None:
-    # Loads rise, nothing has ended yet, and a token takes twice as long as it is thought to: by their ages all would
-    # have said twice what is expected, and be the few that never end.
+def test_an_answer_that_runs_for_longer_than_usual_is_expected_no_longer_than_usual() -> None:
+    # Loads rise, nothing has ended yet, and a token takes twice as long as estimated: by their ages all of them would
+    # have written twice the expected length, and be the few that never end.
     lengths = AnswerLengths()
     assert lengths.usual_share == pytest.approx(1.0)
     aged = [(300.0, 256.0, 20.0 * n) for n in range(40)]
@@ -130,7 +130,7 @@ def test_the_cache_is_outgrown_no_more_often_than_its_chance(shape: str, ages: s
         while len(rows) < 24:
             expected, end = 200.0, 200.0 * draw()
             found = 0.0 if ages == "together" else rng.uniform(0.0, 600.0)
-            if found < end:  # who ended before is not there
+            if found < end:  # requests that ended before are not there
                 rows.append((rng.choice((50.0, 400.0)), expected, found))
                 ends.append(end)
         held, _, found = np.array(rows).T

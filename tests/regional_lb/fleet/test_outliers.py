@@ -55,12 +55,12 @@ def test_a_replica_that_becomes_slow_beside_its_peers_is_an_outlier_until_it_rec
     assert made.found({"m": names}, now) == []
     now = paced(made, {name: 0.5 if name == "r1" else 0.11 for name in names}, begin=now, seconds=1)
     assert made.on_trial("r1")
-    assert made.found({"m": names}, now) == [("r1", SLOW)]  # one more like those before is enough
+    assert made.found({"m": names}, now) == [("r1", SLOW)]  # one more like the earlier ones is enough
     made.forgive("r1", slow=True)
     now = paced(made, dict.fromkeys(names, 0.11), begin=now, seconds=1)
     assert not made.on_trial("r1")
     now = paced(made, {name: 0.5 if name == "r1" else 0.11 for name in names}, begin=now, seconds=RUN - 1)
-    assert made.found({"m": names}, now) == []  # it was well: as many as at first, then
+    assert made.found({"m": names}, now) == []  # it was healthy: as many as at first, then
 
 
 @pytest.mark.parametrize("names", [NAMES, NAMES[:2]])
@@ -85,13 +85,13 @@ def test_a_replica_that_lost_all_it_had_cached_is_not_slow() -> None:
             first(made, name, 1.9 if name == "r1" else 0.1, now + second, sure=False)
         assert made.found({"m": NAMES}, now + second) == []
     first(made, "r1", 1.9, now + 42.0)
-    assert made.found({"m": NAMES}, now + 42.0) == [("r1", SLOW)]  # with nothing cached it is no faster
+    assert made.found({"m": NAMES}, now + 42.0) == [("r1", SLOW)]  # with nothing cached it is not faster
 
 
 def test_a_stall_is_one_moment_however_many_were_under_way_and_is_over_with_the_first_that_is_well() -> None:
     made = peers()
     now = paced(made, dict.fromkeys(NAMES, 0.1))
-    for n in range(20):  # sent in nine seconds in which nothing came; then all at once
+    for n in range(20):  # sent in nine seconds without any answer; then all answers at once
         sent_s_ago = 9.0 - n * 0.4
         made.began("r1", sent_s_ago * 1e3, 1000.0, 20.0, now + 9.0)
     for second in range(10, 15):

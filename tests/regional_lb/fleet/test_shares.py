@@ -76,7 +76,7 @@ def test_a_replica_is_full_when_all_together_fill_it(here: Fleet) -> None:
     assert (whole.in_flight[row], whole.backlog_tokens[row], whole.kv_taken_tokens[row]) == (2, 30, 50)
     assert here.handle(peer_report("b", {"g1": load("g1", 0, 0, 0, 1)}), 0.0) == "g1"
     assert room(here, "g1")
-    assert here.handle(peer_report("b", {}), 0.0) == ""  # a heartbeat wakes nobody
+    assert here.handle(peer_report("b", {}), 0.0) == ""  # a heartbeat wakes no request
 
 
 def test_what_is_gone_or_elsewhere_counts_no_more(here: Fleet) -> None:
@@ -84,9 +84,9 @@ def test_what_is_gone_or_elsewhere_counts_no_more(here: Fleet) -> None:
     assert not room(here, "g1")
     assert room(here, "g2")  # the same name, but another engine
     here.handle(peer_report("b", {"g3": load("g3", 2)}, whole=True), 0.0)
-    assert room(here, "g1")  # a first message is all there is
+    assert room(here, "g1")  # a first message is everything that there is
     here.handle(PeersChanged(frozenset({"b"}), frozenset()), 0.0)
-    assert room(here, "g3")  # nobody hears it any more
+    assert room(here, "g3")  # no peer hears it any more
     assert not shares_of(here).contended
 
 
@@ -94,7 +94,7 @@ def test_a_swap_keeps_what_the_others_have_under_way(here: Fleet) -> None:
     here.handle(peer_report("b", {"g1": load("g1", 2), "g9": load("g9", 2)}), 0.0)
     here.adopt(view_of([replica("g1", slots=2), replica("g9", slots=2)]))
     assert not room(here, "g1")
-    assert not room(here, "g9")  # it was told of before we knew it
+    assert not room(here, "g9")  # it was reported before we knew it
 
 
 @given(
@@ -175,7 +175,7 @@ def test_who_frees_a_slot_takes_it_again_only_so_often_while_another_waits(here:
         assert room(here, "g1")
         turn(here, "g1")
     assert not room(here, "g1")
-    assert room(here, "g2")  # there it has not said that it dispatches
+    assert room(here, "g2")  # it has not reported there that it dispatches
     here.handle(peer_report("b", {"g1": load("g1", 0, 0, 0, 1)}, queued=5), 0.0)
     assert room(here, "g1")  # it had its turn
     turn(here, "g1")
@@ -184,7 +184,7 @@ def test_who_frees_a_slot_takes_it_again_only_so_often_while_another_waits(here:
     assert room(here, "g1")  # it does not wait any more
 
 
-def test_who_waits_for_another_model_waits_for_nothing_of_ours(here: Fleet) -> None:
+def test_a_peers_request_for_another_model_does_not_keep_ours_waiting(here: Fleet) -> None:
     here.handle(peer_report("b", {"g1": load("g1")}, queued=5, model=OTHER_MODEL), 0.0)
     take(here, "g1")
     for _ in range(3 * TURNS):
@@ -201,7 +201,7 @@ def test_an_instance_that_does_not_use_its_turn_loses_it_until_its_next_request(
     here.handle(TurnTimerFired(), 10.0)
     assert not room(here, "g1")  # nothing was free there all the time
     here.ledger.release("q0")
-    assert not room(here, "g1")  # ours to take, were it not for b
+    assert not room(here, "g1")  # ours, if b were not there
     assert here.handle(TurnTimerFired(), 11.0) == ""
     assert here.handle(TurnTimerFired(), 11.0 + HEAD_START_S / 2) == ""
     assert here.handle(TurnTimerFired(), 11.01 + HEAD_START_S) == "g1"
@@ -215,7 +215,7 @@ def test_an_instance_that_does_not_use_its_turn_loses_it_until_its_next_request(
         for _ in range(TURNS if taken == 2 else 1):
             assert room(here, "g1")
             turn(here, "g1")
-        assert not room(here, "g1")  # turn and turn about, and not fifty of theirs for ours
+        assert not room(here, "g1")  # in turn, and not fifty of theirs for one of ours
         here.handle(peer_report("b", {"g1": load("g1", 0, 0, 0, taken)}, queued=5), 11.3)
 
 
@@ -231,7 +231,7 @@ def test_two_that_wait_share_what_is_freed() -> None:
     take(a, "g1", 2)  # a was there first
     tell()
     for round_ in range(40):
-        # Whoever holds a slot frees one, and would take it again at once; the other hears of it a little later.
+        # The holder of a slot frees one, and would take it again at once; the other hears of it a little later.
         for name, known in (("a", a), ("b", b)) if round_ % 2 else (("b", b), ("a", a)):
             held = next((q for q in ("q0", "q1", "mine") if known.ledger.held(q) is not None), None)
             if held is None:
@@ -295,7 +295,7 @@ def test_what_only_we_serve_is_ours_and_what_others_serve_elsewhere_too(here: Fl
     assert owned(here) == set(NAMES)  # alone
     loads = {"g1": load("g1"), "g2": PeerLoad("another-host:1"), "g3": load("g3", known=False)}
     here.handle(peer_report("b", loads, whole=True), 0.0)
-    assert owned(here) == set(NAMES)  # it said something, but does not take part
+    assert owned(here) == set(NAMES)  # it reported something, but does not take part
     here.handle(PeersChanged(frozenset({"b"}), frozenset({"b"})), 0.0)
     assert {"g2", "g3"} <= owned(here)
     here.handle(PeersChanged(frozenset({"b"}), frozenset({"b"}), serving=False), 0.0)

@@ -40,7 +40,7 @@ def alone(known: Speeds, name: str, load: float = 4.0) -> float:
     return known[name].tpot_at(load)
 
 
-def test_without_any_sample_it_is_what_is_configured_and_doubted() -> None:
+def test_without_any_sample_the_speed_is_the_configured_one_with_high_uncertainty() -> None:
     known = speeds(replica("a", tpot_ms=20.0, prefill_ms_per_token=0.1))
     pace = known["a"]
     assert pace.prefill_ms_per_token == pytest.approx(0.1)
@@ -56,7 +56,7 @@ def test_one_that_was_never_asked_is_taken_for_its_peers_and_not_for_its_configu
     assert alone(known, "a") == pytest.approx(8.0, rel=0.05)
     assert alone(known, "b") == pytest.approx(alone(known, "a"))
     assert known["b"].prefill_ms_per_token == pytest.approx(0.08, rel=0.05)
-    # Of another kind of GPU it is only known that what is configured for this model is three times too slow.
+    # Of another kind of GPU it is only known that the configured value for this model is three times too slow.
     assert alone(known, "c") == pytest.approx(8.0, rel=0.4)
     assert known["c"].uncertainty == UNCERTAINTY > known["a"].uncertainty
 
@@ -87,7 +87,7 @@ def test_one_that_was_slow_once_is_as_its_peers_again_half_a_minute_later() -> N
 def test_four_slow_answers_at_the_start_are_not_believed_for_ever() -> None:
     known = speeds(*(replica(name, tpot_ms=10.0) for name in "abcd"))
     serve(known, 0.0, 1, a=10.0, b=10.0, c=10.0, d=400.0)
-    assert alone(known, "d") < 60.0  # an engine that has just begun
+    assert alone(known, "d") < 60.0  # an engine that has just started
     serve(known, 1.0, 20, a=10.0, b=10.0, c=10.0)
     assert alone(known, "d") == pytest.approx(10.0, rel=0.25)
 
@@ -126,7 +126,7 @@ def test_a_region_that_everyone_avoids_is_tried_again_after_two_minutes() -> Non
     assert known["a"].prefill_ms_per_token == pytest.approx(0.1, rel=0.1)
 
 
-def test_like_ones_within_what_batches_make_of_a_token_are_equals() -> None:
+def test_replicas_that_differ_no_more_than_batching_does_have_equal_speeds() -> None:
     known = speeds(replica("a"), replica("b"), replica("c"))
     serve(known, 0.0, 10, a=20.0, b=20.0 * (1.0 + 0.9 * ALIKE), c=20.0 * (1.0 - 0.9 * ALIKE))
     assert alone(known, "a") == alone(known, "b") == alone(known, "c")
@@ -152,7 +152,7 @@ def test_a_slow_prefill_is_seen_where_decoding_is_not_slow() -> None:
     assert "ms to prefill a token against 0.1 of its peers" in known.slow("c", 0.0, 20.0)
 
 
-def test_what_others_under_way_cost_is_the_kinds_where_ones_own_loads_never_differed() -> None:
+def test_batch_interference_is_that_of_the_kind_if_a_replicas_own_load_never_varied() -> None:
     known, dice = speeds(replica("a"), replica("b")), Random(5)
     for n in range(400):
         load = dice.randint(1, 60)
@@ -189,7 +189,7 @@ def test_events_of_a_removed_replica_are_ignored() -> None:
     known.ended("gone", 100.0, 100.0, 10, 1.0, 0.0)
     assert known.due == pytest.approx(REFRESH_S, abs=0.01)
     known.ended("a", 100.0, 100.0, 10, 1.0, 0.0)
-    assert known.due == -inf  # the first of its kind is worth not waiting
+    assert known.due == -inf  # the first of its kind is used without waiting
     known.refresh(0.1)
     known.ended("a", 100.0, 100.0, 10, 1.0, 0.1)
     assert known.due > 0.5

@@ -39,7 +39,7 @@ def test_one_answer_that_says_out_of_memory_is_enough() -> None:
     assert able(made, 0.0) == ["r0", "r2", "r3"]
     assert made.health["r1"].read(0.0).why == BROKEN[OOM]
     assert made.ejections == {"engine_out_of_memory": 1}
-    made.broke("r2", outcome.ENGINE_ERROR, 0.0, began_well=True)  # a failure like others
+    made.broke("r2", outcome.ENGINE_ERROR, 0.0, began_well=True)  # a failure like any other
     assert "r2" in able(made, 0.0)
     assert not made.broke("gone", OOM, 0.0, began_well=True)
 
@@ -53,7 +53,7 @@ def test_what_began_as_a_failure_is_counted_once() -> None:
     assert made.outliers.failing("r0") == pytest.approx(0.19)
 
 
-def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
+def test_the_share_is_per_model_and_a_replica_on_trial_counts() -> None:
     made = Standing(HealthConfig(eject_share_max=0.5, eject_s=30.0))
     models = {"a": {MODEL}, "b": {MODEL}, "c": {OTHER_MODEL}, "d": {OTHER_MODEL}, "e": {OTHER_MODEL}}
     made.adopt(view_of([replica(name, models=frozenset(of)) for name, of in models.items()]))
@@ -63,7 +63,7 @@ def test_the_share_is_of_each_model_and_who_is_on_trial_counts() -> None:
         made.broke(name, OOM, 0.0, began_well=True)
     assert (able(made, 0.0), able(made, 0.0, OTHER_MODEL)) == (["b"], ["d", "e"])  # one of two, one of three
     assert set(able(made, 31.0)) == {"a", "b"}
-    made.broke("b", OOM, 31.0, began_well=True)  # `a` is half open: were its trial to fail now, nobody would be left
+    made.broke("b", OOM, 31.0, began_well=True)  # `a` is half open: if its trial failed now, no replica would be left
     assert made.health["b"].steady
 
 
@@ -110,7 +110,7 @@ def test_a_slow_replica_is_ejected_and_tried_until_it_recovers() -> None:
     assert made.ejections == {"outlier": 1}
     serve(6, 700.0)
     assert made.admit("r1", now)
-    made.answered("r1", True, now)  # it answers well, only slowly
+    made.answered("r1", True, now)  # its answers are good, only slow
     assert made.began("r1", 700.0, 1000.0, 20.0, now)
     assert made.health["r1"].read(now).until == now + 10.0
     serve(10, 100.0)
@@ -128,7 +128,7 @@ def test_a_model_that_cannot_spare_a_replica_keeps_it_for_all() -> None:
     made.adopt(view_of([replica("a", models=both), replica("b"), replica("c")]))
     for name in made.health:
         made.probed(ReplicaProbed(name, True), 0.0)
-    made.broke("a", OOM, 0.0, began_well=True)  # nobody else serves the other model
+    made.broke("a", OOM, 0.0, began_well=True)  # no other replica serves the other model
     assert able(made, 0.0, OTHER_MODEL) == ["a"]
     made.broke("b", OOM, 0.0, began_well=True)
     assert able(made, 0.0) == ["a", "c"]
@@ -185,10 +185,10 @@ def test_a_crowd_that_fails_fast_counts_for_as_long_as_it_would_have_been_there(
     made.lingers(Reservation("gone", 10, 300), until=6.0, now=1.0)
     alone = standing(1)
     alone.lingers(Reservation("r0", 10, 300), until=6.0, now=1.0)
-    assert reduced(alone, 1.0) == {}  # there is nobody to be drawn away from
+    assert reduced(alone, 1.0) == {}  # there is no other replica to move to
 
 
-def test_who_always_fails_and_may_not_be_ejected_still_has_one() -> None:
+def test_a_replica_that_always_fails_and_may_not_be_ejected_keeps_one_slot() -> None:
     made = standing(4, eject_share_max=0.0)
     for _ in range(2000):
         made.answered("r0", False, 1.0)
@@ -196,7 +196,7 @@ def test_who_always_fails_and_may_not_be_ejected_still_has_one() -> None:
     assert reduced(made, 1.0) == {"r0": ReducedCapacity(1)}
 
 
-def test_an_outlier_is_ejected_and_begins_anew() -> None:
+def test_an_outlier_is_ejected_and_starts_again() -> None:
     made = standing(3)
     for n in range(30):
         for name in ("r0", "r1", "r2"):

@@ -65,7 +65,7 @@ def test_where_several_wait_a_fast_engine_is_given_two_steps_worth() -> None:
         fast = rows(replica("r1", prefill_ms_per_token=0.01), reserved=[Reservation("r1", backlog, backlog)])
         assert fast.room(0.0, 0.0, 0.0).tolist() == [False]
         assert fast.room(0.0, 0.0, 0.0, ahead=True).tolist() == [room]
-        assert rows(replica("r1")).room(1e9, 0.0, 0.0, ahead=True).all()  # idle: it takes anything
+        assert rows(replica("r1")).room(1e9, 0.0, 0.0, ahead=True).all()  # idle: it accepts anything
 
 
 def test_an_engine_that_queues_has_no_room_while_its_sample_is_fresh() -> None:
@@ -85,7 +85,7 @@ def test_a_part_keeps_its_order_and_its_numbers() -> None:
     assert len(whole.only(whole.of.without(("a", "b", "c")))) == 0
 
 
-def test_whose_capacity_is_reduced_has_fewer_slots_and_what_failed_counts() -> None:
+def test_a_replica_with_reduced_capacity_has_fewer_slots_and_failed_requests_count() -> None:
     table = rows(replica("r", slots=4), reserved=[Reservation("r", 0, 100)])
     known = fleet(replica("r", slots=4)).view.replicas["r"]
     for reduced, fits, in_flight, kv_tokens in (
@@ -168,7 +168,7 @@ def test_what_an_engine_does_not_hold_of_prompts_that_share_is_room() -> None:
     assert table.room(1e9, 1.0, now=0.0).all()
 
 
-def test_what_they_have_been_answered_is_none_of_what_is_held_for_prompts() -> None:
+def test_generated_tokens_do_not_count_as_kv_held_for_prompts() -> None:
     known = replica("r", slots=256, kv_tokens=40_000)
     table = counted_whole(known)
     table.tpot_alone_ms[:] = 20.0

@@ -26,7 +26,7 @@ def test_a_tokenizer_with_right_counts_and_wrong_predictions_is_detected() -> No
     for _ in range(3):
         assert guard.believes(TOOLS)
         guard.counted(TOOLS, 900, 900)
-        guard.cached(TOOLS, 0.0, 768, 0.0)  # it had most of it, and by its word has none even now
+        guard.cached(TOOLS, 0.0, 768, 0.0)  # it had most of it cached, and reports none even now
     assert (guard.believes(TOOLS), guard.believes(PLAIN), guard.mispredictions) == (False, True, 3)
 
 
@@ -36,7 +36,7 @@ def test_what_was_only_late_is_no_misprediction() -> None:
         guard.cached(PLAIN, 0.0, 768, 896.0)  # another of the same prompt was computed at the same time
     assert (guard.believes(PLAIN), guard.mispredictions) == (True, 0)
     for _ in range(3):
-        guard.cached(PLAIN, 768.0, 0, 896.0)  # it said that it had it
+        guard.cached(PLAIN, 768.0, 0, 896.0)  # it reported the hit
     assert not guard.believes(PLAIN)
 
 
@@ -49,7 +49,7 @@ def test_a_doubted_shape_is_tried_again() -> None:
         believed.append(guard.believes(TOOLS))
         guard.counted(TOOLS, 900, 900)
     assert [place for place, right in enumerate(believed) if right] == [15, 31, 47]
-    guard.cached(TOOLS, 768.0, 768, 768.0)  # the template was mended
+    guard.cached(TOOLS, 768.0, 768, 768.0)  # the template was repaired
     assert guard.believes(TOOLS)
 
 

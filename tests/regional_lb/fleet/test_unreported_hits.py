@@ -12,13 +12,13 @@ def test_a_cache_that_was_emptied_shows_in_the_counters() -> None:
         hits.answered("r1", 1000.0, reported=False)
         assert not hits.overrates("r1", 900.0)
     hits.answered("r1", 1000.0, reported=False)
-    assert not hits.overrates("r1", 900.0)  # 5,000 believed in, 4,500 found
+    assert not hits.overrates("r1", 900.0)  # 5,000 expected, 4,500 found
     for _ in range(4):
         hits.answered("r1", 1000.0, reported=False)
         assert not hits.overrates("r1", 0.0)
     hits.answered("r1", 1000.0, reported=False)
     assert hits.overrates("r1", 10.0)
-    assert not hits.overrates("r1", 0.0)  # begun anew
+    assert not hits.overrates("r1", 0.0)  # started again
     assert hits.reported("r1") is False
 
 

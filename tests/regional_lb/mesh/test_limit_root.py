@@ -33,7 +33,7 @@ class Stage:
         limit = Limit(requests_per_day=1000, concurrency=self.concurrency)
         one = TenantLimits(tenant="acme", home="tokyo", limits=(limit,), author="a", why="w", at=NOW)
         book.changed(Change(ChangeKind.PUT, 1, one.place, documents.encode(one)))
-        self.buckets = list(book.lent_by("tokyo"))  # the same by all their books
+        self.buckets = list(book.lent_by("tokyo"))  # the same in all their books
         made = LimitRoot(book, self.stores[name], "tokyo", name, lambda: self.now + offset)
         made.address = f"{name}:1"
         return made
@@ -171,7 +171,7 @@ async def test_a_limit_that_is_nearly_used_is_shown_with_since_when() -> None:
     (bucket, *_) = stage.buckets
 
     async def spend(total: int) -> str:
-        for _ in range(60):  # of a day's limit it lends 2 % ahead of what is written down
+        for _ in range(60):  # it lends 2 % of a day's limit ahead of the written state
             reply = r1.borrowed(region_pb2.BorrowRequest(holder="h", lease=stage.lease, wants=[
                 region_pb2.Want(bucket=bucket, spent=stage.spent, wanted=total, least=total)
             ]))  # fmt: skip

@@ -34,14 +34,14 @@ async def test_a_start_knows_what_the_others_know_and_divides_the_replicas() -> 
 
 async def test_unreachable_and_silent_peers_do_not_delay_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "WARM_S", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as swallowing:  # the kernel connects, nobody reads
+    with socket.create_server(("127.0.0.1", 0)) as swallowing:  # the kernel connects, no process reads
         port = swallowing.getsockname()[1]
         async with stage(opened=False, peers={"addresses": ["127.0.0.1:9", f"127.0.0.1:{port}"]}) as here:
             await here.reports("r4", "127.0.0.1:9")
             async with asyncio.timeout(60.0):
                 await here.peers.open("127.0.0.1:1")
             assert (here.peers.warm, here.owned) == (True, 3)
-            assert not here.one("r4")["takes_part"]  # it reports, but told us nothing of what it serves
+            assert not here.one("r4")["takes_part"]  # it reports, but has not told us what it serves
 
 
 async def test_a_proven_peer_that_follows_us_is_followed_even_without_etcd() -> None:
@@ -73,14 +73,14 @@ async def test_what_it_has_under_way_counts_while_it_speaks_and_it_owns_while_it
             assert seq < 200
         assert here.owned == divided < 3
         assert (here.one()["takes_part"], here.one()["in_flight"]) == (True, 0)
-        await until(lambda: here.owned == 3)  # it does not report any more either
+        await until(lambda: here.owned == 3)  # it no longer reports either
         other.says, other.silent = {}, False
         await until(lambda: here.owned == divided)
 
 
 async def test_a_peer_whose_port_is_closed_does_not_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
     async with stage(other := Other()) as here:
-        monkeypatch.setattr(peers, "GONE_S", 600.0)  # by age alone it would live on
+        monkeypatch.setattr(peers, "GONE_S", 600.0)  # by its age alone it would be kept
         await until(lambda: here.owned < 3)
         await other.stop()
         await until(lambda: here.owned == 3)
@@ -192,7 +192,7 @@ async def test_a_silent_stream_is_given_up_and_goes_on_from_where_it_was(monkeyp
         await until(lambda: here.one()["connected"])
 
 
-async def test_a_gap_or_what_is_absurd_begins_the_stream_anew() -> None:
+async def test_a_gap_or_an_absurd_message_restarts_the_stream() -> None:
     async with stage(other := Other()) as here:
         for fields, why in (
             ({"seq": 99}, "peer_gap"),

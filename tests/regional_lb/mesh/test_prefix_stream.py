@@ -196,7 +196,7 @@ async def test_a_snapshot_then_what_changes() -> None:
 
 async def test_a_stream_with_nothing_to_send_looks_while_there_is_something_to_sweep_only() -> None:
     flow = regional(replica("a", kv_tokens=CACHE), replica("b", kv_tokens=CACHE))
-    for name in ("a", "b"):  # the other holds them all: nobody is told that one of them does no more
+    for name in ("a", "b"):  # the other holds them all: it is not announced that one of them no longer does
         for path in range(100):
             flow.fleet.trie.insert(name, range(1 + 100 * path, 101 + 100 * path))
     steps = told_by(flow).prefixes.subscribe(asked())
@@ -222,7 +222,7 @@ async def test_news_leave_at_once() -> None:
         reader, there = Reader(stub, asked()), set[int]()
         await reader.until(lambda r: r.snapshots)
         for name in ("x", "y", "z"):
-            await asyncio.sleep(4 * prefix_stream.BATCH_S)  # nothing was told for a while
+            await asyncio.sleep(4 * prefix_stream.BATCH_S)  # nothing was announced for a while
             there |= serve(flow, name)
             async with asyncio.timeout(60.0):
                 while reader.nodes != there:
@@ -283,7 +283,7 @@ async def test_an_unknown_region_gets_nothing() -> None:
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_a_slow_reader_begins_anew_and_ends_with_the_truth() -> None:
+async def test_a_slow_reader_starts_again_and_ends_with_the_true_state() -> None:
     """Tiny buffers, a reader that does not read, and a journal that is soon overrun."""
     flow = flow_of()
     flow.fleet.journal.entries_max = 8
@@ -422,4 +422,4 @@ async def test_a_balancer_under_a_newer_law_gets_nothing_from_one_under_an_older
         allowed = serve(flow, "y")
         await first
         await reader.until(lambda r: r.nodes == allowed)
-        assert reader.heard == allowed  # what came under the law before is told to nobody until it comes again
+        assert reader.heard == allowed  # older prefixes are announced to no reader until they come again

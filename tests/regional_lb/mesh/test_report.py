@@ -103,7 +103,7 @@ async def test_what_stands_by_after_a_flip_is_not_on_offer() -> None:
     flow.splits.override({MODEL: SplitConfig(weights={"v1": 1, "v2": 3})})
     found = reporter(flow, lambda: 0.0).build().models[0]
     assert (found.replicas_ready, found.slots_total, found.slots_free) == (2, 6, 4)
-    assert found.used_share == pytest.approx(0.75)  # for a quarter of what comes all is free
+    assert found.used_share == pytest.approx(0.75)  # for a quarter of the requests everything is free
     for n in range(2):
         flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.0)
     for _ in range(3):
@@ -139,7 +139,7 @@ async def test_the_balancers_that_sent_last_are_acknowledged_when_there_are_too_
     assert ISSUERS_MAX == ACCEPTED_LIMIT
     for n in range(ACCEPTED_LIMIT):
         sends(f"g{n}")
-    sends("g0")  # first seen first, but it goes on sending
+    sends("g0")  # seen first, but it continues to send
     sends("new")
     document = decode(encode(reporter(flow).build()))
     assert len(document.accepted_bytes) == ACCEPTED_LIMIT
@@ -376,7 +376,7 @@ def test_what_engines_say_again_is_no_news() -> None:
         flow.handle(one, 10.4)
         assert flow.still_until(news, 10.4) == 10.4
         news = flow.news
-    assert len(woken) == 1  # once: who is told looks himself
+    assert len(woken) == 1  # once: the woken task reads the rest itself
 
 
 async def test_under_constant_change_it_is_written_at_most_four_times_a_second(faster: None) -> None:
@@ -474,7 +474,7 @@ async def test_a_change_goes_out_within_100_ms() -> None:
         stream = stub.Reports(region_pb2.ReportsRequest(balancer="g"), timeout=60.0)
         await stream.read()
         for n in range(1, 6):
-            await asyncio.sleep(0.15)  # it waits for news by now
+            await asyncio.sleep(0.15)  # it waits for a change by now
             took_s = unhindered()
             flow.handle(RequestArrived(replace(request(f"q{n}"), issuer="g")), clock())
             while (await stream.read()).accepted_bytes.get("g") != flow.accepted_bytes["g"]:
@@ -492,7 +492,7 @@ async def test_at_rest_nobody_looks_for_what_has_not_happened(monkeypatch: pytes
     async with publishing(flow) as (found, _):
         begun = found.latest.seq
         await until(lambda: found.latest.seq > begun)  # after a second
-    assert len(looks) < 10  # where a look every LOOK_S would be 20
+    assert len(looks) < 10  # while a check every LOOK_S would be 20
 
 
 async def test_two_readers_each_see_every_number_once_and_growing() -> None:
@@ -582,8 +582,8 @@ async def test_reports_of_instances_that_share_replicas_add_up_to_that_of_a_sing
 async def test_a_ping_tells_which_attempts_are_here_and_for_how_long_they_have_been_quiet() -> None:
     found = reporter(regional(replica("a")))
     asked = region_pb2.PingRequest(nonce=3, balancer="virginia/g1", attempts=["a/1", "b/2"])
-    assert list((await found.Ping(asked, None)).quiet_ms) == []  # nobody here can tell
+    assert list((await found.Ping(asked, None)).quiet_ms) == []  # unknown here
     found.quiet_s = lambda *asked: {("virginia/g1", "a/1"): 1.25}.get(asked)
     assert list((await found.Ping(asked, None)).quiet_ms) == [1250, report.UNKNOWN]
-    assert found.quiet_ms("tokyo/g1", ["a/1"]) == [report.UNKNOWN]  # another's of the same name
+    assert found.quiet_ms("tokyo/g1", ["a/1"]) == [report.UNKNOWN]  # another process of the same name
     assert found.quiet_ms("virginia/g1", ["a/1"] * (report.ASKED_MAX + 1)) == []

@@ -15,7 +15,7 @@ from regional_lb.mesh.warm_restart import AGE_MAX_S, NAME, WarmRestart
 from topology.law import Law
 from topology.model import Residency, Rule
 
-ELSEWHERE = Residency(processing=WORLD, hints=Rule(allow=("eu",)))  # computed in London, hashes of it are not for there
+ELSEWHERE = Residency(processing=WORLD, hints=Rule(allow=("eu",)))  # computed in London; hashes of it may not be there
 
 
 class Lone:
@@ -59,7 +59,7 @@ async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
     assert pace.tpot_ms == pytest.approx(was.tpot_ms, rel=0.2)
     assert after.flow.fleet.ledger.load(before.replica).in_flight == 0
     assert after.flow.fleet.shares is not None
-    assert after.flow.fleet.shares.alone  # who told it is gone
+    assert after.flow.fleet.shares.alone  # the peer that reported it is gone
 
 
 async def test_hashes_that_the_law_keeps_out_of_the_region_are_not_written(tmp_path: Path) -> None:

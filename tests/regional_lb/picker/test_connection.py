@@ -166,7 +166,7 @@ async def test_a_call_is_answered_message_by_message_and_ends_once() -> None:
     found = wire.sent()
     assert wire.heads(found) == [{b":status": b"200", b"content-type": b"application/grpc"}]
     assert body_of(found, 1) == message(b"one") + message(b"two")
-    assert len([one for one in found if one[0] == http2.DATA]) == 1  # what came together is answered together
+    assert len([one for one in found if one[0] == http2.DATA]) == 1  # messages that came together are answered together
     wire.send(data(1, message(b""), last=True))
     found = wire.sent()
     assert body_of(found, 1) == message(b"")
@@ -177,11 +177,11 @@ async def test_a_call_is_answered_message_by_message_and_ends_once() -> None:
     heads = wire.heads(wire.sent())
     assert [one[b"grpc-status"] for one in heads] == [b"12", b"9"]
     assert heads[1][b"grpc-message"] == b"not so"
-    assert wire.calls[1].taken == [b"x"]  # after its last word nothing is read
+    assert wire.calls[1].taken == [b"x"]  # nothing is read after its last message
     assert not wire.is_over
 
 
-async def test_what_is_no_grpc_call_is_refused_and_the_connection_goes_on() -> None:
+async def test_a_request_that_is_no_grpc_call_is_refused_and_the_connection_continues() -> None:
     wire = Wire(calls_max=1)
     wire.greet()
     plain = http2.frame(http2.HEADERS, 5, 1, Encoder().encode([(b":method", b"GET"), (b":path", b"/")]))
@@ -221,7 +221,7 @@ async def test_more_than_the_other_end_grants_is_kept_until_it_does() -> None:
     wire.send(http2.window_update(1, 1 << 20))
     got += body_of(wire.sent(), 1)
     assert len(got) == len(text)
-    # The connection's own window is used up before its stream's.
+    # The connection's own window is used up before that of its stream.
     wire.send(wire.head(3), http2.window_update(3, 1 << 20), data(3, message(b"x" * 50_000)))
     assert len(body_of(wire.sent(), 3)) + len(got) == http2.WINDOW_BYTES
     kept = wire.connection.streams[3]
@@ -243,7 +243,7 @@ async def test_windows_are_granted_again_but_not_to_a_peer_that_does_not_read() 
         wire.send(data(stream, text))
     found = wire.sent()
     granted = {stream: int.from_bytes(payload) for kind, _, stream, payload in found if kind == http2.WINDOW_UPDATE}
-    assert set(granted) == {3}  # that of stream 1 would have to be kept here
+    assert set(granted) == {3}  # stream 1's would have to be kept here
     assert granted[3] == len(text)
     wire.send(http2.window_update(1, 1 << 20), http2.window_update(0, 1 << 20))
     assert (http2.WINDOW_UPDATE, 0, 1, len(text).to_bytes(4)) in wire.sent()
@@ -288,7 +288,7 @@ async def test_time_limits_ping_and_linger() -> None:
     wire.connection.sweep(at + 1.0)
     assert [call.checks for call in wire.calls] == [0, 1]
     wire.connection.sweep(at + 6.0)
-    assert [one[:3] for one in wire.sent()] == [(http2.RST_STREAM, 0, 1)]  # it did not close what was over
+    assert [one[:3] for one in wire.sent()] == [(http2.RST_STREAM, 0, 1)]  # it did not close finished streams
     wire.connection.sweep(at + 11.0)
     (ping,) = wire.sent()
     assert (ping[0], ping[1]) == (http2.PING, 0)
@@ -425,7 +425,7 @@ async def test_who_sends_messages_may_say_what_goes_with_them() -> None:
     assert body_of(wire.sent(), 1) == message(b"x") * 4000
     for _ in range(40):
         wire.connection.sweep(wire.connection.received_at)
-    assert wire.connection._idle_frames == 0  # and what keeps it alive is forgotten in time
+    assert wire.connection._idle_frames == 0  # and the state that keeps it alive is forgotten in time
 
 
 async def test_data_left_for_the_next_turn_wait_for_a_peer_that_does_not_read() -> None:
@@ -490,7 +490,7 @@ async def test_messages_that_are_not_whole_are_in_the_budget() -> None:
     for end in (
         lambda: http2.reset(5, 8),
         lambda: data(7, b"", last=True),
-        lambda: data(9, message(b"z")[6:] + b"\1\0\0\0\0"),  # of no length that there is
+        lambda: data(9, message(b"z")[6:] + b"\1\0\0\0\0"),  # of a length that does not exist
     ):
         stream = {http2.RST_STREAM: 5}.get(end()[3]) or int.from_bytes(end()[5:9])
         wire.send(data(stream, half[:500]))

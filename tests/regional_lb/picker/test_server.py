@@ -29,7 +29,7 @@ async def test_health_is_answered_by_the_names_of_the_protocol() -> None:
             await health_of("other")
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == SERVING
-        one.picker.stopping = True  # it drains: alive, and nothing more is to come
+        one.picker.stopping = True  # it drains: alive, but it accepts nothing more
         assert [await health_of(name) for name in (LIVENESS, READINESS, SERVICE)] == [SERVING, NOT_SERVING, NOT_SERVING]
         assert (await watch.read()).status == NOT_SERVING
         watch.cancel()
@@ -117,7 +117,7 @@ async def test_requests_that_are_open_are_bounded_over_all_connections() -> None
         first.send(*[first.head(1 + 2 * n) for n in range(4)])
         await until(lambda: one.picker.streams == 4)
         second.send(second.head(1))
-        assert b"as many requests are open here as may be" in await second.next(http2.HEADERS)
+        assert b"the limit of open requests is reached here" in await second.next(http2.HEADERS)
         first.send(http2.reset(1, 8))
         await until(lambda: one.picker.streams == 3)
         second.send(second.head(3))
@@ -139,7 +139,7 @@ async def test_a_connection_that_brings_nothing_gives_way(monkeypatch: pytest.Mo
             async with peer(one.port) as refused:
                 with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
                     await refused.next(http2.GOAWAY)
-            assert one.picker.streams == 2  # who carries requests stays
+            assert one.picker.streams == 2  # a connection that carries requests stays
 
 
 FLOODS: dict[str, Callable[[Peer, int], bytes]] = {

@@ -51,7 +51,7 @@ async def test_the_head_is_answered_when_the_body_is_whole_and_each_body_ends_on
         assert text_of(found, of_request=False) == (EVENT, 0)
         stream.take(response_piece(USAGE, last=False))
         stream.take(response_piece(b"data: [DONE]\n\n"))
-        assert text_of(sent(stream), of_request=False) == (b"data: [DONE]\n\n", 1)  # nobody asked for the usage
+        assert text_of(sent(stream), of_request=False) == (b"data: [DONE]\n\n", 1)  # no client asked for the usage
         assert stream.is_over
         stream.gone()
         assert not any(one.held)
@@ -114,11 +114,29 @@ async def test_an_answer_that_does_not_come_by_ends_with_the_stream() -> None:
         stream.take(asked(modes=(DUPLEX, NONE)))
         stream.take(body(CHAT))
         onward, _ = text_of(sent(stream), of_request=True)
-        assert "stream_options" not in msgspec.json.decode(onward)  # its usage could not be taken out again
+        assert "stream_options" not in msgspec.json.decode(onward)  # its usage could not be removed again
         stream.take(answered(b"200", EVENTS))
         assert [each.WhichOneof("response") for each in sent(stream)] == ["response_headers"]
         assert len(one.balancer.flow.fleet.ledger) == 1
         stream.gone()
+        assert not any(one.held)
+
+
+@pytest.mark.parametrize("answers", [DUPLEX, NONE])
+@pytest.mark.parametrize(("status", "reason"), [(b"307", "engine_redirects"), (b"401", "engine_key_refused")])
+async def test_where_an_engine_points_no_client_is_sent(answers: int, status: bytes, reason: str) -> None:
+    """Its answer's body may not pass here, and yet the client gets ours in its place."""
+    async with stage() as one:
+        stream = one.stream()
+        stream.take(asked(modes=(DUPLEX, answers)))
+        stream.take(body(CHAT))
+        sent(stream)
+        stream.take(answered(status, ("location", b"http://10.0.0.7/x")))
+        if answers == DUPLEX:
+            stream.take(response_piece(b"{}"))
+        (found,) = sent(stream)
+        assert found.immediate_response.status.code == 502
+        assert msgspec.json.decode(found.immediate_response.body)["error"]["code"] == reason
         assert not any(one.held)
 
 
@@ -202,7 +220,7 @@ async def test_bounds_hold() -> None:
         big.take(asked())
         big.take(body(b"x" * 1001, last=False))
         assert sent(big)[0].immediate_response.status.code == 413
-        big.take(body(b"x" * 1001))  # what is on its way comes, and is nobody's
+        big.take(body(b"x" * 1001))  # messages on their way arrive, and belong to no stream
         slow = one.stream()
         slow.take(asked())
         slow.check(slow.received_at + 0.9)
@@ -259,7 +277,7 @@ async def test_a_stream_on_which_nothing_is_said_ends() -> None:
         assert not any(one.held)
 
 
-# Of all messages there are some, in any order; after each the stream may be left.
+# Some of all messages, in any order; after each the stream may be abandoned.
 MESSAGES: dict[str, Callable[[], wire.ProcessingRequest]] = {
     "head": asked,
     "unknown": lambda: asked("sk-nobody"),

@@ -47,7 +47,7 @@ FAILURES = (
     outcome.DIED_BEFORE_START,
     outcome.BAD_FRAMING,
 )
-# Most requests are as they should be; some have one thing about them.
+# Most requests are ordinary; some have one unusual property.
 ODDITIES = (
     *({} for _ in range(10)),
     {"deadline": 1.0},
@@ -76,7 +76,7 @@ MODELS_OF = {
 class RegionalMachine(RuleBasedStateMachine):
     """Three replicas and two that prefill for them, two models, two tenants, and everything that can happen to them."""
 
-    resumes: ClassVar[list[int]] = [0]  # of all examples: a property that reaches none proves nothing of them
+    resumes: ClassVar[list[int]] = [0]  # of all examples: without any the property proves nothing of them
     moves: ClassVar[list[int]] = [0]
 
     @initialize()
@@ -133,17 +133,17 @@ class RegionalMachine(RuleBasedStateMachine):
         health = machine.read(now)
         if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
             line = rider.request.model
-            assert target.role != "prefill"  # panic is a model's, and never overlooks who only prefills
+            assert target.role != "prefill"  # panic mode is per model, and never ignores replicas that only prefill
             assert self.flow.fleet.mode(line, now) is Mode.PANIC
             assert machine.held_out(now)
-        # The books are read when all is done: whoever was sent later in the same breath only made it tighter.
+        # The ledgers are read at the end: requests sent later in the same call only made it tighter.
         load = self.flow.fleet.ledger.load(name)
         if load.in_flight > 1:
             assert load.in_flight <= target.slots
-            # Their prompts: of answers not all are there whole at any one time, see regional_lb.fleet.kv_growth.
+            # Their prompts: not all answers are there in full at any one time, see regional_lb.fleet.kv_growth.
             assert load.kv_tokens - load.answer_tokens <= target.kv_tokens
             there = [held.prefill_tokens for held in self.flow.fleet.ledger._held.values() if held.target == name]
-            # Whoever was sent last found some of a step free, or of the next one where several waited.
+            # The last request sent found part of a step free, or of the next one if several waited.
             last = next((tokens for tokens in reversed(there) if tokens), 0)
             assert load.prefill_tokens - last < 2 * target.prefill_tokens_max
         sample = target.sample
@@ -406,7 +406,7 @@ class RegionalMachine(RuleBasedStateMachine):
                     self._tell(machine.ClientLeft(name))
             assert not self.referee.riders
             self.at_rest_nothing_is_held()
-            # What failed fast counts on for a while, and then no more: no slot is lost for good.
+            # Fast failures count for a while, and then no more: no slot is lost for good.
             for name in NAMES:
                 self._tell(ReplicaProbed(name, True))
             self.now += 1000.0
@@ -416,7 +416,7 @@ class RegionalMachine(RuleBasedStateMachine):
                 assert not table.kv_taken_tokens.any()
 
 
-@pytest.mark.hypothesis  # for `make test-system`, which plays all of them
+@pytest.mark.hypothesis  # for `make test-system`, which runs all of them
 def test_the_regional_machine() -> None:
     RegionalMachine.resumes[0] = RegionalMachine.moves[0] = 0
     bounds = settings(max_examples=played(300), stateful_step_count=60, deadline=None, derandomize=True)
@@ -434,7 +434,7 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
     assert (
         flow.fleet.trie.match_one("r1", first.chain) == 20
-    )  # the first was gone, but for what the second brought back
+    )  # the first was gone, except for the part that the second brought back
     assert flow.fleet.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
 
 
@@ -470,11 +470,11 @@ def test_a_replica_that_refused_a_prompt_does_not_count_as_holding_it(how: str) 
             flow.handle(machine.AttemptBegan(asked.id, 1, 400), 1.1)
         flow.handle(machine.AttemptEnded(asked.id, 1, 400, None, whole=how != "refused"), 1.1)
     left = flow.fleet.trie.match(asked.chain)
-    if how != "gone":  # then it was sent there again: nobody else is there
+    if how != "gone":  # then it was sent there again: there is no other replica
         assert left == held
 
 
-def test_what_others_went_on_from_meanwhile_stays_where_the_first_of_them_was_refused() -> None:
+def test_a_prefix_that_other_prompts_share_stays_cached_if_the_first_of_them_is_refused() -> None:
     """Their beginning is there: they have it computed."""
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = request("a", 8192), request("b", 8192)
@@ -497,7 +497,7 @@ def test_a_replica_that_was_not_asked_after_all_is_not_thought_to_hold_the_promp
 
 
 @pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
-def test_an_answer_reported_once_and_whole_leaves_what_one_reported_in_two_leaves(
+def test_an_answer_reported_in_one_event_leaves_the_same_state_as_one_reported_in_two(
     status: int, usage: Usage | None
 ) -> None:
     left = []
@@ -553,7 +553,7 @@ def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_fi
         {"chain": (), "answer_bytes": 0},
         {"fault": outcome.ENGINE_ERROR},
         {"status": 500},
-        {"answer_bytes": SAID // 2 - 1},  # as much was thought as was said
+        {"answer_bytes": SAID // 2 - 1},  # as much hidden reasoning as visible text
         {"usage": Usage(1024, 2 * SAID // 4 + 1)},
     ],
     ids=["unheard", "fault", "error", "thought", "thought too"],
@@ -643,7 +643,7 @@ def test_a_cached_prefix_takes_kv_once_for_all_requests_that_use_it() -> None:
     flow.handle(RequestArrived(again), 0.3)
     last = flow.fleet.ledger.held("last")
     assert last is not None
-    # Two thirds are cached and need no prefill, but nobody else holds them: they cannot be evicted for its sake alone.
+    # Two thirds are cached and need no prefill, but no other request holds them: they cannot be evicted for it alone.
     assert (last.prefill_tokens, last.kv_tokens) == (256, 768 + 10)
 
 
@@ -664,7 +664,7 @@ def test_a_request_that_waits_by_choice_is_never_refused_for_it(stands_s: float)
     due = commands[1].at
     assert due <= 1.1
     (late,) = (c for c in flow.handle(TimerFired("long"), due) if isinstance(c, Forward))
-    assert late.target == "r2"  # r1 is at the other one's prompt still
+    assert late.target == "r2"  # r1 still computes the other prompt
     assert not len(flow.queue)
 
 

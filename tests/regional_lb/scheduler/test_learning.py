@@ -32,10 +32,10 @@ def test_an_answer_far_shorter_than_its_tokens_is_not_what_stands_behind_the_pro
         ended = AttemptEnded("a", 1, 200, Usage(256, 100), chain=chain, answer_bytes=answer_bytes)
         assert learning.holds_answer(state, ended) is holds
     ended = AttemptEnded("a", 1, 200, Usage(256, 100), chain=asked.chain, answer_bytes=4096)
-    assert not learning.holds_answer(state, ended)  # nothing was heard behind the prompt
+    assert not learning.holds_answer(state, ended)  # no event came after the prompt
 
 
-def test_answers_far_longer_than_was_guessed_make_nobody_expect_more_than_they_had() -> None:
+def test_answers_far_longer_than_estimated_do_not_raise_the_estimate_above_their_length() -> None:
     """40 of 1,500 tokens where 256 were guessed. 40 more take what they would with such answers, or little more."""
     flow = regional(replica("r1", slots=256, kv_tokens=120_000))
     for begin_s in (0.0, 60.0):

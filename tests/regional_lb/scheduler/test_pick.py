@@ -100,13 +100,13 @@ def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None
 
 
 def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere() -> None:
-    # 38 blocks are 26 KiB, 6,656 tokens. To compute all takes 819 ms; to wait for 2,100 and compute the rest, 364.
+    # 38 blocks are 26 KiB, 6,656 tokens. Computing all takes 819 ms; waiting for 2,100 and computing the rest, 364.
     assert of_long(LONG, 2_100) is None
     assert of_long(LONG, 2_100, choosy=False).replica == "r2"
     assert of_long(LONG, 1_500).replica == "r1"  # there is room
-    assert of_long(LONG, 9_000).replica == "r2"  # who waits for that is later than who computes it
-    assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # does not know what anything takes
-    # Whoever has no room in its KV cache, or a line, is waited for by nobody who has room elsewhere.
+    assert of_long(LONG, 9_000).replica == "r2"  # waiting for that is later than computing it
+    assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # the costs are unknown
+    # No request waits for a replica without room in its KV cache, or with a line, if another has room.
     full = table(
         replica("r1", **{**ROOMY, "kv_tokens": 5_000}),
         replica("r2", **ROOMY),
@@ -138,7 +138,7 @@ def test_expected_wait() -> None:
     assert expected_wait_ms(table(), 0, 0.0) == 0.0
     assert expected_wait_ms(table(one, two), 0, 0.0) == 0.0
     reserved = [Reservation("r1", 100, 100), Reservation("r2", 100, 100)]
-    # 256 tokens of 20 ms: each is through after 5.12 s, one of two every 2.56 s.
+    # 256 tokens of 20 ms: each is done after 5.12 s, one of two every 2.56 s.
     assert expected_wait_ms(table(one, two, reserved=reserved), 0, 0.0) == pytest.approx(2560.0)
     assert expected_wait_ms(table(one, two, reserved=reserved), 3, 0.0) == pytest.approx(10240.0)
     roomy = replica("r1", slots=9, prefill_ms_per_token=0.1)
@@ -154,7 +154,7 @@ def test_during_a_long_prefill_no_request_is_expected_to_begin_however_many_leav
 
 def test_what_others_run_at_an_engine_counts_for_its_wait() -> None:
     theirs = replica("r1", sample=sample(waiting=7, running=4), tpot_ms=20.0)
-    # Eight go first or are it, four run: one leaves every 1.28 s.
+    # Eight, itself included, go first, four run: one leaves every 1.28 s.
     assert expected_wait_ms(table(theirs), 0, 0.0) == pytest.approx(8 * 1280.0)
 
 
@@ -257,7 +257,7 @@ def test_a_deadline_is_not_left_to_doubt() -> None:
     """2.4 s on the doubtful one, twice as long at the most; 2 s on the known one, a fifth more at the most."""
     assert any(explored for _, explored in uncertain(deadline=5.2))
     assert {name for name, _ in uncertain(deadline=3.0)} == {"r1"}
-    # Even where it would be the better by a little.
+    # Even if it would be slightly better.
     assert {name for name, _ in uncertain(deadline=3.0, tpot_ms=19.0)} == {"r1"}
     assert {name for name, _ in uncertain(deadline=5.2, tpot_ms=19.0)} == {"r2"}
 

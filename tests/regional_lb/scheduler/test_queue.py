@@ -14,7 +14,7 @@ from regional_lb.scheduler.queue import OF_LATE_S, STARVED_EVERY, RequestQueue, 
 
 RUN = settings(max_examples=80, deadline=None, derandomize=True)
 REQUESTS_MAX, TOKENS_MAX, STARVATION_S = 8, 1000, 10.0
-NOW = 100.0  # when all asked for here have long come
+NOW = 100.0  # after all requests here have come
 
 
 def room(**bounds) -> RequestQueue:
@@ -88,14 +88,14 @@ def test_a_queue_does_not_stand_while_others_below_suffer_first() -> None:
     assert stands_s(queue, 1, 4.0 + OF_LATE_S) == 1.0 + OF_LATE_S
 
 
-def test_a_tenants_own_go_by_how_long_they_waited_for_what_they_are() -> None:
+def test_a_tenants_requests_are_ordered_by_waiting_time_in_relation_to_size() -> None:
     queue = room()
     push(queue, "large", tokens=4000.0, now=0.0)
     push(queue, "small", tokens=200.0, now=1.0)
     push(queue, "cached", tokens=4000.0, cached_tokens=3900.0, now=1.0)
     push(queue, "new", tokens=100.0, now=2.0)
     assert [w.id for w in queue.first("m", 8, 2.0)] == ["cached", "small", "large", "new"]
-    # The large one starves by none of those who come: what it has waited brings it forward.
+    # The large one is not starved by new ones: its waiting time brings it forward.
     for n in range(300):
         push(queue, f"more {n}", tokens=100.0, now=2.0 + n)
         queue.remove(queue.first("m", 1, 3.0 + n)[0].id, served=True)
@@ -128,7 +128,7 @@ def test_guests_do_not_stand_before_own_work_nor_keep_it_out() -> None:
     assert victim.id == "g2"  # the newest of them
     queue.remove("g2", served=False)
     push(queue, "newest", now=9.0)
-    assert queue.victim(0, 1.0, "m", "another", foreign=True) is None  # nor in the name of fairness
+    assert queue.victim(0, 1.0, "m", "another", foreign=True) is None  # nor for the sake of fairness
     assert queue.victim(0, 1.0, "m", "another") is not None
 
 
@@ -136,7 +136,7 @@ def test_what_it_waited_elsewhere_counts() -> None:
     queue = room()
     push(queue, "a", now=0.0)
     push(queue, "old", now=3.0, waited_s=4.0)
-    assert not queue.outlived("a", 2.0, 3.5)  # the other is no younger
+    assert not queue.outlived("a", 2.0, 3.5)  # the other is not younger
     push(queue, "young", now=3.4)
     assert queue.outlived("a", 2.0, 3.5)
     assert queue.outlived("old", 2.0, 3.5)
@@ -153,7 +153,7 @@ def test_a_late_request_is_outlived_by_one_as_urgent_that_is_not_late() -> None:
     assert not queue.outlived("young", 2.0, 5.0)
     push(queue, "other", model="else", now=4.0)
     queue.remove("young", served=True)
-    assert not queue.outlived("old", 2.0, 5.0)  # who waits for another model is nobody's rival
+    assert not queue.outlived("old", 2.0, 5.0)  # a request for another model competes with none of them
 
 
 def test_models_are_served_by_band_then_by_age() -> None:
@@ -176,7 +176,7 @@ def test_a_request_that_moves_to_another_model_s_queue_keeps_its_age_and_priorit
     assert [w.id for w in queue.first("new", 8, NOW)] == ["c", "a", "b"]
     assert [(w.id, w.since) for w in queue.first("newest", 8, NOW)] == [("d", 3.0)]
     assert (queue.waiting("old"), len(queue), queue.tokens) == (0, 5, 400.0)
-    assert queue.first("apart", 8, NOW) == apart  # whoever has nothing to do with it is left alone
+    assert queue.first("apart", 8, NOW) == apart  # unrelated requests are left alone
     served = [queue.remove(name, served=True) for name in "abcde"]
     assert [w.model for w in served if w is not None] == ["new", "new", "new", "newest", "apart"]
     assert (len(queue), queue.models(), queue.tokens) == (0, [], 0.0)
@@ -278,7 +278,7 @@ def test_long_answers_are_paid_for() -> None:
     """By prompts alone both tenants had as many turns, and one of them took 30 times the GPU time."""
     queue = room()
     for n in range(40):
-        push(queue, f"long{n}", "long", output_tokens=100.0)  # as nobody knows better
+        push(queue, f"long{n}", "long", output_tokens=100.0)  # as there is no better estimate
         push(queue, f"short{n}", "short", output_tokens=100.0)
     order = []
     for _ in range(40):
@@ -295,7 +295,7 @@ def test_a_turn_is_settled_once_and_never_after_its_band_has_emptied() -> None:
     queue.remove("a0", served=True)
     push(queue, "a1", "a")
     push(queue, "b0", "b")
-    queue.settle("a0", 1e9)  # of a band that is gone: what was before it empties is forgotten
+    queue.settle("a0", 1e9)  # of a band that is gone: its earlier state is forgotten
     assert serve_all(queue) == ["a1", "b0"]
     for name in ("a1", "b0", "a0", "never"):
         queue.settle(name, None)
@@ -366,10 +366,10 @@ def test_those_ahead_are_those_whose_turn_is_before_ones_own(
     ahead = queue.ahead("m", 0, "a", weights["a"])
     push(queue, "new", "a", weights["a"])
     place = [one.id for one in queue.first("m", 99, NOW)].index("new")
-    assert place <= ahead <= place + 3  # of turns that are due at once each other tenant's may be one
+    assert place <= ahead <= place + 3  # of turns that are due at once, each other tenant may have one
 
 
-def test_one_that_fills_the_room_is_not_ahead_of_who_has_nothing_there() -> None:
+def test_a_tenant_that_fills_the_queue_is_not_ahead_of_one_with_no_request_there() -> None:
     queue = room()
     for n in range(500):
         push(queue, f"{n}", "many")
@@ -384,7 +384,7 @@ def test_the_newest_of_the_lowest_band_makes_way() -> None:
     push(queue, "mid", priority=1, tokens=400.0)
     assert queue.victim(2, 100.0).id == "low1"
     assert queue.victim(1, 500.0).id == "low1"
-    assert queue.victim(1, 501.0) is None  # one place would not do
+    assert queue.victim(1, 501.0) is None  # one place would not be enough
     assert queue.victim(0, 100.0) is None
 
 
@@ -407,7 +407,7 @@ def test_a_request_that_stepped_back_is_last_starves_none_and_is_evicted_first()
     assert [w.id for w in queue.first("m-2", 9, NOW)] == ["q1", "q0"]
 
 
-def test_of_those_who_stepped_back_the_latest_go_first_and_of_one_octave_as_before() -> None:
+def test_requests_that_stepped_back_go_latest_first_and_within_an_octave_in_the_usual_order() -> None:
     queue = room()
     for name, since, tokens in (("old", 0.0, 100.0), ("small", 6.0, 100.0), ("large", 5.0, 400.0), ("new", 8.5, 400.0)):
         push(queue, name, now=since, tokens=tokens)
@@ -432,7 +432,7 @@ def test_a_tenant_crowds_once_its_waiting_requests_reach_its_share() -> None:
     assert not queue.crowds("m", 0, "heavy", 3.0)
     assert not queue.crowds("m", 0, "new", 1.0, more=1)
     for n in range(5):
-        queue.step_back(f"many {n}")  # who stepped back is not counted
+        queue.step_back(f"many {n}")  # requests that stepped back are not counted
     assert not queue.crowds("m", 0, "heavy", 3.0)  # four for 5
     assert queue.crowds("m", 0, "few", 1.0)
     queue.remove("heavy 0", served=True)
@@ -477,7 +477,7 @@ class Room(RuleBasedStateMachine):
     def begin(self) -> None:
         self.queue = room(requests_max=REQUESTS_MAX, tokens_max=TOKENS_MAX)
         self.model: dict[str, tuple[str, str, int, float]] = {}
-        self.back: list[str] = []  # who stepped back, in this order: their bands are BACK below their own
+        self.back: list[str] = []  # requests that stepped back, in this order: their bands are BACK below their own
         self.names = 0
 
     @rule(
@@ -533,7 +533,7 @@ class Room(RuleBasedStateMachine):
                 rest = sum(p > 1 or (p == 1 and t == tenant) for t, p in here.values())
                 assert rest <= queue.ahead(model, 1, tenant, 1.0) <= sum(p >= 1 for _, p in here.values())
             assert [w.id for w in queue.first(model, 3, NOW)] == order[:3]
-            # Bands in order, and within a band each tenant's own by how long it has waited for what it is.
+            # Bands in order, and within a band each tenant's requests by their waiting time in relation to their size.
             assert [here[name][1] for name in order] == sorted((p for _, p in here.values()), reverse=True)
             for tenant in "abc":
                 for priority in (*range(3), *range(-BACK, 3 - BACK)):

@@ -39,7 +39,7 @@ def test_what_it_asks_for_is_reported_and_shown() -> None:
     assert flow.scaling.desired() == {}
     assert flow.scaling.reported(MODEL) == {"replicas_min": 1, "replicas_max": 9}
     flow.scaling.look(1.0)
-    assert flow.scaling.desired() == {MODEL: 5}  # two replicas' worth at half of each, and one to spare
+    assert flow.scaling.desired() == {MODEL: 5}  # the load of two replicas at half of each, and one to spare
     assert flow.scaling.reported(MODEL) == {
         "replicas_min": 1, "replicas_max": 9, "load_replicas": 4.0, "replicas_needed": 5,
     }  # fmt: skip

@@ -47,11 +47,11 @@ def test_a_pin_goes_before_rules_and_rules_go_before_weights_in_their_order() ->
         pinning=True,
     )  # fmt: skip
     assert why(one, version="v3", header_matches=(CANARY,)) == ("v3", "pinned")
-    assert why(one, version="v9", header_matches=(COOKIE, CANARY)) == ("v2", "rule 1")  # nobody has v9
+    assert why(one, version="v9", header_matches=(COOKIE, CANARY)) == ("v2", "rule 1")  # no replica has v9
     assert why(one, header_matches=(COOKIE,), tenant="acme") == ("v3", "rule 2")
     assert why(one, tenant="acme") == ("v1", "rule 3")
     assert why(one) == ("v2", "request")
-    assert why(split(weights={"v1": 1.0}), version="v2") == ("v1", "request")  # pins are not for everybody
+    assert why(split(weights={"v1": 1.0}), version="v2") == ("v1", "request")  # pins are not for all tenants
 
 
 def test_without_weights_a_request_that_meets_no_rule_may_use_any_version() -> None:
@@ -66,7 +66,7 @@ def test_what_draws() -> None:
     assert why(split(weights=weights, sticky="tenant"), session=7)[1] == "tenant"
     assert why(split(weights=weights, sticky="none"), "v2", session=7)[1] == "request"
     assert why(split(weights=weights), "v2") == ("v2", "kept")
-    # Nobody is kept where nobody is to go any more, and a session has its version whatever is cached.
+    # No session stays with a version that is to get no requests, and a session keeps its version whatever is cached.
     assert why(split(weights={"v1": 1.0, "v2": 0.0}), "v2") == ("v1", "request")
     assert {why(split(weights=weights), "v2", session=s)[0] for s in range(20)} == {"v1", "v2"}
 
@@ -86,7 +86,7 @@ def test_each_version_gets_its_share(weights: dict[str, float]) -> None:
     total, n = sum(weights.values()), len(MANY)
     for version, weight in weights.items():
         share = weight / total
-        # Five standard deviations of a binomial count, and one for what is all but impossible.
+        # Five standard deviations of a binomial count, plus one for cases that are all but impossible.
         assert abs(drawn.count(version) - n * share) <= 5.0 * sqrt(n * share * (1.0 - share)) + 1.0
         assert weight > 0.0 or version not in drawn
 
@@ -163,7 +163,7 @@ def test_an_override_goes_before_the_configuration_and_the_rest_stays() -> None:
     assert splits.of("other") is None
 
 
-def test_only_what_is_in_force_is_asked_for() -> None:
+def test_only_splits_in_force_need_headers_pins_and_sessions() -> None:
     splits = Splits()
     assert splits.of(MODEL) is None
     assert (splits.header_matches(MODEL), splits.may_pin(MODEL), splits.wants_session) == ((), False, False)

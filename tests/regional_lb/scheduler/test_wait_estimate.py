@@ -120,7 +120,7 @@ def test_an_engines_own_report_goes_before_our_guess() -> None:
             flow.fleet.blocks.apply(name, 0, one)
     need = flow.wait_estimate.need_of(asked)
     assert (need.prompt_tokens, need.bytes_per_token) == (64.0, 64.0)
-    assert hits_of(flow, need) == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # of r2 it is known to be 32 at least
+    assert hits_of(flow, need) == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # r2's is known to be at least 32
     choice = flow.wait_estimate.consider(asked, need, 0.0)
     assert choice is not None
     assert {scored.replica: (scored.exact, scored.hit_tokens) for scored in choice.field} == {
@@ -194,7 +194,7 @@ def test_a_prefix_that_no_replica_holds_to_its_end_is_enough_for_a_decision() ->
 
     assert not flow.wants_tokens(begun(1, 2, 3), 0.0)
     flow.fleet.blocks.apply("r2", 0, Stored([1, 2], None, blocks(1, 2), 16))
-    assert flow.wants_tokens(begun(1), 0.0)  # too little to tell
+    assert flow.wants_tokens(begun(1), 0.0)  # too little evidence
     assert flow.wants_tokens(replace(asked, tokens=Tokens(blocks(1, 2) + blocks(9)[:4], whole=False)), 0.0)
     assert not flow.wants_tokens(replace(asked, tokens=Tokens(blocks(1, 2))), 0.0)  # there are no more
     assert not flow.wants_tokens(begun(1, 2, 9, 9), 0.0)
@@ -202,7 +202,7 @@ def test_a_prefix_that_no_replica_holds_to_its_end_is_enough_for_a_decision() ->
     assert isinstance(forward, Forward)
     assert forward.reasons.chosen.exact
     assert forward.reasons.chosen.hit_tokens == (32.0 if forward.target == "r2" else 0.0)
-    assert forward.reasons.chosen.hit_tokens + forward.reasons.chosen.uncached_tokens > 500.0  # of all of the prompt
+    assert forward.reasons.chosen.hit_tokens + forward.reasons.chosen.uncached_tokens > 500.0  # of the whole prompt
     assert flow.handle(PromptTokenized("r", Tokens(blocks(1, 2, 9, 9, *range(10, 70)))), 0.1) == []
     flow.handle(AttemptBegan("r", 1, 200), 0.2)
     flow.handle(AttemptEnded("r", 1, 200, Usage(1024, 4, cached_tokens=int(forward.reasons.chosen.hit_tokens))), 0.3)

@@ -18,7 +18,7 @@ RUN = settings(max_examples=100, deadline=None, derandomize=True)
 PER_S = 50.0
 
 
-def test_until_an_answer_has_ended_the_estimate_goes_by_the_lengths_so_far() -> None:
+def test_until_an_answer_has_ended_the_estimate_follows_the_lengths_so_far() -> None:
     answers = AnswersUnderWay()
     assert answers.least_tokens(9.0, 100.0) == 0.0
     for second in range(80):

@@ -39,7 +39,7 @@ class Target:
         return self.occupancy.service_ms(now)
 
 
-def test_until_a_request_has_left_the_estimate_goes_by_their_age() -> None:
+def test_until_a_request_has_left_the_estimate_follows_the_ages_of_running_ones() -> None:
     target = Target()
     assert target.takes_ms(0.0) == 0.0
     for second in range(8):

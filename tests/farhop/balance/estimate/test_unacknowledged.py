@@ -73,7 +73,7 @@ def test_a_new_process_counts_from_zero() -> None:
     assert known.outstanding_bytes == 7.0
 
 
-def test_a_sender_that_starts_anew_takes_the_receivers_count() -> None:
+def test_a_sender_that_restarts_takes_the_receivers_count() -> None:
     known = UnacknowledgedLoad()
     known.acknowledged(5, 1e9)
     assert known.outstanding_bytes == 0.0

@@ -144,7 +144,7 @@ def test_probes_take_down_by_fall_and_bring_back_by_rise() -> None:
     assert state(machine, 5.0) is State.UP
 
 
-def test_a_probe_that_fails_in_between_starts_the_rise_anew() -> None:
+def test_a_probe_that_fails_in_between_restarts_the_rise() -> None:
     machine = proven()
     for ok in (False, False, False, True, False, True):
         machine.probed(ok, 1.0)

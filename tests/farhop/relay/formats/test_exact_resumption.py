@@ -130,7 +130,7 @@ def test_a_stream_whose_prompt_ids_cannot_be_read_is_not_resumed(value: bytes) -
 
 @pytest.mark.parametrize("number", [b"4294967296", b"99999999999", b"9" * 5000])
 @pytest.mark.parametrize("before", [0, 1])  # the form is known from the first event on
-def test_an_id_that_is_none_ends_what_could_go_on_and_nothing_else(number: bytes, before: int) -> None:
+def test_an_invalid_token_id_ends_resumability_and_nothing_else(number: bytes, before: int) -> None:
     progress = planned(CHAT)
     progress.take(chunk("x", [7], [5]))
     for _ in range(before):
@@ -142,7 +142,7 @@ def test_an_id_that_is_none_ends_what_could_go_on_and_nothing_else(number: bytes
 
 @pytest.mark.parametrize("path", [CHAT, TARGET])
 @pytest.mark.parametrize("choices", [b"7", b"true", b'"x"', b'{"content":"a"}', b"[null]", b"[1]", b'["a"]'])
-def test_what_is_no_choice_of_a_continuation_is_passed_as_it_is(path: bytes, choices: bytes) -> None:
+def test_an_event_without_a_valid_choice_passes_a_continuation_unchanged(path: bytes, choices: bytes) -> None:
     progress = planned(path, prompt="hi")
     progress.take(chunk("x", [7], [5]))
     progress.go_on(0)
@@ -248,7 +248,7 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
 
 
 @pytest.mark.parametrize("kind", [ExactProgress, HopProgress])
-def test_a_chat_that_has_said_nothing_is_asked_anew(kind: type[ExactProgress]) -> None:
+def test_a_chat_without_any_output_is_sent_again(kind: type[ExactProgress]) -> None:
     """Its first tokens may be what the model thinks, or open that: to tell apart is for who reads chats, and a
     completion would say all of it as the answer."""
 

@@ -59,7 +59,7 @@ def test_contents_are_found_as_they_were_written(fields: list[tuple[str, bytes]]
 
 @given(st.data())
 @RUN
-def test_whatever_is_done_to_a_form_it_is_read_as_a_laxer_server_reads_it_or_refused(data: st.DataObject) -> None:
+def test_a_mutated_form_is_read_as_a_laxer_server_reads_it_or_refused(data: st.DataObject) -> None:
     whole = bytearray(body(MODEL, FILE))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(whole)))

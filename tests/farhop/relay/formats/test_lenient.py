@@ -85,7 +85,7 @@ def test_what_no_reader_takes_is_refused_by_its_name(more: dict[str, Any]) -> No
     assert str(caught.value.param).startswith(list(more)[-1])
 
 
-def test_whether_usage_was_asked_for_is_read_so_too() -> None:
+def test_whether_usage_was_requested_is_read_too() -> None:
     for said, asked in ((1, True), ("true", True), (0, False), ("off", False), (None, False)):
         assert read(stream="true", stream_options={"include_usage": said}).hide_usage is not asked
 

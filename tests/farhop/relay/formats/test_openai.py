@@ -53,7 +53,7 @@ def test_what_routing_needs() -> None:
         ({"n": True}, 1), ({"n": 10**40}, (1 << 31) - 1),
     ],
 )  # fmt: skip
-def test_all_answers_that_are_asked_for_are_counted(more: dict[str, Any], answers: int) -> None:
+def test_all_requested_answers_are_counted(more: dict[str, Any], answers: int) -> None:
     assert chat([user("hi")], **more).answers == answers
     assert completion(["a", "b", "c"], **more).answers == 3 * answers
     batch = {"model": "m", "messages": [[user("hi")], [user("ho")]], **more}
@@ -167,7 +167,7 @@ SPOILED = st.tuples(
 
 
 @pytest.mark.hypothesis
-def test_of_a_large_chat_the_same_is_read_whether_its_long_texts_are_told_apart_or_not(
+def test_a_large_chat_is_read_the_same_with_its_long_texts_split_off_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever else stands in it, wherever, and whatever a byte of it is changed to."""

@@ -190,7 +190,7 @@ def test_escapes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_duplicate_key_is_refused(members: bytes, pad: bytes) -> None:
-    with pytest.raises(BodyError, match="stands twice") as caught:
+    with pytest.raises(BodyError, match="occurs twice") as caught:
         shape.check(b"{" + members + pad + b"}")
     assert caught.value.param in ("a", None)
 

@@ -85,7 +85,7 @@ def test_wherever_it_breaks_a_client_has_what_a_whole_stream_gives(
     assert client(tokens, tuple(texts), seams, least, hides=hides, chat=chat) == (whole, *ends)
 
 
-def test_what_could_begin_a_stop_string_is_not_shown_before_it_is_known() -> None:
+def test_text_that_could_begin_a_stop_string_is_held_back_until_it_is_certain() -> None:
     stops = Stops(("abcd",), hides=True)
     shown = [
         msgspec.json.decode(stops.visible(event(piece, None, None, chat=False))[6:]) for piece in ("xab", "c", "e")

@@ -125,7 +125,7 @@ async def test_a_chunked_body_arrives_whole(stage: Any) -> None:
 
 
 @pytest.mark.parametrize("framing", [b"Content-Length: 3\r\n", b"Transfer-Encoding: chunked\r\n"])
-async def test_a_body_is_asked_for_if_the_client_waits(stage: Any, framing: bytes) -> None:
+async def test_a_body_is_requested_if_the_client_waits_for_100_continue(stage: Any, framing: bytes) -> None:
     s = await stage()
     c = await s.client()
     await c.send(HEAD + framing + b"Expect: 100-Continue\r\n\r\n")

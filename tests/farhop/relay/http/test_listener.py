@@ -155,7 +155,7 @@ async def test_several_may_share_a_port_and_each_gets_some(stage: Any) -> None:
         line.abort()
 
 
-async def test_who_connects_as_one_of_several_stops_comes_to_another(stage: Any) -> None:
+async def test_a_client_that_connects_while_one_of_several_stops_reaches_another(stage: Any) -> None:
     """Also in the instant between its last accept and its close. Clients of threads: they do not wait for us."""
     (port,) = free_ports(1)
     s = await stage(client_limits=ClientLimits(drain_idle_s=0.0, linger_s=0.1))

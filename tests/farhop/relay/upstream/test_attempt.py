@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import ssl
 from typing import Any
 
 import pytest
+from relay_stage import Poked
 from relay_wire import SSE, Line, chunk, plain, post, until
 
+from farhop.balance import machine
 from farhop.balance.health.inquiry import QUIET_S, STALL_PAUSES
 from farhop.balance.machine import AttemptEnded
 from farhop.balance.prefix.chain import chain, tail
 from farhop.relay import relay as relays
 from farhop.relay.formats.transcript import Continuation
 from farhop.relay.upstream.pool import UpstreamLimits
+from farhop_lab.world.certs import Authority
 
 
-async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) -> None:
+async def test_the_upstream_gets_the_request_without_its_hop_by_hop_headers(stage: Any) -> None:
     s = await stage()
     headers = (
         b"Authorization: Bearer sk-client\r\nX-Request-Id: 7\r\nx-farhop-hop: forged\r\nX-Forwarded-For: me\r\n"
@@ -36,7 +42,7 @@ async def test_the_upstream_gets_the_request_and_none_of_its_hops(stage: Any) ->
     ]
 
 
-async def test_the_client_gets_the_answer_and_none_of_its_hops(stage: Any) -> None:
+async def test_the_client_gets_the_answer_without_its_hop_by_hop_headers(stage: Any) -> None:
     s = await stage()
     headers = (
         b"Content-Type: application/json\r\nServer: engine\r\nKeep-Alive: timeout=5\r\nConnection: X-Private\r\n"
@@ -231,3 +237,60 @@ async def test_a_stream_behind_a_broken_way_ends_by_its_own_pace(stage: Any, dar
     attempt.check(last_activity_at + 4.0 * STALL_PAUSES + 0.1)
     assert s.relay.under_way == (0 if dark else 1)
     assert s.tier.attempts == ([(1, "upstream_stalled")] if dark else [])
+
+
+@pytest.mark.parametrize("over_tls", [False, True])
+@pytest.mark.parametrize("size", [3_000_000, 14_000_000])
+async def test_what_waits_here_or_in_the_kernel_is_recalled(
+    stage: Any, tmp_path_factory: pytest.TempPathFactory, over_tls: bool, size: int
+) -> None:
+    """Three megabytes are in the kernels' buffers whole; of more the rest is here, where TLS does not tell of it."""
+    authority = Authority(tmp_path_factory.mktemp("recall"))
+    server, believing = authority.issue("server"), ssl.create_default_context(cafile=authority.ca_file)
+    listening = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    listening.load_cert_chain(server.cert_file, server.key_file)
+    s = await stage(upstream_tls=listening if over_tls else None, believing=lambda: believing)
+    got, reads, over = bytearray(), asyncio.Event(), asyncio.Event()
+
+    async def script(line: Line) -> None:
+        # A buffer that the kernel widens as it likes may take all of it.
+        line.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        got.extend(await line.reader.read(1000))
+        line.writer.transport.pause_reading()
+        await reads.wait()
+        line.writer.transport.resume_reading()
+        with contextlib.suppress(ConnectionError):
+            while data := await line.reader.read(65536):
+                got.extend(data)
+        over.set()
+
+    s.upstream.script = script
+    client = await s.client()
+    await client.send(post(b"x" * size + b"THE END"))
+    await until(lambda: got)
+    await asyncio.sleep(0.1)  # for whatever can leave to have left
+    s.relay.react(Poked([machine.Recall("r1", 1)]))
+    reads.set()
+    answer = await client.read()
+    await over.wait()
+    assert (answer.status, s.tier.attempts) == (451, [(1, "unlawful_here")])
+    assert b"THE END" not in got
+
+
+async def test_what_has_left_is_not_recalled(stage: Any) -> None:
+    s = await stage()
+    go = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        await go.wait()
+        await line.send(plain(b"{}"))
+
+    s.upstream.script = script
+    client = await s.client()
+    await client.send(post(b"x" * 1_000_000))
+    await until(lambda: s.upstream.asked)
+    s.relay.react(Poked([machine.Recall("r1", 1)]))
+    go.set()
+    assert (await client.read()).status == 200
+    assert s.tier.attempts == [(1, "served")]

@@ -230,7 +230,9 @@ async def test_a_cancel_goes_to_both(stage: Any, how: str) -> None:
 
 
 @pytest.mark.parametrize("unread", ["prefill", "decode", ""])
-async def test_what_one_of_both_has_not_got_whole_is_recalled_from_both(stage: Any, unread: str) -> None:
+async def test_a_request_that_one_of_both_engines_has_only_in_part_is_recalled_from_both(
+    stage: Any, unread: str
+) -> None:
     s, _ = await _together(stage)
     end, has = asyncio.Event(), 0
 

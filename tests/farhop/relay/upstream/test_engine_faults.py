@@ -200,7 +200,7 @@ REFUSED = [page for page in pages() if page.status >= 400]
 
 
 @pytest.mark.parametrize("page", REFUSED, ids=lambda page: f"{page.engine}-{page.name}")
-def test_what_real_engines_refuse_says_nothing_bad_of_them(page: Page) -> None:
+def test_a_refusal_by_a_real_engine_does_not_count_as_its_failure(page: Page) -> None:
     assert in_text(page.body) is None
     assert in_event(b"data: " + page.body) in (None, outcome.ENGINE_ERROR)
     if page.status not in (404, 405, 501):

@@ -121,7 +121,7 @@ async def test_a_prefill_that_fails_is_reported_and_asked_elsewhere(
     async def script(line: Line) -> None:
         asked = await s.upstream.request(line)
         await line.send(s.upstream.answer(asked))
-        while value != OK[:-5]:  # the second one breaks off
+        while value != OK[:-5]:  # this answer breaks off
             await line.send(s.upstream.answer(await s.upstream.request(line)))
 
     s.upstream.script = script

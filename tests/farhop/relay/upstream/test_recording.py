@@ -125,7 +125,7 @@ USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}
 DONE = b"data: [DONE]\n\n"
 
 
-def test_all_readers_get_the_whole_answer_and_the_usage_if_they_asked_for_it() -> None:
+def test_all_readers_get_the_whole_answer_and_the_usage_if_they_requested_it() -> None:
     one, owner, _, first = shared()
     kept: list[AnswerRecording] = []
     one.recorded = lambda: kept.append(one.recording)

@@ -51,7 +51,7 @@ def test_what_streams_keep_is_counted_and_given_back() -> None:
 
 
 @pytest.mark.parametrize("say", [b"a\n\n", b'{"error"\n\n', b"data:{}\r\n\r\n"])
-def test_what_no_engine_says_passes_untouched_and_ends_what_could_go_on(
+def test_events_that_no_engine_sends_pass_unchanged_and_end_resumability(
     say: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 KiB of it held the loops of both tiers for 40 to 190 ms each."""

@@ -29,7 +29,7 @@ EVENTS = [
 ]
 
 
-def test_of_a_stream_under_way_nothing_is_held_but_what_may_be_its_error() -> None:
+def test_a_running_stream_holds_only_an_event_that_may_be_its_error() -> None:
     made = StreamTap(False)
     made.feed(b'data: {"choices":[],"prompt_token_ids":[' + b"7," * 20_000 + b"7]}\n\n")
     assert made.held_bytes == 0
@@ -274,7 +274,7 @@ def test_a_stream_costs_what_the_whole_answer_costs(engine: str) -> None:
 
 
 def test_what_real_engines_say_was_used() -> None:
-    for name in ("chat-cached", "messages-cached", "responses-cached"):  # Anthropic's prompt is without what was cached
+    for name in ("chat-cached", "messages-cached", "responses-cached"):  # Anthropic's prompt excludes cached tokens
         reasoning = 0 if name == "responses-cached" else None  # only its engines report how many those were
         assert used(VLLM, name) == Usage(255, 6, 128, reasoning)
         assert used(LLAMA, name) == Usage(267, 6, 266, None)

@@ -46,7 +46,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 async def test_a_connection_through_a_link_takes_its_round_trip_and_then_is_the_upstreams() -> None:
     async with listening(echo) as upstream, Link("a-b", 20.0, rng=random.Random(1)) as link:
         began = asyncio.get_running_loop().time()
-        got = await tunnel.connect(Address("127.0.0.1", link.port), upstream, Collected)
+        got = await tunnel.connect(Address("127.0.0.1", link.port), upstream, lambda _tcp: Collected())
         assert asyncio.get_running_loop().time() - began >= 0.035
         assert isinstance(got.transport, asyncio.BaseTransport) or got.transport is not None
         got.transport.write(b"hello")  # type: ignore[union-attr]
@@ -59,7 +59,7 @@ async def test_a_far_side_that_refuses_is_a_refused_connect() -> None:
         pass
     async with Link("a-b", 1.0, rng=random.Random(1)) as link:
         with pytest.raises(ConnectionRefusedError, match="502"):
-            await tunnel.connect(Address("127.0.0.1", link.port), gone, Collected)
+            await tunnel.connect(Address("127.0.0.1", link.port), gone, lambda _tcp: Collected())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_a_proxy_that_does_not_say_yes_is_a_failed_connect(says: bytes) ->
 
     async with listening(lie) as via:
         with pytest.raises(ConnectionError):
-            await tunnel.connect(via, Address("127.0.0.1", 9), Collected)
+            await tunnel.connect(via, Address("127.0.0.1", 9), lambda _tcp: Collected())
 
 
 async def test_a_frozen_link_is_left_to_the_callers_time_limit_and_leaves_no_connection() -> None:
@@ -88,7 +88,7 @@ async def test_a_frozen_link_is_left_to_the_callers_time_limit_and_leaves_no_con
         link.freeze()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await tunnel.connect(Address("127.0.0.1", link.port), upstream, Collected)
+                await tunnel.connect(Address("127.0.0.1", link.port), upstream, lambda _tcp: Collected())
 
 
 async def test_the_proxys_answer_may_come_in_pieces() -> None:
@@ -100,7 +100,7 @@ async def test_the_proxys_answer_may_come_in_pieces() -> None:
         await echo(reader, writer)
 
     async with listening(dribble) as via:
-        got = await tunnel.connect(via, Address("127.0.0.1", 9), Collected)
+        got = await tunnel.connect(via, Address("127.0.0.1", 9), lambda _tcp: Collected())
         got.transport.write(b"x")  # type: ignore[union-attr]
         assert await asyncio.wait_for(got.received.get(), 60.0) == b"x"
         got.transport.abort()  # type: ignore[union-attr]

@@ -89,7 +89,7 @@ def test_what_is_wrong_is_shown_worst_first_and_where_balancers_differ_how_many(
     }
     assert [(one["where"], one["what"]) for one in snapshots.whole(snapshots.picture(fields, None, NOW))["wrong"]] == [
         ("tokyo", "suspect: seen from paris (as 1 of 2 global balancers see it)"),
-        ("law", "balancers go by different epochs: 1, 2"),
+        ("law", "balancers use different epochs: 1, 2"),
         ("virginia", "100% of its slots are used, 3 wait"),
         ("frankfurt", "draining, by ann: racks"),
     ]
@@ -101,7 +101,7 @@ def test_a_balancer_that_refuses_is_late_at_once() -> None:
     assert snapshots.freshness(LastSnapshot(snapshot, NOW - 10), NOW) == "fresh"
 
 
-def test_a_decision_is_shown_once_by_who_knows_where_it_came_in() -> None:
+def test_a_decision_is_shown_once_by_the_balancer_that_knows_its_entry() -> None:
     one = {"at": 5, "tenant": "t", "to": "tokyo"}
     fields = {
         "regional tokyo": LastSnapshot(

@@ -98,7 +98,7 @@ def test_scores_and_choices_are_those_of_its_authors_package(
             queued[region] -= length
 
 
-def test_the_distributed_one_counts_what_is_at_home_but_not_at_peers() -> None:
+def test_the_distributed_variant_counts_requests_at_home_but_not_at_peers() -> None:
     picker, seen = Distributed(), distributed()
     seen.sent(ask(b"x" * 800, name="queued"), "us/0")
     seen.sent(ask(b"x" * 400, name="running"), "us/0")

@@ -23,9 +23,9 @@ def test_the_wire_the_wait_and_the_prefill() -> None:
     one = score()
     assert (one.rtt_ms, one.upload_ms, one.wait_ms, one.prefill_ms) == (10.0, 0.0, 5.0, pytest.approx(25.6))
     assert one.ttft_ms == pytest.approx(40.6)
-    assert one.behind_ms == pytest.approx(5.0 * 5.0 / 25.6)  # nobody knows better than that all are as this one
+    assert one.behind_ms == pytest.approx(5.0 * 5.0 / 25.6)  # no better estimate than that all are like this one
     assert one.score == pytest.approx(40.6 + 25.0 / 25.6)
-    assert score({"wait_ms": 100.0}).behind_ms == pytest.approx(100.0)  # as long again
+    assert score({"wait_ms": 100.0}).behind_ms == pytest.approx(100.0)  # the same time again
 
 
 def test_a_large_body_pays_for_its_upload() -> None:

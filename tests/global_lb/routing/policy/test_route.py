@@ -130,7 +130,7 @@ def test_a_retry_goes_to_the_next_and_the_last_stays_reachable(name: str) -> Non
 
 @pytest.mark.parametrize("name", ["predictive", "nearest", "waterfall", "least-load"])
 def test_equals_are_drawn_by_headroom(name: str) -> None:
-    busy = {"rtt_ms": 5.0, "slots_total": 100, "used_share": 0.7, "tpot_ms": 50.0}  # no prefill stalls anybody
+    busy = {"rtt_ms": 5.0, "slots_total": 100, "used_share": 0.7, "tpot_ms": 50.0}  # no prefill delays another request
     fields = {"r0": {**busy, "slots_free": 10}, "r1": {**busy, "slots_free": 30}}
     chosen, rng = Route(route(name)), Random(5)
     drawn = [choose(field(request("a"), 100.0, "", **fields), chosen, rng).chosen.region for _ in range(800)]
@@ -157,7 +157,7 @@ def test_routes_that_cannot_stand_together_are_refused_with_the_remedy() -> None
     [
         ({"models": [{"model": "big"}]}, "goes with `model`"),
         ({"model": "auto", "models": [{"model": "big"}], "policy": "nearest"}, "policy: does not go with `models`"),
-        ({"model": "auto", "models": [{"model": "big"}, {"model": "big"}]}, "'big' stands twice"),
+        ({"model": "auto", "models": [{"model": "big"}, {"model": "big"}]}, "'big' is given twice"),
         ({"model": "auto", "models": [{"model": "big", "prompt_bytes_max": 9}]}, "some requests would have none"),
         (
             {"model": "auto", "models": [{"model": "a", "tools": True}, {"model": "b", "tools": False}]},

@@ -60,7 +60,7 @@ def test_a_region_that_grows_takes_keys_and_loses_none() -> None:
     assert after.count("a") / 600 == pytest.approx(1 / 2, abs=0.06)
 
 
-def test_without_a_session_it_goes_by_tenant_and_the_beginning_of_the_prompt() -> None:
+def test_without_a_session_it_uses_the_tenant_and_the_beginning_of_the_prompt() -> None:
     regions = {name: {} for name in "abcdefgh"}
     policy = ConsistentHash(1024)
     turns = [request(f"q{n}", 2048 + 512 * n, prefix="alice") for n in range(5)]

@@ -101,12 +101,12 @@ async def test_srv_gives_hosts_and_ports_of_the_first_in_line() -> None:
             await found.come("a.example:8000", "b.example:8001")
             assert found.draining() == []
             server.records[SRV, "SRV"] = ["0 5 8000 a.example.", "0 0 8001 b.example."]
-            await until(lambda: found.draining() == ["b.example:8001"])  # weight 0 beside others: no new work
+            await until(lambda: found.draining() == ["b.example:8001"])  # weight 0 beside others: it gets no new work
             server.records[SRV, "SRV"] = ["0 0 8000 a.example.", "0 0 8001 b.example."]
             await until(lambda: found.draining() == [])
             server.records[SRV, "SRV"] = ["10 1 8000 spare.example."]
             await found.come("spare.example:8000")
-            server.records[SRV, "SRV"] = ["0 0 0 ."]  # decidedly not there
+            server.records[SRV, "SRV"] = ["0 0 0 ."]  # definitely not there
             await found.come()
             assert found.failures == []
 
@@ -116,7 +116,7 @@ async def test_addresses_are_those_of_both_kinds_on_one_port() -> None:
         server.records = {(HOST, "A"): ["10.0.0.2", "10.0.0.1"], (HOST, "AAAA"): ["fd00::1"]}
         async with following(source(nameserver, HOST, record="address", port=8000)) as found:
             await found.come("10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000")
-            del server.records[HOST, "AAAA"]  # no such record is an answer
+            del server.records[HOST, "AAAA"]  # "no such record" is an answer
             await found.come("10.0.0.1:8000", "10.0.0.2:8000")
 
 

@@ -46,7 +46,7 @@ async def test_engines_come_and_go_with_their_keys_through_an_outage() -> None:
                 await found.come("a")
                 await store.put(PREFIX + "a", b'{"url": 7}')
                 await until(lambda: found.found is not None and found.found.problems)
-                assert found.labels == ["a"]  # what it said before stands
+                assert found.labels == ["a"]  # its earlier entry stays
                 etcd.pause()
                 await until(lambda: found.failures)
                 assert found.labels == ["a"]
@@ -84,7 +84,7 @@ def test_each_value_stands_for_itself() -> None:
         assert PREFIX + "b" in step.problems[0]
         assert says in step.problems[0]
     assert "must be " + PREFIX + "NAME" in put("c/d", value("1")).problems[1]
-    assert put("b", value("2")).problems[0].startswith(PREFIX + "c/d")  # mended
+    assert put("b", value("2")).problems[0].startswith(PREFIX + "c/d")  # repaired
     gone = source.changed(Change(ChangeKind.DELETE, key=PREFIX + "a"))
     assert [replica.label for replica in gone.replicas] == ["b"]
     assert source.changed(Change(ChangeKind.SNAPSHOT)).replicas == ()

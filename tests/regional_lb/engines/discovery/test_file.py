@@ -69,8 +69,8 @@ async def test_what_is_wrong_is_named_whole_and_the_last_good_one_stands(tmp_pat
         path.unlink()
         await until(lambda: "No such file" in found.failures[-1])
         assert found.labels == ["a"]
-        assert len(found.failures) == 7  # each trouble is told once, not at every look
-        replace(path, lines("a"))  # the same words as before: told again, since the trouble is over
+        assert len(found.failures) == 7  # each problem is reported once, not at every read
+        replace(path, lines("a"))  # the same text as before: reported again, since the problem had ended
         await until(lambda: len(found.steps) == 9)
         assert found.steps[-1] == found.found
 

@@ -113,14 +113,14 @@ async def test_a_break_is_gone_on_from_where_bookmarks_say_without_a_new_list() 
 
 
 @pytest.mark.parametrize("as_event", [True, False])
-async def test_what_is_forgotten_there_is_listed_anew(as_event: bool) -> None:
+async def test_forgotten_revisions_are_listed_again(as_event: bool) -> None:
     cluster = Cluster()
     cluster.gone_as_event = as_event
     async with cluster.running():
         await cluster.put(PODS, "p0", A)
         async with following(cluster) as found:
             await until(lambda: cluster.streams)
-            cluster.objects[PODS].clear()  # nobody is told of it
+            cluster.objects[PODS].clear()  # nothing is notified
             await cluster.put(PODS, "p1", {"app": "b"})
             await cluster.put(PODS, "p2", {"app": "b"})
             await cluster.forget()
@@ -159,19 +159,19 @@ async def test_an_api_that_is_slow_or_away_is_lost_and_asked_again() -> None:
             await until(lambda: found.count(Lost))
             cluster.slow.set()
             await found.know("p0")
-    async with following(cluster) as found:  # nobody listens there any more
+    async with following(cluster) as found:  # nothing listens there any more
         await until(lambda: found.count(Lost))
 
 
-async def test_a_watch_that_falls_silent_is_asked_anew() -> None:
+async def test_a_watch_that_falls_silent_is_opened_again() -> None:
     cluster = Cluster()
     pace = Pace(watch_s=0.0, margin_s=0.1, first_s=0.01, limit_s=0.02)
     async with cluster.running(), following(cluster, pace) as found:
-        await until(lambda: len(cluster.watches) >= 3)  # the double itself would go on for a second each
+        await until(lambda: len(cluster.watches) >= 3)  # the fake itself would go on for a second each
         assert (found.count(Listed), found.count(Lost)) == (1, 0)
 
 
-async def test_the_token_and_the_authority_are_read_anew_and_travel_over_tls(tmp_path: Path) -> None:
+async def test_the_token_and_the_authority_are_read_again_and_sent_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("api", hosts=("127.0.0.1",))
     context = load(ListenTls(cert_file=pair.cert_file, key_file=pair.key_file).files, wall()).context

@@ -52,7 +52,7 @@ async def test_endpoints_of_a_service_come_drain_and_go() -> None:
             both = [endpoint("a", "10.0.0.1", ready=True), endpoint("b", "10.0.0.2", ready=False)]
             await cluster.put(SLICES, "s2", SERVICE, endpoints=[endpoint("c", "10.0.0.3")], ports=HTTP)
             await cluster.put(SLICES, "s1", SERVICE, endpoints=both, ports=HTTP)
-            await result.come("gpus/a", "gpus/c")  # not told to be ready or not: ready
+            await result.come("gpus/a", "gpus/c")  # readiness is not given: ready
             both = [endpoint("a", "10.0.0.1", ready=False, serving=True, terminating=True), endpoint("b", "10.0.0.2")]
             await cluster.put(SLICES, "s1", SERVICE, endpoints=both, ports=HTTP)
             await result.come("gpus/a", "gpus/b", "gpus/c")
@@ -125,7 +125,7 @@ async def test_an_inference_pool_selects_pods_and_may_change_its_mind() -> None:
             assert result.labels == ["gpus/c:8000", "gpus/c:8001"]
             count = len(result.steps)
             await cluster.put(POOLS, "llama", {}, **pool("two", 8000, 8001))
-            await until(lambda: len(result.steps) > count)  # told anew: the trouble is over
+            await until(lambda: len(result.steps) > count)  # reported again: the problem had ended
             assert result.steps[-1] == result.found
             await cluster.delete(POOLS, "llama")
             await result.come()
@@ -140,7 +140,7 @@ async def test_a_pool_says_how_its_gateway_fails_and_its_objectives_what_comes_f
         asked = source(cluster, pool="llama", objectives="llm-d.ai/v1alpha2")
         async with following(asked):
             await until(lambda: asked.objectives == {"chat": 7, "batch": -2})
-            assert asked.failure_mode == "FailClose"  # what the API takes for said
+            assert asked.failure_mode == "FailClose"  # values that the API reads as true
             spec = pool("one", 8000)["spec"] | {"endpointPickerRef": {"name": "epp", "failureMode": "FailOpen"}}
             await cluster.put(POOLS, "llama", {}, spec=spec)
             await until(lambda: asked.failure_mode == "FailOpen")
@@ -183,7 +183,7 @@ def found(kind: EndpointSlices | Pods, *things: dict[str, Any]) -> tuple[dict[st
         (None, ports(("http", 1), ("metrics", 2)), None), ("grpc", HTTP, None), (None, None, None),
     ],
 )  # fmt: skip
-def test_a_port_goes_by_name_or_number(port: str | int | None, there: Any, number: int | None) -> None:
+def test_a_port_is_given_by_name_or_number(port: str | int | None, there: Any, number: int | None) -> None:
     thing = {"metadata": {"name": "s", "namespace": "gpus"}, "endpoints": [endpoint("a", "10.0.0.1")], "ports": there}
     replicas, problems = found(EndpointSlices(port), thing)
     assert replicas == ({} if number is None else {"gpus/a": number})

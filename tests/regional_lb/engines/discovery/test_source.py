@@ -23,5 +23,5 @@ def test_every_fault_is_named_with_its_place() -> None:
     assert {line.split(":")[0] for line in lines} == {"[3].url", "[3].engine", "[3].colour"}
     with pytest.raises(EndpointError, match=r"x: must be a mapping"):
         replica_of(TEMPLATE, ["a"], "x")
-    with pytest.raises(EndpointError, match=r"x\.name: is said by where it stands"):
+    with pytest.raises(EndpointError, match=r"x\.name: follows from the source"):
         replica_of(TEMPLATE, {"url": "http://a:1", "name": "n"}, "x", name="m")

@@ -74,7 +74,7 @@ SAID = 6_000
 @pytest.mark.parametrize(
     "payload",
     [None, b"", batch(), batch(*[None] * 20), batch(*[["Unknown"]] * 20)],
-    ids=["none", "empty", "no events", "no maps", "unknown"],  # a batch bears the time: workers would not agree
+    ids=["none", "empty", "no events", "no maps", "unknown"],  # a batch carries the time: workers would disagree
 )
 async def test_others_have_their_turns_however_much_an_engine_says_at_once(
     monkeypatch: pytest.MonkeyPatch, payload: bytes | None
@@ -185,7 +185,7 @@ def ports() -> tuple[int, int]:
 async def test_what_is_said_is_known(ports) -> None:
     with engine(*ports, topic=b"kv@one") as found:
         async with listening(*ports) as result:
-            await until(lambda: result.blocks.exact == 1)  # it never said anything: it holds nothing
+            await until(lambda: result.blocks.exact == 1)  # it has never reported anything: it holds nothing
             assert result.exact(1, 2) == 0.0
             found.publish(batch(stored(1, 2), stored(3, parent=2)))
             await until(lambda: result.exact(1, 2, 3) == 6.0)
@@ -222,7 +222,7 @@ async def test_a_gap_is_filled_by_a_replay(ports) -> None:
         async with listening(*ports) as result:
             await until(lambda: result.blocks.exact == 1)
             found.seq += 3
-            found.kept.extend((seq, batch(stored(seq + 1))) for seq in range(3))  # said, and lost on the way
+            found.kept.extend((seq, batch(stored(seq + 1))) for seq in range(3))  # sent, and lost on the way
             found.publish(batch(stored(4)))
             await until(lambda: result.exact(4) == 2.0)
             assert [result.exact(name) for name in (1, 2, 3)] == [2.0, 2.0, 2.0]
@@ -231,7 +231,7 @@ async def test_a_gap_is_filled_by_a_replay(ports) -> None:
 
 async def test_an_unfilled_gap_is_counted_and_the_known_blocks_are_forgotten(ports, monkeypatch) -> None:
     monkeypatch.setattr(kv_events, "SILENCE_S", 0.1)
-    with engine(ports[0]) as found:  # nobody at the replay's port
+    with engine(ports[0]) as found:  # nothing listens at the replay port
         async with listening(*ports) as result:
             await until(lambda: result.refused == ["kv_replay"])
             await until(lambda: result.exact(1) == 2.0 or _as_its_first(found, batch(stored(1))))
@@ -337,7 +337,7 @@ async def test_every_rank_is_heard() -> None:
     first = next(ports[0] for ports in iter(lambda: free_ports(4), []) if ports[3] == ports[0] + 3)
     with engine(first, first + 2) as zero, engine(first + 1, first + 3) as one:
         async with listening(first, first + 2, ranks=2) as found:
-            await until(lambda: found.blocks.exact == 1)  # neither has said anything
+            await until(lambda: found.blocks.exact == 1)  # neither has reported anything
             zero.publish(batch(stored(1, 2)))
             one.publish(batch(stored(1)))
 

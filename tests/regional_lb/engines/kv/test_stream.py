@@ -72,7 +72,7 @@ def test_numbers_that_fall_are_another_process() -> None:
     follower = Follower()
     applied(follower, 0, 1, 2)
     assert applied(follower, 0, 1, life=1) == [Cleared(), batch(0, 1), batch(1, 1)]
-    assert applied(follower, 1, life=2) == [Cleared(), "?"]  # and its first word was missed
+    assert applied(follower, 1, life=2) == [Cleared(), "?"]  # and its first message was missed
     assert replay(follower, [batch(0, 2), batch(1, 2)]) == [batch(0, 2), batch(1, 2)]
 
 
@@ -101,7 +101,7 @@ def test_an_engine_that_never_said_anything_holds_nothing() -> None:
     assert replay(Follower(), []) == [Cleared()]
 
 
-def test_what_a_replay_drops_on_the_way_is_asked_for_again() -> None:
+def test_events_that_a_replay_drops_are_requested_again() -> None:
     follower = Follower()
     follower.ask()
     assert follower.replayed(0, batch(0)) == ([Cleared(), batch(0)], False)
@@ -150,7 +150,7 @@ def test_what_is_believed_is_what_the_engine_said_in_this_life(steps, keeps, rep
         if what in ("restart", "relink"):
             if what == "restart":
                 life, sent = life + 1, 0
-            # The link was cut, and is there again.
+            # The link was cut, and is up again.
             if replays:
                 catch_up()
             else:

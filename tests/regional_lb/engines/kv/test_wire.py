@@ -57,7 +57,7 @@ def test_hashes_are_numbers_or_bytes() -> None:
 
 def test_what_keeps_caches_apart() -> None:
     assert read({**STORED, "lora_name": "sql", "lora_id": 1})[0][0].adapter == "sql"
-    assert read({**STORED, "lora_id": 1})[0][0].adapter == "#1"  # an older engine: nobody's name
+    assert read({**STORED, "lora_id": 1})[0][0].adapter == "#1"  # an older engine: without a name
     (change,) = read({**STORED, "lora_name": "sql", "extra_keys": [["sql", "pepper"], ["sql"]]})[0]
     assert change.extras == (canonical_keys(["pepper"]), b"")
     assert read({**STORED, "extra_keys": [None, []]})[0] == [AS_READ]

@@ -113,7 +113,7 @@ def test_with_places_no_line_is_found_that_is_not_there(pages: list[list[tuple[b
     for lines in pages:
         text = b"".join(b'%b{of="what was asked for"} %d\n' % line for line in lines)
         expected, found = series(text), list(Page(text, places).series(b"a:b"))
-        # Unseen for a while is only a line that took the place of another one, as long.
+        # The only change that stays unseen for a while is a line replaced by another one of the same length.
         assert found == expected or (
             len(found) < len(expected) and [line for line in expected if line in found] >= found
         )

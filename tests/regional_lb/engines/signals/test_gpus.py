@@ -74,4 +74,4 @@ def test_a_strain_is_of_the_gpus_that_are_mine(
     mine: tuple[str, ...], hottest_c: float, least_mib: float, message: str
 ) -> None:
     assert strain((FIRST, SECOND), mine, hottest_c, least_mib) == message
-    assert strain((Gpu("0", "u"),), mine, hottest_c, least_mib) == ""  # what is not told strains nobody
+    assert strain((Gpu("0", "u"),), mine, hottest_c, least_mib) == ""  # a missing value marks no GPU as strained

@@ -23,7 +23,7 @@ def test_a_number_stays_with_its_replica() -> None:
     table = fleet(replica("b"), replica("c")).whole
     assert column.of(table).tolist() == [1.0, 7.0]
     assert (column.get("b"), column.get("a")) == (1.0, 7.0)
-    column.of(table)[0] = 99.0  # a copy: whoever scores may do with it as he likes
+    column.of(table)[0] = 99.0  # a copy: a scorer may change it freely
     assert column.get("b") == 1.0
 
 

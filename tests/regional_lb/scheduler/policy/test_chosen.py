@@ -155,7 +155,7 @@ def test_a_model_may_have_a_policy_of_its_own_and_change_it_at_work() -> None:
     assert policies.status() == {"": "round-robin", "big": "prefix"}
     assert not policies.wants_session
     known = fleet(replica("r0"), replica("r1"))
-    for model in ("big", "other"):  # what came while they were not in force is known to them
+    for model in ("big", "other"):  # they know the requests that came while they were not in force
         assert pick(need(), known.whole, (), policies.of(model), 1.0, Random(1)).chosen is not None
     policies.override({})
     assert policies.status() == {"": "random", "big": "session"}

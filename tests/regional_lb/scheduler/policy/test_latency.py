@@ -34,7 +34,7 @@ def test_a_slow_replica_costs_more_and_its_penalty_fades() -> None:
     assert scores(policy, table, 10.0) == [900.0, 90.0]
     assert scores(policy, table, 10.0 + TAU_S) == [pytest.approx(900 / np.e), pytest.approx(90 / np.e)]
     assert scores(policy, table, 1e6) == [1.0, 1.0]
-    policy.answered("quick", 5000.0, 11.0)  # bad news is believed at once
+    policy.answered("quick", 5000.0, 11.0)  # an increase is accepted at once
     assert scores(policy, table, 11.0)[1] == 5000.0
 
 
@@ -45,12 +45,12 @@ def test_what_a_stall_held_up_is_no_peak_of_a_minute() -> None:
         policy.answered(name, ms, 10.0)
     policy.answered("stood", 9000.0, 10.0)
     assert scores(policy, table, 10.0)[0] == PEAK_MAX * 50.0
-    policy.answered("stood", 9000.0, 11.0)  # from then on it is what its own peak allows
+    policy.answered("stood", 9000.0, 11.0)  # from then on the value follows from its own peak
     assert scores(policy, table, 11.0)[0] < 9000.0
     assert scores(policy, table, 36.0)[0] < 50.0
 
 
-def test_what_is_under_way_counts_and_the_unheard_of_is_no_bargain() -> None:
+def test_running_requests_count_and_an_unmeasured_replica_gets_no_advantage() -> None:
     table = fleet(replica("busy"), replica("new"), reserved=[Reservation("busy", 0, 10)]).whole
     policy = adopted("busy", "new")
     policy.answered("busy", 30.0, 1.0)

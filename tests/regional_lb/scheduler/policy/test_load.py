@@ -32,6 +32,6 @@ def test_of_two_drawn_the_less_busy() -> None:
     held = [Reservation("r0", 0, 10)] * 2 + [Reservation("r1", 0, 10)]
     known = fleet(*(replica(f"r{i}", slots=9) for i in range(3)), reserved=held)
     picked = [pick(NEED, known.whole, (), PowerOfTwo(), 0.0, Random(seed)).chosen.replica for seed in range(300)]
-    # Two of three: the idlest is in two draws of three and wins both, the busiest never wins.
+    # Two of three: the least loaded is in two draws of three and wins both, the busiest never wins.
     assert set(picked) == {"r1", "r2"}
     assert 150 < picked.count("r2") < 250

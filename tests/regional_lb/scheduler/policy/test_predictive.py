@@ -40,7 +40,7 @@ def test_a_hit_is_never_more_than_the_prompt() -> None:
 
 def test_backlog_and_slow_decode_cost() -> None:
     (_, behind), (_, slow) = score(replica("r1"), replica("r2", tpot_ms=30.0), reserved=[Reservation("r1", 1000, 1000)])
-    assert behind == pytest.approx(125.6 + BETA * (25.6 - 20.0))  # who is there waits for the prefill
+    assert behind == pytest.approx(125.6 + BETA * (25.6 - 20.0))  # running requests wait for the prefill
     assert slow == pytest.approx(25.6 + BETA * 100 * (30.0 - (20.0 + 2 * 0.007 * 20.0)))
 
 
@@ -53,7 +53,7 @@ def test_all_at_once_is_the_cost_model_one_by_one(each, hits) -> None:
     replicas = [replica(f"r{i}", prefill_ms_per_token=p, tpot_ms=t) for i, (_, p, t) in enumerate(each)]
     reserved = [Reservation(f"r{i}", backlog, backlog) for i, (backlog, _, _) in enumerate(each)]
     got = score(*replicas, hits={f"r{i}": depth for i, depth in hits.items()}, reserved=reserved)
-    # Each has one under way, which makes a token 0.7 % longer.
+    # Each has one running request, which makes a token 0.7 % longer.
     tokens_ms = [cost.token_ms(1.007 * t, 0.007 * t, 1.0) for _, _, t in each]
     for (uncached, score_ms), (backlog, prefill_ms, tpot_ms), token_ms in zip(got, each, tokens_ms, strict=True):
         later_ms = NEED.output_tokens * (token_ms - min(tokens_ms))
@@ -84,6 +84,6 @@ def test_the_last_replica_without_a_long_prefill_is_paid_for_by_all_who_come() -
     assert first == 0.0
     assert second > 1_000.0
     assert blocked(100_000, 0, uncached=120_000.0)[1] == pytest.approx(4.0 * second, rel=0.01)  # twice as many and long
-    assert min(blocked(100_000, 100_000)) > 1_000.0  # nobody is left: whichever it is, it blocks them for longer
+    assert min(blocked(100_000, 100_000)) > 1_000.0  # none is left: whichever it is, it blocks them for longer
     assert blocked(100_000, 0, uncached=2_000.0) is None  # over before many come
-    assert blocked(100_000) is None  # there never was another
+    assert blocked(100_000) is None  # there was never another replica

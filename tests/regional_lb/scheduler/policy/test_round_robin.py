@@ -84,7 +84,7 @@ def test_a_busier_model_does_not_move_the_others_turns() -> None:
     assert sent["busy0"] == sent["busy1"]
 
 
-def test_lines_are_bounded_and_the_least_used_begins_anew() -> None:
+def test_lines_are_bounded_and_the_least_used_starts_again() -> None:
     known, policy = fleet(*(replica(name) for name in "ab")), RoundRobin()
     for n in range(VARIANTS_MAX):
         turns(policy, known, 1, replace(NEED, variant=f"m{n}"))
