@@ -113,7 +113,7 @@ class _Kind:
     def learn(self, own: Columns, evidence: Columns, wider: Columns, dt_s: float) -> None:
         """Take the members' own figures, by figure (row) and member (column)."""
         middle, weight = _medians(own, evidence)
-        seen_s = dt_s * np.minimum(weight / _FADES_S[:, 0], 1.0)  # a window's second counts once, however slowly it fades
+        seen_s = dt_s * np.minimum(weight / _FADES_S[:, 0], 1.0)  # each second counts once, however slowly it fades
         forgotten_per_s = 1.0 / _MEMORY_TAU_S + _FADED / np.maximum(weight, _LEAST)
         self.remembered_s = np.minimum(self.remembered_s * np.exp(-dt_s * forgotten_per_s) + seen_s, _MEMORY_S)
         self.memory += (middle - self.memory) * np.minimum(seen_s / np.maximum(self.remembered_s, 1e-9), 1.0)
