@@ -448,7 +448,8 @@ class SharedExchange(Exchange):
         if sum(map(len, self.recording.pieces[least - first : most - first])) <= lag_max:
             return False
         for reader in [one for one in self.readers if one.at == least]:
-            reader.cut(None, outcome.CLIENT_LEFT)
+            if reader in self.readers:  # when one is cut off, `gone` trims, which may cut off the next
+                reader.cut(None, outcome.CLIENT_LEFT)
         self._forget_read()
         return True
 

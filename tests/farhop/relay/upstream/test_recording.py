@@ -270,6 +270,19 @@ def test_without_room_a_slow_reader_is_cut_off_and_the_others_read_on() -> None:
     assert room.taken == 0
 
 
+def test_two_slow_readers_that_are_cut_off_together_are_each_ended_once() -> None:
+    one, owner, _, first = shared(AnswerStore[Any](200), keeps=100)
+    one.begin(200, LINES, None, event(0, 1))
+    slow = [reader(owner)[0] for _ in range(2)]
+    for each in slow:
+        one.join(each)
+        each.pause()
+    one.write(event(1, 91))
+    one.write(event(2, 91))
+    assert sorted(map(id, (one for one, _ in owner.ended))) == sorted(map(id, slow))
+    assert not first.is_over
+
+
 class Sharing(RuleBasedStateMachine):
     """Any order of pieces, pauses, joins and leavings: who stays gets exactly all of it, nobody anything else; upstream
     is cancelled if and only if nobody is left; what is taken of the room is given back."""
