@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from farhop.service import network_error
 from farhop_cli.access import NO_ACCESS, Access, AdminError, QuestionError
 
 ANSWER_S = 3.0
@@ -89,7 +90,7 @@ async def lines(http: Session, base: str, path: str, total_s: float) -> AsyncIte
     except TimeoutError:
         raise AdminError(f"{base} did not end within {total_s:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise AdminError(f"{base} cannot be reached: {_trouble(error)}") from None
+        raise AdminError(f"{base} cannot be reached: {network_error.in_words(error)}") from None
 
 
 async def page(http: Session, base: str, path: str) -> str:
@@ -113,7 +114,7 @@ async def _fetch(http: Session, method: str, base: str, path: str, body: bytes |
     except aiohttp.ClientConnectorCertificateError as error:
         raise AdminError(f"{base} is not believed: {_plain(error.certificate_error)}; see `admin.ca_file`") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise AdminError(f"{base} cannot be reached: {_trouble(error)}") from None
+        raise AdminError(f"{base} cannot be reached: {network_error.in_words(error)}") from None
     return status, text
 
 
@@ -130,12 +131,6 @@ async def _ask(http: Session, method: str, base: str, path: str, body: bytes | N
             raise QuestionError(str(why))
         raise AdminError(f"{base}{path} answered with status {status}: {why or 'no JSON object'}")
     return answer
-
-
-def _trouble(error: Exception) -> str:
-    from farhop_lab.world.client import trouble  # a client of worlds, which is not light
-
-    return trouble(error)
 
 
 def _plain(error: Exception) -> str:

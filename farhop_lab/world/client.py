@@ -14,7 +14,6 @@ out of `ask` under `contextlib.aclosing`. Never raises for errors of servers or 
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from contextlib import AsyncExitStack, aclosing
@@ -25,6 +24,7 @@ import msgspec
 from yarl import URL
 
 from farhop.identity.redirect_token import PARAMETER
+from farhop.service import network_error
 from farhop_lab.world.stream import EventReader, Failure, Piece, Usage, read_answer, read_failure
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ __all__ = [
     "answer",
     "ask",
     "origin",
-    "trouble",
 ]
 
 CHAT = "/v1/chat/completions"
@@ -175,7 +174,7 @@ class _Asking:
             try:
                 response = await self._send(entry)
             except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
-                why, self._entered = trouble(error), ""
+                why, self._entered = network_error.in_words(error), ""
                 skipped.append(f"{entry}: {why}")
                 yield Skipped(entry, why)
                 continue
@@ -231,7 +230,9 @@ class _Asking:
                     text.append(piece)
                     yield Delta(piece, now_ms)
         except (aiohttp.ClientError, OSError) as error:
-            reader.error = reader.error or Failure(f"the stream broke: {trouble(error)}", "stream_broken")
+            reader.error = reader.error or Failure(
+                f"the stream broke: {network_error.in_words(error)}", "stream_broken"
+            )
         yield self._result(response, entry, Piece("".join(text), reader.usage), reader.end(), first_ms)
 
     async def _read_whole(self, response: aiohttp.ClientResponse, entry: str) -> Result:
@@ -243,7 +244,9 @@ class _Asking:
                     failure = Failure(f"the answer is longer than {ANSWER_BYTES_MAX} bytes", "answer_too_large")
                     return self._result(response, entry, error=failure)
         except (aiohttp.ClientError, OSError) as error:
-            return self._result(response, entry, error=Failure(f"the answer broke: {trouble(error)}", "stream_broken"))
+            return self._result(
+                response, entry, error=Failure(f"the answer broke: {network_error.in_words(error)}", "stream_broken")
+            )
         if response.status != 200:
             return self._result(response, entry, error=read_failure(response.status, bytes(body)))
         read = read_answer(bytes(body))
@@ -298,13 +301,3 @@ def _astray(entry: str, to: str, again: bool) -> Failure:
     return Failure(
         f"{entry} sends us to {to}, which is not trusted with the key: no entry named here", "redirect_refused"
     )
-
-
-def trouble(error: Exception) -> str:
-    """A network error in a few words."""
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    number = getattr(getattr(error, "os_error", error), "errno", None)
-    if isinstance(number, int) and number > 0:  # a name that does not resolve has a negative one
-        return os.strerror(number).lower()
-    return str(error) or type(error).__name__

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import aiohttp
 import msgspec
 
+from farhop.service import network_error
 from farhop.store.backoff import Backoff
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class Api:
                 while not response.content.at_eof() and len(body) <= ANSWER_BYTES_MAX:
                     body += await response.content.read(ANSWER_BYTES_MAX + 1 - len(body))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise KubeError(f"{path}: {_described(error)}") from None
+            raise KubeError(f"{self.base_url()}{path}: {network_error.in_words(error)}") from None
         if len(body) > ANSWER_BYTES_MAX:
             raise KubeError(f"{path}: an answer of more than {ANSWER_BYTES_MAX} bytes")
         try:
@@ -190,7 +191,7 @@ class Api:
         try:
             response = await self._get(path, query, timeout)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise KubeError(f"{path}: {_described(error)}") from None
+            raise KubeError(f"{self.base_url()}{path}: {network_error.in_words(error)}") from None
         async with response:
             _check(path, response.status)
             while True:
@@ -262,10 +263,6 @@ def _read_event(path: str, line: bytes) -> _Event:
 def _version(thing: dict[str, Any]) -> str:
     meta = thing.get("metadata")
     return str(meta.get("resourceVersion") or "") if isinstance(meta, dict) else ""
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")[:300]
 
 
 def _read(path: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from farhop_lab.world import client as module
-from farhop_lab.world.client import COMPLETION, Delta, Redirected, Result, Skipped, Usage, answer, ask, origin, trouble
+from farhop_lab.world.client import COMPLETION, Delta, Redirected, Result, Skipped, Usage, answer, ask, origin
 
 BODY = {"model": "m", "messages": [], "stream": True}
 
@@ -268,11 +268,3 @@ async def test_no_entries_is_a_mistake_of_the_caller():
 ])  # fmt: skip
 def test_origins(url, expected):
     assert origin(url) == expected
-
-
-@pytest.mark.parametrize(("error", "text"), [
-    (TimeoutError(), "timed out"), (ConnectionRefusedError(111, "x"), "connection refused"),
-    (aiohttp.ServerDisconnectedError(), "Server disconnected"), (OSError(), "OSError"),
-])  # fmt: skip
-def test_trouble_in_a_few_words(error, text):
-    assert trouble(error) == text
