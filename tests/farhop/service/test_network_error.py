@@ -32,8 +32,15 @@ async def asked(port: int, scheme: str) -> str:
     return in_words(raised.value)
 
 
+async def no_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"not TLS\r\n")
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_real_errors_of_an_https_client() -> None:
-    server = await asyncio.start_server(lambda _, writer: writer.write(b"not TLS\r\n"), "127.0.0.1", 0)
+    server = await asyncio.start_server(no_tls, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         assert (await asked(port, "https")).startswith("TLS failed")
