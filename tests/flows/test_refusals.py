@@ -225,6 +225,6 @@ def test_below_capacity_no_request_is_refused_and_long_prompts_do_not_starve() -
 
 
 def test_above_it_engines_do_as_much_as_where_everything_is_pushed() -> None:
-    # The total work ends within 10 % of the other's by chance: two seeds show the same as four.
-    done = [code("farhop", 1.3, seed)[2] / code("spill-least-load", 1.3, seed)[2] for seed in (2, 4)]
+    # The total work of one seed ends within 10 % of the other's by chance.
+    done = [code("farhop", 1.3, seed)[2] / code("spill-least-load", 1.3, seed)[2] for seed in range(1, 7)]
     assert fmean(done) < 1.05

@@ -167,7 +167,11 @@ class AttemptRun:
             self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
         elif answer.status in engine_faults.TOO_LONG_STATUSES and self._may_be_held_elsewhere():
             self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG)
-        elif not self.owner.upstream_is_tier and (reason := outcome.of_misconfigured(answer.status)) is not None:
+        elif (
+            answer.status >= 300
+            and not self.owner.upstream_is_tier
+            and (reason := outcome.of_misconfigured(answer.status)) is not None
+        ):
             self._refusal = reason, None
         elif answer.status in engine_faults.FAULT_STATUSES and not self.owner.upstream_is_tier:
             self._tap = FaultTap()

@@ -416,7 +416,8 @@ class UpstreamConnection(asyncio.Protocol):
         transport = self.transport
         if transport is not None:
             # An answer may come before the request was sent whole: the rest of it must not open the next one.
-            if keep and self._keeps and not self._is_behind(transport):
+            behind = transport.get_write_buffer_size() or (self._tcp is not None and self._tcp.get_write_buffer_size())
+            if keep and self._keeps and not behind:  # as _is_behind says, which would be a call for every answer
                 self._partial, self._keeps, self._body, self._received, self._quiet_bytes = b"", None, None, False, 0
                 self._turn_bytes = BYTES_A_TURN
                 self._pool.give_back(self)
