@@ -214,7 +214,7 @@ async def test_an_end_said_twice_is_no_second_body() -> None:
         assert not any(one.held)
 
 
-async def test_bounds_hold() -> None:
+async def test_body_size_and_time_limits_apply_to_picker_streams() -> None:
     async with stage(1, limits={"body_bytes_max": 1000, "body_s": 1, "upload_s": 5}) as one:
         big = one.stream()
         big.take(asked())
