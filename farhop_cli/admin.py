@@ -86,7 +86,7 @@ async def lines(http: Session, base: str, path: str, total_s: float) -> AsyncIte
                 for line in whole:
                     yield line
                 if len(rest) > LINE_BYTES_MAX:
-                    raise AdminError(f"{base} says a line of more than {LINE_BYTES_MAX} bytes")
+                    raise AdminError(f"{base} sent a line of more than {LINE_BYTES_MAX} bytes")
     except TimeoutError:
         raise AdminError(f"{base} did not end within {total_s:g} s") from None
     except (aiohttp.ClientError, OSError) as error:
@@ -108,7 +108,7 @@ async def _fetch(http: Session, method: str, base: str, path: str, body: bytes |
             while chunk := await response.content.read(ANSWER_BYTES_MAX):
                 text += chunk
                 if len(text) > ANSWER_BYTES_MAX:
-                    raise AdminError(f"{base} says more than {ANSWER_BYTES_MAX} bytes")
+                    raise AdminError(f"{base} sent more than {ANSWER_BYTES_MAX} bytes")
     except TimeoutError:
         raise AdminError(f"{base} did not answer within {ANSWER_S:g} s") from None
     except aiohttp.ClientConnectorCertificateError as error:

@@ -23,7 +23,7 @@ def run(key: str | None, generate: bool, as_json: bool) -> int:
     if bearer(b"Bearer " + text.encode(errors="replace")) != text:
         fail(f"this cannot be an API key: use 1 to {KEY_BYTES_MAX} characters of A-Z a-z 0-9 - . _ ~ + /")
     if mistyped(text):
-        fail("this begins as a key that `farhop key` makes, and its checksum does not hold: is a character wrong?")
+        fail("this begins like a key that `farhop key` makes, but its checksum is wrong: is a character mistyped?")
     if as_json:
         show.json({"sha256": digest(text)} | ({"key": made} if made else {}))
     elif made:

@@ -469,7 +469,7 @@ def _print_verified(copies: list[tuple[str, bytes | None]], keys: Keys, as_json:
     checked = []
     for source, value in copies:
         one: dict[str, Any] = {
-            "where": source,
+            "source": source,
             "epoch": None,
             "signed_by": None,
             "good": value is None,
@@ -490,5 +490,5 @@ def _print_verified(copies: list[tuple[str, bytes | None]], keys: Keys, as_json:
         for one in checked:
             signer = f"signed by {one['signed_by']}" if one["signed_by"] else "unsigned"
             epoch = f", epoch {one['epoch']}, {signer}" if one["epoch"] else ""
-            show.line(f"{one['where']}{epoch}: {one['why']}", None if one["good"] else "red")
+            show.line(f"{one['source']}{epoch}: {one['why']}", None if one["good"] else "red")
     return 0 if all(one["good"] for one in checked) else NEGATIVE

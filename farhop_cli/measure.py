@@ -27,7 +27,7 @@ from farhop_lab.bench import sim as sims
 from farhop_lab.bench import soak as soaks
 from farhop_lab.bench import trie as tries
 from farhop_lab.bench import ttft as ttfts
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 
 BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
 WHOLE_SHARE = 0.99  # of the streams of a region that dies

@@ -286,7 +286,7 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
     for configuration in _dicts([status.get("configuration")]):
         for what in _texts(configuration.get("trouble"))[:1]:
             stands = f"generation {configuration.get('generation')} stands"
-            yield f"{one.name}, configuration passed over ({stands}): {what}"
+            yield f"{one.name}, configuration rejected ({stands}): {what}"
         waits = _texts(configuration.get("awaits_restart"))
         if waits:
             yield f"{one.name}, configuration: {', '.join(waits[:4])} await a restart"

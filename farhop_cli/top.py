@@ -210,7 +210,7 @@ class Top(App[None]):
         taken = await self._source.snapshots()
         steps = snapshots.picture(taken, self._source.law(), int(wall().timestamp() * 1e3))
         self.picture = picture = snapshots.whole(steps)
-        wrong = [f"{_SIGNS.get(one['state'], '?')} {one['where']}: {one['what']}" for one in picture["wrong"]]
+        wrong = [f"{_SIGNS.get(one['state'], '?')} {one['subject']}: {one['what']}" for one in picture["wrong"]]
         fine = f"● nothing is wrong: {len(picture['regions'])} regions, {len(taken)} balancers seen"
         with contextlib.suppress(LookupError, NoMatches):  # it ends: its screen is gone, or has nothing left
             self.screen_stack[0].query_one("#wrong", Static).update(text("\n".join(wrong) or fine))

@@ -90,7 +90,7 @@ def _domain(text: str) -> str:
 
 def _printable(text: str) -> str:
     if not text.strip() or not text.isprintable():
-        raise PydanticCustomError("said", "says nothing, or what cannot be printed")
+        raise PydanticCustomError("said", "is blank, or holds unprintable characters")
     return text
 
 

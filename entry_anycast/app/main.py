@@ -150,7 +150,7 @@ class AnycastProcess:
             case SendUpdate():
                 self._tasks.start(self._send(command), f"send the update {command.phase}")
             case KillSpeaker():
-                self._log.error("the speaker is ended by force", why=command.why)
+                self._log.error("the speaker is killed", why=command.why)
                 self._tasks.start(self._kill(command.why), "end the speaker")
             case SetTimer():
                 self._timer = self._later(command.at - now, lambda: self.react(TimerFired()))
@@ -299,12 +299,12 @@ class AnycastProcess:
             async with asyncio.timeout(longest_s):
                 await self._exit.wait()
         except TimeoutError:
-            self._log.error("not withdrawn in time; the speaker is ended by force", waited_s=longest_s)
+            self._log.error("not withdrawn in time; the speaker is killed", waited_s=longest_s)
         await all_of(self.speaker.kill, self._tasks.close, self.store.close, self.admin.close, self.tls.close)
 
     def reload(self) -> None:
         """See farhop.service.process.Balancer. A change of what is announced is a restart: it drains first."""
-        self._log.info("an announcer reads its configuration at its start alone")
+        self._log.info("the configuration is read only at the start; restart to apply it")
 
     # -- for operators
 

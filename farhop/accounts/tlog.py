@@ -310,9 +310,9 @@ def read_verifier_key(text: str) -> tuple[str, Ed25519PublicKey]:
         data = base64.b64decode(rest.partition("+")[2], validate=True)
         public = Ed25519PublicKey.from_public_bytes(data[1:])
     except (binascii.Error, ValueError):
-        raise LogError("the key is none: give NAME+ID+KEY, as `vkey` in the log's folder says it") from None
+        raise LogError("not a verifier key: give NAME+ID+KEY, as `vkey` in the log's folder says it") from None
     if verifier_key(name, public) != text.strip():
-        raise LogError("the key is none: its name, id and bytes do not go together")
+        raise LogError("not a verifier key: its name, id and bytes do not match")
     return name, public
 
 
@@ -333,12 +333,12 @@ def open_checkpoint(note: bytes, origin: str, public: Ed25519PublicKey) -> Check
             raise LogError(f"the checkpoint is another log's: not {origin}'s")
         signature = base64.b64decode(lines[4].removeprefix(f"{_DASH}{origin} "), validate=True)
     except (UnicodeDecodeError, ValueError, IndexError, binascii.Error):
-        raise LogError("the checkpoint is none") from None
+        raise LogError("this is not a checkpoint") from None
     tail = f"\n{_DASH}{origin} {base64.b64encode(signature).decode()}\n".encode()
     if note != checkpoint.body + tail or len(root) != HASH_BYTES or signature[:4] != key_id(origin, public):
         raise LogError("the checkpoint is not as this key signs one")
     try:
         public.verify(signature[4:], checkpoint.body)
     except InvalidSignature:
-        raise LogError("the checkpoint's signature does not hold") from None
+        raise LogError("the checkpoint's signature is not valid") from None
     return checkpoint

@@ -95,7 +95,7 @@ UNKNOWN_KEY = _declare(Source.CLIENT, "unknown_key")
 KEY_NOT_VALID = _declare(Source.CLIENT, "key_not_valid")  # revoked, or before or after its time
 KEY_SCOPE = _declare(Source.CLIENT, "key_scope")  # the key is good, and not for this model or path
 CLIENT_LEFT = _declare(Source.CLIENT, "client_left")
-CLIENT_CROWDS = _declare(Source.CLIENT, "too_many_connections_of_client")
+TOO_MANY_CONNECTIONS_OF_CLIENT = _declare(Source.CLIENT, "too_many_connections_of_client")
 
 HOP_MISSING = _declare(Source.CLIENT, "hop_token_missing")
 HOP_FORGED = _declare(Source.CLIENT, "hop_token_forged")
@@ -104,9 +104,9 @@ HOP_MISADDRESSED = _declare(Source.CLIENT, "hop_token_misaddressed")
 HOP_USED = _declare(Source.CLIENT, "hop_token_used")
 
 # Of the token by which a client that was redirected comes to a region (farhop.identity.redirect_token).
-PASS_FORGED = _declare(Source.CLIENT, "redirect_token_forged")
-PASS_OVER = _declare(Source.CLIENT, "redirect_token_over")  # its time is over, or it was used
-PASS_MISADDRESSED = _declare(Source.CLIENT, "redirect_token_misaddressed")
+REDIRECT_TOKEN_FORGED = _declare(Source.CLIENT, "redirect_token_forged")
+REDIRECT_TOKEN_OVER = _declare(Source.CLIENT, "redirect_token_over")  # its time is over, or it was used
+REDIRECT_TOKEN_MISADDRESSED = _declare(Source.CLIENT, "redirect_token_misaddressed")
 
 UNLAWFUL = _declare(Source.LAW, "no_lawful_region")
 ENTRY_FORBIDDEN = _declare(Source.LAW, "entry_forbidden")
@@ -120,16 +120,16 @@ ADVISED = _declare(Source.BALANCER, "advised")  # it asked for a decision alone
 NO_REGION = _declare(Source.BALANCER, "no_region_serving")
 NO_BUFFER = _declare(Source.BALANCER, "buffers_full", retryable=True)
 # Usage or audit cannot be written, and the configuration says that then nothing is to be served.
-UNACCOUNTED = _declare(Source.BALANCER, "accounts_not_writable", retryable=True)
+ACCOUNTS_NOT_WRITABLE = _declare(Source.BALANCER, "accounts_not_writable", retryable=True)
 TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryable=True)
 # Of ours to one address, or for want of descriptors and ports here: nobody else's fault, and nothing was sent.
 UPSTREAM_FULL = _declare(Source.BALANCER, "too_many_upstream_connections", retryable=True)
 # What is bounded here has a share for each tenant, and this one's is used up.
-TENANT_CROWDS = _declare(Source.BALANCER, "tenant_over_its_share", retryable=True)
+TENANT_OVER_SHARE = _declare(Source.BALANCER, "tenant_over_its_share", retryable=True)
 # The tenant, its key or a model of it has used what it may (service.limits); the word is OpenAI's.
 RATE_LIMITED = _declare(Source.BALANCER, "rate_limit_exceeded")
 # The same body was under way at two processes when they ended: no third one is given to it.
-ENDS_PROCESSES = _declare(Source.BALANCER, "request_ended_two_processes")
+ENDED_TWO_PROCESSES = _declare(Source.BALANCER, "request_ended_two_processes")
 DEADLINE = _declare(Source.BALANCER, "deadline_exceeded")
 # An answer in one piece took longer than we wait for one. That is no failure of whoever generates it, and asked
 # elsewhere it would take as long again: a bound of ours, so not retried and held against nobody.

@@ -100,7 +100,7 @@ def _read(kid: str, text: bytes) -> HopKey:
             return HopKey(region=_region(region), signs=True, by_audience=by_audience)
     except ValueError:
         raise HopError(
-            f"hop keys: key {kid!r} begins as a derived key and is none; derive it again with: farhop certs hop-key"
+            f"hop keys: key {kid!r} begins like a derived key but is not one; derive it again: farhop certs hop-key"
         ) from None
     if len(text) < KEY_BYTES_MIN:
         raise HopError(

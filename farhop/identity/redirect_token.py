@@ -26,10 +26,10 @@ _LIFE_MAX_MS = 60_000.0
 USES_MAX = 65_536  # some 10 MB; 1,000 redirects a second, each remembered for a minute, do not fill it
 
 _OUTCOMES = {
-    outcome.HOP_FORGED: outcome.PASS_FORGED,
-    outcome.HOP_MISSING: outcome.PASS_FORGED,
-    outcome.HOP_EXPIRED: outcome.PASS_OVER,
-    outcome.HOP_MISADDRESSED: outcome.PASS_MISADDRESSED,
+    outcome.HOP_FORGED: outcome.REDIRECT_TOKEN_FORGED,
+    outcome.HOP_MISSING: outcome.REDIRECT_TOKEN_FORGED,
+    outcome.HOP_EXPIRED: outcome.REDIRECT_TOKEN_OVER,
+    outcome.HOP_MISADDRESSED: outcome.REDIRECT_TOKEN_MISADDRESSED,
 }
 
 
@@ -70,7 +70,7 @@ class RedirectTokenVerifier(HopVerifier):
     WITH_BODY: ClassVar[bytes | None] = None
     DECODE: ClassVar[Callable[[memoryview], HopClaims]] = msgspec.msgpack.Decoder(RedirectToken).decode
     LIFE_MAX_MS: ClassVar[float] = _LIFE_MAX_MS
-    USED: ClassVar[Outcome] = outcome.PASS_OVER
+    USED: ClassVar[Outcome] = outcome.REDIRECT_TOKEN_OVER
 
     def __init__(self, keys: Mapping[str, bytes], audience: str, holder: str, uses_max: int = USES_MAX) -> None:
         super().__init__(keys, audience, uses_max)
@@ -84,7 +84,7 @@ class RedirectTokenVerifier(HopVerifier):
             return _OUTCOMES[claims]
         assert isinstance(claims, RedirectToken)  # DECODE makes no other
         if claims.holder != self._holder or (claims.path and claims.path.encode() != request):
-            return outcome.PASS_MISADDRESSED
+            return outcome.REDIRECT_TOKEN_MISADDRESSED
         assert token is not None  # it was verified
         return self._uses.take(token.rpartition(b".")[2], claims.expires_ms, clock_ms, self.USED) or claims
 

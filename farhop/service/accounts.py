@@ -130,7 +130,7 @@ class Accounts:
         """What to answer instead of letting a request in; None: let it in."""
         for one in self._must:
             if one.trouble:
-                return answers.refusal(outcome.UNACCOUNTED, _FULL, retry_after_s=RETRY_AFTER_S)
+                return answers.refusal(outcome.ACCOUNTS_NOT_WRITABLE, _FULL, retry_after_s=RETRY_AFTER_S)
         return None
 
     def forwarded(self, context: RequestContext) -> None:

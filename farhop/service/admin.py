@@ -273,7 +273,7 @@ class AdminServer:
         self._under_way += 1
         try:
             if needed == "act":
-                self._log.warning("an operator acts", operator=operator.name, what=request.path[:128])
+                self._log.warning("operator action", operator=operator.name, what=request.path[:128])
                 if self.acted is not None:
                     self.acted(operator.name, request.path)
             return await handler(request)
@@ -368,7 +368,7 @@ class AdminServer:
 
     async def _explain(self, request: web.Request) -> web.Response:
         if self._explaining >= EXPLAINS_MAX:
-            return _json({"error": "others ask at this moment: ask again shortly"}, 503)
+            return _json({"error": "other questions are being answered: try again shortly"}, 503)
         self._explaining += 1
         try:
             async with asyncio.timeout(BODY_S):
@@ -389,7 +389,7 @@ class AdminServer:
     async def explained(self, body: bytes) -> dict[str, Any]:
         """The same for the console. Raises ActError."""
         if self._explaining >= EXPLAINS_MAX:
-            raise ActError("others ask at this moment: ask again shortly", 503)
+            raise ActError("other questions are being answered: try again shortly", 503)
         self._explaining += 1
         try:
             return await self._explained(body)

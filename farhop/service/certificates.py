@@ -287,7 +287,7 @@ class TlsManager:
             try:
                 renewed = await asyncio.to_thread(certificates.refresh)
             except TlsError as error:
-                self._log.error("certificate not taken up: the last good one stands", part=certificates.name,
+                self._log.error("certificate rejected: the last good one stays in use", part=certificates.name,
                                 problem=str(error))  # fmt: skip
                 continue
             if renewed:

@@ -382,14 +382,14 @@ class LawBook:
         if not self.may_believe(proven=proven):
             self._refused("law_unproven")
             self._log_problems(
-                "law passed over", [f"{who} offered one, but no signing key is configured, and there is no mutual TLS"]
+                "law rejected", [f"{who} offered one, but no signing key is configured, and there is no mutual TLS"]
             )
             return False
         async with self._taking:
             judged = await self._judged(written)
             if not isinstance(judged, _Read):
                 self._refused("law_offered_malformed")
-                self._log_problems("law passed over", [f"{who} offered one: {one}" for one in _problems(judged)])
+                self._log_problems("law rejected", [f"{who} offered one: {one}" for one in _problems(judged)])
             elif self._is_news(judged):
                 self._take_in(judged, who)
                 return True
@@ -422,7 +422,7 @@ class LawBook:
         hub.trouble = self._shortened(problems)
         self._refused(reason)
         if self._log is not None:
-            self._log.error("law passed over", reason, reason=reason, in_force=self.law.epoch, problems=hub.trouble)
+            self._log.error("law rejected", reason, reason=reason, in_force=self.law.epoch, problems=hub.trouble)
 
     def _log_problems(self, event: str, problems: list[str]) -> None:
         if self._log is not None:

@@ -191,7 +191,7 @@ class Reloader(Generic[C]):
         self.trouble = _shortened(problems)
         self.counts["rejected"] += 1
         if self.log is not None:
-            self.log.error("configuration passed over: the last good one stands", in_force=self.generation,
+            self.log.error("configuration rejected: the last good one stays in force", in_force=self.generation,
                            problems=self.trouble, exc_info=error)  # fmt: skip
 
     # -- saying so

@@ -450,7 +450,7 @@ class InstrumentedTier:
         context: RequestContext = active.context
         if context.recorded:
             self._log.warning(
-                "an engine failed, and what it said is not for clients",
+                "an engine's error was replaced before it reached the client",
                 attempt.target,
                 replica=attempt.target,
                 status=attempt.status,
@@ -462,4 +462,4 @@ class InstrumentedTier:
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
         """A bug in the machine: its trace goes to the log, never to a client."""
         trace_id = active.context.trace.trace_id if active is not None else ""
-        self._log.error("the machine failed", type(error).__name__, exc_info=error, trace_id=trace_id)
+        self._log.error("the state machine raised an error", type(error).__name__, exc_info=error, trace_id=trace_id)

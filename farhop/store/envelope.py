@@ -102,7 +102,7 @@ def _read(value: bytes) -> _Envelope | None:
     try:
         return _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EnvelopeError("malformed", f"begins as an envelope and is none: {error}") from None
+        raise EnvelopeError("malformed", f"begins like an envelope but is not one: {error}") from None
 
 
 def is_sealed(value: bytes) -> bool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop_lab.bench.anycast_client import PATIENCE_S, ConnectionResult, Job
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.world import anycast_net
 from farhop_lab.world.anycast_net import ROUTER, VIP, NetError
 from farhop_lab.world.anycast_sites import KEY, MODEL, REGIONS, SPEAKERS, Sites

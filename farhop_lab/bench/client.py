@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from farhop_lab.bench import bodies, usage
-from farhop_lab.bench.place import unverified_tls
+from farhop_lab.bench.harness import unverified_tls
 
 _TICK_S = 0.001
 _AT_ONCE = 4  # connections opened together

@@ -32,7 +32,7 @@ from farhop.service.console.snapshot import LastSnapshot
 from farhop.service.decisions import Decisions
 from farhop.service.operators import OPEN, Operator
 from farhop.telemetry.metrics import TierMetrics
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 from topology.law import Law
 from topology.load import parse
 

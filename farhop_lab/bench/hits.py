@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 
 from farhop_lab.bench.bodies import KEY, MODEL
-from farhop_lab.bench.place import HOST, BenchError, ProxyEnvironment, answers
+from farhop_lab.bench.harness import HOST, BenchError, ProxyEnvironment, answers
 from farhop_lab.bench.tiers import TierEnvironment
 from farhop_lab.engine.core.text import VOCABULARY
 from farhop_lab.engine.main import TokenizerError, host

@@ -24,7 +24,7 @@ import aiohttp
 import msgspec
 
 from farhop_lab.bench import bodies, tiers, usage
-from farhop_lab.bench.place import BenchError, Running, engines, open_files
+from farhop_lab.bench.harness import BenchError, Running, engines, open_files
 
 BYTES = 1 << 20
 HUGE_BYTES = 15 << 20

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from farhop_lab.bench import bodies, tiers
-from farhop_lab.bench.place import HOST, BenchError, Running, Subject, engines, open_files
+from farhop_lab.bench.harness import HOST, BenchError, Running, Subject, engines, open_files
 from farhop_lab.world.child import PROGRAM, bound_to_parent
 
 TO = "FARHOP_BENCH_COUNTS_TO"  # the folder to which a counted process writes
@@ -261,10 +261,10 @@ async def counted(subject: Subject) -> AsyncIterator[Counted]:
     with tempfile.TemporaryDirectory(prefix="farhop-parts-") as name:
         folder = Path(name)
         before = {name: os.environ.get(name) for name in (PROGRAM, TO)}
-        async with engines(folder, open_files(), None) as place:
+        async with engines(folder, open_files(), None) as environment:
             os.environ |= {PROGRAM: "farhop_lab.bench.parts", TO: name}
             try:
-                async with subject.run(place) as proxy:
+                async with subject.run(environment) as proxy:
                     yield Counted(folder, proxy)
             finally:
                 for variable, value in before.items():

@@ -18,7 +18,7 @@ import msgspec
 
 from farhop_lab.bench import bare, configs, relay, usage
 from farhop_lab.bench.client import Window
-from farhop_lab.bench.place import HOST, BenchError, ProxyEnvironment, Running, engines, module, started
+from farhop_lab.bench.harness import HOST, BenchError, ProxyEnvironment, Running, engines, module, started
 from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.bench.tiers import TierEnvironment, regional_config
 from farhop_lab.world.child import Child

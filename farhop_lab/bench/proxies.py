@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farhop_lab.bench import bare, configs
-from farhop_lab.bench.place import HOST, READY_S, ProxyEnvironment, Running, module, started
+from farhop_lab.bench.harness import HOST, READY_S, ProxyEnvironment, Running, module, started
 from farhop_lab.world.child import Child
 from farhop_lab.world.ports import free_ports
 

@@ -22,7 +22,7 @@ import msgspec
 
 from farhop_lab.bench import bodies, usage, wrk
 from farhop_lab.bench.client import Job, Report, Window
-from farhop_lab.bench.place import BenchError, ProxyEnvironment, Running, Subject, engines, module, open_files, output
+from farhop_lab.bench.harness import BenchError, ProxyEnvironment, Running, Subject, engines, module, open_files, output
 from farhop_lab.bench.proxies import PROXIES, on_path
 from farhop_lab.bench.results import SIZES, Comparison, Latency, Plan, Taken, row_of
 from farhop_lab.bench.tiers import OURS

@@ -19,7 +19,7 @@ import msgspec
 import uvloop
 
 from farhop.balance.machine import Event
-from farhop_lab.bench import pages, place, upstream
+from farhop_lab.bench import harness, pages, upstream
 from farhop_lab.bench.bodies import MODEL
 from farhop_lab.bench.decide import Row
 from farhop_lab.world.child import Child
@@ -97,17 +97,17 @@ def watch() -> Watched:
 
 
 async def _watch() -> Watched:
-    place.open_files()
+    harness.open_files()
     (port,) = free_ports(1)
-    program, arguments = place.module("upstream", upstream.Job(port, list(place.HOSTS), pages.PAGE_BYTES))
+    program, arguments = harness.module("upstream", upstream.Job(port, list(harness.HOSTS), pages.PAGE_BYTES))
     with tempfile.TemporaryDirectory(prefix="farhop-bench-") as folder:
         child = Child("the benchmark's engines", arguments, Path(folder) / "engines.log", {}, program)
-        async with place.started(child, place.HOSTS[0], port):
+        async with harness.started(child, harness.HOSTS[0], port):
             return await _over(_replicas(port))
 
 
 def _replicas(port: int) -> list[ReplicaConfig]:
-    hosts = place.HOSTS
+    hosts = harness.HOSTS
     return [
         ReplicaConfig(url=f"http://{hosts[i % len(hosts)]}:{port}", models=[MODEL], name=f"gpu-{i}", engine="vllm")
         for i in range(REPLICAS)
@@ -136,6 +136,6 @@ async def _over(replicas: list[ReplicaConfig]) -> Watched:
     finally:
         await watcher.close()
     if not done:
-        raise place.BenchError(f"no page was taken in ({dict(refused)}); is the machine too busy?")
+        raise harness.BenchError(f"no page was taken in ({dict(refused)}); is the machine too busy?")
     size = len(pages.page("vllm"))
     return Watched(len(replicas), size, done / lasted, used / done * 1e6, dict(refused))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from farhop_lab.bench import usage
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.relay import Tools, busy, running
 from farhop_lab.bench.tiers import SOAKED
 

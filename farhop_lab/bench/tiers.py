@@ -21,7 +21,7 @@ import yaml
 
 from farhop_lab.bench import regions
 from farhop_lab.bench.bodies import KEY, MODEL
-from farhop_lab.bench.place import HOST, BenchError, ProxyEnvironment, Running, answers, module
+from farhop_lab.bench.harness import HOST, BenchError, ProxyEnvironment, Running, answers, module
 from farhop_lab.engine.core.kv_log import batch
 from farhop_lab.engine.kv_publisher import KvPublisher
 from farhop_lab.world.child import Child, ChildError

@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 
 from farhop_lab.bench import bare, bodies, tiers, usage
-from farhop_lab.bench.place import HOST, BenchError, ProxyEnvironment, engines, module, open_files, output, started
+from farhop_lab.bench.harness import HOST, BenchError, ProxyEnvironment, engines, module, open_files, output, started
 from farhop_lab.bench.ttft_client import Job, Sample, Way
 from farhop_lab.engine import tokenizer_file
 from farhop_lab.sim.measures import quantile

@@ -16,7 +16,7 @@ import msgspec
 
 from farhop.balance.estimate import cost
 from farhop_lab.bench import upload_client, upstream
-from farhop_lab.bench.place import BenchError, module, output
+from farhop_lab.bench.harness import BenchError, module, output
 from farhop_lab.bench.upload_client import BESIDE, COOL, KEPT, NEW, RESTED
 from farhop_lab.wan.long_wire import FAR, HOSTS, NEAR, LongWire, WireError, lacking
 from farhop_lab.world.child import Child, ChildError

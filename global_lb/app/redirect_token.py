@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _OWN = "own"
 _DETAILS = {
-    outcome.PASS_FORGED: "the token in the URL is not genuine, or of a process before this one",
-    outcome.PASS_OVER: "the token in the URL has expired, or was used already: ask the entry that gave it again",
-    outcome.PASS_MISADDRESSED: "the token in the URL is for another balancer or path",
+    outcome.REDIRECT_TOKEN_FORGED: "the token in the URL is not genuine, or of a process before this one",
+    outcome.REDIRECT_TOKEN_OVER: "the token in the URL has expired or was used: ask the entry that gave it again",
+    outcome.REDIRECT_TOKEN_MISADDRESSED: "the token in the URL is for another balancer or path",
 }
 
 

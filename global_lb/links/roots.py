@@ -37,7 +37,7 @@ class Roots:
             try:
                 host = address_of(address).host
             except ValueError:
-                raise OSError("the root's address is none") from None
+                raise OSError("the root's address is not host:port") from None
             if not config.allows(region, host):
                 raise OSError(f"region_hosts: no balancer of {region} may be at {host}")
             await self._drop(region)

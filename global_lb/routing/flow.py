@@ -734,7 +734,7 @@ class GlobalFlow:
         if quarantine is None:
             return None
         if quarantine.sure:
-            return [self._answer(state, outcome.ENDS_PROCESSES, _ENDED_TWO, quarantine.until - now)]
+            return [self._answer(state, outcome.ENDED_TWO_PROCESSES, _ENDED_TWO, quarantine.until - now)]
         due = min(request.deadline, quarantine.until)
         return [] if request.id in self.held and state.due == due else self._hold(state, due)
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 RETRY_AFTER_S = 1.0
 _DETAILS = {
-    outcome.PASS_FORGED: "the token in the URL is not genuine",
-    outcome.PASS_OVER: "the token in the URL has expired, or was used already: ask the balancer that gave it again",
-    outcome.PASS_MISADDRESSED: "the token in the URL is for another region, balancer or path",
+    outcome.REDIRECT_TOKEN_FORGED: "the token in the URL is not genuine",
+    outcome.REDIRECT_TOKEN_OVER: "the token in the URL has expired or was used: ask the balancer that gave it again",
+    outcome.REDIRECT_TOKEN_MISADDRESSED: "the token in the URL is for another region, balancer or path",
 }
 
 _regions = lru_cache(maxsize=1024)(frozenset[str])  # of many requests alike: each would hold them as long as it lives

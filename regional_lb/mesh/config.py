@@ -110,5 +110,7 @@ class MeshConfig(Process):
     @model_validator(mode="after")
     def _encrypted_peers(self) -> MeshConfig:
         if self.peers.tls is not None and self.control.tls is None:
-            raise ValueError("peers.tls: control.tls is not given, and peers speak as it does; give both or neither")
+            raise ValueError(
+                "peers.tls: control.tls is not given, and peers use the same protocol; give both or neither"
+            )
         return self

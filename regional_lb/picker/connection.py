@@ -198,7 +198,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def _check_idle(self) -> None:
         if self._idle_frames > _IDLE_FRAMES_MAX:
-            raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
+            raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many empty frames")
 
     def _go_on(self) -> None:
         """Another turn for data left over. If the other end does not read, once it does."""
@@ -314,7 +314,7 @@ class GatewayConnection(asyncio.Protocol):
         if not self._settled and kind != http2.SETTINGS:
             raise Http2Error(http2.PROTOCOL_ERROR, "the first frame must be SETTINGS")
         if self._block is not None and (kind != http2.CONTINUATION or identity != self._block[0]):
-            raise Http2Error(http2.PROTOCOL_ERROR, "a head must go on in the next frame")
+            raise Http2Error(http2.PROTOCOL_ERROR, "HEADERS must be followed by CONTINUATION")
         taking = _TAKING.get(kind)
         if taking is not None:
             taking(self, flags, identity, payload)
@@ -323,7 +323,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def _settings(self, flags: int, identity: int, payload: bytes) -> None:
         if identity or (flags & http2.ACK and payload):
-            raise Http2Error(http2.FRAME_SIZE_ERROR, "SETTINGS are of a connection, and an acknowledgement is empty")
+            raise Http2Error(http2.FRAME_SIZE_ERROR, "SETTINGS must be on stream 0, and an acknowledgement empty")
         self._settled = True
         self._idle_frames += 1
         if flags & http2.ACK:
@@ -346,7 +346,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def _continuation(self, flags: int, identity: int, payload: bytes) -> None:
         if self._block is None:
-            raise Http2Error(http2.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise Http2Error(http2.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         parts = self._block[2]
         parts.append(payload)
         if len(parts) > _CONTINUATIONS_MAX or sum(map(len, parts)) > _HEADERS_BYTES_MAX:
@@ -364,7 +364,7 @@ class GatewayConnection(asyncio.Protocol):
             raise Http2Error(http2.COMPRESSION_ERROR, "a head cannot be read, or its fields are too large") from None
         if identity <= self._last:
             if identity in self.streams and not ends:
-                raise Http2Error(http2.PROTOCOL_ERROR, "a second head must be the end")
+                raise Http2Error(http2.PROTOCOL_ERROR, "trailers must end the stream")
             self._ended(identity)
             return
         if not identity % 2:
@@ -401,7 +401,7 @@ class GatewayConnection(asyncio.Protocol):
         self.room -= size
         self._taken += size
         if identity > self._last or not identity or self.room < 0:
-            raise Http2Error(http2.PROTOCOL_ERROR, "DATA of no stream, or more of it than was allowed")
+            raise Http2Error(http2.PROTOCOL_ERROR, "DATA on an idle stream, or beyond the flow-control window")
         if not size or stream is None:
             self._idle_frames += 1
         if stream is None:
@@ -409,7 +409,7 @@ class GatewayConnection(asyncio.Protocol):
         stream.room -= size
         stream.taken += size
         if stream.closed or stream.room < 0:
-            raise Http2Error(http2.FLOW_CONTROL_ERROR, "DATA after the end, or more of it than was allowed")
+            raise Http2Error(http2.FLOW_CONTROL_ERROR, "DATA after END_STREAM, or beyond the flow-control window")
         if stream.ended_at is None and stream.call.status is None:
             self._due[identity] = stream
             self._messages(stream, http2.unpadded(flags, payload))
@@ -478,7 +478,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def _reset(self, _flags: int, identity: int, _payload: bytes) -> None:
         if not identity or identity > self._last:
-            raise Http2Error(http2.PROTOCOL_ERROR, "RST_STREAM of no stream")
+            raise Http2Error(http2.PROTOCOL_ERROR, "RST_STREAM on an idle stream")
         stream = self.streams.pop(identity, None)
         self._due.pop(identity, None)
         if stream is None or stream.ended_at is not None:
@@ -490,7 +490,7 @@ class GatewayConnection(asyncio.Protocol):
     def _granted(self, _flags: int, identity: int, payload: bytes) -> None:
         more = int.from_bytes(payload) & 0x7FFF_FFFF
         if len(payload) != 4 or not more:
-            raise Http2Error(http2.PROTOCOL_ERROR, "WINDOW_UPDATE by nothing")
+            raise Http2Error(http2.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
         self._idle_frames += 1
         if not identity:
             self._window = window = self._window + more
@@ -502,7 +502,7 @@ class GatewayConnection(asyncio.Protocol):
         else:
             return
         if window > http2.WINDOW_BYTES_MAX:
-            raise Http2Error(http2.FLOW_CONTROL_ERROR, "a window is too large")
+            raise Http2Error(http2.FLOW_CONTROL_ERROR, "a flow-control window is too large")
 
     def _ping(self, flags: int, _identity: int, payload: bytes) -> None:
         if len(payload) != 8:
@@ -516,7 +516,7 @@ class GatewayConnection(asyncio.Protocol):
         self._leaves = True
 
     def _no_push(self, _flags: int, _identity: int, _payload: bytes) -> None:
-        raise Http2Error(http2.PROTOCOL_ERROR, "a client pushes nothing")
+        raise Http2Error(http2.PROTOCOL_ERROR, "a client must not send PUSH_PROMISE")
 
     # -- frames sent
 

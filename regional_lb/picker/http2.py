@@ -60,7 +60,7 @@ def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
     for at in range(0, len(payload), 6):
         key, value = int.from_bytes(payload[at : at + 2]), int.from_bytes(payload[at + 2 : at + 6])
         if key == INITIAL_WINDOW_SIZE and value > WINDOW_BYTES_MAX:
-            raise Http2Error(FLOW_CONTROL_ERROR, "a window is too large")
+            raise Http2Error(FLOW_CONTROL_ERROR, "a flow-control window is too large")
         if key == MAX_FRAME_SIZE and not FRAME_BYTES_MAX <= value < 2**24:
             raise Http2Error(PROTOCOL_ERROR, "a frame's size is out of range")
         yield key, value
@@ -74,7 +74,7 @@ def check_head(block: bytes) -> None:
     while block[at : at + 1] and block[at] & 0xE0 == 0x20:
         sizes += 1
         if sizes > _SIZES_MAX:
-            raise Http2Error(COMPRESSION_ERROR, "a head changes the size of its table again and again")
+            raise Http2Error(COMPRESSION_ERROR, "a head changes its table's size too often")
         more = block[at] & 0x1F == 0x1F  # the number continues
         at += 1
         while more and at < len(block):

@@ -255,7 +255,7 @@ class GatewayStream:
             self._refuse(exchange, answers.refusal(outcome.NO_BUFFER, _FULL, retry_after_s=1.0))
         elif not picker.requests.take(1, exchange.tenant):
             exchange.held_bytes = len(request_head.onward)
-            self._refuse(exchange, answers.refusal(outcome.TENANT_CROWDS, _CROWDED, retry_after_s=1.0))
+            self._refuse(exchange, answers.refusal(outcome.TENANT_OVER_SHARE, _CROWDED, retry_after_s=1.0))
         else:
             exchange.held_bytes, exchange.counted = len(request_head.onward), True
             if part.end_of_stream:

@@ -923,7 +923,9 @@ class RegionalFlow:
             return None
         self._over(state)
         detail = "this request was under way at two replicas when they ended; it is not sent to a third for a while"
-        return machine.Answer(request.id, outcome.ENDS_PROCESSES, detail, max(RETRY_AFTER_S, quarantine.until - now))
+        return machine.Answer(
+            request.id, outcome.ENDED_TWO_PROCESSES, detail, max(RETRY_AFTER_S, quarantine.until - now)
+        )
 
     # -- endings
 

@@ -15,7 +15,7 @@ import machine
 
 from farhop_lab.bench.bodies import KEY, MODEL
 from farhop_lab.bench.client import Job
-from farhop_lab.bench.place import HOST, HOSTS, engines, open_files
+from farhop_lab.bench.harness import HOST, HOSTS, engines, open_files
 from farhop_lab.bench.relay import asked
 from farhop_lab.world.ports import free_ports
 

@@ -30,7 +30,7 @@ async def test_a_bad_question_is_an_error_of_its_own(world, http):
         await admin.explain(http, world.file.regions["virginia"].global_admin, {"body": {}})
 
 
-async def test_a_question_where_there_is_no_desk(world, http):
+async def test_an_address_without_explain_is_reported(world, http):
     with pytest.raises(AdminError, match="no /explain"):
         await admin.explain(http, f"{world.file.regions['virginia'].global_admin}/elsewhere", {})
 
@@ -40,7 +40,7 @@ async def test_a_closed_admin_port_is_an_error(unused_tcp_port, http):
         await admin.get(http, f"http://127.0.0.1:{unused_tcp_port}", "/status")
 
 
-async def test_it_hangs_up(world, http):
+async def test_an_admin_port_that_closes_the_connection_is_unreachable(world, http):
     world.silent.add(("tokyo", "global_admin"))
     with pytest.raises(AdminError, match="cannot be reached"):
         await admin.get(http, world.file.regions["tokyo"].global_admin, "/status")

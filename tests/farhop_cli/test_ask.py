@@ -185,10 +185,10 @@ async def test_bad_options_are_one_line_and_send_nothing(world, cli, arguments, 
     assert not world.requests
 
 
-def test_no_world(cli, tmp_path):
+def test_without_a_world_the_error_names_farhop_up(cli, tmp_path):
     assert "farhop up" in cli.failed(cli.run("ask", "hi", "--world", str(tmp_path / "none.json")), 2)
 
 
-def test_gaps():
+def test_the_gaps_between_pieces_are_summed_up():
     assert gaps([1.0, 3.0, 4.0, 10.0]) == "gaps between 4 pieces: median 2.0 ms · p95 6.0 ms · longest 6.0 ms"
     assert "came in one" in gaps([5.0])

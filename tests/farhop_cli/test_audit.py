@@ -76,7 +76,7 @@ def test_an_auditor_gets_all_but_the_salt(cli: Any, log: Path, tmp_path: Path) -
     ("arguments", "says"),
     [
         (["verify", "{}/nowhere"], "there is no checkpoint"),
-        (["verify", "{}", "--key", "a+b+c"], "--key: the key is none"),
+        (["verify", "{}", "--key", "a+b+c"], "--key: not a verifier key"),
         (["verify", "{}", "--seen", "{}/none"], "--seen"),
         (["export", "{}", "--out", "/nowhere/x"], "--out"),
     ],

@@ -70,7 +70,7 @@ async def test_a_world_without_collector(world, here, made):
     assert found.trace.note == "this world has no collector"
 
 
-async def test_records_everywhere(world, made):
+async def test_a_decision_is_looked_up_at_every_balancer_and_silent_ones_are_named(world, made):
     world.records["tokyo", "global_admin"] = made.record(None)
     world.records["virginia", "regional_admin"] = made.record(None)
     world.silent.add(("frankfurt", "global_admin"))

@@ -24,7 +24,7 @@ def answering(world, made):
     return world
 
 
-async def test_where_would_it_go(answering, cli, request_file):
+async def test_explain_asks_the_entry_and_the_region_that_it_would_choose(answering, cli, request_file):
     result = await cli.in_thread("explain", request_file, "--from", "Paris", "--allow", "jp,eu")
     assert result.exit_code == 0
     assert "as frankfurt would decide now for anywhere" in result.stdout

@@ -241,6 +241,7 @@ def test_with_a_key_what_is_set_is_signed_and_shown_to_be(cli, stands, law, keys
     bad = cli.run("law", "verify", "--public", str(keys / "ops.pub"), "--json")
     [output] = json.loads(bad.stdout)["law"]
     assert (bad.exit_code, output["good"], output["why"]) == (1, False, "it is not signed, and a law must be")
+    assert output["source"]
 
 
 def test_a_law_signed_with_the_key_can_be_set_without_it(cli, stands, law, keys, monkeypatch):

@@ -33,7 +33,7 @@ def tree():
     return found
 
 
-def test_the_commands_owed():
+def test_every_expected_command_exists_and_all_are_in_the_table():
     assert {words[0] for words in tree() if words} == set(main.COMMANDS) >= {
         "ask", "bench", "bias", "certs", "check", "demo", "drain", "engine", "explain", "global", "hash-key", "law",
         "picker", "pin", "plan", "policy", "regional", "route", "sim", "split", "status", "undrain", "up",

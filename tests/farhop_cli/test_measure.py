@@ -8,9 +8,9 @@ import pytest
 from farhop_cli import measure as room
 from farhop_lab.bench import hostile, relay, soak
 from farhop_lab.bench.decide import Row as Decided
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.intake import Intake
 from farhop_lab.bench.intake import Row as Taken
-from farhop_lab.bench.place import BenchError
 from farhop_lab.bench.results import Comparison, Figure, Latency, Plan, Row
 from farhop_lab.bench.sim import Row as Simulated
 from farhop_lab.bench.soak import MemorySample

@@ -44,7 +44,7 @@ async def test_an_entry_is_known_by_its_origin(here, world):
     assert here.region_of("http://elsewhere") is None
 
 
-async def test_callers(here, capsys):
+async def test_a_caller_is_given_by_tenant_or_by_key_and_not_both(here, capsys):
     assert running.caller(here, None, None, ()).tenant == "anywhere"
     assert running.caller(here, "eu-only", None, ()).key == "sk-farhop-eu-only"
     assert running.caller(here, None, "sk-farhop-not-us", ("jp",)).tenant == "not-us"
@@ -63,7 +63,7 @@ async def test_where_a_record_is_barred(here):
     assert here.record_barred(running.Caller(None, "sk-stranger"), "tokyo") is None
 
 
-async def test_places(here, capsys):
+async def test_places_are_checked_against_the_topology(here, capsys):
     assert running.places(here.topology, None) == ()
     assert running.places(here.topology, "eu, jp") == ("eu", "jp")
     assert running.places(None, "mars") == ("mars",)

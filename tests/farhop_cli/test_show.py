@@ -13,12 +13,12 @@ from farhop_cli import show
 @pytest.mark.parametrize(("value", "digits", "text"), [
     (1234.56, 1, "1,234.6"), (0.0094, 4, "0.0094"), (12, 1, "12"), (None, 1, "–"), ("12", 1, "–"), (True, 1, "–"),
 ])  # fmt: skip
-def test_figures(value, digits, text):
+def test_numbers_are_shown_with_separators_and_a_dash_for_none(value, digits, text):
     assert show.number(value, digits) == text
 
 
 @pytest.mark.parametrize(("value", "text"), [("up", "up"), (None, "–"), ("", "–"), (7, "7")])
-def test_words(value, text):
+def test_an_empty_cell_is_shown_as_a_dash(value, text):
     assert show.cell(value) == text
 
 

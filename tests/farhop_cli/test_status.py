@@ -250,7 +250,7 @@ async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_ar
     configuration = {"generation": 4, "trouble": ["spill.at: too large"], "awaits_restart": ["listen.port"]}
     healthy.status["virginia", "global_admin"] |= {"configuration": configuration}
     output = " ".join((await cli.in_thread("status")).stdout.split())
-    assert "configuration passed over (generation 4 stands): spill.at: too large" in output
+    assert "configuration rejected (generation 4 stands): spill.at: too large" in output
     builds = (await cli.in_thread("status", "--wide")).stdout.partition("builds")[2]
     assert "listen.port" in builds
     assert "spill.at: too large" in builds

@@ -42,7 +42,7 @@ async def test_requests_stay_where_their_adapter_is(tmp_path: Path) -> None:
         assert loaded == {home[name]: [name] for name in ADAPTERS}
 
 
-async def test_but_no_longer_than_loading_it_elsewhere_would_take(tmp_path: Path) -> None:
+async def test_a_crowd_spreads_once_waiting_takes_longer_than_loading_the_adapter(tmp_path: Path) -> None:
     async with _at(tmp_path, 2, listing={"slots": 2}) as here:
         home = _served(await here.ask("hello", model="sql"))
         crowd = await asyncio.gather(*(here.ask(words(n, 100), model="sql", max_tokens=40) for n in range(4)))
@@ -75,7 +75,7 @@ async def test_a_prompt_cached_under_one_adapter_is_news_to_another(tmp_path: Pa
         assert here.hits()["trie"] == [0.0, 0.0, 0.0]
 
 
-async def test_nor_does_the_mirror_mix_them_up(tmp_path: Path) -> None:
+async def test_the_mirror_keeps_adapters_apart_without_events_and_tokenizer(tmp_path: Path) -> None:
     """Without events and without a tokenizer."""
     async with _at(tmp_path, 1, tokenizer=False, events=False) as here:
         text = words(6, 400)

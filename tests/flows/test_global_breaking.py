@@ -113,7 +113,7 @@ def test_a_region_that_reports_its_replica_s_failure_is_not_tried_again(play) ->
     )  # fmt: skip
 
 
-def test_all_refused(play) -> None:
+def test_if_all_regions_refuse_the_answer_lists_each_reason(play) -> None:
     flow = worldwide()
     found = "frankfurt: no_replica_serving; london: queue_full; tokyo: queue_timeout"
     (

@@ -192,7 +192,7 @@ def test_unacknowledged_load_shifts_requests_between_two_reports(play) -> None:
     )  # fmt: skip
 
 
-def test_what_was_answered_is_not_reckoned_with(play) -> None:
+def test_an_answered_request_no_longer_counts_as_load(play) -> None:
     flow = worldwide(view=seen(instance("london"), instance("frankfurt")))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.at(0.1).on(AttemptBegan("a", 1, 200)).expect()
@@ -241,7 +241,7 @@ def test_hints_obey_the_law(play) -> None:
     assert flow.regions.trie.match(chain.chain(text("b", 1024), SEED)) == {"london": 4}
 
 
-def test_sizes_are_learned(play) -> None:
+def test_bytes_per_token_and_output_tokens_are_learned_from_usage(play) -> None:
     flow = worldwide()
     book = play(flow).on(RequestArrived(request("a", 4096))).expect(sent("a", "london"))
     serve(book, "a", 0.1, Usage(2048, 7))

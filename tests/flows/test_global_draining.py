@@ -53,7 +53,7 @@ def test_a_request_without_another_lawful_region_is_served_until_the_end(drainin
     assert taken(draining, 20.0, 50, tenant="german") == {"nowhere": 50}
 
 
-def test_repeated_it_gives_nothing_back(draining) -> None:
+def test_a_repeated_drain_gives_no_share_back(draining) -> None:
     draining.handle(RegionForced("london", True, "still", over_s=10.0), 9.0)
     assert taken(draining, 9.0)["london"] < 80
     assert taken(draining, 10.0)["london"] == 0
@@ -61,7 +61,7 @@ def test_repeated_it_gives_nothing_back(draining) -> None:
     assert taken(draining, 11.0)["london"] == 0
 
 
-def test_without_a_pace_it_is_at_once() -> None:
+def test_without_a_pace_a_drained_region_gets_no_new_requests_at_once() -> None:
     flow = worldwide()
     flow.handle(RegionForced("london", True, "fire"), 0.0)
     assert taken(flow, 0.0)["london"] == 0

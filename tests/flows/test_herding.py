@@ -111,7 +111,7 @@ def test_many_balancers_with_old_reports_do_not_herd(age_s: float, ours_at_most:
     assert max(peaks(played(age_s, greedy=False)).values()) <= ours_at_most
 
 
-def test_by_old_reports_alone_they_do() -> None:
+def test_a_greedy_choice_by_old_reports_herds() -> None:
     """The control: else those above show nothing. It peaks at 1.09 by reports of 2 s, and at 1.81 by those of 10 s."""
     assert max(peaks(played(5.0, greedy=True)).values()) >= 1.25
 

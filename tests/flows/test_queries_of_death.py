@@ -26,14 +26,15 @@ def test_a_body_that_ended_two_balancers_is_held_until_that_is_sure_and_then_ref
     )  # fmt: skip
     book.at(1.1 + SILENCE_S).on(TimerFired("a")).expect(timer("a", at=1.5 + SILENCE_S))
     book.at(1.5 + SILENCE_S).on(TimerFired("a")).expect(
-        answered("a", outcome.ENDS_PROCESSES, retry_after_s=lambda s: HOLD_S - 5 < s < HOLD_S)
+        answered("a", outcome.ENDED_TWO_PROCESSES, retry_after_s=lambda s: HOLD_S - 5 < s < HOLD_S)
     )
     # The same request within the minute is refused at once; another body and another tenant are served.
     (
-        book.at(10.0).on(RequestArrived(request("b", body_hash=BODY))).expect(answered("b", outcome.ENDS_PROCESSES))
+        book.at(10.0).on(RequestArrived(request("b", body_hash=BODY)))
+        .expect(answered("b", outcome.ENDED_TWO_PROCESSES))
         .on(RequestArrived(request("c", body_hash=BODY + 1))).expect(sent("c", "london"))
     )  # fmt: skip
-    assert not outcome.ENDS_PROCESSES.retryable
+    assert not outcome.ENDED_TWO_PROCESSES.retryable
     assert flow.under_way == 1
 
 
@@ -73,7 +74,7 @@ def test_another_life_of_the_same_balancer_is_no_sign_of_the_first(play) -> None
         .at(1.1).on(died("a", 1)).expect(sent("a", "frankfurt", attempt=2))
         .at(1.5).on(died("a", 2)).expect(held("a", 1.1 + SILENCE_S))
         .at(2.0).on(again).expect()
-        .at(1.5 + SILENCE_S).on(TimerFired("a")).expect(answered("a", outcome.ENDS_PROCESSES))
+        .at(1.5 + SILENCE_S).on(TimerFired("a")).expect(answered("a", outcome.ENDED_TWO_PROCESSES))
     )  # fmt: skip
 
 
@@ -96,7 +97,7 @@ def test_two_replicas_are_enough_for_a_region(play) -> None:
     second = flow.fleet.ledger.held("a").target
     assert second != first
     book.expect(sent("a", second, attempt=2))
-    book.at(0.2).on(died("a", 2)).expect(answered("a", outcome.ENDS_PROCESSES))
+    book.at(0.2).on(died("a", 2)).expect(answered("a", outcome.ENDED_TWO_PROCESSES))
     book.at(0.3).on(RequestArrived(request("b", body_hash=BODY + 1))).expect(
         sent("b", ({"r1", "r2", "r3"} - {first, second}).pop())
     )

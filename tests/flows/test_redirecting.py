@@ -122,7 +122,7 @@ def test_a_chat_is_answered_by_the_region_itself(redirecting: RunningWorld, sdk:
     _went_past_us(redirecting, sdk, sdk.answers[0].headers["x-farhop-region"])
 
 
-def test_a_stream_too_piece_by_piece(redirecting: RunningWorld, sdk: Watched) -> None:
+def test_a_redirected_stream_arrives_piece_by_piece(redirecting: RunningWorld, sdk: Watched) -> None:
     chunks = list(
         sdk.client.chat.completions.create(
             model=MODEL, messages=_messages("Stream"), max_tokens=12, stream=True, extra_body={"min_tokens": 8}

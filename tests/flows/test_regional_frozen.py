@@ -51,13 +51,13 @@ def test_a_slow_replica_keeps_what_it_works_on() -> None:
     assert _moved(flow, {other: 10.0, sent.target: 5.0})[1] == []
 
 
-def test_what_has_begun_stays() -> None:
+def test_a_request_whose_answer_began_is_not_moved() -> None:
     flow, sent, other = _sent()
     flow.handle(AttemptBegan(sent.id, 1, 200), 0.1)
     assert _moved(flow, {other: 10.0})[1] == []
 
 
-def test_alone_it_stays() -> None:
+def test_a_request_at_the_only_replica_is_not_moved() -> None:
     flow, sent, other = _sent()
     flow.handle(swapped(replica(sent.target)), 0.1)
     assert _moved(flow, {other: 10.0})[1] == []

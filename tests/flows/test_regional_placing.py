@@ -274,7 +274,7 @@ def test_a_higher_band_goes_first(play) -> None:
     )  # fmt: skip
 
 
-def test_tenants_take_turns(play) -> None:
+def test_waiting_tenants_are_served_in_turn(play) -> None:
     flow = regional(replica("r1", slots=1))
     book = play(flow).on(RequestArrived(request("first"))).expect(sent("first", "r1"))
     for name in ("a1", "a2", "a3"):
@@ -301,7 +301,7 @@ def test_weights_give_shares(play) -> None:
     assert order == ["a", "b", "b", "a", "b", "b"]
 
 
-def test_one_that_starves_gets_every_fourth_turn(play) -> None:
+def test_a_starving_request_gets_every_fourth_turn(play) -> None:
     flow = regional(replica("r1", slots=1), queue_starvation_s=10.0, queue_wait_s=600.0)
     book = play(flow).on(RequestArrived(request("now", deadline=999.0))).expect(sent("now", "r1"))
     book.on(RequestArrived(request("low", deadline=999.0))).expect(held("low"))

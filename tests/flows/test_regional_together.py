@@ -83,7 +83,7 @@ def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> Non
     assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
 
 
-def test_rooms_differ(play: Play) -> None:
+def test_each_pair_of_engines_gets_another_room_number(play: Play) -> None:
     flow = regional(_p("p1", slots=9, prefill_tokens_max=90_000), _d("d1", slots=9, kv_tokens=90_000))
     rooms = set()
     for n in range(8):
@@ -107,7 +107,7 @@ def test_what_cannot_be_divided_goes_to_a_mixed_one_or_is_answered_why(play: Pla
     play(alone).on(_ask(divisible=False)).expect(answered("q", outcome.NO_REPLICA, detail=why))
 
 
-def test_each_way_keeps_to_its_own(play: Play) -> None:
+def test_prefill_and_decode_engines_of_different_handovers_are_not_paired(play: Play) -> None:
     """vLLM's prefill engine is nobody for SGLang's decode engine, nor the other way round; a mixed one is no pair's."""
     flow = regional(replica("p1", role="prefill"), _d("d1"))
     why = "no replica that prefills for those of this model is healthy"

@@ -149,7 +149,7 @@ async def test_what_cannot_go_on_ends_with_an_error_and_a_reason() -> None:
         assert ("resumed", "") not in outcomes(balancer)
 
 
-async def test_off_is_off() -> None:
+async def test_with_resume_off_a_cut_stream_ends_with_an_error() -> None:
     async with fleet(resume={"mode": "off"}) as (balancer, url, engines):
         assert balancer.relay.resumption is None
         cut_once(engines, 2_000)

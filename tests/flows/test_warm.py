@@ -116,7 +116,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield made
 
 
-async def test_a_region_with_a_peer(stage: Stage) -> None:
+async def test_a_restarted_regional_balancer_learns_from_its_peer(stage: Stage) -> None:
     await stage.start("r1")
     peer = await stage.start("r2")
     before = await _talk(stage, "r1", stage.regionals["r1"].flow)
@@ -132,7 +132,7 @@ async def test_a_region_with_a_peer(stage: Stage) -> None:
     assert any(again.flow.fleet.speeds[name].sampled_at is not None for name in again.flow.fleet.speeds)
 
 
-async def test_a_region_alone_by_what_it_wrote_down(stage: Stage, tmp_path: Path) -> None:
+async def test_a_restarted_regional_balancer_without_peers_learns_from_its_disk(stage: Stage, tmp_path: Path) -> None:
     kept = {"state_dir": str(tmp_path)}
     first = await stage.start("r1", **kept)
     before = await _talk(stage, "r1", first.flow)
@@ -144,7 +144,7 @@ async def test_a_region_alone_by_what_it_wrote_down(stage: Stage, tmp_path: Path
     await _as_before(stage, "r1", of_region(again.flow), before)
 
 
-async def test_a_global_balancer_by_what_its_regions_tell(stage: Stage) -> None:
+async def test_a_restarted_global_balancer_learns_from_its_regions(stage: Stage) -> None:
     """It has no other state of the world: alone or not is the same to it."""
     await stage.start("r1")
     first = await stage.start_above()

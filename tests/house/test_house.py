@@ -98,7 +98,7 @@ def _imported(node: ast.AST) -> set[str]:
     return set()
 
 
-def test_the_root_holds_the_rooms_of_the_plan_and_no_others() -> None:
+def test_the_root_has_only_the_planned_folders() -> None:
     folders = {name.split("/", 1)[0] for name in _tracked() if "/" in name}
     assert folders <= FOLDERS, f"not in the plan of the house: {sorted(folders - FOLDERS)}"
 
@@ -118,11 +118,11 @@ def test_tests_mirror_sources() -> None:
     _none((mirror for mirror in mirrors if not (ROOT / mirror).exists()), "write these")
 
 
-def test_what_is_tested_whole_is_there() -> None:
+def test_files_listed_as_tested_whole_exist() -> None:
     _none(TESTED_WHOLE - set(_sources()), "these are gone: take them off the list")
 
 
-def test_pure_rooms_never_await_nor_read_a_clock() -> None:
+def test_pure_packages_never_await_nor_read_a_clock() -> None:
     waiting = ast.Await | ast.AsyncFunctionDef | ast.AsyncFor | ast.AsyncWith
     banned = {"time", "datetime", "asyncio", "socket", "threading"}
     found = [
@@ -134,7 +134,7 @@ def test_pure_rooms_never_await_nor_read_a_clock() -> None:
     _none(found, "now is an argument, and IO comes after the decision")
 
 
-def test_pure_rooms_roll_no_dice_of_their_own() -> None:
+def test_pure_packages_make_no_random_generator() -> None:
     """They import no more of `random` than the type `Random`, and never call it: a Random is handed in."""
     found: list[str] = []
     for path, node in _pure():
@@ -160,7 +160,7 @@ def test_only_the_shell_knows_the_real_clock() -> None:
     _none(found, "take a clock as an argument")
 
 
-def test_nobody_waits_by_what_forgets_that_it_was_cancelled() -> None:
+def test_asyncio_wait_for_is_not_used() -> None:
     """Before Python 3.12 a task that is cancelled at the very moment at which its `asyncio.wait_for` ends lives on."""
     found = [
         f"{path}:{node.lineno}"
@@ -171,13 +171,13 @@ def test_nobody_waits_by_what_forgets_that_it_was_cancelled() -> None:
     _none(found, "wait under `asyncio.timeout`")
 
 
-def test_the_folder_of_the_wire_is_no_package() -> None:
+def test_proto_is_not_a_package() -> None:
     """A package named `proto` would shadow proto-plus for whoever installs both."""
     assert not (ROOT / "proto" / "__init__.py").exists()
     assert find_spec("farhop_wire") is not None
 
 
-def test_no_path_of_a_machine_and_no_registry_is_named() -> None:
+def test_no_file_names_a_path_of_this_machine_or_a_registry() -> None:
     words = ("/wo" + "rk/", "pypi" + ".org", "deb.debian" + ".org", "files.python" + "hosted")
     kinds = (".py", ".md", ".toml", ".yaml", ".yml", ".txt", ".proto", "")
     paths = [ROOT / name for name in _tracked() if Path(name).suffix in kinds]
@@ -237,11 +237,11 @@ def _cycles(imports: dict[str, set[str]]) -> list[list[str]]:
     return sorted(circles)
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_there_are_no_import_cycles() -> None:
     _none(_cycles(_imports()), "types counted: part them, or make them one")
 
 
-def test_a_circle_is_seen() -> None:
+def test_an_import_cycle_is_found() -> None:
     assert _cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
 
@@ -313,11 +313,11 @@ def test_a_link_to_a_missing_anchor_or_file_is_found(tmp_path: Path, monkeypatch
     assert list(_broken_links(document)) == ["a.md: #two", "a.md: b.md#one"]
 
 
-def test_the_map_lists_all_of_the_largest_package() -> None:
+def test_architecture_lists_every_file_of_farhop_service() -> None:
     section = (ROOT / "docs/architecture.md").read_text().split("## Inside `farhop/service/`")[1].split("\n## ")[0]
     modules = {path.name for path in (ROOT / "farhop/service").glob("*.py") if path.name != "__init__.py"}
     assert set(re.findall(r"`(\w+\.py)`", section)) == modules
 
 
-def test_contributing_says_how() -> None:
+def test_contributing_exists() -> None:
     assert (ROOT / "CONTRIBUTING.md").exists()

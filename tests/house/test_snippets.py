@@ -92,7 +92,7 @@ def test_a_snippet_is_read_by_what_it_is_for(text: str, tmp_path: Path) -> None:
     assert [] in found, min(found, key=len)
 
 
-def test_what_is_none_is_seen() -> None:
+def test_an_invalid_snippet_is_found() -> None:
     assert problems(GlobalConfig, {"rootes": []}) is None
     assert problems(GlobalConfig, {"routes": [{"polcy": "nearest"}]})
     assert len(snippets()) > 30

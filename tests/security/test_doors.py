@@ -122,7 +122,7 @@ async def _post(port: int, wire: bytes) -> bytes:
         writer.transport.abort()
 
 
-async def test_explain_is_off_the_loop_and_bounded() -> None:
+async def test_explain_does_not_block_the_event_loop_and_is_bounded() -> None:
     tier_admin = _Desk()
     admin = AdminServer(tier_admin, TierMetrics("global", "paris", "g1"), Decisions())  # type: ignore[arg-type]
     port = await admin.open("127.0.0.1", 0)

@@ -21,7 +21,7 @@ _LONGITUDES = st.floats(-180, 180)
         ("sydney", "lima", 12820),
     ],
 )
-def test_known_distances(a: str, b: str, km: float) -> None:
+def test_distances_between_known_cities(a: str, b: str, km: float) -> None:
     here, there = locate(a), locate(b)
     assert here is not None
     assert there is not None
@@ -84,7 +84,7 @@ def test_coordinates_are_taken_as_they_are() -> None:
     "name",
     ["", "atlantis", "London, France", "91,0", "0,181", "nan,0", "0,inf", "1,2,3", "x" * 9999, "0," + "1" * 500],
 )
-def test_what_is_nowhere(name: str) -> None:
+def test_an_unknown_place_is_not_located(name: str) -> None:
     assert locate(name) is None
 
 

@@ -129,7 +129,7 @@ def test_the_tenants_own_model_rule_is_named_as_such() -> None:
     assert law.verdict("acme", "m").excluded == {"virginia": "tenant acme, model m: processing denies us"}
 
 
-def test_unknown_means_no() -> None:
+def test_unknown_tenants_keys_and_places_are_never_lawful() -> None:
     law = _law(Residency(Rule((WORLD,))))
     stranger = law.verdict("nobody", "m", Scope.ENTRY)
     assert stranger.lawful == frozenset()
@@ -474,7 +474,9 @@ def test_an_adapter_is_bound_as_its_base_is(laws: tuple[Law, Law], model: str, s
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(_worlds(), st.lists(st.tuples(_MODELS, _SCOPES, _NARROWS, _KEYS), min_size=1, max_size=4))
-def test_the_law_is_what_it_says(world: Topology, questions: list[tuple[str, Scope, Narrow, str]]) -> None:
+def test_verdicts_agree_with_a_naive_evaluation(
+    world: Topology, questions: list[tuple[str, Scope, Narrow, str]]
+) -> None:
     law = Law(world)
     for model, scope, narrow, key in questions * 2:
         verdict = law.verdict("t", model, scope, narrow, key)

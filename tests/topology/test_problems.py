@@ -17,7 +17,7 @@ from topology.problems import Problem, TopologyError, did_you_mean, path_of, quo
         ((), ""),
     ],
 )
-def test_paths(parts: tuple[str | int, ...], path: str) -> None:
+def test_a_problems_path_is_written_as_in_yaml(parts: tuple[str | int, ...], path: str) -> None:
     assert path_of(*parts) == path
 
 

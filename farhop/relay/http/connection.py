@@ -82,7 +82,7 @@ _TCP_INFO_BYTES, _MIN_RTT, _NO_RTT = 152, 148, 0xFFFFFFFF
 _ANYBODY = ""  # the holder that it counts to before the tenant is known
 _CROWDED = {
     outcome.TOO_MANY_CONNECTIONS: "too many connections: retry later, or at another entry",
-    outcome.CLIENT_CROWDS: "too many connections from your address: close some, or keep them alive and use them again",
+    outcome.TOO_MANY_CONNECTIONS_OF_CLIENT: "too many connections from your address: close some, or reuse them",
 }
 
 
@@ -435,7 +435,7 @@ class ClientConnection(asyncio.Protocol):
         if tenant == _ANYBODY or not self._budget.crowds(tenant):
             return _no_buffer()
         detail = "this tenant's requests fill its share of the balancer's buffers: retry when some are answered"
-        return answers.refusal(outcome.TENANT_CROWDS, detail, retry_after_s=1.0)
+        return answers.refusal(outcome.TENANT_OVER_SHARE, detail, retry_after_s=1.0)
 
     def _too_large(self) -> Reply:
         most = self._limits.body_bytes_max
@@ -721,7 +721,7 @@ def handshake_us(sock: SupportsOptions) -> int | None:
 
 def _crowded() -> Reply:
     detail = "too many requests of this tenant are under way here: retry when some are answered"
-    return answers.refusal(outcome.TENANT_CROWDS, detail, retry_after_s=1.0)
+    return answers.refusal(outcome.TENANT_OVER_SHARE, detail, retry_after_s=1.0)
 
 
 def _no_buffer() -> Reply:

@@ -223,7 +223,7 @@ def _request_line(line: bytes) -> tuple[bytes, bytes, bytes, bool, bytes]:
     method, target, version = parts
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
         given = version.decode("latin-1") if version.startswith(b"HTTP/") and len(version) == 8 else "this version"
-        raise HeadError(outcome.MALFORMED_HTTP, f"{given} is not spoken here: send HTTP/1.1")
+        raise HeadError(outcome.MALFORMED_HTTP, f"{given} is not supported: send HTTP/1.1")
     authority = b""
     if not target.startswith(b"/"):
         absolute = _ABSOLUTE.fullmatch(target)
@@ -289,7 +289,7 @@ def _length(known: dict[bytes, bytes], http_11: bool) -> int | None:
 def _answer_body(status: int, known: dict[bytes, bytes], http_11: bool) -> tuple[int | None, Body | None]:
     coding, length = known.get(b"transfer-encoding"), known.get(b"content-length")
     if coding is not None and (coding.lower() != b"chunked" or length is not None or not http_11):
-        raise HeadError(outcome.BAD_FRAMING, "a transfer coding that nobody asked for, or beside a length")
+        raise HeadError(outcome.BAD_FRAMING, "an unexpected transfer coding, or one beside `Content-Length`")
     if length is not None and (not length.isdigit() or len(length) > _LENGTH_DIGITS_MAX):
         raise HeadError(outcome.BAD_FRAMING, "`Content-Length` is not a number")
     if status < 200 or status in (204, 304):

@@ -154,7 +154,7 @@ class Listener:
         client = "" if self.is_hop else client_of(peer)
         reason = None
         if client and self._by_client[client] >= self._limits.connections_per_client_max:
-            reason = outcome.CLIENT_CROWDS
+            reason = outcome.TOO_MANY_CONNECTIONS_OF_CLIENT
         elif not self._has_room() and not (self._make_room() and self._has_room()):
             reason = outcome.TOO_MANY_CONNECTIONS
         if reason is None:

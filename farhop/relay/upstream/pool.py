@@ -390,7 +390,7 @@ class UpstreamConnection(asyncio.Protocol):
                     or data[:7] != b"HTTP/1."[: len(data)]
                     or b"\n\n" in data  # its lines end with bare LF: what we wait for will never come
                 ):
-                    raise head.HeadError(outcome.BAD_FRAMING, "what came is not the head of an answer")
+                    raise head.HeadError(outcome.BAD_FRAMING, "not the head of an HTTP response")
                 self._partial = data
                 return None, b""
             answer = head.answer(data[:end], limits.headers_max)
@@ -399,7 +399,7 @@ class UpstreamConnection(asyncio.Protocol):
                 break
             # Interim answers (RFC 9110 §15.2) are for us, not for the client.
             if answer.status == 101:
-                raise head.HeadError(outcome.BAD_FRAMING, "nobody asked for another protocol")
+                raise head.HeadError(outcome.BAD_FRAMING, "an unexpected switch of protocols")
             self._bound_quiet(end)
         self._partial = b""
         self._keeps, self._body = answer.keep_alive, answer.body
@@ -586,7 +586,7 @@ class Pool:
     def distrust(self, address: Address) -> None:
         """What came from an address was not asked for: no connection to it is used again until it is forgotten."""
         if address not in self._distrusted:
-            self._trouble(address, "it says more than it is asked: its connections are not kept")
+            self._trouble(address, "it sends more than it was asked for: its connections are not kept")
         self._distrusted[address] = self._loop.time() + UNASKED_S
         self.give_up(address)
 

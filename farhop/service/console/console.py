@@ -331,7 +331,7 @@ class Console:
             except Exception as error:  # noqa: BLE001 - a page for people: whatever it meets, it goes on
                 if self._failed != type(error).__name__:
                     self._failed = type(error).__name__
-                    self._log.error("the console could not look", kind=self._failed)
+                    self._log.error("the console could not read the fleet's state", kind=self._failed)
             due = max(due + (EVERY_S if self._viewers else UNSEEN_S), clock())
             if self._viewers:
                 await asyncio.sleep(due - clock())
@@ -472,7 +472,7 @@ class Console:
         author = self._source.author(operator)
         answer = await acts.perform(act, author)
         if not act.dry_run:
-            self._log.warning("an operator acts", operator=author, what=f"{act.do} {act.target}"[:128])
+            self._log.warning("operator action", operator=author, what=f"{act.do} {act.target}"[:128])
         return reply(answer)
 
 

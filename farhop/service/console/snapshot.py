@@ -256,12 +256,13 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
 
 
 def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is wrong in a picture, worst first, `state` as a sign for it, `where`, `what`; `seen_at` is when
-    the last snapshot came, where it is of a balancer that does not answer now."""
+    """What is wrong in a picture, worst first. `subject`: a balancer, a region or "law"; `what`: the problem; `state`:
+    which sign is shown for it. `seen_at` is there for a balancer that does not answer now: when its last snapshot came.
+    """
     found: list[tuple[int, dict[str, Any]]] = []
 
     def add(rank: int, state: str, subject: str, what: str, **more: Any) -> None:
-        found.append((rank, {"state": state, "where": subject, "what": what, **more}))
+        found.append((rank, {"state": state, "subject": subject, "what": what, **more}))
 
     balancers, regions = _dict(picture.get("balancers")), _dict(picture.get("regions"))
     for name, one in balancers.items():

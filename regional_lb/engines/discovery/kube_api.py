@@ -117,7 +117,7 @@ class Api:
             return self._config.namespace
         namespace = _read(self._config.namespace_file)
         if not namespace:
-            raise KubeError("we are in no pod that has a namespace; give `namespace`")
+            raise KubeError("not running in a pod that has a namespace; set `namespace`")
         return namespace
 
     async def follow(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[Step, None]:
@@ -225,7 +225,7 @@ class Api:
             return self._config.api
         host, port = (self._environ.get(f"KUBERNETES_SERVICE_{what}", "") for what in ("HOST", "PORT"))
         if not host:
-            raise KubeError("we are in no cluster (KUBERNETES_SERVICE_HOST is not set); give `api`")
+            raise KubeError("not running in a cluster (KUBERNETES_SERVICE_HOST is not set); set `api`")
         return f"https://[{host}]:{port or 443}" if ":" in host else f"https://{host}:{port or 443}"
 
     def _context(self) -> ssl.SSLContext:

@@ -79,11 +79,11 @@ class Link(asyncio.Protocol):
         self._write(_GREETING)
         greeting = await self._bytes(len(_GREETING))
         if greeting[0] != 0xFF or not greeting[9] & 1 or greeting[10] < 3 or greeting[12:32] != _MECHANISM:
-            raise LinkError("no ZMTP 3, or it wants a key")
+            raise LinkError("the peer does not speak ZMTP 3, or asks for a key")
         self._write(_frame(_READY + _property(b"Socket-Type", kind) + _property(b"Identity", b""), _COMMAND))
         flags, body = await self._next_frame(_COMMAND_BYTES_MAX)
         if not flags & _COMMAND or not body.startswith(_READY):
-            raise LinkError("it does not say READY")
+            raise LinkError("the peer did not send READY")
         if kind == b"SUB":
             self._write(_frame(_ALL))
         self._timer = self._loop.call_later(HEARTBEAT_S, self._beat)
@@ -136,7 +136,7 @@ class Link(asyncio.Protocol):
         """Its flags and its body of at most so many bytes."""
         flags = (await self._bytes(1))[0]
         if flags & ~(_MORE | _LONG | _COMMAND):
-            raise LinkError("a frame of no kind")
+            raise LinkError("a frame of unknown kind")
         size = int.from_bytes(await self._bytes(8 if flags & _LONG else 1), "big")
         if size > (_COMMAND_BYTES_MAX if flags & _COMMAND else most):
             raise LinkError("a frame that is too large")

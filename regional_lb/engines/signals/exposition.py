@@ -90,7 +90,7 @@ class Page:
             if value > best:
                 best, place = value, end
         if ends and place < 0:
-            raise PageError("value", f"{name.decode()}: of none of its lines the value makes sense")
+            raise PageError("value", f"{name.decode()}: none of its lines has a valid value")
         return self._line(name, place)[0] if ends else None
 
     def _line(self, name: bytes, end: int) -> tuple[bytes, bytes]:

@@ -73,7 +73,7 @@ def test_what_does_not_go_with_the_map(more: dict[str, Any], says: str) -> None:
         ({"probe": {"url": "ftp://x"}}, "String should match"),
     ],
 )
-def test_what_cannot_be(more: dict[str, Any], says: str) -> None:
+def test_impossible_settings_are_refused(more: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError) as error:
         made(**more)
     assert says in str(error.value)

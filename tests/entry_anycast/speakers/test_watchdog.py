@@ -39,7 +39,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_silence_ends_it(tmp_path: Path) -> None:
+def test_a_child_is_killed_when_heartbeats_stop(tmp_path: Path) -> None:
     process, child = start(1.0, tmp_path)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -39,7 +39,7 @@ def test_what_is_known_of_the_address() -> None:
 @pytest.mark.parametrize(
     ("client", "tenant", "message"), [("x", "", "is no address"), ("1.2.3.4", "x", "not in the law")]
 )
-def test_bad_questions(client: str, tenant: str, message: str) -> None:
+def test_a_bad_address_or_tenant_is_refused(client: str, tenant: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask(client, tenant)
 

@@ -31,7 +31,7 @@ wire_ms = world().rtt_ms
         (None, {"virginia": 170.0, "tokyo": 15.0}, "tokyo"),
     ],
 )
-def test_what_is_believed(predicted, measured, best: str) -> None:
+def test_which_measured_latencies_correct_geography(predicted, measured, best: str) -> None:
     costs, why = judge(NAMES, predicted, measured, wire_ms, CONFIG)
     assert min(costs, key=lambda one: costs[one], default="") == best
     assert bool(why) == (not costs)

@@ -114,5 +114,5 @@ def test_keys_are_written_as_signed_note_does() -> None:
     text = tlog.verifier_key("example.com/log", KEY.public_key())
     assert tlog.read_verifier_key(text + "\n")[0] == "example.com/log"
     for wrong in ("", "a+b+c", text[:-4], text.replace("example", "exemple")):
-        with pytest.raises(LogError, match="the key is none"):
+        with pytest.raises(LogError, match="not a verifier key"):
             tlog.read_verifier_key(wrong)

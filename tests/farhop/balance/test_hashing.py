@@ -73,7 +73,7 @@ def test_what_one_loses_moves_only_its_own_keys(key: int, weights: dict[str, flo
         assert now == was or was == gone
 
 
-def test_uniform_is() -> None:
+def test_uniform_numbers_are_uniform_and_uncorrelated() -> None:
     drawn = np.array([hashing.uniform(key, ("a", "b", "c")) for key in range(3000)])
     assert drawn.min() > 0.0
     assert drawn.max() < 1.0

@@ -100,7 +100,7 @@ def test_noise_does_not_shake_it(load: float, seed: int) -> None:
 
 
 @given(LOADS, LOADS)
-def test_it_is_monotone_in_the_last_look(a: float, b: float) -> None:
+def test_a_higher_load_never_asks_for_fewer_replicas(a: float, b: float) -> None:
     low, high = signal(), signal()
     low.observe(min(a, b), 0, 60.0)
     high.observe(max(a, b), 0, 60.0)

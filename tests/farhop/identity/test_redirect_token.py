@@ -23,7 +23,7 @@ from farhop.identity.redirect_token import (
 KEYS = {"k1": b"n" * 32}
 NOW_MS = 50_000.0
 HERE = holder("r1", 7)
-GARBLED = (outcome.PASS_FORGED, outcome.PASS_MISADDRESSED)  # the address is in the clear
+GARBLED = (outcome.REDIRECT_TOKEN_FORGED, outcome.REDIRECT_TOKEN_MISADDRESSED)  # the address is in the clear
 CLAIMS = RedirectToken(
     audience="frankfurt",
     entry_region="virginia",
@@ -53,23 +53,25 @@ def verifier() -> RedirectTokenVerifier:
 def test_what_was_signed_comes_back_once() -> None:
     known, text = verifier(), token()
     assert known.use(text, NOW_MS) == CLAIMS
-    assert known.use(text, NOW_MS) is outcome.PASS_OVER
-    assert known.use(token(decision_id="d-02"), NOW_MS) != outcome.PASS_OVER, "another decision is another token"
+    assert known.use(text, NOW_MS) is outcome.REDIRECT_TOKEN_OVER
+    assert known.use(token(decision_id="d-02"), NOW_MS) != outcome.REDIRECT_TOKEN_OVER, (
+        "another decision is another token"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (b"", outcome.PASS_FORGED),
-        (b"r2.k1.virginia~frankfurt.x.y", outcome.PASS_FORGED),
-        (token() + b"A", outcome.PASS_FORGED),
-        (token()[:-1], outcome.PASS_FORGED),
-        (RedirectTokenSigner({"k1": b"o" * 32}, "k1", "virginia").sign(CLAIMS), outcome.PASS_FORGED),
-        (token(audience="paris"), outcome.PASS_MISADDRESSED),
-        (token(holder=holder("r2", 7)), outcome.PASS_MISADDRESSED),
-        (token(holder=holder("r1", 8)), outcome.PASS_MISADDRESSED),
-        (token(expires_ms=NOW_MS), outcome.PASS_OVER),
-        (token(expires_ms=NOW_MS + 60_001.0), outcome.PASS_OVER),
+        (b"", outcome.REDIRECT_TOKEN_FORGED),
+        (b"r2.k1.virginia~frankfurt.x.y", outcome.REDIRECT_TOKEN_FORGED),
+        (token() + b"A", outcome.REDIRECT_TOKEN_FORGED),
+        (token()[:-1], outcome.REDIRECT_TOKEN_FORGED),
+        (RedirectTokenSigner({"k1": b"o" * 32}, "k1", "virginia").sign(CLAIMS), outcome.REDIRECT_TOKEN_FORGED),
+        (token(audience="paris"), outcome.REDIRECT_TOKEN_MISADDRESSED),
+        (token(holder=holder("r2", 7)), outcome.REDIRECT_TOKEN_MISADDRESSED),
+        (token(holder=holder("r1", 8)), outcome.REDIRECT_TOKEN_MISADDRESSED),
+        (token(expires_ms=NOW_MS), outcome.REDIRECT_TOKEN_OVER),
+        (token(expires_ms=NOW_MS + 60_001.0), outcome.REDIRECT_TOKEN_OVER),
     ],
 )
 def test_what_is_no_good_is_refused_and_uses_nothing_up(text: bytes, reason: Outcome) -> None:
@@ -82,9 +84,9 @@ def test_neither_kind_of_token_passes_for_the_other() -> None:
     fields = {name: value for name, value in asdict(CLAIMS).items() if name in HopClaims.__struct_fields__}
     hop = HopSigner(KEYS, "k1", "virginia").sign(HopClaims(**fields))
     assert HopVerifier(KEYS, "frankfurt").verify(hop, NOW_MS) == HopClaims(**fields)
-    assert verifier().use(hop, NOW_MS) is outcome.PASS_FORGED
+    assert verifier().use(hop, NOW_MS) is outcome.REDIRECT_TOKEN_FORGED
     assert HopVerifier(KEYS, "frankfurt").verify(token(), NOW_MS) is outcome.HOP_FORGED
-    assert verifier().use(b"r2" + hop[2:], NOW_MS) is outcome.PASS_FORGED
+    assert verifier().use(b"r2" + hop[2:], NOW_MS) is outcome.REDIRECT_TOKEN_FORGED
     assert HopVerifier(KEYS, "frankfurt").verify(b"v2" + token()[2:], NOW_MS) is outcome.HOP_FORGED
 
 
@@ -101,11 +103,11 @@ def test_uses_are_remembered_until_the_token_expires_and_no_more_than_there_is_r
     late, *others = (token(decision_id=f"d-{n}", expires_ms=NOW_MS + (900.0 if n == 0 else 100.0)) for n in range(5))
     assert [isinstance(known.use(one, NOW_MS), RedirectToken) for one in (late, *others[:2])] == [True] * 3
     assert known.use(others[2], NOW_MS) is outcome.NO_BUFFER, "what cannot be remembered is refused"
-    assert known.use(late, NOW_MS) is outcome.PASS_OVER
+    assert known.use(late, NOW_MS) is outcome.REDIRECT_TOKEN_OVER
     later = NOW_MS + 100.0  # the first used has not expired, those behind it have
     fresh = [token(decision_id=f"e-{n}", expires_ms=later + 50.0) for n in range(3)]
     assert [isinstance(known.use(one, later), RedirectToken) for one in fresh] == [True, True, False]
-    assert known.use(late, later) is outcome.PASS_OVER
+    assert known.use(late, later) is outcome.REDIRECT_TOKEN_OVER
 
 
 @pytest.mark.parametrize(

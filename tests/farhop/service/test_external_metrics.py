@@ -33,7 +33,7 @@ def test_the_list_of_those_that_match() -> None:
     [("", ["3", "2", "5"]), ("model==llama", ["3", "5"]), (" region = paris ", ["3", "2"]), ("model=x", []),
      ("model=org_qwen", ["2"]), ("model=org/qwen", ["2"])],
 )  # fmt: skip
-def test_selectors(selector: str, values: list[str]) -> None:
+def test_selectors_choose_metrics_by_region_and_model(selector: str, values: list[str]) -> None:
     found = external.values(TOLD, external.selector(selector), AT)
     assert [item["value"] for item in found["items"]] == values
 
@@ -44,7 +44,7 @@ def test_what_is_no_selector_is_refused_with_the_remedy(selector: str) -> None:
         external.selector(selector)
 
 
-def test_one_figure() -> None:
+def test_one_metric_is_found_by_region_and_model() -> None:
     assert external.one(TOLD, "tokyo", "llama") == 5
     assert external.one(TOLD, None, "org/qwen") == 2
     assert external.one(TOLD, None, "llama") is None  # the region is missing

@@ -200,7 +200,7 @@ async def test_where_no_process_can_be_started_a_thread_reads(
     assert apart.counts["here"] == 1
 
 
-async def test_closing_does_not_wait(apart: LargeBodyReader) -> None:
+async def test_closing_does_not_wait_for_a_stalled_reader_process(apart: LargeBodyReader) -> None:
     await apart.later(job(), msgspec.json.encode(text(1000)))
     assert apart.process is not None
     child = apart.process.child

@@ -161,7 +161,7 @@ def test_the_last_valid_law_stays_and_problems_are_logged(stage, value, says):
     assert stage.refused == ["law_malformed"]
     assert any(says in one for one in stage.book.status()["trouble"])
     event, found = stage.log.lines[-1]
-    assert (event, found["in_force"]) == ("law passed over", 3)
+    assert (event, found["in_force"]) == ("law rejected", 3)
     assert stage.apply(put(document(5, "us"))) == [5]
     assert stage.book.status()["trouble"] == []
 

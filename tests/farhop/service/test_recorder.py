@@ -45,7 +45,7 @@ def test_lengths_moments_and_pauses() -> None:
     assert first["session"] == again["session"] != other["session"]
 
 
-def test_only_whose_usage_is_known() -> None:
+def test_a_request_of_unknown_usage_is_counted_and_not_recorded() -> None:
     recording = Recording(SALT.encode())
     recording.add(request(), "tokyo", 1.0, 2.0, None)
     assert not recording.rows
@@ -80,7 +80,7 @@ def test_no_name_and_no_hash_that_another_recording_knows() -> None:
     assert not {f"{node:016x}" for node in request().chain} & {name for name, _ in rows[0]["blocks"]}
 
 
-def test_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_sessions_of_a_recording_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "ROWS_MAX", 3)
     monkeypatch.setattr(recorders, "SESSIONS_MAX", 2)
     recording = Recording(SALT.encode())

@@ -31,7 +31,7 @@ def test_one_name_is_one_session_wherever_it_stands_and_every_tenant_has_its_own
     assert read(BODY, tenant="other") != read(BODY)
 
 
-def test_where_there_is_none() -> None:
+def test_without_a_session_header_cookie_or_field_there_is_no_session() -> None:
     assert read() == 0
     assert read(headers=b"x-session-id: \r\ncookie: osid=1; xsid=2\r\nx-other: x-session-id: no\r\n") == 0
     assert SessionReader("", "", "", lambda: True).read("acme", BODY, b"x-session-id: s\r\ncookie: sid=1\r\n") == 0
@@ -48,7 +48,7 @@ def test_nothing_is_read_unless_sessions_are_wanted() -> None:
 
 @given(st.binary(max_size=200), st.binary(max_size=200), st.text(max_size=5))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_it_never_fails(body: bytes, headers: bytes, name: str) -> None:
+def test_no_body_and_no_header_makes_reading_a_session_raise(body: bytes, headers: bytes, name: str) -> None:
     assert read(body + b'"user"', headers) >= 0
     assert read(msgspec.json.encode({"user": name})) >= 0
 

@@ -33,7 +33,7 @@ class Client:
 
 
 @pytest.mark.parametrize("reply", [None, REFUSED])
-async def test_it_goes_on_or_is_answered(reply: Reply | None) -> None:
+async def test_when_the_result_is_there_a_request_continues_or_is_answered(reply: Reply | None) -> None:
     client, future, seen = Client(), asyncio.get_running_loop().create_future(), list[str]()
 
     def then(done: asyncio.Future[str]) -> Reply | None:

@@ -58,7 +58,7 @@ def test_a_wrong_value_is_named_and_exports_nothing(environ, names):
         ("PARENTBASED_TRACEIDRATIO", "1", True, 1.0),
     ],
 )
-def test_samplers(sampler, arg, follows, ratio):
+def test_samplers_are_read_from_the_otel_variables(sampler, arg, follows, ratio):
     environ = {"OTEL_TRACES_SAMPLER": sampler, "OTEL_TRACES_SAMPLER_ARG": arg}
     found = settings({name: value for name, value in environ.items() if value is not None})
     assert found.problems == ()

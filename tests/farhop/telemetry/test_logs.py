@@ -61,7 +61,7 @@ def test_a_newline_cannot_forge_a_line(out):
     assert len(lines(out)) == 1
 
 
-def test_levels(out):
+def test_lines_below_the_level_are_not_logged_and_an_unknown_level_is_refused(out):
     configure("global", "virginia", "g1", "error", stream=out)
     logs.get("x").warning("quiet")
     logs.get("x").error("loud")

@@ -1,7 +1,7 @@
 """Contexts are named, used, shown and taken away."""
 
 
-def test_what_there_is(wired):
+def test_context_has_these_verbs(wired):
     assert set(wired("context").commands) == {"list", "use", "show", "set", "unset"}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 
-def test_what_there_is(wired):
+def test_key_has_these_verbs(wired):
     assert set(wired("key").commands) == {"create", "rotate", "revoke", "list"}
 
 

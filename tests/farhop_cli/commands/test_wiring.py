@@ -19,5 +19,5 @@ def test_every_noun_has_all_five_verbs_with_the_same_options(wired, options, nou
     assert options(group.commands["set"]) >= {"--why", "--by"}
 
 
-def test_every_noun_is_known_to_the_rooms():
+def test_every_noun_of_the_table_is_wired():
     assert [wiring.noun(name).name for name in NOUNS[1:]] == list(NOUNS[1:])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from farhop_lab.bench import console
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 
 
 def test_a_map_of_any_size() -> None:

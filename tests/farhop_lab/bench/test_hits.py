@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.bench import hits
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.hits import VARIANTS, measure
-from farhop_lab.bench.place import BenchError
 
 
 def test_the_engines_own_figure_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

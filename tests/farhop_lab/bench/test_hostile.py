@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.bench import hostile
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.hostile import HostileReport, Row
-from farhop_lab.bench.place import BenchError
 
 
 def test_bodies_are_of_one_size_and_the_plain_one_is_first() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from farhop_lab.bench import picker, proxies
 from farhop_lab.bench.client import Window
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 
 
 def test_what_is_used_at_rest_is_no_requests() -> None:

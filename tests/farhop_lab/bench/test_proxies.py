@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from farhop_lab.bench import proxies
-from farhop_lab.bench.place import ProxyEnvironment
+from farhop_lab.bench.harness import ProxyEnvironment
 from farhop_lab.bench.proxies import PROXIES, Proxy
 
 BY_NAME = {proxy.name: proxy for proxy in PROXIES}
@@ -43,7 +43,7 @@ def test_binaries_are_found_on_path_and_in_wheels(tmp_path: Path, monkeypatch: p
 
 async def test_a_proxy_runs_and_ends(tmp_path: Path) -> None:
     from farhop_lab.bench import usage
-    from farhop_lab.bench.place import answers, engines
+    from farhop_lab.bench.harness import answers, engines
 
     async with engines(tmp_path, 1024, None) as here, BY_NAME["bare uvloop+httptools relay"].run(here) as running:
         assert await answers(running.host, running.port)

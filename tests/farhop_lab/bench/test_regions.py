@@ -14,7 +14,7 @@ from farhop.store.documents.report import decode
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.bench import regions, tiers
-from farhop_lab.bench.place import module
+from farhop_lab.bench.harness import module
 from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from farhop_lab.bench import relay, wrk
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.proxies import Proxy
 from farhop_lab.bench.results import QUICK
 

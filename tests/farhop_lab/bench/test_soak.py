@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.bench import relay, soak, wrk
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.proxies import PROXIES
 from farhop_lab.bench.soak import MemorySample, SoakReport
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from farhop_lab.bench import bodies, tiers
-from farhop_lab.bench.place import HOST, answers, engines, open_files
+from farhop_lab.bench.harness import HOST, answers, engines, open_files
 from farhop_lab.world.etcd import EtcdLabError
 from topology import load as worlds
 from topology.law import Law, Scope
@@ -30,6 +30,6 @@ def test_without_an_etcd_ours_are_left_out(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_two_instances_share_a_port(tmp_path: Path) -> None:
-    async with engines(tmp_path, open_files(), None) as place, tiers.two_regional(place) as running:
+    async with engines(tmp_path, open_files(), None) as environment, tiers.two_regional(environment) as running:
         assert len(set(running.pids)) == len(set(running.admins)) == 2
         assert all([await answers(HOST, running.port) for _ in range(8)])

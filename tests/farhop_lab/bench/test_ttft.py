@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from farhop_lab.bench import ttft
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.ttft_client import Sample
 
 

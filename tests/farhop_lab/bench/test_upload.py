@@ -7,7 +7,7 @@ import os
 import pytest
 
 from farhop_lab.bench import upload
-from farhop_lab.bench.place import BenchError
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.bench.upload import Row
 from farhop_lab.bench.upload_client import BESIDE, COOL, KEPT, NEW, RESTED
 

@@ -139,7 +139,7 @@ def test_it_is_looked_at_twice_a_second_and_what_was_carried_is_forgotten() -> N
     assert desired(scaling) == {"tokyo": 1}
 
 
-def test_other_pilot_lights() -> None:
+def test_pilot_lights_follow_the_configuration() -> None:
     scaling = Scaling(PILOT)
     look(scaling, 0.0, frankfurt=1.0, tokyo=0.0)
     look(scaling, 1.0, frozenset({"frankfurt"}), frankfurt=1.0, tokyo=0.0)

@@ -39,7 +39,7 @@ def test_a_sender_without_accepted_bytes_is_acknowledged_none() -> None:
     assert instance_of(REPORT, Address("far", 1), 100.0, None, "third").accepted == 0.0
 
 
-def test_models_of_regions() -> None:
+def test_the_models_of_regions_are_those_of_all_their_instances() -> None:
     both = {OTHER_MODEL: capacity(), MODEL: capacity(replicas_ready=0)}
     view = seen(instance("london"), instance("london", "b", models=both), instance("tokyo", models={})).view
     assert view.models(frozenset({"london", "tokyo", "mars"})).keys() == {MODEL, OTHER_MODEL}

@@ -82,7 +82,7 @@ def test_a_balancer_that_has_only_begun_keeps_no_pace():
     assert stage.apply(snapshot(tokyo=word())) == [drained(over_s=0.0)]
 
 
-def test_one_that_began_in_an_outage_does():
+def test_a_balancer_that_started_in_an_outage_applies_the_drain_at_its_pace():
     stage = Stage()
     assert stage.apply(LOST, snapshot(tokyo=word())) == [drained(over_s=10.0)]
 

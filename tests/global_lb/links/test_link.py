@@ -66,7 +66,7 @@ class Silent:
         self.heard.append(quiet_s)
 
 
-def test_addresses() -> None:
+def test_an_address_of_ipv6_is_written_in_brackets() -> None:
     assert address_of("10.0.0.1:80") == Address("10.0.0.1", 80)
     assert address_of("[fd00::1]:80") == Address("fd00::1", 80)
 

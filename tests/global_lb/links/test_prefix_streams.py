@@ -212,7 +212,9 @@ async def test_what_does_not_follow_is_a_gap(message: pb.PrefixDelta) -> None:
     ],
 )
 @pytest.mark.parametrize("was_read", [False, True])
-async def test_the_absurd_is_refused_whole_and_counted(message: pb.PrefixDelta, why: str, was_read: bool) -> None:
+async def test_a_malformed_message_is_refused_whole_and_counted(
+    message: pb.PrefixDelta, why: str, was_read: bool
+) -> None:
     found = Told()
     stream = await whole(found, path(0, 1))
     with pytest.raises(PrefixGapError):
@@ -250,7 +252,7 @@ async def test_an_instance_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.held, found.refused) == ({1, 2}, ["prefixes_too_many"])
 
 
-async def test_what_has_no_room_here_is_no_lie() -> None:
+async def test_nodes_dropped_for_lack_of_room_are_not_counted_as_refused() -> None:
     found = Told()
     found.trie.set_capacity(TOKYO, 600)
     stream = await whole(found, path(0, 1, 2, 3, 4))

@@ -30,7 +30,7 @@ class Root(region_pb2_grpc.RegionServicer):
         return region_pb2.BorrowReply(lease=7)
 
 
-async def test_it_is_asked_where_it_is_and_again_after_it_was_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_limit_root_is_asked_at_its_address_and_again_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     server = grpc.aio.server()
     region_pb2_grpc.add_RegionServicer_to_server(Root(), server)
     port = server.add_insecure_port("127.0.0.1:0")

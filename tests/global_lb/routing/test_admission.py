@@ -17,7 +17,7 @@ LAW = law(
 WORLD = Topology("test", 1, REGIONS)
 
 
-def test_entry() -> None:
+def test_which_entries_may_read_which_tenants_bodies() -> None:
     assert admission.may_read("anyone", "london", LAW)
     assert admission.may_read("homely", "frankfurt", LAW)
     assert not admission.may_read("homely", "london", LAW)

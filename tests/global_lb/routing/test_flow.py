@@ -290,7 +290,7 @@ class GlobalMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis  # for `make test-system`, which runs all of them
-def test_the_global_machine() -> None:
+def test_the_global_flow_keeps_its_invariants_for_any_events() -> None:
     GlobalMachine.resumes[0] = 0
     bounds = settings(max_examples=played(600), stateful_step_count=60, deadline=None, derandomize=True)
     run_state_machine_as_test(GlobalMachine, settings=bounds)

@@ -15,10 +15,10 @@ async def test_a_key_opens_the_clients_port_and_a_token_the_tiers(up: Both) -> N
 
 
 async def test_while_the_gate_is_shut_no_port_accepts_clients(up: Both) -> None:
-    up.regional.listeners.gate(lambda: answers.refusal(outcome.UNACCOUNTED, "nothing is served unaccounted"))
+    up.regional.listeners.gate(lambda: answers.refusal(outcome.ACCOUNTS_NOT_WRITABLE, "nothing is served unaccounted"))
     for port in (up.client, up.tier):
         answer = await send(port, chat())
-        assert (answer.status, answer.code) == (503, outcome.UNACCOUNTED.reason)
+        assert (answer.status, answer.code) == (503, outcome.ACCOUNTS_NOT_WRITABLE.reason)
 
 
 async def test_priorities_by_objective_are_those_of_now(up: Both) -> None:

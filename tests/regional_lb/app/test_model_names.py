@@ -193,7 +193,7 @@ async def test_a_request_that_may_have_killed_engines_of_two_models_is_not_sent_
             first.behaviour = second.behaviour = "vanish"
             for _ in range(2):
                 answer = await send(up.client, chat(body=asking()))
-                assert answer.json["error"]["code"] == outcome.ENDS_PROCESSES.reason
+                assert answer.json["error"]["code"] == outcome.ENDED_TWO_PROCESSES.reason
             assert first.seen
             assert second.seen
             assert engine.seen == []

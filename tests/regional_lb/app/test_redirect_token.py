@@ -78,10 +78,10 @@ def test_a_token_says_all_that_a_caller_is() -> None:
 @pytest.mark.parametrize(
     ("text", "status", "reason"),
     [
-        (b"", 401, outcome.PASS_FORGED),
-        (token(audience="tokyo"), 403, outcome.PASS_MISADDRESSED),
-        (token(path="/v1/completions"), 403, outcome.PASS_MISADDRESSED),
-        (token(expires_ms=NOW_S * 1e3), 403, outcome.PASS_OVER),
+        (b"", 401, outcome.REDIRECT_TOKEN_FORGED),
+        (token(audience="tokyo"), 403, outcome.REDIRECT_TOKEN_MISADDRESSED),
+        (token(path="/v1/completions"), 403, outcome.REDIRECT_TOKEN_MISADDRESSED),
+        (token(expires_ms=NOW_S * 1e3), 403, outcome.REDIRECT_TOKEN_OVER),
     ],
 )
 def test_what_is_no_good_is_refused_with_the_remedy(text: bytes, status: int, reason: Outcome) -> None:
@@ -97,7 +97,7 @@ def test_a_token_is_used_up_and_what_cannot_be_remembered_is_refused() -> None:
     used, full = known.caller(head(text)), known.caller(head(token(1)))
     assert isinstance(used, Reply)
     assert isinstance(full, Reply)
-    assert (used.status, used.outcome) == (403, outcome.PASS_OVER)
+    assert (used.status, used.outcome) == (403, outcome.REDIRECT_TOKEN_OVER)
     assert (full.status, full.outcome) == (503, outcome.NO_BUFFER)
     assert b"retry-after" in full.extra
 

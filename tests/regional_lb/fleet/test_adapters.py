@@ -57,7 +57,7 @@ def test_a_replica_with_the_adapter_loaded_is_preferred() -> None:
     assert {choose(known, seed=seed) for seed in range(20)} == {"r2"}
 
 
-def test_and_is_not_swamped() -> None:
+def test_a_busy_replica_with_the_adapter_loses_to_an_idle_one_without() -> None:
     known = serving("r1", "r2", prefill_tokens_max=100_000)
     report(known, "r2", lora("sql"))
     speed_ms = known.speeds["r2"].prefill_ms_per_token

@@ -5,7 +5,7 @@ from __future__ import annotations
 from regional_lb.fleet.black_hole import HELD_S_MAX, BlackHoleGuard
 
 
-def test_it_counts_until_its_time_and_no_longer() -> None:
+def test_a_failed_request_counts_as_load_until_its_time() -> None:
     sinkhole = BlackHoleGuard()
     sinkhole.failed("r1", 100, until=5.0, now=0.0, slots=4)
     sinkhole.failed("r1", 50, until=6.0, now=1.0, slots=4)

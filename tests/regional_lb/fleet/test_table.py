@@ -40,7 +40,7 @@ def rows(*replicas, reserved=()) -> Table:
         (((0, 9645),), 256.0, False),
     ],
 )
-def test_room(reserved, uncached: float, fits: bool) -> None:
+def test_which_requests_have_room_at_a_replica(reserved, uncached: float, fits: bool) -> None:
     busy = rows(replica("r"), reserved=[Reservation("r", *tokens) for tokens in reserved])
     assert busy.room(uncached, OUTPUT_TOKENS, now=0.0).tolist() == [fits]
 

@@ -27,7 +27,7 @@ def update(**fields: Any) -> peers_pb2.PeerUpdate:
     st.builds(Cached, st.just("g1"), _nodes, st.none() | st.frozensets(st.sampled_from(("london", "tokyo")))),
 )
 @settings(max_examples=80, deadline=None, derandomize=True)
-def test_there_and_back(load, cached) -> None:
+def test_a_peer_update_is_read_as_it_was_written(load, cached) -> None:
     message = update(loads=[load_to_wire("g1", load)], cached=[cached_to_wire(cached)], queued={"m": 3, "n": 0})
     event = event_of(peers_pb2.PeerUpdate.FromString(message.SerializeToString()), 3, first=True)
     assert (event.peer, event.loads, event.cached, event.whole) == ("r2", {"g1": load}, (cached,), True)

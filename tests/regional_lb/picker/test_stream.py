@@ -244,7 +244,7 @@ async def test_a_law_that_forbids_it_meanwhile_takes_it_back_from_the_gateway(wh
         assert one.balancer.flow.fleet.standing.read("a", one.balancer.clock.now()).why == "proven"  # no fault of its
 
 
-async def test_bounds_hold() -> None:
+async def test_body_size_and_time_limits_apply_to_picker_streams() -> None:
     async with stage(1, limits={"body_bytes_max": 1000, "body_s": 1, "upload_s": 5}) as one:
         big = one.stream()
         big.take(asked())

@@ -27,7 +27,7 @@ LAW = law()
         ({"deadline": 5.0}, outcome.DEADLINE, "deadline"),
     ],
 )
-def test_why_not(fields, reason: outcome.Outcome, words: str) -> None:
+def test_each_refusal_names_its_outcome_and_reason(fields, reason: outcome.Outcome, words: str) -> None:
     refused = refusal(request("a", **fields), "london", LAW, VIEW, now=5.0)
     assert refused is not None
     assert refused.outcome is reason

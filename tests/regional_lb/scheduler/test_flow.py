@@ -417,7 +417,7 @@ class RegionalMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis  # for `make test-system`, which runs all of them
-def test_the_regional_machine() -> None:
+def test_the_regional_flow_keeps_its_invariants_for_any_events() -> None:
     RegionalMachine.resumes[0] = RegionalMachine.moves[0] = 0
     bounds = settings(max_examples=played(300), stateful_step_count=60, deadline=None, derandomize=True)
     run_state_machine_as_test(RegionalMachine, settings=bounds)

@@ -61,7 +61,7 @@ def test_time_in_which_the_process_did_not_look_makes_no_request_overdue() -> No
     assert looked(requests, 30.0, 40.0)[1] == [("r1", "a")]
 
 
-def test_nothing_is_kept_of_what_is_over() -> None:
+def test_nothing_is_kept_of_a_finished_request() -> None:
     requests = OverdueRequests()
     requests.sent("r1", "a", 30.0, 0.0)
     requests.alive("r1", 0.1)

@@ -31,20 +31,20 @@ def _best(known: Fleet, hits: dict[str, int] | None = None, uncached: float = 10
     return found.replica if found is not None else None
 
 
-def test_the_one_that_would_be_done_first() -> None:
+def test_the_replica_that_would_finish_the_prefill_first_is_chosen() -> None:
     busy = [Reservation("p1", 900, 900)]
     assert _best(fleet(_p("p1"), _p("p2"), reserved=busy)) == "p2"
     assert _best(fleet(_p("p1"), _p("p2", prefill_ms_per_token=0.3), reserved=busy)) == "p1"
     assert _best(fleet(_p("p1"), _p("p2")), {"p2": 4}) == "p2"  # it has some of it cached
 
 
-def test_one_without_room_is_passed_over() -> None:
+def test_a_prefill_replica_without_room_is_skipped() -> None:
     full = [Reservation("p1", 2000, 2000), Reservation("p2", 0, 9500), Reservation("p3", 0, 1), Reservation("p3", 0, 1)]
     assert _best(fleet(_p("p1"), _p("p2"), _p("p3"), reserved=full)) is None
 
 
 @pytest.mark.parametrize(("uncached", "found"), [(PAIR_MIN_TOKENS, None), (PAIR_MIN_TOKENS + 1, "p1")])
-def test_a_short_rest_is_not_worth_it(uncached: float, found: str | None) -> None:
+def test_few_uncached_tokens_are_not_prefilled_elsewhere(uncached: float, found: str | None) -> None:
     assert _best(fleet(_p("p1")), uncached=uncached) == found
 
 

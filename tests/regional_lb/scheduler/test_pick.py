@@ -133,7 +133,7 @@ def test_of_a_long_prompt_the_work_counts_not_the_tokens() -> None:
     assert short.work_tokens == short.uncached_tokens
 
 
-def test_expected_wait() -> None:
+def test_the_expected_wait_counts_service_time_slots_and_prefill_ahead() -> None:
     one, two = (replica(name, slots=1, prefill_ms_per_token=0.1, tpot_ms=20.0) for name in ("r1", "r2"))
     assert expected_wait_ms(table(), 0, 0.0) == 0.0
     assert expected_wait_ms(table(one, two), 0, 0.0) == 0.0

@@ -47,7 +47,7 @@ def test_queued_requests_are_counted_by_priority_and_tenant() -> None:
     assert queue.by_tenant() == {(0, "t"): 2, (1, "u"): 1}
 
 
-def test_an_empty_queue() -> None:
+def test_an_empty_queue_has_nothing_to_serve_or_evict() -> None:
     queue = room()
     assert (len(queue), queue.models(), queue.first("m", 8, NOW), queue.starved("m", 1e9)) == (0, [], [], None)
     assert queue.waiting("m") == 0

@@ -60,7 +60,7 @@ def test_without_weights_a_request_that_meets_no_rule_may_use_any_version() -> N
     assert why(one, header_matches=(CANARY,)) == ("v2", "rule 1")
 
 
-def test_what_draws() -> None:
+def test_a_version_is_drawn_by_session_tenant_or_request() -> None:
     weights = {"v1": 1.0, "v2": 1.0}
     assert why(split(weights=weights), session=7)[1] == "session"
     assert why(split(weights=weights, sticky="tenant"), session=7)[1] == "tenant"

@@ -219,7 +219,7 @@ function show() {
 addEventListener("hashchange", show);
 
 function drawWrong() {
-  const wrong = (shown.wrong || []).map((one) => [SIGN[one.state] || "✕", "s-" + (one.state === "cut off" ? "cut" : one.state), one.where, one.what + (one.seen_at ? `, last seen ${age(one.seen_at)}` : "")]);
+  const wrong = (shown.wrong || []).map((one) => [SIGN[one.state] || "✕", "s-" + (one.state === "cut off" ? "cut" : one.state), one.subject, one.what + (one.seen_at ? `, last seen ${age(one.seen_at)}` : "")]);
   if (runs.running) wrong.push(["▽", "s-draining", "drill", `${runs.running.drill} runs, by ${runs.running.author}`]);
   const at = $("wrong"), text = JSON.stringify(wrong);
   if (at.dataset.is === text) return;

@@ -19,7 +19,7 @@ def test_upload_is_the_least_number_of_doublings_that_carries_the_body(body: int
     assert cost.upload_ms(body, rtt_ms, window) == (flights - 1) * rtt_ms
 
 
-def test_upload_by_hand() -> None:
+def test_upload_ms_at_the_edges_of_the_congestion_window() -> None:
     assert [cost.upload_ms(n, 100.0) for n in (0, 14_600, 14_601, 43_800, 43_801, 200_000)] == [
         0.0,
         0.0,
@@ -30,7 +30,7 @@ def test_upload_by_hand() -> None:
     ]
 
 
-def test_terms_by_hand() -> None:
+def test_token_and_stall_costs_as_computed_by_hand() -> None:
     assert cost.token_ms(30.0, 0.5, 20.0) == 40.0
     assert [cost.stalled_ms(prefill_ms, 50.0, 20.0) for prefill_ms in (40.0, 50.0, 90.0)] == [0.0, 0.0, 800.0]
 

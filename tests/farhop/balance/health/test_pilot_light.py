@@ -28,7 +28,7 @@ def test_its_invariants_hold_for_any_events(steps) -> None:
             assert now - needed_at >= 100.0
 
 
-def test_it_is_admitted_what_is_warm_of_it() -> None:
+def test_a_waking_region_gets_the_share_of_requests_that_its_ready_replicas_can_take() -> None:
     pilot = PilotLight(PilotConfig(sleep_after_s=10.0))
     assert pilot.admitted_share(1.0) == 0.0
     assert pilot.look("paris cannot be used", 0.25, 1.0)
@@ -41,7 +41,7 @@ def test_it_is_admitted_what_is_warm_of_it() -> None:
     assert pilot.state == "asleep"
 
 
-def test_another_pace() -> None:
+def test_a_changed_configuration_applies_at_once_and_is_checked() -> None:
     pilot = PilotLight(PilotConfig())
     pilot.look("x", 0.0, 0.0)
     pilot.configure(PilotConfig(sleep_after_s=1.0))

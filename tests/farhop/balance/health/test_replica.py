@@ -165,7 +165,7 @@ def test_a_fault_takes_a_target_out_at_once_and_probes_bring_it_back_by_rise() -
     assert machine.read(3.0).state is State.UP
 
 
-def test_evidence_grows_old() -> None:
+def test_a_replica_without_recent_evidence_is_suspect() -> None:
     machine = proven()
     assert machine.read(999.0) == Health(State.UP, "proven", 1000.0)
     assert machine.read(1000.0) == Health(State.SUSPECT, "no recent evidence")
@@ -271,7 +271,7 @@ def test_lifting_nothing_is_fine() -> None:
     assert override.read(0.0) is None
 
 
-def test_all_down_has_a_name() -> None:
+def test_no_replica_and_no_healthy_replica_are_modes_of_their_own() -> None:
     assert [panic(0, 0), panic(0, 3), panic(1, 3)] == [Mode.EMPTY, Mode.ALL_DOWN, Mode.NORMAL]
 
 
@@ -449,7 +449,7 @@ def test_what_is_strained_is_suspect_and_gets_half() -> None:
     assert machine.share(2.0) == 1.0
 
 
-def test_panic_has_a_name_and_a_share() -> None:
+def test_panic_begins_below_the_configured_share_of_healthy_replicas() -> None:
     found = [panic(ready, 4, 0.5) for ready in range(5)]
     assert found == [Mode.ALL_DOWN, Mode.PANIC, Mode.NORMAL, Mode.NORMAL, Mode.NORMAL]
     assert panic(1, 100, 0.0) is Mode.NORMAL

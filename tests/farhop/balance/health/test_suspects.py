@@ -47,7 +47,7 @@ def test_a_process_that_had_been_silent_before_it_was_given_up_had_stalled_even_
     assert made.quarantine(BODY, lambda _process: 100.1, 100.2) == Quarantine(100.0 + HOLD_S, sure=True)
 
 
-def test_what_was_answered_is_innocent() -> None:
+def test_a_request_that_was_answered_is_no_suspect() -> None:
     made = Suspects()
     for process in (A, B):
         made.broke_off(BODY, process, 0.0, 100.0)
@@ -56,7 +56,7 @@ def test_what_was_answered_is_innocent() -> None:
     assert len(made) == 0
 
 
-def test_bounded() -> None:
+def test_suspects_are_bounded_in_number() -> None:
     made = Suspects()
     for i in range(BODIES_MAX + 10):
         made.broke_off(("t", i), A, 0.0, 100.0)

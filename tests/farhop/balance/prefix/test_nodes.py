@@ -16,7 +16,7 @@ NODES = st.integers(0, 2**64 - 1) | st.integers(0, 20)
 
 @given(st.lists(st.tuples(st.lists(NODES, max_size=5), st.integers(0, 3), st.booleans()), max_size=30))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_it_is_a_map(steps: list[tuple[list[int], int, bool]]) -> None:
+def test_a_node_map_behaves_like_a_dict(steps: list[tuple[list[int], int, bool]]) -> None:
     ours, theirs = NodeMap(), dict[int, int]()
     for nodes, value, goes in steps:
         if goes:

@@ -119,7 +119,7 @@ def test_bytes_that_another_charset_makes_another_body_of_are_refused(content_ty
                 bodies.read(kind, body, b"/v2/models/m/generate", lines)
 
 
-def test_nor_where_two_engines_meet() -> None:
+def test_a_client_cannot_set_the_bootstrap_address_of_disaggregated_engines() -> None:
     for name in ["bootstrap_host", "bootstrap_port", "bootstrap_room"]:
         for kind in BODIES:
             path, body = b"/v2/models/m/infer", msgspec.json.encode({"model": "m", **BODIES[kind]})

@@ -30,7 +30,7 @@ def key(document: Any, lines: bytes = b"", kind: Kind = Kind.CHAT, **more: Any) 
     return found.key
 
 
-def test_what_engines_do_not_answer_by_makes_no_difference() -> None:
+def test_fields_that_do_not_change_the_answer_do_not_change_the_key() -> None:
     alike: list[Any] = [
         dict(reversed(CHAT.items())),
         CHAT | {"user": "u1"},
@@ -42,7 +42,7 @@ def test_what_engines_do_not_answer_by_makes_no_difference() -> None:
     assert key(CHAT, b"user-agent: me\r\naccept: */*\r\n") == key(CHAT)
 
 
-def test_everything_else_does() -> None:
+def test_every_other_field_changes_the_key() -> None:
     others: list[bytes] = [
         key(CHAT | {"messages": [{"role": "user", "content": "why? "}]}),
         key(CHAT | {"seed": 1}),
@@ -74,7 +74,7 @@ def test_everything_else_does() -> None:
         ({**CHAT, "messages": "x" * cacheable.BODY_BYTES_MAX}, "size"),
     ],
 )
-def test_what_may_not_be_repeated(document: Any, why: str) -> None:
+def test_requests_that_may_not_be_answered_from_the_cache(document: Any, why: str) -> None:
     assert ask(document) == why
 
 
@@ -149,7 +149,7 @@ def test_a_chat_as_a_stream_and_whole_again_is_the_same(document: dict[str, Any]
 
 
 @given(_TEXT, st.none() | st.builds(lambda t: {"tokens": [t], "token_logprobs": [-1.0], "top_logprobs": None}, _TEXT))
-def test_and_so_is_a_completion(text: str, logprobs: Any) -> None:
+def test_a_completion_as_a_stream_and_whole_again_is_the_same(text: str, logprobs: Any) -> None:
     choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": "stop", "stop_reason": None}
     document = {
         "id": "cmpl-1",
@@ -249,7 +249,7 @@ def test_a_message_ends_in_its_own_way() -> None:
     assert not cacheable.complete(Kind.MESSAGES, begun + broke + stop, stream=True)
 
 
-def test_nor_as_a_stream() -> None:
+def test_an_answer_that_is_not_understood_is_not_made_a_stream() -> None:
     for document in (b"{}", b"[]", b"{", b'{"choices":[{"text":"x"}]}', b'{"choices":7}'):
         assert cacheable.stream(Kind.CHAT, document) is None
     assert cacheable.stream(Kind.EMBEDDINGS, b'{"data":[]}') is None

@@ -116,7 +116,7 @@ def test_known_fields_belong_to_no_refused_family_and_pass_while_unknown_ones_do
     assert caught.value.param == "new"
 
 
-def test_nor_deeper_in_what_dynamo_reads() -> None:
+def test_refused_fields_are_refused_at_any_depth_of_nvext() -> None:
     """`nvext.agent_hints.priority` is its own form of the field."""
     for hints in (
         {"agent_hints": {"priority": 5}},

@@ -51,7 +51,7 @@ def test_the_length_of_the_json_is_bounded_by_the_body(value: bytes) -> None:
     assert caught.value.param == "inference-header-content-length"
 
 
-def test_generation() -> None:
+def test_a_generate_request_is_read_as_a_prompt() -> None:
     assert generate(text_input="hi", max_tokens=5) == Prompt("m", b"hi", max_tokens=5)
     assert generate(text_input="hi", parameters={"max_tokens": 6, "temperature": 0}).max_tokens == 6
     assert generate(text_input="hi", parameters=None).max_tokens is None

@@ -30,7 +30,7 @@ def by_pydantic(kind: type, value: Any) -> Any:
 
 @given(VALUE)
 @settings(max_examples=500, deadline=None, derandomize=True)
-def test_they_are_what_pydantic_takes_them_for(value: Any) -> None:
+def test_counts_and_booleans_are_read_as_pydantic_reads_them(value: Any) -> None:
     for read, kind in ((lenient.count, int), (lenient.truth, bool)):
         found, theirs = read(value), by_pydantic(kind, value)
         assert (found, type(found)) == (theirs, type(theirs))
@@ -90,7 +90,7 @@ def test_whether_usage_was_requested_is_read_too() -> None:
         assert read(stream="true", stream_options={"include_usage": said}).hide_usage is not asked
 
 
-def test_so_are_the_other_apis() -> None:
+def test_other_apis_bodies_are_read_as_leniently() -> None:
     assert read(Kind.MESSAGES, stream=1, max_tokens="7").max_tokens == 7
     assert read(Kind.RESPONSES, max_output_tokens=8.0, store=0).max_tokens == 8
     with pytest.raises(BodyError, match="not stored"):

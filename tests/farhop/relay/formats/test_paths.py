@@ -44,7 +44,7 @@ POST = {
 
 
 @pytest.mark.parametrize(("path", "kind"), POST.items())
-def test_inference_passes(path: str, kind: Kind) -> None:
+def test_inference_paths_are_allowed(path: str, kind: Kind) -> None:
     assert classify(b"POST", path.encode()) is kind
     assert classify(b"GET", b"/v1/models") is Kind.MODELS
 
@@ -129,7 +129,7 @@ OF_TRITON = (
 
 @pytest.mark.parametrize("paths", [MISWRITTEN, OF_ENGINES, OF_TRITON], ids=["miswritten", "of engines", "of Triton"])
 @pytest.mark.parametrize("method", [b"GET", b"POST"])
-def test_nothing_else_does(paths: tuple[bytes, ...], method: bytes) -> None:
+def test_every_other_path_is_refused_and_the_remedy_named(paths: tuple[bytes, ...], method: bytes) -> None:
     for path in paths:
         refusal = classify(method, path)
         assert isinstance(refusal, PathRefusal)

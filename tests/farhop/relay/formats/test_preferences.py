@@ -24,7 +24,7 @@ def test_a_residency_is_read_or_refused_and_never_left_out(field: str, value: An
     assert caught.value.param == field
 
 
-def test_both_count() -> None:
+def test_both_residency_fields_and_both_user_fields_are_read() -> None:
     read = preferences.read({"inference_geo": "EU", "data_residency": "de", "user": "u", "service_tier": "flex"})
     assert read.residency == (("inference_geo", "eu"), ("data_residency", "de"))
     assert (read.geo, read.user, read.tier) == ("eu", "u", "flex")

@@ -121,7 +121,7 @@ def test_what_would_not_be_honest_is_refused_by_its_reason(path: bytes, more: di
         (chunk("x").replace(b'"x"', b'"\\ud83d"'), "unreadable"),
     ],
 )
-def test_what_ends_it(event: bytes, reason: str) -> None:
+def test_events_that_make_a_stream_not_resumable(event: bytes, reason: str) -> None:
     progress = known()
     progress.take(OPENING + event)
     assert not progress.can_resume

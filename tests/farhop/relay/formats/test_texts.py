@@ -10,7 +10,7 @@ from farhop.relay.formats.prompt import BodyError
 from farhop.relay.formats.texts import texts
 
 
-def test_texts() -> None:
+def test_strings_lists_and_token_ids_are_read_as_texts() -> None:
     assert texts(b'"\\u0061"', "x") == (b"a", 1, True, 0)
     assert texts(b'["a", "b"]', "x") == (b"a\xffb", 2, True, 0)
     assert texts(b'["a"]', "x").items == 1

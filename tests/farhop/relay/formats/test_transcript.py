@@ -182,7 +182,7 @@ def test_a_journey_keeps_less_than_a_block_of_its_prompt() -> None:
     assert continuation(chat(n=2), (), SEED) is None
 
 
-def test_nothing_heard_shows() -> None:
+def test_a_transcript_does_not_show_its_text_in_repr() -> None:
     made = Transcript(going_on(chat("secret" * 10)))
     made.feed(b'{"content":"a secret"}')
     assert "secret" not in repr(made)

@@ -90,7 +90,7 @@ def test_what_cannot_be_trusted(lines: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["a", "a:80", "a.example:443", "127.0.0.1:1", "[::1]:8080", "[::1]"])
-def test_hosts(host: str) -> None:
+def test_valid_host_headers_are_kept_as_they_are(host: str) -> None:
     assert read(f"Host: {host}").get(b"host") == host.encode()
 
 
@@ -117,7 +117,7 @@ def test_a_target_may_name_its_host_which_goes_before_the_header(
 
 
 @pytest.mark.parametrize("lines", [[], ["Host:"], ["Host: a b"], ["Host: a", "Host: b"]])
-def test_nor_is_a_header_forgiven_for_it(lines: list[str]) -> None:
+def test_a_host_in_the_target_does_not_excuse_a_bad_host_header(lines: list[str]) -> None:
     with pytest.raises(HeadError, match=r"Host|host"):
         read(*lines, first="POST http://b/x HTTP/1.1")
 
@@ -142,7 +142,7 @@ def test_targets_are_plain(target: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["POST / HTTP/1.1 x", "POST  / HTTP/1.1", "POST /", "", "P(ST / HTTP/1.1"])
-def test_request_lines(first: str) -> None:
+def test_malformed_request_lines_are_refused(first: str) -> None:
     with pytest.raises(HeadError, match="request line"):
         read(HOST, first=first)
 

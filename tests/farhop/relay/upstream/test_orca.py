@@ -37,6 +37,6 @@ def test_what_a_load_report_says(value: bytes, load: EngineLoad | None) -> None:
 
 
 @given(st.sampled_from([b"TEXT ", b"JSON ", b""]), st.binary(max_size=200))
-def test_it_never_fails(kind: bytes, rest: bytes) -> None:
+def test_no_load_report_raises(kind: bytes, rest: bytes) -> None:
     load = orca.read(kind + rest)
     assert load is None or load.kv_usage is None or 0.0 <= load.kv_usage <= 1.0

@@ -69,7 +69,7 @@ def test_a_stream_passes_less_its_usage_chunk(
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\r"])
 @pytest.mark.parametrize("hide", [True, False])
-def test_byte_by_byte_too(end: bytes, hide: bool) -> None:
+def test_a_stream_cut_at_every_byte_passes_without_its_usage_chunk(end: bytes, hide: bool) -> None:
     stream = b"".join(e + end for e in [*EVENTS, USAGE, b"data: [DONE]"])
     out, found = through(stream, list(range(1, len(stream))), hide)
     assert out == (stream.replace(USAGE + end, b"") if hide else stream)

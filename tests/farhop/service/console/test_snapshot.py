@@ -74,7 +74,7 @@ def test_a_disconnected_balancer_keeps_its_last_snapshot_with_its_time_and_no_lo
         "tier": "regional", "region": "frankfurt", "fresh": "cut off", "error": "refused"
     }  # fmt: skip
     assert made["regions"]["frankfurt"]["cut_off"] == ["regional frankfurt"]
-    found = [(one["where"], one["what"]) for one in made["wrong"]]
+    found = [(one["subject"], one["what"]) for one in made["wrong"]]
     assert ("tokyo", "down: seen from virginia") in found[:4]
     assert ("regional tokyo", "cut off: refused") in found[:4]
 
@@ -87,7 +87,9 @@ def test_what_is_wrong_is_shown_worst_first_and_where_balancers_differ_how_many(
         "global paris": LastSnapshot({**drained, "epoch": 2}, NOW),
         "regional virginia": LastSnapshot(lower("virginia", 8), NOW),
     }
-    assert [(one["where"], one["what"]) for one in snapshots.whole(snapshots.picture(fields, None, NOW))["wrong"]] == [
+    assert [
+        (one["subject"], one["what"]) for one in snapshots.whole(snapshots.picture(fields, None, NOW))["wrong"]
+    ] == [
         ("tokyo", "suspect: seen from paris (as 1 of 2 global balancers see it)"),
         ("law", "balancers use different epochs: 1, 2"),
         ("virginia", "100% of its slots are used, 3 wait"),

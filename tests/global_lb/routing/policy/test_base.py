@@ -3,7 +3,7 @@
 from global_lb.routing.policy.base import ByRegion
 
 
-def test_a_number_per_region() -> None:
+def test_numbers_by_region_become_a_column_with_a_default() -> None:
     of = ByRegion({"a": 1.0, "b": 2.0}, 9.0)
     names = ("b", "x", "a")
     column = of.column(names)

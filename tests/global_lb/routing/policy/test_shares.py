@@ -21,7 +21,7 @@ def sessions(count: int):
 
 
 @pytest.mark.parametrize("with_session", [True, False])
-def test_weights_are_shares(with_session: bool) -> None:
+def test_each_region_gets_its_weights_share_of_requests(with_session: bool) -> None:
     asked = sessions(2000) if with_session else [request(f"q{n}", 0) for n in range(2000)]
     went = Counter(homes(Weighted({"a": 6.0, "b": 3.0, "c": 1.0}), {"a": {}, "b": {}, "c": {}, "d": {}}, asked))
     for name, share in (("a", 0.6), ("b", 0.3), ("c", 0.1)):

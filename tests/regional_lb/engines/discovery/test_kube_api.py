@@ -212,9 +212,9 @@ async def test_nonsense_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_outside_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
     config = KubernetesSource(kind="kubernetes", service="x", namespace_file=str(tmp_path / "namespace"))
     nowhere = Api(config, Random(1), PACE, {})
-    with pytest.raises(KubeError, match="give `namespace`"):
+    with pytest.raises(KubeError, match="set `namespace`"):
         nowhere.namespace()
-    with pytest.raises(KubeError, match="give `api`"):
+    with pytest.raises(KubeError, match="set `api`"):
         nowhere.base_url()
     (tmp_path / "namespace").write_text("gpus\n")
     assert nowhere.namespace() == "gpus"

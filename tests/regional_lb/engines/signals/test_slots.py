@@ -37,7 +37,7 @@ def test_each_engines_own_page(engine: str, body: bytes, slots: int | None) -> N
 
 @pytest.mark.parametrize("engine", PAGES)
 @pytest.mark.parametrize("body", [b"", b"7", b"null", b"[]", b"{}", b"<html>", b"\xff", b"[" * 100_000])
-def test_what_says_nothing(engine: str, body: bytes) -> None:
+def test_a_page_without_a_slot_count_gives_none(engine: str, body: bytes) -> None:
     assert read_slots(engine, body) is None
 
 

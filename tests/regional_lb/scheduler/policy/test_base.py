@@ -44,5 +44,5 @@ def test_near_ties_go_to_the_less_busy() -> None:
     assert {Predictive().choose(0, ready, NEED, table, Random(seed)) for seed in range(20)} == {0}
 
 
-def test_who_has_room() -> None:
+def test_with_room_returns_the_rows_of_finite_score() -> None:
     assert with_room(np.array([np.inf, 0.0, 5.0, np.inf])) == [1, 2]

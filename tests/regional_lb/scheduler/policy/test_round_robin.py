@@ -29,7 +29,7 @@ def turns(policy, known, times: int, need: Need = NEED) -> list[str]:
     return picked
 
 
-def test_one_after_another() -> None:
+def test_round_robin_takes_replicas_in_turn() -> None:
     known = fleet(*(replica(name) for name in "abc"))
     assert "".join(turns(RoundRobin(), known, 7)) == "abcabca"
 

@@ -1,7 +1,7 @@
-"""Where a benchmark runs: ports, folder, the engines' addresses, and processes that are always stopped at its end.
+"""The harness that every benchmark runs in: ports, a folder, the engines, and processes that are stopped at its end.
 
-Engines are one process that listens on sixteen loopback addresses, so that a balancer sees sixteen replicas. Children
-die with this process (farhop_lab.world.child). Never leaves anything running.
+The engines are one process that listens on sixteen loopback addresses, so that a balancer sees sixteen replicas.
+Children die with this process (farhop_lab.world.child). Never leaves anything running.
 """
 
 from __future__ import annotations
