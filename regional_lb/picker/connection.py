@@ -53,10 +53,14 @@ _PREFIX_BYTES = 5  # before each gRPC message: a flag for compression, and its l
 
 class Call(Protocol):
     """The handler of one call. `outbox`: messages to be sent, in order. `status`: gRPC's code and its text once nothing
-    follows these; None before.
+    follows these; None before. `withdrawn`: what was in the outbox before must not be sent any more.
     """
 
     outbox: deque[bytes]
+
+    @property
+    def withdrawn(self) -> bool:
+        """See the class."""
 
     @property
     def status(self) -> tuple[int, str] | None:
@@ -537,12 +541,19 @@ class GatewayConnection(asyncio.Protocol):
         if self._taken > _WINDOW_BYTES // 2:
             self._put(http2.window_update(0, self._taken))
             self.room, self._taken = self.room + self._taken, 0
+        more = self._out_bytes >= _UNWRITTEN_BYTES_MAX  # the rest could not be taken back: once this is written
         self._write()
+        if more:
+            self._widened = True
+            self._ask()
         if self._leaves and not self.streams:
             self._end(http2.NO_ERROR, "")
 
     def _send_due(self, stream: _Stream) -> None:
         call = stream.call
+        if stream.unsent and call.withdrawn:  # the rest of a message that has begun; none can follow it
+            self._fail(stream, FAILED_PRECONDITION, "what was being sent was taken back")
+            return
         if call.outbox:
             for message in call.outbox:
                 size = len(message)
@@ -564,8 +575,8 @@ class GatewayConnection(asyncio.Protocol):
 
     def _send(self, stream: _Stream) -> None:
         """As much as may be sent, in frames."""
-        window = self._stream_window + stream.granted
-        unsent, room = stream.unsent, max(0, min(window, self._window, stream.unsent_bytes))
+        window = min(self._stream_window + stream.granted, self._window, _UNWRITTEN_BYTES_MAX - self._out_bytes)
+        unsent, room = stream.unsent, max(0, min(window, stream.unsent_bytes))
         stream.granted -= room
         self._window -= room
         while room > 0:

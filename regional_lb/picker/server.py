@@ -306,6 +306,11 @@ class _Process:
             return None
         return (FAILED_PRECONDITION, stream.broken) if stream.broken else _SERVED
 
+    @property
+    def withdrawn(self) -> bool:
+        """See Call."""
+        return self.stream.withdrawn
+
     def take(self, message: bytes | memoryview) -> None:
         """See Call."""
         try:
@@ -337,6 +342,7 @@ class _Full:
     """A request beyond the limit over all connections."""
 
     __slots__ = ("outbox",)
+    withdrawn = False
     status = (RESOURCE_EXHAUSTED, "the limit of open requests is reached here: retry later")
 
     def __init__(self) -> None:
@@ -371,6 +377,7 @@ class _Health:
     """gRPC health by name, at the time of the call; with `watches` also at each change."""
 
     __slots__ = ("_asked", "_picker", "_sent", "_wake", "_watches", "outbox", "status")
+    withdrawn = False
 
     def __init__(self, picker: PickerServer, wake: Callable[[], None], *, watches: bool) -> None:
         self._picker, self._wake, self._watches = picker, wake, watches

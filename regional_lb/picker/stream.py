@@ -127,7 +127,11 @@ class GatewayRun(AttemptRun):
         self._stream.send(self, ",".join(str(address) for _, address in self._places), request_head, body)
 
     def recall(self) -> None:
-        """See active.Attempt. It cannot be taken back from the gateway."""
+        """See active.Attempt. How much of it the engine has is not known, which here means: not all. What waits here is
+        dropped, and with our answer the gateway drops the rest."""
+        if not self._over:
+            self._stream.withdraw()
+            self._give_up(outcome.UNLAWFUL_HERE)
 
     def answer(self, answer: head.AnswerHead, served: str, details: str) -> None:
         """The answer's head has come, from the endpoint `served` ("": not reported)."""
@@ -168,6 +172,7 @@ class GatewayStream:
         self.exchange: GatewayExchange | None = None
         self.among: list[str] | None = None
         self.is_over = False  # nothing more is sent after the outbox
+        self.withdrawn = False  # what was in the outbox before must not be sent any more
         self.broken = ""  # the error with which the stream is to end
         self.received_at = self._since = now()
         self._phase = _BEGIN
@@ -371,6 +376,11 @@ class GatewayStream:
         for one in messages.pieces(data):
             self._last = one
             self._put(messages.piece(one, of_request=False, last=False))
+
+    def withdraw(self) -> None:
+        """Of the request no more is to be sent."""
+        self.withdrawn = True
+        self.outbox.clear()
 
     def finish(self) -> None:
         """The answer is complete: its last piece has the end marker, if it is still here."""

@@ -870,7 +870,9 @@ class RegionalFlow:
             # at once.
             if (suspected := self._suspected(state, now)) is not None:
                 return [suspected]
-            return [self._refuse(state, reason, _GAVE_UP.get(reason, "the replica failed before it answered"), now)]
+            refusal = admission.unlawful(state.request, self.config.region, self.law)  # taken back from a gateway
+            gave_up = _GAVE_UP.get(reason, "the replica failed before it answered")
+            return [self._refuse(state, reason, gave_up if refusal is None else refusal.detail, now)]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
             state.budgeted = self.budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT

@@ -16,12 +16,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import picking
 import pytest
 import yaml
+from aiohttp import web
 from gateways import SUBSET_HEADER, ask_of, by_tls, envoy, ext_proc, manager, narrow_by_header
-from inprocess import HOP_KEY, MODEL, Engine, chat, common, global_config, head, send, topology, until
+from inprocess import HOP_KEY, MODEL, Engine, chat, common, global_config, head, send, tenant, topology, until
 from picking import Stage, stage
 
+from farhop.store.contract import LAW_KEY
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from farhop_lab.world.certs import Authority
 from farhop_lab.world.child import Child
@@ -29,6 +32,7 @@ from farhop_lab.world.etcd import EmbeddedEtcd
 from farhop_lab.world.ports import free_ports
 from global_lb.app.main import GlobalBalancer
 from tests.conftest import NO_CERTIFICATES
+from topology import policy
 
 pytestmark = pytest.mark.envoy
 STREAM = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 2000}], "stream": True}
@@ -148,6 +152,48 @@ async def test_a_queued_request_is_sent_when_there_is_room(tmp_path: Path) -> No
         engine.behaviour = "serve"
         engine.release.set()
         assert {answer.status for answer in await asyncio.gather(*first)} == {200}
+        await one.at_rest()
+
+
+class Unread(Engine):
+    """It reads no body before it may; `read` counts what came, and `broken` says whether the rest did not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.broken, self.read = asyncio.Event(), asyncio.Event(), 0
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        self.asked.set()
+        try:
+            await self.release.wait()
+            async for piece in request.content.iter_any():
+                self.read += len(piece)
+        except (ConnectionError, asyncio.CancelledError):
+            self.broken.set()
+            raise
+        return web.json_response({})
+
+
+async def test_a_law_set_while_a_body_is_on_its_way_stops_it_at_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picking, "Engine", Unread)
+    cluster = MemoryCluster()
+    async with stage(1, cluster=cluster) as one, envoy(tmp_path, one.port, addresses(one)) as port:
+        (engine,) = one.engines
+        assert isinstance(engine, Unread)
+        long = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 14_000_000}]}
+        asked = asyncio.create_task(send(port, chat(body=long)))
+        await engine.asked.wait()
+        narrowed = tenant("anywhere", residency={"processing": {"allow": ["world"], "deny": ["us"]}})
+        text = policy.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
+        cluster.put(LAW_KEY, text)
+        await until(lambda: one.balancer.flow.law.epoch == 2)
+        refused = await asyncio.wait_for(asked, 10.0)
+        assert (refused.status, refused.code) == (451, "unlawful_here")
+        engine.release.set()
+        await asyncio.wait_for(engine.broken.wait(), 10.0)
+        assert engine.read < 12_000_000
         await one.at_rest()
 
 

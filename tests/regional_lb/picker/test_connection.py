@@ -29,6 +29,7 @@ class Echo:
         self.taken: list[bytes] = []
         self.status: tuple[int, str] | None = None
         self.told_over = self.checks = 0
+        self.withdrawn = False
 
     def take(self, message: bytes | memoryview) -> None:
         self.taken.append(bytes(message))
@@ -231,6 +232,47 @@ async def test_more_than_the_other_end_grants_is_kept_until_it_does() -> None:
     assert not kept.unsent
     assert kept.unsent_bytes == 0
     assert got == text
+
+
+async def test_what_is_withdrawn_is_cut_off_where_it_waits_for_a_window() -> None:
+    wire = Wire()
+    wire.greet(window=100)
+    wire.send(wire.head(1, b"/held"))
+    (call,) = wire.calls
+    call.outbox.append(b"x" * 1000)
+    call.wake()
+    await asyncio.sleep(0)
+    assert wire.written.count(b"x") == 95
+    call.withdrawn = True
+    call.outbox.clear()
+    call.outbox.append(b"451")
+    call.wake()
+    await asyncio.sleep(0)
+    wire.send(http2.window_update(1, 5000))
+    assert wire.written.count(b"x") == 95
+    assert b"451" not in wire.written  # it would be read as the message's rest
+    assert call.told_over
+    assert call.status is not None
+    assert call.status[0] == 0  # not its own error
+    assert b"taken back" in wire.written
+
+
+async def test_no_more_is_written_than_can_be_taken_back_while_the_other_end_does_not_read() -> None:
+    wire = Wire()
+    wire.greet(window=16 << 20)
+    wire.send(http2.window_update(0, 16 << 20), wire.head(1, b"/held"))
+    (call,) = wire.calls
+    call.outbox.extend([b"x" * 62_000] * 100)
+    call.wake()
+    await asyncio.sleep(0)
+    assert 1_000_000 < len(wire.written) < 1_100_000
+    wire.connection.pause_writing()
+    await asyncio.sleep(0.01)
+    assert len(wire.written) < 1_100_000
+    wire.connection.resume_writing()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert wire.written.count(b"x") == 6_200_000
 
 
 async def test_windows_are_granted_again_but_not_to_a_peer_that_does_not_read() -> None:

@@ -11,9 +11,13 @@ import pytest
 from farhop_wire import ext_proc_pb2 as wire
 from hypothesis import given
 from hypothesis import strategies as st
+from inprocess import tenant, until
 from picking import CHAT, DUPLEX, NONE, Stage, answered, asked, body, response_piece, sent, stage, text_of
 
+from farhop.store.contract import LAW_KEY
+from farhop_lab.memory_store import MemoryCluster
 from regional_lb.picker import messages
+from topology import policy
 
 EVENT = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
@@ -212,6 +216,32 @@ async def test_an_end_said_twice_is_no_second_body() -> None:
         stream.take(response_piece(EVENT))
         assert text_of(sent(stream), of_request=False) == (EVENT, 1)
         assert not any(one.held)
+
+
+@pytest.mark.parametrize("when", ["reading", "queued", "sent"])
+async def test_a_law_that_forbids_it_meanwhile_takes_it_back_from_the_gateway(when: str) -> None:
+    cluster = MemoryCluster()
+    async with stage(1, cluster=cluster) as one:
+        stream, whole = one.stream(), body(CHAT)
+        stream.take(asked())
+        if when != "reading":
+            stream.take(whole)
+        if when == "sent":
+            assert text_of(sent(stream), of_request=True)[1] == 1
+        narrowed = tenant("anywhere", residency={"processing": {"allow": ["world"], "deny": ["us"]}})
+        text = policy.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
+        cluster.put(LAW_KEY, text)
+        await until(lambda: one.balancer.flow.law.epoch == 2)
+        if when == "reading":
+            stream.take(whole)
+        (refused,) = sent(stream)  # and nothing of the body
+        assert refused.immediate_response.status.code == 451
+        assert b"tenant anywhere: processing denies us" in refused.immediate_response.body
+        stream.take(answered(b"200", EVENTS))  # it was on its way
+        assert sent(stream) == []
+        stream.gone()
+        assert not any(one.held)
+        assert one.balancer.flow.fleet.standing.read("a", one.balancer.clock.now()).why == "proven"  # no fault of its
 
 
 async def test_body_size_and_time_limits_apply_to_picker_streams() -> None:
