@@ -109,7 +109,7 @@ def parsed(text: str) -> dict[str, float]:
         try:
             weight = float(number)
         except ValueError:
-            fail(f"--weights: {quoted(part.strip())} is no VERSION=WEIGHT; give such as v1=95,v2=5")
+            fail(f"--weights: {quoted(part.strip())} is no VERSION=WEIGHT; give one such as v1=95,v2=5")
         if version in weights:
             fail(f"--weights: {quoted(version)} is named twice")
         weights[version] = weight

@@ -20,7 +20,7 @@ _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]{1,260}/?")
 
 def _url(text: str) -> str:
     if not _URL.fullmatch(text):
-        raise ValueError("is no URL of an admin port; give such as https://10.1.0.7:8082")
+        raise ValueError("is no URL of an admin port; give one such as https://10.1.0.7:8082")
     return text.rstrip("/")
 
 

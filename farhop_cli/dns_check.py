@@ -41,12 +41,12 @@ def run(zone: str, names: list[str], resolver: str, servers: list[str], client: 
     try:
         subnet = ip_network(client, strict=False) if client else None
     except ValueError:
-        fail(f"--client: {client!r} is no network; give such as 203.0.113.0/24")
+        fail(f"--client: {client!r} is no network; give one such as 203.0.113.0/24")
     try:
         apex = dns.name.from_text(zone)
         asked = [dns.name.from_text(name) for name in names]
     except dns.exception.DNSException:
-        fail("a name has labels of 1 to 63 characters; give such as entry.example.com")
+        fail("a name has labels of 1 to 63 characters; give one such as entry.example.com")
     found: list[Finding] = []
     at = [_host_port(one) for one in servers] if servers else _delegated(apex, resolver, found)
     for host, port in at:

@@ -306,7 +306,7 @@ def _proving(found: Fleet, pattern: str, *, by_authority: bool) -> Access:
 def _given(urls: Iterable[str]) -> tuple[Balancer, ...]:
     for url in urls:
         if not url.startswith(("http://", "https://")) or not url.isprintable() or " " in url:
-            fail(f"--admin: {quoted(url)} is no URL; give such as https://10.1.0.7:8082")
+            fail(f"--admin: {quoted(url)} is no URL; give one such as https://10.1.0.7:8082")
     return tuple(Balancer("", "", url.rstrip("/")) for url in urls)
 
 

@@ -74,7 +74,7 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         route = yaml.safe_load(text)
     except yaml.YAMLError:
-        fail("ROUTE: not YAML or JSON; give such as '{policy: nearest}'")
+        fail("ROUTE: not YAML or JSON; give one such as '{policy: nearest}'")
     if not isinstance(route, dict):
         fail("ROUTE: must be a mapping such as '{policy: nearest}'; docs/reference/policies.md has the fields")
     for name in _SCOPE:

@@ -86,7 +86,7 @@ def _get(config: Path, admin: str, token: str, path: str, asked: dict[str, str])
     base = admin or _admin_of(config)
     query = f"?{urllib.parse.urlencode(asked)}" if asked else ""
     if not base.startswith(("http://", "https://")):
-        fail(f"--admin: {base!r} is no URL; give such as http://127.0.0.1:8053")
+        fail(f"--admin: {base!r} is no URL; give one such as http://127.0.0.1:8053")
     request = urllib.request.Request(f"{base}/{path}{query}")  # noqa: S310 - its scheme was looked at
     if token:
         request.add_header("Authorization", f"Bearer {token}")

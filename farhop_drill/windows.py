@@ -38,7 +38,7 @@ def window_of(text: str) -> Window:
     """`mon-fri 09:00-17:00` or `tue 10:00-12:00`, UTC. Raises WindowError."""
     match = _WINDOW.fullmatch(text.strip().lower())
     if match is None or not {match[1], match[2] or match[1]} <= set(DAYS):
-        raise WindowError(f"{text[:40]!r} is no window; give such as 'mon-fri 09:00-17:00' (UTC)")
+        raise WindowError(f"{text[:40]!r} is no window; give one such as 'mon-fri 09:00-17:00' (UTC)")
     first, last = DAYS.index(match[1]), DAYS.index(match[2] or match[1])
     begin, end = int(match[3]) * 60 + int(match[4]), int(match[5]) * 60 + int(match[6])
     if not (int(match[4]) < 60 and int(match[6]) < 60 and begin < end <= 24 * 60):

@@ -29,7 +29,7 @@ def _address(text: str) -> str:
     try:
         return str(ip_address(text))
     except ValueError:
-        raise ValueError(f"{text[:64]!r} is no address; give such as 192.0.2.53 or 2001:db8::53") from None
+        raise ValueError(f"{text[:64]!r} is no address; give one such as 192.0.2.53 or 2001:db8::53") from None
 
 
 Address = Annotated[str, Field(max_length=64), AfterValidator(_address)]

@@ -37,7 +37,7 @@ def where(
     try:
         address = ip_address(client)
     except ValueError:
-        raise ValueError(f"client: {client[:64]!r} is no address; give such as 203.0.113.7") from None
+        raise ValueError(f"client: {client[:64]!r} is no address; give one such as 203.0.113.7") from None
     if tenant and tenant not in law.topology.tenants:
         raise ValueError(f"tenant: {tenant[:64]!r} is not in the law; name one that is")
     lawful = lawful_of(law, tenant)

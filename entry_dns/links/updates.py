@@ -62,7 +62,7 @@ class Publish(Part):
         try:
             ip_address(self.server)
         except ValueError:
-            raise ValueError("server: is no address; give such as 192.0.2.53") from None
+            raise ValueError("server: is no address; give one such as 192.0.2.53") from None
         if not is_absent(self.secret):
             try:
                 base64.b64decode(self.secret.get_secret_value(), validate=True)

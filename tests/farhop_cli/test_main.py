@@ -84,7 +84,7 @@ def leaves(command, words=()):
         yield from leaves(command.get_command(None, name), (*words, name))
 
 
-def test_a_dry_run_is_wherever_something_is_set():
+def test_every_command_that_changes_something_has_a_dry_run():
     found = dict(leaves(typer.main.get_command(main.app())))
     dry = {words for words, command in found.items() if any("--dry-run" in one.opts for one in command.params)}
     measures = {words for words in found if words.startswith("bench ")}  # in worlds of its own

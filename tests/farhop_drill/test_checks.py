@@ -54,7 +54,7 @@ def test_a_fleet_at_rest_may_be_drilled() -> None:
     assert failing() == {}
 
 
-def test_a_lever_another_drill_and_a_closed_window_stop_it() -> None:
+def test_an_engaged_lever_another_drill_and_a_closed_window_block_a_drill() -> None:
     found = failing(made(windows=["mon 09:00-10:00"]), lever="by ops: incident", holder="r-1 by ops")
     assert set(found) == {"lever", "alone", "window"}
     assert "by ops: incident" in found["lever"]
@@ -110,7 +110,7 @@ def test_a_drill_never_takes_a_tenant_s_last_lawful_region() -> None:
     assert "anywhere" in failing(reports=left)["last-site"]  # frankfurt and tokyo serve nothing
 
 
-def test_nor_the_last_entry() -> None:
+def test_a_drill_never_takes_a_tenants_last_lawful_entry() -> None:
     entry = Entry("tokyo-1", "tokyo")
     world = replace(WORLD, entries={"tokyo-1": entry})
     lost = made(
@@ -138,7 +138,7 @@ def test_a_part_of_a_region_loses_a_part_of_its_slots() -> None:
     assert "n-1" in failing(reports=full)
 
 
-def test_who_cannot_be_asked_as_stops_it() -> None:
+def test_a_missing_tenant_key_blocks_a_drill() -> None:
     assert "no key of tenant x" in failing(missing=["no key of tenant x"])["probe"]
 
 

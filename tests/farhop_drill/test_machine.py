@@ -72,7 +72,7 @@ def test_a_failed_steady_state_is_not_run_and_a_stop_is_aborted() -> None:
     assert (broken.verdict, found.verdict) == (DrillVerdict.NOT_RUN, DrillVerdict.ABORTED)
 
 
-def test_it_is_bounded() -> None:
+def test_a_run_that_takes_too_long_is_ended_and_restored() -> None:
     run, commands = play(*WHOLE[:4], (Ticked(), 31.0))
     assert commands[-1] == Restore()
     assert run.ended == "it took longer than 30 s"

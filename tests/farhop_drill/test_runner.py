@@ -142,7 +142,7 @@ async def test_a_step_that_fails_is_taken_back(bench: Bench) -> None:
     assert "step 1 could not be injected" in outcome.why
 
 
-async def test_the_lever_ends_what_runs(bench: Bench) -> None:
+async def test_engaging_the_lever_aborts_a_running_drill(bench: Bench) -> None:
     steps = [{"name": "long", "inject": [{"do": "drain", "region": "virginia"}], "soak_s": 20}]
     running = asyncio.create_task(bench.runner(made(steps=steps)).run())
     while "inject long" not in bench.did:

@@ -122,7 +122,7 @@ async def test_of_several_models_one_must_be_named() -> None:
             assert (refused.status, refused.json["error"]["param"]) == (400, "model")
 
 
-async def test_probes_tell_nothing_but_yes_and_no() -> None:
+async def test_health_probes_show_a_status_and_nothing_else() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         for port in (up.entry, up.client):
             for path in ("/health", "/ready"):

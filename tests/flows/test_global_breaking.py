@@ -572,7 +572,7 @@ def test_a_lifted_drain_moves_no_further_requests(play) -> None:
     book.at(5.0).on(TimerFired("a")).expect(timer("a", at=90.0))  # it ended by itself
 
 
-def test_only_streams_leave_and_a_late_one_too(play) -> None:
+def test_only_streams_leave_a_drained_region_even_if_they_begin_late(play) -> None:
     flow = worldwide()
     book = begun(play, flow, "a", stream=False)
     book.on(RequestArrived(request("b", deadline=90.0))).expect(sent("b", "london"))

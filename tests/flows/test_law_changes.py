@@ -109,7 +109,7 @@ def test_a_base_of_a_model_binds_it_once_a_region_tells_of_it(play, event: str) 
     )  # fmt: skip
 
 
-def test_an_older_law_is_no_news(play) -> None:
+def test_an_older_law_changes_nothing(play) -> None:
     flow = worldwide(under=law(5, anyone=JP))
     play(flow).on(to(4)).expect().on(to(5)).expect().on(RequestArrived(request("a"))).expect(sent("a", "tokyo"))
     assert flow.law.epoch == 5

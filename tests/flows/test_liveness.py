@@ -84,7 +84,7 @@ async def test_a_region_is_up_while_one_of_its_instances_is(region: Region) -> N
         assert set(found.channels) == {("tokyo", True)}
 
 
-async def test_a_forgotten_instance_takes_its_channel_along(region: Region) -> None:
+async def test_forgetting_an_instance_closes_its_channel(region: Region) -> None:
     clock = Clock()
     async with watching(clock=clock) as (watcher, store, found):
         await put(store, a_report(control_address=region.address))

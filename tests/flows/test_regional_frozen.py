@@ -40,7 +40,7 @@ def test_what_a_frozen_replica_never_began_goes_to_another() -> None:
     assert at < flow.overdue_requests.factor * expected_s + 1.0
 
 
-def test_one_whose_server_alone_answers_is_frozen_too() -> None:
+def test_a_replica_whose_server_answers_but_generates_nothing_is_frozen() -> None:
     flow, sent, other = _sent()
     _, moved = _moved(flow, {other: 10.0, sent.target: 0.0})
     assert [type(command) for command in moved] == [Cancel, Forward]

@@ -87,7 +87,7 @@ def test_no_fraction_is_dearer_to_read_than_others(hard: bytes) -> None:
 
 
 @pytest.mark.parametrize("one", [b"0.5", b"9e307"])
-def test_so_many_fractions_pass_and_no_more(one: bytes) -> None:
+def test_the_number_of_fractions_in_a_body_is_bounded(one: bytes) -> None:
     """16,000 of them took 3.6 times the CPU of a prompt as long as bodies may be."""
     for count in (shape.FRACTIONS_MAX, shape.FRACTIONS_MAX):  # each body has as many
         bodies.read(Kind.CHAT, _FRACTIONS % b",".join([one] * count))
@@ -117,7 +117,7 @@ _ASKED = {
 
 
 @pytest.mark.parametrize("kind", _ASKED)
-def test_who_looks_at_a_body_that_was_let_in_copes_with_any_value_of_any_field(kind: Kind) -> None:
+def test_any_value_of_any_field_in_an_accepted_body_is_handled(kind: Kind) -> None:
     """`logit_bias: 5` was a 500 where answers are given again."""
     path, asked = _ASKED[kind]
     for name in sorted(KNOWN):
@@ -148,7 +148,7 @@ def test_who_looks_at_a_body_that_was_let_in_copes_with_any_value_of_any_field(k
         b'{"model":"m","messages":[{"role":"u","content":"x"}],"nvext":{"a":[{%b}]}}',
     ],
 )
-def test_no_object_has_so_many_members_that_to_put_them_in_order_holds_the_loop(template: bytes, count: int) -> None:
+def test_an_object_with_too_many_members_is_refused(template: bytes, count: int) -> None:
     """16,384 of them, a first one that belongs last before them, took 270 ms, and all other requests waited."""
     body = template % b",".join(b'"f%05d":1' % i for i in range(count))
     with pytest.raises(BodyError, match="too many members: at most 512"):
@@ -156,7 +156,7 @@ def test_no_object_has_so_many_members_that_to_put_them_in_order_holds_the_loop(
     assert bodies.read(Kind.CHAT, template % b",".join(b'"f%05d":1' % i for i in range(400))).model == "m"
 
 
-def test_nor_many_small_ones_in_what_is_looked_through() -> None:
+def test_many_small_objects_in_nvext_are_refused() -> None:
     hints = b",".join([b'{"a":1}'] * 600)
     with pytest.raises(BodyError, match="`nvext` has too many members"):
         bodies.read(Kind.CHAT, b'{"model":"m","messages":[{"role":"u","content":"x"}],"nvext":{"a":[%b]}}' % hints)

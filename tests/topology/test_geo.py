@@ -42,7 +42,7 @@ def test_antipodes_are_half_way_round() -> None:
     assert distance_km(90, 0, -90, 0) == pytest.approx(HALF_WAY_ROUND_KM)
 
 
-def test_the_date_line_is_no_wall() -> None:
+def test_distances_cross_the_date_line() -> None:
     assert distance_km(0, 179.5, 0, -179.5) == pytest.approx(111.2, rel=0.01)
 
 

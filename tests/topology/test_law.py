@@ -312,7 +312,7 @@ def test_clients_cannot_grow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None
         {"key": "lost"},
     ],
 )
-def test_a_strangers_wishes_are_not_remembered(asked: dict[str, Any]) -> None:
+def test_verdicts_on_unknown_tenants_keys_and_places_are_not_remembered(asked: dict[str, Any]) -> None:
     law = _law(Residency(Rule((WORLD,))))
     law.verdict(**{"tenant": "acme", "model": "m", **asked})
     assert _remembered(law) == 0
@@ -334,7 +334,7 @@ def test_the_first_level_that_excludes_is_the_one_named() -> None:
     }
 
 
-def test_what_is_used_survives_a_change_of_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_in_use_stays_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(law_module, "_MEMO_MAX", 3)
     law = _law(Residency(Rule((WORLD,))), world={f"m{n}": Rule((WORLD,)) for n in range(20)})
     kept = law.verdict("acme", "m0")

@@ -403,7 +403,7 @@ def test_of_a_hundred_thousand_networks_answers_are_equal_within_every_scope_giv
         assert not any((shorter, block >> (scope - shorter)) in told_of for shorter in range(scope)), "they overlap"
 
 
-def test_to_take_a_new_view_costs_no_more_with_many_networks() -> None:
+def test_adopting_a_view_costs_the_same_for_any_number_of_networks() -> None:
     """So no worker pauses for them: it reads the head, and leaves networks where they are."""
     costs = []
     for count in (100, 100, 100_000):  # from Python 3.12 on, bytecodes traced for the first time are not seen
@@ -412,7 +412,7 @@ def test_to_take_a_new_view_costs_no_more_with_many_networks() -> None:
     assert costs[1] == costs[2]
 
 
-def test_nor_with_many_names_while_they_are_those_of_the_view_before() -> None:
+def test_adopting_a_view_with_unchanged_names_costs_the_same_for_any_number_of_them() -> None:
     costs = []
     for count in (3, 3, 300):  # the first, too, for Python's sake
         plan = replace(PLAN, names=tuple(NamePlan(f"n{n}.entry.example") for n in range(count)))
@@ -545,7 +545,7 @@ PLAIN = dns.message.make_query("api.entry.example", "A").to_wire()
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="bytecodes are those of Python 3.11")
-def test_how_much_is_done_for_an_ordinary_question() -> None:
+def test_an_ordinary_question_takes_no_more_calls_and_bytecodes_than_before() -> None:
     responder = served(Responder(Cookies([bytes(16)]), rate=65_535))
     first = ask(responder, options=[dns.edns.GenericOption(10, b"clientco")])
     cookie = next(one for one in first.options if one.otype == dns.edns.COOKIE)

@@ -34,7 +34,7 @@ def test_a_small_file_is_enough(tmp_path) -> None:
         ({"zones": [{**GOOD["zones"][0], "names": []}]}, "zones[0].names: List should have at least 1 item"),
         (
             {"zones": [{**GOOD["zones"][0], "addresses": {"ns1.entry.example": ["192.0.2"]}}]},
-            "'192.0.2' is no address; give such as 192.0.2.53",
+            "'192.0.2' is no address; give one such as 192.0.2.53",
         ),
         (
             {"zones": [{**GOOD["zones"][0], "addresses": {"ns2.entry.example": ["192.0.2.1"]}}]},

@@ -329,7 +329,7 @@ def test_a_new_root_learns_from_the_holders_what_is_under_way() -> None:
     assert after.levels((LEASE_S + LOST_S) * (1 + DRIFT) + 1)[B]["used"] == 6
 
 
-def test_an_ask_that_comes_late_or_twice_is_nothing() -> None:
+def test_late_and_repeated_asks_change_nothing() -> None:
     lender = written(root(Quota(10.0, 0.0)))
     lender.exchange("h", ask(Want(B, wanted=5, least=5)), 0.0)
     found = ask(Want(B, spent=2, held=2), number=3)
@@ -801,7 +801,7 @@ def test_in_no_world_are_more_under_way_than_may_be_and_no_slot_is_lost(part: in
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_in_no_world_is_more_spent_than_there_is(part: int) -> None:
+def test_no_simulated_world_spends_more_than_its_quota(part: int) -> None:
     worlds = max(10, int(50 * float(os.environ.get("FARHOP_EXAMPLES", "1"))))
     served = 0.0
     for seed in range(part * worlds, (part + 1) * worlds):

@@ -53,7 +53,7 @@ def test_a_refusal_moves_on_without_the_budget() -> None:
         assert not draws_on_budget(refusal, 2)
 
 
-def test_what_began_is_not_sent_again() -> None:
+def test_a_request_whose_answer_began_is_not_sent_again() -> None:
     assert not may_redispatch(endings.DIED_MID_STREAM, 1, 0, RetryBudget(()))
 
 

@@ -51,7 +51,7 @@ def test_a_region_that_does_not_surely_serve_is_nobodys_refuge():
         assert stranded_by(topology(), [status(**{**UP, "paris": state})], "milan") == ["eu (small)"]
 
 
-def test_one_balancers_fear_is_enough():
+def test_a_region_that_one_balancer_sees_down_is_no_refuge():
     fearful = status(**{**UP, "paris": "down"})
     assert stranded_by(topology(), [status(**UP), fearful], "milan") == ["eu (small)"]
 
@@ -76,7 +76,7 @@ def test_a_suspect_region_still_serves_its_tenants():
     assert stranded_by(topology(), [status(**{**UP, "osaka": "suspect"})], "osaka")
 
 
-def test_nonsense_serves_nothing():
+def test_a_malformed_status_lists_no_serving_region():
     for nonsense in ({}, {"regions": 5}, {"regions": [5, {"state": "up", "instances": [{"models": {"m": 5}}, 7]}]}):
         assert serving(nonsense) == {}
 

@@ -54,7 +54,9 @@ async def test_a_follower_has_its_own_deadline(up: Both, engine: Engine) -> None
     assert len(engine.seen) == 1
 
 
-async def test_when_we_stop_all_are_answered(up: Both, engine: Engine) -> None:
+async def test_requests_waiting_for_a_shared_answer_are_answered_when_the_balancer_stops(
+    up: Both, engine: Engine
+) -> None:
     engine.behaviour = "wait"
     asked = [asyncio.create_task(send(up.entry, chat(body=BODY))) for _ in range(3)]
     await until(lambda: up.global_.metrics.in_flight == 3 and len(engine.seen) == 1)
@@ -63,7 +65,7 @@ async def test_when_we_stop_all_are_answered(up: Both, engine: Engine) -> None:
     assert [(answer.status, answer.code) for answer in answers] == [(503, "stopping")] * 3
 
 
-async def test_streams_are_ended_too(up: Both, engine: Engine) -> None:
+async def test_shared_streams_are_ended_when_the_balancer_stops(up: Both, engine: Engine) -> None:
     engine.behaviour = "pause"
     asked = [asyncio.create_task(send(up.entry, chat(body=BODY | {"stream": True}))) for _ in range(3)]
     await until(lambda: up.global_.metrics.in_flight == 3 and len(engine.seen) == 1)

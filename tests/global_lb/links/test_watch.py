@@ -42,7 +42,7 @@ async def test_a_report_becomes_an_instance_of_the_view() -> None:
         assert found.reported == ["tokyo"]
 
 
-async def test_what_was_there_before_us_is_read_too() -> None:
+async def test_reports_written_before_the_start_are_read() -> None:
     store = MemoryStore(Random(1))
     await store.open()
     await put(store, a_report())
@@ -250,7 +250,7 @@ async def test_a_report_that_its_instance_never_wrote_does_not_hide_it_for_ever(
         assert found.refused == []
 
 
-async def test_a_hub_that_tells_of_the_past_is_no_sign_of_life() -> None:
+async def test_old_reports_from_a_hub_do_not_keep_an_instance_alive() -> None:
     clock = Clock()
     async with watching(clock=clock, report_age_s=3.0) as (watcher, _, found):
         watcher.on_report(a_report(seq=100))

@@ -82,7 +82,7 @@ def test_long_prompts_pass_over_what_is_for_short_ones() -> None:
     assert models == ["small", "big"]
 
 
-def test_tools_and_what_it_may_cost_decide_too() -> None:
+def test_tools_and_the_maximum_cost_exclude_models() -> None:
     steps = (ModelStep(model="small", tools=False), ModelStep(model="medium", usd_max=0.002), "big")
     flow = worldwide(view=seen(serving("london", big=2, medium=2, small=2)), routes=auto(*steps))
     ask = request("a", model="auto", max_tokens=100, answers=3)

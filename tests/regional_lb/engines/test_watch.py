@@ -496,7 +496,7 @@ async def test_new_replicas_are_watched_and_removed_ones_until_they_are_idle(mon
         assert found.views == views  # the same list costs nothing
 
 
-async def test_what_is_seen_of_a_process_is_not_said_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_page_of_a_replaced_process_is_not_taken_for_the_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     held = asyncio.Event()
 
     async def later(_request: web.Request) -> web.Response:
@@ -572,7 +572,7 @@ async def test_what_is_no_evidence_leaves_a_replica_able(monkeypatch: pytest.Mon
         assert found.said == []
 
 
-async def test_what_many_engines_say_at_once_is_one_view(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_model_lists_of_many_engines_at_once_make_few_views(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SWAP_S", 0.3)
     async with engine([listing("a")]) as url, watching(monkeypatch, {"fine": url}, {"models": ["a"]}) as found:
         await until(lambda: found.probed("fine") >= 3)

@@ -90,7 +90,7 @@ def test_the_least_recently_used_makes_room() -> None:
     assert known.adapters.loaded("r1") == ()
 
 
-def test_policies_of_another_unit_go_their_own_way() -> None:
+def test_policies_without_milliseconds_ignore_adapter_loading_time() -> None:
     known = serving("r1", "r2")
     report(known, "r2", lora("sql"))
     known.ledger.reserve("one", Reservation("r2", 0, 10))

@@ -171,7 +171,7 @@ def test_one_bound_for_all() -> None:
     assert (len(blocks), blocks.ignored["full"]) == (0, 1)
 
 
-def test_other_groups_of_layers_do_not_speak() -> None:
+def test_events_of_other_layer_groups_are_ignored() -> None:
     blocks = index("r1")
     blocks.apply("r1", 0, stored("ab", group=0))
     blocks.apply("r1", 0, stored("abcd", group=1))
@@ -181,7 +181,7 @@ def test_other_groups_of_layers_do_not_speak() -> None:
     assert exact(blocks, "abcd") == {"r1": 4.0}
 
 
-def test_who_leaves_leaves_nothing_and_another_takes_its_place() -> None:
+def test_a_dropped_replica_leaves_no_blocks_and_its_slot_is_reused() -> None:
     blocks = index("r1", "r2")
     blocks.apply("r1", 0, stored("ab"))
     blocks.drop("r1")

@@ -115,7 +115,7 @@ def test_a_replica_with_a_fault_is_not_able(fleet: Fleet) -> None:
     assert names(fleet) == ["r1", "r2"]
 
 
-def test_what_is_said_of_a_replica_that_left_is_no_news(fleet: Fleet) -> None:
+def test_events_of_a_replica_that_left_change_nothing(fleet: Fleet) -> None:
     fleet.adopt(view_of([replica("r1")]))
     fleet.answered("r2", 200, 0.0)
     fleet.handle(ReplicaSampled("r2", Sample(0.0, 0, 0, 0.0)), 0.0)
@@ -256,7 +256,7 @@ def _queued(sample: Sample | None) -> int:
     return sample.waiting if sample.queued is None else sample.queued
 
 
-def test_one_that_came_between_two_steps_does_not_queue_and_one_seen_twice_does(fleet: Fleet) -> None:
+def test_a_waiting_request_counts_as_queued_only_if_two_scrapes_in_a_row_show_one(fleet: Fleet) -> None:
     def scraped(at: float, waiting: int) -> bool:
         fleet.handle(ReplicaSampled("r1", Sample(at, waiting, running=3, kv_usage=0.1)), at)
         return bool(fleet.whole.room(10.0, 5.0, at)[fleet.whole.of.at["r1"]])
@@ -443,7 +443,7 @@ def test_hits_follow_a_replica_whose_slot_changed(monkeypatch: pytest.MonkeyPatc
     assert sorted(known.mirror.hits(path, whole)) == [(256, 0), (1024, 1)]
 
 
-def test_who_prefills_is_looked_for_apart_and_forgotten_with_the_rest() -> None:
+def test_prefill_replicas_are_listed_apart_from_replicas_that_answer() -> None:
     known = Fleet(HealthConfig(rise=1), Estimates())
     known.adopt(view_of([replica("p", role="prefill"), replica("d")]))
     for name in ("p", "d"):

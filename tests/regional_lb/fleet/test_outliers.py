@@ -120,7 +120,7 @@ def test_a_replica_as_fast_as_its_peers_is_no_outlier_even_if_it_was_faster_befo
     assert made.found({"m": NAMES}, now) == []
 
 
-def test_a_slower_kind_of_gpu_is_none_until_it_is_slower_than_itself() -> None:
+def test_a_slower_kind_of_gpu_is_an_outlier_only_if_it_becomes_slower_than_before() -> None:
     made = peers()
     paces = {name: 0.04 if name != "r1" else 0.6 for name in NAMES}
     now = paced(made, paces, seconds=120)
@@ -159,7 +159,7 @@ def test_what_stays_slow_becomes_usual_and_what_was_usual_is_forgotten() -> None
     assert made.found({"m": NAMES}, now) == []
 
 
-def test_little_heard_is_no_evidence() -> None:
+def test_few_measurements_are_no_evidence_of_an_outlier() -> None:
     made = peers()
     now = paced(made, dict.fromkeys(NAMES, 0.1), seconds=12)
     now = paced(made, {"r1": 9.0}, begin=12, seconds=60)

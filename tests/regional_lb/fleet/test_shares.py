@@ -291,7 +291,7 @@ def test_every_replica_has_one_owner_and_few_move(members, other, drains) -> Non
         assert all(before[name] in (after[name], other) for name in names)
 
 
-def test_what_only_we_serve_is_ours_and_what_others_serve_elsewhere_too(here: Fleet) -> None:
+def test_a_replica_that_no_serving_peer_has_at_the_same_address_is_owned_here(here: Fleet) -> None:
     assert owned(here) == set(NAMES)  # alone
     loads = {"g1": load("g1"), "g2": PeerLoad("another-host:1"), "g3": load("g3", known=False)}
     here.handle(peer_report("b", loads, whole=True), 0.0)

@@ -61,7 +61,7 @@ def test_one_that_was_never_asked_is_taken_for_its_peers_and_not_for_its_configu
     assert known["c"].uncertainty == UNCERTAINTY > known["a"].uncertainty
 
 
-def test_another_model_is_another_kind() -> None:
+def test_speeds_of_replicas_of_another_model_are_not_shared() -> None:
     known = speeds(replica("a", tpot_ms=25.0), replica("b", tpot_ms=25.0, models=frozenset({OTHER_MODEL})))
     serve(known, 0.0, 10, a=8.0)
     assert alone(known, "b") == pytest.approx(25.0, rel=0.05)

@@ -190,12 +190,12 @@ def test_generated_tokens_do_not_count_as_kv_held_for_prompts() -> None:
     [(None, 50), (0.9, 50), (0.75, 50), (0.0, 0)],
     ids=["it does not say", "more is held", "as much is held", "nobody runs yet"],
 )
-def test_where_nothing_is_sure_what_is_counted_counts(usage: float | None, running: int) -> None:
+def test_without_a_usable_kv_report_counted_tokens_are_taken(usage: float | None, running: int) -> None:
     table = shared_prefix(usage, running)
     assert (table.kv_taken_tokens[0], table.kv_room_tokens[0]) == (35_000.0, 5_000.0)
 
 
-def test_who_is_still_on_the_way_is_held_by_nobody_and_counts() -> None:
+def test_requests_that_the_engine_does_not_run_yet_count_in_full() -> None:
     assert shared_prefix(0.1, running=25).kv_taken_tokens[0] == pytest.approx(35_000 - (15_000 - 4_000))
 
 

@@ -307,7 +307,7 @@ def about(**fields: Any) -> RegionReport:
         ({"model": "n"}, True),
     ],
 )
-def test_five_percent_or_a_yes_that_became_a_no(fields: dict[str, Any], is_moved: bool) -> None:
+def test_a_change_of_five_percent_or_of_a_flag_is_reported_at_once(fields: dict[str, Any], is_moved: bool) -> None:
     before = about()
     after = about(**fields)
     assert moved(before, after) is is_moved
@@ -356,7 +356,7 @@ async def test_at_rest_it_is_written_once_a_gap(faster: None) -> None:
         assert sorted(set(store.seqs)) == store.seqs
 
 
-def test_what_engines_say_again_is_no_news() -> None:
+def test_unchanged_samples_and_probes_cause_no_report() -> None:
     flow = regional(replica("a"), replica("b"))
     reporter(flow, lambda: 10.0)
     found = Sample(10.0, 0, 0, 0.5)
@@ -484,7 +484,7 @@ async def test_a_change_goes_out_within_100_ms() -> None:
     assert sorted(took)[2] <= 0.1  # the machine may stall, but not most of the time
 
 
-async def test_at_rest_nobody_looks_for_what_has_not_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_reporter_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     look = report.Reporter.look
     monkeypatch.setattr(report.Reporter, "look", lambda self: (looks.append(0.0), look(self))[1])

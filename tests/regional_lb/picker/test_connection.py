@@ -343,7 +343,7 @@ async def test_time_limits_ping_and_linger() -> None:
     assert wire.calls[1].told_over == 1
 
 
-async def test_one_that_says_goodbye_gets_what_it_has_begun() -> None:
+async def test_calls_begun_before_goaway_are_answered() -> None:
     wire = Wire()
     wire.greet()
     wire.send(wire.head(1), http2.goaway(0, 0), http2.frame(http2.PING, 0, 0, b"12345678"))
@@ -454,7 +454,7 @@ async def test_a_flooding_connection_is_closed_and_others_keep_their_turns(what:
     assert wire.budget.used == 0
 
 
-async def test_who_sends_messages_may_say_what_goes_with_them() -> None:
+async def test_window_updates_pings_and_resets_beside_messages_are_no_flood() -> None:
     """A window for each, a ping now and then, and some clients that leave."""
     wire = Wire()
     wire.greet()
@@ -488,7 +488,7 @@ async def test_data_left_for_the_next_turn_wait_for_a_peer_that_does_not_read() 
     assert pings[-1][3] == b"the last"
 
 
-async def test_a_window_for_all_is_not_a_walk_over_all_for_each_word() -> None:
+async def test_many_settings_in_one_read_update_the_streams_windows_once() -> None:
     """5 KB of settings beside 1,000 calls took 110 ms."""
 
     class Walked(dict[int, Any]):
@@ -554,7 +554,7 @@ async def test_of_a_call_that_failed_nothing_more_is_taken() -> None:
     assert wire.calls[0].taken == []
 
 
-async def test_another_protocol_is_answered_what_this_port_speaks() -> None:
+async def test_a_client_of_another_protocol_is_told_that_this_port_speaks_grpc() -> None:
     wire = Wire()
     wire.sent()
     wire.send(b"GET / HTTP/1.1\r\n\r\n")

@@ -112,7 +112,7 @@ async def test_a_body_mode_that_cannot_be_served_is_logged_in_a_line(modes: tupl
         assert not any(one.held)
 
 
-async def test_an_answer_that_does_not_come_by_ends_with_the_stream() -> None:
+async def test_an_answer_whose_body_is_not_shown_to_us_ends_with_the_stream() -> None:
     async with stage() as one:
         stream = one.stream()
         stream.take(asked(modes=(DUPLEX, NONE)))
@@ -166,7 +166,7 @@ async def test_a_failure_whose_body_is_unseen_or_missing_is_answered_from_here(
         assert not any(one.held)
 
 
-async def test_it_went_to_a_later_endpoint_and_the_ledger_with_it() -> None:
+async def test_the_ledger_follows_a_gateway_to_a_later_endpoint() -> None:
     async with stage() as one:
         flow = one.balancer.flow
         stream = one.stream()

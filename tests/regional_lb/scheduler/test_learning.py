@@ -22,7 +22,7 @@ def test_what_was_predicted_to_be_cached_is_compared_with_what_was() -> None:
     assert flow.learning.actual_tokens == 1024.0
 
 
-def test_an_answer_far_shorter_than_its_tokens_is_not_what_stands_behind_the_prompt() -> None:
+def test_an_answer_far_shorter_than_its_token_count_is_not_taken_as_cached() -> None:
     flow = regional(replica("r1"))
     learning, asked = Learning(flow.fleet), request("a", 1024)
     state = RequestState(asked, flow.wait_estimate.need_of(asked), asked.model, replica="r1")

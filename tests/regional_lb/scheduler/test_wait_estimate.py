@@ -26,7 +26,7 @@ from regional_lb.scheduler.policy import Need
 from regional_lb.scheduler.split import SplitConfig
 
 
-def test_looking_changes_nothing_and_is_what_then_happens() -> None:
+def test_consider_changes_no_state_and_predicts_the_later_choice() -> None:
     flow = regional(replica("r1", prefill_ms_per_token=1.0), replica("r2"))
     asked = request("a")
     need = flow.wait_estimate.need_of(asked)
@@ -90,7 +90,7 @@ def test_how_a_models_replicas_may_be_used_has_a_name() -> None:
     assert flow.fleet.mode(MODEL, 0.0) is Mode.NORMAL
 
 
-def test_who_waits_at_another_balancer_is_waited_for_as_far_as_turns_go() -> None:
+def test_requests_queued_at_a_peer_count_only_as_far_as_turns_alternate() -> None:
     flow = regional(replica("r1", slots=1), instance="a")
     flow.handle(RequestArrived(request("b")), 0.0)
     alone_ms = flow.wait_estimate.wait_ms(MODEL, 0.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from farhop.balance.health.hot_guard import GuardConfig, HotGuard
 
 
-def test_a_short_peak_is_no_heat() -> None:
+def test_a_short_peak_does_not_make_a_region_hot() -> None:
     guard = HotGuard()
     guard.used(0.95, 0.0)
     guard.used(0.95, 1.9)

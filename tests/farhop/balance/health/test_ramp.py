@@ -33,7 +33,7 @@ def test_a_target_that_ran_before_this_process_needs_no_ramp_at_first() -> None:
     assert cooled.share(5.0) == LEAST_SHARE
 
 
-def test_a_blip_costs_a_blip_unless_another_process_came_back() -> None:
+def test_a_short_outage_costs_a_short_ramp_unless_another_process_came_back() -> None:
     ramp = Ramp(10.0, warm=True)
     ramp.turn(True, 0.0)
     ramp.turn(False, 50.0)

@@ -29,7 +29,7 @@ def children(forest: Forest, row: int) -> set[int]:
 
 @given(st.lists(st.tuples(NODES, st.integers(0, 30), st.booleans()), max_size=60))
 @settings(max_examples=80, deadline=None, derandomize=True)
-def test_nodes_hang_where_they_were_hung(steps: list[tuple[int, int, bool]]) -> None:
+def test_every_node_keeps_its_parent_and_children(steps: list[tuple[int, int, bool]]) -> None:
     forest = Forest()
     below: dict[int, set[int]] = {}
     rows: dict[int, int] = {}

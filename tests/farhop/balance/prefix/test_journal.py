@@ -194,7 +194,7 @@ def test_changes_made_without_a_listener_are_a_gap() -> None:
     assert source.reaches(source.seq)
 
 
-def test_one_more_replica_is_no_news_and_the_last_one_is() -> None:
+def test_only_the_first_and_the_last_replica_of_a_node_are_reported() -> None:
     source = journal()
     source.listen()
     at = source.seq
@@ -244,7 +244,7 @@ def test_nodes_added_without_the_journal_are_not_sent() -> None:
     assert not any(source.snapshot("fra", 99))
 
 
-def test_rather_no_hint_than_one_without_its_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_whose_restriction_cannot_be_kept_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farhop.balance.prefix.journal.RESTRICTED_MAX", 3)
     source = journal("a")
     source.insert("a", nodes_of((1, 2)), AUDIENCES["eu"])

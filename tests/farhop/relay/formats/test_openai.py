@@ -464,7 +464,7 @@ def test_an_embeddings_input_is_spelled_as_the_prompt_it_is() -> None:
     assert (made.stream, made.hide_usage, made.max_tokens, made.cache_salt) == (False, False, NO_OUTPUT, "s")
 
 
-def test_what_generates_nothing_teaches_nothing_of_answers() -> None:
+def test_embeddings_do_not_change_the_estimate_of_output_tokens() -> None:
     usage = openai.usage_of(b'{"usage":{"prompt_tokens":100,"total_tokens":100,"completion_tokens":0}}')
     assert usage is not None
     estimates = Estimates()
@@ -543,7 +543,7 @@ def test_a_completions_next_turn_begins_with_what_was_said(prompt: str, answer: 
         assert completion(prompt + answer + more).canonical.startswith(asked.canonical + answer.encode())
 
 
-def test_whose_answer_is_not_listened_to() -> None:
+def test_requests_whose_answer_cannot_extend_the_prefix_are_not_recorded() -> None:
     parts = {"role": "assistant", "content": [{"type": "text", "text": "a"}]}
     for one in (chat([user("a")]), chat([user("a")], n=1), chat([parts]), completion("a")):
         assert one.answer is not None

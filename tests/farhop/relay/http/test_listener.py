@@ -96,7 +96,7 @@ async def test_the_tier_above_is_one_client_and_may(stage: Any) -> None:
         (None, ""),
     ],
 )
-def test_by_what_a_client_counts(peer: object, client: str) -> None:
+def test_clients_are_counted_by_ipv4_address_or_ipv6_64(peer: object, client: str) -> None:
     assert client_of(peer) == client
 
 
@@ -187,7 +187,7 @@ async def test_a_client_that_connects_while_one_of_several_stops_reaches_another
     assert set(answers) == {b"HTTP/1.1 200 OK"}, answers
 
 
-async def test_draining_lets_streams_end_and_closes_what_rests(stage: Any) -> None:
+async def test_draining_lets_streams_end_and_closes_idle_connections(stage: Any) -> None:
     s = await stage(client_limits=ClientLimits(drain_idle_s=0.3, linger_s=0.1))
     go = asyncio.Event()
     s.upstream.script = held(s, go)

@@ -173,7 +173,7 @@ async def swallowing(s: Any, first: bytes = b"") -> Any:
     return attempt
 
 
-async def test_one_its_upstream_does_not_know_goes_elsewhere(stage: Any) -> None:
+async def test_an_attempt_that_its_upstream_does_not_know_goes_elsewhere(stage: Any) -> None:
     s = await stage(over_tier=True)
     attempt = await swallowing(s)
     at = s.upstream.address

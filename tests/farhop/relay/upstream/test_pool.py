@@ -333,13 +333,13 @@ async def test_a_fresh_connection_that_dies_is_not_replaced_silently(stage: Any)
     assert len(s.upstream.lines) == 1
 
 
-async def test_rest_is_bounded_in_time(stage: Any) -> None:
+async def test_an_idle_connection_is_closed_after_its_time(stage: Any) -> None:
     s = await stage(upstream_limits=UpstreamLimits(idle_s=0.05))
     assert (await s.ask(post())).status == 200
     await until(lambda: s.pool.connections == 0)
 
 
-async def test_what_rests_towards_an_address_is_given_up_and_nothing_else(stage: Any) -> None:
+async def test_giving_up_an_address_closes_its_idle_connections_alone(stage: Any) -> None:
     s = await stage()
     assert (await s.ask(post())).status == 200
     s.pool.give_up(Address("127.0.0.1", 1))
@@ -351,7 +351,7 @@ async def test_what_rests_towards_an_address_is_given_up_and_nothing_else(stage:
     assert len(s.upstream.lines) == 2
 
 
-async def test_rest_is_bounded_in_number(stage: Any) -> None:
+async def test_the_number_of_idle_connections_is_bounded(stage: Any) -> None:
     s = await stage(upstream_limits=UpstreamLimits(idle_max=1))
     gate = asyncio.Event()
 

@@ -45,7 +45,7 @@ def test_from_the_first_event_on_all_is_known() -> None:
     assert applied(follower, 0, 1, 2) == [Cleared(), batch(0), batch(1), batch(2)]
 
 
-def test_who_comes_late_does_not_know_what_was() -> None:
+def test_a_late_subscriber_without_a_replay_has_lost_the_earlier_events() -> None:
     follower = Follower()
     assert applied(follower, 5) == ["?"]
     assert follower.give_up(5, batch(5)) == [Lost(), batch(5)]

@@ -119,7 +119,7 @@ def test_one_unreadable_event_is_counted_and_the_others_stand(event, reason) -> 
     assert dropped == [reason]
 
 
-def test_a_kind_of_tomorrow_is_counted_and_changes_nothing() -> None:
+def test_an_unknown_kind_of_event_is_counted_and_ignored() -> None:
     assert read({"type": "BlockMoved"}, STORED, ["BlockCopied", 1]) == ([AS_READ], ["kind", "kind"])
 
 
@@ -230,7 +230,7 @@ def test_what_vllm_stores_is_read_to_the_token() -> None:
     assert len({first.hashes[0], adapted.hashes[0], salted.hashes[0]}) == 3
 
 
-def test_what_vllm_gives_up_is_what_it_stored() -> None:
+def test_vllm_removes_only_blocks_that_it_stored() -> None:
     held: set[Any] = set()
     for step in kv_events():
         if step.startswith("said again"):
@@ -249,7 +249,7 @@ def test_what_vllm_gives_up_is_what_it_stored() -> None:
     assert len(held) == 1
 
 
-def test_what_vllm_says_again_is_what_it_said() -> None:
+def test_a_replay_of_vllm_repeats_the_same_events() -> None:
     again = kv_events()["said again from 2"]
     found = [
         frames for step, messages in kv_events().items() if not step.startswith("said again") for frames in messages

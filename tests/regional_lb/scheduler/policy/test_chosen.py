@@ -91,7 +91,7 @@ def test_one_seed_gives_one_sequence(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STICKY])
-def test_everyone_able_is_reached(name: str) -> None:
+def test_every_healthy_replica_is_picked_sometimes(name: str) -> None:
     known = fleet(*(replica(f"r{i}", slots=100) for i in range(8)))
     policy, rng = ready(name, known), Random(2)
     picked = {place(policy, known, need(), rng, 1.0 + n).chosen.replica for n in range(400)}
@@ -99,7 +99,7 @@ def test_everyone_able_is_reached(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STICKY))
-def test_equals_stay_together_and_others_spread(name: str) -> None:
+def test_sticky_policies_keep_equal_requests_together_and_spread_different_ones(name: str) -> None:
     known = fleet(*(replica(f"r{i}") for i in range(8)))
     policy, rng = ready(name, known), Random(2)
     homes = [{place(policy, known, need(n), rng).chosen.replica for _ in range(5)} for n in range(200)]

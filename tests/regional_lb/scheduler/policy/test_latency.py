@@ -57,7 +57,7 @@ def test_running_requests_count_and_an_unmeasured_replica_gets_no_advantage() ->
     assert scores(policy, table, 1.0, uncached=256.0) == [60.0, pytest.approx(25.6)]
 
 
-def test_a_view_without_it_forgets_a_replica() -> None:
+def test_latencies_of_a_replica_that_left_the_view_are_forgotten() -> None:
     policy = adopted("r1", "r2")
     policy.answered("r1", 900.0, 1.0)
     policy.adopt(("r2",))
@@ -67,7 +67,7 @@ def test_a_view_without_it_forgets_a_replica() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 30.0)), min_size=1, max_size=20), st.floats(0.0, 100.0))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_it_is_the_peak_ewma_of_the_ground_floor(samples, later_s) -> None:
+def test_the_score_is_the_peak_ewma_of_farhop_balance(samples, later_s) -> None:
     policy, one, now = adopted("r1"), PeakEwma(TAU_S), 0.0
     for elapsed_ms, pause_s in samples:
         now += pause_s

@@ -61,7 +61,7 @@ def test_all_at_once_is_the_cost_model_one_by_one(each, hits) -> None:
         assert score_ms == pytest.approx((backlog + uncached) * prefill_ms + BETA * (later_ms + stalled_ms))
 
 
-def test_who_is_less_crowded_is_worth_what_all_of_a_batch_gain() -> None:
+def test_a_less_crowded_replica_scores_better_by_what_all_of_a_batch_gain() -> None:
     ten = [Reservation("r1", 0, 10)] * 10
     (_, crowded), (_, empty) = score(replica("r1", slots=64), replica("r2", slots=64), reserved=ten)
     later_ms, stalled_ms = 100 * 2 * 10 * 0.007 * 20.0, 10 * (25.6 - 20.0)

@@ -44,7 +44,7 @@ def test_faster_replicas_get_more_without_any_configuration() -> None:
     assert Counter(turns(WeightedRoundRobin({}), known, 40)) == {"slow": 10, "fast": 30}
 
 
-def test_who_had_no_room_goes_on_from_the_present() -> None:
+def test_a_replica_that_had_no_room_does_not_catch_up_later() -> None:
     names = ("a", "b", "c")
     policy = RoundRobin()
     full = fleet(*(replica(name) for name in names), reserved=[Reservation("c", 0, 10)] * 2)
@@ -84,7 +84,7 @@ def test_a_busier_model_does_not_move_the_others_turns() -> None:
     assert sent["busy0"] == sent["busy1"]
 
 
-def test_lines_are_bounded_and_the_least_used_starts_again() -> None:
+def test_rotations_are_bounded_and_the_least_recently_used_is_dropped() -> None:
     known, policy = fleet(*(replica(name) for name in "ab")), RoundRobin()
     for n in range(VARIANTS_MAX):
         turns(policy, known, 1, replace(NEED, variant=f"m{n}"))
