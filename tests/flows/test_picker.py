@@ -217,7 +217,6 @@ async def test_a_law_set_while_a_body_is_on_its_way_stops_it_at_the_gateway(
         cluster.put(LAW_KEY, text)
         await until(lambda: one.balancer.flow.law.epoch == 2)
         refused = await asyncio.wait_for(asked, 10.0)
-        print("REF", refused.status, refused.headers, refused.body)
         assert (refused.status, refused.code) == (451, "unlawful_here")
         engine.release.set()
         await asyncio.wait_for(engine.broken.wait(), 10.0)
