@@ -55,19 +55,20 @@ class Tier(Protocol):
         """Header lines for the client: region and decision."""
 
     def answer_tail(self, active: ActiveRequest) -> bytes:
-        """What follows a stream to a client, behind its last event: SSE comments, or nothing."""
+        """What follows a stream's last event for a client: SSE comments, or nothing."""
 
     def redirect_url(self, active: ActiveRequest, base: str) -> str:
-        """Where the client asks the region of the request's `forward` itself, with the token it needs there."""
+        """The URL at which the client asks the region of the request's `forward` itself, with the token that it needs
+        there."""
 
     def forwarded(self, active: ActiveRequest) -> None:
         """An attempt is on its way."""
 
     def attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
-        """An attempt ended, however; or its first half, if there was no second."""
+        """An attempt has ended in any way; or its first half did, if no second one followed."""
 
     def concluded(self, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None) -> None:
-        """The request is over. `status` is what the client saw, 0 if nothing."""
+        """The request is over. `status` is the one that the client got, 0 if none."""
 
     def replaced(self, active: ActiveRequest, attempt: Attempt, trace: str) -> None:
         """An engine's account of its failure is kept from the client, and is to be logged; see AttemptOwner."""
@@ -170,7 +171,7 @@ class Relay:
         self._react(event, self.clock() if now is None else now)
 
     def _catch_up(self) -> None:
-        """Give the machine the events that it has not got yet."""
+        """Give the machine the events that it has not received yet."""
         news, self._news = self._news, []
         for event, now in news:
             self._react(event, now)
@@ -330,7 +331,7 @@ class Relay:
             attempt.start(active.forward.address)
 
     def prefill_over(self, run: Attempt) -> None:
-        """The first half is done, and the second was asked with it."""
+        """The first half is done; the second was sent together with it."""
         if run.active.attempt is run:
             self.react(machine.PrefillEnded(run.active.request.id, run.number))
 
@@ -511,7 +512,7 @@ class Relay:
                 attempt.inquiry.path_broke = True
 
     def is_dark(self, attempt: AttemptRun) -> bool:
-        """Whether the way to its upstream is broken now."""
+        """Whether the connection to the attempt's upstream is known to be broken now."""
         forward = attempt.active.forward
         return bool(self._dark) and forward is not None and forward.address in self._dark
 
@@ -543,7 +544,7 @@ class Relay:
                 self._tier.fault(active, error)
 
     def _forget(self, active: ActiveRequest) -> bool:
-        """Whether it was still under way."""
+        """Forget the request; returns whether it was still under way."""
         active.exchange.callbacks = None
         if active.timer is not None:
             active.timer.cancel()

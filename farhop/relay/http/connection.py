@@ -117,8 +117,8 @@ class LargeBodyQueue:
 
 class ConnectionOwner(Protocol):
     """The listener, as its connections see it. `refused` counts, by reason, what its handler never sees; `slots` bound
-    connections, `requests` those under way, each with a share for every tenant; `unproven` are the connections of whom
-    nobody knows yet who asks."""
+    connections, `requests` those under way, each with a share for every tenant; `unproven`: the connections that have
+    not authenticated yet."""
 
     stopping: bool
     is_hop: bool
@@ -130,15 +130,16 @@ class ConnectionOwner(Protocol):
     unproven: dict[ClientConnection, float]
 
     def admit(self, connection: ClientConnection, peer: object) -> Outcome | None:
-        """Count a new connection in; or why there are too many. `peer` is its socket address."""
+        """Count a new connection; None, or which limit it exceeds. `peer` is its socket address."""
 
     def forget(self, connection: ClientConnection) -> None:
         """The connection is gone."""
 
 
 class ClientConnection(asyncio.Protocol):
-    """A client's connection: at rest, reading a head, or reading a body; and one exchange being answered, others
-    waiting for their turn. `client` is by what it counts, "" where nobody counts; `tenant` whose request came last."""
+    """A client's connection: idle, reading a head, or reading a body; one exchange is being answered, others wait for
+    their turn. `client`: the key by which its client's connections are counted, "" if they are not; `tenant`: of the
+    latest request."""
 
     __slots__ = (
         "_advancing",
@@ -329,7 +330,7 @@ class ClientConnection(asyncio.Protocol):
         return self._begin(head.read(data[:end], self._limits.headers_max), data[end + 4 :])
 
     def _hold_head(self, data: bytes, seen: int) -> bytes:
-        """A head that is not complete, unless it never will be one."""
+        """Keep an incomplete head, unless it can never become a valid one."""
         if data.count(b"\r\n") > self._limits.headers_max + 1:
             raise head.HeadError(outcome.HEAD_TOO_LARGE, f"too many headers: at most {self._limits.headers_max}")
         if _NEVER.search(data, max(0, seen - 1)) or data[0] in b" \t:":
@@ -341,7 +342,7 @@ class ClientConnection(asyncio.Protocol):
         return b""
 
     def _begin(self, request_head: head.Head, data: bytes) -> bytes:
-        """A head is here, and `data` behind it: judge it, then read its body or refuse it unread."""
+        """A head is complete, and `data` follows it: judge it, then read its body or refuse it unread."""
         head_bytes = len(request_head.onward)
         if not self._budget.fits(head_bytes):
             self._refuse(_no_buffer())
@@ -386,7 +387,7 @@ class ClientConnection(asyncio.Protocol):
         return data
 
     def _move_to(self, tenant: str) -> bool:
-        """Count the connection to another tenant's share from now on. False if that is used up."""
+        """Count the connection to another tenant's share from now on. False if that share is used up."""
         slots = self._listener.slots
         if slots is not None and not slots.move(1, self.tenant, tenant):
             return False
@@ -442,7 +443,7 @@ class ClientConnection(asyncio.Protocol):
         return answers.refusal(outcome.BODY_TOO_LARGE, f"the body is too large: at most {most} bytes")
 
     def _refuse(self, reply: Reply) -> None:
-        """Answer, in its turn, what is being read (or cannot be), and read no more."""
+        """Answer, in its turn, the request that is being read (or cannot be), and read no more."""
         exchange = self._reading
         if exchange is None:  # the handler has not seen it, and will not count it
             self._listener.refused[reply.outcome.reason] += 1
@@ -536,7 +537,7 @@ class ClientConnection(asyncio.Protocol):
         self._advancing = False
 
     def _give_back(self, exchange: Exchange) -> None:
-        """Return what the exchange held of the budget, and its place among the requests under way."""
+        """Return to the budget what the exchange held, and its place among the requests under way."""
         self._budget.give(exchange.held_bytes, exchange.tenant)
         exchange.held_bytes = 0
         if exchange.counted:
@@ -544,7 +545,7 @@ class ClientConnection(asyncio.Protocol):
             self._listener.requests.give(1, exchange.tenant)
 
     def _bug(self, error: Exception) -> Reply:
-        """The handler failed: say so where the process logs, and what the client is told."""
+        """The handler raised an exception: log it, and answer the client with an error."""
         self._loop.call_exception_handler({"message": "a listener's handler failed", "exception": error})
         return answers.refusal(outcome.INTERNAL, "the balancer failed on this request; it is logged")
 
@@ -606,7 +607,7 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
 
     def let_go(self, exchange: Exchange) -> None:
-        """Return what the exchange's body held of the budget."""
+        """Return to the budget what the exchange's body held."""
         body_bytes = exchange.held_bytes - len(exchange.head.onward)
         if body_bytes > 0:
             self._budget.give(body_bytes, exchange.tenant)
@@ -615,8 +616,8 @@ class ClientConnection(asyncio.Protocol):
     # -- ending
 
     def check(self, now: float, rest_s: float) -> None:
-        """Apply the time limits, by the listener's sweep; `rest_s` is how long a connection may rest. `now` is the
-        loop's time."""
+        """Apply the time limits; called by the listener's sweep. `rest_s` is how long a connection may be idle, `now`
+        the loop's time."""
         limits = self._limits
         if self._check_sending(now):
             return
@@ -638,7 +639,7 @@ class ClientConnection(asyncio.Protocol):
         self._refuse(answers.refusal(outcome.REQUEST_TIMEOUT, detail))
 
     def _check_sending(self, now: float) -> bool:
-        """Bound how long the client takes to read, and to close once all is said. False if that is not what goes on."""
+        """Bound how long the client takes to read its answer, and then to close. False if neither is going on."""
         limits, transport = self._limits, self._transport
         if transport is None:
             return True
@@ -676,7 +677,7 @@ class ClientConnection(asyncio.Protocol):
             answering.reply(reply)
 
     def _linger(self) -> None:
-        """Half-close and drop what still comes, so that the answer is not destroyed by a reset."""
+        """Half-close, and drop what still arrives, so that a reset does not destroy the answer."""
         self._reads_no_more = True
         self._abandon_waiting()
         transport = self._transport
@@ -690,7 +691,7 @@ class ClientConnection(asyncio.Protocol):
             transport.close()
 
     def _close(self) -> None:
-        """Close a connection at rest, unless the next request is here already and only not read yet."""
+        """Close an idle connection, unless its next request has arrived already and was only not read yet."""
         transport = self._transport
         if transport is not None and not _unread_bytes(transport):
             self._reads_no_more, self._since = True, self._loop.time()

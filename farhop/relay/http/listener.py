@@ -55,8 +55,8 @@ _DROP_SYN = b"".join(
 
 
 class ConnectionSlots(SlotLimit):
-    """What bounds the connections of all listeners of a process. `unproven`: of each listener those of clients of whom
-    nobody knows yet who they are, and since when (the loop's time), the oldest first."""
+    """What bounds the connections of all listeners of a process. `unproven`: for each listener, the connections that
+    have not authenticated yet, and since when (the loop's time), the oldest first."""
 
     __slots__ = ("unproven",)
 
@@ -131,7 +131,7 @@ class Listener:
         return chosen
 
     def set_limits(self, limits: ClientLimits) -> None:
-        """By these limits from now on: connections that are there keep to those that they came under."""
+        """Apply these limits to new connections; existing connections keep the limits that they began under."""
         self._limits = limits
         self._expect_acknowledgements()
         if not self.stopping:
@@ -150,7 +150,7 @@ class Listener:
         return ClientConnection(self, self._handler, self._limits, self._budget)
 
     def admit(self, connection: ClientConnection, peer: object) -> Outcome | None:
-        """Count a connection in, within the limits; or which it is beyond. `peer` is its socket address."""
+        """Count a new connection; None, or which limit it exceeds. `peer` is its socket address."""
         client = "" if self.is_hop else client_of(peer)
         reason = None
         if client and self._by_client[client] >= self._limits.connections_per_client_max:
@@ -215,7 +215,7 @@ class Listener:
             connection.check(now, self._rest_s)
 
     async def stop_accepting(self) -> None:
-        """No connections after those that are made; each that is open ends after its next answer, or its rest."""
+        """Accept no new connections. Each open one ends after its next answer, or when it was idle for too long."""
         self.stopping = True
         self._rest_s = _HOP_REST_S if self.is_hop else min(self._limits.idle_s, self._limits.drain_idle_s)
         if self._server is not None:
@@ -224,11 +224,9 @@ class Listener:
         self._check()
 
     async def _accept_rest(self, server: asyncio.Server) -> None:
-        """Let the loop accept until nobody waits: the kernel resets those whom a closing socket leaves.
-
-        Where others share the port, handshakes that are half done end here, too, and none begins: who asks for one is
-        not answered, asks again after a second, as TCP does, and comes to another instance.
-        """
+        """Accept until no connection waits: the kernel resets those that a closing socket leaves. If other instances
+        share the port, half-done handshakes end here too, and no new one begins: such a client gets no answer, repeats
+        its SYN after a second, and reaches another instance."""
         loop = asyncio.get_running_loop()
         poll = select.poll()
         for listening in server.sockets:

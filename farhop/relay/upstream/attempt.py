@@ -189,7 +189,7 @@ class AttemptRun:
         return not self.owner.upstream_is_tier and paths.optional(self.active.exchange.head.path)
 
     def _may_be_held_elsewhere(self) -> bool:
-        """Whether somebody else can hold longer requests."""
+        """Whether another target can hold longer requests."""
         forward = self.active.forward
         return forward is not None and forward.longer
 
@@ -214,7 +214,7 @@ class AttemptRun:
             self.active.exchange.write(data)
 
     def _cut(self) -> None:
-        """The engine's failure is too long to be for clients: do not wait for its end."""
+        """The engine's error is too long to be passed on: do not wait for its end."""
         if self._connection is not None:
             self._connection.abort()
         self.completed()
@@ -241,7 +241,7 @@ class AttemptRun:
         self.owner.ended(self, self._ended())
 
     def _in_our_words(self, tap: FaultTap) -> bytes:
-        """The body that stands for a failure whose own is not for clients."""
+        """The body that replaces an engine's error that must not reach clients."""
         self.owner.replaced(self, tap.trace)
         kept = (line for line in self._onward.splitlines(keepends=True) if not line.startswith(b"content-"))
         self._onward = b"".join(kept) + b"content-type: application/json\r\n"
@@ -256,7 +256,7 @@ class AttemptRun:
         self.owner.failed(self, reason)
 
     def _close(self) -> bool:
-        """Nothing more comes from upstream. Whether its owner is still to be told what became of it."""
+        """Nothing more comes from the upstream. Returns whether the owner must still be told the result."""
         if self._over:
             return False
         self._over = True
@@ -284,12 +284,12 @@ class AttemptRun:
 
     @property
     def usage(self) -> Usage | None:
-        """What the engine said so far of its usage."""
+        """The usage that the engine has reported so far."""
         return machine.believed(self._tap.usage, self.active.request) if self._tap is not None else None
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """How many bytes of the answer are kept now."""
         tap, transcript = self._tap, self._transcript
         return (0 if tap is None else tap.held_bytes) + (0 if transcript is None else transcript.held_bytes)
 
@@ -322,17 +322,17 @@ class AttemptRun:
 
     @property
     def is_sent(self) -> bool:
-        """Whether all of the request has left us."""
+        """Whether all of the request has left this host."""
         return self._connection is not None and self._connection.has_sent
 
     def recall(self) -> None:
-        """See active.Attempt. Of what was sent in part no more leaves us, and the rest is of no use there."""
+        """See active.Attempt. If the request was sent in part, the rest stays here: it is of no use there."""
         if not self._over and not self.is_sent:
             self.drop_unsent()
             self._give_up(outcome.UNLAWFUL_HERE)
 
     def drop_unsent(self) -> None:
-        """Of what was written no more is to leave this host once it is aborted."""
+        """Have the kernel drop what it has not sent yet when the connection is aborted."""
         if self._connection is not None and self._connection.attempt is self:
             self._connection.drop_unsent()
 
@@ -353,12 +353,12 @@ class AttemptRun:
 
     @property
     def id(self) -> str:
-        """As the hop token names it."""
+        """The attempt's id, as in the hop token."""
         return f"{self.active.request.id}/{self.number}"
 
     @property
     def inquiry(self) -> Inquiry:
-        """What is known of it where it is silent."""
+        """What its upstream has said about the attempt since it fell silent."""
         known = self._inquiry = self._inquiry or Inquiry()
         return known
 
@@ -368,7 +368,7 @@ class AttemptRun:
         return waits and now - self.last_activity_at >= QUIET_S
 
     def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
-        """What its upstream said when asked: see balance.inquiry."""
+        """The upstream's answer to an inquiry about this attempt: see balance.inquiry."""
         if self._over or self._paused:
             return
         if self.last_activity_at > asked_at:
@@ -412,7 +412,7 @@ class AttemptRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that still comes is of use."""
+        """Whether the attempt has ended, so that later bytes are ignored."""
         return self._over
 
     def answer_with(self, other: Fetched) -> None:

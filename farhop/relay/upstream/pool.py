@@ -82,7 +82,7 @@ class UpstreamHandler(Protocol):
         """The connection broke, or never came to be; it is no longer yours."""
 
     def broke(self, error: Exception) -> None:
-        """You raised this at what the upstream said; the connection is no longer yours."""
+        """This handler raised an exception on the upstream's bytes; the connection is no longer its own."""
 
 
 CROSSING_S = 1.0  # a round trip, which no wire or proxy makes longer: for a close that crosses a request
@@ -169,7 +169,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """What came and waits for its turn."""
+        """How many bytes were read and wait for their turn."""
         return len(self._unread) - self._taken_bytes
 
     @property
@@ -196,13 +196,13 @@ class UpstreamConnection(asyncio.Protocol):
         return not (self._pool.cork.holds(transport) or self._is_behind(transport) or _unsent_bytes(transport))
 
     def _is_behind(self, transport: asyncio.Transport) -> bool:
-        """Whether the kernel has not taken yet what was written. TLS hands all that it encrypts to the transport below
-        at once, and says nothing of it any more."""
+        """Whether the kernel has not taken yet all that was written. TLS hands all that it encrypts to the transport
+        below at once, and does not report it any more."""
         tcp = self._tcp
         return bool(transport.get_write_buffer_size() or (tcp is not None and tcp.get_write_buffer_size()))
 
     def drop_unsent(self) -> None:
-        """What the kernel has not sent yet it is to forget when the connection is aborted."""
+        """Have the kernel drop what it has not sent yet when the connection is aborted."""
         sock = None if self.transport is None else self.transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):  # it is gone already
@@ -219,7 +219,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._listen()
 
     def _listen(self) -> None:
-        """Read from the socket, or do not, as it should be now; and go on with what is here."""
+        """Start or stop reading from the socket, as is due now, and continue with the bytes that were read already."""
         reads, transport = not (self._behind or self._unread), self.transport
         if transport is not None and not transport.is_closing() and transport.is_reading() != reads:
             (transport.resume_reading if reads else transport.pause_reading)()
@@ -228,7 +228,7 @@ class UpstreamConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """The next turn of what is here."""
+        """Process the next piece of the bytes that were read already."""
         self._due = False
         if self._unread and not self._behind:
             begin = self._taken_bytes
@@ -271,7 +271,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._over(exc)
 
     def _over(self, exc: Exception | None) -> None:
-        """It is gone, and all that came is read."""
+        """The connection is gone, and all its bytes were read."""
         self._lost = None
         attempt, self.attempt = self.attempt, None
         if attempt is None:
@@ -282,7 +282,7 @@ class UpstreamConnection(asyncio.Protocol):
             attempt.broke(error)
 
     def _end(self, attempt: UpstreamHandler, exc: Exception | None) -> None:
-        """The connection is gone: so the answer is whole, or lost."""
+        """The connection is gone: decide whether the answer is complete or lost."""
         if isinstance(self._body, EndlessBody) and exc is None and self._ended:
             self._complete(attempt)
         elif self.reused and not self._received and self._pool.died_at_rest(self):
@@ -336,7 +336,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._settle(attempt, keep=not more)
 
     def _put_off(self, data: bytes) -> bytes:
-        """Keep what is too much for a turn, for the next ones; what is for this one."""
+        """Keep for later turns what is too much for this turn of the event loop; returns the piece for this turn."""
         size = self._turn_bytes
         if self.attempt is None:  # it has just given up
             return data[:size]
@@ -348,7 +348,7 @@ class UpstreamConnection(asyncio.Protocol):
         return data[:size]
 
     def _read(self, data: bytes, attempt: UpstreamHandler) -> bytes | None:
-        """Pass on what is here. What is behind the answer once it is whole, None while it is not."""
+        """Pass these bytes on. Returns what follows the answer once it is complete, None before."""
         if self._keeps is None:
             if self._partial:
                 data = self._partial + data
@@ -380,7 +380,7 @@ class UpstreamConnection(asyncio.Protocol):
         return rest
 
     def _read_head(self, data: bytes) -> tuple[AnswerHead | None, bytes]:
-        """The answer's head, None while it is not complete, and what is behind it. Raises HeadError."""
+        """The answer's head, None while it is incomplete, and the bytes that follow it. Raises HeadError."""
         limits = self._pool.limits
         while True:
             end = data.find(b"\r\n\r\n")
@@ -497,7 +497,7 @@ class Pool:
         task.add_done_callback(partial(self._tried, address))
 
     def _tried(self, address: Address, task: asyncio.Task[None]) -> None:
-        """A connect is over, one that was cancelled before it began included."""
+        """A connect has ended, also if it was cancelled before it began."""
         self._tasks.discard(task)
         self._left(address)
 
@@ -569,8 +569,9 @@ class Pool:
             self._idle.pop(connection.address, None)
 
     def died_at_rest(self, connection: UpstreamConnection) -> bool:
-        """Whether a connection that was lent again, and broke without an answer, was most likely closed before: what
-        the other side had said of it was still on its way. Then those that rested as long may be gone as well."""
+        """Whether a reused connection that broke without an answer had most likely been closed by the other side
+        before, so that its FIN or reset was still on the way. Then connections that were idle for as long may be closed
+        as well."""
         if self._loop.time() - connection.lent_at > CROSSING_S:
             return False
         for other in tuple(self._idle.get(connection.address, ())):
@@ -584,14 +585,14 @@ class Pool:
             connection.abort()
 
     def distrust(self, address: Address) -> None:
-        """What came from an address was not asked for: no connection to it is used again until it is forgotten."""
+        """An address sent bytes that were not asked for: none of its connections is reused until that is forgotten."""
         if address not in self._distrusted:
             self._trouble(address, "it sends more than it was asked for: its connections are not kept")
         self._distrusted[address] = self._loop.time() + UNASKED_S
         self.give_up(address)
 
     def sweep(self, now: float) -> None:
-        """Close what has rested too long. `now` is the loop's time."""
+        """Close connections that were idle for too long. `now` is the loop's time."""
         for address in [address for address, until in self._distrusted.items() if until < now]:
             del self._distrusted[address]
         for idle in tuple(self._idle.values()):
@@ -612,7 +613,8 @@ class Pool:
 
 
 def _warmest(idle: list[UpstreamConnection], body_bytes: int) -> int:
-    """Which of them carried so much, the last used first; none: which carried the most."""
+    """Which idle connection to use: the last used of those that carried as large a body, else the one that carried the
+    most."""
     most = place = 0
     for at in range(len(idle) - 1, -1, -1):
         carried_bytes = idle[at].carried_bytes

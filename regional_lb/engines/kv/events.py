@@ -49,7 +49,7 @@ class KvListener:
         self._tasks = Tasks()
 
     def listen(self, replicas: Iterable[ReplicaConfig]) -> None:
-        """Listen to exactly these from now on. Costs nothing if none of them has KV events."""
+        """Follow exactly these replicas from now on. Costs nothing if none of them has KV events."""
         wanted = {replica.label: replica for replica in replicas if replica.kv_events}
         for name in [name for name, (known, _) in self.followed.items() if wanted.get(name) != known]:
             for task in self.followed.pop(name)[1].values():
@@ -67,16 +67,16 @@ class KvListener:
 
     @property
     def streams(self) -> list[_Stream]:
-        """Those followed now."""
+        """The streams that are followed now."""
         return [stream for _, streams in self.followed.values() for stream in streams]
 
     async def close(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop following. Idempotent."""
         await self._tasks.close()
 
 
 class _Stream:
-    """One cache's events."""
+    """Follows the events of one cache."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Stream:
         self._done_blocks = 0  # since others had the loop
 
     async def follow(self) -> None:
-        """Listen until cancelled. A cut link is opened anew."""
+        """Follow until cancelled. A link that was cut is opened again."""
         pause_s = _RELINK_S
         while True:
             applied = self.follower.applied
@@ -104,7 +104,7 @@ class _Stream:
             await asyncio.sleep(pause_s)
 
     async def _listen(self) -> None:
-        """Until the link is cut, if there is one."""
+        """Open the link and receive batches until it is cut."""
         try:
             link = await open_link(self._events, b"SUB")
         except (OSError, TimeoutError):
@@ -145,7 +145,7 @@ class _Stream:
         await self._do(self.follower.give_up(seq, payload))
 
     async def _replay(self) -> bool:
-        """Have it say again what we did not hear. False if it does not answer."""
+        """Ask the engine to repeat the batches that were missed. False if it does not answer."""
         try:
             async with asyncio.timeout(REPLAY_S):
                 for _ in range(ROUNDS_MAX):
@@ -157,7 +157,7 @@ class _Stream:
         return False
 
     async def _round(self) -> bool:
-        """One question; whether to ask again. Raises LinkError, OSError, TimeoutError."""
+        """Ask once for a replay and apply it; returns whether to ask again. Raises LinkError, OSError, TimeoutError."""
         link = await open_link(self._replay_at, b"DEALER")
         try:
             link.send((b"", self.follower.ask().to_bytes(8, "big")))
@@ -213,7 +213,7 @@ class _Stream:
             self._report(turn)
 
     async def _took(self, blocks: int) -> None:
-        """Something was done that takes as long as to apply so many blocks: others have their turn now and then."""
+        """Count work that takes as long as applying so many blocks, and give others a turn of the loop now and then."""
         self._done_blocks += blocks
         if self._done_blocks >= BLOCKS_A_TURN:
             self._done_blocks = 0
@@ -227,7 +227,7 @@ class _Stream:
 
 
 def _numbered(frames: list[bytes]) -> tuple[int, bytes] | None:
-    """Number and payload: the last two frames; before them may stand a topic and a delimiter."""
+    """A message's number and payload: its last two frames. A topic and a delimiter may precede them."""
     if len(frames) < 2 or len(frames[-2]) != 8:
         return None
     seq = int.from_bytes(frames[-2], "big")

@@ -23,7 +23,8 @@ Out: TypeAlias = Cleared | Lost | bytes
 
 
 class Follower:
-    """One stream. `applied` and the digest of that batch survive a cut link, to see whether it is still the same."""
+    """Puts one stream's batches in order. `applied` and the digest of that batch survive a cut link: they tell whether
+    the process at the other end is still the same."""
 
     __slots__ = ("_digest", "_empty", "_newest", "_unproven", "applied")
 
@@ -37,10 +38,8 @@ class Follower:
     # -- as it comes
 
     def on_batch(self, seq: int, payload: bytes) -> tuple[list[Out], bool]:
-        """A batch arrived by itself: what to do, and whether an earlier one is missing.
-
-        If so, a replay follows; batches that it does not bring are given up by `give_up`.
-        """
+        """A batch arrived that was not asked for: what to do, and whether an earlier one is missing. If so, a replay
+        follows; batches that it does not bring are given up by `give_up`."""
         out: list[Out] = []
         if seq <= self._newest:
             out += self._anew()
@@ -52,7 +51,7 @@ class Follower:
         return [*out, *self._first(seq), self._take(seq, payload)], False
 
     def give_up(self, seq: int, payload: bytes) -> list[Out]:
-        """The batches missing before this one cannot be had."""
+        """The batches missing before this one cannot be had: what to do."""
         if seq <= self.applied:
             return []
         return [Lost(), self._take(seq, payload)]
@@ -60,12 +59,12 @@ class Follower:
     # -- as it is said again
 
     def ask(self) -> int:
-        """A replay begins: the number to ask from. The last batch known is asked for once more, to be compared."""
+        """A replay begins: the number to ask from. The last known batch is asked for once more, to be compared."""
         self._unproven = self.applied >= 0
         return max(self.applied, 0)
 
     def replayed(self, seq: int, payload: bytes) -> tuple[list[Out], bool]:
-        """A batch of the replay: what to do, and whether to ask anew (a part of it was dropped on the way)."""
+        """A batch of the replay arrived: what to do, and whether to ask again (a part of it was dropped on the way)."""
         if self._unproven:
             if seq < self.applied:
                 return [], False
@@ -84,7 +83,7 @@ class Follower:
         return [self._take(seq, payload)], False
 
     def replay_ended(self) -> list[Out]:
-        """That was all it keeps."""
+        """The replay has ended: what to do."""
         if self._unproven:
             # It keeps at least the last it said. So it is another one, and has said nothing yet.
             self._unproven = False
@@ -101,7 +100,7 @@ class Follower:
     # -- within
 
     def _first(self, seq: int) -> list[Out]:
-        """What is to be said before its first word that is heard."""
+        """What to do before the first batch that is received."""
         if seq:
             return [Lost()] if self.applied < 0 else []
         known, self._empty = self._empty, True
