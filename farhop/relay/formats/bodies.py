@@ -5,7 +5,6 @@ The one place that turns what can be wrong with a body into an error for the cli
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from farhop.balance import outcome
 from farhop.relay.formats import audio, kserve, lenient, messages, openai, preferences, ranking, responses, shape
 from farhop.relay.formats.field_guard import DEFAULT, PLAIN
+from farhop.relay.formats.form import names_other_charset
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import NO_PREFERENCES, BodyError, header, invalid
 from farhop.relay.formats.shape import HeavyError
@@ -68,7 +68,6 @@ _JSON: dict[Kind, str] = {
 # Whose engines read bodies so (farhop.relay.formats.lenient). Triton's server does not.
 _BY_PYDANTIC = frozenset(_JSON) - {Kind.GENERATE, Kind.GENERATE_STREAM}
 BOM = b"\xef\xbb\xbf"
-_UTF_8 = re.compile(rb'[^;"]*(?:; *charset=(?:"utf-?8"|utf-?8|us-ascii) *)(?:;[^"]*)?')
 
 
 def without_bom(kind: Kind, body: bytes) -> bytes:
@@ -143,8 +142,7 @@ def read(
 def _check_charset(headers: bytes) -> None:
     """JSON is UTF-8 (RFC 8259 §8.1). An engine that goes by another charset (aiohttp's `json()` decodes UTF-7, if told)
     would read another body out of the same bytes. Raises BodyError."""
-    value = (header(headers, b"content-type") or b"").lower()
-    if b"charset" in value and (value.count(b"charset") > 1 or _UTF_8.fullmatch(value) is None):
+    if names_other_charset(header(headers, b"content-type") or b""):
         raise invalid("content-type", "`Content-Type` names a charset that is not read: send JSON in UTF-8")
 
 

@@ -36,7 +36,14 @@ _CONTENT_TYPE = re.compile(rb'multipart/form-data *; *boundary=(?:"(%b)"|(%b))' 
 _QUOTED = rb'"(?:[^"\\\x00-\x1f\x7f]|\\["\\])*(?<!\\\\)"'
 _PARAMETER = rb"; *(?:name|filename|filename\*)=(?:%b|%b)" % (_QUOTED, _TOKEN)
 _DISPOSITION = re.compile(rb"form-data *((?:%b)+)" % _PARAMETER, re.I)
+_UTF_8 = re.compile(rb'[^;"]*(?:; *charset=(?:"utf-?8"|utf-?8|us-ascii) *)(?:;[^"]*)?')
 _PARAMETERS = re.compile(rb"; *(name|filename|filename\*)=(%b|%b)" % (_QUOTED, _TOKEN), re.I)
+
+
+def names_other_charset(content_type: bytes) -> bool:
+    """Whether somebody may read something else than UTF-8 by this value of `Content-Type`."""
+    value = content_type.lower()
+    return b"charset" in value and (value.count(b"charset") > 1 or _UTF_8.fullmatch(value) is None)
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -131,7 +138,7 @@ class _Parts:
         self.ended = False
         self.count = 0
         self._name = ""
-        self._is_file = False
+        self._is_file = self._other_charset = False
         self._start = self._end = 0
         self._header = self._disposition = b""
 
@@ -149,7 +156,7 @@ class _Parts:
 
     def _part_began(self) -> None:
         self.count += 1
-        self._disposition = b""
+        self._disposition, self._other_charset = b"", False
         self._start = self._end = -1
 
     def _header_named(self, data: bytes, start: int, end: int) -> None:
@@ -160,6 +167,8 @@ class _Parts:
             if self._disposition:
                 raise _malformed("a part has two `Content-Disposition` headers")
             self._disposition = bytes(data[start:end])
+        elif self._header == b"content-type":
+            self._other_charset |= names_other_charset(bytes(data[start:end]))
         elif self._header == b"content-transfer-encoding":
             raise _malformed("a part has a `Content-Transfer-Encoding`, which RFC 7578 deprecates; leave it out")
 
@@ -171,6 +180,9 @@ class _Parts:
         if not name or b"\\" in name or len(fields) < len(found):
             raise _malformed('a part needs one `Content-Disposition: form-data; name="..."`')
         self._name, self._is_file = name.decode("utf-8", "replace"), len(fields) > 1
+        # aiohttp's servers decode a field by its part's charset, or by that which this field names for all (RFC 7578).
+        if self._name == "_charset_" or (self._other_charset and not self._is_file):
+            raise _malformed("its fields must be in UTF-8, without another charset named")
 
     def _data(self, _data: bytes, start: int, end: int) -> None:
         if self._start < 0:
