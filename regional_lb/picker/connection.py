@@ -532,7 +532,8 @@ class GatewayConnection(asyncio.Protocol):
             return
         if self._widened:
             self._widened = False
-            self._due.update((identity, stream) for identity, stream in self.streams.items() if stream.unsent)
+            waiting = (one for one in self.streams.items() if one[1].unsent or one[1].call.outbox)
+            self._due.update(waiting)
         while self._due:
             due, self._due = self._due, {}
             for stream in due.values():
@@ -541,7 +542,7 @@ class GatewayConnection(asyncio.Protocol):
         if self._taken > _WINDOW_BYTES // 2:
             self._put(http2.window_update(0, self._taken))
             self.room, self._taken = self.room + self._taken, 0
-        more = self._out_bytes >= _UNWRITTEN_BYTES_MAX  # the rest could not be taken back: once this is written
+        more = self._out_bytes >= _UNWRITTEN_BYTES_MAX  # the rest stays where it can be taken back
         self._write()
         if more:
             self._widened = True
@@ -554,19 +555,24 @@ class GatewayConnection(asyncio.Protocol):
         if stream.unsent and call.withdrawn:  # the rest of a message that has begun; none can follow it
             self._fail(stream, FAILED_PRECONDITION, "what was being sent was taken back")
             return
-        if call.outbox:
-            for message in call.outbox:
+        outbox = call.outbox
+        if outbox:
+            room = _UNWRITTEN_BYTES_MAX - self._out_bytes
+            while outbox and stream.unsent_bytes < room:
+                message = outbox.popleft()
                 size = len(message)
                 stream.put(b"\0" + size.to_bytes(4))
                 if size:
                     stream.put(message)
-            call.outbox.clear()
-            call.sent()
+            if not outbox:
+                call.sent()
         if stream.unsent:
             if not stream.begun:
                 stream.begun = True
                 self._put(http2.frame(http2.HEADERS, http2.END_HEADERS, stream.identity, http2.BEGUN))
             self._send(stream)
+        if outbox:
+            return
         if not stream.unsent and call.status is not None:
             self._finish(stream, *call.status)
         elif stream.taken > _STREAM_WINDOW_BYTES // 2 and stream.unsent_bytes < _UNSENT_BYTES_MAX and not stream.closed:
@@ -575,8 +581,8 @@ class GatewayConnection(asyncio.Protocol):
 
     def _send(self, stream: _Stream) -> None:
         """As much as may be sent, in frames."""
-        window = min(self._stream_window + stream.granted, self._window, _UNWRITTEN_BYTES_MAX - self._out_bytes)
-        unsent, room = stream.unsent, max(0, min(window, stream.unsent_bytes))
+        window = self._stream_window + stream.granted
+        unsent, room = stream.unsent, max(0, min(window, self._window, stream.unsent_bytes))
         stream.granted -= room
         self._window -= room
         while room > 0:

@@ -18,6 +18,7 @@ from farhop.relay import answers
 from farhop.relay.http import head
 from farhop.relay.http.exchange import Exchange
 from farhop.relay.upstream.attempt import AttemptRun
+from farhop.relay.upstream.engine_faults import FaultTap
 from regional_lb.picker import messages
 
 if TYPE_CHECKING:
@@ -83,9 +84,12 @@ class GatewayExchange(Exchange):
             extra += answers.hop_outcome(reply.outcome, reply.wait_ms)
         self.stream.answer(reply.status, extra, reply.body, reply.outcome.reason)
 
-    def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:  # noqa: ARG002
+    def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:
         """The answer's head is to become this one, and its body begins. The status is unchanged."""
         self.started = True
+        if first and not self.sees_answer:  # not the engine's, whose body does not pass here: one in place of it
+            self.stream.answer(status, headers, first, outcome.ENGINE_ERROR.reason)
+            return
         self.stream.begin(headers, length)
         if first:
             self.stream.chunk(first)
@@ -129,7 +133,7 @@ class GatewayRun(AttemptRun):
     def recall(self) -> None:
         """See active.Attempt. How much of it the engine has is not known, which here means: not all. What waits here is
         dropped, and with our answer the gateway drops the rest."""
-        if not self._over:
+        if not self._over and not self.began:
             self._stream.withdraw()
             self._give_up(outcome.UNLAWFUL_HERE)
 
@@ -150,8 +154,9 @@ class GatewayRun(AttemptRun):
                 return
 
     def bypassed(self) -> None:
-        """Its answer does not pass here: only its beginning is known, which may be no answer for a client."""
-        if self._refusal is not None:
+        """Its answer does not pass here: only its beginning is known, which may be no answer for a client. A failure's
+        body may hold a stack trace, so none passes unseen."""
+        if self._refusal is not None or isinstance(self._tap, FaultTap):
             self.completed()
             return
         self._tap = None
@@ -319,6 +324,9 @@ class GatewayStream:
         except head.HeadError:
             run.lost(outcome.BAD_FRAMING)
             return
+        if part.end_of_stream:  # it has no body, and can get none but by an answer from here
+            assert self.exchange is not None
+            self._sees_answers = self.exchange.sees_answer = False
         run.answer(answer, messages.served(message), messages.code_details(message))
         if self.is_over or run.is_over:
             return

@@ -155,6 +155,33 @@ async def test_a_queued_request_is_sent_when_there_is_room(tmp_path: Path) -> No
         await one.at_rest()
 
 
+class Failing(Engine):
+    """It answers 500 with this body."""
+
+    body = b""
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.Response(status=500, body=self.body)
+
+
+@pytest.mark.parametrize("mode", ["FULL_DUPLEX_STREAMED", "NONE"])
+async def test_no_stack_trace_and_no_empty_error_passes_a_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    def change(config: dict[str, Any]) -> None:
+        ext_proc(config)["processing_mode"]["response_body_mode"] = mode
+
+    monkeypatch.setattr(picking, "Engine", Failing)
+    async with stage(1) as one, envoy(tmp_path, one.port, addresses(one), change) as port:
+        for text in (b"", b"Traceback (most recent call last):\nValueError"):
+            monkeypatch.setattr(Failing, "body", text)
+            answer = await send(port, chat())
+            assert (answer.status, answer.code) == (500, "engine_error")
+            assert b"Traceback" not in answer.body
+        await one.at_rest()
+
+
 class Unread(Engine):
     """It reads no body before it may; `read` counts what came, and `broken` says whether the rest did not."""
 

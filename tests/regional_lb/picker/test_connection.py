@@ -257,7 +257,8 @@ async def test_what_is_withdrawn_is_cut_off_where_it_waits_for_a_window() -> Non
     assert b"taken back" in wire.written
 
 
-async def test_no_more_is_written_than_can_be_taken_back_while_the_other_end_does_not_read() -> None:
+@pytest.mark.parametrize("withdrawn", [False, True])
+async def test_what_waits_while_the_other_end_does_not_read_can_be_taken_back(withdrawn: bool) -> None:
     wire = Wire()
     wire.greet(window=16 << 20)
     wire.send(http2.window_update(0, 16 << 20), wire.head(1, b"/held"))
@@ -269,10 +270,16 @@ async def test_no_more_is_written_than_can_be_taken_back_while_the_other_end_doe
     wire.connection.pause_writing()
     await asyncio.sleep(0.01)
     assert len(wire.written) < 1_100_000
+    if withdrawn:
+        call.withdrawn = True
+        call.outbox.clear()
+        call.outbox.append(b"451")
+        call.wake()
     wire.connection.resume_writing()
     for _ in range(20):
         await asyncio.sleep(0)
-    assert wire.written.count(b"x") == 6_200_000
+    assert wire.written.count(b"x") == (17 * 62_000 if withdrawn else 6_200_000)
+    assert wire.written.endswith(b"451") is withdrawn
 
 
 async def test_windows_are_granted_again_but_not_to_a_peer_that_does_not_read() -> None:

@@ -144,6 +144,28 @@ async def test_where_an_engine_points_no_client_is_sent(answers: int, status: by
         assert not any(one.held)
 
 
+@pytest.mark.parametrize(("modes", "ends"), [((DUPLEX, NONE), False), ((DUPLEX, NONE), True), ((DUPLEX, DUPLEX), True)])
+async def test_a_failure_whose_body_is_unseen_or_missing_is_answered_from_here(
+    modes: tuple[int, int], ends: bool
+) -> None:
+    async with stage(1) as one:
+        stream = one.stream()
+        stream.take(asked(modes=modes))
+        stream.take(body(CHAT))
+        sent(stream)
+        failed = answered(b"503", ("content-type", b"text/plain"), ("content-length", b"0" if ends else b"999"))
+        failed.response_headers.end_of_stream = ends
+        stream.take(failed)
+        (found,) = sent(stream)
+        assert found.immediate_response.status.code == 503
+        assert msgspec.json.decode(found.immediate_response.body)["error"]["code"] == "engine_error"
+        names = [one.header.key for one in found.immediate_response.headers.set_headers]
+        assert "content-length" not in names
+        assert {"content-type", "x-farhop-decision"} <= {*names}
+        assert stream.is_over
+        assert not any(one.held)
+
+
 async def test_the_ledger_follows_a_gateway_to_a_later_endpoint() -> None:
     async with stage() as one:
         flow = one.balancer.flow
@@ -242,6 +264,21 @@ async def test_a_law_that_forbids_it_meanwhile_takes_it_back_from_the_gateway(wh
         stream.gone()
         assert not any(one.held)
         assert one.balancer.flow.fleet.standing.read("a", one.balancer.clock.now()).why == "proven"  # no fault of its
+
+
+async def test_an_answer_that_has_begun_is_not_taken_back() -> None:
+    async with stage(1) as one:
+        stream = one.stream()
+        stream.take(asked())
+        stream.take(body(CHAT))
+        sent(stream)
+        stream.take(answered(b"200", EVENTS))
+        stream.take(response_piece(EVENT, last=False))
+        assert stream._run is not None
+        stream._run.recall()  # the machine is told only at the next turn that it has begun
+        stream.take(response_piece(b"data: [DONE]\n\n"))
+        assert text_of(sent(stream), of_request=False) == (EVENT + b"data: [DONE]\n\n", 1)
+        assert not any(one.held)
 
 
 async def test_body_size_and_time_limits_apply_to_picker_streams() -> None:
