@@ -74,7 +74,7 @@ class Budget:
         self._changed.append(now)
 
     def remember(self, hold_left_s: float, doublings: int, now: float) -> None:
-        """The budget of a process before this one."""
+        """Take over the budget of the process before this one."""
         if hold_left_s > 0.0:
             self.hold_until = now + min(hold_left_s, self.config.hold_max_s)
             self.doublings = max(0, doublings)

@@ -415,12 +415,12 @@ class DnsServer:
     # -- farhop.service.admin.TierAdmin
 
     def ready(self) -> bool:
-        """Whether questions should come here."""
+        """Whether questions should be sent here."""
         working = self._publish is not None or (self.workers is not None and self.workers.alive > 0)
         return working and self.prepared["views"] > 0
 
     def notice(self) -> str:
-        """What is to be known beside that."""
+        """What operators should know beside that."""
         now = self.clock.now()
         if self.standings.cut_off(now):
             return "no entry answers: the last view holds"

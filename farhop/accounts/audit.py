@@ -130,7 +130,7 @@ class AuditLog:
     # -- for the loop
 
     def put(self, one: Decided | Event) -> None:
-        """Hand one over."""
+        """Hand over one entry."""
         if len(self._queue) + len(self._made) < WAITING_MAX:
             self._queue.append(one)
         else:
@@ -199,7 +199,7 @@ class AuditLog:
                 path.unlink(missing_ok=True)
 
     def _take(self) -> None:
-        """What was handed over, into the journal and the tree."""
+        """Write the entries that were handed over to the journal, and add them to the tree."""
         while self._queue or self._made:
             if not self._made:
                 if self.lost > self._lost_logged:
@@ -312,7 +312,7 @@ class AuditLog:
         return found
 
     def salted(self, name: str) -> str:
-        """As a name stands in the log."""
+        """A name as it is written in the log: salted and hashed."""
         found = self._names.get(name)
         if found is None:
             if len(self._names) >= NAMES_MAX:
@@ -476,7 +476,7 @@ class Files:
             raise LogError(f"{name}: holds more entries than it may")
 
     def _beside(self, expected: set[str], size: int) -> list[str]:
-        """What stands among the tiles and is not signed."""
+        """Files among the tiles that no checkpoint covers."""
         found = {str(path.relative_to(self.folder)) for path in (self.folder / "tile").rglob("*") if path.is_file()}
         return [f"{name}: is not of the {size} entries that are signed" for name in sorted(found - expected)]
 
@@ -496,7 +496,7 @@ class Files:
 
 
 def salted(salt: bytes, name: str) -> str:
-    """As a name stands in a log whose salt this is."""
+    """A name as it is written in a log with this salt."""
     return hmac.new(salt, name.encode(), hashlib.sha256).digest()[:HASH_SHOWN].hex()
 
 
@@ -553,7 +553,7 @@ def _salt(path: Path) -> bytes:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
+    """Replace the file atomically."""
     _write(path.parent, {path.name: data})
 
 

@@ -85,7 +85,7 @@ class Segments:
     # -- for the loop
 
     def put(self, one: Any) -> None:
-        """Hand one over."""
+        """Hand over one record."""
         if len(self._queue) + len(self._pending) < self.bounds.waiting_max:
             self._queue.append(one)
         else:
@@ -139,7 +139,7 @@ class Segments:
         self._pending.extend(self._lines(taken))
 
     def _write(self) -> bool:
-        """What was made, to the disk; whether that went well."""
+        """Write to the disk what was handed over; returns whether that succeeded."""
         data = b"".join(self._pending)
         if self.bytes_held + len(data) > self.bounds.bytes_max and not self._free():
             most = self.bounds.bytes_max
@@ -158,7 +158,7 @@ class Segments:
         return not self.trouble
 
     def _append(self, data: bytes) -> None:
-        """All of it, or none: what a full disk took of it is cut off."""
+        """Append all of it or none: what a full disk took of it is cut off again."""
         view, done = memoryview(data), 0
         try:
             while done < len(data):
@@ -210,12 +210,12 @@ class Segments:
         self._began = self._synced = self._now()
 
     def _finish(self) -> None:
-        """The open file is whole, and no other follows."""
+        """Complete the open file, without beginning another."""
         fd, self._fd = self._fd, -1
         self._complete(fd, self._path)
 
     def _complete(self, fd: int, path: Path | None) -> None:
-        """A file is whole; an empty one goes."""
+        """Give a complete file its final name; remove an empty one."""
         if fd < 0 or path is None:
             return
         try:
@@ -255,7 +255,7 @@ class Segments:
         self.unclean += killed
 
     def _measure(self) -> None:
-        """What the folder holds, and of it what is old goes."""
+        """Measure the folder, and remove files that are older than `keep_s`."""
         held, now = 0, self._wall_s()
         for path in sorted(self.folder.glob("*.jsonl*")):
             with contextlib.suppress(OSError):

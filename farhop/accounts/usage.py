@@ -92,7 +92,7 @@ _EPOCH_AT = Data.__struct_fields__.index("price_epoch")
 
 
 def lines(records: Iterable[Record], source: str, prices: Prices | None) -> list[bytes]:
-    """A line of JSON each."""
+    """The records as lines of JSON."""
     return [_line(one, source, prices) for one in records]
 
 
@@ -106,7 +106,7 @@ def _line(record: Record, source: str, prices: Prices | None) -> bytes:
 
 
 def read(line: bytes) -> Event | None:
-    """The event in a line; None if it is none of ours."""
+    """The event in a line; None if it is not a usage record."""
     try:
         event = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -143,7 +143,7 @@ class Sums(msgspec.Struct):
     answers_saved_usd: float = 0.0
 
     def add(self, data: Data, prices: Prices | None) -> None:
-        """One more record."""
+        """Add one record."""
         self.requests += 1
         self.failed += data.status >= 400 or data.status == 0
         self.unmeasured += data.measured == "none" and data.status < 400
@@ -196,7 +196,7 @@ class Reading:
 
 
 def value_of(event: Event, dimension: str) -> str:
-    """Of one of DIMENSIONS. Days and hours are UTC's."""
+    """A record's value in one of DIMENSIONS. Days and hours are in UTC."""
     if dimension == "day":
         return event.time[:10]
     if dimension == "hour":

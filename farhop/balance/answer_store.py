@@ -34,7 +34,7 @@ class AnswerStore(Generic[A]):
 
     @property
     def largest(self) -> int:
-        """An answer of more bytes than this is not kept."""
+        """The size in bytes above which an answer is not kept."""
         return max(0, self.capacity // SHARE - ENTRY_BYTES)
 
     def __len__(self) -> int:
@@ -62,14 +62,14 @@ class AnswerStore(Generic[A]):
         return True
 
     def drop(self, holder: str, key: bytes) -> None:
-        """Keep it no more, if it is here."""
+        """Remove an answer, if it is kept."""
         mine = self.by_holder.get(holder)
         found = mine.pop(key, None) if mine is not None else None
         if found is not None:
             self._gone(holder, found[1])
 
     def clear(self) -> None:
-        """Keep nothing. What is taken stays taken."""
+        """Remove all answers. Bytes that were taken stay taken."""
         self.by_holder.clear()
         self._bytes.clear()
         self._most.clear()

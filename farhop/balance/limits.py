@@ -41,16 +41,16 @@ class Limit:
 
     @property
     def noted(self) -> int:
-        """What is held otherwise, as it was last noted."""
+        """What is held outside of take() and give(), as last noted."""
         return self._noted
 
     @property
     def holders(self) -> int:
-        """How many hold something by name."""
+        """How many named holders hold something."""
         return len(self._held)
 
     def held(self, holder: str) -> int:
-        """What a holder has."""
+        """How much a holder holds."""
         return self._held.get(holder, 0)
 
     def fits(self, n: int) -> bool:

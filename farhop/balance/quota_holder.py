@@ -61,7 +61,7 @@ class Holding:
 
     @property
     def available(self) -> int:
-        """What is lent and not spent."""
+        """What is lent and not spent yet."""
         return self.granted - self.spent - self.returned
 
     @property
@@ -74,7 +74,7 @@ class Holding:
         return n <= self.granted - self.spent - self.returned or (self.safe is not None and self.safe.fits(n, now))
 
     def take(self, n: int) -> bool:
-        """Take n, which fits. Whether it was of what is lent."""
+        """Take n, which must fit. Returns whether it was taken from what is lent."""
         self.used += n
         self.open += 1
         if n <= self.granted - self.spent - self.returned:
@@ -85,7 +85,7 @@ class Holding:
         return False
 
     def settle(self, taken: int, used: int, lent: bool, now: float) -> None:
-        """Settle what was taken: this much was used in the end."""
+        """Correct what was taken to what was used in the end."""
         self.open -= 1
         self.known = True
         if not lent and self.safe is not None:
@@ -127,7 +127,7 @@ class Holding:
         self.used = self.want = self.waiting = 0
 
     def apply(self, grant: Grant, now: float) -> None:
-        """Take its root's answer to the last ask."""
+        """Process the root's answer to the last ask."""
         self.granted, self.free = max(self.granted, grant.granted), grant.free
         self.known = bool(self.want or self.open or self.available) or self.asked != self._totals
         self.soon, self.free_at = grant.soon, now
@@ -173,7 +173,7 @@ class SlotsHeld(Holding):
         return self.safe is not None and now >= self.own_from and self.own + n <= self.safe.quota.depth
 
     def take(self, n: int) -> bool:
-        """Take n, which fits. Whether it was of what is lent."""
+        """Take n, which must fit. Returns whether it was taken from what is lent."""
         if n > self.held - self.taken:
             self.own += n
             return False
@@ -183,7 +183,7 @@ class SlotsHeld(Holding):
         return True
 
     def settle(self, taken: int, used: int, lent: bool, now: float) -> None:  # noqa: ARG002 - what was taken is free
-        """What was taken is over."""
+        """The requests that took these slots are over."""
         if lent:
             self.taken -= taken
             if self.over:
@@ -220,7 +220,7 @@ class SlotsHeld(Holding):
         self.most = self.taken
 
     def apply(self, grant: Grant, now: float) -> None:
-        """Take its root's answer to the last ask."""
+        """Process the root's answer to the last ask."""
         self.held, self.known = grant.granted, grant.granted > 0
         self.over, self.lost = 0, False
         if grant.free < 0:  # a limit that is a lower one now, or somebody who was given up for lost is back
@@ -251,13 +251,13 @@ class Holder:
         return False
 
     def void(self) -> None:
-        """Give up what is lent."""
+        """Give up everything that is lent."""
         self._lease, self.lease_until, self._ended = 0, -inf, self.lease_until
         for one in self.holdings.values():
             one.void()
 
     def asked(self, now: float) -> Ask:
-        """What to tell, if there is something to tell or want."""
+        """The next message to the root, if there is something to report or to ask for."""
         self.alive(now)
         self._number += 1
         if not self._lease and now > self._ended + LOST_S:

@@ -103,7 +103,7 @@ class _Lent(Bucket):
             self._scale = 1.0
 
     def report(self, n: int, place: str) -> None:
-        """So much was spent there."""
+        """The holder reports that it spent so much."""
         self.level += n
         self.reported += n
         self._parts[place] = self._parts.get(place, 0.0) + n / self._scale
@@ -142,7 +142,7 @@ class _Lent(Bucket):
         return max(self.quota.depth * AHEAD_SHARE, self.quota.rate * AHEAD_S, AHEAD_MIN)
 
     def ahead_of(self, now: float) -> int:
-        """Its next mark."""
+        """The next mark to be written."""
         ahead = max(self.ahead, min(self.waited, self.quota.depth * WAITED_SHARE))
         self.waited = 0
         return ceil(min(self.quota.depth, self.leak(now) + self.lent + ahead))
@@ -235,7 +235,7 @@ class Root:
         self._pool()
 
     def _pool(self) -> None:
-        """Which buckets are of which pool."""
+        """Which buckets belong to which pool."""
         before, self.pools = self.pools, {}
         for bucket in self._buckets.values():
             name = bucket.quota.pool
@@ -258,7 +258,7 @@ class Root:
             tenure.slots.pop(name, None)
 
     def _bucket(self, name: str, now: float) -> _Lent | None:
-        """A bucket; that of a user is made, or remembered as used now."""
+        """A bucket; a user's bucket is made when it is needed, and remembered as used now."""
         known = self._buckets.get(name)
         if EACH not in name:
             return known
@@ -286,14 +286,14 @@ class Root:
         return marks
 
     def written(self) -> None:
-        """The last snapshot stands."""
+        """The last snapshot was stored."""
         self.runs_out = False
         for bucket in self._buckets.values():
             if bucket.mark < inf:  # else it is not written down
                 bucket.mark = bucket.next
 
     def leases_of(self, place: str, now: float) -> int:
-        """How many are alive of holders whose names begin so."""
+        """How many leases of holders whose names begin with this prefix are alive."""
         return sum(lease.until >= now and lease.holder.startswith(place) for lease in self._leases.values())
 
     def knows(self, holder: str, lease: int) -> bool:
@@ -387,7 +387,7 @@ class Root:
         return Grant(want.bucket, account.granted, max(-float(MARK_MAX), left), soon)
 
     def _write_off(self, name: str, account: _Account, now: float) -> None:
-        """What was not reported may be spent."""
+        """Count as spent what the holder may have spent without reporting it."""
         bucket = self._buckets[name]
         bucket.leak(now)
         bucket.lent -= account.unspent

@@ -40,7 +40,7 @@ class ScalingBounds(msgspec.Struct, frozen=True, kw_only=True):
     down_after_s: float = 300.0
 
     def clamp(self, replicas: int) -> int:
-        """Within the bounds."""
+        """The number, moved within the bounds."""
         return max(self.replicas_min, min(replicas, self.replicas_max))
 
 
@@ -86,17 +86,17 @@ class DesiredReplicas:
         self.needed = 0  # without bounds
 
     def configure(self, bounds: ScalingBounds) -> None:
-        """By these from the next look on."""
+        """Use these bounds from the next look on."""
         self._bounds = bounds
 
     @property
     def bounds(self) -> ScalingBounds:
-        """Those in force."""
+        """The bounds in force."""
         return self._bounds
 
     @property
     def desired(self) -> int:
-        """Within the bounds."""
+        """The number of replicas wanted, within the bounds."""
         return self._bounds.clamp(self.needed)
 
     @property

@@ -14,7 +14,7 @@ PARTS = 64
 
 
 class SessionAffinity:
-    """By session and model: a region, or a replica."""
+    """Where sessions were last: a region or a replica, by session and model."""
 
     __slots__ = ("_parts",)
 
@@ -22,7 +22,7 @@ class SessionAffinity:
         self._parts: list[OrderedDict[tuple[int, str], str]] = [OrderedDict() for _ in range(PARTS)]
 
     def of(self, session: int, model: str) -> str | None:
-        """Where it was last, if that is known."""
+        """Where the session was last, if that is known."""
         return self._parts[session % PARTS].get((session, model))
 
     def near(self, session: int, parent: int, model: str) -> str:
@@ -32,7 +32,7 @@ class SessionAffinity:
         return self.of(session, model) or (self.of(parent, model) if parent else None) or ""
 
     def moved_in(self, session: int, model: str, target: str) -> None:
-        """A request of it was sent there."""
+        """A request of the session was sent there."""
         part = self._parts[session % PARTS]
         part[session, model] = target
         part.move_to_end((session, model))

@@ -121,7 +121,7 @@ class Accounts:
 
     @property
     def prices(self) -> Prices | None:
-        """Those in force."""
+        """The prices in force."""
         return self.price_file.prices if self.price_file is not None else None
 
     # -- for requests
@@ -134,14 +134,14 @@ class Accounts:
         return None
 
     def forwarded(self, context: RequestContext) -> None:
-        """It is sent on, under the law of now."""
+        """The request was forwarded, under the law in force now."""
         context.law_epoch = self._law().epoch
 
     def concluded(
         self, context: RequestContext, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None,
         now: float,
     ) -> None:  # fmt: skip
-        """A request is over that was decided on."""
+        """A request is over for which a decision was made."""
         caller = context.caller
         if context.over:
             return
@@ -214,7 +214,7 @@ class Accounts:
         )
 
     def turned_away(self, context: RequestContext, reason: Outcome, status: int, now: float) -> None:
-        """A request is over that was let in, and not decided on."""
+        """A request is over that was admitted, but for which no decision was made."""
         caller, files = context.caller, self.usage
         if self.audit is not None and (caller is not None or reason.source is Source.LAW):
             law, at_s = self._law(), self._clock.wall_ns(now) / 1e9
@@ -251,7 +251,7 @@ class Accounts:
         self.audit.put(Event(_wall_s(), "law", {**fields, "sha256": digest.hex(), "as_written": bool(written)}))
 
     def acted(self, operator: str, what: str) -> None:
-        """An operator does something at the admin port."""
+        """An operator used the admin port to change something."""
         if self.audit is not None:
             self.audit.put(Event(_wall_s(), "operator", {"who": operator[:128], "what": what[:128]}))
 
@@ -307,7 +307,7 @@ class Accounts:
     # -- its life
 
     async def open(self) -> None:
-        """Begin to write. Raises ConfigError where that cannot be."""
+        """Start writing. Raises ConfigError if that is impossible."""
         if self.audit is not None:
             await self._open_audit(self.audit)
         if self.usage is None:
@@ -352,7 +352,7 @@ class Accounts:
         self._tasks.start(self._watch(log, "audit"), "look after the audit log")
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write what is left, and stop."""
         await self._tasks.close()
         if self.audit is not None:
             await asyncio.to_thread(self.audit.close)

@@ -115,7 +115,7 @@ class LawHolder(Protocol):
 
     @property
     def law(self) -> Law:
-        """The law of now."""
+        """The law in force now."""
 
 
 class KeyAuthenticator:
@@ -146,12 +146,12 @@ class KeyAuthenticator:
         self._callers: dict[Principal, Caller] = {}  # under this law, for callers without wishes of their own
 
     def also(self, issued: KeyBook, tokens: Tokens | None = None) -> None:
-        """Let in by the keys of this book, too, and by these tokens."""
+        """Also admit callers by the keys of this book, and by these tokens."""
         self._keyring = Keyring(self._holder.law.topology.key, issued.get, lambda: wall().timestamp(), tokens)
         issued.changes.append(self._issued_anew)
 
     def _issued_anew(self) -> None:
-        """Other keys are issued now."""
+        """The issued keys have changed."""
         self._keyring.forget()
         self._callers.clear()
 
@@ -189,7 +189,7 @@ class KeyAuthenticator:
         return answers.refusal(why, self._details[why])
 
     def _key_refusal(self, principal: Principal, head: Head) -> Reply | None:
-        """Why an issued key is of no use here; None if it is."""
+        """Why an issued key is not valid here; None if it is."""
         if principal.tenant not in self._holder.law.topology.tenants:
             what = _WHAT.get(principal.key_id.partition(":")[0], "API key")
             return answers.refusal(outcome.UNKNOWN_KEY, f"this {what} is of a tenant that the law does not name")
@@ -234,7 +234,7 @@ class KeyAuthenticator:
         return caller if not principal.key_id else as_issued(caller, principal)
 
     def _lies_in(self, within: tuple[str, ...]) -> bool:
-        """Whether this balancer stands in one of these places."""
+        """Whether this balancer is in one of these places."""
         topology = self._holder.law.topology
         return self._region in topology.regions and not {self._region, *topology.ancestors(self._region)}.isdisjoint(
             within
@@ -366,7 +366,7 @@ class GatewayAuthenticator(KeyAuthenticator):
         }
 
     def _identified(self, head: Head) -> Principal | Outcome:
-        """By the header. Said twice, a client may have said it, too."""
+        """The tenant named by the header. A header given twice is refused: a client may have added one."""
         known = head.known.get(self._header)
         named = [known] if known is not None else list(values(head.onward, self._header + b": "))
         if len(named) != 1:

@@ -70,7 +70,7 @@ class IssuerKeys:
         self.sources[name].wanted = True
 
     async def keep(self) -> None:
-        """Fetch, for as long as the process lives."""
+        """Fetch keys for as long as the process lives."""
         # Answers are small and rare: nothing is kept open, no cookie kept, no proxy of the environment asked.
         async with (
             ClientSession(
@@ -102,13 +102,13 @@ class IssuerKeys:
                 await asyncio.sleep(LOOK_S)
 
     def _due_at(self, source: _Source) -> float:
-        """When to ask again."""
+        """When to fetch again."""
         if source.failures:
             return source.asked_at + min(RETRY_S[0] * 2.0 ** min(source.failures - 1, 10), RETRY_S[1])
         return source.asked_at + (REFETCH_S if source.wanted else source.config.refresh_s)
 
     def _end_stale(self, name: str, source: _Source) -> None:
-        """Keys that were fetched too long ago count no more."""
+        """Discard keys that were fetched too long ago."""
         if source.is_stale or self._now() < source.fetched_at + source.config.stale_s:
             return
         source.is_stale = True
@@ -117,7 +117,7 @@ class IssuerKeys:
         self._log.error("issuer", f"{name} stale", issuer=name, problem=problem)
 
     async def _fetch(self, session: ClientSession, name: str, source: _Source) -> None:
-        """Ask once, and go by the answer if it can be gone by."""
+        """Fetch once, and use the answer if it is valid."""
         try:
             keys = read_keys(await self._document(session, source))
         except (ClientError, OSError, TimeoutError, ValueError) as error:

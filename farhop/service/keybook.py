@@ -42,7 +42,7 @@ class KeyBook:
         self._answered = asyncio.Event()
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents until cancelled, or until the store is closed."""
         await follow(self._store, KEY_PREFIX, self.changed)
 
     async def begun(self) -> None:
@@ -52,7 +52,7 @@ class KeyBook:
                 await self._answered.wait()
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Process one change from the watch."""
         self._answered.set()
         before = dict(self._documents.problems)
         if not self._documents.take(change) and before == self._documents.problems:

@@ -84,7 +84,7 @@ class ParsedBody(msgspec.Struct, array_like=True):
     change: BodyEdit = BodyEdit()
 
     def refusal(self) -> BodyError:
-        """Why it is refused."""
+        """Why the body is refused."""
         return BodyError(outcome.by_reason(self.reason) or outcome.INVALID_JSON, self.detail, self.param)
 
 
@@ -93,7 +93,7 @@ class ReaderError(Exception):
 
 
 def read(job: Job, body: bytes) -> ParsedBody:
-    """All that takes long about a body. Pure."""
+    """Everything about a body that takes long. Pure."""
     guard = Guard(job.media_hosts, refuse_unknown=job.refuse_unknown)
     digest = hashlib.sha256(body).digest() if job.hashed else b""
     try:
@@ -149,7 +149,7 @@ def _exactly(link: socket.socket, size: int) -> bytearray:
 
 
 def _answer(link: socket.socket, parsed: ParsedBody) -> None:
-    """The long ones go behind the message, as they are."""
+    """The result as a message; long texts follow it as they are."""
     canonical, whole = b"" if parsed.prompt is None else parsed.prompt.canonical, parsed.change.whole
     if parsed.prompt is not None:
         parsed.prompt = replace(parsed.prompt, canonical=b"")
@@ -168,7 +168,7 @@ def received_message(link: socket.socket, body_bytes: int) -> ParsedBody:
 
 
 def serve(link: socket.socket) -> None:
-    """Read what comes until the balancer is gone."""
+    """Read bodies until the balancer has gone."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             message, body = _receive(link)

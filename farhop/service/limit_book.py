@@ -52,7 +52,7 @@ class LimitBook:
         self._answered = asyncio.Event()
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents until cancelled, or until the store is closed."""
         await follow(self._store, LIMIT_PREFIX, self.changed)
 
     async def begun(self) -> None:
@@ -63,11 +63,11 @@ class LimitBook:
 
     @property
     def answered(self) -> bool:
-        """Whether it is known what limits there are."""
+        """Whether the limits are known."""
         return self._answered.is_set()
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Process one change from the watch."""
         first = not self._answered.is_set()
         self._answered.set()
         if self._documents.take(change) or first:

@@ -88,5 +88,5 @@ OPEN = Operators()
 
 
 def digest_of(token: str) -> bytes:
-    """As a token is kept."""
+    """The digest of a token, which is what is kept."""
     return hashlib.sha256(token.encode()).digest()

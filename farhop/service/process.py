@@ -103,7 +103,7 @@ def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.Abs
 
 
 async def _unless(stop: asyncio.Event, balancer: Balancer) -> str | None:
-    """Open it; None if it was told to stop before it had."""
+    """Open the balancer; None if it was told to stop before that was done."""
     opening, stopping = asyncio.create_task(balancer.open()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -139,7 +139,7 @@ class Reloader(Generic[C]):
     # -- what
 
     async def reload(self) -> None:
-        """Read the files and go by them, if they can be gone by."""
+        """Read the files, and apply them if they are valid."""
         async with self._one:
             if self._path is None:
                 return
@@ -208,7 +208,7 @@ class Reloader(Generic[C]):
         }
 
     def observe(self, metrics: TierMetrics) -> None:
-        """Show it."""
+        """Export the state as metrics."""
         gauge, counter = metrics.gauge, metrics.counter
         gauge("config_generation", "Generation of the files in force: 1 at the start.", self._generation)
         gauge("config_rejected", "1 if the files on disk cannot be used.", lambda: float(bool(self.trouble)))

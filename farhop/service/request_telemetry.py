@@ -55,16 +55,16 @@ class Accounting(Protocol):
     """What is written down of requests and must not be lost (service.accounts)."""
 
     def forwarded(self, context: RequestContext) -> None:
-        """It is sent on."""
+        """The request was forwarded."""
 
     def turned_away(self, context: RequestContext, reason: Outcome, status: int, now: float) -> None:
-        """A request is over that was not decided on."""
+        """A request is over for which no decision was made."""
 
     def concluded(
         self, context: RequestContext, active: ActiveRequest, reason: Outcome, status: int, usage: Usage | None,
         now: float,
     ) -> None:  # fmt: skip
-        """A request is over that was decided on."""
+        """A request is over for which a decision was made."""
 
 
 class CacheUse(msgspec.Struct, frozen=True):
@@ -167,7 +167,7 @@ class RequestTelemetry:
             context.host = known.get(b"host", b"")
 
     def _may_ask(self, now: float) -> bool:
-        """A bucket that holds a second's worth."""
+        """Whether one more trace on request is allowed: a token bucket that holds one second's worth."""
         self._asks = min(self._asks_per_s, self._asks + (now - self._asked_at) * self._asks_per_s)
         self._asked_at = now
         if self._asks < 1.0:
@@ -188,7 +188,7 @@ class RequestTelemetry:
         return self._clock.now() - (context.arrived_at if run is None else run.last_activity_at)
 
     def mute(self, context: RequestContext) -> None:
-        """The law keeps records of this request away from here."""
+        """The law forbids records of this request here: keep none."""
         context.recorded = False
         context.trace.mute()
 

@@ -81,7 +81,7 @@ class SessionReader:
         self.wanted = wanted
 
     def adopt(self, other: SessionReader) -> None:
-        """Look where another does from now on."""
+        """Look for sessions where another reader does, from now on."""
         self._header, self._cookie, self._field, self._quoted = (
             other._header, other._cookie, other._field, other._quoted,
         )  # fmt: skip

@@ -56,7 +56,7 @@ class Tasks:
 
 
 async def in_turns(work: Iterator[None]) -> None:
-    """Do work that stops where others may run: there they do."""
+    """Run work that yields where others may run, and let them run there."""
     for _ in work:
         await asyncio.sleep(0)
 

@@ -133,7 +133,7 @@ class KeptStore(Store):
                 yield change
 
     async def _recall(self, prefix: str) -> _Snapshot | None:
-        """What was kept of it; None if nothing can be told."""
+        """What was kept on disk; None if that is unknown."""
         try:
             kept = await asyncio.to_thread(self._state.load, self.name(prefix))
             return decode_snapshot(kept.document) if kept is not None else None
@@ -229,7 +229,7 @@ class KeptStore(Store):
 
 
 def kept_status(stores: Iterable[Store]) -> list[dict[str, Any]]:
-    """What is told of those of these stores that are kept on disk."""
+    """The status of those stores that are kept on disk."""
     return [store.status() for store in stores if isinstance(store, KeptStore)]
 
 

@@ -233,7 +233,7 @@ class TierMetrics(Collector):
         return True
 
     def _took(self, usage: Usage, of: _OfModel | None) -> bool:
-        """What the engine says a request took; whether it makes sense."""
+        """Count the tokens that an engine reports for a request; returns whether the numbers are plausible."""
         counts = prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0
         if min(counts) < 0 or max(counts) > SAMPLE_MAX:
             return False
@@ -305,7 +305,7 @@ class TierMetrics(Collector):
             served[1] += ttft_s
 
     def promised(self, promised_ttft_ms: float, actual_ttft_ms: float) -> None:
-        """The TTFT a choice rested on against what it was."""
+        """Compare the time to first token that a choice was based on with the actual one."""
         late_ms = actual_ttft_ms - promised_ttft_ms
         if not (self._late if late_ms >= 0 else self._early).observe(abs(late_ms) / 1e3):
             self._invalid.add(())

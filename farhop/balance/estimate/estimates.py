@@ -80,7 +80,7 @@ class Estimates:
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
     def began(self, tenant: str, model: str, tokens_per_s: float, now: float) -> None:
-        """An answer begins, and is thought to come so fast."""
+        """An answer begins, at this expected pace."""
         of = tenant, model
         under_way = self.under_way.get(of)
         if under_way is None:
@@ -120,7 +120,7 @@ class Estimates:
                 _keep(self.outputs_by_tenant, (tenant, model), output)
 
     def learned(self) -> Learned:
-        """All of it as of now, to be told."""
+        """All that was learned, as of now, to be sent to others."""
         return Learned(
             {model: one.value for model, one in self.bytes_by_tenant.items() if one.value is not None},
             {of: one.at(self.now) for of, one in self.outputs_by_tenant.items()},
@@ -184,7 +184,7 @@ class Speed:
 
     @property
     def sampled_at(self) -> float | None:
-        """When it last told anything, None before the first time."""
+        """When it last took a sample, None before the first."""
         times = [one.sampled_at for one in (self._pace, self._alone, self._service) if one.sampled_at is not None]
         return max(times, default=None)
 
@@ -258,7 +258,7 @@ class Speed:
         self._samples = _COLD_SAMPLES  # its engine is not the one that has just begun
 
     def measured(self, now: float) -> Measured:
-        """All of it as of now."""
+        """All that was measured, as of now."""
         pace_ms, pace = self._pace.read(now)
         lone_ms, lone = self._alone.read(now)
         service_ms, service = self._service.read(now)
@@ -294,7 +294,7 @@ class DecayingMean:
         self.sampled_at: float | None = None
 
     def take(self, sample: float, now: float) -> None:
-        """A sample above 0: the caller knows its domain."""
+        """Take a sample, which must be above 0."""
         before = self.sampled_at
         kept = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
         if kept:

@@ -44,7 +44,7 @@ class NetworkLatencies:
         return len(self._kept)
 
     def take(self, host: str, rtt_us: int, now: float) -> None:
-        """A connection from this address measured so much."""
+        """Take the latency that a connection from this address measured."""
         if not 0 < rtt_us <= RTT_MS_MAX * 1e3:
             return
         key = _key(host)
@@ -65,7 +65,7 @@ class NetworkLatencies:
         self._kept[key] = kept
 
     def clear(self) -> None:
-        """Know nothing any more."""
+        """Forget everything."""
         self._kept.clear()
 
     def read(self, now: float, most: int, samples_min: int) -> dict[str, Latency]:

@@ -33,7 +33,7 @@ class Inquiry:
         self._since = self._wait_s = 0.0
 
     def clear(self) -> None:
-        """It is not silent: what was held against it is void."""
+        """A sign of life: what was counted against it no longer counts."""
         self._missed = 0
 
     def lost(self, silent_s: float, quiet_s: float | None, rtt_s: float, now: float, *, began: bool) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 
 class PilotState(StrEnum):
-    """Where it stands."""
+    """What a pilot light's region is doing."""
 
     ASLEEP = "asleep"
     WAKING = "waking"
@@ -22,7 +22,7 @@ class PilotState(StrEnum):
 
 
 class PilotConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds."""
+    """Bounds of a pilot light, in seconds."""
 
     sleep_after_s: float = 300.0
 
@@ -32,7 +32,7 @@ class PilotConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PilotLight:
-    """One region's. `why` says what it was woken for last."""
+    """The state of one pilot-light region. `why`: what it was woken for last."""
 
     __slots__ = ("_config", "_needed_at", "state", "why")
 
@@ -42,7 +42,7 @@ class PilotLight:
         self.state, self.why = PilotState.ASLEEP, ""
 
     def configure(self, config: PilotConfig) -> None:
-        """By this from the next look on."""
+        """Use this configuration from the next look on."""
         self._config = config
 
     def look(self, needed: str, warm_share: float, now: float) -> bool:

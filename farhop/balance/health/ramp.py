@@ -32,7 +32,7 @@ class Ramp:
             self._since, self._left_at = None, now - (self._window_s - warm_s)
 
     def cool(self) -> None:
-        """It is out, and comes back as a new process, however soon."""
+        """The target is out, and will come back as a new process, however soon: ramp from the beginning."""
         self._left_at = -inf
 
     def share(self, now: float) -> float:

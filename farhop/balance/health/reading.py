@@ -65,7 +65,7 @@ class ForcedState:
         self._faded_at = now + share * over_s if over_s > 0.0 else -inf
 
     def lift(self) -> None:
-        """Take the word back. Idempotent."""
+        """Remove the forced state. Idempotent."""
         self.health = None
 
     def fading(self, now: float) -> bool:

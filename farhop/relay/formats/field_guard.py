@@ -191,7 +191,7 @@ class Guard:
         self.pending: list[str] = []
 
     def adopt(self, other: Guard) -> None:
-        """Allow what another does from now on."""
+        """Allow what another guard allows, from now on."""
         self.media_hosts, self.refuses_unknown = other.media_hosts, other.refuses_unknown
 
     def fields(self, fields: Any) -> None:
@@ -264,7 +264,7 @@ class Guard:
         raise invalid(at, f"`{at}`: {detail}")
 
     def _judge(self, name: str) -> None:
-        """A member that is not among those known."""
+        """Judge a member that is not among the known ones."""
         family = family_of(name)
         if family is not None:
             raise _refused(name, family)

@@ -59,14 +59,14 @@ def _option(value: bytes) -> bytes:
 
 
 def count(value: Any) -> int | None:
-    """A whole number; None where it is none."""
+    """A whole number; None if the value is not one."""
     if value is None or type(value) is int:
         return value
     return _taken(int, value)
 
 
 def truth(value: Any) -> bool | None:
-    """A truth; None where it is none."""
+    """A boolean; None if the value is not one."""
     if isinstance(value, bool) or value is None:
         return value
     return _taken(bool, value)

@@ -244,7 +244,7 @@ class Progress(ABC):
     @property
     @abstractmethod
     def held_bytes(self) -> int:
-        """What it keeps."""
+        """How many bytes are kept."""
 
     def settle(self) -> None:  # noqa: B027 - text has nothing of the kind
         """Its first events have passed: what is kept of them, and may not be needed any more, may be kept tighter."""
@@ -252,7 +252,7 @@ class Progress(ABC):
     @property
     @abstractmethod
     def tokens(self) -> int:
-        """How many of the answer are known."""
+        """How many tokens of the answer are known."""
 
     @property
     def _tokens_so_far(self) -> int:
@@ -282,7 +282,7 @@ class Progress(ABC):
 
     @property
     def can_end(self) -> bool:
-        """Whether it lacks no more than its end, which can be told."""
+        """Whether only the stream's end is missing, and can be written here."""
         return self.finished and not self.why_not
 
     @abstractmethod

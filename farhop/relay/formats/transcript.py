@@ -45,7 +45,7 @@ def continuation(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> Continuat
 
 
 class Transcript(msgspec.Struct, eq=False, gc=False):
-    """Of one attempt's answer."""
+    """The text of one attempt's answer, as far as the next turn's prompt repeats it."""
 
     _of: Continuation
     _deaf: bool = False
@@ -61,7 +61,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
         return len(self.pieces) + len(self._text)
 
     def feed(self, events: bytes) -> None:
-        """Whole events of a stream."""
+        """Take whole events of a stream."""
         if self._deaf:
             return
         pieces = self.pieces
@@ -79,7 +79,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
             self.miss()
 
     def read(self, document: bytes) -> None:
-        """An answer in one piece."""
+        """Take an answer in one piece."""
         text = openai.answer_text(document)
         self._text = text if len(text) <= TEXT_BYTES_MAX else b""
 
