@@ -60,7 +60,7 @@ _NO_PATH_DETAIL = (
     "take a model that is served for them"
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
-_TOO_LONG_DETAIL = "no engine of this model that the request may go to can hold a request this long"
+_TOO_LONG_DETAIL = "no engine of this model that the request may go to can hold so long a one"
 AT_ONCE_MS = 100.0  # whoever waits no longer than that stands in no queue
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 

@@ -75,7 +75,7 @@ CHOOSY_S = 2.0  # how long a request waits for a full replica that serves it soo
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
-    outcome.TOO_LONG: "no healthy engine of this model here can hold a request this long",
+    outcome.TOO_LONG: "no engine of this model here that serves can hold so long a request",
     outcome.ENGINE_KEY_REFUSED: (
         "no engine of this model here accepts the region's key for it: its operator must set `engine_key`"
     ),
