@@ -54,13 +54,13 @@ LOOK_SOON_S = 0.5  # after its region's channel broke
 SOONER_FACTOR, SOONER_SLACK_MS = 2.0, 500.0  # by as much may a region be slower than promised; regions judge it so, too
 TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
 LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
-_ENDED_TWO = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
-_UNSPOKEN = (
+_ENDED_TWO_DETAIL = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
+_NO_PATH_DETAIL = (
     "no engine of this model has this path: ask for a chat on /v1/chat/completions; embeddings, scores and rankings "
     "take a model that is served for them"
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
-_NOBODY_HOLDS = "no engine of this model that the request may go to can hold so long a one"
+_TOO_LONG_DETAIL = "no engine of this model that the request may go to can hold so long a one"
 AT_ONCE_MS = 100.0  # whoever waits no longer than that stands in no queue
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
@@ -176,7 +176,7 @@ class GlobalFlow:
         self.ledger.began(event.id, now)
         self._start(state, attempt, event.status)
         if event.status < 400:
-            self._speaks(state, attempt, now)
+            self._answer_begins(state, attempt, now)
         if attempt.region in self._moving:
             return [self._move_at(state, max(self._moving[attempt.region], now + MOVE_AGAIN_S))]
         return []
@@ -190,7 +190,7 @@ class GlobalFlow:
             self._start(state, attempt, event.status)
         request, usage = state.request, event.usage
         if attempt.tokens_per_s:
-            self._spoke(state, attempt, now, usage, ended=True)
+            self._answer_over(state, attempt, now, usage, ended=True)
         self._over(state)
         if self._suspects.against:
             self._suspects.answered((request.tenant, request.body_hash))
@@ -238,7 +238,7 @@ class GlobalFlow:
         return self._came_back(state, attempt, event.outcome, now, counted=False)
 
     def _too_long(self, state: RequestState, attempt: Attempt) -> None:
-        """That region refused it for its length: who can hold no longer requests need not be asked."""
+        """The region refused the request for its length: regions that cannot hold longer ones need not be asked."""
         model = state.request.model
         held_tokens = self.regions.context_tokens(attempt.region, model)
         for region in state.lawful:
@@ -332,9 +332,9 @@ class GlobalFlow:
         if status < 400 and admission.hints_allowed(state.request, self.config.region, self.law):
             self.regions.caches(attempt.region, state.request.chain)
 
-    def _speaks(self, state: RequestState, attempt: Attempt, now: float) -> None:
+    def _answer_begins(self, state: RequestState, attempt: Attempt, now: float) -> None:
         """An answer begins: it counts as under way from now on, and its first token's time is compared with the
-        promise. One in one piece shows no first token, and a stream that goes on elsewhere is another request there."""
+        promise. An answer in one piece shows no first token, and a continued stream is another request there."""
         request, chosen = state.request, state.decision.chosen if state.decision is not None else None
         if chosen is None or not request.stream or state.resumes:
             return
@@ -343,10 +343,10 @@ class GlobalFlow:
         self.estimates.now = now
         self.estimates.began(request.tenant, request.model, attempt.tokens_per_s, now)
 
-    def _spoke(
+    def _answer_over(
         self, state: RequestState, attempt: Attempt, now: float, usage: machine.Usage | None, *, ended: bool
     ) -> None:
-        """It is under way no more."""
+        """The answer is not under way any more: ended, or broken off."""
         request, per_s, began_at = state.request, attempt.tokens_per_s, attempt.began_at
         tokens = per_s * (now - began_at) if usage is None else float(usage.completion_tokens)
         self.estimates.over(request.tenant, request.model, per_s, began_at, tokens, ended=ended)
@@ -734,7 +734,7 @@ class GlobalFlow:
         if quarantine is None:
             return None
         if quarantine.sure:
-            return [self._answer(state, outcome.ENDED_TWO_PROCESSES, _ENDED_TWO, quarantine.until - now)]
+            return [self._answer(state, outcome.ENDED_TWO_PROCESSES, _ENDED_TWO_DETAIL, quarantine.until - now)]
         due = min(request.deadline, quarantine.until)
         return [] if request.id in self.held and state.due == due else self._hold(state, due)
 
@@ -817,9 +817,9 @@ class GlobalFlow:
             why = state.summary() if lawful else admission.summary(verdict, state.lawful)
             return self._answer(state, outcome.UNLAWFUL, why)
         if state.all_say(_NO_PATH):
-            return self._answer(state, outcome.PATH_UNSUPPORTED, _UNSPOKEN)
+            return self._answer(state, outcome.PATH_UNSUPPORTED, _NO_PATH_DETAIL)
         if state.all_say(outcome.TOO_LONG):
-            return self._answer(state, outcome.TOO_LONG, _NOBODY_HOLDS)
+            return self._answer(state, outcome.TOO_LONG, _TOO_LONG_DETAIL)
         return self._answer(
             state, outcome.NO_REGION, state.summary(), self.regions.opens_in_s(lawful, state.waits_ms, now)
         )
@@ -842,7 +842,7 @@ class GlobalFlow:
         """The attempt is over: give back what it held."""
         self.ledger.release(state.request.id)
         if attempt.tokens_per_s:
-            self._spoke(state, attempt, self.estimates.now, None, ended=False)
+            self._answer_over(state, attempt, self.estimates.now, None, ended=False)
         if self.displaced:
             self.displaced.pop(state.request.id, None)
         state.attempt = None
