@@ -190,7 +190,7 @@ def test_etcd_alone_knows_no_places(cli, stands, law):
 
 
 def test_a_why_that_says_nothing_is_a_fault(cli, stands, law):
-    assert "why: says nothing" in cli.failed(cli.run("law", "set", law(), "--why", " "), 1)
+    assert "why: is blank" in cli.failed(cli.run("law", "set", law(), "--why", " "), 1)
 
 
 def test_other_commands_use_the_law_in_etcd(capsys):

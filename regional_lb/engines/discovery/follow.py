@@ -91,7 +91,8 @@ class Discovery:
             self._changed.set()
         if isinstance(step, Failed):
             self._refused("discovery_failed")
-            self._warn(step.source, f"{step.why}; its last list stays in use")
+            kept = "its last list stays in use" if step.source in self._problems else "it has given no list yet"
+            self._warn(step.source, f"{step.why}; {kept}")
             return
         before = self._problems.get(step.source, ())
         for problem in step.problems:

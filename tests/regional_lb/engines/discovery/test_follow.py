@@ -76,7 +76,7 @@ async def test_sources_are_merged_and_each_fails_for_itself(
         await store.put(PREFIX + "b", b'{"url":"http://b:1"}')
         await found.come("fixed", "a", "b")
         await until(lambda: "discovery_failed" in found.refused)
-        assert any(whom.startswith("kubernetes x") and "last list stays in use" in why for whom, why in found.said)
+        assert any(whom.startswith("kubernetes x") and "no list yet" in why for whom, why in found.said)
         await store.put(PREFIX + "again", b'{"url":"http://a:1"}')
         await store.put(PREFIX + "bad", b'{"url":"http://c:1","engine":"x"}')
         await until(lambda: "discovery_duplicate" in found.refused and "discovery_malformed" in found.refused)
@@ -88,6 +88,8 @@ async def test_sources_are_merged_and_each_fails_for_itself(
         assert [out["replica"] for out in status["discovery_left_out"]] == ["again"]
         path.write_text("[]")
         await found.come("fixed", "again", "b")
+        path.unlink()
+        await until(lambda: any(whom.startswith("file") and "last list stays" in why for whom, why in found.said))
         assert found.refused.count("discovery_duplicate") == found.refused.count("discovery_malformed") == 1
 
 
