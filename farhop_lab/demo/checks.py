@@ -70,6 +70,8 @@ async def eu_stays(checker: Checker) -> None:
                 seen == "503 no_region_serving")  # fmt: skip
     moved = f"{after - before:.0f} tokens"
     checker.check("b", "its prompt reached an engine elsewhere", "0 tokens", moved, after == before)
+    for name in checker.names:  # or the wait for its return might read a report from before
+        await _until_no_replica_ready(checker, "frankfurt", name)
     await checker.world.start_engines("frankfurt")
     await checker.world.wait_until_serving(frozenset(checker.names))
     result = await checker.ask("tokyo", "eu-only", "Wieder da?")
@@ -330,6 +332,15 @@ async def _known(checker: Checker, region: str, seen_from: str) -> dict[str, Any
 async def _until_down(checker: Checker, region: str, seen_from: str) -> None:
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end and (await _known(checker, region, seen_from))["state"] != "down":
+        await asyncio.sleep(0.02)
+
+
+async def _until_no_replica_ready(checker: Checker, region: str, seen_from: str) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        instances = (await _known(checker, region, seen_from))["instances"]
+        if not any(model["replicas_ready"] for instance in instances for model in instance["models"].values()):
+            return
         await asyncio.sleep(0.02)
 
 
