@@ -870,9 +870,11 @@ class RegionalFlow:
             # at once.
             if (suspected := self._suspected(state, now)) is not None:
                 return [suspected]
-            refusal = admission.unlawful(state.request, self.config.region, self.law)  # taken back from a gateway
-            gave_up = _GAVE_UP.get(reason, "the replica failed before it answered")
-            return [self._refuse(state, reason, gave_up if refusal is None else refusal.detail, now)]
+            detail = _GAVE_UP.get(reason, "the replica failed before it answered")
+            if reason is outcome.UNLAWFUL_HERE:  # taken back from a gateway
+                forbidden = admission.unlawful(state.request, self.config.region, self.law)
+                detail = detail if forbidden is None else forbidden.detail
+            return [self._refuse(state, reason, detail, now)]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
             state.budgeted = self.budget.take()
         state.transport_retries += reason.source is Source.TRANSPORT

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from inprocess import tenant, until
 from picking import CHAT, DUPLEX, NONE, Stage, answered, asked, body, response_piece, sent, stage, text_of
 
+from farhop.balance import outcome
 from farhop.store.contract import LAW_KEY
 from farhop_lab.memory_store import MemoryCluster
 from regional_lb.picker import messages
 from topology import policy
+from topology.law import Law
 
 EVENT = b'data: {"choices":[{"delta":{"content":"one"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":3}}\n\n'
@@ -264,6 +266,21 @@ async def test_a_law_that_forbids_it_meanwhile_takes_it_back_from_the_gateway(wh
         stream.gone()
         assert not any(one.held)
         assert one.balancer.flow.fleet.standing.read("a", one.balancer.clock.now()).why == "proven"  # no fault of its
+
+
+async def test_a_replica_that_fails_under_a_narrower_law_is_not_reported_as_the_law() -> None:
+    async with stage(1) as one:
+        stream = one.stream()
+        stream.take(asked())
+        stream.take(body(CHAT))
+        sent(stream)
+        flow, narrowed = one.balancer.flow, tenant("anywhere", residency={"processing": {"allow": ["eu"]}})
+        text = policy.encode({"tenants": [narrowed]}, 2, "ann", "drill", "2026-05-01T12:00:00Z")
+        flow.law = Law(policy.read(text, flow.law.topology, "test").over(flow.law.topology))
+        assert stream._run is not None
+        stream._run.lost(outcome.BAD_FRAMING)
+        (failed,) = sent(stream)
+        assert b"the replica failed before it answered" in failed.immediate_response.body
 
 
 async def test_an_answer_that_has_begun_is_not_taken_back() -> None:
