@@ -14,7 +14,7 @@ from farhop.service.clock import cpu_s
 
 NEW = 500  # objects more than before: some 0.2 ms
 DUE = 100  # walks of new objects, whose survivors are worth a walk through all
-EVERY_S, REST_SHARE, LATEST_S = 1.0, 0.1, 3600.0  # at rest: so much of a core is used, at most
+EVERY_S, IDLE_SHARE, LATEST_S = 1.0, 0.1, 3600.0  # at rest: so much of a core is used, at most
 _NEVER = 2**31 - 1
 
 
@@ -40,9 +40,9 @@ class Garbage:
     def look(self, now: float, spent_s: float) -> None:
         """EVERY_S have passed, and the process has used so much of a CPU by now: walk all, if it is time."""
         used_s, self._spent_s = spent_s - self._spent_s, spent_s
-        at_rest = used_s <= REST_SHARE * EVERY_S
+        is_idle = used_s <= IDLE_SHARE * EVERY_S
         walks = gc.get_count()[1]  # since the last of all
-        if (at_rest and walks >= DUE) or (walks and now - self._walked_at >= LATEST_S):
+        if (is_idle and walks >= DUE) or (walks and now - self._walked_at >= LATEST_S):
             gc.collect()
             self._walked_at = now
 

@@ -72,7 +72,7 @@ class Book(Protocol):
 
 
 _Whose = tuple[str, str, str, str, str]  # tenant, issued key, key of the law, model, user
-_REST = "rest"  # all users of a tenant that are not named, or come while USERS_MAX others are busy, are one
+_OTHER_USERS = "rest"  # all users of a tenant that are not named, or come while USERS_MAX others are busy, are one
 _USER_CHARS = 16
 
 
@@ -345,7 +345,7 @@ class Limiter:
     def _user(self, tenant: str, named: str) -> str:
         """Whom a request counts for among its tenant's users, by a name that is the same at all balancers."""
         if not named:
-            return _REST
+            return _OTHER_USERS
         user = hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
         if (tenant, user) in self.users or len(self.users) < USERS_MAX:
             return user
@@ -356,7 +356,7 @@ class Limiter:
                 old.forget(self.matches)
                 return user
             self.users[whose] = old
-        return _REST
+        return _OTHER_USERS
 
     # -- what stands in etcd
 

@@ -59,7 +59,7 @@ class PromptTokens:
             return request
         return _with(request, self._tokenizers.now(kind, request.model, body, _salt_kept(caller, kind, prompt)))
 
-    def go_on(
+    def start_with_tokens(
         self, exchange: Exchange, request: Request, prompt: Prompt, since: float,
         start: Callable[[Request, float], None], holder: RequestHolder,
     ) -> None:  # fmt: skip

@@ -121,7 +121,7 @@ class TierMetrics(Collector):
         by = ("source",)
         self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.", by)
         self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.", by)
-        self._missed = Counter("farhop_prefix_error_tokens", "Prompt tokens that predictions were off by.", by)
+        self._prefix_error = Counter("farhop_prefix_error_tokens", "Prompt tokens that predictions were off by.", by)
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
         self._prefixes = {source: [0.0, 0.0, 0.0] for source in HIT_SOURCES}  # predicted, actual, off
         self._versioned = Counter(
@@ -132,7 +132,7 @@ class TierMetrics(Collector):
         self._invalid = Counter("farhop_invalid_samples", "Samples outside their domain: negative, NaN or infinite.")
         self._counters = (
             self._attempts, self._spills, self._reports, self._handshakes, self._unread, self._tokens, self._predicted,
-            self._actual, self._missed,
+            self._actual, self._prefix_error,
             self._versioned, self._invalid,
         )  # fmt: skip
 
@@ -365,7 +365,7 @@ class TierMetrics(Collector):
             ("cached",): self._cached_tokens,
         }
         for source, totals in self._prefixes.items():
-            for counter, total in zip((self._predicted, self._actual, self._missed), totals, strict=True):
+            for counter, total in zip((self._predicted, self._actual, self._prefix_error), totals, strict=True):
                 counter.values[(source,)] = total
         for counter in self._counters:
             yield counter.family(self._const)

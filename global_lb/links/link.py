@@ -145,13 +145,13 @@ class BalancerLink:
                     watcher.on_tls_failure(self.address, why)
                 if lost >= PINGS_LOST:
                     watcher.on_channel(self._name, False)
-            await self._rest(lost)
+            await self._until_next_ping(lost)
 
     def _two_round_trips_s(self) -> float:
         """Twice the wire time: what takes longer is lost, however far the region."""
         return 2.0 * self._watcher.distances.rtt_ms(self._name[0], self._watcher.now()) / 1e3
 
-    async def _rest(self, lost: int) -> None:
+    async def _until_next_ping(self, lost: int) -> None:
         """Until the next ping is due; sooner if a stream breaks, or a channel that was fine falls silent."""
         watcher, ping_s, now = self._watcher, self._config.watch.ping_s, _loop_time()
         pause_s, silence_s = ping_s * watcher.jitter(), SILENCE * ping_s

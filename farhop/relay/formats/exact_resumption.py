@@ -241,7 +241,7 @@ class ExactProgress(Progress):
         left = max(0, self.plan.max_tokens - self._sure)
         return min(left, room) if context_tokens else left
 
-    def go_on(self, context_tokens: int) -> bytes:
+    def continuation_body(self, context_tokens: int) -> bytes:
         """See Progress."""
         dropped = len(self.ids) - self._sure
         self.recomputed += len(self.prompt) + len(self.ids)

@@ -298,7 +298,7 @@ class Progress(ABC):
         """Whole events as the engine wrote them; as one writes them that was not asked for anything."""
 
     @abstractmethod
-    def go_on(self, context_tokens: int) -> bytes:
+    def continuation_body(self, context_tokens: int) -> bytes:
         """The body that continues it. What the client has no text of is computed again."""
 
     @property

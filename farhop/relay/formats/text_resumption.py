@@ -210,7 +210,7 @@ class TextProgress(Progress):
     def _decoded(self) -> str:
         return _string.decode(b'"' + self._text + b'"')
 
-    def go_on(self, context_tokens: int) -> bytes:  # noqa: ARG002
+    def continuation_body(self, context_tokens: int) -> bytes:  # noqa: ARG002
         """See Progress."""
         text, document = self._decoded(), _raw.decode(self._body)
         self.resumed += 1

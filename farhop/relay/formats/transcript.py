@@ -90,7 +90,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
     def result(self) -> tuple[tuple[int, ...], int]:
         """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 where nothing can be said."""
         text = self._text or _unescaped(bytes(self.pieces))
-        return (chain.go_on(self._of.tail, text), len(text)) if text else ((), 0)
+        return (chain.extend_chain(self._of.tail, text), len(text)) if text else ((), 0)
 
 
 def _unescaped(pieces: bytes) -> bytes:

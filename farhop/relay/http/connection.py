@@ -251,7 +251,7 @@ class ClientConnection(asyncio.Protocol):
             if self._reading is not None:
                 data = self._read_body(data, self._reading)
             elif heads and (heads == _HEADS_A_TURN or len(whole) - len(data) > _BYTES_A_TURN):
-                self._put_off(data)
+                self._defer_input(data)
                 return
             else:
                 heads += 1
@@ -268,7 +268,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _put_off(self, data: bytes) -> None:
+    def _defer_input(self, data: bytes) -> None:
         """Continue with the rest in another turn of the loop: 64 KiB may hold 2,000 heads, and other clients must be
         served, too."""
         if not self._budget.take(len(data), _ANYBODY):
@@ -276,9 +276,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._transport is not None:
             self._partial = data
             self._transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._read_deferred)
 
-    def _go_on(self) -> None:
+    def _read_deferred(self) -> None:
         data = self._partial
         self._release_head()
         if self._transport is not None and not self._transport.is_closing():

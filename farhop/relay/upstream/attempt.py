@@ -225,7 +225,7 @@ class AttemptRun:
             self._close()
             return
         self._over = True
-        rest = self._tap.rest() if self._tap is not None else b""
+        rest = self._tap.finish() if self._tap is not None else b""
         if isinstance(self._tap, RefusalTap) and self._tap.reason is not None:
             self.owner.failed(self, self._tap.reason)
             return

@@ -202,7 +202,7 @@ class RefusalTap:
         self._passes, data, self.kept = True, self.kept, b""
         return data
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """What was held; b"" where it has a `reason`."""
         kept, self.kept = self.kept, b""
         if self._passes:
@@ -239,7 +239,7 @@ class FaultTap:
         self.over_bound |= len(data) > room
         return b""
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """What was held, b"" where it is `unfit`."""
         kept, self.kept = self.kept, b""
         self.fault = in_text(kept)

@@ -136,19 +136,23 @@ def post(
     pool: Pool, address: Address, path: str, body: bytes, timeout_s: float, bytes_max: int, bearer: str | None = None
 ) -> Coroutine[None, None, Fetched]:
     """The same with a JSON body. Raises FetchError."""
-    rest = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), _key(bearer), body)
-    return _ask(pool, address, f"POST {path}", rest, timeout_s, bytes_max)
+    tail = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (
+        len(body),
+        _key(bearer),
+        body,
+    )
+    return _ask(pool, address, f"POST {path}", tail, timeout_s, bytes_max)
 
 
 def _key(bearer: str | None) -> bytes:
     return f"authorization: Bearer {bearer}\r\n".encode() if bearer else b""
 
 
-async def _ask(pool: Pool, address: Address, line: str, rest: bytes, timeout_s: float, bytes_max: int) -> Fetched:
+async def _ask(pool: Pool, address: Address, line: str, tail: bytes, timeout_s: float, bytes_max: int) -> Fetched:
     def write(connection: UpstreamConnection) -> None:
         connection.write(
             b"%b HTTP/1.1\r\nhost: %b\r\naccept: text/plain, */*\r\naccept-encoding: identity\r\n"
-            b"user-agent: farhop\r\n%b" % (line.encode(), connection.host, rest)
+            b"user-agent: farhop\r\n%b" % (line.encode(), connection.host, tail)
         )
 
     ends_at = asyncio.get_running_loop().time() + timeout_s

@@ -225,9 +225,9 @@ class UpstreamConnection(asyncio.Protocol):
             (transport.resume_reading if reads else transport.pause_reading)()
         if self._unread and not self._due:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._read_deferred)
 
-    def _go_on(self) -> None:
+    def _read_deferred(self) -> None:
         """Process the next piece of the bytes that were read already."""
         self._due = False
         if self._unread and not self._behind:
@@ -285,7 +285,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The connection is gone: decide whether the answer is complete or lost."""
         if isinstance(self._body, EndlessBody) and exc is None and self._ended:
             self._complete(attempt)
-        elif self.reused and not self._received and self._pool.died_at_rest(self):
+        elif self.reused and not self._received and self._pool.died_idle(self):
             attempt.lost(outcome.KEPT_CLOSED)
         elif isinstance(exc, ssl.SSLError) and not self._received:
             self._pool.refused(
@@ -306,7 +306,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._unread, self._taken_bytes = self._unread[self._taken_bytes :] + data, 0
             return
         if len(data) > self._turn_bytes:
-            data = self._put_off(data)
+            data = self._defer_input(data)
         attempt = self.attempt
         if attempt is None:
             self.abort()
@@ -335,7 +335,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._pool.distrust(self.address)
             self._settle(attempt, keep=not more)
 
-    def _put_off(self, data: bytes) -> bytes:
+    def _defer_input(self, data: bytes) -> bytes:
         """Keep for later turns what is too much for this turn of the event loop; returns the piece for this turn."""
         size = self._turn_bytes
         if self.attempt is None:  # it has just given up
@@ -359,7 +359,7 @@ class UpstreamConnection(asyncio.Protocol):
             if attempt.streams:
                 self._turn_bytes = EVENTS_A_TURN
                 if len(data) > EVENTS_A_TURN:
-                    data = self._put_off(data)
+                    data = self._defer_input(data)
             if self._body is None:
                 return data
             if not data:
@@ -568,7 +568,7 @@ class Pool:
         if not idle:
             self._idle.pop(connection.address, None)
 
-    def died_at_rest(self, connection: UpstreamConnection) -> bool:
+    def died_idle(self, connection: UpstreamConnection) -> bool:
         """Whether a reused connection that broke without an answer had most likely been closed by the other side
         before, so that its FIN or reset was still on the way. Then connections that were idle for as long may be closed
         as well."""

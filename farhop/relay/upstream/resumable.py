@@ -214,9 +214,9 @@ class ResumableTap(StreamTap):
         self.broke = None
         return events
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """See StreamTap."""
-        events = super().rest()
+        events = super().finish()
         return self._taken(events) if events else events
 
     def _taken(self, events: bytes) -> bytes:
@@ -281,9 +281,9 @@ class TextTap(ResumableTap):
             self._count()
         return data
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """See StreamTap."""
-        passed = super().rest()
+        passed = super().finish()
         self.progress.set_usage(self.usage)
         return passed
 
@@ -443,7 +443,7 @@ class ContinuedRun(ResumableRun):
         more = b""
         if self.owner.upstream_is_tier:
             more = RESUME + b": " + _CONTINUES + progress.carried_by.encode() + b"\r\n"
-        body = progress.go_on(context_tokens)
+        body = progress.continuation_body(context_tokens)
         active.body, active.target = body, progress.target  # as the hop token signs it
         head = self.owner.upstream_head(active, host, len(body), more, progress.target)
         active.body = b""
@@ -482,7 +482,7 @@ class ContinuedRun(ResumableRun):
         """See AttemptRun."""
         if not self._close() or self._tap is None:
             return
-        self._write(self._tap.rest())
+        self._write(self._tap.finish())
         if not self._progress.finished:
             self.owner.failed(self, outcome.DIED_MID_STREAM if self.began else outcome.DIED_BEFORE_START)
             return

@@ -142,7 +142,7 @@ class StreamTap:
         """Whether it tells of the usage alone, which only we asked for."""
         return self._hide and has_usage(event) and b'"choices":[]' in event.replace(b" ", b"")
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
         tail = self._drain_tail()
         for segment in (self._before, self._last, tail):
@@ -216,7 +216,7 @@ class BodyTap(msgspec.Struct, eq=False):
         """What is kept of the answer now."""
         return len(self._kept)
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """Read the usage; nothing is held back."""
         if self._kept:
             document = bytes(self._kept)
@@ -242,9 +242,9 @@ class EchoTap(BodyTap):
             return b""
         return data if before > BODY_BYTES_MAX else held + data
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """The answer, if it was held."""
         document = bytes(self._kept) if self._size <= BODY_BYTES_MAX else b""
-        super().rest()
+        super().finish()
         # The last one: what stands in a text is escaped, and arguments of tools come before.
         return _with_geo(document, self._geo, next(reversed(list(_USAGE.finditer(document))), None))

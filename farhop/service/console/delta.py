@@ -91,20 +91,20 @@ class _Packing:
     50 ms with 1,000 replicas."""
 
     def __init__(self, begins: bytes) -> None:
-        self._rest, self._left = bytearray(begins), CHUNK
+        self._pending, self._left = bytearray(begins), CHUNK
         self._compressor, self._packed = zlib.compressobj(6), list[bytes]()
 
     def add(self, data: bytes) -> None:
         """More of it; and a share of what is to be done."""
-        self._rest += data
-        size = max(STEP_BYTES, -(-len(self._rest) // self._left))
+        self._pending += data
+        size = max(STEP_BYTES, -(-len(self._pending) // self._left))
         self._left = max(1, self._left - 1)
-        self._packed.append(self._compressor.compress(self._rest[:size]))
-        del self._rest[:size]
+        self._packed.append(self._compressor.compress(self._pending[:size]))
+        del self._pending[:size]
 
     def whole(self) -> bytes:
         """All of it, compressed."""
-        self._packed += (self._compressor.compress(self._rest), self._compressor.flush())
+        self._packed += (self._compressor.compress(self._pending), self._compressor.flush())
         return b"".join(self._packed)
 
 
