@@ -140,7 +140,8 @@ def believed(usage: Usage | None, request: Request) -> Usage | None:
     if usage is None:
         return None
     prompt_most, limit = request.body_bytes + PROMPT_TOKENS_BEYOND, request.max_tokens
-    each_most = ANSWER_TOKENS_MAX if limit is None else min(ANSWER_TOKENS_MAX, ANSWER_TIMES * limit)
+    # Some engines take 0 for no limit.
+    each_most = min(ANSWER_TOKENS_MAX, ANSWER_TIMES * limit) if limit else ANSWER_TOKENS_MAX
     output_most = request.answers * each_most + ANSWER_TOKENS_BEYOND
     if usage.prompt_tokens <= prompt_most and usage.completion_tokens <= output_most:
         return usage

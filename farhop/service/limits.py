@@ -142,7 +142,7 @@ class Reservation:
         _, prompt, output, *_ = amounts
         if request.stream and not active.began_at:
             output = 0
-        elif request.max_tokens is None:
+        elif not request.max_tokens:  # some engines take 0 for no limit
             since = active.began_at if request.stream else active.forwarded_at
             output = max(output, ceil(matched.tokens_per_s * max(0.0, now - since)))
         money = 0 if matched.rates is None else matched.rates.at_most(prompt, output)

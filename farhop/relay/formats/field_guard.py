@@ -78,6 +78,7 @@ _FIELDS: dict[str, str] = {
     "latency_sensitivity": _TURNS,
     "session_control": _OTHERS,  # whoever knows a session's name can end it
     "token_data": _PROMPTS,
+    "input_ids": _PROMPTS,  # SGLang: of a chat, in place of its messages
     "routing_constraints": _DEVICES,
     "id_slot": _OTHERS,  # llama.cpp: for whose slot to wait, and whose cache to have
 }

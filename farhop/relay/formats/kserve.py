@@ -12,7 +12,7 @@ import msgspec
 
 from farhop.relay.formats import paths, preferences, shape
 from farhop.relay.formats.field_guard import arguments
-from farhop.relay.formats.prompt import PAIR, Prompt, header, invalid, json_decoder, output_limit
+from farhop.relay.formats.prompt import PAIR, Prompt, header, how_many, invalid, json_decoder, longest, output_limit
 from farhop.relay.formats.texts import texts
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ class _Infer(msgspec.Struct, kw_only=True):
 
 class _Parameters(msgspec.Struct):
     max_tokens: int | None = None
+    n: Any = None
+    best_of: Any = None
 
 
-class _Generate(msgspec.Struct, kw_only=True):
+class _Generate(_Parameters, kw_only=True):
     """TensorRT-LLM's backend takes `max_tokens` as an input, vLLM's as a parameter."""
 
     text_input: msgspec.Raw
-    max_tokens: int | None = None
     parameters: _Parameters | None = None
 
 
@@ -121,9 +122,13 @@ def generate_stream(body: bytes, path: bytes, _headers: bytes, _guard: Guard) ->
 
 def _read_generate(body: bytes, path: bytes, *, stream: bool) -> Prompt:
     asked = _generate.decode(body)
+    inner = asked.parameters or _Parameters()
     limit, param = asked.max_tokens, "max_tokens"
-    if limit is None and asked.parameters is not None:
-        limit, param = asked.parameters.max_tokens, "parameters.max_tokens"
+    if limit is None:
+        limit, param = inner.max_tokens, "parameters.max_tokens"
+    elif inner.max_tokens is not None:
+        limit = longest(limit, inner.max_tokens)
     most = output_limit(limit, param)
     canonical = texts(asked.text_input, "text_input").canonical
-    return Prompt(paths.model_in(path), canonical, stream=stream, max_tokens=most)
+    answers = how_many(asked.n, asked.best_of, inner.n, inner.best_of)
+    return Prompt(paths.model_in(path), canonical, stream=stream, max_tokens=most, answers=answers)

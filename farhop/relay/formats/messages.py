@@ -15,7 +15,7 @@ import msgspec
 from farhop.relay.formats import field_guard
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.openai import Message, canonical_chat
-from farhop.relay.formats.prompt import ASSISTANT_TURN, NO_OUTPUT, AnswerText, Prompt, generated, invalid
+from farhop.relay.formats.prompt import ASSISTANT_TURN, NO_OUTPUT, AnswerText, Prompt, Sized, generated, invalid
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
@@ -37,7 +37,7 @@ class _Tool(msgspec.Struct):
     type: Any = None
 
 
-class _Count(msgspec.Struct, kw_only=True):
+class _Count(Sized, kw_only=True):
     model: str | None = None
     messages: list[_Message]
     system: str | list[dict[str, Any]] | None = None

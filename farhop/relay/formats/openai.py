@@ -18,7 +18,7 @@ from farhop.balance import outcome
 from farhop.balance.machine import Usage
 from farhop.relay.formats import field_guard
 from farhop.relay.formats.field_guard import json_reader
-from farhop.relay.formats.lenient import count, truth
+from farhop.relay.formats.lenient import truth
 from farhop.relay.formats.paths import Kind
 from farhop.relay.formats.prompt import (
     ASSISTANT_TURN,
@@ -30,8 +30,8 @@ from farhop.relay.formats.prompt import (
     AnswerText,
     BodyError,
     Prompt,
+    Sized,
     generated,
-    how_many,
     in_order,
     invalid,
     json_decoder,
@@ -57,7 +57,7 @@ _SALTED = frozenset((
     Kind.RESPONSES, Kind.SCORE,
 ))  # fmt: skip
 _SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
-_UNLIMITED = -1  # llama.cpp's, and of clients made for it
+_UNLIMITED = (-1, 0)  # llama.cpp's; SGLang's, for which 0 is not said. Engines that take neither say so
 MEDIA_MAX = 2048  # a part that is no text takes 2 us to look at, and 1 us to hash; no engine takes as many
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
 
@@ -76,16 +76,12 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class _Body(msgspec.Struct, kw_only=True):
+class _Body(Sized, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: int | None = None
     cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
-    n: Any = None  # the engine's to judge
-    best_of: Any = None  # of older engines: so many are generated, and `n` of them told
-    n_predict: Any = None  # llama.cpp's own names, which go before `max_tokens` and `n` there
-    n_cmpl: Any = None
     prompt_logprobs: Any = None  # vLLM: said by whoever computes the prompt, and so is what is echoed
 
 
@@ -93,7 +89,6 @@ class _Chat(_Body, kw_only=True):
     messages: list[Message]
     echo: Any = None
     tools: list[Any] | None = None
-    max_completion_tokens: int | None = None
     continue_final_message: Any = None
 
 
@@ -101,7 +96,6 @@ class _Batch(_Body, kw_only=True):
     """vLLM's: chats side by side, each answered once, and nothing else in common than how."""
 
     messages: list[list[Message]]
-    max_completion_tokens: int | None = None
 
 
 class _Completion(_Body, kw_only=True):
@@ -136,14 +130,11 @@ def _read_chat(body: _Chat, guard: Guard, texts: Sequence[memoryview] = ()) -> P
     if body.tools:
         field_guard.tools([tool.get("type") for tool in body.tools if isinstance(tool, dict)])
     canonical, media_bytes = canonical_chat(body.messages, body.tools, texts)
-    limit, param = body.max_completion_tokens, "max_completion_tokens"
-    if limit is None:
-        limit, param = body.max_tokens, "max_tokens"
     # vLLM answers an echo in a chat with the prompt's log probabilities.
     goes_on = body.continue_final_message is not None and truth(body.continue_final_message)
     answer = _answer_text(body) if goes_on else _ANSWER_IN_CHAT
     echo = body.echo is not None and truth(body.echo) is True
-    return _prompt(body, canonical, limit, param, media_bytes, answer, recomputed=echo)
+    return _prompt(body, canonical, media_bytes, answer, recomputed=echo)
 
 
 def _read_batch(body: _Batch, guard: Guard) -> Prompt:
@@ -155,11 +146,8 @@ def _read_batch(body: _Batch, guard: Guard) -> Prompt:
     for chat in body.messages:
         _check_media(chat, guard)
         chats.append(canonical_chat(chat, None))
-    limit, param = body.max_completion_tokens, "max_completion_tokens"
-    if limit is None:
-        limit, param = body.max_tokens, "max_tokens"
     canonical, media_bytes = ITEM.join(text for text, _ in chats), sum(size for _, size in chats)
-    return _prompt(body, canonical, limit, param, media_bytes, None, divisible=False, prompts=len(body.messages))
+    return _prompt(body, canonical, media_bytes, None, divisible=False, prompts=len(body.messages))
 
 
 def _check_media(messages: list[Message], guard: Guard) -> None:
@@ -233,9 +221,10 @@ def _content_part(part: dict[str, Any]) -> tuple[bytes, int]:
 def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
     prompt = texts(body.prompt, "prompt")
     echo = body.echo is not None and truth(body.echo) is True
-    if body.max_tokens == NO_OUTPUT and echo:  # what the prompt itself scores
+    more = body.max_completion_tokens is not None or body.n_predict is not None
+    if body.max_tokens == NO_OUTPUT and echo and not more:  # what the prompt itself scores
         opaque_bytes = -prompt.surplus_bytes
-        scored = _prompt(body, prompt.canonical, None, "max_tokens", opaque_bytes, None, divisible=False)
+        scored = _prompt(body, prompt.canonical, opaque_bytes, None, divisible=False)
         return replace(scored, max_tokens=NO_OUTPUT)
     answer = _ANSWER_IN_COMPLETION if prompt.is_text else None  # not of token ids
     divisible = prompt.items == 1 and not echo
@@ -243,8 +232,6 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
     return _prompt(
         body,
         prompt.canonical,
-        body.max_tokens,
-        "max_tokens",
         surplus,
         answer,
         divisible=divisible,
@@ -256,8 +243,6 @@ def _read_completion(body: _Completion, _guard: Guard) -> Prompt:
 def _prompt(
     body: _Body,
     canonical: bytes,
-    limit: int | None,
-    param: str,
     opaque_bytes: int,
     answer: AnswerText | None,
     *,
@@ -267,25 +252,22 @@ def _prompt(
 ) -> Prompt:
     options = body.stream_options
     divisible = divisible and body.n in (None, 1) and body.n_cmpl is None and body.prompt_logprobs is None
-    alone = body.n is None and body.best_of is None and body.n_cmpl is None
-    if body.n_predict is not None and limit is not None:  # whoever of the two is asked: as many as either may say
-        most = count(body.n_predict)
-        limit = None if most is None or most < 0 else max(limit, most)
-    if limit == _UNLIMITED:  # engines that do not take it say so, as of 0
+    limit, param = body.max_tokens, "max_tokens"
+    if limit is None:
+        limit, param = body.max_completion_tokens, "max_completion_tokens"
+    if limit in _UNLIMITED:
         limit = None
-    computes_only = limit == NO_OUTPUT
-    made = generated(
+    return generated(
         body,
         (canonical, opaque_bytes),
-        (None if computes_only else limit, param),
+        (limit, param),
         answer if divisible else None,
         hide_usage=bool(body.stream) and not (options and options.include_usage),
         has_options=options is not msgspec.UNSET,
         divisible=divisible,
         recomputed=recomputed or body.prompt_logprobs is not None,
-        answers=prompts if alone else prompts * how_many(body.n, body.best_of, body.n_cmpl),
+        prompts=prompts,
     )
-    return replace(made, max_tokens=NO_OUTPUT) if computes_only else made
 
 
 def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:

@@ -125,6 +125,21 @@ def output_limit(limit: int | None, param: str) -> int | None:
     return min(limit, OUTPUT_TOKENS_MAX)
 
 
+def longest(*values: Any) -> int | None:
+    """How many tokens an answer may have by fields of which each engine goes by another, or by the first that it takes
+    for said: as many as any of them may say; None, for no limit, where one says less than 1 (SGLang takes 0 for not
+    said, llama.cpp -1 for no limit), or nothing that is a number."""
+    most = 0
+    for value in values:
+        if value is None:
+            continue
+        known = count(value)
+        if known is None or known < 1:
+            return None
+        most = max(most, known)
+    return most or None
+
+
 def how_many(*values: Any) -> int:
     """How many answers a body asks for by fields of which the most counts: what no engine takes for a number is none.
     Engines read as loosely as this (`"3"`, 3.0, and llama.cpp 3.5 for 3), and refuse the rest themselves."""
@@ -156,10 +171,26 @@ def without_output(body: Salted, canonical: bytes, opaque_bytes: int) -> Prompt:
     )
 
 
+class Sized(msgspec.Struct, kw_only=True):
+    """What may say beside an API's own limit how many answers there are, and how long: llama.cpp turns bodies of all
+    APIs into its own, and these members go with them."""
+
+    max_completion_tokens: int | None = None  # of chats; there it goes before `max_tokens` of completions, too
+    n: Any = None  # the engine's to judge
+    best_of: Any = None  # of older engines: so many are generated, and `n` of them told
+    n_predict: Any = None  # llama.cpp's own names, which go before `max_tokens` and `n` there
+    n_cmpl: Any = None
+
+
 class Generating(Salted, Protocol):
-    """What bodies of all APIs by which text is generated say alike."""
+    """What bodies of all APIs by which text is generated say alike. See Sized."""
 
     stream: bool | None
+    max_completion_tokens: int | None
+    n: Any
+    best_of: Any
+    n_predict: Any
+    n_cmpl: Any
 
 
 def generated(
@@ -172,12 +203,17 @@ def generated(
     has_options: bool = False,
     divisible: bool = False,
     recomputed: bool = False,
-    answers: int = 1,
+    prompts: int = 1,
 ) -> Prompt:
     """The prompt of such a body. `canonical_text` is `canonical` and `opaque_bytes`, `limit` how many tokens
-    the answer may have and the field that says so; the rest is as in Prompt. Raises BodyError."""
+    the answer may have and the field that says so; `prompts`: how many there are, each answered; the rest is as in
+    Prompt. Raises BodyError."""
     canonical, opaque_bytes = canonical_text
     most, param = limit
+    other, own = body.max_completion_tokens, body.n_predict
+    if most is not None and (own is not None or other is not None) and most > 0:
+        most = longest(most, other, own)
+    alone = body.n is None and body.best_of is None and body.n_cmpl is None
     return Prompt(
         model=body.model or "",
         canonical=canonical,
@@ -191,7 +227,7 @@ def generated(
         has_options=has_options,
         has_salt=body.cache_salt is not msgspec.UNSET,
         recomputed=recomputed,
-        answers=answers,
+        answers=prompts if alone else prompts * how_many(body.n, body.best_of, body.n_cmpl),
     )
 
 

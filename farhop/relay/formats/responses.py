@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from farhop.relay.formats.field_guard import json_reader
 from farhop.relay.formats.openai import Message, canonical_chat
-from farhop.relay.formats.prompt import ASSISTANT_TURN, AnswerText, Prompt, generated, invalid
+from farhop.relay.formats.prompt import ASSISTANT_TURN, AnswerText, Prompt, Sized, generated, invalid
 
 if TYPE_CHECKING:
     from farhop.relay.formats.field_guard import Guard
@@ -27,7 +27,7 @@ _STORED = "responses are not stored here, since their state would live in one re
 _PARTS = ("input_text", "output_text", "text", "refusal")
 
 
-class _Response(msgspec.Struct, kw_only=True):
+class _Response(Sized, kw_only=True):
     model: str | None = None
     input: str | list[dict[str, Any]]
     instructions: str | None = None

@@ -40,6 +40,7 @@ def test_a_request_needs_only_what_every_request_has() -> None:
         (Usage(300_000, 3, 300_000), None, Usage(262_344, 3, 262_344)),
         (Usage(11, 4_000_000, None, 3_000_000), None, Usage(11, 2 * 1_048_576 + 1024, None, 2 * 1_048_576 + 1024)),
         (Usage(11, 1064), 10, Usage(11, 1064)),
+        (Usage(11, 50_000), 0, Usage(11, 50_000)),
         (Usage(2**31, 2**31, 2**31, 5), 10, Usage(262_344, 1064, 262_344, 5)),
         (None, 10, None),
     ],

@@ -270,6 +270,9 @@ async def test_a_client_that_leaves_before_the_usage_is_charged_as_much_as_other
         assert (holding.owed, holding.refunded) == (1500 - 200, 0)
         bounded.reserved.settle(ended(stage.now - 30.0, of=request(tokens=20, stream=True)), outcome.CLIENT_LEFT, None)
         assert (holding.owed, holding.refunded) == (1300, 0), "it got no more than it asked for"
+        none = await stage.admit(nothing := request(tokens=0, stream=True))
+        none.reserved.settle(ended(stage.now - 30.0, of=nothing), outcome.CLIENT_LEFT, None)
+        assert holding.owed == 1500, "an engine may have taken 0 for no limit"
     finally:
         await stage.limiter.close()
 

@@ -68,6 +68,7 @@ HOSTILE = {
     "latency_sensitivity": 9.0,
     "session_control": {"session_id": "another's", "action": "close"},
     "token_data": [1, 2, 3],
+    "input_ids": [1, 2, 3],
     "routing_constraints": {"required": ["another"]},
     "web_search_options": {},
 }

@@ -76,6 +76,16 @@ def test_a_bad_tensor_is_named(fields: Any, param: str) -> None:
     assert (caught.value.outcome, caught.value.param) == (outcome.INVALID_FIELD, param)
 
 
+def test_as_many_and_as_long_answers_are_counted_as_either_backend_may_read() -> None:
+    for fields, most, answers in (
+        ({"max_tokens": 1, "parameters": {"max_tokens": 900}}, 900, 1),
+        ({"max_tokens": 900, "parameters": {"max_tokens": 1, "n": 3}}, 900, 3),
+        ({"n": 2, "parameters": {"best_of": 4}}, None, 4),
+    ):
+        asked = generate(GENERATE, text_input="x", **fields)
+        assert (asked.max_tokens, asked.answers) == (most, answers)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -53,7 +53,13 @@ def read(kind: Kind = Kind.CHAT, **more: Any) -> Prompt:
         ({"max_tokens": True}, False, 1, 1),
         ({"max_tokens": 10**30}, False, OUTPUT_TOKENS_MAX, 1),
         ({"max_tokens": -1}, False, None, 1),
-        ({"max_tokens": 0}, False, 0, 1),
+        ({"max_tokens": 0}, False, None, 1),
+        ({"max_completion_tokens": 0}, False, None, 1),
+        # Some engines go by one of the two, some by the other, and some by the first that is not 0.
+        ({"max_completion_tokens": 1, "max_tokens": 900}, False, 900, 1),
+        ({"max_completion_tokens": 0, "max_tokens": 900}, False, None, 1),
+        ({"max_completion_tokens": 900, "max_tokens": 0}, False, None, 1),
+        ({"max_completion_tokens": -1, "max_tokens": 1}, False, None, 1),
         ({"stream": 1}, True, None, 1),
         ({"stream": "on", "max_tokens": "6"}, True, 6, 1),
         ({"stream": 0.0}, False, None, 1),
@@ -96,8 +102,19 @@ def test_other_apis_bodies_are_read_as_leniently() -> None:
     with pytest.raises(BodyError, match="not stored"):
         read(Kind.RESPONSES, store="yes")
     assert read(Kind.COMPLETION, max_tokens=0, echo="true").max_tokens == 0
+    assert read(Kind.COMPLETION, max_tokens=0, echo=True, max_completion_tokens=9).max_tokens is None
     assert read(Kind.COMPLETION, echo="false", logprobs=1).recomputed is False
     assert read(Kind.COMPLETION, echo=1, logprobs=1).recomputed
+
+
+def test_limits_of_another_api_count_where_an_engine_may_read_them() -> None:
+    """llama.cpp turns every API's body into its own, and reads these members of it."""
+    for kind, own in ((Kind.COMPLETION, "max_tokens"), (Kind.MESSAGES, "max_tokens"),
+                      (Kind.RESPONSES, "max_output_tokens")):  # fmt: skip
+        asked = read(kind, **{own: 1}, max_completion_tokens=900, n_cmpl=2)
+        assert (asked.max_tokens, asked.answers) == (900, 2)
+        assert read(kind, **{own: 1}, n_predict=800, n=3).max_tokens == 800
+        assert read(kind, **{own: 1}, n_predict=-1).max_tokens is None
 
 
 def test_a_body_that_stands_as_its_api_has_it_is_read_once() -> None:

@@ -39,7 +39,7 @@ def test_what_routing_needs() -> None:
         cache_salt="s", temperature=0.5,
     )  # fmt: skip
     assert (prompt.model, prompt.stream, prompt.hide_usage) == ("m", True, False)
-    assert (prompt.max_tokens, prompt.cache_salt, prompt.opaque_bytes) == (7, "s", 0)
+    assert (prompt.max_tokens, prompt.cache_salt, prompt.opaque_bytes) == (9, "s", 0)
     plain = completion("x", stream=None, max_tokens=None, cache_salt=None, stream_options={})
     assert (plain.stream, plain.hide_usage, plain.max_tokens, plain.cache_salt) == (False, False, None, "")
     assert plain.canonical == b"x"
