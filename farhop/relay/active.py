@@ -48,7 +48,7 @@ class Attempt(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
 
     @property
     def last_activity_at(self) -> float:
@@ -58,16 +58,16 @@ class Attempt(Protocol):
         """Get a connection."""
 
     def abort(self) -> None:
-        """Stop the work upstream at once; tells nobody."""
+        """Cancel the work upstream at once, without a callback."""
 
     def recall(self) -> None:
         """The law forbids its upstream from now on: give it up unless all of it has been sent."""
 
     def pause(self) -> None:
-        """The client is behind."""
+        """The client reads too slowly: stop sending."""
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
 
     def check(self, now: float) -> None:
         """Apply the time limits. `now` is the relay's clock."""
@@ -80,7 +80,7 @@ class RequestOwner(Protocol):
         """The exchange's connection is gone."""
 
     def stopped(self, active: ActiveRequest) -> None:
-        """The listener stops, and time is up."""
+        """The listener shuts down, and its drain time is over."""
 
 
 class ActiveRequest(msgspec.Struct, eq=False):
@@ -122,17 +122,17 @@ class ActiveRequest(msgspec.Struct, eq=False):
         self._owner.client_left(self)
 
     def stopped(self) -> None:
-        """The listener stops, and time is up."""
+        """The listener shuts down, and its drain time is over."""
         self._owner.stopped(self)
 
     def pause(self) -> None:
-        """The client is behind."""
+        """The client reads too slowly: stop sending."""
         self.paused = True
         if self.attempt is not None:
             self.attempt.pause()
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
         self.paused = False
         if self.attempt is not None:
             self.attempt.resume()

@@ -279,7 +279,7 @@ class Relay:
         self.react(machine.AttemptBegan(active.request.id, attempt.number, status))
 
     def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         active = attempt.active
         if active.attempt is attempt:
             active.ended_at = now = active.began_at if attempt.whole else self.clock()

@@ -375,7 +375,7 @@ class Accounts:
                 self._log.warning(f"{what} is written again", what, lost=written.lost)
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         return self._usage_status() | self._audit_status()
 
     def _audit_status(self) -> dict[str, Any]:

@@ -430,7 +430,7 @@ class _Bounded:
         self._busy: set[asyncio.Protocol] = set()  # that are being answered
 
     def __call__(self) -> asyncio.Protocol:
-        """For an accepted connection."""
+        """The protocol of a connection just accepted."""
         assert self.make is not None  # set before any connection is accepted
         now = asyncio.get_running_loop().time()
         if len(there := self.make.connections) >= CONNECTIONS_MAX:

@@ -346,7 +346,7 @@ class IssuerConfig(Part):
 
     @property
     def files(self) -> certificates.Files:
-        """For farhop.service.certificates."""
+        """The paths, as farhop.service.certificates takes them."""
         return certificates.Files(False, ca_file=self.ca_file)
 
     def made(self, name: str) -> Issuer:

@@ -45,7 +45,7 @@ class ListenTls(Part):
 
     @property
     def files(self) -> certificates.Files:
-        """For farhop.service.certificates."""
+        """The paths, as farhop.service.certificates takes them."""
         optional = self.client_certificate == "optional"
         return certificates.Files(True, self.cert_file, self.key_file, self.client_ca_file, optional)
 
@@ -64,7 +64,7 @@ class ConnectTls(Part):
 
     @property
     def files(self) -> certificates.Files:
-        """For farhop.service.certificates."""
+        """The paths, as farhop.service.certificates takes them."""
         return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
 
 

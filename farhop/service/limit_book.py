@@ -88,7 +88,7 @@ class LimitBook:
         }  # fmt: skip
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         newest = sorted(self._documents.values(), key=lambda one: one.at, reverse=True)[:TENANTS_SHOWN_MAX]
         problems = dict(sorted(self._documents.problems.items())[:PROBLEMS_SHOWN_MAX])
         return {

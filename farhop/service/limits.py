@@ -459,7 +459,7 @@ class Limiter:
         lender.holder.on_reply(LeaseReply(reply.lease, grants), ask, self._clock())
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         now = self._clock()
         roots = {
             name: {"root": claim.instance if (claim := self._root(name)) is not None else None,

@@ -38,7 +38,7 @@ class RequestHolder(Protocol):
         """Whether a request is here and was sent nowhere yet."""
 
     def react(self, event: Event, now: float | None = None) -> None:
-        """Let the machine decide."""
+        """Pass an event to the state machine, and execute its commands."""
 
 
 class PromptTokens:

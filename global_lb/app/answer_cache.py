@@ -58,7 +58,9 @@ class _Client:
 
 
 class AnswerCacheRelay:
-    """See the module's head. It is the ingress's relay while any route has it, and costs nothing while none has."""
+    """See the module's docstring. It is the ingress's relay while any route has it, and costs nothing while none
+    has.
+    """
 
     def __init__(
         self, relay: Relay, ingress: Ingress, *, flow: GlobalFlow, tier: GlobalTier, capacity_bytes: int,
@@ -109,7 +111,7 @@ class AnswerCacheRelay:
         return self._relay.holds(request_id)
 
     def react(self, event: Event, now: float | None = None) -> None:
-        """Let the machine decide."""
+        """Pass an event to the state machine, and execute its commands."""
         self._relay.react(event, now)
 
     def start(
@@ -333,7 +335,7 @@ class AnswerCacheRelay:
         self._loop.call_soon(self._goes_alone, reader)
 
     def stopped(self, reader: Reader) -> None:
-        """We stop, and time is up."""
+        """This process shuts down, and its drain time is over."""
         if reader.shared is not None:
             reader.shared.stop()
         if reader.exchange.callbacks is not reader:

@@ -43,7 +43,7 @@ class DrillsConfig(Part):
 
 
 class DrillSchedule:
-    """See the module's head. `path`: this balancer's configuration."""
+    """See the module's docstring. `path`: this balancer's configuration."""
 
     def __init__(self, config: DrillsConfig, path: Path, rng: Random, log: Throttled) -> None:
         self.config, self._path, self._log = config, path, log

@@ -184,7 +184,7 @@ class DecisionReasons:
         self._entry_region = entry_region
 
     def attributes(self, decision: Decision) -> dict[str, Value]:
-        """On the span."""
+        """The attributes of a decision's span."""
         unit = decision.route.policy.unit
         attributes: dict[str, Value] = {
             a.ENTRY_REGION: self._entry_region,
@@ -206,7 +206,7 @@ class DecisionReasons:
         return attributes
 
     def record(self, decision: Decision) -> dict[str, Any]:
-        """For explain."""
+        """The record of a decision that `explain` shows."""
         terms = decision.terms()
         return {
             "policy": decision.route.policy.name,

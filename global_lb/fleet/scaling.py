@@ -63,7 +63,9 @@ def figures(region: Region) -> Iterator[tuple[str, Figures]]:
 
 
 class Scaling:
-    """See the module's head. `desired` is by region and model; `pilots` are by region; `due`: when to `look` again."""
+    """See the module's docstring. `desired` is by region and model; `pilots` are by region; `due`: when to `look`
+    again.
+    """
 
     def __init__(self, pilots: Mapping[str, PilotConfig] | None = None) -> None:
         self.pilots = {name: PilotLight(config) for name, config in (pilots or {}).items()}

@@ -39,11 +39,11 @@ class Drains:
         self._fresh = True
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, OVERRIDE_PREFIX, self.changed)
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         for key, drain in self._drains.take(change).items():
             if drain is None:
                 self._react(RegionForced(region_of(key) or "", drain=False))

@@ -44,7 +44,7 @@ class ClientLatencies(Part):
 
 
 class LatencyTable:
-    """See the module's head. `law` is read anew for each sample."""
+    """See the module's docstring. `law` is read anew for each sample."""
 
     def __init__(
         self, config: ClientLatencies, region: str, instance: str, law: Callable[[], Law], clock: Callable[[], float]

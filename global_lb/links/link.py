@@ -62,11 +62,11 @@ class LinkEvents(Protocol):
     laws: LawBook | None
 
     def now(self) -> float:
-        """This process's monotonic clock, seconds."""
+        """The time of this process's monotonic clock, in seconds."""
         ...
 
     def jitter(self) -> float:
-        """0.8 to 1.2."""
+        """A random factor from 0.8 to 1.2, to spread what would happen at the same time."""
         ...
 
     def on_link_report(self, message: region_pb2.Report, name: tuple[str, str]) -> None:
@@ -86,7 +86,7 @@ class LinkEvents(Protocol):
         ...
 
     def in_use(self, name: tuple[str, str], within_s: float) -> bool:
-        """Whether requests are there, or were within so many seconds."""
+        """Whether requests are in progress there, or were within the last `within_s` seconds."""
         ...
 
     def on_tls_failure(self, address: str, why: str) -> None:
@@ -99,7 +99,7 @@ class LinkEvents(Protocol):
 
 
 class BalancerLink:
-    """See the module's head. `name` is (region, instance)."""
+    """See the module's docstring. `name` is (region, instance)."""
 
     def __init__(self, watcher: LinkEvents, name: tuple[str, str], address: str, config: LinksConfig) -> None:
         self._watcher, self._name, self.address, self._config = watcher, name, address, config

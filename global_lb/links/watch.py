@@ -70,7 +70,7 @@ class Upstreams(Protocol):
         ...
 
     def in_use(self, address: Address, within_s: float) -> bool:
-        """Whether requests are there, or were within so many seconds."""
+        """Whether requests are in progress there, or were within the last `within_s` seconds."""
         ...
 
 
@@ -447,7 +447,7 @@ class Watcher:
             self._refused(f"{what}_{code.name.lower()}")
 
     def now(self) -> float:
-        """This process's monotonic clock, seconds."""
+        """The time of this process's monotonic clock, in seconds."""
         return self._clock()
 
     def jitter(self) -> float:

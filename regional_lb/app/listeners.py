@@ -157,7 +157,7 @@ class Listeners:
                 authenticator.objective = objective
 
     def prepared(self, config: RegionalConfig) -> Callable[[], None]:
-        """What a configuration comes to, made ready; see Reloader."""
+        """Build everything that depends on a configuration; see Reloader."""
         hop, guard = HopVerifier(config.hop.secrets(), config.region), config.requests.guard()
         redirects = RedirectTokenVerifier(config.hop.secrets(), config.region, "")
         session = SessionReader(**config.session.model_dump(), wanted=lambda: False)

@@ -69,7 +69,7 @@ FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes ta
 
 
 class RegionalBalancer:
-    """One regional balancer, assembled."""
+    """One regional balancer, assembled from its parts."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class RegionalBalancer:
         store: Store | None = None,
         path: Path | None = None,
     ) -> None:
-        """`path`: the file that the configuration is read from anew; None: it stays."""
+        """`path`: the configuration file, read again on a reload; None: reloads are not possible."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
         self.incarnation = time.time_ns() // 1_000_000  # tells this life of the process from earlier ones
@@ -112,7 +112,7 @@ class RegionalBalancer:
         self._gauges()
 
     def _data_plane(self) -> None:
-        """What requests pass through to engines."""
+        """Build the data plane: what requests pass through on their way to engines."""
         config, aside = self.config, _descriptors(self.config)
         self.plane = plane = DataPlane(config, self.instruments, "engine_tls", config.engine_tls, aside)
         engine_key = config.engine_key.get_secret_value() if config.engine_key else None
@@ -144,7 +144,7 @@ class RegionalBalancer:
         return facts.max_model_len if facts is not None else 0
 
     def _accounting(self) -> None:
-        """What is written down of requests, where anything is to be."""
+        """Build the usage and audit records, as far as they are configured."""
         self.accounts: Accounts | None = None
         if self.config.usage is None and self.config.audit is None:
             return
@@ -287,7 +287,7 @@ class RegionalBalancer:
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
     def _prepared(self, config: RegionalConfig, topology: Topology) -> Callable[[Law], None]:
-        """What a configuration and a map come to, made ready; see Reloader."""
+        """Build everything that depends on a configuration and a topology; see Reloader."""
         listeners = self.listeners.prepared(config)
         policies = {"": config.policy, **config.policies}
 

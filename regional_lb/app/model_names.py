@@ -61,11 +61,11 @@ class ModelNames:
         self._put()
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, self._key, self.changed)
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         if self.documents.take(change):
             self._put()
 

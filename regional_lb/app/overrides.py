@@ -52,7 +52,7 @@ class Overrides:
         self._documents: Documents[tuple[Event, Authorship | None]] = Documents(self._read, refused, what, key)
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, self._key, self.changed)
 
     def changed(self, change: Change) -> None:

@@ -39,11 +39,11 @@ class RefusalBook:
         self._documents: Documents[tuple[str, Refusal]] = Documents(self._read, refused, "refuse")
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, self._prefix, self.changed)
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         if self._documents.take(change):
             self._react(RefusalsChanged(dict(self._documents.values())))
 

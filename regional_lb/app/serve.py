@@ -166,7 +166,7 @@ class PickReasons:
     """The description of a Pick."""
 
     def attributes(self, decision: Pick) -> dict[str, Value]:
-        """On the span."""
+        """The attributes of a decision's span."""
         chosen = decision.chosen
         if chosen is None:
             return {}
@@ -180,7 +180,7 @@ class PickReasons:
         }
 
     def record(self, decision: Pick) -> dict[str, Any]:
-        """For explain."""
+        """The record of a decision that `explain` shows."""
         terms = decision.terms()
         return {
             "policy": decision.policy.name,

@@ -116,7 +116,7 @@ class _Stream:
 
 
 class GatewayConnection(asyncio.Protocol):
-    """See the module's head. `call` makes the call of a method's path (None: there is no such method), and gets a
+    """See the module's docstring. `call` makes the call of a method's path (None: there is no such method), and gets a
     function to wake the connection if it has something to send while nothing came. `closed` is called at the
     connection's end.
     """

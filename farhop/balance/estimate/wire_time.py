@@ -25,7 +25,7 @@ SAMPLES_MAX = 512
 
 
 class WireTime:
-    """The estimate towards one region. `initial_ms` stands until the first ping."""
+    """The round-trip estimate to one region. `initial_ms` is used until the first ping."""
 
     __slots__ = ("_deviation_ms", "_estimate_ms", "_initial_ms", "_path_changed", "_samples")
 
@@ -36,7 +36,7 @@ class WireTime:
         self._path_changed = False
 
     def assume(self, initial_ms: float) -> None:
-        """This stands where no ping says otherwise; what pings said stays."""
+        """Use this value while no pings are known. What pings measured is kept."""
         if not self._samples:
             self._estimate_ms = initial_ms
         self._initial_ms = initial_ms
@@ -60,7 +60,7 @@ class WireTime:
         return self._path_changed
 
     def sample(self, rtt_ms: float, now: float) -> bool:
-        """Take a ping; False, and nothing changed, if it is not a sane time."""
+        """Add the result of a ping. Returns False, and changes nothing, if it is outside 0..SAMPLE_MAX_MS."""
         if not 0.0 <= rtt_ms <= SAMPLE_MAX_MS:
             return False
         self._samples.append((now, rtt_ms))

@@ -57,7 +57,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self.pieces) + len(self._text)
 
     def feed(self, events: bytes) -> None:

@@ -299,7 +299,7 @@ class ClientConnection(asyncio.Protocol):
             self.answering.callbacks.pause()
 
     def resume_writing(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
         self._write_paused = False
         if self.answering is not None and self.answering.callbacks is not None:
             self.answering.callbacks.resume()
@@ -422,7 +422,7 @@ class ClientConnection(asyncio.Protocol):
         return rest
 
     def _complete(self, exchange: Exchange) -> None:
-        """The request is whole."""
+        """The request was received completely."""
         self._reading = self._body = None
         if not exchange.head.keep_alive:
             self._end_with(exchange)
@@ -553,7 +553,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has not taken yet."""
+        """Bytes written to the client that are still in the send buffer."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:

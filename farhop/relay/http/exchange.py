@@ -38,13 +38,13 @@ class ExchangeCallbacks(Protocol):
         """The client is gone."""
 
     def stopped(self) -> None:
-        """We stop, and time is up."""
+        """This process shuts down, and its drain time is over."""
 
     def pause(self) -> None:
         """The client reads slower than the upstream writes."""
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
 
 
 class RequestHandler(Protocol):
@@ -68,7 +68,7 @@ class AnsweringConnection(Protocol):
 
     @property
     def local_host(self) -> str:
-        """The address of ours that the client connected to; "" if that is not known."""
+        """The local address that the client connected to; "" if unknown."""
 
     @property
     def certificate(self) -> bytes | None:
@@ -80,7 +80,7 @@ class AnsweringConnection(Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has not taken yet."""
+        """Bytes written to the client that are still in the send buffer."""
 
     def write(self, data: bytes) -> None:
         """Send bytes to the client, if it is there."""
@@ -155,7 +155,7 @@ class Exchange:
 
     @property
     def local_host(self) -> str:
-        """The address of ours that its client connected to; "" if that is not known."""
+        """The local address that the client connected to; "" if unknown."""
         return self._connection.local_host
 
     @property
@@ -235,7 +235,7 @@ class Exchange:
         self._connection.chunk(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def finish(self) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         if self._chunked:
             self._connection.write(b"0\r\n\r\n")
         self._connection.over(self)

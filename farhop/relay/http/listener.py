@@ -188,7 +188,7 @@ class Listener:
         return True
 
     def forget(self, connection: ClientConnection) -> None:
-        """Count a connection out."""
+        """Unregister a closed connection."""
         self._turned_away.discard(connection)
         self.unproven.pop(connection, None)
         if connection not in self.open_connections:

@@ -101,7 +101,7 @@ class Handshakes:
         self._tasks: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
 
     def __call__(self) -> asyncio.Protocol:
-        """For an accepted connection."""
+        """The protocol of a connection just accepted."""
         return _Accepted(self)
 
     def begin(self, accepted: socket.socket) -> None:

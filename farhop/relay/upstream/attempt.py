@@ -59,7 +59,7 @@ class AttemptOwner(Protocol):
         """The first byte of a continuation is here: its client's stream goes on now."""
 
     def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below refused."""
@@ -124,7 +124,7 @@ class AttemptRun:
     # -- pool.UpstreamHandler
 
     def connected(self, connection: UpstreamConnection) -> None:
-        """Write the request, if it is still wanted."""
+        """The connection is open: send the request, unless it was cancelled meanwhile."""
         if self._over:
             connection.attempt = None
             self.owner.pool.give_back(connection)
@@ -248,7 +248,7 @@ class AttemptRun:
         return answers.engine_failure(tap.fault or outcome.ENGINE_ERROR, self.active.exchange.head.path)
 
     def lost(self, reason: Outcome) -> None:
-        """The upstream is gone, or never came."""
+        """The connection broke, or could not be opened."""
         if not self._close():
             return
         if self.began and reason is outcome.DIED_BEFORE_START:
@@ -315,7 +315,7 @@ class AttemptRun:
         lend(address, self, len(self.active.body))
 
     def abort(self) -> None:
-        """Stop the work upstream at once; tells nobody."""
+        """Cancel the work upstream at once, without a callback."""
         self._over = True
         if self._connection is not None and self._connection.attempt is self:
             self._connection.abort()
@@ -343,7 +343,7 @@ class AttemptRun:
             self._connection.pause()
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
         self._paused = False
         self.last_activity_at = self.owner.clock()
         if self._connection is not None and self._connection.attempt is self:

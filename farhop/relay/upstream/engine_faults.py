@@ -189,7 +189,7 @@ class RefusalTap:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self.kept)
 
     def feed(self, data: bytes) -> bytes:
@@ -229,7 +229,7 @@ class FaultTap:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self.kept)
 
     def feed(self, data: bytes) -> bytes:

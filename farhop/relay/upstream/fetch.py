@@ -62,7 +62,7 @@ class Collector:
     # -- pool.UpstreamHandler
 
     def connected(self, connection: UpstreamConnection) -> None:
-        """Write the request, if it is still wanted."""
+        """The connection is open: send the request, unless it was cancelled meanwhile."""
         self._connection = connection
         if self._over:
             connection.abort()
@@ -82,13 +82,13 @@ class Collector:
             self._done(FetchError("size", outcome.BAD_FRAMING))
 
     def completed(self) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         assert self._head is not None
         content_type = self._head.known.get(b"content-type", b"").partition(b";")[0].strip().lower()
         self._finish(Fetched(self._head.status, content_type, bytes(self._body)))
 
     def lost(self, reason: Outcome) -> None:
-        """The upstream is gone, or never came."""
+        """The connection broke, or could not be opened."""
         unreached = reason in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT)
         self._finish(FetchError("unreachable" if unreached else "cut", reason))
 
@@ -100,7 +100,7 @@ class Collector:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self._body)
 
     @property

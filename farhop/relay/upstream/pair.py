@@ -116,7 +116,7 @@ class PrefillRun:
         self._owner.pool.lend(address, self._collector)
 
     def abort(self) -> None:
-        """Stop the work upstream at once; tells nobody."""
+        """Cancel the work upstream at once, without a callback."""
         self._collector.abort()
 
     def recall(self) -> None:
@@ -127,14 +127,14 @@ class PrefillRun:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return self._collector.held_bytes
 
     def pause(self) -> None:
         """The client is behind, and is sent nothing."""
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
 
     def check(self, now: float) -> None:
         """Apply the time limit of a first byte to the whole answer; called by the owner's sweep."""

@@ -535,7 +535,7 @@ class Pool:
         self._trouble(address, tls.text_of(error))
 
     def opened(self, connection: UpstreamConnection) -> None:
-        """Count a connection in."""
+        """Register an open connection."""
         self._all.add(connection)
         self._at[connection.address] += 1
 
@@ -559,7 +559,7 @@ class Pool:
         idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """Count a connection out."""
+        """Unregister a closed connection."""
         self._all.discard(connection)
         self._left(connection.address)
         idle = self._idle.get(connection.address)

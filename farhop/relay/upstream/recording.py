@@ -214,13 +214,13 @@ class Reader:
         self.owner.stopped(self)
 
     def pause(self) -> None:
-        """The client is behind."""
+        """The client reads too slowly: stop sending."""
         self.paused = True
         if self.shared is not None:
             self.shared.flow()
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
         self.paused = False
         self.pump()
         if self.shared is not None:

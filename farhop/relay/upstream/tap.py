@@ -61,7 +61,7 @@ class StreamTap:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self._tail or b"") + len(self._finish) + len(self._before) + len(self._last)
 
     def feed(self, data: bytes) -> bytes:
@@ -213,7 +213,7 @@ class BodyTap(msgspec.Struct, eq=False):
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self._kept)
 
     def finish(self) -> bytes:

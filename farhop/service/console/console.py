@@ -82,7 +82,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         ...
 
     async def snapshots(self) -> Mapping[str, LastSnapshot]:

@@ -29,7 +29,7 @@ class Predictive(Policy):
     ties = TIE_MS
 
     def score(self, field: Field) -> Column:
-        """See the module's head; the least tpot is the same for all, and is taken off where scores are shown."""
+        """See the module's docstring; the least tpot is the same for all, and is taken off where scores are shown."""
         return field.predicted_ms()
 
     def terms(self, scored: Scored) -> dict[str, float]:

@@ -169,7 +169,7 @@ class Route:
         self.plain = not modified and self.quota is None and self.budget is None
 
     def status(self, scope: RouteScope, now: float) -> dict[str, Any]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         config, quota, budget = self.config, self.quota, self.budget
         return {
             "tenant": scope[0],
