@@ -34,7 +34,7 @@ from farhop.store.documents.limits import NAME_LIMIT, kind_of, period_s
 from farhop.store.follow import Documents, follow
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from farhop.accounts.prices import Prices
     from farhop.balance.machine import Request, Usage
@@ -451,6 +451,9 @@ class Limiter:
         except (grpc.aio.AioRpcError, TimeoutError, OSError):
             lender.silent_at = self._clock()
             return
+        if len(reply.grants) > len(ask.wants):
+            lender.silent_at = self._clock()
+            return
         grants = tuple(Grant(one.bucket, one.granted, one.free, one.soon) for one in reply.grants)
         if not all(0 <= one.granted <= _UNITS_MAX and -_UNITS_MAX <= one.free <= _UNITS_MAX for one in grants):
             lender.silent_at = self._clock()  # no root in its right mind says that, nor a number that is none
@@ -479,11 +482,15 @@ class Limiter:
 
 def ask_of(request: region_pb2.BorrowRequest) -> Ask:
     """What a holder tells, from the wire."""
-    wants = tuple(
+    return Ask(request.lease, request.number, tuple(wants_of(request.wants)), 0.0)
+
+
+def wants_of(wants: Iterable[region_pb2.Want]) -> list[Want]:
+    """What it wants of each limit, from the wire."""
+    return [
         Want(one.bucket, one.spent, one.returned, one.refunded, one.owed, one.wanted, one.least, one.held)
-        for one in request.wants
-    )
-    return Ask(request.lease, request.number, wants, 0.0)
+        for one in wants
+    ]
 
 
 def reply_of(reply: LeaseReply) -> region_pb2.BorrowReply:

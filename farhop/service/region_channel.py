@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 REPORT_BYTES_MAX = 1024 * 1024
 
 
-def _answers_at_most(sizes: dict[str, int]) -> str:
-    """A gRPC service config, by method of a regional balancer."""
+def answers_at_most(service: str, sizes: dict[str, int]) -> str:
+    """A gRPC service config, in bytes of a message by method of a regional balancer's service."""
     methods = [
-        {"name": [{"service": "farhop.wire.v1.Region", "method": method}], "maxResponseMessageBytes": size}
+        {"name": [{"service": f"farhop.wire.v1.{service}", "method": method}], "maxResponseMessageBytes": size}
         for method, size in sizes.items()
     ]
     return msgspec.json.encode({"methodConfig": methods}).decode()
@@ -39,7 +39,10 @@ _OPTIONS = (
     # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
     ("grpc.use_local_subchannel_pool", 1),
     *FIXED_WINDOW,
-    ("grpc.service_config", _answers_at_most({"Prefixes": 512 * 1024, "Reports": REPORT_BYTES_MAX, "Ping": 64 * 1024})),
+    (
+        "grpc.service_config",
+        answers_at_most("Region", {"Prefixes": 512 * 1024, "Reports": REPORT_BYTES_MAX, "Ping": 64 * 1024}),
+    ),
 )
 
 

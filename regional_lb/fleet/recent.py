@@ -60,7 +60,7 @@ class Recent:
         """What came after `seq`: everything up to `all_until`, from there on our own. The seq reached, and entries,
         each with the audience that holds by the law of now.
 
-        About `nodes_max` nodes, but one entry at least, if there is one.
+        About `nodes_max` nodes and regions of audiences, but one entry at least, if there is one.
         """
         entries: list[Cached] = []
         n_nodes = 0
@@ -71,5 +71,5 @@ class Recent:
             if entry.own or seq <= all_until:
                 taken_back = seq <= self._narrowed_at and entry.audience != _NOBODY
                 entries.append(msgspec.structs.replace(entry, audience=_NOBODY) if taken_back else entry)
-                n_nodes += len(entry.chain)
+                n_nodes += len(entry.chain) + len(entry.audience or ())
         return seq, entries

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from msgspec.structs import replace
 
-from farhop.balance.quota import EACH
+from farhop.balance.quota import EACH, Ask
 from farhop.balance.quota_root import Root
 from farhop.service.limit_book import kind_and_whose
-from farhop.service.limits import ask_of, reply_of
+from farhop.service.limits import reply_of, wants_of
 from farhop.service.tasks import Tasks
 from farhop.store.contract import Conflict, StoreError, limit_root_key
 from farhop.store.documents import limits as documents
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from farhop_wire import region_pb2
 
-    from farhop.balance.quota import Ask
+    from farhop.balance.quota import Want
     from farhop.service.limit_book import LimitBook
     from farhop.store.contract import Entry, Store
     from farhop.telemetry.metrics import TierMetrics
@@ -45,6 +45,7 @@ NEARLY = 0.9  # of a limit, used
 _HOLDER_CHARS_MAX = 512
 # What no holder in its right mind says is not answered: it may be a balancer that was taken over.
 _WANTS_MAX = 100_000
+TURN_WANTS = 2000  # read in a turn of the loop: 3 ms
 _BUCKET_CHARS_MAX = 4096
 _UNITS_MAX = 2**53
 HOLDERS_MAX = 256  # alive, of one tier and region: each life of a balancer is another, for LEASE_S
@@ -113,20 +114,30 @@ class LimitRoot:
             except (StoreError, TimeoutError, DocumentError):
                 pass  # another sees it stand still
 
-    def borrowed(self, request: region_pb2.BorrowRequest) -> region_pb2.BorrowReply | None:
-        """Lend to a holder; None: this is not the root now."""
+    def borrowed(
+        self, request: region_pb2.BorrowRequest, wants: list[Want] | None = None
+    ) -> region_pb2.BorrowReply | None:
+        """Lend to a holder; None: this is not the root now. `wants`: the request's, if they were read and are sound."""
         now = self._clock()
-        if self._root is None or now > self._until:
+        if not self._answers(request):
             return None
-        if not 0 < len(request.holder) <= _HOLDER_CHARS_MAX or len(request.wants) > _WANTS_MAX:
-            return None
-        ask = ask_of(request)
+        if wants is None:
+            wants = wants_of(request.wants)
+            if not _are_sound(wants):
+                return None
+        ask = Ask(request.lease, request.number, tuple(wants), 0.0)
         if not _is_sound(ask) or self._has_too_many_holders(request, now):
             return None
+        assert self._root is not None
         reply = reply_of(self._root.exchange(request.holder, ask, now))
         if self._root.runs_out:
             self._wake.set()
         return reply
+
+    def _answers(self, request: region_pb2.BorrowRequest) -> bool:
+        """Whether this is the root, and the request one that a holder may make."""
+        named = 0 < len(request.holder) <= _HOLDER_CHARS_MAX and len(request.wants) <= _WANTS_MAX
+        return named and self._root is not None and self._clock() <= self._until
 
     def _has_too_many_holders(self, request: region_pb2.BorrowRequest, now: float) -> bool:
         """Whether who asks is new, and its tier and region have as many holders as they may."""
@@ -137,8 +148,19 @@ class LimitRoot:
         return self._root.leases_of(f"{tier_and_region}/", now) >= HOLDERS_MAX
 
     async def answer(self, request: region_pb2.BorrowRequest, context: Any) -> region_pb2.BorrowReply:
-        """The same over gRPC. Aborts the call where this is not the root."""
-        reply = self.borrowed(request)
+        """The same over gRPC, a part of a long one in a turn of the loop. Aborts the call where this is not the
+        root."""
+        wants: list[Want] = []
+        sound = self._answers(request)
+        for at in range(0, len(request.wants) if sound else 0, TURN_WANTS):
+            if at:
+                await asyncio.sleep(0)
+            part = wants_of(request.wants[at : at + TURN_WANTS])
+            sound = _are_sound(part)
+            if not sound:
+                break
+            wants += part
+        reply = self.borrowed(request, wants) if sound else None
         if reply is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this balancer is not the root of these limits")
             raise AssertionError("abort raises")
@@ -250,11 +272,13 @@ class LimitRoot:
 
 def _is_sound(ask: Ask) -> bool:
     """Whether its numbers are some that a holder may come to, and no bucket is named twice."""
-    if ask.lease < 0 or ask.number < 0 or len({want.bucket for want in ask.wants}) < len(ask.wants):
-        return False
+    return ask.lease >= 0 and ask.number >= 0 and len({want.bucket for want in ask.wants}) == len(ask.wants)
+
+
+def _are_sound(wants: list[Want]) -> bool:
+    """Whether a holder may come to these numbers."""
     return all(
-        0 < len(want.bucket) <= _BUCKET_CHARS_MAX and all(0 <= n <= _UNITS_MAX for n in _units(want))
-        for want in ask.wants
+        0 < len(want.bucket) <= _BUCKET_CHARS_MAX and all(0 <= n <= _UNITS_MAX for n in _units(want)) for want in wants
     )
 
 

@@ -14,7 +14,8 @@ from regional_lb.fleet.recent import Cached
 from regional_lb.fleet.shares import Paces, PeerLoad, PeerReported
 
 LOADS_MAX = 8192
-NODES_MAX = 16_384
+PACES_MAX = 2048  # so that they fit into one message beside all loads; those of other replicas are soon measured
+NODES_MAX = 4096  # and regions; a slice has some 2,000, and one path more (regional_lb.mesh.feed)
 
 
 class PeerUpdateError(Exception):
@@ -25,7 +26,7 @@ def event_of(update: peers_pb2.PeerUpdate, epoch: int, *, first: bool) -> PeerRe
     """A message as the machine takes it. Raises PeerUpdateError for what no balancer in its right mind would send."""
     if len(update.loads) > LOADS_MAX or len(update.queued) > MODELS_LIMIT:
         raise PeerUpdateError("peer_too_many")
-    if len(update.cached) > NODES_MAX or sum(len(path.nodes) for path in update.cached) > NODES_MAX:
+    if len(update.cached) > NODES_MAX or sum(len(path.nodes) + len(path.regions) for path in update.cached) > NODES_MAX:
         raise PeerUpdateError("peer_too_many")
     same_law = update.law_epoch == epoch
     return PeerReported(
@@ -41,7 +42,7 @@ def event_of(update: peers_pb2.PeerUpdate, epoch: int, *, first: bool) -> PeerRe
 
 def _learned(message: peers_pb2.Learned) -> Paces:
     """Each figure's domain is looked at by who takes it."""
-    if max(len(message.bytes_per_token), len(message.outputs)) > ENTRIES_MAX or len(message.paces) > LOADS_MAX:
+    if max(len(message.bytes_per_token), len(message.outputs)) > ENTRIES_MAX or len(message.paces) > PACES_MAX:
         raise PeerUpdateError("peer_too_many")
     outputs = {(one.tenant, one.model): one.tokens for one in message.outputs}
     names = [
@@ -66,7 +67,7 @@ def learned_to_wire(learned: Paces) -> peers_pb2.Learned:
         outputs=[peers_pb2.LearnedOutput(tenant=t, model=m, tokens=tokens) for (t, m), tokens in outputs.items()],
         paces=[
             peers_pb2.LearnedPace(replica=name, address=address, **measured._asdict())
-            for name, (address, measured) in list(learned.replicas.items())[:LOADS_MAX]
+            for name, (address, measured) in list(learned.replicas.items())[:PACES_MAX]
         ],
     )
 

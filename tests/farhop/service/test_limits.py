@@ -125,16 +125,20 @@ async def test_an_unlimited_tenant_costs_one_look_up() -> None:
 
 
 @pytest.mark.parametrize("said", [
-    {"free": float("nan")}, {"free": float("inf")}, {"free": float("-inf")}, {"granted": -1}, {"granted": 2**62},
+    {"free": float("nan")}, {"free": float("inf")}, {"free": float("-inf")}, {"granted": -1}, {"granted": 2**62}, None,
 ])  # fmt: skip
 @pytest.mark.parametrize("limit", [Limit(requests_per_minute=5), Limit(concurrency=5)])
 async def test_a_root_that_says_what_no_root_says_is_silent_and_its_next_word_counts(
-    limit: Limit, said: dict[str, Any]
+    limit: Limit, said: dict[str, Any] | None
 ) -> None:
+    """None: of a limit that it was not asked about, beside the right word."""
     stage = Stage(limit)
 
     async def astray(_claim: RootClaim, asked: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
-        grants = [region_pb2.Grant(**{"bucket": want.bucket, "granted": 5, "free": 1.0} | said) for want in asked.wants]
+        rightly = {"granted": 5, "free": 1.0}
+        grants = [region_pb2.Grant(**{"bucket": want.bucket} | rightly | (said or {})) for want in asked.wants]
+        if said is None:
+            grants.append(region_pb2.Grant(bucket="another", **rightly))
         return region_pb2.BorrowReply(lease=7, grants=grants)
 
     try:

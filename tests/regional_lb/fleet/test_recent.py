@@ -25,6 +25,13 @@ def test_a_reader_goes_on_from_where_it_was_in_slices() -> None:
     assert not recent.reaches(6)
 
 
+def test_the_regions_that_may_know_of_a_prefix_count_in_a_slice() -> None:
+    recent = Recent()
+    for n in range(5):
+        recent.add(Cached(f"r{n}", (n + 1,), frozenset(f"region-{m}" for m in range(9)), True))
+    assert [e.replica for e in recent.read(0, 0, 25)[1]] == ["r0", "r1", "r2"]
+
+
 def test_a_new_subscriber_gets_others_prefixes_too_and_later_only_ours() -> None:
     recent = Recent()
     recent.add(entry(0, own=False))

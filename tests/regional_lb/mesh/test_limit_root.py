@@ -1,8 +1,11 @@
 """The root that lends tenants' quota: one at a time, over a store that fails, is lost, or was written by another."""
 
+import asyncio
 from datetime import UTC, datetime
 from random import Random
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from farhop_wire import region_pb2
@@ -13,7 +16,7 @@ from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, TenantLimits
 from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
-from regional_lb.mesh.limit_root import HOLDERS_MAX, LOOK_S, TAKEOVER_S, TERM_S, LimitRoot
+from regional_lb.mesh.limit_root import HOLDERS_MAX, LOOK_S, TAKEOVER_S, TERM_S, TURN_WANTS, LimitRoot
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -120,6 +123,33 @@ async def test_what_asks_for_too_much_is_not_answered() -> None:
     await stage.roots["r1"].step()
     assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="")) is None
     assert stage.roots["r1"].borrowed(region_pb2.BorrowRequest(holder="h" * 513)) is None
+
+
+async def test_a_long_ask_is_read_in_turns_of_the_loop() -> None:
+    """4 MiB of them, which one message may have, held it for 130 ms."""
+    stage = Stage("r1")
+    await stage.open()
+    root, turns = stage.roots["r1"], 0
+    await root.step()
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(count())
+    wants = [region_pb2.Want(bucket=f"b{n}", spent=n) for n in range(5 * TURN_WANTS)]
+    wants.append(region_pb2.Want(bucket=stage.buckets[0], wanted=3, least=3))
+    reply = await root.answer(region_pb2.BorrowRequest(holder="h", number=1, wants=wants), None)
+    assert [grant.bucket for grant in reply.grants] == stage.buckets[:1]
+    assert turns >= 4
+    wants[-1].spent = -1
+    turned, refused = turns, AsyncMock(side_effect=LookupError)
+    with pytest.raises(LookupError):
+        await root.answer(region_pb2.BorrowRequest(holder="h", number=2, wants=wants), SimpleNamespace(abort=refused))
+    assert turns >= turned + 4
+    others.cancel()
 
 
 @pytest.mark.parametrize("number", ["spent", "returned", "refunded", "owed", "wanted", "least", "held"])

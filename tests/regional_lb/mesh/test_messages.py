@@ -54,6 +54,7 @@ def _path(*nodes: int) -> peers_pb2.CachedPath:
         (update(queued={f"m{n}": 1 for n in range(257)}), "peer_too_many"),
         (update(cached=[_path()]), "peer_malformed"),
         (update(cached=[_path()] * (NODES_MAX + 1)), "peer_too_many"),
+        (update(cached=[peers_pb2.CachedPath(replica="g1", nodes=[1], regions=["r"] * NODES_MAX)]), "peer_too_many"),
         (update(cached=[_path(1, 0)]), "peer_malformed"),
         (update(cached=[_path(1, 2, 1)]), "peer_malformed"),
         (update(cached=[_path(*range(1, DEPTH_MAX + 2))]), "peer_malformed"),
