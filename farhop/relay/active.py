@@ -32,7 +32,7 @@ class Attempt(Protocol):
 
     @property
     def target(self) -> str:
-        """The upstream that is tried."""
+        """The upstream of the attempt."""
 
     @property
     def status(self) -> int:
@@ -44,7 +44,7 @@ class Attempt(Protocol):
 
     @property
     def usage(self) -> Usage | None:
-        """What the engine said so far of its usage."""
+        """The usage that the engine has reported so far; None: none yet."""
 
     @property
     def held_bytes(self) -> int:
@@ -55,7 +55,7 @@ class Attempt(Protocol):
         """When something of the answer came last; before that, when the attempt was made."""
 
     def start(self, address: Address) -> None:
-        """Get a connection."""
+        """Request a connection to the upstream."""
 
     def abort(self) -> None:
         """Cancel the work upstream at once, without a callback."""
@@ -77,7 +77,7 @@ class RequestOwner(Protocol):
     """The owner of a request, which ends it if its client is gone, or if this process stops."""
 
     def client_left(self, active: ActiveRequest) -> None:
-        """The exchange's connection is gone."""
+        """The connection of the client is closed."""
 
     def stopped(self, active: ActiveRequest) -> None:
         """The listener shuts down, and its drain time is over."""
@@ -118,7 +118,7 @@ class ActiveRequest(msgspec.Struct, eq=False):
     # -- exchange.ExchangeCallbacks
 
     def client_left(self) -> None:
-        """The exchange's connection is gone."""
+        """The connection of the client is closed."""
         self._owner.client_left(self)
 
     def stopped(self) -> None:

@@ -26,7 +26,7 @@ class Garbage:
         self._walked_at = self._spent_s = 0.0
 
     def open(self) -> None:
-        """Begin. Call it on the loop, when all is made that stays: that is not walked again."""
+        """Begin. Call it on the event loop, after all long-lived objects were made: these are never visited again."""
         gc.freeze()
         gc.set_threshold(NEW, _NEVER, _NEVER)
         loop = asyncio.get_running_loop()
@@ -38,7 +38,7 @@ class Garbage:
         self._timer = loop.call_later(EVERY_S, self._again, loop)
 
     def look(self, now: float, spent_s: float) -> None:
-        """EVERY_S have passed, and the process has used so much of a CPU by now: walk all, if it is time."""
+        """Called every EVERY_S; `spent_s`: the CPU time of the process so far. Runs a full collection if it is due."""
         used_s, self._spent_s = spent_s - self._spent_s, spent_s
         is_idle = used_s <= IDLE_SHARE * EVERY_S
         walks = gc.get_count()[1]  # since the last of all
@@ -47,6 +47,6 @@ class Garbage:
             self._walked_at = now
 
     def close(self) -> None:
-        """End."""
+        """Stop."""
         if self._timer is not None:
             self._timer.cancel()

@@ -91,7 +91,7 @@ class RequestCarrier(RequestHolder, Protocol):
 
 
 class ArrivalObserver(Protocol):
-    """Is told where requests come from, once they are read."""
+    """Is notified of each request that was read."""
 
     def arrived(self, exchange: Exchange, caller: Caller, model: str) -> None:
         """A request of this caller for this model is here."""
@@ -236,7 +236,7 @@ class Ingress:
         Waiting(exchange, self._telemetry, parsed, partial(self._parsed, exchange, self._clock.now()))
 
     def _models(self, models: dict[str, ModelFacts], head: Head) -> Reply:
-        """All of them, or the one that is asked for."""
+        """The answer with all models, or with the one that is asked for."""
         if not (model := paths.model_asked_about(head.path)):
             return answers.Reply(200, model_list.listed(models, head.onward), outcome.SERVED)
         if model not in models:
@@ -354,7 +354,7 @@ class Ingress:
     def _read_tokens(
         self, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None, since: float
     ) -> None:
-        """As `_start`, once its prompt's tokens are read, where they are of use."""
+        """As `_start`, after the prompt's tokens are known, if they are of use."""
         assert self._tokens is not None
         if not self._tokens.reads(exchange.context.kind, request.model):
             self._start(exchange, request, prompt, onward, since)

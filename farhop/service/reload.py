@@ -132,7 +132,7 @@ class Reloader(Generic[C]):
             await self.reload()
 
     def _stamps(self) -> tuple[object, ...]:
-        """What tells that a file is another one. A link is followed: it may point elsewhere now."""
+        """What shows that a file was replaced. Links are followed, since they may be pointed elsewhere."""
         files = [] if self._path is None else [self._path, *_map_file(self.config)]
         return tuple(_stamp_of(file) for file in files)
 

@@ -52,12 +52,12 @@ class DrillSchedule:
         self._ending = False
 
     def open(self, tasks: Tasks) -> None:
-        """Start it, and again whenever it ends."""
+        """Start the process, and again whenever it ends."""
         tasks.start(self._keep(), "run drills by the schedule")
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The process id; None while it does not run."""
         return self._process.pid if self._process is not None else None
 
     def command(self) -> tuple[Sequence[str], Mapping[str, str]]:

@@ -154,7 +154,7 @@ class GlobalBalancer:
         return min((report.max_model_len for report in reports), default=0)
 
     def _watch_and_follow(self, rng: Random, store: Store | None) -> None:
-        """What looks at regions and at the store, and tells the machine."""
+        """Build what watches regions and follows etcd, and feeds the state machine."""
         config, topology, log, plane = self.config, self.topology, self._log, self.plane
         hubs = store if store is not None else stores.hubs(config, topology)
         keep = stores.keep(config, "global", rng, log)
@@ -208,7 +208,9 @@ class GlobalBalancer:
             self.flow.micro_usd = self._micro_usd
 
     def _micro_usd(self, request: Request, output_tokens: float) -> int | None:
-        """What a request may cost by the price book of usage; None where it has no price."""
+        """The most that a request may cost (microdollars), by the price book of usage; None if its model has no
+        price.
+        """
         prices = self.accounts.prices if self.accounts is not None else None
         rates = None if prices is None else prices.rates(request.model, self.clock.wall_s(self.clock.now()))
         prompt = ceil(request.prompt_bytes / BYTES_PER_TOKEN)
@@ -520,7 +522,7 @@ def _flow_config(config: GlobalConfig, topology: Topology) -> FlowConfig:
 
 
 def _version(active: ActiveRequest) -> str:
-    """As the region told with its answer."""
+    """The model version that the region sent with its answer."""
     return active.version.decode("latin-1")
 
 

@@ -119,7 +119,7 @@ class RoutingOverrides:
         return OperatorOverrides(biases, pins)
 
     def status(self) -> list[dict[str, Any]]:
-        """The biases and pins in force, for people."""
+        """The biases and pins in force, for operators."""
         now = self._clock()
         listed = []
         for override, until in self._overrides.values():

@@ -72,7 +72,7 @@ class Drains:
         }
 
     def _read(self, key: str, value: bytes) -> tuple[DrainOverride, float]:
-        """The drain, and until when by our clock."""
+        """The drain, and when it ends by the local clock."""
         override = decode_drain(value)
         if override.region not in self.regions:
             raise Refused("override_of_unknown_region")

@@ -67,7 +67,7 @@ class Hub:
 
     @property
     def listed(self) -> set[tuple[str, str]]:
-        """The balancers whose reports stand there: (region, instance)."""
+        """The (region, instance) of all balancers whose reports are in this hub."""
         return {name for key in self._keys if (name := parse_report_key(key)) is not None}
 
     def _read(self, key: str, value: bytes, take: Callable[[RegionReport], str | None]) -> None:

@@ -45,7 +45,7 @@ class SilentAttempt(Protocol):
 
     @property
     def id(self) -> str:
-        """As the hop token names it."""
+        """The attempt's id in the hop token."""
         ...
 
     def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
@@ -70,15 +70,15 @@ class LinkEvents(Protocol):
         ...
 
     def on_link_report(self, message: region_pb2.Report, name: tuple[str, str]) -> None:
-        """A report came."""
+        """A report was received."""
         ...
 
     def on_ping(self, name: tuple[str, str], reply: region_pb2.PingReply, sent_at: float) -> None:
-        """A ping came back."""
+        """A ping was answered."""
         ...
 
     def on_channel(self, name: tuple[str, str], up: bool) -> None:
-        """The channel broke, or is back."""
+        """The channel broke, or works again."""
         ...
 
     def quiet(self, name: tuple[str, str]) -> Sequence[SilentAttempt]:
@@ -90,7 +90,7 @@ class LinkEvents(Protocol):
         ...
 
     def on_tls_failure(self, address: str, why: str) -> None:
-        """TLS failed."""
+        """A TLS handshake failed."""
         ...
 
     def on_stream_failed(self, what: str, code: grpc.StatusCode) -> None:
@@ -117,7 +117,7 @@ class BalancerLink:
             self._tasks.start(self._law(watcher.laws), f"share the law with {address}")
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop all calls."""
         await self._tasks.close()
         await self.channel.close(None)
 
@@ -152,7 +152,7 @@ class BalancerLink:
         return 2.0 * self._watcher.distances.rtt_ms(self._name[0], self._watcher.now()) / 1e3
 
     async def _until_next_ping(self, lost: int) -> None:
-        """Until the next ping is due; sooner if a stream breaks, or a channel that was fine falls silent."""
+        """Wait until the next ping is due; less long if a stream breaks, or if a healthy channel falls silent."""
         watcher, ping_s, now = self._watcher, self._config.watch.ping_s, _loop_time()
         pause_s, silence_s = ping_s * watcher.jitter(), SILENCE * ping_s
         moving = watcher.distances.moving(self._name[0])

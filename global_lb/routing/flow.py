@@ -143,7 +143,7 @@ class GlobalFlow:
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """One event in, commands out."""
+        """Apply one event; returns the commands to execute."""
         return self.handlers[type(event)](event, now)
 
     @property
@@ -727,7 +727,7 @@ class GlobalFlow:
             self._suspects.broke_off((request.tenant, request.body_hash), process, last_seen_at, now)
 
     def _suspected(self, state: RequestState, now: float) -> list[Command] | None:
-        """What to do instead of sending a request on; None where nothing is held against it."""
+        """What to do with a request whose body is suspected to end engines; None: send it on as usual."""
         request = state.request
         quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self.regions.view.reported_at, now)
         state.quarantined = quarantine is not None
@@ -839,7 +839,7 @@ class GlobalFlow:
             self.budget.give()
 
     def _withdraw(self, state: RequestState, attempt: Attempt, *, counted: bool) -> None:
-        """The attempt is over: give back what it held."""
+        """The attempt is over: release what it reserved."""
         self.ledger.release(state.request.id)
         if attempt.tokens_per_s:
             self._answer_over(state, attempt, self.estimates.now, None, ended=False)

@@ -79,7 +79,7 @@ class Redirects:
         regions: Regions,
         now: float,
     ) -> Redirect:
-        """The command; what it sends there counts for a while."""
+        """The command to redirect. The load that it sends to the region counts there for a while."""
         chosen = decision.chosen
         assert chosen is not None
         self.settle(regions, now)

@@ -207,7 +207,7 @@ class RegionalBalancer:
         self.admin.show(lambda: self.flow.law, self.store)
 
     def _watch_replicas(self, rng: Random) -> None:
-        """What looks at replicas and tells the machine. Which there are is found by `_discover`."""
+        """Build what watches replicas, and feeds the state machine. `_discover` finds the replicas."""
         config, plane = self.config, self.plane
         engines = plane.certificates
         self.watcher = Watcher(
@@ -227,7 +227,7 @@ class RegionalBalancer:
         self.kv_listener: KvListener | None = None
 
     def _follow_store(self, rng: Random, store: Store | None) -> None:
-        """What stands in etcd and binds us: the law, overrides, names of models, keys."""
+        """Build what follows etcd: the law, overrides, model names, keys."""
         config = self.config
         hubs = store if store is not None else stores.home_hubs(config, self.topology, config.remote_hub)
         keep = stores.keep(config, "regional", rng, self._log)
@@ -246,7 +246,7 @@ class RegionalBalancer:
         self.identities.let_in(self.listeners.authenticator, self.listeners.client_ingress)
 
     def _limit_tenants(self) -> None:
-        """What tenants may use, of what is borrowed here."""
+        """Build tenants' limits, whose units are borrowed."""
         self.limiter = self.listeners.client_ingress.limits = Limiter(
             self.limits, self.store, f"regional {self.config.region}/{self.config.instance}", "", self.mesh.borrow,
             self.clock.now, self.metrics.report_refused, self.config.region,
@@ -254,7 +254,7 @@ class RegionalBalancer:
         self.limiter.observe(self.metrics)
 
     def _discover(self, rng: Random) -> None:
-        """Which replicas there are."""
+        """Build the discovery of replicas."""
         self.discovery = Discovery(
             self.config, self.store, self.watcher.announce, self.metrics.report_refused, self._warn, rng
         )
@@ -308,7 +308,7 @@ class RegionalBalancer:
         return put
 
     def _named(self, names: ModelNames) -> None:
-        """At the clients' own port; names are looked up only while some stand for other models."""
+        """Take new model names, for the clients' own port. They are looked up only while there are any."""
         self.listeners.client_ingress.reader.names = names if names.in_force else None
 
     def _gauges(self) -> None:
@@ -348,7 +348,7 @@ class RegionalBalancer:
         )
 
     async def _open_store(self) -> None:
-        """Replicas are watched, and what stands in etcd is known: the law, overrides, keys, limits."""
+        """Begin to watch replicas, and wait until the documents in etcd are known: law, overrides, keys, limits."""
         if self.accounts is not None:
             await self.accounts.open()
         self.laws.remember()
@@ -414,7 +414,7 @@ def _flow_config(config: RegionalConfig) -> FlowConfig:
 
 
 def _version(active: ActiveRequest) -> str:
-    """That of the replica that was picked."""
+    """The version of the replica that was picked."""
     pick: Pick | None = active.reasons
     return pick.version if pick is not None else ""
 

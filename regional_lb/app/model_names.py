@@ -56,7 +56,7 @@ class ModelNames:
         self.configure(configured)
 
     def configure(self, configured: Sequence[NameRoute]) -> None:
-        """From now on these are configured."""
+        """Replace the configured names."""
         self._configured = model_steps.names_of(configured)
         self._put()
 
@@ -75,7 +75,7 @@ class ModelNames:
         self._changed(self)
 
     def status(self) -> list[dict[str, Any]]:
-        """For people: the models behind each name, by tenant and name."""
+        """For operators: the models behind each name, by tenant and name."""
         return [
             {"tenant": tenant, "model": name, "models": [step.model_dump() for step in steps]}
             for (tenant, name), steps in sorted(self.in_force.items())

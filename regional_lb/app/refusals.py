@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class RefusalBook:
-    """What stands for this region. `react` takes events; `refused` counts documents not believed, by reason."""
+    """The refusals in force for this region. `react` takes events; `refused` is called with the reason of each rejected
+    document.
+    """
 
     what = "refusals"
 
@@ -48,7 +50,7 @@ class RefusalBook:
             self._react(RefusalsChanged(dict(self._documents.values())))
 
     def status(self) -> list[dict[str, Any]]:
-        """Those in force, for people."""
+        """For operators: the refusals in force."""
         now = self._clock()
         return [
             {

@@ -31,14 +31,16 @@ _string = msgspec.json.Decoder(str)
 
 
 class Continuation(msgspec.Struct, frozen=True, gc=False):
-    """Where a request's chain goes on with its answer, and under which key that is said."""
+    """The tail at which a request's chain continues with its answer, and the key that says so."""
 
     tail: Tail
     key: str
 
 
 def continuation(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> Continuation | None:
-    """What a request keeps of its prompt, whose chain is `nodes`. None: its answer is not to be listened to."""
+    """What is kept of the prompt whose chain is `nodes`, to extend the chain by the answer. None: the answer is not
+    needed.
+    """
     if prompt.answer is None:
         return None
     return Continuation(chain.tail(prompt.canonical, nodes, seed, prompt.answer.opening), prompt.answer.key)
@@ -61,7 +63,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
         return len(self.pieces) + len(self._text)
 
     def feed(self, events: bytes) -> None:
-        """Take whole events of a stream."""
+        """Take complete events of a stream."""
         if self._deaf:
             return
         pieces = self.pieces
@@ -94,7 +96,9 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
 
 def _unescaped(pieces: bytes) -> bytes:
-    """Once for all: an escape may be one half of a pair whose other half came with the next event."""
+    """Unescape all pieces at once: an escape may be the first half of a pair, whose other half came with the next
+    event.
+    """
     if b"\\" not in pieces:
         return pieces
     try:

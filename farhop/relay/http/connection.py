@@ -87,7 +87,7 @@ _CROWDED = {
 
 
 class SupportsOptions(Protocol):
-    """A socket, asyncio's or uvloop's."""
+    """A socket, of asyncio or uvloop."""
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
         """As socket.socket's."""
@@ -133,7 +133,7 @@ class ConnectionOwner(Protocol):
         """Count a new connection; None, or which limit it exceeds. `peer` is its socket address."""
 
     def forget(self, connection: ClientConnection) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -484,11 +484,11 @@ class ClientConnection(asyncio.Protocol):
             self._end_with(exchange)
 
     def _end_with(self, exchange: Exchange) -> None:
-        """Nothing is read after this exchange, and the connection ends with it."""
+        """Read nothing after this exchange, and close the connection with it."""
         self._close_after, self._reads_no_more = exchange, True
 
     def _serve_large(self, exchange: Exchange) -> None:
-        """A large body's turn to be read."""
+        """Now a large body may be parsed."""
         if self.answering is not exchange:
             return  # its client left meanwhile
         exchange.waits = False
@@ -557,7 +557,7 @@ class ClientConnection(asyncio.Protocol):
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client, if it is there."""
+        """Send bytes to the client, unless it has disconnected."""
         if self._transport is not None:
             self._listener.cork.write(self._transport, data)
 
@@ -593,7 +593,7 @@ class ClientConnection(asyncio.Protocol):
         self._close_after = exchange
 
     def over(self, exchange: Exchange) -> None:
-        """The exchange has its whole answer: give back what it held and serve the next, or close."""
+        """The exchange is completely answered: release what it held, and serve the next one, or close."""
         if self.answering is not exchange:
             return
         self.answering = None

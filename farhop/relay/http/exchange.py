@@ -31,11 +31,12 @@ _PIECE_BYTES = 16 * 1024  # what comes in smaller pieces is gathered: an object 
 
 
 class ExchangeCallbacks(Protocol):
-    """The party that produces an exchange's answer, and is told what happens to its client: the relay's
-    ActiveRequest."""
+    """The party that produces an exchange's answer; it is notified of what happens to the client. In the relay:
+    ActiveRequest.
+    """
 
     def client_left(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
 
     def stopped(self) -> None:
         """This process shuts down, and its drain time is over."""
@@ -48,7 +49,7 @@ class ExchangeCallbacks(Protocol):
 
 
 class RequestHandler(Protocol):
-    """What a listener does with the requests that come to it."""
+    """Handles the requests of a listener."""
 
     def head(self, exchange: Exchange) -> Reply | None:
         """Identity, path and entry law, before the body is read. A Reply refuses."""
@@ -64,7 +65,7 @@ class AnsweringConnection(Protocol):
 
     @property
     def is_hop(self) -> bool:
-        """Whether the tier above is the client."""
+        """Whether the client is the tier above."""
 
     @property
     def local_host(self) -> str:
@@ -83,7 +84,7 @@ class AnsweringConnection(Protocol):
         """Bytes written to the client that are still in the send buffer."""
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client, if it is there."""
+        """Send bytes to the client, unless it has disconnected."""
 
     def chunk(self, data: bytes) -> None:
         """Send a piece of a stream to the client, if it is there."""
@@ -95,10 +96,10 @@ class AnsweringConnection(Protocol):
         """Whether the connection outlives this exchange; asked when its answer begins."""
 
     def close_after(self, exchange: Exchange) -> None:
-        """Close once this exchange is answered."""
+        """Close the connection once this exchange is answered."""
 
     def over(self, exchange: Exchange) -> None:
-        """The exchange has its whole answer."""
+        """The exchange is completely answered."""
 
     def let_go(self, exchange: Exchange) -> None:
         """Return what the exchange's body held of the budget."""
@@ -184,7 +185,7 @@ class Exchange:
             parts.append(bytearray(piece))
 
     def gathered(self) -> bytes:
-        """All pieces; none is kept."""
+        """The body in one piece; the pieces are released."""
         parts, self._parts = self._parts, None
         return b"".join(parts or ())  # of one that is bytes: itself
 
@@ -195,7 +196,7 @@ class Exchange:
             on_abandoned(reason, status)
 
     def reply(self, reply: Reply) -> None:
-        """Answer whole from here."""
+        """Send a complete answer of the balancer itself."""
         self.started = True
         reply = answers.in_dialect(reply, answers.dialect(self.head.path))
         extra = reply.extra
@@ -241,12 +242,12 @@ class Exchange:
         self._connection.over(self)
 
     def let_go(self) -> None:
-        """Release the body: it is not needed again."""
+        """Release the request body: it is not needed any more."""
         self._connection.let_go(self)
 
     @property
     def unsent_bytes(self) -> int:
-        """What of its connection's answers the client has not taken yet."""
+        """Bytes of answers on this exchange's connection that are still in the send buffer."""
         return self._connection.unsent_bytes
 
     def break_off(self, event: bytes | None) -> None:

@@ -71,7 +71,7 @@ class AttemptOwner(Protocol):
         """The body of the engine's failure was not for clients, who get ours; `trace` as in engine_faults.FaultTap."""
 
     def fault(self, active: ActiveRequest, error: Exception) -> None:
-        """A bug of ours: this request is over."""
+        """An internal error: the request is over."""
 
 
 class AttemptRun:
@@ -220,7 +220,7 @@ class AttemptRun:
         self.completed()
 
     def completed(self) -> None:
-        """The upstream's answer is whole."""
+        """The upstream's answer is complete."""
         if self._over or self._refusal is not None:
             self._close()
             return
@@ -256,7 +256,7 @@ class AttemptRun:
         self.owner.failed(self, reason)
 
     def _close(self) -> bool:
-        """Nothing more comes from the upstream. Returns whether the owner must still be told the result."""
+        """No more events come from the upstream. Returns whether the owner still has to be told the result."""
         if self._over:
             return False
         self._over = True
@@ -271,7 +271,7 @@ class AttemptRun:
         return self.owner.upstream_is_tier and connection is not None and connection.broken_off
 
     def broke(self, error: Exception) -> None:
-        """An exception while the answer was read: a bug of ours, which ends this request."""
+        """An internal error while the answer was read. It ends the request."""
         self._over = True
         self.owner.fault(self.active, error)
 
@@ -295,7 +295,7 @@ class AttemptRun:
 
     @property
     def status(self) -> int:
-        """The upstream's status, 0 while unknown."""
+        """The HTTP status of the upstream's answer; 0 before it is known."""
         return self._status
 
     @property
@@ -309,7 +309,7 @@ class AttemptRun:
         return "ids"
 
     def start(self, address: Address) -> None:
-        """Get a connection."""
+        """Request a connection to the upstream."""
         pool = self.owner.pool
         lend = pool.lend_fresh if self.active.needs_fresh else pool.lend
         lend(address, self, len(self.active.body))
@@ -332,7 +332,7 @@ class AttemptRun:
             self._give_up(outcome.UNLAWFUL_HERE)
 
     def drop_unsent(self) -> None:
-        """Have the kernel drop what it has not sent yet when the connection is aborted."""
+        """Have the kernel discard unsent data when the connection is aborted."""
         if self._connection is not None and self._connection.attempt is self:
             self._connection.drop_unsent()
 
@@ -358,7 +358,7 @@ class AttemptRun:
 
     @property
     def inquiry(self) -> Inquiry:
-        """What its upstream has said about the attempt since it fell silent."""
+        """What is known of the attempt from its upstream since it fell silent."""
         known = self._inquiry = self._inquiry or Inquiry()
         return known
 

@@ -70,7 +70,7 @@ class Collector:
             self._write(connection)
 
     def answered(self, answer: AnswerHead) -> None:
-        """Keep the head."""
+        """Keep the answer's head."""
         self._head = answer
 
     def received(self, data: bytes) -> None:
@@ -109,12 +109,12 @@ class Collector:
         return self._connection
 
     def drop_unsent(self) -> None:
-        """Of what was written no more is to leave this host once it is aborted."""
+        """Have the kernel discard unsent data when the connection is aborted."""
         if self._connection is not None and self._connection.attempt is self:
             self._connection.drop_unsent()
 
     def abort(self) -> None:
-        """Stop at once, and tell nobody."""
+        """Stop at once, without a callback."""
         self._over = True
         if self._connection is not None and self._connection.attempt is self:
             self._connection.abort()
@@ -135,7 +135,7 @@ def get(
 def post(
     pool: Pool, address: Address, path: str, body: bytes, timeout_s: float, bytes_max: int, bearer: str | None = None
 ) -> Coroutine[None, None, Fetched]:
-    """The same with a JSON body. Raises FetchError."""
+    """As `get`, with a JSON body. Raises FetchError."""
     tail = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (
         len(body),
         _key(bearer),

@@ -70,10 +70,10 @@ class UpstreamHandler(Protocol):
         """The connection is yours: write the request."""
 
     def answered(self, answer: AnswerHead) -> None:
-        """The answer's head is here."""
+        """The head of the answer was received."""
 
     def received(self, data: bytes) -> None:
-        """Some of the answer's body."""
+        """A part of the answer's body was received."""
 
     def completed(self) -> None:
         """The answer is whole; the connection is no longer yours."""
@@ -105,7 +105,7 @@ _FORGET = struct.pack("ii", 1, 0)  # linger for no time: closing resets the conn
 
 
 def _unsent_bytes(transport: asyncio.Transport) -> int:
-    """What the kernel has not sent yet; 0 where it does not say."""
+    """Bytes that the kernel has not sent yet; 0 if it does not tell."""
     sock = transport.get_extra_info("socket")
     if sock is None or sys.platform != "linux":
         return 0
@@ -121,7 +121,7 @@ def _host(address: Address) -> bytes:
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to an upstream. `host` is its `Host` header's value."""
+    """One connection to an upstream. `host`: the value of its `Host` header."""
 
     __slots__ = (
         "_behind",
@@ -174,7 +174,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Open, and not about to close."""
+        """Whether the connection is open, and not about to be closed."""
         return self.transport is not None and not self.transport.is_closing()
 
     def lend(self, attempt: UpstreamHandler) -> None:
@@ -202,14 +202,14 @@ class UpstreamConnection(asyncio.Protocol):
         return bool(transport.get_write_buffer_size() or (tcp is not None and tcp.get_write_buffer_size()))
 
     def drop_unsent(self) -> None:
-        """Have the kernel drop what it has not sent yet when the connection is aborted."""
+        """Have the kernel discard unsent data when the connection is aborted."""
         sock = None if self.transport is None else self.transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):  # it is gone already
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _FORGET)
 
     def pause(self) -> None:
-        """Stop reading: the client is behind."""
+        """Stop reading: the client reads too slowly."""
         self._behind = True
         self._listen()
 
@@ -462,7 +462,7 @@ class Pool:
         return len(self._all)
 
     def in_use(self, address: Address, within_s: float) -> bool:
-        """Whether a connection to an address is lent, or was within so many seconds."""
+        """Whether a connection to the address is in use, or was within the last `within_s` seconds."""
         idle, since = self._idle.get(address, ()), self._loop.time() - within_s
         return self._at.get(address, 0) > len(idle) or any(one.idle_since > since for one in idle)
 
@@ -485,7 +485,7 @@ class Pool:
         self.lend_fresh(address, attempt, body_bytes)
 
     def lend_fresh(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
-        """Connect, then lend."""
+        """Open a connection, then give it to the attempt."""
         if not self.in_use(address, RESTED_S):
             self.on_use(address)
         if self._at[address] >= self.limits.streams_max:
@@ -531,7 +531,7 @@ class Pool:
         return connection
 
     def refused(self, address: Address, error: ssl.SSLError) -> None:
-        """TLS failed on the way to an address."""
+        """The TLS handshake with an address failed."""
         self._trouble(address, tls.text_of(error))
 
     def opened(self, connection: UpstreamConnection) -> None:
@@ -585,7 +585,7 @@ class Pool:
             connection.abort()
 
     def distrust(self, address: Address) -> None:
-        """An address sent bytes that were not asked for: none of its connections is reused until that is forgotten."""
+        """An address sent bytes that were not asked for: do not reuse any connection to it for a while."""
         if address not in self._distrusted:
             self._trouble(address, "it sends more than it was asked for: its connections are not kept")
         self._distrusted[address] = self._loop.time() + UNASKED_S

@@ -203,7 +203,7 @@ class ResumableTap(StreamTap):
         return b"" if self.progress.resumed else events
 
     def _unbroken(self, events: bytes) -> bytes:
-        """What comes before an event that says the engine is broken; the rest is withheld."""
+        """The events before one that says that the engine is broken; the others are withheld."""
         start = 0
         for event in each(events):
             self.broke = engine_faults.in_event(event) if ERROR in event else None
@@ -220,7 +220,7 @@ class ResumableTap(StreamTap):
         return self._taken(events) if events else events
 
     def _taken(self, events: bytes) -> bytes:
-        """Whole events as whoever comes next gets them."""
+        """Complete events, as they are passed on."""
         raise NotImplementedError
 
     def _count(self) -> None:
@@ -263,7 +263,7 @@ class ExactTap(ResumableTap):
 
 
 class TextTap(ResumableTap):
-    """Keeps a stream's text."""
+    """Keeps the text of a stream, for a continuation from text."""
 
     __slots__ = ()
 
@@ -296,7 +296,7 @@ class TextTap(ResumableTap):
 
 
 class ResumableRun(AttemptRun):
-    """The first attempt that a client hears of. Where its engine tells ids, it is asked for them."""
+    """The first attempt whose answer reaches the client. If its engine reports token ids, it is asked for them."""
 
     __slots__ = ("_asked", "_progress", "_resumption")
 
@@ -503,5 +503,5 @@ class ContinuedRun(ResumableRun):
 
     @property
     def usage(self) -> Usage | None:
-        """Of the whole stream."""
+        """The usage of the whole stream."""
         return machine.believed(self._progress.usage, self.active.request)

@@ -93,7 +93,7 @@ class Drills(Protocol):
         ...
 
     async def reported(self) -> dict[str, bool]:
-        """The runs whose report is kept here, and for each whether its snapshots are kept, too."""
+        """The runs whose report is stored here; for each, whether its snapshots are stored as well."""
         ...
 
     async def report(self, run: str) -> bytes | None:

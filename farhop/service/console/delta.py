@@ -43,7 +43,7 @@ def diff(old: Picture, new: Picture) -> Picture:
 
 
 def diff_in_turns(old: Picture, new: Picture) -> Generator[None, None, Picture]:
-    """The same, returned in the end: at each yield others may have their turn."""
+    """As `diff`, as a generator: at each yield other tasks may run. Its return value is the patch."""
     patch: Picture = {key: None for key in old if key not in new}
     for key, value in new.items():
         was = old.get(key)
@@ -103,7 +103,7 @@ class _Packing:
         del self._pending[:size]
 
     def whole(self) -> bytes:
-        """All of it, compressed."""
+        """The complete chunk, compressed."""
         self._packed += (self._compressor.compress(self._pending), self._compressor.flush())
         return b"".join(self._packed)
 
@@ -147,11 +147,11 @@ class Ring:
 
     @property
     def held_bytes(self) -> int:
-        """What is compressed, in bytes."""
+        """Bytes of compressed pictures held."""
         return self._bytes
 
     def chunks(self) -> list[dict[str, int]]:
-        """What can be looked back on, the oldest first; the last is still open."""
+        """The chunks that can be replayed, oldest first; the last one is still open."""
         found = [{"number": one.number, "from_ms": one.from_ms, "to_ms": one.to_ms} for one in self._closed]
         if self._frame:
             found.append({"number": self._number, "from_ms": self._from_ms, "to_ms": self._to_ms})

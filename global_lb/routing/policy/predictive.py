@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Predictive(Policy):
-    """The default."""
+    """The default policy: the region with the least predicted cost (ms)."""
 
     name, unit = "predictive", "ms"
     in_ms = uncertain_waits = brings_home = True

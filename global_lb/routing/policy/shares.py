@@ -23,7 +23,7 @@ _NEVER = 1e-12  # the weight of who has none: behind all others, and still there
 
 
 def draw_key(request: Request) -> int:
-    """What a draw for a request goes by: its session; without one, each request for itself (and all its attempts)."""
+    """The key by which a request is drawn: its session; without one, the request itself, with all of its attempts."""
     return request.session or hashing.key_of(request.id)
 
 
