@@ -108,11 +108,6 @@ class Collector:
         """Where the request was written, None while there is no connection."""
         return self._connection
 
-    def drop_unsent(self) -> None:
-        """Of what was written no more is to leave this host once it is aborted."""
-        if self._connection is not None and self._connection.attempt is self:
-            self._connection.drop_unsent()
-
     def abort(self) -> None:
         """Stop at once, and tell nobody."""
         self._over = True
