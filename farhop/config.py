@@ -38,12 +38,12 @@ ABSENT = "absent-and-not-looked-at"  # stands for what is not here, where that i
 
 
 def is_absent(value: SecretStr | str) -> bool:
-    """Whether it stands for what was not here."""
+    """Whether a value stands for a secret that is not available here."""
     return (value.get_secret_value() if isinstance(value, SecretStr) else value) == ABSENT
 
 
 def left_out(info: ValidationInfo, what: str) -> bool:
-    """Whether a thing that is not here is no fault, as `load` was told; then it is noted."""
+    """Whether `load` was told to accept things that are not available here; if so, this one is noted."""
     if not isinstance(info.context, list):
         return False
     if what not in info.context:
@@ -78,7 +78,7 @@ def _resolve(value: object, info: ValidationInfo) -> object:
 
 
 def _resolve_public(value: Any, info: ValidationInfo) -> Any:
-    """What is no secret may stand in the clear."""
+    """Resolve a value that is not a secret, and may therefore be given literally."""
     known = isinstance(value, str) and value.startswith(("env:", "file:"))
     return _resolve(value, info) if known else value
 
@@ -131,7 +131,7 @@ _QUOTED = re.compile(r"'[^']*'")
 
 
 class _Strict(yaml.SafeLoader):
-    """YAML in which a key that stands twice is an error, not a choice of the parser's."""
+    """A YAML loader for which a repeated key is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -150,7 +150,7 @@ def _read(path: Path) -> Any:
 
 
 def parsed(document: bytes, source: str) -> Any:
-    """What a YAML or JSON document says, unchecked. Raises ConfigError with `source` as where it stands."""
+    """The content of a YAML or JSON document, unchecked. Raises ConfigError, which names `source`."""
     try:
         return yaml.load(document, Loader=_Strict)  # noqa: S506 - a SafeLoader, stricter
     except yaml.MarkedYAMLError as error:
@@ -191,7 +191,7 @@ def _message(found: ErrorDetails, kind: type[BaseModel] | None) -> str:
 
 
 def _fields(kind: Any, field_path: Sequence[int | str]) -> list[str]:
-    """The names of the fields of what stands there, none where that cannot be told."""
+    """The names of the fields at a path; empty if they are unknown."""
     for step in (*field_path, None):
         while get_origin(kind) in (Annotated, Union, UnionType):
             kind = get_args(kind)[0]

@@ -383,14 +383,19 @@ def stop(run_id: str, all_: bool, release_: bool, why: str, by: str | None, flee
     async def work(store: Store) -> int:
         records = Records(store)
         if release_:
-            was = await records.lever() is not None if fleet_options.dry_run else await records.disengage()
-            show.line(f"{dry}the lever is disengaged: drills may begin" if was else "the lever was not engaged")
+            was = await records.emergency_stop() is not None if fleet_options.dry_run else await records.disengage()
+            show.line(
+                f"{dry}the emergency stop is disengaged: drills may begin"
+                if was
+                else "the emergency stop was not engaged"
+            )
             return 0 if was else NEGATIVE
         holder = await records.holder()
         if all_:
             if not fleet_options.dry_run:
                 await records.engage(order)
-            show.line(f"{dry}the lever is engaged: drills are stopped and blocked until `farhop drill stop --release`")
+            until = "drills are stopped and blocked until `farhop drill stop --release`"
+            show.line(f"{dry}the emergency stop is engaged: {until}")
         wanted = run_id or (holder.run if holder is not None else "")
         if holder is None or holder.run != wanted:
             show.line(f"no drill {'of that name ' if run_id else ''}runs")

@@ -220,7 +220,7 @@ async def facts_now(
         except (DocumentError, ValueError):
             trouble.append(f"{entry.key} cannot be read")
     trouble += [f"{entry.key}: a region refuses new work" for entry in await store.list(REFUSE_PREFIX)]
-    lever, holder = await records.lever(), await records.holder()
+    stop, holder = await records.emergency_stop(), await records.holder()
     injects, injecting, impossible = {"traffic"}, list[str](), ""
     if faults is not None:
         try:
@@ -244,7 +244,7 @@ async def facts_now(
         epoch_s=time.time(),
         silent=[str(one.balancer) for one in seen if one.status is None],
         trouble=trouble,
-        lever=str(lever) if lever is not None else "",
+        emergency_stop=str(stop) if stop is not None else "",
         holder=str(holder) if holder is not None else "",
         injects=frozenset(injects),
         injecting=injecting,

@@ -152,7 +152,7 @@ def upload(repeats: int, as_json: bool) -> int:
         )
         show.table(title, (*kernel, *(f">{kind}" for kind in oceans.KINDS)), listed)
         show.line("a connection new, after small requests alone, used just before, the same while a small request used")
-        show.line(f"another last, and after {oceans.REST_S:g} s of rest; the cost model charges {charged:g}")
+        show.line(f"another last, and after {oceans.IDLE_S:g} s of rest; the cost model charges {charged:g}")
     return 0 if all(oceans.is_warm(row) for row in rows) else 1
 
 
@@ -166,7 +166,7 @@ def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, t
         show.json({"bench": "relay", "unit": "CPU µs of the proxy's processes", **results.document(found)})
     else:
         _costs(found)
-        _rest(found)
+        _show_comparison(found)
         _notes(found)
     return 1 if any(row.trouble for row in found.rows) else 0
 
@@ -208,7 +208,7 @@ def _cost(figure: results.Figure | None, first: results.Figure | None) -> str:
     return f"{figure.median:,.1f}" + (f" ({times:.2f})" if times is not None else "")
 
 
-def _rest(found: results.Comparison) -> None:
+def _show_comparison(found: results.Comparison) -> None:
     columns = ["proxy", ">CPU ms/s at rest", ">peak/s, 1 KB", ">at rate/s", ">p50 + ms", ">p99 + ms", ">KiB per stream"]
     title = (
         "relay: without load; at full load; at half of that (at most 1,000/s) beyond the way straight to the upstream; "

@@ -33,9 +33,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a fleet just now. `statuses` are the global balancers' own pages, `silent` who did not answer;
-    `reports` the regions' own, from etcd; `trouble` why something could not be read. `holder`: who else drills;
-    `injects`: what this fleet can have injected: traffic, fault; `impossible`: why not what this drill injects."""
+    """What is known of a fleet before a drill.
+
+    `statuses`: the status pages of the global balancers that answered; `silent`: the balancers that did not; `reports`:
+    the regions' reports, from etcd; `trouble`: why something could not be read. `emergency_stop`: who engaged it and
+    why, "" if it is not engaged; `holder`: who else runs a drill, "" for nobody. `injects`: what can be injected in
+    this fleet ("traffic", "fault"); `injecting`: what is injected now; `impossible`: why this drill's fault cannot be
+    injected, "" if it can; `missing`: what the canaries lack.
+    """
 
     topology: Topology
     statuses: Sequence[Mapping[str, Any]]
@@ -43,7 +48,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     epoch_s: float
     silent: Sequence[str] = ()
     trouble: Sequence[str] = ()
-    lever: str = ""
+    emergency_stop: str = ""
     holder: str = ""
     injects: frozenset[str] = frozenset()
     injecting: Sequence[str] = ()
@@ -54,7 +59,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def look(drill: Drill, facts: Facts) -> list[Finding]:
     """Every check, in one order."""
     return [
-        _clear("lever", facts.lever and f"engaged: {facts.lever}", "disengaged"),
+        _clear("lever", facts.emergency_stop and f"engaged: {facts.emergency_stop}", "disengaged"),
         _clear("alone", facts.holder and f"another drill runs: {facts.holder}", "no other drill"),
         _window(drill, facts),
         _injector(drill, facts),

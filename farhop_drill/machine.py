@@ -77,7 +77,7 @@ class Ticked(msgspec.Struct, frozen=True):
 
 
 class StopAsked(msgspec.Struct, frozen=True):
-    """An operator, a lever, a lost lock or a signal ends it."""
+    """An operator, the emergency stop, a lost lock or a signal ends it."""
 
     why: str
 

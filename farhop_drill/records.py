@@ -1,7 +1,9 @@
-"""What stands in etcd of drills: the lock, the lever, what was asked to stop, documents, schedules and the history.
+"""What stands in etcd of drills: the lock, the emergency stop, what was asked to stop, documents, schedules and the
+history.
 
-Invariants: one run holds the lock at a time, under a lease that ends with its runner; while the lever is engaged
-nobody begins; a run that cannot read the lever for a while ends, unless etcd itself is what it takes away.
+Invariants: one run holds the lock at a time, under a lease that ends with its runner; while the emergency stop is
+engaged nobody begins; a run that cannot read the emergency stop for a while ends, unless etcd itself is what it takes
+away.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from farhop.store.contract import Entry, Store
 
 LOCK = f"{DRILL_PREFIX}lock"
-LEVER = f"{DRILL_PREFIX}lever"
+EMERGENCY_STOP = f"{DRILL_PREFIX}lever"  # the key's name is a contract: older releases read it
 STOP = f"{DRILL_PREFIX}stop/"
 DOCUMENTS = f"{DRILL_PREFIX}document/"
 SCHEDULES = f"{DRILL_PREFIX}schedule/"
@@ -106,19 +108,19 @@ class Records:
         if other is not None and other.run == held.run:
             await self._store.delete(LOCK)
 
-    # -- the lever, and orders to stop
+    # -- the emergency stop, and orders to stop one run
 
-    async def lever(self) -> Order | None:
-        """The lever, if it is engaged."""
-        return _read(await self._store.get(LEVER), Order)
+    async def emergency_stop(self) -> Order | None:
+        """The order that engaged the emergency stop; None if it is not engaged."""
+        return _read(await self._store.get(EMERGENCY_STOP), Order)
 
     async def engage(self, order: Order) -> None:
-        """Stop all, and let none begin."""
-        await self._store.put(LEVER, msgspec.json.encode(order))
+        """Engage the emergency stop: stop all runs, and let none begin."""
+        await self._store.put(EMERGENCY_STOP, msgspec.json.encode(order))
 
     async def disengage(self) -> bool:
-        """Let drills begin again; whether it was engaged."""
-        return await self._store.delete(LEVER)
+        """Disengage the emergency stop, so that drills may begin again. Returns whether it was engaged."""
+        return await self._store.delete(EMERGENCY_STOP)
 
     async def stop(self, run: str, order: Order) -> None:
         """Stop this run."""
@@ -126,9 +128,9 @@ class Records:
 
     async def stop_reason(self, run: str) -> str:
         """Why a run must end now; "" if it need not."""
-        lever = await self.lever()
-        if lever is not None:
-            return f"the lever was engaged {lever}"
+        engaged = await self.emergency_stop()
+        if engaged is not None:
+            return f"the emergency stop was engaged {engaged}"
         order = _read(await self._store.get(f"{STOP}{run}"), Order)
         return f"stopped {order}" if order is not None else ""
 

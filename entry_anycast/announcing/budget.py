@@ -29,7 +29,7 @@ class BudgetConfig:
 
 
 class Budget:
-    """See the module's head."""
+    """See the module's docstring."""
 
     def __init__(self, config: BudgetConfig) -> None:
         self.config = config

@@ -46,15 +46,15 @@ class Others:
         self._reports: Documents[AnnounceReport] = Documents(_report, refused, "announce")
 
     async def follow_drains(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, self._drain_key, self.drains_changed)
 
     async def follow_others(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, ANNOUNCE_PREFIX, self.others_changed)
 
     def drains_changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         for drain in self._drains.take(change).values():
             if drain is None:
                 self._react(DrainChanged(None))
@@ -67,7 +67,7 @@ class Others:
             self._react(DrainChanged(None))
 
     def others_changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         if change.kind is ChangeKind.LOST or change.kept:
             self._react(OthersChanged(None))
             return

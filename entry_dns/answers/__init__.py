@@ -1,1 +1,1 @@
-"""What is answered: DNS messages, prepared answers, cookies, rates. Pure: no socket, no clock."""
+"""DNS answers: parsing, prepared answers, signatures, cookies, rate limits. Pure: no socket, no clock."""

@@ -45,7 +45,7 @@ def _rounds(v: list[int], rounds: int) -> None:
 
 
 class Cookies:
-    """Cookies under some secrets of 16 bytes each."""
+    """Makes and verifies server cookies. `secrets`: at least one, of 16 bytes each; the first one makes cookies."""
 
     __slots__ = ("_secrets",)
 
@@ -53,7 +53,11 @@ class Cookies:
         self._secrets = tuple(secrets)
 
     def taken(self, cookie: bytes, address: bytes, now: int) -> tuple[bytes, bool]:
-        """The whole cookie to answer with (24 bytes), and whether the one that came was ours, for this address."""
+        """The cookie for the answer (client and server part, 24 bytes), and whether the query's cookie is valid.
+
+        `cookie`: the option's bytes as received. It is valid if one of the secrets made it for this client `address`
+        (4 or 16 bytes) and it is not too old; a valid cookie is answered with itself until RENEW_S.
+        """
         client, server = cookie[:8], cookie[8:]
         if len(server) == 16 and server[0] == 1:
             head, stamp = server[:8], int.from_bytes(server[4:8], "big")

@@ -1,8 +1,8 @@
 """Adds measured latencies to an atlas based on geography: each corrected network gets a location of its own.
 
-A measured network may contain several that geography or lists distinguish. Each of these keeps its confinement, and all
-get the measured value. Private networks are unchanged. Never reads a clock; runs outside the processes that answer,
-like all preparation.
+A measured network may contain several networks that geography or lists distinguish. Each of these keeps its own
+confinement, and all get the measured latencies. Private networks are unchanged. Never reads a clock; runs outside the
+processes that answer queries, like all preparation.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ FINDINGS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A measured network: by region, milliseconds by geography (none if it is unknown), as measured, and as they count
-    now; which region is nearest by either. `why`: why geography stays; "" if it does not.
+    """The result for one measured network.
+
+    By region, in milliseconds: `predicted` by geography (empty if the location is unknown), `measured`, and `costs` as
+    they are used now. `before` and `now`: the nearest region by geography and by `costs`. `why`: why the costs by
+    geography stay in use; "" if they were corrected.
     """
 
     network: str

@@ -20,7 +20,9 @@ _ADDITIONAL_MAX = 8
 
 
 class RefusedError(Exception):
-    """What cannot be answered as asked. `question_end`: how much of the query is its question; 12 if none was read."""
+    """A query that is answered with an error. `rcode`: the answer's code; `question_end`: the offset at which its
+    question ends, 12 if none was read; `edns`: whether the answer needs an OPT record.
+    """
 
     def __init__(self, rcode: int, question_end: int = 12, *, edns: bool = False) -> None:
         super().__init__(rcode)
@@ -28,7 +30,7 @@ class RefusedError(Exception):
 
 
 class Drop(Exception):  # noqa: N818 - says what to do
-    """Nothing is answered."""
+    """The message gets no answer at all."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ def _name_end(data: bytes, at: int) -> int:
 
 
 def _additional(data: bytes, at: int, query: Query) -> int:
-    """Take one additional record; where it ends. A name other than the root is passed over, compressed or not."""
+    """Parse one additional record into `query`; returns the offset of its end. Records other than OPT are skipped."""
     start = at
     while at < len(data) and 0 < data[at] < 64:
         at += 1 + data[at]

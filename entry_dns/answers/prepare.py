@@ -83,10 +83,13 @@ def atlas(topology: Topology, spaces: Mapping[int, Space], locations: Sequence[C
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """By family, a space whose values are groups; and each group's list of entries, best first, as indices, NOBODY
-    after the last. `fallback`: the group of clients of unknown network. `uniform`: every address of both families is in
-    group 0, which has scope 0. `shared`: the group of entries that are lawful for every network, for a resolver that
-    keeps one answer for all of them; -1 if no network is confined."""
+    """The prepared order of entries for every client network.
+
+    `spaces`: by family, a space whose values are groups. `orders`: groups × width, each group's entries as indices,
+    best first, NOBODY after the last. `fallback`: the group of clients of unknown network. `shared`: the group with the
+    entries that are lawful for every network, for a resolver that caches one answer for all its clients; -1 if no
+    network is confined.
+    """
 
     spaces: Mapping[int, Space]
     orders: npt.NDArray[np.uint16]
@@ -95,7 +98,7 @@ class Table:
 
     @property
     def uniform(self) -> bool:
-        """See above."""
+        """Whether every address of both families is in group 0, so that its answer has scope 0."""
         return all(len(space.starts) == 1 and int(space.values[0]) == 0 for space in self.spaces.values())
 
 

@@ -119,7 +119,7 @@ _KINDS: dict[int, tuple[str, Literal["I", "Q"]]] = {4: ("<u4", "I"), 6: ("<u8", 
 
 
 def encode(head: Head, tables: Sequence[Table]) -> bytes:
-    """The view as a file's bytes."""
+    """The view file's content: an 8-byte length, the head as msgpack, then the tables' arrays. `decode` reads it."""
     body, tables_made = bytearray(), []
 
     def put(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], kind: str) -> _Array:

@@ -66,7 +66,9 @@ class Ttls:
     most: int = 30
 
     def of(self, standing: Standing | None) -> int:
-        """Of an entry: until its standing can change, within the bounds."""
+        """The TTL of an entry's addresses, in seconds: the time for which its state cannot change, within the
+        bounds.
+        """
         if standing is None or standing.state is not State.UP:
             return self.least
         return max(self.least, ceil(min(standing.stable_s, self.most)))
@@ -82,7 +84,7 @@ def lawful_of(law: Law, tenant: str) -> frozenset[str]:
 
 
 def check(plans: Sequence[ZonePlan], law: Law) -> None:
-    """ZoneError for the first name that could not be answered."""
+    """Raise ZoneError for the first zone or name that could not be answered."""
     if not law.topology.entries:
         raise ZoneError("the topology has no entries; list the balancers' public addresses under `entries`")
     seen: set[bytes] = set()
@@ -103,8 +105,9 @@ def check(plans: Sequence[ZonePlan], law: Law) -> None:
 
 
 def check_servers(plans: Sequence[ZonePlan]) -> None:
-    """ZoneError for the first name server in our zone without an address: the zone could not be found. A zone that
-    another server answers is not checked.
+    """Raise ZoneError for the first name server inside its own zone that has no address: resolvers could not find it.
+
+    Not for zones that are published to another server.
     """
     known = {wire(name.name) for plan in plans for name in plan.names}
     for plan in plans:
@@ -115,7 +118,7 @@ def check_servers(plans: Sequence[ZonePlan]) -> None:
 
 
 def _check_name(name: NamePlan, law: Law) -> None:
-    """ZoneError if no client, or none by one of its families, would get an entry."""
+    """Raise ZoneError if no client, or no client of one address family, would get an entry."""
     entries = law.topology.entries
     if name.tenant and name.tenant not in law.topology.tenants:
         raise ZoneError(f"{name.name}: tenant {name.tenant} is not in the topology; name one that is")

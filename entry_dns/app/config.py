@@ -94,7 +94,7 @@ class ZoneConfig(Part):
         return self
 
     def plan(self) -> ZonePlan:
-        """As answers are made of it."""
+        """The zone as `entry_dns.answers.zones` needs it."""
         names = tuple(
             NamePlan(one.name, one.tenant, tuple(_FAMILIES[f] for f in one.families), one.alpn, one.txt)
             for one in self.names
@@ -127,7 +127,7 @@ class ZoneConfig(Part):
 
 
 class DnsListen(Part):
-    """Where questions come, by UDP and TCP, and how many processes answer at each address."""
+    """The addresses and the port to listen on (UDP and TCP), and the number of worker processes for each address."""
 
     hosts: Annotated[list[Address], Field(min_length=1, max_length=16)] = Field(default_factory=lambda: ["127.0.0.1"])
     port: Annotated[int, Field(ge=0, le=65535)] = 53
@@ -137,15 +137,19 @@ class DnsListen(Part):
 
 
 class Rates(Part):
-    """Answers a second for a network (/24, /64) that proves nothing by a cookie; 0: any number. Every `slip`-th beyond
-    is truncated to come by TCP, the others get none."""
+    """Rate limit of answers to a network (/24, /64) without a valid cookie. `per_s`: answers a second, 0 for no limit.
+
+    Above the limit, every `slip`-th answer is truncated, so that the client retries over TCP; the others are dropped.
+    """
 
     per_s: Annotated[int, Field(ge=0, le=65_535)] = 200
     slip: Annotated[int, Field(ge=0, le=100)] = 2
 
 
 class Ttl(Part):
-    """Seconds an answer may be kept: `most` while nothing is in doubt, `least` while entries drain, return or waver."""
+    """TTLs of answers, in seconds: `most` while entries are stable, `least` while any drains, returns or is
+    uncertain.
+    """
 
     least: Annotated[int, Field(ge=1, le=60)] = 5
     most: Annotated[int, Field(ge=5, le=60)] = 30
@@ -181,20 +185,20 @@ class DnsConfig(RegionConnections):
     publish: Publish | None = None
 
     def standing(self) -> StandingConfig:
-        """How entries are judged."""
+        """The settings by which entries' health is judged."""
         probe = self.probe
         return StandingConfig(
             probe.every_s, probe.up_after, probe.down_after, self.ramp_s, self.frozen_s, shed_at=self.shed_at
         )
 
     def plans(self) -> list[ZonePlan]:
-        """The zones."""
+        """The configured zones, as plans."""
         return [zone.plan() for zone in self.zones]
 
     def ttls(self) -> Ttls:
-        """Bounds of the answers' TTL."""
+        """The bounds of the answers' TTLs."""
         return Ttls(self.ttl.least, self.ttl.most)
 
     def cookies(self) -> list[bytes]:
-        """Secrets of 16 bytes, derived from those given."""
+        """The cookie secrets: 16 bytes each, derived by BLAKE2b from the configured texts."""
         return [blake2b(one.get_secret_value().encode(), digest_size=16).digest() for one in self.cookie_secrets]

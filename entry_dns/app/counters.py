@@ -21,7 +21,7 @@ ROW = 1 + len(COUNTERS) + ENTRIES_MAX
 
 
 class Counters:
-    """The file, mapped."""
+    """The mapped file. Each method that writes a row is called only by the process that owns that row."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -30,20 +30,23 @@ class Counters:
 
     @staticmethod
     def make(path: Path, workers: int) -> Counters:
-        """A new file for so many workers."""
+        """Create the file, all zeros, for this number of workers."""
         path.write_bytes(bytes(8 * (1 + workers * ROW)))
         return Counters(path)
 
     def raise_version(self) -> None:
-        """Another view is in force."""
+        """Tell the workers that a new view is in force."""
         self.version[0] += 1
 
     def fault(self, row: int) -> None:
-        """A question met an internal fault."""
+        """Count a query that failed with an internal error."""
         self._map[1 + row * ROW] += 1
 
     def add(self, row: int, counts: list[int], led: list[int]) -> None:
-        """Add counts since the last call."""
+        """Add the counts since the last call to a row, and reset the given lists to 0.
+
+        `counts`: in the order of COUNTERS; `led`: by entry, answers that listed it first.
+        """
         at = 2 + row * ROW
         for n, count in enumerate(counts):
             if count:

@@ -25,7 +25,7 @@ WAITED_S = 1.0  # a connection with a message in this time is not closed for a n
 
 
 class TcpServer:
-    """Answers on bound sockets. `now`: seconds of any monotonic clock; None: the loop's."""
+    """Answers DNS queries on bound TCP sockets. `now`: a monotonic clock in seconds; None: the event loop's."""
 
     def __init__(
         self, answers: Responder, connections_max: int, idle_s: float, now: Callable[[], float] | None = None
@@ -105,7 +105,7 @@ class TcpServer:
                     return
                 data = await reader.readexactly(length)
             if self.last_message_at.pop(writer, None) is None:
-                return  # it had to give way
+                return  # closed in favour of a new connection
             self.last_message_at[writer] = self._time()
             async with self._turn:
                 reply = self.answers.answer(data, host, udp=False)
@@ -118,6 +118,6 @@ class TcpServer:
 
 
 def _network(host: str) -> bytes:
-    """Whose share a peer's connections are of: its /24, or its /64."""
+    """The network that a peer's connections are counted for: its /24 (IPv4) or /64 (IPv6)."""
     address = ip_address(host.partition("%")[0]).packed
     return address[:3] if len(address) == 4 else address[:8]

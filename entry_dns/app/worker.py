@@ -50,7 +50,10 @@ class KeyFile(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a worker gets at its start, by its standard input; for others it is replaced. `keys`: by zone."""
+    """A worker's settings, passed on its standard input at start; to change them, the worker is replaced.
+
+    `cookies`: secrets; `nsid`: this server's identifier; `rate`, `slip`: see Responder; `keys`: by zone.
+    """
 
     cookies: tuple[bytes, ...] = ()
     nsid: bytes = b""

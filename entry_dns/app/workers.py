@@ -85,7 +85,7 @@ class WorkerError(Exception):
 
 
 class Workers:
-    """The workers on these sockets; `counters` has a row for each."""
+    """The worker processes, one for each socket. `counters`: the file with one row for each of them."""
 
     def __init__(self, sockets: list[socket.socket], view: Path, counters: Path, settings: Settings) -> None:
         self._sockets = sockets
@@ -95,13 +95,13 @@ class Workers:
         self.restarts = 0
 
     def open(self) -> None:
-        """Start them."""
+        """Start all workers; each one is started again when it ends."""
         for task in self._tasks:
             self._running.start(self._keep(task), f"run dns worker {task.row}")
 
     async def renew(self, settings: Settings) -> None:
-        """Answer by other settings from now on. Each worker is replaced: another one starts on the same socket, and
-        once it answers the old one ends, after its present question. No question waits for that.
+        """Use new settings. Each worker is replaced without a pause: a new process starts on the same socket, and once
+        it answers, the old one ends after its current query. Raises WorkerError if a new worker does not start.
         """
         self._tasks = [msgspec.structs.replace(task, settings=settings) for task in self._tasks]
         for task in self._tasks:
@@ -127,11 +127,11 @@ class Workers:
 
     @property
     def alive(self) -> int:
-        """How many run now."""
+        """The number of running workers."""
         return sum(one.returncode is None for one in self.processes.values())
 
     async def close(self) -> None:
-        """End them."""
+        """Stop all workers and close their sockets."""
         await self._running.close()
         for process in self.processes.values():
             if process.returncode is None:

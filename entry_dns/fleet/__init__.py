@@ -1,1 +1,1 @@
-"""The tier's state: entries and their health, client networks and their distances. Pure."""
+"""The state of the DNS tier: entries and their health, client networks and their latencies. Pure."""

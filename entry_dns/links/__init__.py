@@ -1,1 +1,1 @@
-"""The tier's inputs: probes of entries, documents in etcd, client networks."""
+"""The inputs of the DNS tier: probes of entries, documents in etcd, client networks. Never decides an answer."""

@@ -1,8 +1,8 @@
 """Locates client networks by a MaxMind database and by lists of networks, as locations for the atlas.
 
 Files are read outside the event loop, and whole or not at all: a file that cannot be read is a ConfigError with its
-remedy, and the data read before stay in use. Never decides where a client is led, and never uses a country as evidence
-for the law.
+remedy, and the data read before stay in use. Never decides which entry a client gets, and never treats a country as
+proof for the law.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LINES_MAX = 2_000_000
 
 
 class _Locations:
-    """Places by their rows; equal ones once."""
+    """Locations by their row in the atlas, without duplicates. The first two rows are UNKNOWN and PRIVATE."""
 
     def __init__(self) -> None:
         self.listed: list[ClientLocation] = [UNKNOWN_LOCATION, UNKNOWN_LOCATION]

@@ -1,4 +1,4 @@
-"""Asks each entry whether it is ready, where and how a client would come. Never decides what follows from that."""
+"""Probes each entry for readiness, at the addresses and in the way that clients use. Never judges the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _HEAD_BYTES_MAX = 4096
 
 
 class Probes:
-    """The probes of a map's entries. `probed(entry, good, why)` is called after each."""
+    """Probes the entries of a topology. `probed(entry, good, why)` is called after each probe; `why` is "" if it is
+    good.
+    """
 
     def __init__(self, config: Probe, probed: Callable[[str, bool, str], None], jitter: Callable[[], float]) -> None:
         self._config, self._probed, self._jitter = config, probed, jitter
@@ -40,11 +42,11 @@ class Probes:
                 self._tasks[name] = self._running.start(self._probe(entry), f"probe entry {name}")
 
     async def close(self) -> None:
-        """Probe no more."""
+        """Stop all probes."""
         await self._running.close()
 
     def addresses(self, entry: Entry) -> list[tuple[str, int]]:
-        """Where an entry is asked."""
+        """The (host, port) pairs at which an entry is probed."""
         given = self._config.at.get(entry.name)
         if given is not None:
             host, _, port = given.rpartition(":")

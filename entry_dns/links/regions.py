@@ -32,7 +32,9 @@ _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode
 
 
 class RegionLinks:
-    """The streams of reports. `reported` takes each; `refused` counts rejected ones by reason."""
+    """One stream of reports for each balancer. `reported` is called with each report, `refused` with the reason of each
+    rejected one.
+    """
 
     def __init__(
         self,
@@ -53,11 +55,11 @@ class RegionLinks:
 
     @property
     def speaking(self) -> int:
-        """How many balancers a stream is open to that has brought a report."""
+        """The number of balancers with an open stream that has delivered a report."""
         return len(self._connected)
 
     def named(self, report: RegionReport) -> None:
-        """A report names where its sender may be found."""
+        """A report gives its sender's address: follow it there."""
         name, address = (report.region, report.instance), report.control_address
         known = self.links.get(name)
         self._unlisted.discard(name)
@@ -72,7 +74,7 @@ class RegionLinks:
             self.links[name] = (address, self._tasks.start(self._follow(name, address), f"read reports of {address}"))
 
     def gone(self, region: str, instance: str) -> None:
-        """A balancer withdrew its key; one whose stream stands goes on until its stream ends."""
+        """A balancer's key in etcd is gone. An open stream is followed until it ends."""
         name = (region, instance)
         if name in self._connected:
             self._unlisted.add(name)
@@ -80,7 +82,7 @@ class RegionLinks:
             self.links.pop(name)[1].cancel()
 
     async def close(self) -> None:
-        """Follow none any more."""
+        """Stop following all balancers."""
         await self._tasks.close()
 
     def _relink(self) -> None:

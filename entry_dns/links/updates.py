@@ -1,4 +1,7 @@
-"""Dynamic updates (RFC 2136), signed with TSIG (RFC 8945), to a server that has a zone of ours. Never decides what."""
+"""Dynamic updates (RFC 2136), signed with TSIG (RFC 8945), to a server that hosts one of our zones.
+
+Never decides which records to write.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ _REMEDIES = {
 
 
 class UpdateError(Exception):
-    """The server did not take an update; the text has the reason and the remedy."""
+    """The server rejected an update. The text has the reason and the remedy."""
 
 
 class Publish(Part):
@@ -72,7 +75,7 @@ class Publish(Part):
 
 
 class Updates:
-    """Writes to one zone."""
+    """Sends updates for one zone to its server."""
 
     def __init__(self, config: Publish) -> None:
         self._config = config
@@ -80,7 +83,7 @@ class Updates:
         self._key = dns.tsig.Key(config.key_name, secret, _ALGORITHMS[config.algorithm])
 
     async def write(self, changes: Mapping[tuple[bytes, int], Records | None]) -> None:
-        """Replace the existing sets of records by these. Raises UpdateError."""
+        """Replace record sets, by (name in wire form, record type); None deletes a set. Raises UpdateError."""
         config = self._config
         zone = dns.name.from_text(config.zone)
         update = dns.update.UpdateMessage(zone, keyring=self._key)

@@ -55,8 +55,12 @@ _BEGIN: int | None = getattr(os, "POSIX_FADV_DONTNEED", None)  # Linux begins to
 
 
 class Decided(msgspec.Struct, frozen=True, gc=False):
-    """One decision, as the event loop hands it on. `tenant` "": the law keeps who asked from being recorded here.
-    `lawful`: where it might have been served, None where nobody looked."""
+    """One decision, as the event loop hands it over.
+
+    `at_s`: seconds since 1970; `epoch`: of the law; `tenant`: "" if the law forbids to record the caller here;
+    `served`: the region or replica that served it; `lawful`: the regions that the law allowed, None if they were not
+    determined.
+    """
 
     at_s: float
     id: str
@@ -72,7 +76,9 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Decision(msgspec.Struct, frozen=True, gc=False):
-    """What of one stands behind id and moment in the log: names salted, and what is not recorded unset."""
+    """The fields of a decision in the log besides its id and time. Names are salted hashes; unrecorded fields are
+    UNSET.
+    """
 
     epoch: int
     tenant: str | UnsetType
@@ -86,7 +92,7 @@ class _Decision(msgspec.Struct, frozen=True, gc=False):
 
 
 class Event(NamedTuple):
-    """Anything else that an auditor must know: `kind` and fields."""
+    """Any other entry that an auditor needs: its kind and its fields."""
 
     at_s: float
     kind: str
@@ -94,7 +100,7 @@ class Event(NamedTuple):
 
 
 class AuditLog:
-    """See the module's head. `trouble` is why nothing is written now, "" while all is well. `sealed` is how many
+    """See the module's docstring. `trouble` is why nothing is written now, "" while all is well. `sealed` is how many
     entries are signed, `lost` how many never got in. `now` is a monotonic clock, `wall_s` the wall's."""
 
     def __init__(
@@ -130,7 +136,7 @@ class AuditLog:
     # -- for the loop
 
     def put(self, one: Decided | Event) -> None:
-        """Hand over one entry."""
+        """Queue one entry. Does no IO."""
         if len(self._queue) + len(self._made) < WAITING_MAX:
             self._queue.append(one)
         else:
@@ -138,11 +144,14 @@ class AuditLog:
 
     @property
     def size(self) -> int:
-        """Entries, signed or not."""
+        """The number of entries, signed or not."""
         return self._tree.size
 
     def open(self) -> None:
-        """Go on from what is there. OSError, or LogError if it does not hold: nothing is ever added to that. Blocks."""
+        """Continue the log on disk, or begin a new one. Blocks.
+
+        Raises OSError, and LogError if the files contradict the checkpoint: nothing is ever appended to such a log.
+        """
         with self._turn:
             self._open()
 
@@ -166,7 +175,7 @@ class AuditLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Sign what is left and end. Blocks."""
+        """Write and sign the queued entries, and close the files. Blocks."""
         with self._turn:
             if self._thread is not None:
                 self.put(Event(self._wall_s(), "stop", {}))
@@ -213,7 +222,7 @@ class AuditLog:
             self._add(made, hashes)
 
     def _append(self, data: bytes) -> None:
-        """All of it, or none."""
+        """Append the data to the journal completely, or not at all."""
         view, done = memoryview(data), 0
         try:
             while done < len(data):
@@ -323,7 +332,7 @@ class AuditLog:
     # -- starting
 
     def _recover(self) -> bool:
-        """Take up the log where it ended; whether it had ended in order."""
+        """Continue the log where it ended. Returns whether it was closed in order."""
         path, journals = self.folder / "checkpoint", sorted(self.folder.glob("journal.*"), key=_number)
         if path.exists():
             reader = Files(self.folder, self.origin, self._key.public_key())
@@ -365,7 +374,7 @@ class AuditLog:
 
 
 class Files:
-    """A log's files, as anybody who has them and its key can read them."""
+    """A log's files, as an auditor reads them who has them and the log's key."""
 
     def __init__(self, folder: Path, origin: str, public: Ed25519PublicKey) -> None:
         self.folder, self.origin, self._public = folder, origin, public
@@ -394,7 +403,7 @@ class Files:
         return data
 
     def entries(self, size: int, first: int = 0) -> Iterator[bytes]:
-        """The entries of a log of so many, from one that begins a bundle on."""
+        """The entries of a log of `size` entries, from `first` on, which must be the first of a bundle."""
         for part in self._bundles(size, first):
             yield from part
 
@@ -428,7 +437,7 @@ class Files:
         return tree
 
     def reader(self, size: int) -> Callable[[int, int], bytes]:
-        """Hashes of whole subtrees, from tiles."""
+        """A function that reads the hashes of whole subtrees, from the tiles of a log of `size` entries."""
         kept: dict[tlog.TileAt, bytes] = {}
 
         def tile(at: tlog.TileAt) -> bytes:
@@ -470,7 +479,7 @@ class Files:
         return checkpoint, self._beside({*tiles, *bundles}, checkpoint.size)
 
     def _whole_bundle(self, name: str) -> None:
-        """Nothing may stand behind the entries of a bundle."""
+        """Raise LogError if anything follows a bundle's entries."""
         width = int(name.rpartition("/")[2]) if ".p/" in name else WIDTH
         if len(tlog.unbundle(self._read(name), name)) != width:
             raise LogError(f"{name}: holds more entries than it may")

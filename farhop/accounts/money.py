@@ -22,11 +22,15 @@ class Rates(msgspec.Struct, frozen=True):
     output: int
 
     def micro_usd(self, fresh: int, cached: int, output: int) -> int:
-        """What so many tokens cost, `cached` beside the `fresh` ones of a prompt; a begun microdollar counts whole."""
+        """The cost of tokens in microdollars, rounded up to a whole one.
+
+        `fresh` and `cached`: prompt tokens that were computed and that were found in a KV cache; `output`: answer
+        tokens.
+        """
         return -(-(fresh * self.input + cached * self.cached + output * self.output) // PICO_OF_MICRO)
 
     def at_most(self, prompt: int, output: int) -> int:
-        """What they cost if nothing is known of a KV cache."""
+        """The cost in microdollars if no prompt token is cached."""
         return -(-(prompt * max(self.input, self.cached) + output * self.output) // PICO_OF_MICRO)
 
     def output_within(self, micro_usd: int, prompt: int) -> int:

@@ -31,7 +31,7 @@ Usd = Annotated[float, AfterValidator(_sound)]
 
 
 class ModelPrice(Part):
-    """USD for a million tokens. `cached`: of input found in a KV cache, as `input` if left out."""
+    """USD per million tokens. `cached`: of prompt tokens found in a KV cache; None: the same as `input`."""
 
     input: Usd
     output: Usd
@@ -39,14 +39,14 @@ class ModelPrice(Part):
 
 
 class RegionPrice(Part):
-    """What a region costs who runs it: USD for an hour of one GPU, and for a GB that leaves it."""
+    """What a region costs its operator: USD per GPU hour, and USD per GB of egress."""
 
     usd_per_gpu_hour: Usd = 0.0
     egress_usd_per_gb: Usd = 0.0
 
 
 class PriceEpoch(Part):
-    """The prices that hold from a moment on. `models` and `regions` by name, `*` for whatever has none of its own."""
+    """The prices in force from `since` on, by model and by region. `*` stands for all that are not listed."""
 
     epoch: Annotated[int, Field(ge=1)]
     since: datetime
@@ -60,11 +60,11 @@ class PriceEpoch(Part):
         return self
 
     def of_model(self, name: str) -> ModelPrice | None:
-        """None where it has no price."""
+        """The price of a model; None if it has none."""
         return self.models.get(name) or self.models.get(ANY)
 
     def of_region(self, name: str) -> RegionPrice:
-        """Nothing where it has no price."""
+        """The price of a region; 0 for everything if it has none."""
         return self.regions.get(name) or self.regions.get(ANY) or _FREE
 
 
@@ -83,7 +83,7 @@ class _Book(Part):
 
 
 class Prices:
-    """A price book: never changed for what is past, only added to."""
+    """A price book. Epochs may be added; an epoch that has begun never changes."""
 
     def __init__(self, epochs: list[PriceEpoch]) -> None:
         self._by_epoch = {one.epoch: one for one in epochs}
@@ -91,27 +91,29 @@ class Prices:
         self._epochs = [one.epoch for one in epochs]
 
     def epoch_at(self, at_s: float) -> int:
-        """Which holds at a moment of the wall clock; 0 before the first."""
+        """The epoch in force at a time (seconds since 1970); 0 before the first."""
         found = bisect_right(self._since, at_s)
         return self._epochs[found - 1] if found else 0
 
     def of(self, epoch: int) -> PriceEpoch | None:
-        """None if the book has no such epoch."""
+        """The epoch with this number; None if the book has none."""
         return self._by_epoch.get(epoch)
 
     def changed_by(self, other: Prices, at_s: float) -> int | None:
-        """The first epoch of ours that has begun by then and that another book has not, or has otherwise; None: it
-        only adds to what is past."""
+        """The first epoch, begun by `at_s`, that `other` lacks or changes. None if `other` changes nothing in the
+        past.
+        """
         begun = self._epochs[: bisect_right(self._since, at_s)]
         return next((epoch for epoch in begun if other.of(epoch) != self.of(epoch)), None)
 
     def until(self, at_s: float) -> float:
-        """When what holds at a moment of the wall clock holds no more; inf where nothing comes after it."""
+        """When the epoch in force at `at_s` ends, in seconds since 1970; inf if no later epoch is known."""
         return next(iter(self._since[bisect_right(self._since, at_s) :]), math.inf)
 
     def rates(self, model: str, at_s: float, epoch: int | None = None) -> Rates | None:
-        """What a model costs at a moment of the wall clock, by the epoch that holds then if none is given; None where
-        it has no price."""
+        """The rates of a model at a time (seconds since 1970), or of `epoch` if it is given. None if it has no
+        price.
+        """
         held = self.of(self.epoch_at(at_s) if epoch is None else epoch)
         price = held.of_model(model) if held is not None else None
         if price is None:
@@ -121,7 +123,7 @@ class Prices:
 
 
 def price_book(path: Path) -> Prices:
-    """Read a price book. Raises ConfigError with all that is wrong."""
+    """Read a price book. Raises ConfigError with all problems in it."""
     try:
         document = parsed(path.read_bytes(), str(path))
     except OSError as error:

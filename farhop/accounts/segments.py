@@ -34,7 +34,9 @@ Sync = Literal["always", "interval", "never"]
 
 
 class Bounds:
-    """How much is kept, and how surely. Bytes and seconds; `keep_s` is of files that nobody has to read any more."""
+    """Limits of what is kept on disk, in bytes and seconds. `keep_s`: how long files are kept that nobody needs to read
+    any more.
+    """
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class Bounds:
 
 
 class Segments:
-    """See the module's head. `lines` makes, in the thread, of what was handed over a line each.
+    """See the module's docstring. `lines` makes, in the thread, of what was handed over a line each.
 
     `trouble` is why nothing is written now, "" while all is well. `written` and `lost` count what was handed over;
     `unclean` counts starts after a process that was killed.
@@ -85,7 +87,7 @@ class Segments:
     # -- for the loop
 
     def put(self, one: Any) -> None:
-        """Hand over one record."""
+        """Queue one record. Does no IO."""
         if len(self._queue) + len(self._pending) < self.bounds.waiting_max:
             self._queue.append(one)
         else:
@@ -193,7 +195,9 @@ class Segments:
     # -- files
 
     def _rotate(self) -> None:
-        """The next file is there before the last one is whole: who is killed between them was writing."""
+        """Create the next file before the current one is complete: if the process is killed between the two, the order
+        of the files still tells which was being written.
+        """
         fd, path = self._fd, self._path
         self._begin()
         self._complete(fd, path)

@@ -29,11 +29,11 @@ _DASH = "\N{EM DASH} "
 
 
 class LogError(Exception):
-    """What does not hold; the text names what, and where."""
+    """A log that contradicts itself, its checkpoint or its key. The text says what is wrong, and where."""
 
 
 def leaf_hash(entry: bytes) -> bytes:
-    """RFC 6962, 2.1."""
+    """The hash of a leaf (RFC 6962, 2.1)."""
     return hashlib.sha256(b"\x00" + entry).digest()
 
 
@@ -44,7 +44,7 @@ def leaf_hashes(entries: Iterable[bytes]) -> list[bytes]:
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """RFC 6962, 2.1."""
+    """The hash of an inner node (RFC 6962, 2.1)."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
@@ -182,7 +182,7 @@ class Tree:
                 yield level, self.size >> (_LEVELS_A_TILE * (level + 1)), b"".join(row)
 
     def root(self) -> bytes:
-        """Of all leaves so far."""
+        """The root hash over all leaves so far."""
         whole = [part for row in reversed(self.levels) for part in _powers(row)]
         if not whole:
             return EMPTY_ROOT
@@ -193,7 +193,7 @@ class Tree:
 
 
 def fold(row: Sequence[bytes]) -> bytes:
-    """The hash over a power of two of hashes."""
+    """The root hash of a complete subtree, from its row of hashes; their number is a power of two."""
     sha256 = hashlib.sha256
     while len(row) > 1:
         row = [sha256(b"\x01" + left + right).digest() for left, right in zip(row[::2], row[1::2], strict=True)]
@@ -215,7 +215,7 @@ TileAt = tuple[int, int, int]  # level, index, width
 
 
 def tiles_of(size: int) -> Iterator[TileAt]:
-    """Every tile of a log of so many entries, of each level the last one maybe partial."""
+    """All tiles of a log of `size` entries; the last one of each level may be partial."""
     level = 0
     while (hashes := size >> (_LEVELS_A_TILE * level)) > 0:
         for index in range(hashes // WIDTH):
@@ -226,7 +226,7 @@ def tiles_of(size: int) -> Iterator[TileAt]:
 
 
 def hash_reader(tile: Callable[[TileAt], bytes], size: int) -> Callable[[int, int], bytes]:
-    """Reads the hash of any whole subtree of a log of so many entries from its tiles."""
+    """A function that gives the hash of any complete subtree of a log of `size` entries, read from its tiles."""
 
     def read(level: int, index: int) -> bytes:
         row, above = level // _LEVELS_A_TILE, level % _LEVELS_A_TILE
@@ -241,12 +241,12 @@ def hash_reader(tile: Callable[[TileAt], bytes], size: int) -> Callable[[int, in
 
 
 def tile_path(level: int, index: int, width: int) -> str:
-    """tile/<L>/<N>[.p/<W>]."""
+    """The path of a tile: tile/<L>/<N>[.p/<W>]."""
     return f"tile/{level}/{_numbered(index, width)}"
 
 
 def bundle_path(index: int, width: int) -> str:
-    """tile/entries/<N>[.p/<W>]."""
+    """The path of a bundle of entries: tile/entries/<N>[.p/<W>]."""
     return f"tile/entries/{_numbered(index, width)}"
 
 
@@ -260,7 +260,7 @@ def _numbered(index: int, width: int) -> str:
 
 
 def bundle(entries: Iterable[bytes]) -> bytes:
-    """Entries with their lengths."""
+    """The content of a bundle: each entry after its length (2 bytes)."""
     return b"".join([part for one in entries for part in (len(one).to_bytes(2, "big"), one)])
 
 
@@ -280,7 +280,7 @@ def unbundle(data: bytes, source: str = "a bundle") -> list[bytes]:
 
 
 class Checkpoint(NamedTuple):
-    """What is signed: the log's name, how many entries, their root."""
+    """What is signed: the log's name, its number of entries and its root hash."""
 
     origin: str
     size: int
@@ -288,7 +288,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """As it is signed."""
+        """The text that is signed."""
         return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n".encode()
 
 
@@ -298,13 +298,13 @@ def key_id(name: str, public: Ed25519PublicKey) -> bytes:
 
 
 def verifier_key(name: str, public: Ed25519PublicKey) -> str:
-    """As signed-note writes a key: NAME+ID+KEY."""
+    """A public key in the notation of signed-note: NAME+ID+KEY."""
     key = base64.b64encode(_ED25519 + public.public_bytes_raw()).decode()
     return f"{name}+{key_id(name, public).hex()}+{key}"
 
 
 def read_verifier_key(text: str) -> tuple[str, Ed25519PublicKey]:
-    """Name and key. LogError if it is none."""
+    """The name and the key in that notation. Raises LogError for any other text."""
     name, _, rest = text.strip().partition("+")
     try:
         data = base64.b64decode(rest.partition("+")[2], validate=True)
@@ -317,14 +317,14 @@ def read_verifier_key(text: str) -> tuple[str, Ed25519PublicKey]:
 
 
 def sign(checkpoint: Checkpoint, key: Ed25519PrivateKey) -> bytes:
-    """A signed note."""
+    """The checkpoint as a signed note."""
     body = checkpoint.body
     signature = base64.b64encode(key_id(checkpoint.origin, key.public_key()) + key.sign(body)).decode()
     return body + f"\n{_DASH}{checkpoint.origin} {signature}\n".encode()
 
 
 def open_checkpoint(note: bytes, origin: str, public: Ed25519PublicKey) -> Checkpoint:
-    """What a signed note says. LogError if it is not of this log, by this key, byte for byte."""
+    """The checkpoint in a signed note. Raises LogError unless it is of this log and signed by this key."""
     try:
         lines = note.decode().split("\n")
         size, root = int(lines[1]), base64.b64decode(lines[2], validate=True)

@@ -92,7 +92,7 @@ _EPOCH_AT = Data.__struct_fields__.index("price_epoch")
 
 
 def lines(records: Iterable[Record], source: str, prices: Prices | None) -> list[bytes]:
-    """The records as lines of JSON."""
+    """The records as lines of JSON, with their cost if a price book is given."""
     return [_line(one, source, prices) for one in records]
 
 
@@ -143,7 +143,7 @@ class Sums(msgspec.Struct):
     answers_saved_usd: float = 0.0
 
     def add(self, data: Data, prices: Prices | None) -> None:
-        """Add one record."""
+        """Add one record to the sums."""
         self.requests += 1
         self.failed += data.status >= 400 or data.status == 0
         self.unmeasured += data.measured == "none" and data.status < 400
@@ -176,14 +176,14 @@ class Sums(msgspec.Struct):
 
 
 class Reading:
-    """What was read of a fleet's files: each record once, however often it was delivered."""
+    """The records read from a fleet's files, each once, however often it was delivered."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, str]] = set()
         self.doubles = self.unreadable = 0
 
     def events(self, written: Iterable[bytes]) -> Iterator[Event]:
-        """Of lines, those that are records and were not read before."""
+        """The records in these lines that were not read before."""
         for line in written:
             event = read(line)
             if event is None:

@@ -18,7 +18,7 @@ ENTRY_BYTES = 512  # what an entry takes beside its answer: key, headers, places
 
 
 class AnswerStore(Generic[A]):
-    """By holder (a tenant) and key. Sizes are in bytes."""
+    """Stored answers, by holder (a tenant) and key. All sizes are in bytes."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 0:
@@ -62,7 +62,7 @@ class AnswerStore(Generic[A]):
         return True
 
     def drop(self, holder: str, key: bytes) -> None:
-        """Remove an answer, if it is kept."""
+        """Remove an answer, if it is stored."""
         mine = self.by_holder.get(holder)
         found = mine.pop(key, None) if mine is not None else None
         if found is not None:
@@ -116,7 +116,7 @@ class AnswerStore(Generic[A]):
         self._gone(holder, cost)
 
     def _count(self, holder: str, mine: int) -> None:
-        """It has so many bytes, more than before."""
+        """Record that a holder's answers now take `mine` bytes, more than before."""
         self._counted[holder] = mine
         heapq.heappush(self._most, (-mine, holder))
         if len(self._most) > 2 * len(self._bytes) + 16:

@@ -30,14 +30,13 @@ _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def key_of(text: str) -> int:
-    """A key of 64 bits for any text."""
+    """A 64-bit hash of any text."""
     return xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
 def owner(thing: str, members: Iterable[str]) -> str | None:
-    """The member responsible for a thing: that with the highest xxh64 of both names. None if there are no members.
-
-    Costs half a microsecond a member.
+    """The member responsible for a thing: the one with the highest xxh64 over both names. None if there are no members.
+    Takes 0.5 us per member.
     """
     best: tuple[int, str] | None = None
     for member in members:
@@ -49,8 +48,9 @@ def owner(thing: str, members: Iterable[str]) -> str | None:
 
 
 def draw(key: int, stakes: Iterable[tuple[str, float, bytes]]) -> str:
-    """The name that a 64-bit key draws; "" if there are no names. `stakes`: names, their weights (above 0), and their
-    salts."""
+    """The name drawn by a 64-bit key; "" if there are no names. `stakes`: the names, their weights (above 0) and their
+    salts.
+    """
     drawing = key.to_bytes(8, "little")
     best, least = "", 0.0
     for name, weight, salt in stakes:
@@ -61,23 +61,24 @@ def draw(key: int, stakes: Iterable[tuple[str, float, bytes]]) -> str:
 
 
 def costs(key: int, names: tuple[str, ...], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What each name costs a key, by weights above 0: the least is drawn. One for each name, above 0."""
+    """The cost of each name for a key, by weights above 0: the name with the least cost is drawn. All costs are above
+    0.
+    """
     made: NDArray[np.float64] = -np.log(uniform(key, names)) / weights
     return made
 
 
 def uniform(key: int, names: tuple[str, ...]) -> NDArray[np.float64]:
-    """A number in (0, 1) for each name, by the key."""
+    """For each name, a number in (0, 1) that the key determines."""
     mixed = _mixed(_seeds(names) ^ np.uint64(key & _MASK))
     drawn: NDArray[np.float64] = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
     return drawn
 
 
 def points(names: tuple[str, ...], each: int) -> NDArray[np.uint64]:
-    """`each` points on a circle of 64 bits for every name, a row a name: the same whoever else is there.
-
-    They are the numbers that splitmix64 draws from the name's hash. All at once: 8 ms for 128 of each of 1,000 names,
-    where hashing each point took 100.
+    """`each` points on a circle of 64 bits for every name, one row per name. A name's points do not depend on the other
+    names: splitmix64 generates them from the name's hash. All at once: 8 ms for 128 points of each of 1,000 names,
+    where hashing each point would take 100 ms.
     """
     steps = np.arange(1, each + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     return _mixed(_seeds(names)[:, np.newaxis] + steps)

@@ -208,11 +208,11 @@ class Ledger:
         return shared
 
     def held(self, request_id: str) -> Reservation | None:
-        """What the request holds now, or None."""
+        """The reservation of a request; None if it has none."""
         return self._held.get(request_id)
 
     def columns(self, target: str) -> Tokens:
-        """What each request there holds now (_Held); not to be kept."""
+        """The tokens that each request at this target reserves (_Held). Do not keep a reference."""
         held = self._at.get(target) if self._at is not None else None
         return held.columns if held is not None else _NOBODY
 

@@ -31,26 +31,26 @@ class Limit:
 
     @property
     def capacity(self) -> int:
-        """The cap."""
+        """The limit."""
         return self._capacity
 
     @property
     def used(self) -> int:
-        """What is taken and not given back."""
+        """The amount taken and not given back."""
         return self._used
 
     @property
     def noted(self) -> int:
-        """What is held outside of take() and give(), as last noted."""
+        """The amount held outside of take() and give(), as last noted."""
         return self._noted
 
     @property
     def holders(self) -> int:
-        """How many named holders hold something."""
+        """The number of named holders that hold something."""
         return len(self._held)
 
     def held(self, holder: str) -> int:
-        """How much a holder holds."""
+        """The amount that a holder holds."""
         return self._held.get(holder, 0)
 
     def fits(self, n: int) -> bool:
@@ -62,11 +62,11 @@ class Limit:
         return self._held.get(holder, 0) * len(self._held) >= self._used > 0
 
     def note(self, n: int) -> None:
-        """What is held that is measured rather than taken: it leaves less to take."""
+        """Set the amount in use that is measured rather than taken; it reduces what can be taken."""
         self._noted = n
 
     def take(self, n: int = 1, holder: str | None = None) -> bool:
-        """Take n, all or nothing. ValueError if n is negative."""
+        """Take `n`, or nothing. Returns whether it was taken. Raises ValueError if `n` is negative."""
         if n < 0:
             raise ValueError(f"cannot take {n}: give() them back instead")
         used = self._used + n
@@ -107,14 +107,14 @@ class Limit:
 
 
 class ByteBudget(Limit):
-    """One cap on all buffered bytes. `take` and `give` must balance."""
+    """One limit on all buffered bytes. Every `take` needs its `give`."""
 
     __slots__ = ()
     _what = "capacity_bytes"
 
     @property
     def capacity_bytes(self) -> int:
-        """The cap."""
+        """The limit."""
         return self._capacity
 
     @property
@@ -124,6 +124,6 @@ class ByteBudget(Limit):
 
 
 class SlotLimit(Limit):
-    """One cap on things counted singly: connections, requests. `take` and `give` must balance."""
+    """One limit on a number of things: connections, requests. Every `take` needs its `give`."""
 
     __slots__ = ()

@@ -172,7 +172,7 @@ class Address(msgspec.Struct, frozen=True, gc=False):
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Something that happened."""
+    """Something that happened. Its name is in the past tense."""
 
 
 class LawChanged(Event, frozen=True):
@@ -286,7 +286,7 @@ class TimerFired(Event, frozen=True):
 
 
 class Command(msgspec.Struct, frozen=True, gc=False):
-    """Something to be done."""
+    """Something that the relay must do. Its name is an imperative."""
 
 
 class Prefill(msgspec.Struct, frozen=True, gc=False):
@@ -300,7 +300,7 @@ class Prefill(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def together(self) -> bool:
-        """Whether both are asked at once."""
+        """Whether the prefill and the decode engine are asked at the same time."""
         return self.room is not None
 
 
@@ -329,7 +329,7 @@ class Forward(Command, frozen=True):
 
 
 class Resume(Forward, frozen=True):
-    """The same for a request whose client has the beginning of its stream: continue that."""
+    """As Forward, for a request whose client has the beginning of its stream: continue that stream."""
 
 
 class Hold(Command, frozen=True):

@@ -40,7 +40,7 @@ class ModelStep(Part):
 
     @property
     def for_any(self) -> bool:
-        """Whether it takes whatever comes."""
+        """Whether the step accepts every request."""
         return self.prompt_bytes_max is None and self.tools is None and self.usd_max is None
 
 
@@ -48,7 +48,7 @@ Steps = Annotated[tuple[ModelStep, ...], Field(max_length=MODELS_MAX)]
 
 
 class NameRoute(Part):
-    """What a `model` stands for, when a `tenant` asks for it or, without one, whoever does."""
+    """The models that a `model` name stands for, when `tenant` asks for it; tenant "": when any tenant does."""
 
     tenant: Name | Literal[""] = ""
     model: Name
@@ -61,7 +61,9 @@ class NameRoute(Part):
 
 
 def names_of(listed: Sequence[NameRoute]) -> dict[Scope, tuple[ModelStep, ...]]:
-    """What stands for what, by scope. ValueError that names the route and the remedy if they cannot stand together."""
+    """By scope, the models that each name stands for. Raises ValueError, with the route and the remedy, if routes
+    contradict each other.
+    """
     names: dict[Scope, tuple[ModelStep, ...]] = {}
     for n, one in enumerate(listed):
         if names.setdefault((one.tenant, one.model), one.models) is not one.models:
@@ -97,7 +99,7 @@ def fallback(request: Request, model: str, refused: str, attempts: int) -> Reque
 
 
 def check_ends(listed: Iterable[tuple[str, Sequence[ModelStep]]]) -> None:
-    """Raise ValueError if a name stands for one that stands for others in turn."""
+    """Raise ValueError if a name stands for another name that stands for further models."""
     routes = list(listed)
     stand_for_others = {name for name, steps in routes if steps}
     for n, (name, steps) in enumerate(routes):
@@ -113,7 +115,7 @@ def of(names: Mapping[Scope, tuple[ModelStep, ...]], tenant: str, model: str) ->
 
 
 def aliases(names: Mapping[Scope, tuple[ModelStep, ...]], tenant: str) -> dict[str, tuple[str, ...]]:
-    """All names that stand for others when this tenant asks for them, and for which."""
+    """All names that stand for other models when this tenant asks for them, and these models."""
     mine = sorted({model for whose, model in names if whose in ("", tenant)})
     return {name: tuple(step.model for step in of(names, tenant, name)) for name in mine}
 

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Source(StrEnum):
-    """Which party caused the outcome."""
+    """The party that caused an outcome."""
 
     CLIENT = "client"
     LAW = "law"
@@ -53,7 +53,7 @@ def by_reason(reason: str) -> Outcome | None:
 
 
 def of_answer(status: int) -> Outcome:
-    """How an attempt ended whose answer, with this HTTP status, is whole and is the engine's own."""
+    """The outcome of an attempt whose complete answer has this HTTP status and is the engine's own."""
     if status < 400:
         return SERVED
     return REFUSED_BY_ENGINE if status in _CLIENTS_FAULTS else ENGINE_ERROR

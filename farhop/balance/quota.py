@@ -47,7 +47,7 @@ class Quota(msgspec.Struct, frozen=True):
         return self.rate == 0.0
 
     def part(self, share: float) -> Quota:
-        """A share of it, from 0 to 1."""
+        """A share (0..1) of the quota."""
         return Quota(self.depth * share, self.rate * share, self.pool)
 
 
@@ -67,7 +67,7 @@ class Bucket:
         return self.level
 
     def fits(self, n: float, now: float) -> bool:
-        """Whether n more would be within its depth."""
+        """Whether the level plus `n` is within the depth."""
         return self.leak(now) + n <= self.quota.depth
 
     def lacks_s(self, n: float, now: float) -> float:
@@ -75,7 +75,7 @@ class Bucket:
         return max(0.0, self.leak(now) + n - self.quota.depth) / self.quota.rate if n <= self.quota.depth else inf
 
     def give(self, n: float, now: float) -> None:
-        """Take n out: what was put in was not used. What has leaked already stays so."""
+        """Take out `n` units that were put in and not used. What has leaked meanwhile stays leaked."""
         self.level = max(0.0, self.leak(now) - n)
 
 
@@ -102,7 +102,9 @@ class Want(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What a holder tells at `at`, by its clock, under a lease. `number` rises. Slots that are not named are let go."""
+    """What a holder reports at `at`, by its clock, under a lease. `number` rises with each message. Slots that are not
+    named are returned.
+    """
 
     lease: int
     number: int

@@ -15,11 +15,12 @@ PACE_S, PACE_S_MAX, PACE_WEIGHT = 1.0, 10.0, 0.1
 
 
 class Holding:
-    """One bucket as a balancer has it: what is lent to it, and a `safe` part that is its own, whoever is reached.
+    """One bucket at one balancer: the units lent to it, and a `safe` part of its own, which needs no root.
 
-    `used` since the last exchange and `want` tell how much to ask for; `waiting` is what requests wait for, `open` how
-    many reservations are not settled. `free` is what was left of the limit at `free_at`; `soon`: see Grant. `known`:
-    there may be something that its root does not know; else it is not named, and its root forgets our totals.
+    `used` since the last exchange and `want` determine how much to ask for; `waiting`: the units that requests wait
+    for; `open`: the reservations not settled yet. `free`: what was left of the limit at `free_at`; `soon`: see Grant.
+    `known`: whether there may be something that the root does not know yet; if not, the bucket is left out of the next
+    message, and the root forgets its totals.
     """
 
     __slots__ = (
@@ -56,25 +57,25 @@ class Holding:
         self.free_at = -inf  # what was left then was of another size
 
     def void(self) -> None:
-        """Nothing is lent any more; totals start at zero."""
+        """All lent units are lost; the totals start at zero."""
         self.granted = self.spent = self.returned = self.refunded = self.owed = 0
 
     @property
     def available(self) -> int:
-        """What is lent and not spent yet."""
+        """The units lent and not spent yet."""
         return self.granted - self.spent - self.returned
 
     @property
     def idle(self) -> bool:
-        """Whether it can be forgotten: nothing is lent or under way, and its root knows all of it."""
+        """Whether the holding can be dropped: nothing is lent or in flight, and the root knows all totals."""
         return not (self.known or self.open or self.waiting or self.available)
 
     def fits(self, n: int, now: float) -> bool:
-        """Whether n may be taken."""
+        """Whether `n` units may be taken now."""
         return n <= self.granted - self.spent - self.returned or (self.safe is not None and self.safe.fits(n, now))
 
     def take(self, n: int) -> bool:
-        """Take n, which must fit. Returns whether it was taken from what is lent."""
+        """Take `n` units, which must fit. Returns whether they were taken from the lent units."""
         self.used += n
         self.open += 1
         if n <= self.granted - self.spent - self.returned:
@@ -123,7 +124,7 @@ class Holding:
         return Want(self.name, self.spent, self.returned, self.refunded, self.owed, want, self.waiting)
 
     def leave(self) -> None:
-        """Nothing more is wanted."""
+        """Withdraw all requests for more units."""
         self.used = self.want = self.waiting = 0
 
     def apply(self, grant: Grant, now: float) -> None:
@@ -153,27 +154,27 @@ class SlotsHeld(Holding):
         self.own_from = now + LEASE_S * (1 + DRIFT)
 
     def void(self) -> None:
-        """None are lent any more, but for those that are taken, until they end."""
+        """All lent slots are lost, except those in use, until their requests end."""
         self.held = self.over = self.taken
 
     @property
     def available(self) -> int:
-        """How many are held and not taken."""
+        """The slots held and not in use."""
         return self.held - self.taken
 
     @property
     def idle(self) -> bool:
-        """Whether it can be forgotten."""
+        """Whether nothing is lent or in use, so that the holding can be dropped."""
         return not (self.known or self.held or self.own or self.waiting)
 
     def fits(self, n: int, now: float) -> bool:
-        """Whether n may be taken."""
+        """Whether `n` units may be taken now."""
         if n <= self.held - self.taken:
             return True
         return self.safe is not None and now >= self.own_from and self.own + n <= self.safe.quota.depth
 
     def take(self, n: int) -> bool:
-        """Take n, which must fit. Returns whether it was taken from what is lent."""
+        """Take `n` units, which must fit. Returns whether they were taken from the lent units."""
         if n > self.held - self.taken:
             self.own += n
             return False
@@ -201,7 +202,9 @@ class SlotsHeld(Holding):
         return max(0.0, self.free_at + self.pace_s - now)
 
     def ask(self) -> Want | None:
-        """What to tell its root now; None: nothing, and nothing is wanted. What is more than wanted is let go."""
+        """What to send to the root now; None if there is nothing to report or to ask for. Slots beyond what is wanted
+        are returned.
+        """
         self.want = want = min(max(2 * self.waiting, self.most - self.taken, self.want // 2), floor(self.quota.depth))
         self.most = self.taken
         self.held = min(self.held, self.taken + want)
@@ -215,7 +218,7 @@ class SlotsHeld(Holding):
         )  # fmt: skip
 
     def leave(self) -> None:
-        """Nothing more is wanted."""
+        """Withdraw all requests for more units."""
         super().leave()
         self.most = self.taken
 

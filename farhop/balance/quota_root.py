@@ -22,7 +22,7 @@ MARK_MAX = 2**53  # whatever holders say, what is written down stays a number th
 
 
 class _Account:
-    """Of one bucket under one lease, from what a holder reported before, of which all has been counted, on."""
+    """One bucket under one lease: a holder's totals, counted from its first message under this lease."""
 
     __slots__ = ("granted", "owed", "refunded", "returned", "spent")
 
@@ -36,7 +36,7 @@ class _Account:
 
 
 class _Lease:
-    """`place`: of which tier and region its holder is, which is what a certificate proves."""
+    """A holder's lease. `place`: the holder's tier and region, which its certificate proves."""
 
     __slots__ = ("accounts", "holder", "id", "number", "place", "until")
 
@@ -47,7 +47,9 @@ class _Lease:
 
 
 class _Pool:
-    """What its buckets did not need and is not taken yet: `spare`, of which at most POOL_S of their rates is kept."""
+    """The units that a pool's buckets did not need, and that were not borrowed yet: `spare`, at most POOL_S of their
+    rates.
+    """
 
     __slots__ = ("looked_at", "members", "most", "spare")
 
@@ -56,7 +58,7 @@ class _Pool:
         self.spare, self.most, self.looked_at = spare, 0.0, -inf
 
     def look(self, now: float) -> None:
-        """Gather what idled until now, or until a moment ago. Never is there more than is kept, whoever put it in."""
+        """Collect the units that idled until now. At most every POOL_LOOK_S; `spare` never exceeds its bound."""
         if now - self.looked_at >= POOL_LOOK_S:
             self.looked_at = now
             for bucket in self.members:
@@ -90,7 +92,7 @@ class _Lent(Bucket):
         return self.level
 
     def _gone(self, n: float) -> None:
-        """So much of what was reported is there no more; each place's part shrinks alike."""
+        """Remove `n` units of what was reported; each place's part shrinks by the same factor."""
         left = self.reported - n
         if left <= 0.0:
             self.reported, self._scale = 0.0, 1.0
@@ -103,7 +105,7 @@ class _Lent(Bucket):
             self._scale = 1.0
 
     def report(self, n: int, place: str) -> None:
-        """The holder reports that it spent so much."""
+        """The holder reports that it spent `n` units."""
         self.level += n
         self.reported += n
         self._parts[place] = self._parts.get(place, 0.0) + n / self._scale
@@ -117,7 +119,7 @@ class _Lent(Bucket):
         return min(self.pool.spare, self.level)
 
     def borrow(self, n: float) -> None:
-        """Take n of its pool, which is spare: so much of it is free again."""
+        """Take `n` spare units of the bucket's pool: so many units of the bucket are free again."""
         assert self.pool is not None
         self.pool.spare -= n
         self.level -= n
@@ -142,7 +144,7 @@ class _Lent(Bucket):
         return max(self.quota.depth * AHEAD_SHARE, self.quota.rate * AHEAD_S, AHEAD_MIN)
 
     def ahead_of(self, now: float) -> int:
-        """The next mark to be written."""
+        """The next mark to be written to etcd."""
         ahead = max(self.ahead, min(self.waited, self.quota.depth * WAITED_SHARE))
         self.waited = 0
         return ceil(min(self.quota.depth, self.leak(now) + self.lent + ahead))
@@ -205,7 +207,7 @@ class Root:
         self._users: dict[str, None] = {}  # their buckets, the least recently used first
 
     def configure(self, quotas: dict[str, Quota], now: float) -> None:
-        """These are all the buckets from now on; one whose size changes keeps its level."""
+        """Replace all buckets. A bucket whose size changes keeps its level."""
         self._each = {name: quota for name, quota in quotas.items() if name.endswith(EACH)}
         quotas = {name: quota for name, quota in quotas.items() if name not in self._each}
         for name in tuple(self._users):
@@ -235,7 +237,7 @@ class Root:
         self._pool()
 
     def _pool(self) -> None:
-        """Which buckets belong to which pool."""
+        """Assign buckets to their pools."""
         before, self.pools = self.pools, {}
         for bucket in self._buckets.values():
             name = bucket.quota.pool
@@ -286,14 +288,14 @@ class Root:
         return marks
 
     def written(self) -> None:
-        """The last snapshot was stored."""
+        """The last snapshot was stored in etcd."""
         self.runs_out = False
         for bucket in self._buckets.values():
             if bucket.mark < inf:  # else it is not written down
                 bucket.mark = bucket.next
 
     def leases_of(self, place: str, now: float) -> int:
-        """How many leases of holders whose names begin with this prefix are alive."""
+        """The number of live leases of holders whose names begin with this prefix."""
         return sum(lease.until >= now and lease.holder.startswith(place) for lease in self._leases.values())
 
     def knows(self, holder: str, lease: int) -> bool:
@@ -302,7 +304,7 @@ class Root:
         return known is not None and known.holder == holder
 
     def exchange(self, holder: str, ask: Ask, now: float) -> LeaseReply:
-        """Take what a holder tells, and lend. `holder` is another for each life of its process."""
+        """Take a holder's message, and lend. `holder` is a new name for each start of its process."""
         self._expire(now)
         known, fresh = self._leases.get(ask.lease), False
         if known is not None and known.holder == holder and 0 < ask.number <= known.number:
@@ -402,7 +404,7 @@ class Root:
                 self._buckets[name].lent -= held
 
     def levels(self, now: float) -> dict[str, dict[str, float]]:
-        """For people: each bucket's depth, what is used of it, and what is lent."""
+        """For operators: by bucket, its depth, the units used and the units lent."""
         taken: dict[str, int] = {}
         for tenure in self._tenures.values():
             for name, (_, n) in tenure.slots.items():

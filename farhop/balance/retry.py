@@ -34,7 +34,7 @@ class RetryBudget:
         return self._retrying + 1 <= BUDGET_FLOOR + BUDGET_SHARE * len(self._requests)
 
     def take(self) -> bool:
-        """Start a budgeted retry if one fits."""
+        """Start a budgeted retry, if the budget allows one. Returns whether it does."""
         if not self.allows():
             return False
         self._retrying += 1

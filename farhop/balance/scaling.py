@@ -40,7 +40,7 @@ class ScalingBounds(msgspec.Struct, frozen=True, kw_only=True):
     down_after_s: float = 300.0
 
     def clamp(self, replicas: int) -> int:
-        """The number, moved within the bounds."""
+        """The number of replicas, limited to the bounds."""
         return max(self.replicas_min, min(replicas, self.replicas_max))
 
 
@@ -86,7 +86,7 @@ class DesiredReplicas:
         self.needed = 0  # without bounds
 
     def configure(self, bounds: ScalingBounds) -> None:
-        """Use these bounds from the next look on."""
+        """Use these bounds from the next call of `look` on."""
         self._bounds = bounds
 
     @property

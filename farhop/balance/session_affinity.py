@@ -32,7 +32,7 @@ class SessionAffinity:
         return self.of(session, model) or (self.of(parent, model) if parent else None) or ""
 
     def moved_in(self, session: int, model: str, target: str) -> None:
-        """A request of the session was sent there."""
+        """A request of the session was sent to `target`."""
         part = self._parts[session % PARTS]
         part[session, model] = target
         part.move_to_end((session, model))

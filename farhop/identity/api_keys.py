@@ -55,8 +55,9 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class NotIdentified(msgspec.Struct, frozen=True):
-    """Why a token or certificate authenticates nobody: the outcome, and the text for the client, in our own words
-    only."""
+    """Why a token or certificate authenticates nobody: the outcome, and the text for the client. The text never quotes
+    the credential.
+    """
 
     outcome: Outcome
     detail: str
@@ -72,10 +73,12 @@ class Tokens(Protocol):
     """Signed tokens that authenticate a caller (farhop.identity.jwt_tokens)."""
 
     def known(self, credential: bytes) -> Principal | None:
-        """Whose a token is that was verified before, by its header's SHA-256."""
+        """The principal of a token that was verified before, by the SHA-256 of its header; None if it was not."""
 
     def identify(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | None:
-        """Whose the token in an `Authorization` header is, or why it is nobody's; None: there is no token in it."""
+        """The principal of the token in an `Authorization` header, or why it authenticates nobody; None: the header
+        holds no token.
+        """
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -87,7 +90,7 @@ class Issued(msgspec.Struct, frozen=True):
     revoked: bool = False
 
     def valid(self, now_s: float) -> bool:
-        """Whether it may be used at this moment."""
+        """Whether the key may be used at this time (seconds since 1970)."""
         return not self.revoked and self.not_before_s <= now_s < self.expires_s
 
 
@@ -169,12 +172,12 @@ class Keyring:
         return found
 
     def replace(self, lookup: Lookup) -> None:
-        """Answer by another topology from now on; everything remembered is forgotten."""
+        """Use another topology from now on. All cached results are dropped."""
         self._lookup = lookup
         self.memo = {}
 
     def forget(self) -> None:
-        """The issued keys have changed."""
+        """The issued keys have changed: drop all cached results."""
         self.memo = {}
 
     def _learn(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | Outcome:

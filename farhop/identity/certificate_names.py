@@ -25,24 +25,24 @@ _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """A balancer with a proven identity."""
+    """A balancer whose identity a certificate proves."""
 
     tier: Tier
     region: str
 
 
 def uri(trust_domain: str, tier: Tier, region: str) -> str:
-    """The name as it stands in a certificate's subject alternative names."""
+    """A balancer's name as a URI in the subject alternative names of its certificate."""
     return f"{_SCHEME}{trust_domain}/farhop/{tier}/{region}"
 
 
 def host(trust_domain: str, tier: Tier, region: str) -> str:
-    """The same as a host name."""
+    """A balancer's name as a host name."""
     return f"{region}.{tier}.{trust_domain}"
 
 
 def operator_uri(trust_domain: str, name: str) -> str:
-    """The name in the certificate of an operator, who is no balancer."""
+    """An operator's name as a URI in the subject alternative names of a certificate."""
     return f"{_SCHEME}{trust_domain}/farhop/{OPERATOR}/{name}"
 
 
@@ -56,13 +56,15 @@ def read(names: Iterable[str], trust_domain: str) -> Peer | None:
 
 
 def operator(names: Iterable[str], trust_domain: str) -> str:
-    """The operator whose verified certificate has these alternative names; "" if it names none in this domain."""
+    """The operator that a verified certificate with these alternative names identifies; "" if it identifies none in
+    this domain.
+    """
     kind, name = _parts(names, trust_domain)
     return name if kind == OPERATOR and _REGION.fullmatch(name) else ""
 
 
 def _parts(names: Iterable[str], trust_domain: str) -> tuple[str, str]:
-    """What the one URI says below the domain: its first part and the rest."""
+    """The path of the only URI in this trust domain: its first part, and the rest."""
     uris = [name for name in names if name.startswith(_SCHEME)]
     mark = f"{_SCHEME}{trust_domain}/farhop/"
     if len(uris) != 1 or not uris[0].startswith(mark):

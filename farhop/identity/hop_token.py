@@ -131,7 +131,7 @@ def _mac(primed: _Primed, signed: bytes) -> bytes:
 
 
 def is_of(mac: BodyMac, body: bytes) -> bool:
-    """Whether it is the mac of this body."""
+    """Whether this is the MAC of the body."""
     key, made = mac
     try:
         key.decrypt(made[:NONCE_BYTES], made[NONCE_BYTES:], body)
@@ -263,7 +263,9 @@ class HopVerifier:
     def admit(
         self, token: bytes | None, clock_ms: float, request: bytes = b""
     ) -> tuple[HopClaims, BodyMac | None] | Outcome:
-        """As `verify`, at its first use; with the mac of the allowed body, if it has one."""
+        """As `verify`, for the first use of the token. Also returns the MAC of the allowed body, None if the token has
+        none.
+        """
         found = self._read(token, clock_ms, request)
         if isinstance(found, Outcome):
             return found

@@ -223,8 +223,8 @@ class TokenVerifier:
         return None
 
     def identify(self, authorization: bytes, credential: bytes) -> Principal | NotIdentified | None:
-        """The principal of the token in an `Authorization` header, or why it authenticates nobody; None: it has no
-        token.
+        """The principal of the token in an `Authorization` header, or why it authenticates nobody; None: the header
+        holds no token.
         """
         if len(authorization) > TOKEN_BYTES_MAX:
             return _TOO_LONG if b"." in authorization else None
@@ -282,7 +282,7 @@ class TokenVerifier:
         return self._read(issuer, claims)
 
     def _read(self, issuer: Issuer, claims: dict[str, Any]) -> tuple[Principal, float, str] | NotIdentified:
-        """The claims of a verified token."""
+        """The principal in the claims of a verified token, its expiry and its key; or why it authenticates nobody."""
         audience = claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
         if not any(isinstance(one, str) and one in issuer.audiences for one in audiences):
@@ -337,7 +337,9 @@ def _claim_missing(what: str, claim: str) -> NotIdentified:
 
 
 def hidden_user(salt: bytes, whose: str, name: str) -> str:
-    """A user's name in records, 32 hex characters. `whose`: the issuer or the tenant that the name belongs to."""
+    """A user's pseudonym in records: 32 hexadecimal characters. `whose`: the issuer or tenant that the name belongs
+    to.
+    """
     named = f"{whose}\n{name}".encode("utf-8", "surrogatepass")
     return hmac.digest(salt, named, "sha256")[:_USER_BYTES].hex()
 

@@ -50,12 +50,12 @@ class RedirectToken(HopClaims, frozen=True, array_like=True):
 
 
 def holder(instance: str, incarnation: int) -> str:
-    """One process of a region: restarted it is another, which knows of no uses."""
+    """The name of one process of a region. After a restart it is another one, which knows of no used tokens."""
     return f"{instance}/{incarnation}"
 
 
 class RedirectTokenSigner(HopSigner):
-    """Signs them. See HopSigner."""
+    """Signs redirect tokens. See HopSigner."""
 
     __slots__ = ()
     VERSION: ClassVar[bytes] = b"r2"

@@ -28,7 +28,7 @@ _ENDED = NotIdentified(
 
 
 class TenantCertificates:
-    """The tenants of certificates, by their URI. `wall_s` tells the time in epoch seconds."""
+    """The tenants of client certificates, by the URI in the certificate. `wall_s`: the time in seconds since 1970."""
 
     def __init__(self, by_uri: Mapping[str, Principal], wall_s: Callable[[], float]) -> None:
         self._by_uri, self._wall_s, self._latest_s = dict(by_uri), wall_s, 0.0

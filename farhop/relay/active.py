@@ -32,7 +32,7 @@ class Attempt(Protocol):
 
     @property
     def target(self) -> str:
-        """The upstream that is tried."""
+        """The upstream of the attempt."""
 
     @property
     def status(self) -> int:
@@ -44,30 +44,30 @@ class Attempt(Protocol):
 
     @property
     def usage(self) -> Usage | None:
-        """What the engine said so far of its usage."""
+        """The usage that the engine has reported so far; None: none yet."""
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
 
     @property
     def last_activity_at(self) -> float:
         """When something of the answer came last; before that, when the attempt was made."""
 
     def start(self, address: Address) -> None:
-        """Get a connection."""
+        """Request a connection to the upstream."""
 
     def abort(self) -> None:
-        """Stop the work upstream at once; tells nobody."""
+        """Cancel the work upstream at once, without a callback."""
 
     def recall(self) -> None:
         """The law forbids its upstream from now on: give it up unless all of it has been sent."""
 
     def pause(self) -> None:
-        """The client is behind."""
+        """The client reads too slowly: stop sending."""
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
 
     def check(self, now: float) -> None:
         """Apply the time limits. `now` is the relay's clock."""
@@ -77,10 +77,10 @@ class RequestOwner(Protocol):
     """The owner of a request, which ends it if its client is gone, or if this process stops."""
 
     def client_left(self, active: ActiveRequest) -> None:
-        """The exchange's connection is gone."""
+        """The connection of the client is closed."""
 
     def stopped(self, active: ActiveRequest) -> None:
-        """The listener stops, and time is up."""
+        """The listener shuts down, and its drain time is over."""
 
 
 class ActiveRequest(msgspec.Struct, eq=False):
@@ -118,21 +118,21 @@ class ActiveRequest(msgspec.Struct, eq=False):
     # -- exchange.ExchangeCallbacks
 
     def client_left(self) -> None:
-        """The exchange's connection is gone."""
+        """The connection of the client is closed."""
         self._owner.client_left(self)
 
     def stopped(self) -> None:
-        """The listener stops, and time is up."""
+        """The listener shuts down, and its drain time is over."""
         self._owner.stopped(self)
 
     def pause(self) -> None:
-        """The client is behind."""
+        """The client reads too slowly: stop sending."""
         self.paused = True
         if self.attempt is not None:
             self.attempt.pause()
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
         self.paused = False
         if self.attempt is not None:
             self.attempt.resume()

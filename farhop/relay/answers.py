@@ -140,7 +140,7 @@ STATUS_LINES = _StatusLines({status: b"HTTP/1.1 %d %b\r\n" % (status, phrase) fo
 
 
 def status_of(reason: Outcome) -> int:
-    """The HTTP status that stands for an outcome."""
+    """The HTTP status of an outcome."""
     return _STATUS[reason][0]
 
 
@@ -214,7 +214,7 @@ def redirect(url: str, reason: Outcome, extra: bytes = b"") -> Reply:
 
 
 def event_of(reason: Outcome, detail: str, dialect: Dialect = Dialect.OPENAI) -> bytes:
-    """The last event of a stream that broke."""
+    """The last event of a stream that broke, in the form of the client's API."""
     if dialect is Dialect.ANTHROPIC:
         return b"event: error\ndata: " + _in_anthropic(status_of(reason), reason.reason, detail) + b"\n\n"
     if dialect is Dialect.RESPONSES:
@@ -252,7 +252,7 @@ _TOKEN_REFUSALS = (
 
 
 def hop_outcome(reason: Outcome, wait_ms: float | None) -> bytes:
-    """The header by which a tier listener, and nothing else, tells the tier above that it refused."""
+    """The header by which a tier listener, and nothing else, tells the tier above that it refused a request."""
     wait = b"" if wait_ms is None else b"; wait_ms=%d" % max(0, int(wait_ms))
     return b"x-farhop-outcome: " + reason.reason.encode() + wait + b"\r\n"
 

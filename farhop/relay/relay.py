@@ -55,14 +55,14 @@ class Tier(Protocol):
         """Header lines for the client: region and decision."""
 
     def answer_tail(self, active: ActiveRequest) -> bytes:
-        """What follows a stream's last event for a client: SSE comments, or nothing."""
+        """What follows a stream's last event: SSE comments for the client, or nothing."""
 
     def redirect_url(self, active: ActiveRequest, base: str) -> str:
         """The URL at which the client asks the region of the request's `forward` itself, with the token that it needs
         there."""
 
     def forwarded(self, active: ActiveRequest) -> None:
-        """An attempt is on its way."""
+        """An attempt was sent."""
 
     def attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
         """An attempt has ended in any way; or its first half did, if no second one followed."""
@@ -279,7 +279,7 @@ class Relay:
         self.react(machine.AttemptBegan(active.request.id, attempt.number, status))
 
     def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         active = attempt.active
         if active.attempt is attempt:
             active.ended_at = now = active.began_at if attempt.whole else self.clock()
@@ -300,7 +300,7 @@ class Relay:
             active.exchange.write(tail)
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
-        """The tier below said no."""
+        """The tier below refused the attempt."""
         if attempt.active.attempt is attempt:
             self._end_attempt(attempt.active, reason)
             self.react(machine.AttemptRefused(attempt.active.request.id, attempt.number, reason, wait_ms))
@@ -316,7 +316,7 @@ class Relay:
             self.react(replace(event, target_lives=True) if attempt.target_lives else event)
 
     def replaced(self, attempt: AttemptRun, trace: str) -> None:
-        """The engine's failure was not for clients."""
+        """The engine's error answer was unfit for clients, and was replaced."""
         self._notify(attempt.active, self._tier.replaced, attempt, trace)
 
     def prefilled(self, run: PrefillRun, kv_transfer_params: bytes) -> None:
@@ -352,8 +352,9 @@ class Relay:
         self._conclude(active, outcome.CLIENT_LEFT)
 
     def stopped(self, active: ActiveRequest) -> None:
-        """The drain time is over: end the request with an answer or an error event that says so, and have the machine
-        forget it."""
+        """The drain time is over: end the request with an answer or an error event that says so, and remove it from the
+        state machine.
+        """
         self._ending = True
         self._answer(
             active, machine.Answer(active.request.id, outcome.STOPPING, answers.STOPPING_DETAIL, 1.0), self.clock()
@@ -401,7 +402,7 @@ class Relay:
         attempt.start(command.address)
 
     def _end_at_limit(self, active: ActiveRequest, command: machine.Resume) -> None:
-        """End a stream whose requested tokens are all there and that only lacks its last event."""
+        """End a stream that has all of its requested tokens, and lacks only the last event."""
         progress = active.progress
         assert progress is not None  # _resume looked
         active.exchange.write(progress.at_limit() + progress.end(sends_usage=not active.hide_usage))
@@ -523,7 +524,7 @@ class Relay:
         return heapq.nsmallest(ASKED_MAX, quiet, key=_last_activity_at)
 
     def in_use(self, address: Address, within_s: float) -> bool:
-        """Whether requests are at this upstream, or were within so many seconds."""
+        """Whether requests are in progress at this upstream, or were within the last `within_s` seconds."""
         return self.pool.in_use(address, within_s)
 
     # -- endings

@@ -127,7 +127,7 @@ class Accounts:
     # -- for requests
 
     def refusal(self) -> Reply | None:
-        """What to answer instead of letting a request in; None: let it in."""
+        """The answer if no request can be accepted now, as usage cannot be recorded; None: accept requests."""
         for one in self._must:
             if one.trouble:
                 return answers.refusal(outcome.ACCOUNTS_NOT_WRITABLE, _FULL, retry_after_s=RETRY_AFTER_S)
@@ -241,7 +241,7 @@ class Accounts:
         ))  # fmt: skip
 
     def law_changed(self, laws: LawBook) -> None:
-        """Another law is in force, or the first one: who set it and what it is, by its hash."""
+        """Record in the audit log that a law came into force: its author and its hash."""
         status, written = laws.status(), laws.document_after(-1)
         digest = hashlib.sha256(written or msgspec.json.encode(laws.topology(), order="sorted")).digest()
         if self.audit is None or digest == self._law_logged:
@@ -256,7 +256,7 @@ class Accounts:
             self.audit.put(Event(_wall_s(), "operator", {"who": operator[:128], "what": what[:128]}))
 
     def reconfigured(self) -> None:
-        """Another configuration is in force."""
+        """Record in the audit log that a configuration came into force."""
         if self.audit is not None:
             self.audit.put(Event(_wall_s(), "configuration", {"epoch": self._law().epoch}))
 
@@ -352,7 +352,7 @@ class Accounts:
         self._tasks.start(self._watch(log, "audit"), "look after the audit log")
 
     async def close(self) -> None:
-        """Write what is left, and stop."""
+        """Write all queued records, and stop."""
         await self._tasks.close()
         if self.audit is not None:
             await asyncio.to_thread(self.audit.close)
@@ -375,7 +375,7 @@ class Accounts:
                 self._log.warning(f"{what} is written again", what, lost=written.lost)
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         return self._usage_status() | self._audit_status()
 
     def _audit_status(self) -> dict[str, Any]:

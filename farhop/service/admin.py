@@ -66,7 +66,7 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
     """aiohttp's own log: what could not be read of a request, and why, would quote it."""
 
     def process(self, _msg: object, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
-        """Keep the kind of fault."""
+        """Keep the kind of the fault."""
         given = kwargs.pop("exc_info", None)
         error = given if isinstance(given, BaseException) else sys.exc_info()[1]
         return f"a request to the admin port failed: {type(error).__name__ if error is not None else 'malformed'}", {}
@@ -76,7 +76,7 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
         super().log(level, msg, **kwargs)
 
     def exception(self, msg: object, *_args: object, **kwargs: Any) -> None:
-        """As an error without its trace."""
+        """Log an exception as an error, without its traceback."""
         self.error(msg, **kwargs)
 
 
@@ -85,22 +85,22 @@ class ExplainError(Exception):
 
 
 class TierAdmin(Protocol):
-    """What a tier tells an operator."""
+    """What a tier provides to its admin port."""
 
     def ready(self) -> bool:
-        """Whether work should be sent here."""
+        """Whether requests should be sent to this process."""
 
     def notice(self) -> str:
-        """What is to be known beside that, in a line; "" if nothing is."""
+        """A note for operators beside readiness, in one line; "" for none."""
 
     def status(self) -> dict[str, Any]:
         """The tier's state, JSON-ready."""
 
     def compose(self, question: Question) -> Request:
-        """The request that a question stands for; in a thread, as it may take long. Raises ExplainError."""
+        """The request that a question describes. Runs in a thread, as it may take long. Raises ExplainError."""
 
     def explain(self, request: Request) -> dict[str, Any]:
-        """Where it would go now."""
+        """Where the request would be sent now, and why."""
 
     def scaling(self) -> dict[str, dict[str, int]]:
         """How many replicas should be there, by region and model."""
@@ -122,7 +122,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def composed(ingress: Ingress, authenticator: KeyAuthenticator, question: Question) -> Request:
-    """The Request that a question stands for, made as the ingress makes it for a client. Raises ExplainError."""
+    """The Request that a question describes, made as the ingress makes it for a client. Raises ExplainError."""
     path = question.path.encode("utf-8", "replace")
     kind = paths.classify(b"POST", path)
     if not isinstance(kind, paths.Kind):
@@ -135,7 +135,7 @@ def composed(ingress: Ingress, authenticator: KeyAuthenticator, question: Questi
 
 
 class AdminServer:
-    """One admin server."""
+    """The HTTP server of the admin port."""
 
     def __init__(
         self,
@@ -239,7 +239,9 @@ class AdminServer:
         return None
 
     async def _in_console(self, handler: Handler, needed: Right | None, request: web.Request) -> web.StreamResponse:
-        """The same for the console, whose page brings a cookie, and which other sites' pages may not ask."""
+        """Authorize a request of the console, whose page sends a cookie; requests from pages of other sites are
+        refused.
+        """
         console = self.console
         assert console is not None  # its routes are there only where it is
         operator = self._operator(request)
@@ -387,7 +389,7 @@ class AdminServer:
             return self._tier_admin.explain(await asyncio.to_thread(self._tier_admin.compose, question))
 
     async def explained(self, body: bytes) -> dict[str, Any]:
-        """The same for the console. Raises ActError."""
+        """Answer a question that the console asks. Raises ActError."""
         if self._explaining >= EXPLAINS_MAX:
             raise ActError("other questions are being answered: try again shortly", 503)
         self._explaining += 1
@@ -430,7 +432,7 @@ class _Bounded:
         self._busy: set[asyncio.Protocol] = set()  # that are being answered
 
     def __call__(self) -> asyncio.Protocol:
-        """For an accepted connection."""
+        """The protocol of a connection just accepted."""
         assert self.make is not None  # set before any connection is accepted
         now = asyncio.get_running_loop().time()
         if len(there := self.make.connections) >= CONNECTIONS_MAX:
@@ -444,7 +446,7 @@ class _Bounded:
 
     @web.middleware
     async def respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A request's head is there."""
+        """The head of a request was received."""
         self._silent.pop(request.protocol, None)
         self._busy.add(request.protocol)
         try:
@@ -470,7 +472,7 @@ class _Bounded:
 
 
 class _Unwanted(asyncio.Protocol):
-    """A connection too many."""
+    """A connection above the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()

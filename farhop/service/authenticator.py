@@ -95,7 +95,7 @@ class Authenticator(Protocol):
     """A tier's authentication of callers, as a listener uses it."""
 
     def caller(self, head: Head) -> Caller | Reply:
-        """The caller, or the refusal."""
+        """The authenticated caller of a request, or the refusal."""
 
     def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller | Reply:
         """The caller with what the body of its request asks for, and its header `lines`; or why that cannot be."""
@@ -104,7 +104,7 @@ class Authenticator(Protocol):
         """The refusal for a caller admitted before the law changed, if it may not be read any more; else None."""
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
-        """The models this caller may use, sorted, and what is said of them where it may."""
+        """The models that this caller may use, sorted, with the facts that the law allows it to see."""
 
     def recorded(self, caller: Caller, model: str) -> bool:
         """Whether spans and decisions of a request for this model may be kept here."""
@@ -156,7 +156,7 @@ class KeyAuthenticator:
         self._callers.clear()
 
     def caller(self, head: Head) -> Caller | Reply:
-        """The caller, or the refusal."""
+        """The authenticated caller of a request, or the refusal."""
         law = self._holder.law
         if law is not self._under:
             self._keyring.replace(law.topology.key)
@@ -200,7 +200,7 @@ class KeyAuthenticator:
         return None
 
     def _identified(self, head: Head) -> Principal | NotIdentified | Outcome:
-        """By its key or token; by its certificate where it brings neither."""
+        """The principal of the API key or token in a head, or, without either, of the certificate."""
         known = head.known
         authorization, x_api_key = known.get(b"authorization"), known.get(b"x-api-key")
         if self.certificates is not None and authorization is None and x_api_key is None and CERTIFICATE in known:
@@ -266,7 +266,9 @@ class KeyAuthenticator:
         )
 
     def vouched(self, claims: RedirectToken) -> Caller | Reply:
-        """The caller that a token of ours names, if the law in force lets this balancer read its request."""
+        """The caller that one of our redirect tokens names, or the refusal if the law in force does not let this
+        balancer read its request.
+        """
         why = self._holder.law.verdict(claims.tenant, "", Scope.ENTRY).why_not(self._region)
         if why is not None:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, _UNREADABLE + why)
@@ -280,7 +282,7 @@ class KeyAuthenticator:
         return None if why is None else answers.refusal(outcome.ENTRY_FORBIDDEN, _UNREADABLE + why)
 
     def entry_refusal(self, tenant: str, target: bytes) -> Reply | None:
-        """None if a balancer in this region may read the tenant's requests."""
+        """The refusal if no balancer in this region may read the tenant's requests; None if it may."""
         law = self._holder.law
         verdict = law.verdict(tenant, "", Scope.ENTRY)
         why = verdict.why_not(self._region)
@@ -326,7 +328,7 @@ class KeyAuthenticator:
         return replace(caller, priority=max(0, min(priority, most)))
 
     def models(self, caller: Caller) -> dict[str, ModelFacts]:
-        """The models on offer in a region where this caller may use them, sorted, and what is said of them there."""
+        """The models offered in a region where this caller may use them, sorted, with their facts."""
         law = self._holder.law
         everywhere = frozenset(law.topology.regions)
         offers = {everywhere: self._offered(everywhere)}  # by where it is lawful: mostly the same for all models
@@ -392,7 +394,7 @@ def narrowed(law: Law, caller: Caller, preferences: Preferences) -> Caller:
 
 
 def hint_scope(topology: Topology, tenant: str) -> str:
-    """What separates this tenant's prefixes from others': nothing if it shares, else its name."""
+    """The scope that separates this tenant's prefixes from those of others: its name, or "" if it shares prefixes."""
     known = topology.tenants.get(tenant)
     return "" if known is not None and known.share_prefixes else f"tenant:{tenant}"
 

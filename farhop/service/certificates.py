@@ -68,13 +68,13 @@ class Material(msgspec.Struct, frozen=True):
         return "Material(...)"  # never the key
 
     def channel(self) -> grpc.ChannelCredentials:
-        """For a gRPC channel."""
+        """The credentials of a gRPC channel."""
         import grpc  # not needed to check files
 
         return grpc.ssl_channel_credentials(self.ca, self.key, self.chain)
 
     def server(self) -> grpc.ServerCertificateConfiguration:
-        """For a gRPC server."""
+        """The certificate configuration of a gRPC server."""
         import grpc  # not needed to check files
 
         assert self.key is not None  # a server has both
@@ -194,7 +194,9 @@ def _context(files: Files) -> ssl.SSLContext:
 
 @functools.cache
 def system_context() -> ssl.SSLContext:
-    """For connections of ours where nothing is configured: the system's authorities are believed."""
+    """The TLS context for outgoing connections without a configuration: the system's certificate authorities are
+    trusted.
+    """
     return _context(Files(is_server=False))
 
 
@@ -213,7 +215,7 @@ class Certificates:
         self.changed: Callable[[], None] = lambda: None  # told of new material
 
     def context(self) -> ssl.SSLContext:
-        """For the next handshake."""
+        """The TLS context for the next handshake."""
         return self.material.context
 
     def refresh(self) -> bool:
@@ -231,7 +233,7 @@ class Certificates:
         return True
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server, which asks before every handshake whether there is something new."""
+        """The credentials of a gRPC server, which looks for new certificates before every handshake."""
         import grpc  # not needed to check files
 
         given = self.material
@@ -263,14 +265,14 @@ def _stamp_of(name: str) -> tuple[int, int, int] | None:
 
 
 class TlsManager:
-    """All certificates of a process, looked at every few seconds."""
+    """All certificates of a process. Their files are checked for changes every few seconds."""
 
     def __init__(self, log: FilteringBoundLogger, wall: Callable[[], datetime]) -> None:
         self._log, self._wall = log, wall
         self._all: list[Certificates] = []
 
     def add(self, name: str, files: Files) -> Certificates:
-        """Read and keep. Raises TlsError."""
+        """Read certificates and keep them current. Raises TlsError."""
         certificates = Certificates(name, files, self._wall)
         self._all.append(certificates)
         return certificates
@@ -303,5 +305,7 @@ class TlsManager:
         return {c.name: c.material.not_after for c in self._all if c.material.not_after is not None}
 
     def stale(self) -> dict[str, float]:
-        """1 for each part whose files changed to something that cannot be used."""
+        """By part, 1 if its files changed to something unusable, so that the former certificates stay in use; else
+        0.
+        """
         return {c.name: float(c.trouble is not None) for c in self._all}

@@ -20,7 +20,7 @@ _ATTRIBUTION = "x-anthropic-billing-header"  # Claude Code's: another with every
 
 
 class MediaError(Exception):
-    """A message has a part that is no text."""
+    """A message has a part that is not text."""
 
 
 class ChatForm:
@@ -55,7 +55,7 @@ class ChatForm:
         return arguments
 
     def messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A chat as the template sees it."""
+        """The messages of a chat, as the chat template expects them."""
         rendered = [self._message(message) for message in messages]
         if self._knows_developer or all(message["role"] != "developer" for message in rendered):
             return rendered

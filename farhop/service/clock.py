@@ -34,7 +34,7 @@ class Clock:
         self._base_ns = time.time_ns() - int(self.now() * 1e9)
 
     def now(self) -> float:
-        """Monotonic seconds since a random moment."""
+        """Monotonic seconds since a random origin."""
         return time.monotonic() + self._offset
 
     def wall_ns(self, now: float) -> int:
@@ -42,5 +42,5 @@ class Clock:
         return self._base_ns + int(now * 1e9)
 
     def wall_s(self, now: float) -> float:
-        """The same in seconds."""
+        """The wall-clock time at the monotonic time `now`, in seconds since 1970."""
         return self.wall_ns(now) / 1e9

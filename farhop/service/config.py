@@ -143,7 +143,7 @@ def _is_any(host: str) -> bool:
 
 
 class Entry(Listen):
-    """Where clients come. With `reuse_port` several instances share the port, each of which must say so."""
+    """The listener for clients. With `reuse_port` several instances share the port; each of them must set it."""
 
     reuse_port: bool = False
 
@@ -169,12 +169,12 @@ class Hop(Part):
         return self
 
     def secrets(self) -> dict[str, bytes]:
-        """Key bytes by key id."""
+        """The key bytes, by key id."""
         return {kid: key.get_secret_value().encode() for kid, key in self.keys.items()}
 
 
 def _unquoted(value: object) -> object:
-    """YAML reads `off` as false."""
+    """Undo that YAML reads `off` as false."""
     return "off" if value is False else value
 
 
@@ -199,12 +199,12 @@ class ResumeConfig(Part):
     )
 
     def of(self, model: str) -> ResumeMode:
-        """What streams of a model may go on by."""
+        """How streams of a model may be continued."""
         return self.modes.get(model, self.mode)
 
     @property
     def on(self) -> bool:
-        """Whether any may."""
+        """Whether any stream may be continued."""
         return any(mode != "off" for mode in (self.mode, *self.modes.values()))
 
 
@@ -282,7 +282,7 @@ class AuditConfig(Part):
         return self
 
     def signing_key(self) -> Ed25519PrivateKey:
-        """What signs. Raises ValueError that names the remedy."""
+        """The key that signs checkpoints. Raises ValueError with the remedy."""
         try:
             found = load_pem_private_key(self.key.get_secret_value().encode(), None)
         except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -346,11 +346,11 @@ class IssuerConfig(Part):
 
     @property
     def files(self) -> certificates.Files:
-        """For farhop.service.certificates."""
+        """The paths, as farhop.service.certificates takes them."""
         return certificates.Files(False, ca_file=self.ca_file)
 
     def made(self, name: str) -> Issuer:
-        """For farhop.identity."""
+        """The issuer, as farhop.identity takes it."""
         claims = self.claims
         return Issuer(
             name, self.issuer, frozenset(self.audience), frozenset(self.algorithms), frozenset(self.tenants),
@@ -359,7 +359,9 @@ class IssuerConfig(Part):
 
 
 class TenantCertificate(Part):
-    """A client's certificate by the one URI among its names, such as a SPIFFE ID: whose it is, and where within."""
+    """A client certificate, identified by its only URI, such as a SPIFFE ID: its tenant, and the places it is
+    restricted to.
+    """
 
     uri: Annotated[str, Field(pattern=r"^[a-z][a-z0-9+.-]*://[!-~]{1,2000}$")]
     tenant: TenantName
@@ -393,7 +395,7 @@ class Identity(Part):
 
     @property
     def salt(self) -> bytes:
-        """`user_salt`, b"" without one."""
+        """The bytes of `user_salt`; b"" without one."""
         return self.user_salt.get_secret_value().encode() if self.user_salt is not None else b""
 
     def check_entry(self, name: str, entry: Listen | None) -> None:
@@ -409,7 +411,7 @@ _IN, _OUT = ClientLimits(), UpstreamLimits()
 
 
 class Limits(Part):
-    """Bounds of the data plane. Bytes, counts and seconds; what each bounds stands in docs/reference."""
+    """Limits of the data plane: bytes, counts and seconds. docs/reference/configuration.md explains each."""
 
     buffered_bytes_max: Bytes = 512 * 1024 * 1024
     body_bytes_max: Bytes = _IN.body_bytes_max
@@ -450,7 +452,7 @@ class Requests(Part):
     unknown_fields: Literal["pass", "refuse"] = "pass"
 
     def guard(self) -> Guard:
-        """As the relay has it."""
+        """The field guard of these settings."""
         return Guard(map(str.lower, self.media_hosts), refuse_unknown=self.unknown_fields == "refuse")
 
 
@@ -478,7 +480,7 @@ class Member(Part):
 
 
 class Process(Member):
-    """What both tiers need. `usage`, `audit`: left out, nothing of it is written."""
+    """The settings that both tiers share. Without `usage` or `audit` no such records are written."""
 
     hop: Hop
     limits: Limits = Limits()

@@ -44,7 +44,7 @@ _DESCRIPTORS_ASIDE = 256  # etcd, gRPC, the admin port, logs, and connections th
 
 
 def client_limits(limits: Limits) -> ClientLimits:
-    """Bounds of the client's side."""
+    """The limits of the clients' side."""
     return ClientLimits(
         head_bytes_max=limits.head_bytes_max,
         headers_max=limits.headers_max,
@@ -62,7 +62,7 @@ def client_limits(limits: Limits) -> ClientLimits:
 
 
 def upstream_limits(limits: Limits) -> UpstreamLimits:
-    """Bounds of the upstream's side."""
+    """The limits of the upstreams' side."""
     return UpstreamLimits(
         connect_s=limits.connect_s,
         first_byte_s=limits.first_byte_s,
@@ -87,12 +87,12 @@ LIVE_LIMITS = tuple(
 
 
 def context_of(certificates: Certificates | None) -> Callable[[], ssl.SSLContext]:
-    """What gives the TLS context for the next connection of ours."""
+    """A function that gives the TLS context of the next outgoing connection."""
     return system_context if certificates is None else certificates.context
 
 
 class TlsSetup:
-    """What a process needs for TLS: its certificates, and where failures are logged."""
+    """A process's certificates, and the logs and metrics of their failures."""
 
     def __init__(self, manager: TlsManager, metrics: TierMetrics, log: Throttled) -> None:
         self.manager, self._metrics, self._log, self._tasks = manager, metrics, log, Tasks()
@@ -105,11 +105,11 @@ class TlsSetup:
         metrics.gauge("certificate_stale", "1 if the files changed and cannot be used.", manager.stale, "part")
 
     def open(self) -> None:
-        """Begin to look at the files."""
+        """Begin to watch the files."""
         self._tasks.start(self.manager.keep(), "look at the certificates")
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop watching the files."""
         await self._tasks.close()
 
     def certificates(self, part: str, files: Files) -> Certificates:
@@ -120,7 +120,7 @@ class TlsSetup:
             raise ConfigError(part, [str(error)]) from None
 
     def upstream(self, part: str, given: ConnectTls | None) -> Certificates | None:
-        """For connections of ours; None where nothing is configured. Raises ConfigError."""
+        """The certificates for outgoing connections; None if none are configured. Raises ConfigError."""
         return None if given is None else self.certificates(part, given.files)
 
     def pool(self, limits: Limits, certificates: Certificates | None) -> Pool:
@@ -128,7 +128,7 @@ class TlsSetup:
         return Pool(upstream_limits(limits), context_of(certificates), self.trouble)
 
     def listened(self, name: str, listen: Listen | None, protocol: str = "http/1.1") -> Certificates | None:
-        """For a port that others come to; None where it is to speak plaintext. Raises ConfigError."""
+        """The certificates of a port that this process serves; None for plaintext. Raises ConfigError."""
         if listen is None or listen.tls is None:
             return None
         return self.certificates(f"{name}.tls", replace(listen.tls.files, protocol=protocol))
@@ -140,7 +140,7 @@ class TlsSetup:
         admits: Callable[[bytes | None], bool] | None = None,
         protocol: str = "http/1.1",
     ) -> ListenerTls | None:
-        """As `listened`, for a listener, whose failed handshakes are counted and logged; `admits`: see ListenerTls."""
+        """As `listened`, for a listener, whose failed handshakes are counted and logged. `admits`: see ListenerTls."""
         certificates = self.listened(name, listen, protocol)
         if certificates is None or listen is None or listen.tls is None:
             return None
@@ -188,7 +188,7 @@ class DataPlane:
     def listener(
         self, name: str, handler: RequestHandler, tls: ListenerTls | None, *, is_hop: bool = False
     ) -> Listener:
-        """Another listener under these bounds."""
+        """A new listener under these limits."""
         limits = client_limits(self._limits)
         made = Listener(
             name, handler, limits, self.budget, self.slots, self.requests, is_hop=is_hop, tls=tls
@@ -213,7 +213,7 @@ class DataPlane:
         await asyncio.gather(*(listener.close(self._limits.drain_s) for listener in self._listeners))
 
     async def close(self) -> None:
-        """End what `open` began, and read no more."""
+        """Stop what `open` started."""
         self.large.close()
         await self.tls.close()
         await self.lag.close()

@@ -22,13 +22,13 @@ DECISIONS_MAX = 10_000
 
 
 class Reasons(Protocol):
-    """A tier's descriptions of its decisions."""
+    """Describes a tier's decisions."""
 
     def attributes(self, decision: Any) -> dict[str, Value]:
-        """Of it, what goes on the span."""
+        """The attributes of the decision's span."""
 
     def record(self, decision: Any) -> dict[str, Any]:
-        """Of it, what `explain` shows."""
+        """The record of the decision that `explain` shows."""
 
     def predicted_hit(self, decision: Any) -> tuple[float, str]:
         """How many prompt tokens were expected to be cached at the chosen target, and the source of that figure: one of
@@ -119,7 +119,7 @@ class Decisions:
         return record() if record is not None else None
 
     def last(self, most: int) -> list[dict[str, Any]]:
-        """The newest records, the newest first."""
+        """The newest records, newest first."""
         return [self._records[name]() for name in islice(reversed(self._records), most)]
 
     def newest(self, most: int) -> list[str]:

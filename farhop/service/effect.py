@@ -90,7 +90,7 @@ def stranded(before: Topology, after: Topology, statuses: Iterable[Mapping[str, 
 
 
 def of_law(before: Topology, after: Topology, statuses: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Both, in lines for people."""
+    """What a change of the law changes for tenants and for served models, as lines of text."""
     lines = [f"moves: {one}" for one in moved(before, after)]
     return _short([*(f"strands: {one}" for one in stranded(before, after, statuses)), *lines])
 
@@ -210,7 +210,7 @@ def _led(destination: str) -> str:
 
 
 def _served(statuses: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
-    """By model, where any of these balancers sees it served."""
+    """By model, the regions where any of these balancers sees it served."""
     found: dict[str, set[str]] = {}
     for status in statuses:
         for model, regions in serving(status).items():
@@ -266,7 +266,7 @@ def serving(status: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
 
 
 def unserved(statuses: Iterable[Mapping[str, Any]], models: Iterable[str]) -> list[str]:
-    """Which of these models no region serves now and no name stands for, in lines for people."""
+    """Of these models, those that no region serves now and that no name stands for, as lines of text."""
     known = [
         {*serving(one), *(str(r["model"]) for r in _dicts(one.get("routes")) if r.get("models"))} for one in statuses
     ]

@@ -45,7 +45,7 @@ class ListenTls(Part):
 
     @property
     def files(self) -> certificates.Files:
-        """For farhop.service.certificates."""
+        """The paths, as farhop.service.certificates takes them."""
         optional = self.client_certificate == "optional"
         return certificates.Files(True, self.cert_file, self.key_file, self.client_ca_file, optional)
 
@@ -64,7 +64,7 @@ class ConnectTls(Part):
 
     @property
     def files(self) -> certificates.Files:
-        """For farhop.service.certificates."""
+        """The paths, as farhop.service.certificates takes them."""
         return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
 
 
@@ -77,7 +77,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Listen(Part):
-    """Where to listen. Port 0 lets the system choose. Off loopback it is with TLS, or `insecure` is said out loud."""
+    """An address to listen on. Port 0: the system chooses. Off loopback it needs TLS, or an explicit `insecure`."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)]
@@ -126,7 +126,7 @@ class Signing(Part):
         return self
 
     def made(self) -> envelope.Keys:
-        """For farhop.store."""
+        """The keys, as farhop.store takes them."""
         return envelope.Keys({
             name: (envelope.public_key(key.public), key.may)
             for name, key in self.keys.items()
@@ -139,7 +139,7 @@ def _path(text: str | None) -> Path | None:
 
 
 def host_of(endpoint: str) -> str:
-    """The host of `host:port` or of a URL."""
+    """The host in `host:port` or in a URL."""
     return urlsplit(endpoint if "://" in endpoint else f"//{endpoint}").hostname or ""
 
 

@@ -44,7 +44,7 @@ def selector(text: str) -> dict[str, str]:
 
 
 def one(desired: Mapping[str, Mapping[str, int]], region: str | None, model: str) -> int | None:
-    """What is desired of a model in a region, None: in the only one; None if that is not known."""
+    """The desired replicas of a model in a region (None: in the only one); None if unknown."""
     if region is None:
         known = [models[model] for models in desired.values() if model in models]
         return known[0] if len(known) == 1 else None
@@ -70,5 +70,5 @@ def values(desired: Mapping[str, Mapping[str, int]], wanted: Mapping[str, str], 
 
 
 def status(code: int, message: str) -> dict[str, Any]:
-    """A Kubernetes Status of a failure."""
+    """A Kubernetes Status that reports a failure."""
     return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}

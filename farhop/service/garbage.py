@@ -14,7 +14,7 @@ from farhop.service.clock import cpu_s
 
 NEW = 500  # objects more than before: some 0.2 ms
 DUE = 100  # walks of new objects, whose survivors are worth a walk through all
-EVERY_S, REST_SHARE, LATEST_S = 1.0, 0.1, 3600.0  # at rest: so much of a core is used, at most
+EVERY_S, IDLE_SHARE, LATEST_S = 1.0, 0.1, 3600.0  # at rest: so much of a core is used, at most
 _NEVER = 2**31 - 1
 
 
@@ -26,7 +26,7 @@ class Garbage:
         self._walked_at = self._spent_s = 0.0
 
     def open(self) -> None:
-        """Begin. Call it on the loop, when all is made that stays: that is not walked again."""
+        """Begin. Call it on the event loop, after all long-lived objects were made: these are never visited again."""
         gc.freeze()
         gc.set_threshold(NEW, _NEVER, _NEVER)
         loop = asyncio.get_running_loop()
@@ -38,15 +38,15 @@ class Garbage:
         self._timer = loop.call_later(EVERY_S, self._again, loop)
 
     def look(self, now: float, spent_s: float) -> None:
-        """EVERY_S have passed, and the process has used so much of a CPU by now: walk all, if it is time."""
+        """Called every EVERY_S; `spent_s`: the CPU time of the process so far. Runs a full collection if it is due."""
         used_s, self._spent_s = spent_s - self._spent_s, spent_s
-        at_rest = used_s <= REST_SHARE * EVERY_S
+        is_idle = used_s <= IDLE_SHARE * EVERY_S
         walks = gc.get_count()[1]  # since the last of all
-        if (at_rest and walks >= DUE) or (walks and now - self._walked_at >= LATEST_S):
+        if (is_idle and walks >= DUE) or (walks and now - self._walked_at >= LATEST_S):
             gc.collect()
             self._walked_at = now
 
     def close(self) -> None:
-        """End."""
+        """Stop."""
         if self._timer is not None:
             self._timer.cancel()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Identities:
-    """Those of one process. Nothing of what is not configured is there."""
+    """The identity providers and client certificates of one process, as far as they are configured."""
 
     def __init__(self, config: Identity, issued: KeyBook, tls: TlsSetup, clock: Clock, log: Throttled) -> None:
         self._issued = issued
@@ -50,25 +50,25 @@ class Identities:
             self.certificates = TenantCertificates(by_uri, _wall_s)
 
     def let_in(self, authenticator: KeyAuthenticator, ingress: Ingress) -> None:
-        """Let them in at a port for clients, beside those whose keys are issued."""
+        """Accept them at a port for clients, in addition to API keys."""
         authenticator.also(self._issued, self.tokens)
         authenticator.certificates = self.certificates
         ingress.asks_certificate = self.certificates is not None
 
     async def open(self, tasks: Tasks) -> None:
-        """Begin to fetch keys; returns when each issuer was asked, or that took too long."""
+        """Begin to fetch the keys of issuers; returns once each issuer was asked, or after a timeout."""
         if self.issuer_keys is not None:
             tasks.start(self.issuer_keys.keep(), "fetch the keys of issuers")
             await self.issuer_keys.begun()
 
     def observe(self, metrics: TierMetrics) -> None:
-        """Show it."""
+        """Export the state as metrics."""
         keys = self.issuer_keys
         ages = dict if keys is None else keys.ages_s
         metrics.gauge("issuer_keys_age_seconds", "Since each issuer's keys were fetched.", ages, "issuer")
 
     def status(self) -> dict[str, Any]:
-        """Of issued keys and, where there are some, of issuers; for people."""
+        """For operators: the state of issued keys and, if configured, of issuers."""
         status = self._issued.status()
         return status if self.issuer_keys is None else {**status, "issuers": self.issuer_keys.status()}
 

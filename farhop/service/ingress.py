@@ -91,7 +91,7 @@ class RequestCarrier(RequestHolder, Protocol):
 
 
 class ArrivalObserver(Protocol):
-    """Is told where requests come from, once they are read."""
+    """Is notified of each request that was read."""
 
     def arrived(self, exchange: Exchange, caller: Caller, model: str) -> None:
         """A request of this caller for this model is here."""
@@ -236,7 +236,7 @@ class Ingress:
         Waiting(exchange, self._telemetry, parsed, partial(self._parsed, exchange, self._clock.now()))
 
     def _models(self, models: dict[str, ModelFacts], head: Head) -> Reply:
-        """All of them, or the one that is asked for."""
+        """The answer with all models, or with the one that is asked for."""
         if not (model := paths.model_asked_about(head.path)):
             return answers.Reply(200, model_list.listed(models, head.onward), outcome.SERVED)
         if model not in models:
@@ -292,17 +292,17 @@ class Ingress:
         if context.advised:
             assert self._advisor is not None
             return self._advisor.advise(request, context, exchange.head)
-        go_on = self._start if self._tokens is None else self._read_tokens
+        proceed = self._start if self._tokens is None else self._read_tokens
         if self.limits is not None and request.tenant in self.limits.tenants and not caller.charged:
             return self._charge(
-                self.limits, exchange, request, partial(go_on, exchange, request, prompt, onward), since
+                self.limits, exchange, request, partial(proceed, exchange, request, prompt, onward), since
             )
-        go_on(exchange, request, prompt, onward, since)
+        proceed(exchange, request, prompt, onward, since)
         return None
 
     def _charge(
-        self, limits: Limiter, exchange: Exchange, request: Request, go_on: Callable[[float], None], since: float = 0.0,
-        until: float | None = None,
+        self, limits: Limiter, exchange: Exchange, request: Request, proceed: Callable[[float], None],
+        since: float = 0.0, until: float | None = None,
     ) -> Reply | None:  # fmt: skip
         """Charge the request to its tenant's limits and continue, with `since` as for `_start`; or return the refusal.
         If the units lent here do not suffice, it waits for more, until `until`."""
@@ -311,11 +311,11 @@ class Ingress:
         admitted = limits.admit(context, request, context.user, waits=waits)
         if isinstance(admitted, asyncio.Future):
             now = self._clock.now()
-            again = partial(self._charge, limits, exchange, request, go_on, since or now, until or now + WAIT_S)
+            again = partial(self._charge, limits, exchange, request, proceed, since or now, until or now + WAIT_S)
             Waiting(exchange, self._telemetry, admitted, lambda _: again())
             return None
         if admitted is None:
-            go_on(since)
+            proceed(since)
         return admitted
 
     def begin_anew(self, active: ActiveRequest, request: Request) -> None:
@@ -329,7 +329,7 @@ class Ingress:
         context.body_sha256 = b""  # it was of the body that came
         self._mute_unless_recorded(context, caller, request.model)
 
-        def go_on(_since: float) -> None:
+        def proceed(_since: float) -> None:
             assert self.relay is not None
             self.relay.start(
                 exchange, request, body, hide_usage=active.hide_usage, context=context, arrived_at=active.arrived_at,
@@ -337,11 +337,11 @@ class Ingress:
             )  # fmt: skip
 
         if context.reserved is None or self.limits is None:
-            go_on(0.0)
+            proceed(0.0)
             return
         context.reserved.settle(None, outcome.NO_REGION, None)
         context.reserved = None
-        refused = self._charge(self.limits, exchange, request, go_on)
+        refused = self._charge(self.limits, exchange, request, proceed)
         if refused is not None:
             self._telemetry.turned_away(context, refused.outcome, refused.status)
             exchange.reply(refused)
@@ -354,7 +354,7 @@ class Ingress:
     def _read_tokens(
         self, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None, since: float
     ) -> None:
-        """As `_start`, once its prompt's tokens are read, where they are of use."""
+        """As `_start`, after the prompt's tokens are known, if they are of use."""
         assert self._tokens is not None
         if not self._tokens.reads(exchange.context.kind, request.model):
             self._start(exchange, request, prompt, onward, since)
@@ -364,7 +364,7 @@ class Ingress:
             self._start(exchange, request, prompt, onward, since)
 
         assert self.relay is not None
-        self._tokens.go_on(exchange, request, prompt, since, start, self.relay)
+        self._tokens.start_with_tokens(exchange, request, prompt, since, start, self.relay)
 
     def _start(self, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None, since: float) -> None:
         """Start relaying; `since` when it would have begun, had its prompt not been read before, else 0."""

@@ -40,7 +40,7 @@ LOOK_S = 0.5  # between two looks at whether it is time
 
 
 class _Source:
-    """One issuer's keys, as last fetched."""
+    """The keys of one issuer, as last fetched."""
 
     def __init__(self, config: IssuerConfig, context: Callable[[], ssl.SSLContext]) -> None:
         self.config, self.context = config, context
@@ -102,7 +102,7 @@ class IssuerKeys:
                 await asyncio.sleep(LOOK_S)
 
     def _due_at(self, source: _Source) -> float:
-        """When to fetch again."""
+        """When to fetch the keys again."""
         if source.failures:
             return source.asked_at + min(RETRY_S[0] * 2.0 ** min(source.failures - 1, 10), RETRY_S[1])
         return source.asked_at + (REFETCH_S if source.wanted else source.config.refresh_s)
@@ -151,7 +151,7 @@ class IssuerKeys:
         return {name: now - max(one.fetched_at, self._since) for name, one in self.sources.items()}
 
     def status(self) -> dict[str, Any]:
-        """For people: which keys count, how old they are in seconds, and what is wrong."""
+        """For operators: the valid keys, their age in seconds, and problems."""
         now = self._now()
         return {
             name: {

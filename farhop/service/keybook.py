@@ -77,7 +77,7 @@ class KeyBook:
         return self._by_sha256.get(sha256)
 
     def status(self) -> dict[str, Any]:
-        """For people: how many keys count, and the problems of others."""
+        """For operators: the number of valid keys, and the problems of the others."""
         last = max((one.at for one in self._documents.values()), default=None)
         return {
             "issued": len(self._by_sha256),

@@ -84,7 +84,7 @@ class ParsedBody(msgspec.Struct, array_like=True):
     change: BodyEdit = BodyEdit()
 
     def refusal(self) -> BodyError:
-        """Why the body is refused."""
+        """The reason why the body is refused."""
         return BodyError(outcome.by_reason(self.reason) or outcome.INVALID_JSON, self.detail, self.param)
 
 
@@ -158,7 +158,7 @@ def _answer(link: socket.socket, parsed: ParsedBody) -> None:
 
 
 def received_message(link: socket.socket, body_bytes: int) -> ParsedBody:
-    """What a body of so many bytes says."""
+    """Receive a body of `body_bytes` bytes and parse it."""
     message, raw = _receive(link, _MESSAGE_BYTES_MAX + _REPEATED * body_bytes)
     canonical_bytes, parsed = _answered.decode(message)
     if parsed.prompt is not None:
@@ -168,7 +168,7 @@ def received_message(link: socket.socket, body_bytes: int) -> ParsedBody:
 
 
 def serve(link: socket.socket) -> None:
-    """Read bodies until the balancer has gone."""
+    """Parse bodies until the balancer closes the connection."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             message, body = _receive(link)
@@ -282,7 +282,7 @@ class LargeBodyReader:
         return parsed
 
     def close(self) -> None:
-        """Stop reading; all that wait get an error."""
+        """Stop parsing. All pending bodies fail with an error."""
         self._closed = True
         for asked in self._waiting.values():
             for future, _, _ in asked:

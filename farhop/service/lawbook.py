@@ -253,7 +253,7 @@ class LawBook:
         return judged
 
     def _is_news(self, judged: _Read | TopologyError | EnvelopeError | None) -> bool:
-        """Whether this law is to come into force."""
+        """Whether this law should come into force."""
         if not isinstance(judged, _Read):
             return False
         epoch, held = judged.policy.epoch, self.law.topology
@@ -396,21 +396,23 @@ class LawBook:
         return False
 
     async def exchanged(self, epoch: int, written: bytes, who: str, *, proven: bool) -> tuple[int, bytes]:
-        """Another balancer names the epoch of its law, and sends the law if ours is earlier. Returns ours in turn."""
+        """Another balancer sends the epoch of its law, and the law itself if ours is older. Returns ours in the same
+        form.
+        """
         if written:
             await self.offer(written, who, proven=proven)
         self.named(who, epoch)
         return self.law.held_epoch, self.document_after(epoch)
 
     def document_after(self, epoch: int) -> bytes:
-        """The law in force as written, if it is later than this epoch; b"" if it is not, or if no law was ever set."""
+        """The law in force as it was written, if its epoch is above `epoch`; else, or without a law, b""."""
         return self._held.written if self._held is not None and self.law.epoch > epoch else b""
 
     # -- status
 
     @property
     def trouble(self) -> tuple[str, ...]:
-        """All present problems."""
+        """All current problems."""
         ahead = [
             f"{who} uses a law of epoch {epoch}, which has not arrived here yet" for who, epoch in self._ahead.items()
         ]
@@ -434,7 +436,7 @@ class LawBook:
         return (*problems[:PROBLEMS_SHOWN_MAX], *((f"and {more} more",) if more > 0 else ()))
 
     def status(self) -> dict[str, Any]:
-        """For people: the law in force, its source, and problems of the documents in etcd."""
+        """For operators: the law in force, its source, and problems of the documents in etcd."""
         read = self._held.policy if self._held is not None and not self._floor else None
         lost = [hub.lost if len(self._hubs) == 1 else f"{n}: {hub.lost}" for n, hub in self._hubs.items() if hub.lost]
         fields: dict[str, Any] = {

@@ -108,7 +108,7 @@ def _whole_span(seconds: int) -> bytes:
 
 
 def span(seconds: float) -> str:
-    """As OpenAI writes a length of time: 120ms, 6s, 1m30s, 2h0m0s."""
+    """A duration as OpenAI writes it: 120ms, 6s, 1m30s, 2h0m0s."""
     if seconds < 1.0:
         return f"{ceil(seconds * 1e3)}ms"
     minutes, rest = divmod(ceil(seconds), 60)
@@ -119,13 +119,13 @@ def span(seconds: float) -> str:
 
 
 def lent_elsewhere(region: str) -> Reply:
-    """429 where nothing is ever lent of the limits, whenever a client comes again."""
+    """429 if this region never gets units of the tenant's limits: retrying here cannot help."""
     detail = f"the limits of this tenant are held in region {region}: ask a global balancer, or that region"
     return answers.refusal(outcome.RATE_LIMITED, detail, extra=b"x-should-retry: false\r\n", kind="requests")
 
 
 def not_priced(model: str, *, has_book: bool) -> Reply:
-    """429 for a request limited in money whose model has no price."""
+    """429 for a request under a limit in money whose model has no price."""
     held = "it has no price in the price book" if has_book else "no price book is configured here"
     detail = f"the use of `{model[:128]}` is limited in money, and {held}; ask for another model, or your operator"
     extra = b"x-should-retry: false\r\n"

@@ -56,7 +56,7 @@ class LimitBook:
         await follow(self._store, LIMIT_PREFIX, self.changed)
 
     async def begun(self) -> None:
-        """Until etcd, or this process's own disk, has said what limits there are; not for long."""
+        """Wait, for a bounded time, until the limits are known from etcd or from disk."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_S):
                 await self._answered.wait()
@@ -88,7 +88,7 @@ class LimitBook:
         }  # fmt: skip
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         newest = sorted(self._documents.values(), key=lambda one: one.at, reverse=True)[:TENANTS_SHOWN_MAX]
         problems = dict(sorted(self._documents.problems.items())[:PROBLEMS_SHOWN_MAX])
         return {

@@ -74,7 +74,7 @@ class Matched:
         self.tokens_per_s = 0.0  # of the streams of one request, on average
 
     def learn(self, request: Request, output: int, seconds: float) -> None:
-        """An answer was so many tokens, and came in so long a time from its first byte on."""
+        """Learn from an answer: its tokens, and the seconds from its first to its last byte."""
         each, seen = output / request.answers, self.output_tokens
         self.output_tokens = each if seen < 0 else seen + _LEARN * (each - seen)
         if request.stream and seconds > 0.0 and output >= OUTPUT_FLOOR:
@@ -82,7 +82,7 @@ class Matched:
             self.tokens_per_s = known + _LEARN * (pace - known) if known else pace
 
     def amounts(self, request: Request) -> Amounts:
-        """The most that a request may use, by kind."""
+        """The most that a request may use of each kind."""
         rates, answers = self.rates, request.answers
         prompt = ceil(request.prompt_bytes / BYTES_PER_TOKEN)
         output = request.max_tokens

@@ -72,12 +72,12 @@ class Book(Protocol):
 
 
 _Whose = tuple[str, str, str, str, str]  # tenant, issued key, key of the law, model, user
-_REST = "rest"  # all users of a tenant that are not named, or come while USERS_MAX others are busy, are one
+_OTHER_USERS = "rest"  # all users of a tenant that are not named, or come while USERS_MAX others are busy, are one
 _USER_CHARS = 16
 
 
 class _User:
-    """One of a tenant's users: what is lent for it, by bucket, and where that is matched."""
+    """One of a tenant's users: its lent units by bucket, and the limits that match it."""
 
     __slots__ = ("holdings", "lender", "matches")
 
@@ -116,7 +116,7 @@ class Reservation:
             holding.settle(amounts[kind], used[kind], lent, now)
 
     def _used(self, active: ActiveRequest | None, reason: Outcome, usage: Usage | None, now: float) -> Amounts:
-        """By kind."""
+        """What the request used, by kind."""
         if active is None or not active.began_at:
             gave_up = active is not None and active.forward is not None and reason in _GIVEN_UP
             return self._unmeasured(active, now) if active is not None and gave_up else (0, 0, 0, 0, 1, 0)
@@ -208,7 +208,7 @@ class Limiter:
         return bool(lender.holder.holdings) and (lender.silent_at > -inf or self._root(lender.region) is None)
 
     def open(self) -> None:
-        """Follow the limits and their roots."""
+        """Begin to follow the limits and their roots."""
         self._tasks.start(self._book.follow(), "watch the limits")
         self._tasks.start(self._follow_roots(), "watch the roots of limits")
 
@@ -331,7 +331,9 @@ class Limiter:
         matched.unpriced = money if matched.rates is None else None
 
     def _matched_anew(self, whose: _Whose) -> Matched:
-        """The same at the prices of now: what is under way is settled by those it began with."""
+        """Match the limits again with the current prices. Requests in flight are settled with the limits they began
+        with.
+        """
         old, matched = self.matches.pop(whose), self._match(*whose)
         assert old is not None
         assert matched is not None  # it matches the same limits
@@ -345,7 +347,7 @@ class Limiter:
     def _user(self, tenant: str, named: str) -> str:
         """Whom a request counts for among its tenant's users, by a name that is the same at all balancers."""
         if not named:
-            return _REST
+            return _OTHER_USERS
         user = hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
         if (tenant, user) in self.users or len(self.users) < USERS_MAX:
             return user
@@ -356,7 +358,7 @@ class Limiter:
                 old.forget(self.matches)
                 return user
             self.users[whose] = old
-        return _REST
+        return _OTHER_USERS
 
     # -- what stands in etcd
 
@@ -404,7 +406,7 @@ class Limiter:
         await follow(self._store, LIMIT_ROOT_PREFIX, self.rooted)
 
     def rooted(self, change: Change) -> None:
-        """Take one step of the watch of the roots."""
+        """Apply one change from the watch of the roots."""
         for key in self._roots.take(change):
             lender = self.lenders.get(key.removeprefix(LIMIT_ROOT_PREFIX))
             if lender is not None:
@@ -462,7 +464,7 @@ class Limiter:
         lender.holder.on_reply(LeaseReply(reply.lease, grants), ask, self._clock())
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         now = self._clock()
         roots = {
             name: {"root": claim.instance if (claim := self._root(name)) is not None else None,
@@ -481,7 +483,7 @@ class Limiter:
 
 
 def ask_of(request: region_pb2.BorrowRequest) -> Ask:
-    """What a holder tells, from the wire."""
+    """A holder's message, from protobuf."""
     return Ask(request.lease, request.number, tuple(wants_of(request.wants)), 0.0)
 
 
@@ -494,7 +496,7 @@ def wants_of(wants: Iterable[region_pb2.Want]) -> list[Want]:
 
 
 def reply_of(reply: LeaseReply) -> region_pb2.BorrowReply:
-    """A root's answer, for the wire."""
+    """A root's reply, as protobuf."""
     grants = [
         region_pb2.Grant(bucket=one.bucket, granted=one.granted, free=one.free, soon=one.soon) for one in reply.grants
     ]

@@ -22,7 +22,7 @@ class LoopLag:
         self.total_s = 0.0
 
     def open(self) -> None:
-        """Begin. Call it on the loop."""
+        """Begin to measure. Call it on the event loop."""
         self._again(asyncio.get_running_loop())
 
     def _again(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -33,16 +33,16 @@ class LoopLag:
         self._again(loop)
 
     def looked(self, late_s: float) -> None:
-        """The loop came this much after it was due."""
+        """The timer fired `late_s` seconds after it was due."""
         late_s = max(0.0, late_s)
         self._late_s.append(late_s)
         self.total_s += late_s
 
     def worst_s(self) -> float:
-        """The longest of the last 15 s."""
+        """The longest delay of the last 15 s."""
         return max(self._late_s, default=0.0)
 
     async def close(self) -> None:
-        """End."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()

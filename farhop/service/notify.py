@@ -20,7 +20,7 @@ _SHARE = 3  # messages per watchdog interval: one may be late
 
 
 class Notifier:
-    """The service manager of this process. `environment` is what it was started with."""
+    """Notifies the service manager (systemd). `environment`: the environment variables of the process."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -34,11 +34,13 @@ class Notifier:
             self._feed(loop)
 
     def stopping(self) -> None:
-        """It drains. The watchdog is fed on: a drain may take long, and a loop that stands still meanwhile is found."""
+        """The process drains. The watchdog is still served, as a drain may take long, so that a blocked event loop is
+        detected.
+        """
         self._send("STOPPING=1\nSTATUS=draining")
 
     def close(self) -> None:
-        """Tell no more."""
+        """Stop notifying."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -57,5 +57,5 @@ ANY_PEER = PeerAuthenticator(certificate_names.TRUST_DOMAIN, mutual=False)
 
 
 def peer_authenticator_of(listen: Listen, trust_domain: str) -> PeerAuthenticator:
-    """Those of a port as configured."""
+    """The authenticator of a port, as configured."""
     return PeerAuthenticator(trust_domain, mutual=listen.tls is not None and listen.tls.client_ca_file is not None)

@@ -33,13 +33,13 @@ def _apart(content: str) -> bool:
 
 
 def head(text: str, chars: int) -> str:
-    """So much of a text, to a word's end where there is one."""
+    """The first `chars` characters of a text, cut at the end of a word if possible."""
     space = text.rfind(" ", chars // 2, chars)
     return text[: space if space >= 0 else chars]
 
 
 def safe(ids: bytes) -> bytes:
-    """Of a head's ids those that are the whole text's, too."""
+    """The first token ids of a text's beginning that the whole text has, too."""
     return ids[:-_TAIL_BYTES]
 
 
@@ -66,7 +66,7 @@ class Pieces:
         self._young_bytes = 0
 
     def ids(self, text: str) -> bytes:
-        """The ids of a text, as those of the whole."""
+        """The token ids of a text, as in the tokenization of the whole."""
         found: list[bytes] = []
         missing: list[tuple[int, bytes, str]] = []
         for piece in self._cut(text):

@@ -35,16 +35,16 @@ _FAULTS = (ConfigError, TopologyError, PortTakenError, StoreError, logs.LogError
 
 
 class Balancer(Protocol):
-    """A tier, assembled."""
+    """A process of a tier, assembled from its parts."""
 
     async def open(self) -> str:
         """Start everything; returns the line that lists the listeners."""
 
     async def close(self) -> None:
-        """Drain and stop everything, in order."""
+        """Drain, and stop all parts in order."""
 
     def reload(self) -> None:
-        """Read the configuration anew, soon: SIGHUP. Whatever it holds, nothing stops."""
+        """Read the configuration again soon (SIGHUP). An invalid configuration changes nothing."""
 
 
 def run(name: str, make: Callable[[], Balancer]) -> None:
@@ -103,7 +103,9 @@ def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.Abs
 
 
 async def _unless(stop: asyncio.Event, balancer: Balancer) -> str | None:
-    """Open the balancer; None if it was told to stop before that was done."""
+    """Open the balancer, unless `stop` is set before that is done: then return None. Otherwise return the result of
+    `open`.
+    """
     opening, stopping = asyncio.create_task(balancer.open()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -32,13 +32,13 @@ _BESIDE_S = 0.05  # an engine takes longer for so long a prompt, and what is fir
 
 
 class RequestHolder(Protocol):
-    """Who has the requests that went on, and a machine that may be told more of them."""
+    """Holds the requests in flight, and passes events to the state machine."""
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is here and was sent nowhere yet."""
 
     def react(self, event: Event, now: float | None = None) -> None:
-        """Let the machine decide."""
+        """Pass an event to the state machine, and execute its commands."""
 
 
 class PromptTokens:
@@ -50,21 +50,25 @@ class PromptTokens:
         self._tokenizers, self.wanted, self._clock, self._telemetry = tokenizers, wanted, clock, telemetry
 
     def reads(self, kind: Kind, model: str) -> bool:
-        """Whether such a prompt is to be read."""
+        """Whether prompts of this kind, for this model, are tokenized."""
         return self._tokenizers.reads(kind, model)
 
     def now(self, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes) -> Request:
-        """The request with its prompt's tokens, if they are to be had; at once, however long that takes."""
+        """The request with its prompt's tokens, if the model has a tokenizer. Blocks until they are known."""
         if not self.reads(kind, request.model):
             return request
         return _with(request, self._tokenizers.now(kind, request.model, body, _salt_kept(caller, kind, prompt)))
 
-    def go_on(
+    def start_with_tokens(
         self, exchange: Exchange, request: Request, prompt: Prompt, since: float,
         start: Callable[[Request, float], None], holder: RequestHolder,
     ) -> None:  # fmt: skip
-        """Have the request started, with the tokens that it wants, now or when they are read; `since` is when it would
-        have been otherwise, 0 for now. What is read later `holder` is told. Such a prompt is to be read."""
+        """Start the request with the prompt tokens that its decision needs, now or when they are known. Call it only if
+        `reads`.
+
+        `since`: when the request would have started otherwise, 0 for now; `start(request, since)` starts it; `holder`
+        is told tokens that become known after the start.
+        """
         kind, model, body, loop = exchange.context.kind, request.model, exchange.body, asyncio.get_running_loop()
         salt = _salt_kept(exchange.context.caller, kind, prompt)
         if not self.wanted(request):

@@ -33,7 +33,7 @@ FLUSH_S = 0.5
 
 
 class Recording:
-    """What one listener has not been given yet."""
+    """The records that one listener has not received yet."""
 
     def __init__(self, salt: bytes) -> None:
         self.rows: deque[bytes] = deque()

@@ -52,7 +52,7 @@ def silence_s(ping_s: float) -> float:
 
 
 def address_of(text: str) -> Address:
-    """host:port, as reports give it."""
+    """The address in `host:port`, as reports give it."""
     host, _, port = text.rpartition(":")
     return Address(host.strip("[]"), int(port))
 
@@ -60,8 +60,7 @@ def address_of(text: str) -> Address:
 def channel(
     config: RegionConnections, region: str, address: str, certificates: Certificates | None, ping_s: float
 ) -> grpc.aio.Channel:
-    """The channel to a regional balancer, encrypted where the configuration says so. `ping_s`: how often it is heard
-    of, at least."""
+    """A channel to a regional balancer, with TLS if configured. `ping_s`: the interval of keepalive traffic."""
     # Without these pings a path that swallows everything would look open for as long as TCP goes on trying.
     idle_ms = int(1e3 * silence_s(ping_s))
     waits = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")

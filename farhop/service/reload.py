@@ -85,7 +85,7 @@ def _differing(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 class Reloader(Generic[C]):
-    """See the module's head. `path` is the configuration's file; None: it was not read from one, and stays.
+    """See the module's docstring. `path` is the configuration's file; None: it was not read from one, and stays.
 
     `prepare` makes ready what a configuration and a map come to, beside the loop, or raises ConfigError; what it
     returns puts all of it in its place at once, given the law over that map. `clusters` are the etcd clusters that a
@@ -132,7 +132,7 @@ class Reloader(Generic[C]):
             await self.reload()
 
     def _stamps(self) -> tuple[object, ...]:
-        """What tells that a file is another one. A link is followed: it may point elsewhere now."""
+        """What shows that a file was replaced. Links are followed, since they may be pointed elsewhere."""
         files = [] if self._path is None else [self._path, *_map_file(self.config)]
         return tuple(_stamp_of(file) for file in files)
 

@@ -48,7 +48,7 @@ _LLM_D, _OBJECTIVE = b"x-llm-d-", b"x-gateway-inference-objective: "
 
 
 class RefusedError(Exception):
-    """A refused request; `reply` is its answer."""
+    """A request is refused. `reply`: its answer."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.outcome.reason)
@@ -90,8 +90,9 @@ class RequestReader:
         self.names: ModelNames | None = None  # while there are names that stand for other models
 
     def read(self, exchange: Exchange) -> tuple[Request, Prompt]:
-        """The request of an exchange whose body is here. Raises RefusedError, or bodies.HeavyError where it is for
-        `large`."""
+        """The request of an exchange whose body was received. Raises RefusedError, or bodies.HeavyError if `large` must
+        parse it.
+        """
         head, context = exchange.head, exchange.context
         caller, kind, lines = context.caller, context.kind, head.onward
         try:
@@ -126,7 +127,7 @@ class RequestReader:
         )
 
     def read_apart(self, exchange: Exchange, parsed: ParsedBody, arrived_at: float) -> tuple[Request, Prompt]:
-        """As `read`, of a large body that was read so. Raises RefusedError."""
+        """As `read`, for a large body that was parsed in another process. Raises RefusedError."""
         head, context, prompt = exchange.head, exchange.context, parsed.prompt
         context.unknown_fields = parsed.unknown
         if context.caller.body_hash and parsed.sha256 != context.caller.body_hash:
@@ -139,7 +140,7 @@ class RequestReader:
         return self._request(caller, prompt, exchange.body, head.onward, version, arrived_at, parsed.session), prompt
 
     def compose(self, caller: Caller, kind: Kind, body: bytes, path: bytes = b"") -> tuple[Request, Prompt]:
-        """What a body would be as a request of this caller. Raises RefusedError."""
+        """The request that this caller would make with a body. Raises RefusedError."""
         try:
             prompt = bodies.read(kind, body, path, b"", self._guard, lambda: self._only_model(caller))
         except bodies.BodyError as error:

@@ -52,7 +52,7 @@ def _attempted(target: str, how: str) -> tuple[tuple[str, str], ...]:
 
 
 class Accounting(Protocol):
-    """What is written down of requests and must not be lost (service.accounts)."""
+    """Records of requests that must not be lost (service.accounts)."""
 
     def forwarded(self, context: RequestContext) -> None:
         """The request was forwarded."""
@@ -81,7 +81,7 @@ class CacheUse(msgspec.Struct, frozen=True):
 
     @property
     def header(self) -> str:
-        """For the client, in `x-farhop-cache`."""
+        """The value of the `x-farhop-cache` header."""
         return "hit" if self.outcome == "shared" else self.outcome
 
 
@@ -176,7 +176,7 @@ class RequestTelemetry:
         return True
 
     def came(self, context: RequestContext, caller: Caller) -> None:
-        """It is an attempt of another balancer, which may ask later whether it is here."""
+        """An attempt of another balancer arrived, which may ask later whether it is known here."""
         self.hops[caller.issuer, caller.attempt] = context
 
     def quiet_s(self, issuer: str, attempt: str) -> float | None:
@@ -193,8 +193,9 @@ class RequestTelemetry:
         context.trace.mute()
 
     def law_changed(self) -> None:
-        """Another law is in force, or more is known of what models it binds: what it does not let be kept here is kept
-        no longer."""
+        """Another law is in force, or more is known of the models it binds: drop what it does not allow to be kept
+        here.
+        """
         judged: dict[tuple[Any, ...], bool] = {}  # there are few of them, and many records
 
         def may_stay(record: Record) -> bool:
@@ -308,7 +309,7 @@ class RequestTelemetry:
 
     @staticmethod
     def _is_clients(context: RequestContext) -> bool:
-        """Another balancer's attempt is told of where its client came in."""
+        """Whether the request came from a client. Another balancer's attempts are recorded by the entry."""
         return context.caller is not None and not context.caller.issuer
 
     def _request_attributes(self, active: ActiveRequest, usage: Usage | None) -> dict[str, Value]:

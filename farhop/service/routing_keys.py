@@ -114,7 +114,7 @@ class SessionReader:
 
 
 def in_body(body: bytes, field: str) -> bytes:
-    """What a body's field says, as far as it counts; b"" without it."""
+    """The value of a body's field, at the length that is used; b"" without it."""
     try:
         value = _fields.decode(body).get(field)
         return _text.decode(value).encode()[:NAME_BYTES_MAX] if value is not None else b""
@@ -140,7 +140,7 @@ def values(headers: bytes, name: bytes) -> list[bytes]:
 
 
 class Wanted(Protocol):
-    """Decides by header matches. `by_model` has the models whose requests are searched for any."""
+    """Whether header matches decide. `by_model`: the models whose requests are matched."""
 
     @property
     def by_model(self) -> Container[str]:
@@ -168,7 +168,7 @@ class AnyVersion:
 
 
 class HeaderMatchReader:
-    """Reads heads for `wanted`."""
+    """Reads the headers that `wanted` needs."""
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted

@@ -90,7 +90,9 @@ def state(config: Member, tier: str) -> StateDir | None:
 
 
 def keep(config: Member, tier: str, rng: Random, log: Throttled) -> Callable[[str, Store], Store]:
-    """For `store_of`: what each hub told is on disk, too, where the configuration has a place for it."""
+    """For `store_of`: a wrapper that keeps each hub's documents on disk, if the configuration has a directory for
+    it.
+    """
     state_dir = state(config, tier)
 
     def warn(problem: str) -> None:
@@ -114,7 +116,7 @@ def sealed(
 
 
 def kept(store: Store, hub: str) -> list[dict[str, Any]]:
-    """What is told of what this store has on disk; a single hub goes by `hub`."""
+    """The state of the documents that a store keeps on disk; `hub`: the name of a single hub."""
     return kept_status(inner(one) for one in stores_of(store, hub).values())
 
 

@@ -17,7 +17,7 @@ _LOOK_S = 0.01
 
 
 class Tasks:
-    """The tasks of one part."""
+    """The background tasks of one component."""
 
     __slots__ = ("_running",)
 
@@ -25,7 +25,9 @@ class Tasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run it until it ends or `close`. If it raises, the loop's exception handler is told at once."""
+        """Run a coroutine until it ends, or until `close`. An exception goes to the event loop's exception handler at
+        once.
+        """
         task = asyncio.create_task(work, name=name)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -39,7 +41,7 @@ class Tasks:
             task.get_loop().call_exception_handler(problem)
 
     async def settle(self) -> None:
-        """Wait until all have ended by themselves."""
+        """Wait until all tasks have ended by themselves."""
         while self._running:
             await asyncio.wait(tuple(self._running))
 

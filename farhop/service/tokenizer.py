@@ -258,7 +258,7 @@ def _compiled(field_path: str, source: str, wall: Callable[[], datetime]) -> Tem
 
 
 def _cut(text: str, last: str | list[dict[str, str]]) -> str:
-    """A chat whose last message is to be continued ends with that message's text, without the closing frame."""
+    """Cut the closing frame off a rendered chat whose last message is to be continued."""
     ending = last if isinstance(last, str) else (last[-1]["text"] if last else "")
     at = text.rfind(ending.strip())
     if not ending.strip() or at < 0:
@@ -309,7 +309,7 @@ class Tokenizers:
         self.bases_of: Callable[[str], Iterable[str]] = _no_bases
 
     def reads(self, kind: Kind, model: str) -> bool:
-        """Whether such a request is to be read."""
+        """Whether requests of this kind, for this model, are tokenized."""
         return kind in _READ and self._for(model) is not None
 
     def now(self, kind: Kind, model: str, body: bytes, cache_salt: str) -> Tokens | None:
@@ -371,7 +371,7 @@ class Tokenizers:
         return reader
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop tokenizing."""
         for threads in (self._threads, self._behind):
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -35,7 +35,7 @@ _Batch: TypeAlias = "list[tuple[bytes, tuple[str, str]]]"
 
 
 class _Cursor(msgspec.Struct, frozen=True):
-    """All before this is delivered: of files by moment, and of this one so many bytes."""
+    """The position up to which records are delivered: a file, and an offset in it."""
 
     moment: str = ""
     offset: int = 0
@@ -55,11 +55,11 @@ class Delivery:
         self.delivered = self.rejected = self.kept_back = 0
 
     def has_read(self, path: Path) -> bool:
-        """Whether all of a whole file is delivered."""
+        """Whether all records of a complete file are delivered."""
         return path.name.partition(".")[0] < self._cursor.moment
 
     async def keep(self) -> None:
-        """Until cancelled."""
+        """Deliver until cancelled."""
         await asyncio.to_thread(self._load)
         pause_s = RETRY_S[0]
         while True:
@@ -87,7 +87,7 @@ class Delivery:
             await asyncio.to_thread(self._save, after)
 
     async def close(self) -> None:
-        """Send nothing more."""
+        """Stop delivering."""
         if self._session is not None:
             await self._session.close()
 

@@ -31,5 +31,5 @@ class Backoff:
         return wait_s
 
     def reset(self) -> None:
-        """It worked: begin from `first_s` again."""
+        """After a success: the next pause is `first_s` again."""
         self._ceiling_s = self._first_s

@@ -99,7 +99,7 @@ class Change(msgspec.Struct, frozen=True):
         return self.entries
 
     def ended(self, known: Iterable[str]) -> list[str]:
-        """Those of these keys that do not stand any more."""
+        """Those of these keys that no longer exist."""
         if self.kind is ChangeKind.SNAPSHOT:
             there = {entry.key for entry in self.entries}
             return [key for key in known if key not in there]
@@ -111,7 +111,7 @@ class Publication(Protocol):
 
     @property
     def key(self) -> str:
-        """The key published."""
+        """The published key."""
         ...
 
     @property

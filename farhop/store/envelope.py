@@ -68,7 +68,7 @@ class EnvelopeError(ValueError):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A document, and the name of the key whose signature was found good; "" where none was asked for."""
+    """A document, and the name of the key that signed it; "" if no signature was required."""
 
     document: bytes
     key: str
@@ -106,12 +106,12 @@ def _read(value: bytes) -> _Envelope | None:
 
 
 def is_sealed(value: bytes) -> bool:
-    """Whether it begins as an envelope does."""
+    """Whether the value is an envelope, by its first bytes."""
     return value.startswith(_BEGINS)
 
 
 def bare(value: bytes) -> bytes:
-    """The document inside an envelope, whoever signed it; a document without an envelope unchanged."""
+    """The document in an envelope, without verification; a bare document unchanged."""
     try:
         envelope = _read(value)
     except EnvelopeError:
@@ -160,7 +160,7 @@ class Signer:
 
 
 class Keys:
-    """The keys whose signatures count: by name, the public key and what it may sign (a kind, or `KIND/REGION`)."""
+    """The trusted keys: by name, the public key and what it may sign (a kind, or `KIND/REGION`)."""
 
     def __init__(self, keys: Mapping[str, tuple[Ed25519PublicKey, Collection[str]]]) -> None:
         self._keys = {_checked(name): (key, frozenset(may)) for name, (key, may) in keys.items()}

@@ -190,7 +190,7 @@ class EtcdStore(Store):
             start = reply.kvs[-1].key + b"\0"
 
     async def _follow(self, prefix: str) -> AsyncGenerator[Change, None]:
-        """One snapshot and what follows it, until a StoreError or a _GapError ends it."""
+        """A snapshot and then the changes after it, until a StoreError or a _GapError ends them."""
         revision, entries = await self.listing(prefix)
         yield Change(ChangeKind.SNAPSHOT, revision, entries=entries)
         async with self.link.session() as client:

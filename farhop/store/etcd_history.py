@@ -58,7 +58,7 @@ async def history(settings: EtcdSettings, prefix: str) -> History:
 
 
 async def _since(link: EtcdLink, start: bytes, end: bytes, since: int, last: int) -> tuple[Change, ...] | int:
-    """The changes from a revision on, that of `last` among them; where it is forgotten, the revision to begin at."""
+    """The changes from revision `since` to `last`; if etcd has compacted `since`, the first revision available."""
     changes: list[Change] = []
     loop = asyncio.get_running_loop()
     served_at = loop.time() + SERVED_WITHIN_S

@@ -186,7 +186,7 @@ class EtcdLink:
             client.answered_at = loop.time()  # what it refuses, too
 
     def retire(self, client: EtcdClient) -> None:
-        """Never use this client again; the next call goes to the next endpoint."""
+        """Never use this client again; the next call uses the next endpoint."""
         if client is not self.client:
             return
         self.client = None

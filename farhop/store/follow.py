@@ -73,7 +73,7 @@ class Documents(Generic[T]):
         return changed
 
     def get(self, key: str) -> T | None:
-        """The document that stands there; None if none does."""
+        """The document under this key; None if there is none."""
         return self._documents[key][1] if key in self._documents else None
 
     def __contains__(self, key: str) -> bool:
@@ -86,5 +86,5 @@ class Documents(Generic[T]):
         return len(self._documents)
 
     def values(self) -> list[T]:
-        """All, in the order of their keys."""
+        """All documents, ordered by key."""
         return [self._documents[key][1] for key in self]

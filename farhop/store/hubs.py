@@ -132,7 +132,7 @@ class Hubs(Store):
     # -- how
 
     async def _each(self, ask: Callable[[Store], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-        """What each hub that answers says. Raises StoreError if none does."""
+        """The result from each hub that answers. Raises StoreError if none does."""
         answers = await asyncio.gather(*(ask(store) for store in self.stores.values()), return_exceptions=True)
         answered: dict[str, Any] = {}
         failed: dict[str, StoreError] = {}
@@ -193,7 +193,7 @@ class _Everywhere(Publication):
 
     @property
     def key(self) -> str:
-        """The key published."""
+        """The published key."""
         return self._key
 
     @property
@@ -208,7 +208,7 @@ class _Everywhere(Publication):
         return {name: begun.get(name, "no answer yet") for name in self._stores}
 
     async def start(self) -> bool:
-        """Begin everywhere; returns whether some hub has it."""
+        """Publish in all hubs; returns whether any hub has acknowledged it."""
         try:
             return await self._first({self._task(self._begin(name, store)) for name, store in self._stores.items()})
         except BaseException:  # cancelled: this publication will have no owner, so nothing of it may stay
@@ -288,7 +288,7 @@ def store_of(
 
 
 def stores_of(store: Store, name: str) -> Mapping[str, Store]:
-    """The hubs of a store, each by itself; a single one goes by `name`."""
+    """The store of each hub; `name`: the name of a single one."""
     return store.stores if isinstance(store, Hubs) else {name: store}
 
 

@@ -133,7 +133,7 @@ class KeptStore(Store):
                 yield change
 
     async def _recall(self, prefix: str) -> _Snapshot | None:
-        """What was kept on disk; None if that is unknown."""
+        """The snapshot on disk; None if there is none."""
         try:
             kept = await asyncio.to_thread(self._state.load, self.name(prefix))
             return decode_snapshot(kept.document) if kept is not None else None
@@ -192,7 +192,7 @@ class KeptStore(Store):
         self._warn(f"hub {self._hub}: {why}")
 
     def name(self, prefix: str) -> str:
-        """Of the document. Two prefixes of ours never have the same: they differ in letters."""
+        """The document's file name. Our prefixes differ in their letters, so no two have the same."""
         return _UNSAFE.sub(".", f"{self._hub}.{prefix.removeprefix(ROOT)}").strip(".")
 
     def status(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Stamp(msgspec.Struct):
-    """What a document may say of its own age. Other fields are not looked at."""
+    """The fields that tell a document's age; others are ignored."""
 
     epoch: int = 0
     incarnation: int = 0

@@ -24,7 +24,7 @@ class Leases(Protocol):
     """The operations that a publication needs of a store. Each raises StoreError when the store does not answer."""
 
     async def grant(self, ttl_s: float) -> int:
-        """A new lease's id."""
+        """Create a lease; returns its id."""
         ...
 
     async def keep_alive(self, lease: int) -> bool:
@@ -36,7 +36,7 @@ class Leases(Protocol):
         ...
 
     async def revoke(self, lease: int) -> None:
-        """End the lease, and the keys under it."""
+        """End a lease, and delete the keys under it."""
         ...
 
 
@@ -73,7 +73,7 @@ class LeasedPublication(Publication):
 
     @property
     def key(self) -> str:
-        """The key published."""
+        """The published key."""
         return self._key
 
     @property
@@ -82,7 +82,7 @@ class LeasedPublication(Publication):
         return self._trouble
 
     async def start(self) -> bool:
-        """Begin; returns whether the first write was acknowledged."""
+        """Begin to publish; returns whether the first write was acknowledged."""
         self._task = asyncio.create_task(self._run(), name=f"publish {self._key}")
         try:
             return await self._outcome()

@@ -113,5 +113,5 @@ class Sealed(Store):
 
 
 def inner(store: Store) -> Store:
-    """The store inside: whose documents are as they were written."""
+    """The wrapped store, whose documents are as they were written."""
     return store.store if isinstance(store, Sealed) else store

@@ -55,7 +55,7 @@ class StateDir:
         self._saving = threading.Lock()  # a save continues if its caller is cancelled
 
     def path(self, name: str) -> Path:
-        """Where a document stands."""
+        """The path of a document."""
         return self._folder / _checked("name", name)
 
     def load(self, name: str) -> SavedDocument | None:
@@ -76,7 +76,7 @@ class StateDir:
         return SavedDocument(self._opened(path, name, written), about.st_mtime)
 
     def save(self, name: str, document: bytes) -> None:
-        """Keep the document in the place of the one before. StateError if it cannot be; that one then stands."""
+        """Replace the document atomically. Raises StateError if that fails; the former document then remains."""
         path = self.path(name)
         if len(document) > DOCUMENT_BYTES_MAX:
             raise StateError(f"{path}: a document of {len(document)} bytes is not kept, at most {DOCUMENT_BYTES_MAX}")

@@ -49,7 +49,7 @@ def asks(traceparent: bytes) -> bool:
 
 
 def unasked(traceparent: bytes) -> bytes:
-    """The same parent without the sampled flag. `traceparent` is valid."""
+    """The same parent with the sampled flag cleared. `traceparent` must be valid."""
     parent = read(traceparent)
     assert parent is not None
     return write(parent.trace_id, parent.span_id, parent.flags & ~SAMPLED)

@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class SpanRecord(msgspec.Struct):
-    """One span not yet handed over. Ids are hex; `end_ns` is None while it is open."""
+    """One span to be exported. Ids are hexadecimal; `end_ns` is None while it is open."""
 
     name: str
     kind: Kind
@@ -77,7 +77,9 @@ def settings(environ: Mapping[str, str]) -> Settings:
 
 
 def exporter(protocol: str) -> SpanExporter:
-    """The OTLP exporter of a protocol, configured by its own variables. Raises what it likes on bad ones."""
+    """The OTLP exporter of a protocol, configured by its standard environment variables; their errors are raised as
+    they are.
+    """
     for name in _FILES:
         path = os.environ.get(name, "")
         if path and not os.path.isfile(path):

@@ -78,7 +78,7 @@ def _threshold(level: str) -> int:
 
 
 def get(name: str) -> FilteringBoundLogger:
-    """A logger whose lines carry `logger: name`. Give events fixed words, and what varies as fields."""
+    """A logger whose lines have `logger: name`. Use fixed texts for events, and fields for what varies."""
     log: FilteringBoundLogger = structlog.get_logger(**{_NAME: name})
     return log
 
@@ -137,15 +137,15 @@ class Throttled:
         self.faults: dict[tuple[str, str], _Fault] = {}
 
     def warning(self, event: str, key: str = "", **fields: object) -> None:
-        """Log the fault, or count it."""
+        """Log the fault, or count it if it was logged lately."""
         self._throttle("warning", event, key, fields)
 
     def error(self, event: str, key: str = "", **fields: object) -> None:
-        """As `warning`, one level up."""
+        """As `warning`, at level error."""
         self._throttle("error", event, key, fields)
 
     def flush(self) -> None:
-        """Say the counts whose period is over, and forget the faults that have stopped."""
+        """Log the counts whose period is over, and forget faults that no longer occur."""
         now = self._clock()
         for at, fault in list(self.faults.items()):
             if now - fault.logged_at >= self._every_s:

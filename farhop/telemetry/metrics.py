@@ -58,7 +58,7 @@ _Over = tuple[str, int, float, float | None, float | None, str, str, "Usage | No
 
 
 class _OfModel:
-    """What is counted of one model."""
+    """The counters of one model."""
 
     __slots__ = ("requests", "tokens", "tpot", "ttft")
 
@@ -121,7 +121,7 @@ class TierMetrics(Collector):
         by = ("source",)
         self._predicted = Counter("farhop_prefix_predicted_tokens", "Prompt tokens expected to be cached.", by)
         self._actual = Counter("farhop_prefix_actual_tokens", "Prompt tokens the engine said were cached.", by)
-        self._missed = Counter("farhop_prefix_error_tokens", "Prompt tokens that predictions were off by.", by)
+        self._prefix_error = Counter("farhop_prefix_error_tokens", "Prompt tokens that predictions were off by.", by)
         self._prompt_tokens = self._completion_tokens = self._cached_tokens = 0
         self._prefixes = {source: [0.0, 0.0, 0.0] for source in HIT_SOURCES}  # predicted, actual, off
         self._versioned = Counter(
@@ -132,7 +132,7 @@ class TierMetrics(Collector):
         self._invalid = Counter("farhop_invalid_samples", "Samples outside their domain: negative, NaN or infinite.")
         self._counters = (
             self._attempts, self._spills, self._reports, self._handshakes, self._unread, self._tokens, self._predicted,
-            self._actual, self._missed,
+            self._actual, self._prefix_error,
             self._versioned, self._invalid,
         )  # fmt: skip
 
@@ -186,7 +186,7 @@ class TierMetrics(Collector):
             self._count()
 
     def _count(self) -> None:
-        """Count those that are over. Many in turn take half of what they would between other work."""
+        """Count the requests that are over. Counting many at once costs half as much as one by one."""
         over, self.pending_over = self.pending_over, []
         requests, duration, ttft, tpot = self._requests, self._duration, self._ttft, self._tpot
         for reason, status, duration_s, ttft_s, tpot_s, target, model, usage, hit in over:
@@ -222,7 +222,7 @@ class TierMetrics(Collector):
                 self._invalid.add(())
 
     def _compared(self, hit: tuple[float, str], actual_tokens: int) -> bool:
-        """What was expected to be cached against what was; whether it makes sense."""
+        """Compare the predicted cached tokens with the actual ones; returns whether the figures are plausible."""
         predicted_tokens, source = hit
         if not (0 <= predicted_tokens <= SAMPLE_MAX and 0 <= actual_tokens <= SAMPLE_MAX):
             return False
@@ -259,7 +259,7 @@ class TierMetrics(Collector):
         return known
 
     def attempted(self, target: str, outcome: Outcome) -> None:
-        """One attempt upstream has ended, however the request goes on."""
+        """One attempt upstream has ended, whatever happens to its request."""
         key = (target, outcome.reason)
         counts = self._attempts.values
         if key in counts:
@@ -269,7 +269,7 @@ class TierMetrics(Collector):
 
     @property
     def process(self) -> tuple[str, str, str]:
-        """Tier, region and instance."""
+        """The tier, region and instance of the process."""
         return (self._const[0][1], self._const[1][1], self._instance)
 
     def traffic(self) -> dict[str, dict[str, int]]:
@@ -330,7 +330,7 @@ class TierMetrics(Collector):
         self._register(name, GaugeMetricFamily, help_text, read, label)
 
     def counter(self, name: str, help_text: str, read: Reading, label: _Label = None) -> None:
-        """As `gauge`, of what only grows while the process lives: `farhop_<name>_total`."""
+        """As `gauge`, for a value that only grows while the process lives: `farhop_<name>_total`."""
         self._register(name, CounterMetricFamily, help_text, read, label)
 
     def _register(
@@ -350,7 +350,7 @@ class TierMetrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry: every family, built from the plain numbers."""
+        """All metric families, built from plain numbers; called by the registry."""
         self._count()
         names = [name for name, _ in self._const]
         own = [value for _, value in self._const]
@@ -365,7 +365,7 @@ class TierMetrics(Collector):
             ("cached",): self._cached_tokens,
         }
         for source, totals in self._prefixes.items():
-            for counter, total in zip((self._predicted, self._actual, self._missed), totals, strict=True):
+            for counter, total in zip((self._predicted, self._actual, self._prefix_error), totals, strict=True):
                 counter.values[(source,)] = total
         for counter in self._counters:
             yield counter.family(self._const)

@@ -10,7 +10,7 @@ UNKNOWN = "0+unknown"
 
 @cache
 def release() -> str:
-    """Such as "0.1.0"."""
+    """The version of this build, such as "0.1.0"."""
     try:
         return version("farhop")
     except PackageNotFoundError:

@@ -50,7 +50,7 @@ class Counter:
         self.values: dict[tuple[str, ...], float] = {} if labels else {(): 0}
 
     def add(self, key: tuple[str, ...], amount: float = 1) -> None:
-        """Count `amount` (≥ 0) more."""
+        """Add `amount` (0 or more)."""
         values = self.values
         values[key] = values.get(key, 0) + amount
 

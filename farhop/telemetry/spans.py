@@ -26,7 +26,7 @@ SPANS_MAX = 64  # per request and tier; a request has some six, and each retry a
 
 
 class Span(msgspec.Struct, eq=False, gc=False):
-    """One span. As such it records nothing and only hands the context on."""
+    """One span. This base class records nothing, and only passes the context on."""
 
     traceparent: bytes
 
@@ -57,7 +57,7 @@ class RequestTrace(Span):
         attributes: Mapping[str, Value] | None = None,
         error: str | None = None,
     ) -> None:
-        """Record work that is over already."""
+        """Record a child span of work that is already over."""
 
     def open(self, name: str, start_ns: int, kind: Kind = "client") -> Span:  # noqa: ARG002
         """Begin work that calls upstream; send its `traceparent` (and this trace's `tracestate`) along."""

@@ -21,7 +21,7 @@ from farhop_lab.bench.upload_client import BESIDE, COOL, KEPT, NEW, RESTED
 from farhop_lab.wan.long_wire import FAR, HOSTS, NEAR, LongWire, WireError, lacking
 from farhop_lab.world.child import Child, ChildError
 
-RTT_MS, BODY_BYTES, REST_S = 150.0, 200_000, 3.0
+RTT_MS, BODY_BYTES, IDLE_S = 150.0, 200_000, 3.0
 KINDS = (NEW, COOL, KEPT, BESIDE, RESTED)
 WARM_TRIPS_MAX = 1.3
 _PORT = 9000  # in a namespace of its own
@@ -66,7 +66,7 @@ async def measure(
     repeats: int,
     body_bytes: int = BODY_BYTES,
     rtt_ms: float = RTT_MS,
-    rest_s: float = REST_S,
+    idle_s: float = IDLE_S,
     congestions: Sequence[str] | None = None,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> list[Row]:
@@ -75,7 +75,7 @@ async def measure(
     for congestion in controls() if congestions is None else congestions:
         for slow_start in (True, False):
             progress(f"{congestion}, tcp_slow_start_after_idle={slow_start:d}")
-            job = upload_client.Job(HOSTS[FAR], _PORT, body_bytes, repeats, rest_s)
+            job = upload_client.Job(HOSTS[FAR], _PORT, body_bytes, repeats, idle_s)
             ms = await _measured(job, rtt_ms, {_CONGESTION: congestion, _SLOW_START: f"{slow_start:d}"})
             rows.append(Row(congestion, slow_start, {kind: median(ms[kind]) / rtt_ms for kind in KINDS}))
     return rows

@@ -41,7 +41,7 @@ REPLICAS = 2
 EVERY_S = 6.0  # between the beginnings of two faults, in the mean
 WARM_S = 15.0
 QUIET_S, WINDOW_S = 30.0, 45.0
-REST_S = 15.0
+SETTLE_S = 15.0
 REQUEST_S = 90.0
 RTT_SLACK_MS = 5.0
 START_TRIES = 3
@@ -381,7 +381,7 @@ async def _broken_and_judged(
         findings.append(Finding("open", "world", text))
     answers = len(clients.answers)
     await _stop(clients)
-    await asyncio.sleep(REST_S)
+    await asyncio.sleep(SETTLE_S)
     assert world.network is not None
     findings += at_rest(*await _statuses(world, session), world.network.rtt_ms)
     found = tuple(sorted({*findings, *injector.findings}))

@@ -27,7 +27,7 @@ QUIET_S = 30.0
 # When properties are checked, after the quiet: by the first time there are 50 answers of each replica since the last
 # fault, 30 of them after the quiet. Only shares that chance may explain are checked again.
 LOOKS_S = (25.0, 60.0, 150.0)
-REST_S = 15.0  # by then all is answered (workload.SERVED_WITHIN_S), and reports say so
+SETTLE_S = 15.0  # by then all is answered (workload.SERVED_WITHIN_S), and reports say so
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ def _played(world: World, schedule: Schedule, truth: EngineTimings) -> list[Find
         *properties.law(world, injector.law_epoch),
     }
     load.stop()
-    world.run(world.now + REST_S)
+    world.run(world.now + SETTLE_S)
     return [*found, *properties.ledgers(world), *properties.open_requests(world, world.now), *properties.sound(world)]
 
 

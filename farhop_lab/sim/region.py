@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance import outcome
 from farhop.balance.machine import LawChanged
-from farhop.balance.prefix.chain import go_on, tail
+from farhop.balance.prefix.chain import extend_chain, tail
 from farhop.relay.upstream import engine_faults
 from farhop.store.documents import report as reports
 from farhop.store.documents.document import DocumentError
@@ -123,7 +123,7 @@ class EngineAttempt:
             used = usage.prompt_tokens - came, usage.completion_tokens + came
             usage = UsageWithText(*used, usage.cached_tokens, text=generated)
         end = tail(active.prompt.text, active.request.chain, active.prompt.seed)
-        chain = go_on(end, generated) if generated else ()
+        chain = extend_chain(end, generated) if generated else ()
         context = self._context
         if context.timed is not None:
             context.timed(*self._place, Timing(self._sent_at, self._began_at, context.timeline.now, usage))

@@ -46,7 +46,9 @@ _LATE = "the request's deadline passed while another client's same request was b
 
 @dataclass(slots=True)
 class _Client:
-    """A request of a client that reads, and what it takes to send it upstream by itself. `age_s`: of what is kept."""
+    """A client request that reads a recording, and what is needed to send it upstream on its own. `age_s`: the age of a
+    stored answer.
+    """
 
     active: ActiveRequest
     body: bytes
@@ -58,7 +60,9 @@ class _Client:
 
 
 class AnswerCacheRelay:
-    """See the module's head. It is the ingress's relay while any route has it, and costs nothing while none has."""
+    """See the module's docstring. It is the ingress's relay while any route has it, and costs nothing while none
+    has.
+    """
 
     def __init__(
         self, relay: Relay, ingress: Ingress, *, flow: GlobalFlow, tier: GlobalTier, capacity_bytes: int,
@@ -85,7 +89,7 @@ class AnswerCacheRelay:
         self.cache.under(self._flow.law)
 
     def observe(self, metrics: TierMetrics) -> None:
-        """Show what it does."""
+        """Export the state as metrics."""
         cache, store = self.cache, self.cache.store
         metrics.counter(
             "answer_cache_requests", "Requests whose route gives answers again, by what became of them and why.",
@@ -109,7 +113,7 @@ class AnswerCacheRelay:
         return self._relay.holds(request_id)
 
     def react(self, event: Event, now: float | None = None) -> None:
-        """Let the machine decide."""
+        """Pass an event to the state machine, and execute its commands."""
         self._relay.react(event, now)
 
     def start(
@@ -124,7 +128,7 @@ class AnswerCacheRelay:
         continuation: Continuation | None = None,
         geo: str = "",
     ) -> None:
-        """Take a request that was read whole and identified, as relay.Relay does."""
+        """Take a request that was read completely and authenticated, as relay.Relay does."""
         flow = self._flow
         route = flow.routes.of(request.tenant, request.model).config
         if not route.reuses_answers:
@@ -182,7 +186,7 @@ class AnswerCacheRelay:
 
     @staticmethod
     def _recording(kept: StoredAnswer, request: Request, context: RequestContext) -> AnswerRecording | None:
-        """What is kept, in the form that is asked for; None where that cannot be told for sure."""
+        """The stored answer in the form that the request asks for; None if it cannot be derived with certainty."""
         if kept.stream == request.stream:
             return played(kept.lines, kept.body, kept.usage_event, kept.end, streams=kept.stream)
         assert context.kind is not None
@@ -203,7 +207,7 @@ class AnswerCacheRelay:
         self._send(client, active.exchange)
 
     def _give(self, client: _Client, hit: Hit, recording: AnswerRecording) -> None:
-        """From what is kept."""
+        """Answer a client from a stored answer."""
         kept, active = hit.kept, client.active
         client.age_s = hit.age_s
         active.context.given = CacheUse("hit", "", kept.region, kept.decision, hit.age_s, kept.usage)
@@ -223,7 +227,7 @@ class AnswerCacheRelay:
         shared.join(reader)
 
     def _lead(self, client: _Client, asked: CacheLookup, plan: Lead, law: Law) -> None:
-        """Ask upstream, and record what it says."""
+        """Send the request upstream, and record the answer."""
         active, cache = client.active, self.cache
         request, exchange = active.request, active.exchange
         outcome, why = ("bypass", "no_cache") if asked.renew else ("miss", "")
@@ -328,12 +332,14 @@ class AnswerCacheRelay:
         self._conclude(active, reason or outcome.SERVED, status)
 
     def let_go(self, reader: Reader) -> None:
-        """What it waited for did not begin: it goes its own way, once whoever tells us is done."""
+        """The answer that the reader waited for did not begin: route its request on its own, after the caller has
+        finished.
+        """
         _disarm(_client(reader))
         self._loop.call_soon(self._goes_alone, reader)
 
     def stopped(self, reader: Reader) -> None:
-        """We stop, and time is up."""
+        """This process shuts down, and its drain time is over."""
         if reader.shared is not None:
             reader.shared.stop()
         if reader.exchange.callbacks is not reader:
@@ -391,6 +397,6 @@ def _disarm(client: _Client) -> None:
 
 
 def _version(lines: bytes) -> bytes:
-    """The model's, as a head tells it."""
+    """The model's version, from the head of an answer."""
     found = [line.partition(b":")[2].strip() for line in lines.split(b"\r\n") if line.startswith(b"x-farhop-version:")]
     return found[0] if found else b""

@@ -43,7 +43,7 @@ class DrillsConfig(Part):
 
 
 class DrillSchedule:
-    """See the module's head. `path`: this balancer's configuration."""
+    """See the module's docstring. `path`: this balancer's configuration."""
 
     def __init__(self, config: DrillsConfig, path: Path, rng: Random, log: Throttled) -> None:
         self.config, self._path, self._log = config, path, log
@@ -52,12 +52,12 @@ class DrillSchedule:
         self._ending = False
 
     def open(self, tasks: Tasks) -> None:
-        """Start it, and again whenever it ends."""
+        """Start the process, and again whenever it ends."""
         tasks.start(self._keep(), "run drills by the schedule")
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The process id; None while it does not run."""
         return self._process.pid if self._process is not None else None
 
     def command(self) -> tuple[Sequence[str], Mapping[str, str]]:

@@ -85,7 +85,7 @@ WARM_S = 2.0  # and then until the regions' caches and distances are known here:
 
 
 class GlobalBalancer:
-    """One global balancer, assembled."""
+    """One global balancer, assembled from its parts."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class GlobalBalancer:
         store: Store | None = None,
         path: Path | None = None,
     ) -> None:
-        """`path`: the file that the configuration is read from anew; None: it stays."""
+        """`path`: the configuration file, read again on a reload; None: reloads are not possible."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
         self.instruments = instruments = Instruments(
@@ -126,7 +126,7 @@ class GlobalBalancer:
             self.drills = DrillSchedule(config.drills, path, rng, self._log)
 
     def _data_plane(self) -> None:
-        """What requests pass through to regions."""
+        """Build the data plane: what requests pass through on their way to regions."""
         config, now = self.config, self.clock.now
         self.plane = plane = DataPlane(config, self.instruments, "tier_tls", config.tier_tls)
         self.redirect_tokens = RedirectTokens(
@@ -154,7 +154,7 @@ class GlobalBalancer:
         return min((report.max_model_len for report in reports), default=0)
 
     def _watch_and_follow(self, rng: Random, store: Store | None) -> None:
-        """What looks at regions and at the store, and tells the machine."""
+        """Build what watches regions and follows etcd, and feeds the state machine."""
         config, topology, log, plane = self.config, self.topology, self._log, self.plane
         hubs = store if store is not None else stores.hubs(config, topology)
         keep = stores.keep(config, "global", rng, log)
@@ -196,7 +196,7 @@ class GlobalBalancer:
         self._following: list[asyncio.Task[None]] = []
 
     def _accounting(self) -> None:
-        """What is written down of requests, where anything is to be."""
+        """Build the usage and audit records, as far as they are configured."""
         self.accounts: Accounts | None = None
         if self.config.usage is not None or self.config.audit is not None:
             self.accounts = Accounts(
@@ -208,7 +208,9 @@ class GlobalBalancer:
             self.flow.micro_usd = self._micro_usd
 
     def _micro_usd(self, request: Request, output_tokens: float) -> int | None:
-        """What a request may cost by the price book of usage; None where it has no price."""
+        """The most that a request may cost (microdollars), by the price book of usage; None if its model has no
+        price.
+        """
         prices = self.accounts.prices if self.accounts is not None else None
         rates = None if prices is None else prices.rates(request.model, self.clock.wall_s(self.clock.now()))
         prompt = ceil(request.prompt_bytes / BYTES_PER_TOKEN)
@@ -356,7 +358,7 @@ class GlobalBalancer:
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
     def _prepared(self, config: GlobalConfig, topology: Topology) -> Callable[[Law], None]:
-        """What a configuration and a map come to, made ready; see Reloader."""
+        """Build everything that depends on a configuration and a topology; see Reloader."""
         routes, signer, guard = config.routes_in(topology), config.signer_in(topology), config.requests.guard()
         flow_config = _flow_config(config, topology)
         redirects = RedirectTokenSigner(config.hop.secrets(), config.hop.active, config.region)
@@ -520,7 +522,7 @@ def _flow_config(config: GlobalConfig, topology: Topology) -> FlowConfig:
 
 
 def _version(active: ActiveRequest) -> str:
-    """As the region told with its answer."""
+    """The model version that the region sent with its answer."""
     return active.version.decode("latin-1")
 
 

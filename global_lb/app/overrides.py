@@ -64,11 +64,11 @@ class RoutingOverrides:
         self._overrides: Documents[tuple[RoutingOverride, float]] = Documents(self._read_override, refused, "steer")
 
     async def follow_routes(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, self._route_key, self.routes_changed)
 
     async def follow_overrides(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, STEER_PREFIX, self.overrides_changed)
 
     # -- routes
@@ -92,7 +92,7 @@ class RoutingOverrides:
     # -- biases and pins
 
     def overrides_changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         if self._overrides.take(change):
             self._react(OverridesChanged(self._in_force()))
 
@@ -119,7 +119,7 @@ class RoutingOverrides:
         return OperatorOverrides(biases, pins)
 
     def status(self) -> list[dict[str, Any]]:
-        """The biases and pins in force, for people."""
+        """The biases and pins in force, for operators."""
         now = self._clock()
         listed = []
         for override, until in self._overrides.values():

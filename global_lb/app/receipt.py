@@ -90,7 +90,7 @@ def _margin(field: tuple[Scored, ...], chosen: Scored | None) -> float | None:
 
 
 def excluded(decision: Decision) -> dict[str, int]:
-    """How many regions each clause keeps out."""
+    """By clause of the law, the number of regions that it excludes."""
     clauses = (why if why.startswith(_OWN) else _OTHERS for why in decision.verdict.excluded.values())
     return dict(Counter(clauses).most_common(CLAUSES_MAX))
 

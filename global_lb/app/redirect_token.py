@@ -71,13 +71,13 @@ class OwnTokens:
 
 
 class RedirectTokens:
-    """Makes them."""
+    """Issues redirect tokens."""
 
     def __init__(self, signer: RedirectTokenSigner, flow: GlobalFlow, clock: Clock) -> None:
         self._signer, self._flow, self._clock = signer, flow, clock
 
     def resign(self, signer: RedirectTokenSigner) -> None:
-        """Sign with another's keys from now on."""
+        """Use the keys of this signer from now on."""
         self._signer = signer
 
     def url(

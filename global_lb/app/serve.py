@@ -144,7 +144,9 @@ class GlobalTier(InstrumentedTier):
         return self._redirect_tokens.url(active.request, context.decision_id, forward, base, target, context.caller)
 
     def _instance_of(self, forward: Forward) -> Instance | None:
-        """Whom the attempt goes to, as it reports; of several behind one gateway the oldest build."""
+        """The instance that an attempt goes to, as it reports itself; behind a shared gateway, the one with the oldest
+        build.
+        """
         region, found = self._flow.regions.view.regions.get(forward.target), None
         for instance in region.instances if region is not None else ():
             if instance.tier == forward.address and (found is None or instance.hop_version < found.hop_version):
@@ -178,13 +180,13 @@ class GlobalTier(InstrumentedTier):
 
 
 class DecisionReasons:
-    """What spans and records hold of a Decision."""
+    """Describes a Decision in spans and records."""
 
     def __init__(self, entry_region: str) -> None:
         self._entry_region = entry_region
 
     def attributes(self, decision: Decision) -> dict[str, Value]:
-        """On the span."""
+        """The attributes of a decision's span."""
         unit = decision.route.policy.unit
         attributes: dict[str, Value] = {
             a.ENTRY_REGION: self._entry_region,
@@ -206,7 +208,7 @@ class DecisionReasons:
         return attributes
 
     def record(self, decision: Decision) -> dict[str, Any]:
-        """For explain."""
+        """The record of a decision that `explain` shows."""
         terms = decision.terms()
         return {
             "policy": decision.route.policy.name,
@@ -258,7 +260,7 @@ class DecisionReasons:
 
 
 class GlobalAdmin:
-    """An operator's view of a global balancer."""
+    """What a global balancer provides to its admin port."""
 
     def __init__(
         self,
@@ -361,7 +363,7 @@ class GlobalAdmin:
         return composed(self._ingress, self._authenticator, question)
 
     def explain(self, request: Request) -> dict[str, Any]:
-        """Which region a request would go to now."""
+        """The region that a request would be sent to now, and why."""
         decision = self._flow.consider(request, self._clock.now(), request.lawful)
         scaling = self._flow.regions.scaling
         return {

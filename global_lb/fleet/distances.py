@@ -31,7 +31,7 @@ class Distances:
         self._offsets: dict[tuple[str, str], tuple[int, float]] = {}
 
     def remap(self, topology: Topology) -> None:
-        """By this map from now on; what pings said of a region that stays in it stands."""
+        """Use another topology. For regions that stay in it, what pings measured is kept."""
         wires: dict[str, WireTime] = {}
         for region in topology.regions:
             figure_ms = topology.rtt_ms(self._here, region)
@@ -44,7 +44,7 @@ class Distances:
         return self._wires[region].at(now)
 
     def moving(self, region: str) -> bool:
-        """Whether it is worth pinging more often."""
+        """Whether the last ping was far off the estimate, so that pinging more often is worthwhile."""
         return self._wires[region].moving
 
     def offset_ms(self, name: tuple[str, str], incarnation: int) -> float | None:

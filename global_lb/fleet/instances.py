@@ -24,7 +24,7 @@ _NOTHING: dict[str, list[Instance]] = {}
 
 
 class Instances:
-    """Those of the regions as they are known. `take` takes what is known of one region anew."""
+    """The instances of all known regions. `take` updates those of one region."""
 
     def __init__(self) -> None:
         self._ready: dict[str, dict[str, list[Instance]]] = {}  # who can be asked, by region and model
@@ -52,7 +52,7 @@ class Instances:
         return before.keys() != ready.keys()
 
     def refused(self, instance: Instance, model: str, reason: Outcome, wait_ms: float | None) -> None:
-        """What a refusal says is newer than the instance's report, and holds until the next one."""
+        """A refusal is more recent than the instance's report, and counts until the next report."""
         capacity = self.capacity(instance, model)
         if wait_ms is not None:
             capacity = replace(capacity, wait_ms=wait_ms)
@@ -61,7 +61,7 @@ class Instances:
         self._refusals.setdefault(instance.region, {})[instance.name, model] = (instance.received_at, capacity)
 
     def capacity(self, instance: Instance, model: str) -> ModelReport:
-        """What it offers: by a refusal since its report, else by the reports."""
+        """The instance's capacity for a model, from its report and from refusals since then."""
         refusals = self._refusals.get(instance.region) if self._refusals else None
         refusal = refusals.get((instance.name, model)) if refusals else None
         if refusal is not None and refusal[0] == instance.received_at:

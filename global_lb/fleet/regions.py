@@ -75,7 +75,7 @@ class Spill(Part):
 
     @property
     def guard(self) -> GuardConfig:
-        """For the guard of each region and model."""
+        """The configuration of the hot guard of each region and model."""
         return GuardConfig(spill_at=self.at, return_at=self.return_at, hold_s=self.hold_s, ramp_per_s=self.ramp_per_s)
 
 
@@ -118,7 +118,7 @@ def _alike(was: tuple[Instance, ...], are: tuple[Instance, ...]) -> bool:
 
 
 def _models(region: Region) -> Collection[str]:
-    """All models that any of its balancers reports."""
+    """All models that any balancer of the region reports."""
     instances = region.instances
     return instances[0].models if len(instances) == 1 else {model for one in instances for model in one.models}
 
@@ -189,7 +189,7 @@ class Regions:
         self._forget_tables()
 
     def adopt(self, view: View, now: float) -> None:
-        """Take a whole new view: every region that is known anew, and those that left."""
+        """Replace the view: take every new region, and drop those that left."""
         for name in self.view.regions.keys() - view.regions.keys():
             self.take(name, None)
         for name, known in view.regions.items():
@@ -248,7 +248,7 @@ class Regions:
             self._learn(known)
 
     def _learn(self, region: Region) -> None:
-        """What its models are based on, where its reports say otherwise than before."""
+        """Learn the base models of the region's models, if its reports have changed."""
         lineage = merged(instance.lineage for instance in region.instances)
         if self._lineages.get(region.name) != lineage:
             self._lineages[region.name] = lineage
@@ -328,7 +328,7 @@ class Regions:
         self._moved(instance.region)
 
     def liveness_of(self, region: str) -> Liveness:
-        """The region's liveness, for the caller to update with what it observed."""
+        """The region's liveness, to be updated by the caller."""
         known = self.liveness.get(region)
         if known is None:
             known = self.liveness[region] = Liveness(self._config)
@@ -358,7 +358,7 @@ class Regions:
         return max((self.instances.capacity(one, model).context_tokens or inf for one in able), default=inf)
 
     def asked(self, model: str, work_bytes: float) -> None:
-        """A request for the model was sent, with so much prompt to prefill (updates the model's mean work)."""
+        """A request for the model was sent, with `work_bytes` of prompt to prefill; updates the model's mean work."""
         means = self._mean_work_bytes
         mean = means.get(model, work_bytes)
         if model not in means and len(means) >= MODELS_MAX:
@@ -366,7 +366,7 @@ class Regions:
         means[model] = mean + _WORK_LEARN * (work_bytes - mean)
 
     def caches(self, region: str, chain: tuple[int, ...]) -> None:
-        """The region holds this prefix now."""
+        """The region now caches this prefix."""
         if region in self.trie.mirrors:
             self.trie.insert(region, chain)
             for on_sent in self.sent:
@@ -561,7 +561,7 @@ class Regions:
                 self._stale[model][region] = True
 
     def _forget_tables(self) -> None:
-        """Others can be asked from now on."""
+        """Drop cached tables: the set of usable regions has changed."""
         self._tables.clear()
         self._stale.clear()
         self._known_candidates.clear()

@@ -29,7 +29,9 @@ HELD_S = 300.0  # how long what all of them carried is remembered: who has died 
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a region told of a model: replicas that its load keeps at their target, needed by it alone, there."""
+    """A region's report of replicas of a model: those that its load needs, those that it alone needs, and those that
+    are ready.
+    """
 
     load: float
     needed: int
@@ -38,7 +40,7 @@ class Figures(msgspec.Struct, frozen=True):
     most: int
 
     def clamp(self, replicas: int) -> int:
-        """Within the region's own bounds."""
+        """The number of replicas, limited to the region's own bounds."""
         return max(self.least, min(replicas, self.most))
 
     @property
@@ -63,7 +65,9 @@ def figures(region: Region) -> Iterator[tuple[str, Figures]]:
 
 
 class Scaling:
-    """See the module's head. `desired` is by region and model; `pilots` are by region; `due`: when to `look` again."""
+    """See the module's docstring. `desired` is by region and model; `pilots` are by region; `due`: when to `look`
+    again.
+    """
 
     def __init__(self, pilots: Mapping[str, PilotConfig] | None = None) -> None:
         self.pilots = {name: PilotLight(config) for name, config in (pilots or {}).items()}
@@ -75,7 +79,7 @@ class Scaling:
         self.due = -inf
 
     def configure(self, pilots: Mapping[str, PilotConfig]) -> None:
-        """These are the pilot lights from now on; who is one already stays as it is."""
+        """Replace the pilot lights. Regions that remain pilot lights keep their state."""
         for gone in self.pilots.keys() - pilots.keys():
             del self.pilots[gone]
         for name, config in pilots.items():
@@ -88,7 +92,7 @@ class Scaling:
         return pilot is not None and pilot.state is PilotState.ASLEEP
 
     def admitted_share(self, region: str, model: str) -> float:
-        """Of the requests that would go there, the share that may; 1 for who is no pilot light."""
+        """The share (0..1) of requests for the region that it may be sent; 1 if it is not a pilot light."""
         pilot = self.pilots.get(region)
         return 1.0 if pilot is None else pilot.admitted_share(self._warm.get((region, model), 0.0))
 
@@ -149,18 +153,18 @@ class Scaling:
             self._warm[name, model] = min(1.0, f.ready / wanted) if wanted else 1.0
 
     def _warmest(self, region: str) -> float:
-        """Of what is wanted of the region, the share that is there: of the model that lacks most."""
+        """The share of the region's wanted replicas that are ready, for the model that lacks most."""
         return min((share for (name, _), share in self._warm.items() if name == region), default=0.0)
 
     def by_region(self) -> dict[str, dict[str, int]]:
-        """How many replicas should be there."""
+        """The desired replicas, by region and model."""
         desired: dict[str, dict[str, int]] = {}
         for (region, model), replicas in sorted(self.desired.items()):
             desired.setdefault(region, {})[model] = replicas
         return desired
 
     def status(self, region: str) -> dict[str, Any] | None:
-        """Of a pilot light, for people: `why` it burns, "" asleep. None for who is none."""
+        """The state of a pilot light, for operators (`why` it was woken, "" asleep); None if the region is none."""
         pilot = self.pilots.get(region)
         if pilot is None:
             return None

@@ -334,7 +334,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
                 self._covered[place] = min(partial_blocks.bytes_behind(nodes, depth), n_bytes)
 
     def only(self, places: Sequence[int], why: str) -> Field:
-        """These places of it; `why` the others are left out."""
+        """The field restricted to these places. `why`: why the others are excluded."""
         kept = list(places)
         names = tuple(self.names[place] for place in kept)
         at = {name: place for place, name in enumerate(names)}
@@ -372,13 +372,13 @@ class Field(msgspec.Struct, eq=False, gc=False):
 
     @property
     def rtt_ms(self) -> Column:
-        """Wire time."""
+        """The round-trip times (ms)."""
         rtt_ms: Column = self.block[_RTT]
         return rtt_ms
 
     @property
     def slots(self) -> Column:
-        """All slots."""
+        """The total numbers of slots."""
         slots: Column = self.block[_SLOTS]
         return slots
 
@@ -446,8 +446,9 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return usd
 
     def egress_usd(self, place: int, output_tokens: float | None = None) -> float:
-        """USD of egress for the request to and from one region, for so many answer tokens; None: the expected
-        number."""
+        """The egress cost (USD) of a request to one region and of its answer. `output_tokens` None: the expected
+        number.
+        """
         tokens = self.output_tokens if output_tokens is None else output_tokens
         bytes_per_token = STREAM_TOKEN_BYTES if self.stream else self.block.item(_BYTES_PER_TOKEN, place)
         to, back = self.block.item(_USD_BODY, place), self.block.item(_USD_ANSWER, place)
@@ -501,12 +502,12 @@ class Field(msgspec.Struct, eq=False, gc=False):
         return with_more - without + self.beta * stalled
 
     def waits(self, place: int) -> bool:
-        """Whether requests wait at one of them."""
+        """Whether requests wait in the region at this place."""
         wait_ms: float = self.sent.item(_WAIT, place)
         return wait_ms > 0.0
 
     def scored(self, place: int, score: float, bias_ms: float = 0.0) -> Scored:
-        """One of them, with all that was predicted."""
+        """The region at this place, with its score and all predictions."""
         row = Row(*self.sent[:, place].tolist(), *self.block[:, place].tolist())
         n = self.prompt_bytes / row.bytes_per_token
         covered = self._covered.item(place) if self._covered is not None else 0.0

@@ -72,7 +72,7 @@ def _bases(model: ModelReport) -> Bases:
 
 
 class Region(msgspec.Struct, frozen=True):
-    """One region as reported. `rtt_ms` is the wire time from here."""
+    """One region as reported. `rtt_ms`: the round-trip time from here."""
 
     name: str
     rtt_ms: float
@@ -105,7 +105,7 @@ def pooled(region: Region) -> dict[tuple[str, str], ModelReport]:
 
 
 class View(msgspec.Struct, frozen=True):
-    """All regions that report."""
+    """All regions that report. Never changed: it is replaced as a whole."""
 
     regions: dict[str, Region]
 
@@ -138,7 +138,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 class ViewSwapped(Event, frozen=True):
-    """There is a whole new view; regions that are not in it are no longer known."""
+    """A new view replaces the former one; regions that are not in it are no longer known."""
 
     view: View
 

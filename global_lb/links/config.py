@@ -8,7 +8,7 @@ from farhop.service.region_connections import RegionConnections
 
 
 class Watch(Part):
-    """How regions are watched. Seconds."""
+    """Timing of how regions are watched, in seconds."""
 
     ping_s: Seconds = 1.0
     ping_timeout_s: Seconds = 0.5

@@ -39,11 +39,11 @@ class Drains:
         self._fresh = True
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, OVERRIDE_PREFIX, self.changed)
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         for key, drain in self._drains.take(change).items():
             if drain is None:
                 self._react(RegionForced(region_of(key) or "", drain=False))
@@ -72,7 +72,7 @@ class Drains:
         }
 
     def _read(self, key: str, value: bytes) -> tuple[DrainOverride, float]:
-        """The drain, and until when by our clock."""
+        """The drain, and when it ends by the local clock."""
         override = decode_drain(value)
         if override.region not in self.regions:
             raise Refused("override_of_unknown_region")

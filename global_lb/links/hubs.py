@@ -50,11 +50,11 @@ class Hub:
         self._outages = 0
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, REGION_PREFIX, self.changed)
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         if change.kind is ChangeKind.LOST:
             self.trouble = change.why
             self._outages += 1
@@ -67,7 +67,7 @@ class Hub:
 
     @property
     def listed(self) -> set[tuple[str, str]]:
-        """The balancers whose reports stand there: (region, instance)."""
+        """The (region, instance) of all balancers whose reports are in this hub."""
         return {name for key in self._keys if (name := parse_report_key(key)) is not None}
 
     def _read(self, key: str, value: bytes, take: Callable[[RegionReport], str | None]) -> None:

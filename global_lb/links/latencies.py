@@ -44,7 +44,7 @@ class ClientLatencies(Part):
 
 
 class LatencyTable:
-    """See the module's head. `law` is read anew for each sample."""
+    """See the module's docstring. `law` is read anew for each sample."""
 
     def __init__(
         self, config: ClientLatencies, region: str, instance: str, law: Callable[[], Law], clock: Callable[[], float]
@@ -76,7 +76,7 @@ class LatencyTable:
         self.table.take(measured[0], measured[1], now)
 
     def lawful(self) -> Law:
-        """The law of now; what an earlier one let be recorded and this one does not is forgotten, with all else."""
+        """The law in force. If it forbids measurements that an earlier law allowed, all measurements are dropped."""
         law = self._law()
         if law is not self._under:
             regions = frozenset(self._under.topology.regions)
@@ -87,7 +87,7 @@ class LatencyTable:
         return law
 
     def report(self) -> LatencyReport:
-        """The present report."""
+        """The current report."""
         self.lawful()
         networks = self.table.read(self._clock(), self._config.networks_max, self._config.samples_min)
         return LatencyReport(region=self._region, instance=self._instance, networks=networks)

@@ -45,7 +45,7 @@ class SilentAttempt(Protocol):
 
     @property
     def id(self) -> str:
-        """As the hop token names it."""
+        """The attempt's id in the hop token."""
         ...
 
     def on_inquiry_answer(self, asked_at: float, quiet_s: float | None, rtt_s: float) -> None:
@@ -62,23 +62,23 @@ class LinkEvents(Protocol):
     laws: LawBook | None
 
     def now(self) -> float:
-        """This process's monotonic clock, seconds."""
+        """The time of this process's monotonic clock, in seconds."""
         ...
 
     def jitter(self) -> float:
-        """0.8 to 1.2."""
+        """A random factor from 0.8 to 1.2, to spread what would happen at the same time."""
         ...
 
     def on_link_report(self, message: region_pb2.Report, name: tuple[str, str]) -> None:
-        """A report came."""
+        """A report was received."""
         ...
 
     def on_ping(self, name: tuple[str, str], reply: region_pb2.PingReply, sent_at: float) -> None:
-        """A ping came back."""
+        """A ping was answered."""
         ...
 
     def on_channel(self, name: tuple[str, str], up: bool) -> None:
-        """The channel broke, or is back."""
+        """The channel broke, or works again."""
         ...
 
     def quiet(self, name: tuple[str, str]) -> Sequence[SilentAttempt]:
@@ -86,11 +86,11 @@ class LinkEvents(Protocol):
         ...
 
     def in_use(self, name: tuple[str, str], within_s: float) -> bool:
-        """Whether requests are there, or were within so many seconds."""
+        """Whether requests are in progress there, or were within the last `within_s` seconds."""
         ...
 
     def on_tls_failure(self, address: str, why: str) -> None:
-        """TLS failed."""
+        """A TLS handshake failed."""
         ...
 
     def on_stream_failed(self, what: str, code: grpc.StatusCode) -> None:
@@ -99,7 +99,7 @@ class LinkEvents(Protocol):
 
 
 class BalancerLink:
-    """See the module's head. `name` is (region, instance)."""
+    """See the module's docstring. `name` is (region, instance)."""
 
     def __init__(self, watcher: LinkEvents, name: tuple[str, str], address: str, config: LinksConfig) -> None:
         self._watcher, self._name, self.address, self._config = watcher, name, address, config
@@ -117,7 +117,7 @@ class BalancerLink:
             self._tasks.start(self._law(watcher.laws), f"share the law with {address}")
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop all calls."""
         await self._tasks.close()
         await self.channel.close(None)
 
@@ -145,14 +145,14 @@ class BalancerLink:
                     watcher.on_tls_failure(self.address, why)
                 if lost >= PINGS_LOST:
                     watcher.on_channel(self._name, False)
-            await self._rest(lost)
+            await self._until_next_ping(lost)
 
     def _two_round_trips_s(self) -> float:
         """Twice the wire time: what takes longer is lost, however far the region."""
         return 2.0 * self._watcher.distances.rtt_ms(self._name[0], self._watcher.now()) / 1e3
 
-    async def _rest(self, lost: int) -> None:
-        """Until the next ping is due; sooner if a stream breaks, or a channel that was fine falls silent."""
+    async def _until_next_ping(self, lost: int) -> None:
+        """Wait until the next ping is due; less long if a stream breaks, or if a healthy channel falls silent."""
         watcher, ping_s, now = self._watcher, self._config.watch.ping_s, _loop_time()
         pause_s, silence_s = ping_s * watcher.jitter(), SILENCE * ping_s
         moving = watcher.distances.moving(self._name[0])

@@ -69,12 +69,12 @@ class _Instance:
         self.lost_at: float | None = None
 
     def whole(self) -> None:
-        """What is known is all there is, as of now."""
+        """The snapshot is complete."""
         self.connected = self.known = True
         self.lost_at = None
 
     def abandon(self) -> None:
-        """No more of this snapshot comes: what came of it is kept with the rest, and the next stream begins anew."""
+        """The snapshot will not be completed: keep what was received, and start the next stream with a new snapshot."""
         if self.arriving is not None:
             if len(self.stale) < STALE_MAX:
                 self.stale.append(self.arriving)
@@ -142,14 +142,18 @@ class Prefixes:
         return PrefixStream(self, name, region, instance)
 
     def state(self, region: str) -> str:
-        """connected: all its instances report; behind: what is known is old, or not whole; never: none ever did."""
+        """ "connected": all instances report; "behind": the state is old or incomplete; "never": no instance has ever
+        reported.
+        """
         known = self.regions.get(region)
         if known is None or not known.known:
             return "never"
         return "connected" if known.connected else "behind"
 
     def behind_s(self, region: str, now: float) -> float | None:
-        """Seconds since the first of its silent instances fell silent; None where none is, or none ever reported."""
+        """Seconds since the first of the silent instances fell silent; None if none is silent, or none ever
+        reported.
+        """
         known = self.regions.get(region)
         instances = known.instances.values() if known is not None else ()
         lost = [one.lost_at for one in instances if one.known and one.lost_at is not None]
@@ -179,7 +183,7 @@ class Prefixes:
     # -- by the flow
 
     def sent(self, region: str, chain: Sequence[int]) -> None:
-        """A prompt began to be served there and is in the trie: provisional, where the region tells what it holds."""
+        """A prompt began to be served in the region: add its chain, provisionally if the region reports its cache."""
         known = self.regions.get(region)
         if known is None or not chain or known.young_nodes.most >= SENT_NODES_MAX:
             return
@@ -222,7 +226,7 @@ class Prefixes:
     def _leave(
         self, name: str, region: _Region, nodes: Iterable[int], without: tuple[NodeMap, ...] = ()
     ) -> Iterator[None]:
-        """These, but for some, are reported by one instance less."""
+        """Remove one instance from the holders of these nodes, except of those in `without`."""
         done = 0
         for node in nodes:  # of what is reported no more, or may change meanwhile
             done += 1
@@ -304,7 +308,7 @@ def read(message: region_pb2.PrefixDelta) -> Content | str:
 
 
 class PrefixStream:
-    """One stream of one instance, which may continue from `known_incarnation` and `known_seq`."""
+    """One stream from one instance. It may continue after `known_seq` of `known_incarnation`."""
 
     def __init__(self, prefixes: Prefixes, name: tuple[str, str], region: _Region, instance: _Instance) -> None:
         self._prefixes, self._region, self.instance = prefixes, region, instance

@@ -62,15 +62,15 @@ class Upstreams(Protocol):
     """The sender of requests to the balancers: the relay."""
 
     def channel(self, address: Address, up: bool) -> None:
-        """The gRPC channel to the balancer whose tier listener that is broke, or works again."""
+        """The gRPC channel to the balancer with this tier listener broke, or works again."""
         ...
 
     def quiet(self, address: Address) -> Sequence[SilentAttempt]:
-        """Attempts there that are silent."""
+        """The silent attempts at this address."""
         ...
 
     def in_use(self, address: Address, within_s: float) -> bool:
-        """Whether requests are there, or were within so many seconds."""
+        """Whether requests are in progress there, or were within the last `within_s` seconds."""
         ...
 
 
@@ -137,7 +137,7 @@ class Watcher:
         return set().union(*(hub.listed for hub in self.hubs))
 
     async def open(self) -> None:
-        """Begin."""
+        """Begin to watch."""
         self._follow()
         self._tasks.start(self._tidy(), "forget what is gone")
         self._tasks.start(self._tidy_prefixes(), "forget prefixes that are gone")
@@ -182,7 +182,7 @@ class Watcher:
             self._react(RegionKnown(region, self._region(region)))
 
     def _drop(self, name: tuple[str, str]) -> None:
-        """Know nothing of an instance any more."""
+        """Forget an instance."""
         region, instance = name
         del self._reports[name]
         self._unwatched(self._instances[region].pop(instance))
@@ -299,8 +299,9 @@ class Watcher:
         self._past[name] = max(before, at), since if before[0] == at[0] else now
 
     def _in_place(self, report: RegionReport) -> bool:
-        """Whether its addresses are ones allowed for its region: otherwise whoever can write a report could direct
-        prompts to himself."""
+        """Whether its addresses are allowed for its region: otherwise anybody who can write a report could direct
+        prompts to a host of their own.
+        """
         hosts = [address_of(one).host for one in (report.tier_address, report.control_address)]
         if report.client_url and report.region in self.config.region_hosts:
             hosts.append(urlsplit(report.client_url).hostname or "")
@@ -375,7 +376,7 @@ class Watcher:
             self._react(RegionKnown(region, self._region(region)))  # its reports may not come, or not soon
 
     def on_channel(self, name: tuple[str, str], up: bool) -> None:
-        """One instance's channel broke, or is back."""
+        """An instance's channel broke, or works again."""
         if name not in self._reports or self._up.get(name) == up:
             return
         self._up[name] = up
@@ -384,7 +385,7 @@ class Watcher:
         self._channel_of(name[0])
 
     def _unwatched(self, instance: Instance) -> None:
-        """Nobody tells of the way to it any more: it counts as it does before anybody has."""
+        """Nothing watches the channel to the instance any more: its state counts as unknown."""
         if self.upstreams is not None:
             self.upstreams.channel(instance.tier, True)
 
@@ -425,7 +426,7 @@ class Watcher:
             self._report_outputs(message)
 
     def _report_outputs(self, message: region_pb2.Report) -> None:
-        """How long answers are, as a region told who begins. What is no figure is looked at by who takes it."""
+        """Pass on the answer lengths that a region reports when a stream begins. The receiver checks the figures."""
         outputs = [(one.tenant, one.model, one.tokens) for one in message.outputs[:ENTRIES_MAX]]
         if any(max(len(tenant), len(model)) > TEXT_LIMIT for tenant, model, _ in outputs):
             self._refused("malformed")
@@ -447,7 +448,7 @@ class Watcher:
             self._refused(f"{what}_{code.name.lower()}")
 
     def now(self) -> float:
-        """This process's monotonic clock, seconds."""
+        """The time of this process's monotonic clock, in seconds."""
         return self._clock()
 
     def jitter(self) -> float:

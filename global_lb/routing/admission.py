@@ -44,7 +44,7 @@ def turned_away(reason: Outcome) -> bool:
 
 
 def refused_by(refusals: Mapping[str, Outcome], absent: Mapping[str, str]) -> str:
-    """What happened to a request in each region, as text for the client."""
+    """What happened to a request in each region, as a text for the client."""
     why = [f"{region}: {reason.reason}" for region, reason in sorted(refusals.items())]
     why += [f"{region}: {reason}" for region, reason in sorted(absent.items()) if region not in refusals]
     return f"no lawful region can serve this request now ({'; '.join(why[:16])})"

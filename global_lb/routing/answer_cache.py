@@ -47,7 +47,7 @@ class StoredAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Give this one again; it is `age_s` old."""
+    """Answer with this stored answer, which is `age_s` old."""
 
     kept: StoredAnswer
     age_s: float
@@ -55,7 +55,7 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Follow(Generic[H]):
-    """Read along with this one."""
+    """Read this answer, which is being recorded."""
 
     leader: H
 
@@ -76,7 +76,9 @@ class Alone:
 
 
 class AnswerCache(Generic[H]):
-    """What one balancer keeps, and who leads. `region` is its own; `H` is what stands for an answer under way."""
+    """The stored answers of one balancer, and the requests whose answers are being recorded. `region`: its own; `H`:
+    the type of an answer in progress.
+    """
 
     def __init__(self, capacity_bytes: int, region: str) -> None:
         self._region = region
@@ -159,8 +161,9 @@ class AnswerCache(Generic[H]):
         return self.store.put(tenant, key, kept, size)
 
     def counted(self, outcome: str, why: str, saved: Usage | None = None) -> None:
-        """Count the outcome of a request whose route uses the cache; `saved`: the tokens that no engine had to
-        compute."""
+        """Count the outcome of a request whose route uses the cache. `saved`: the tokens that no engine had to
+        compute.
+        """
         self.outcomes[outcome, why] += 1
         if saved is not None:
             self.saved_tokens["prompt"] += saved.prompt_tokens

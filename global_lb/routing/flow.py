@@ -118,8 +118,8 @@ class GlobalFlow:
         self.budget = retry.RetryBudget(self.requests)
         self.held: dict[str, None] = {}
         self.displaced: dict[str, None] = {}  # sent without a promise while a region was away, and not begun
-        self._missed: set[str] = set()  # the regions that were
-        self._moving: dict[str, float] = {}  # drained regions that streams leave, and by when
+        self._absent_regions: set[str] = set()  # regions that were absent when a request in `displaced` was sent
+        self._move_deadlines: dict[str, float] = {}  # drained region -> when all its streams must have left (s)
         self._woken_at = -inf  # when all on hold were looked at last
         self._standings: dict[str, Any] = {}  # of each region, when it was last looked at for those on hold
         self.handlers: dict[type[Event], Callable[[Any, float], list[Command]]] = {
@@ -143,7 +143,7 @@ class GlobalFlow:
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """One event in, commands out."""
+        """Apply one event; returns the commands to execute."""
         return self.handlers[type(event)](event, now)
 
     @property
@@ -177,8 +177,8 @@ class GlobalFlow:
         self._start(state, attempt, event.status)
         if event.status < 400:
             self._answer_begins(state, attempt, now)
-        if attempt.region in self._moving:
-            return [self._move_at(state, max(self._moving[attempt.region], now + MOVE_AGAIN_S))]
+        if attempt.region in self._move_deadlines:
+            return [self._move_at(state, max(self._move_deadlines[attempt.region], now + MOVE_AGAIN_S))]
         return []
 
     def _ended(self, event: machine.AttemptEnded, now: float) -> list[Command]:
@@ -292,7 +292,7 @@ class GlobalFlow:
             self._broke_off(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now)
             cancel = machine.Cancel(state.request.id, state.attempts)
             return [cancel, *self._came_back(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now, counted=False)]
-        if attempt.started and attempt.region in self._moving:
+        if attempt.started and attempt.region in self._move_deadlines:
             return self._move(state, attempt, now)
         return [self._look_again(state, attempt, now)]
 
@@ -431,14 +431,14 @@ class GlobalFlow:
         commands = self._changed(event.region, force if event.drain else forced.lift, now)
         if event.drain and event.moves:
             return commands + self._move_away(event.region, event.over_s, now)
-        self._moving.pop(event.region, None)
+        self._move_deadlines.pop(event.region, None)
         return commands
 
     # -- streams that leave a drained region: at its pace, each by its own timer, and only if another region takes it
 
     def _move_away(self, region: str, over_s: float, now: float) -> list[Command]:
-        known = region in self._moving
-        self._moving[region] = now + over_s
+        known = region in self._move_deadlines
+        self._move_deadlines[region] = now + over_s
         there = [s for s in self.requests.values() if s.attempt and s.attempt.started and s.attempt.region == region]
         streams = [state for state in there if state.request.stream and (not known or state.due > now + over_s)]
         pace_s = over_s / max(1, len(streams))
@@ -451,7 +451,7 @@ class GlobalFlow:
         """Ask the relay to move the stream, which knows whether it can be continued; one that cannot finishes where it
         is."""
         if self.regions.liveness_of(attempt.region).forced.read(now) is None:
-            del self._moving[attempt.region]
+            del self._move_deadlines[attempt.region]
             return [self._look_again(state, attempt, now)]
         again: Command = self._move_at(state, now + MOVE_AGAIN_S)
         elsewhere = frozenset((attempt.region, *state.refusals))
@@ -484,7 +484,7 @@ class GlobalFlow:
         regions.settle(region, now)
         law = self.law.knowing(regions.lineages.of)
         commands = [] if law is self.law else self._go_by(law, now)
-        if region in self._missed:
+        if region in self._absent_regions:
             commands += self._fetch(region, now)
         if before is None:
             return commands
@@ -506,9 +506,9 @@ class GlobalFlow:
         """
         commands: list[Command] = []
         stuck: set[Any] = set()
-        there = [state for state in map(self.requests.__getitem__, self.displaced) if _missed(state, region)]
+        there = [state for state in map(self.requests.__getitem__, self.displaced) if _sent_while_absent(state, region)]
         if not there:
-            self._missed.discard(region)
+            self._absent_regions.discard(region)
         for state in there:
             request, attempt = state.request, state.attempt
             assert attempt is not None  # whose end would have taken it off
@@ -678,7 +678,7 @@ class GlobalFlow:
         self.regions.asked(request.model, work_bytes)
         if state.last_resort and decision.absent and not request.once:
             self.displaced[request.id] = None
-            self._missed.update(decision.absent)
+            self._absent_regions.update(decision.absent)
         wanted_by, asked = request.first_token_by, decision.asked
         return [
             self._timer(state, min(request.deadline, now + LOOK_AGAIN_S)),
@@ -727,7 +727,7 @@ class GlobalFlow:
             self._suspects.broke_off((request.tenant, request.body_hash), process, last_seen_at, now)
 
     def _suspected(self, state: RequestState, now: float) -> list[Command] | None:
-        """What to do instead of sending a request on; None where nothing is held against it."""
+        """What to do with a request whose body is suspected to end engines; None: send it on as usual."""
         request = state.request
         quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self.regions.view.reported_at, now)
         state.quarantined = quarantine is not None
@@ -839,7 +839,7 @@ class GlobalFlow:
             self.budget.give()
 
     def _withdraw(self, state: RequestState, attempt: Attempt, *, counted: bool) -> None:
-        """The attempt is over: give back what it held."""
+        """The attempt is over: release what it reserved."""
         self.ledger.release(state.request.id)
         if attempt.tokens_per_s:
             self._answer_over(state, attempt, self.estimates.now, None, ended=False)
@@ -852,6 +852,6 @@ class GlobalFlow:
             self.regions.load_changed(attempt.region)
 
 
-def _missed(state: RequestState, region: str) -> bool:
+def _sent_while_absent(state: RequestState, region: str) -> bool:
     """Whether the region was away when the request was sent to the region where it now waits."""
     return state.decision is not None and region in state.decision.absent

@@ -224,7 +224,7 @@ def _kept(
     affinity: SessionAffinity | None,
     notes: list[str],
 ) -> int:
-    """The canary's region or the session's, where that says so; else `place`."""
+    """The place of the canary's or the session's region, if one applies; else `place`."""
     config, request, why = route.config, field.request, ""
     if config.canary:
         region, why = modify.canary(request, config.canary, config.canary_by)
@@ -283,7 +283,7 @@ def _one_of(
     rng: Random,
     notes: list[str],
 ) -> int:
-    """One of the near ties: the one where the session is, else a draw."""
+    """One of the near ties: the region of the session, or else a random one."""
     among = [place for place, _ in ties]
     home = _affine(field, soft_affinity, among)
     if home is None:

@@ -32,8 +32,9 @@ _CHARGES = 3  # a region that reads hop tokens of this version charges who is re
 
 
 class Redirects:
-    """See the module's head. `homes`: of each tenant with limits the region that lends them, which whoever follows the
-    limits puts here."""
+    """See the module's docstring. `homes`: of each tenant with limits the region that lends them, which whoever follows
+    the limits puts here.
+    """
 
     __slots__ = ("_https_only", "_redirected", "homes")
 
@@ -78,7 +79,7 @@ class Redirects:
         regions: Regions,
         now: float,
     ) -> Redirect:
-        """The command; what it sends there counts for a while."""
+        """The command to redirect. The load that it sends to the region counts there for a while."""
         chosen = decision.chosen
         assert chosen is not None
         self.settle(regions, now)

@@ -20,7 +20,7 @@ _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 
 
 class Attempt(msgspec.Struct, eq=False, gc=False):
-    """One attempt under way."""
+    """One attempt in flight."""
 
     region: str
     instance: Instance
@@ -62,5 +62,5 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         return bool(self.refusals) and all(one is reason for one in self.refusals.values())
 
     def summary(self) -> str:
-        """What happened to the request in each region, as text for the client."""
+        """What happened to the request in each region, as a text for the client."""
         return admission.refused_by(self.refusals, self.decision.absent if self.decision is not None else {})

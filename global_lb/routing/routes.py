@@ -25,7 +25,7 @@ ALL: RouteScope = ("", "")
 
 
 class RoutesChanged(Event, frozen=True):
-    """By scope, what goes before the configuration from now on."""
+    """By scope, the routes that override the configuration from now on."""
 
     routes: dict[RouteScope, RouteConfig]
 
@@ -47,7 +47,7 @@ class Routes:
         self.override({})
 
     def of(self, tenant: str, model: str) -> Route:
-        """What decides for a tenant's request for a model."""
+        """The route for a tenant's request for a model."""
         routes = self._routes
         if len(routes) == 1:
             return self._default
@@ -59,7 +59,7 @@ class Routes:
         return model_steps.of(self.cascades, tenant, model)
 
     def configure(self, configured: Mapping[RouteScope, RouteConfig]) -> None:
-        """From now on these are what is configured; what goes before them goes on doing so."""
+        """Replace the configured routes. Routes that override them stay in force."""
         self._configured = {ALL: RouteConfig(), **configured}
         self.override(self._changes)
 
@@ -83,7 +83,7 @@ class Routes:
             changed()
 
     def apply(self, event: RoutesChanged | OverridesChanged) -> None:
-        """What is in force has changed."""
+        """Replace the routes or overrides in force."""
         if isinstance(event, RoutesChanged):
             self.override(event.routes)
         else:
@@ -106,7 +106,7 @@ class Routes:
             route.budget.spend(field.egress_usd(field.at[chosen.region]), now)
 
     def answered(self, decision: Decision, output_tokens: int, now: float) -> None:
-        """Its answer took so many tokens: what it was thought to cost is set right."""
+        """A request's answer had this many tokens: correct the estimate of its cost."""
         chosen, route, field = decision.chosen, decision.route, decision.asked
         if route.budget is not None and decision.foreign and chosen is not None and field is not None:
             place = field.at[chosen.region]

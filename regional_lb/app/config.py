@@ -38,15 +38,18 @@ class ClientEntry(Entry):
 
 
 class TokenizerFiles(Part):
-    """A model's tokenizer.json, and its chat template; without, the one that stands beside (docs/understand/kv.md)."""
+    """A model's tokenizer.json and chat template; without a template, the one in the same directory
+    (docs/understand/kv.md).
+    """
 
     file: FilePath
     template: FilePath | None = None
 
 
 class ReplicaResumeConfig(ResumeConfig):
-    """The same for replicas. `move_over_s`: streams of a drained one leave it over so many seconds; left out, they end
-    there."""
+    """As ResumeConfig, for replicas. `move_over_s`: streams of a drained replica leave it within this many seconds;
+    None: they finish there.
+    """
 
     move_over_s: Annotated[float, Field(ge=0.0, le=3600.0)] | None = None
 
@@ -141,7 +144,7 @@ class RegionalConfig(EnginesConfig, MeshConfig):
         return self
 
     def tokenizer_of(self) -> dict[str, TokenizerFiles]:
-        """By model, adapters included."""
+        """The tokenizer files by model, adapters included."""
         known = dict(self.tokenizers)
         for replica in self.replicas:
             for adapter in replica.adapters:

@@ -51,14 +51,14 @@ _logger = logging.getLogger("farhop.control")
 
 
 class ControlPort:
-    """One gRPC server at `config`'s host and port."""
+    """The gRPC server at the configured host and port."""
 
     def __init__(self, config: Listen, certificates: Certificates | None) -> None:
         self._config, self._certificates = config, certificates
         self._server: grpc.aio.Server | None = None
 
     def listen(self) -> int:
-        """Take the port; its number. Raises PortTakenError."""
+        """Bind the port; returns its number. Raises PortTakenError."""
         config = self._config
         options: list[tuple[str, int]] = [*CONTROL_OPTIONS]
         if config.tls is not None:
@@ -74,7 +74,7 @@ class ControlPort:
         await self._server.start()
 
     async def close(self) -> None:
-        """End what is open. Idempotent, and at any time."""
+        """Close all open calls. Idempotent, at any time."""
         if self._server is not None:
             await self._server.stop(_GRACE_S)
 

@@ -63,7 +63,7 @@ def observe_tokenizers(metrics: TierMetrics, flow: RegionalFlow, tokenizers: Tok
 
 
 def observe_picker(metrics: TierMetrics, picker: PickerServer, failing_open: Callable[[], list[str]]) -> None:
-    """Where gateways ask."""
+    """Metrics of the picker, which gateways ask."""
     gauge, counter = metrics.gauge, metrics.counter
     gauge("picker_streams", "Requests that gateways have open here.", lambda: float(picker.streams))
     counter("picker_moved", "Requests that a gateway sent to a later endpoint of their list.", lambda: picker.moved)

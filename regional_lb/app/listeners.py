@@ -157,7 +157,7 @@ class Listeners:
                 authenticator.objective = objective
 
     def prepared(self, config: RegionalConfig) -> Callable[[], None]:
-        """What a configuration comes to, made ready; see Reloader."""
+        """Build everything that depends on a configuration; see Reloader."""
         hop, guard = HopVerifier(config.hop.secrets(), config.region), config.requests.guard()
         redirects = RedirectTokenVerifier(config.hop.secrets(), config.region, "")
         session = SessionReader(**config.session.model_dump(), wanted=lambda: False)
@@ -175,7 +175,7 @@ class Listeners:
     # -- open and closed
 
     async def open_tier(self) -> int:
-        """Let global balancers in; the port."""
+        """Accept global balancers; returns the port."""
         return await self.tier_listener.open(self._config.tier.host, self._config.tier.port)
 
     async def open_entries(self) -> str:
@@ -195,12 +195,12 @@ class Listeners:
         await asyncio.gather(self._plane.drain(), *picked)
 
     async def close(self) -> None:
-        """Read no more prompts."""
+        """Stop tokenizing prompts."""
         if self.tokenizers is not None:
             self.tokenizers.close()
 
 
 def _tokenizers(config: RegionalConfig) -> Tokenizers | None:
-    """Those configured. Raises ConfigError."""
+    """The configured tokenizers. Raises ConfigError."""
     files = {model: Files(named.file, named.template or "") for model, named in config.tokenizer_of().items()}
     return Tokenizers(files, wall) if files else None

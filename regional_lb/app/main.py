@@ -69,7 +69,7 @@ FOUND_EXPECTED = 256  # replicas that discovery may bring before their probes ta
 
 
 class RegionalBalancer:
-    """One regional balancer, assembled."""
+    """One regional balancer, assembled from its parts."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class RegionalBalancer:
         store: Store | None = None,
         path: Path | None = None,
     ) -> None:
-        """`path`: the file that the configuration is read from anew; None: it stays."""
+        """`path`: the configuration file, read again on a reload; None: reloads are not possible."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
         self.incarnation = time.time_ns() // 1_000_000  # tells this life of the process from earlier ones
@@ -112,7 +112,7 @@ class RegionalBalancer:
         self._gauges()
 
     def _data_plane(self) -> None:
-        """What requests pass through to engines."""
+        """Build the data plane: what requests pass through on their way to engines."""
         config, aside = self.config, _descriptors(self.config)
         self.plane = plane = DataPlane(config, self.instruments, "engine_tls", config.engine_tls, aside)
         engine_key = config.engine_key.get_secret_value() if config.engine_key else None
@@ -144,7 +144,7 @@ class RegionalBalancer:
         return facts.max_model_len if facts is not None else 0
 
     def _accounting(self) -> None:
-        """What is written down of requests, where anything is to be."""
+        """Build the usage and audit records, as far as they are configured."""
         self.accounts: Accounts | None = None
         if self.config.usage is None and self.config.audit is None:
             return
@@ -207,7 +207,7 @@ class RegionalBalancer:
         self.admin.show(lambda: self.flow.law, self.store)
 
     def _watch_replicas(self, rng: Random) -> None:
-        """What looks at replicas and tells the machine. Which there are is found by `_discover`."""
+        """Build what watches replicas, and feeds the state machine. `_discover` finds the replicas."""
         config, plane = self.config, self.plane
         engines = plane.certificates
         self.watcher = Watcher(
@@ -227,7 +227,7 @@ class RegionalBalancer:
         self.kv_listener: KvListener | None = None
 
     def _follow_store(self, rng: Random, store: Store | None) -> None:
-        """What stands in etcd and binds us: the law, overrides, names of models, keys."""
+        """Build what follows etcd: the law, overrides, model names, keys."""
         config = self.config
         hubs = store if store is not None else stores.home_hubs(config, self.topology, config.remote_hub)
         keep = stores.keep(config, "regional", rng, self._log)
@@ -246,7 +246,7 @@ class RegionalBalancer:
         self.identities.let_in(self.listeners.authenticator, self.listeners.client_ingress)
 
     def _limit_tenants(self) -> None:
-        """What tenants may use, of what is borrowed here."""
+        """Build tenants' limits, whose units are borrowed."""
         self.limiter = self.listeners.client_ingress.limits = Limiter(
             self.limits, self.store, f"regional {self.config.region}/{self.config.instance}", "", self.mesh.borrow,
             self.clock.now, self.metrics.report_refused, self.config.region,
@@ -254,7 +254,7 @@ class RegionalBalancer:
         self.limiter.observe(self.metrics)
 
     def _discover(self, rng: Random) -> None:
-        """Which replicas there are."""
+        """Build the discovery of replicas."""
         self.discovery = Discovery(
             self.config, self.store, self.watcher.announce, self.metrics.report_refused, self._warn, rng
         )
@@ -287,7 +287,7 @@ class RegionalBalancer:
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
     def _prepared(self, config: RegionalConfig, topology: Topology) -> Callable[[Law], None]:
-        """What a configuration and a map come to, made ready; see Reloader."""
+        """Build everything that depends on a configuration and a topology; see Reloader."""
         listeners = self.listeners.prepared(config)
         policies = {"": config.policy, **config.policies}
 
@@ -308,7 +308,7 @@ class RegionalBalancer:
         return put
 
     def _named(self, names: ModelNames) -> None:
-        """At the clients' own port; names are looked up only while some stand for other models."""
+        """Take new model names, for the clients' own port. They are looked up only while there are any."""
         self.listeners.client_ingress.reader.names = names if names.in_force else None
 
     def _gauges(self) -> None:
@@ -348,7 +348,7 @@ class RegionalBalancer:
         )
 
     async def _open_store(self) -> None:
-        """Replicas are watched, and what stands in etcd is known: the law, overrides, keys, limits."""
+        """Begin to watch replicas, and wait until the documents in etcd are known: law, overrides, keys, limits."""
         if self.accounts is not None:
             await self.accounts.open()
         self.laws.remember()
@@ -414,7 +414,7 @@ def _flow_config(config: RegionalConfig) -> FlowConfig:
 
 
 def _version(active: ActiveRequest) -> str:
-    """That of the replica that was picked."""
+    """The version of the replica that was picked."""
     pick: Pick | None = active.reasons
     return pick.version if pick is not None else ""
 

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 
 class Mesh:
-    """Of one balancer. `hub` is the etcd cluster of its region, `react` tells its flow an event."""
+    """The connections of one balancer to its peers. `hub`: the etcd cluster of its region; `react` passes an event to
+    its flow.
+    """
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class Mesh:
         self._tasks = Tasks()
 
     def observe(self) -> None:
-        """Show what is heard of peers, and lent."""
+        """Export the state of peers and of lent units as metrics."""
         metrics, peers = self._instruments.metrics, self.peers
         metrics.gauge("peers_connected", "Other balancers of the region whose stream is open.", lambda: float(peers.up))
         metrics.gauge("peer_age_seconds", "Since the last message of each peer.", peers.ages_s, "peer")
@@ -129,12 +131,12 @@ class Mesh:
         await self.reporter.open(self._store)
 
     def published(self) -> list[dict[str, Any]]:
-        """For people: problems of our reports in each hub."""
+        """For operators: why this balancer's reports are missing in a hub."""
         troubles = {} if self.reporter is None else self.reporter.published(self._hub)
         return [{"hub": name, "trouble": why} for name, why in troubles.items()]
 
     async def borrow(self, claim: RootClaim, request: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
-        """Of this region's root, which may be this very process. Raises OSError."""
+        """Borrow from this region's root, which may be this process. Raises OSError."""
         if claim.region != self._config.region:
             raise OSError("a regional balancer borrows in its own region alone")
         if claim.instance == self._config.instance:

@@ -56,16 +56,16 @@ class ModelNames:
         self.configure(configured)
 
     def configure(self, configured: Sequence[NameRoute]) -> None:
-        """From now on these are configured."""
+        """Replace the configured names."""
         self._configured = model_steps.names_of(configured)
         self._put()
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, self._key, self.changed)
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         if self.documents.take(change):
             self._put()
 
@@ -75,7 +75,7 @@ class ModelNames:
         self._changed(self)
 
     def status(self) -> list[dict[str, Any]]:
-        """For people: the models behind each name, by tenant and name."""
+        """For operators: the models behind each name, by tenant and name."""
         return [
             {"tenant": tenant, "model": name, "models": [step.model_dump() for step in steps]}
             for (tenant, name), steps in sorted(self.in_force.items())

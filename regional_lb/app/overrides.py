@@ -52,7 +52,7 @@ class Overrides:
         self._documents: Documents[tuple[Event, Authorship | None]] = Documents(self._read, refused, what, key)
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, self._key, self.changed)
 
     def changed(self, change: Change) -> None:
@@ -71,7 +71,7 @@ class Overrides:
 
 
 def policies(store: Store, region: str, react: Callable[[Event], None], refused: Callable[[str], None]) -> Overrides:
-    """Those that change by which policies the region picks replicas."""
+    """The overrides of the policies by which the region picks replicas."""
 
     def read(by_model: bytes) -> Event:
         return PoliciesChanged(_policies.validate_json(by_model))
@@ -80,7 +80,7 @@ def policies(store: Store, region: str, react: Callable[[Event], None], refused:
 
 
 def splits(store: Store, region: str, react: Callable[[Event], None], refused: Callable[[str], None]) -> Overrides:
-    """Those that change how the region splits traffic between versions."""
+    """The overrides of how the region splits traffic between versions."""
 
     def read(by_model: bytes) -> Event:
         return SplitsChanged(_splits.validate_json(by_model))

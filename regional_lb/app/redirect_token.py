@@ -41,7 +41,7 @@ class TenantTerms(NamedTuple):
 
 
 def terms_of(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str, key: str) -> TenantTerms:
-    """How a tenant stands under this law, where its request asked to stay within `narrow`, by this key."""
+    """A tenant's terms under this law, for a request that is narrowed to `narrow` and made with this key."""
     return TenantTerms(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region, key))
 
 

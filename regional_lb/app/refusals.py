@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class RefusalBook:
-    """What stands for this region. `react` takes events; `refused` counts documents not believed, by reason."""
+    """The refusals in force for this region. `react` takes events; `refused` is called with the reason of each rejected
+    document.
+    """
 
     what = "refusals"
 
@@ -39,16 +41,16 @@ class RefusalBook:
         self._documents: Documents[tuple[str, Refusal]] = Documents(self._read, refused, "refuse")
 
     async def follow(self) -> None:
-        """Until cancelled, or the store is closed."""
+        """Follow the documents in etcd until cancelled, or until the store is closed."""
         await follow(self._store, self._prefix, self.changed)
 
     def changed(self, change: Change) -> None:
-        """Take one step of the watch."""
+        """Apply one change from the etcd watch."""
         if self._documents.take(change):
             self._react(RefusalsChanged(dict(self._documents.values())))
 
     def status(self) -> list[dict[str, Any]]:
-        """Those in force, for people."""
+        """For operators: the refusals in force."""
         now = self._clock()
         return [
             {

@@ -72,7 +72,7 @@ class HopAuthenticator:
         self._terms: dict[tuple[str, str], TenantTerms] = {}  # by tenant and key, of requests that narrow nothing
 
     def caller(self, head: Head) -> Caller | Reply:
-        """The caller on whose behalf the global tier asks. The law here is evaluated again, in admission."""
+        """The caller for whom the global tier asks. Admission evaluates the law here again."""
         request = request_line(head.method, head.target, head.content_length)
         token = head.known.pop(HOP_HEADER, None)  # it is not needed any more
         admitted = self._verifier.admit(token, self._clock.now() * 1e3, request)
@@ -163,10 +163,10 @@ class RegionalTier(InstrumentedTier):
 
 
 class PickReasons:
-    """The description of a Pick."""
+    """Describes a Pick in spans and records."""
 
     def attributes(self, decision: Pick) -> dict[str, Value]:
-        """On the span."""
+        """The attributes of a decision's span."""
         chosen = decision.chosen
         if chosen is None:
             return {}
@@ -180,7 +180,7 @@ class PickReasons:
         }
 
     def record(self, decision: Pick) -> dict[str, Any]:
-        """For explain."""
+        """The record of a decision that `explain` shows."""
         terms = decision.terms()
         return {
             "policy": decision.policy.name,
@@ -221,7 +221,7 @@ class PickReasons:
         return tokens, "exact" if chosen.exact else "trie"
 
     def predicted_ttft_ms(self, decision: Pick) -> float | None:
-        """From when it was sent to its replica on."""
+        """The predicted time to first token, from when the request is sent to its replica (ms)."""
         return decision.ttft_ms if decision.chosen is not None else None
 
 
@@ -234,7 +234,7 @@ def _why(decision: Pick) -> str:
 
 
 class RegionalAdmin:
-    """An operator's view of a regional balancer. `overrides` are followed beside it, `peers` are the others."""
+    """What a regional balancer provides to its admin port. `overrides` and `peers` are shown in its status."""
 
     def __init__(
         self,
@@ -271,7 +271,9 @@ class RegionalAdmin:
         self.newest_epoch: Callable[[], int] = int  # of the laws that hop tokens named
 
     def ready(self) -> bool:
-        """Some replica can take work, the others have told us what they know, and we are not on our way out."""
+        """Whether some replica can take requests, the peers have sent their state, and this process is not shutting
+        down.
+        """
         now = self._clock.now()
         flow = self._flow
         if self.stopping or (self._peers is not None and not self._peers.warm):
@@ -367,7 +369,7 @@ class RegionalAdmin:
         return composed(self._ingress, self._authenticator, question)
 
     def explain(self, request: Request) -> dict[str, Any]:
-        """Which replica a request would get now."""
+        """The replica that a request would be sent to now, and why."""
         flow = self._flow
         region = flow.config.region
         why = flow.law.request_verdict(request).why_not(region)

@@ -256,7 +256,7 @@ class FileSource(Part):
 
     @property
     def label(self) -> str:
-        """What it is called in the log and in /status."""
+        """The source's name in the log and in /status."""
         return f"file {self.path}"
 
 
@@ -268,7 +268,7 @@ class EtcdSource(Part):
 
     @property
     def label(self) -> str:
-        """What it is called in the log and in /status."""
+        """The source's name in the log and in /status."""
         return "etcd"
 
 
@@ -313,7 +313,7 @@ class DnsSource(Part):
 
     @property
     def label(self) -> str:
-        """What it is called in the log and in /status."""
+        """The source's name in the log and in /status."""
         return f"dns {self.record} {self.host}" + (f":{self.port}" if self.port else "")
 
 
@@ -364,7 +364,7 @@ class KubernetesSource(Part):
 
     @property
     def label(self) -> str:
-        """What it is called in the log and in /status."""
+        """The source's name in the log and in /status."""
         what = f"service {self.service}" if self.service else f"pool {self.pool}" if self.pool else self.selector
         return f"kubernetes {self.namespace or ''} {what}".replace("  ", " ")
 

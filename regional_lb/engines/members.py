@@ -114,7 +114,7 @@ def _short(name: str | None) -> str:
 
 
 class Members:
-    """See the module's head. `leave_s` is how long one that is announced no more may take to finish."""
+    """See the module's docstring. `leave_s` is how long one that is announced no more may take to finish."""
 
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s

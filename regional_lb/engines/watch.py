@@ -259,7 +259,7 @@ class Watcher:
 
     async def _scrape(self, replica: ReplicaConfig) -> None:
         engine, (address, path) = _engine(replica), _metrics_place(replica)
-        places, before, rests = Places(), None, False
+        places, before, is_idle = Places(), None, False
         while self._current(replica):
             try:
                 page = await self._page(address, path)
@@ -271,7 +271,7 @@ class Watcher:
                 if sample.slots is not None and self.members.runs(replica.label, sample.slots, by_metrics=True):
                     self._take_in()
                 self._react(ReplicaSampled(replica.label, sample))
-                rests = before is not None and sample.same(before) and not self._in_flight(replica.label)
+                is_idle = before is not None and sample.same(before) and not self._in_flight(replica.label)
                 before = sample
                 self._problem(replica.label, "metrics", "")
             except (PageError, FetchError) as error:
@@ -279,14 +279,14 @@ class Watcher:
                 if self._current(replica) and replica.label in self._ready:  # else that is said already
                     problem = f"{probes.url_of(address, path)}: {error}; its load is not seen until it serves metrics"
                     self._problem(replica.label, "metrics", problem)
-                places, rests = Places(), False
-            (self.at_rest.add if rests else self.at_rest.discard)(replica.label)
-            await self._pause(self._rest_s if rests else self._watch.scrape_s)
+                places, is_idle = Places(), False
+            (self.at_rest.add if is_idle else self.at_rest.discard)(replica.label)
+            await self._pause(self._idle_scrape_s if is_idle else self._watch.scrape_s)
 
     @property
-    def _rest_s(self) -> float:
-        """Between two looks at who works on nothing, and whose numbers stand still: three times as long, as far as what
-        it said stays fresh meanwhile."""
+    def _idle_scrape_s(self) -> float:
+        """Seconds between two scrapes of an idle engine, whose figures do not change: three times as long as of a busy
+        one, but short enough that its last sample is still fresh when the next one comes."""
         return max(self._watch.scrape_s, min(3.0 * self._watch.scrape_s, _FRESH_SHARE * SAMPLE_FRESH_S))
 
     async def _ask_models(self, replica: ReplicaConfig) -> None:

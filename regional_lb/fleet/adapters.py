@@ -48,7 +48,7 @@ class _Places:
 
 
 class Adapters:
-    """See the module's head. `names` are all that some replica serves."""
+    """See the module's docstring. `names` are all that some replica serves."""
 
     def __init__(self) -> None:
         self.names: frozenset[str] = frozenset()

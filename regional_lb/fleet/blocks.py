@@ -93,7 +93,7 @@ class _Replica:
 
 
 class BlockIndex:
-    """See the module's head. A replica that was never added, or was dropped, is no news to any call."""
+    """See the module's docstring. A replica that was never added, or was dropped, is no news to any call."""
 
     __slots__ = (
         "_bits",

@@ -32,7 +32,7 @@ _PLACES_KEPT_MAX, _PLACES_MAX = 1024, 64
 
 
 class CacheMirror:
-    """See the module's head."""
+    """See the module's docstring."""
 
     def __init__(self, estimates: Estimates) -> None:
         self._estimates = estimates

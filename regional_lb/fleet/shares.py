@@ -91,7 +91,7 @@ class _Peer:
 
 
 class Shares:
-    """See the module's head. `instance` is our own name."""
+    """See the module's docstring. `instance` is our own name."""
 
     def __init__(self, instance: str) -> None:
         self.instance = instance
@@ -114,7 +114,7 @@ class Shares:
     # -- our own side
 
     def adopt(self, view: View) -> None:
-        """These are the replicas now."""
+        """Take the replicas of a new view."""
         addresses = {name: str(replica.address) for name, replica in view.replicas.items()}
         for name in self._addresses.keys() | addresses.keys():
             if self._addresses.get(name) != addresses.get(name):

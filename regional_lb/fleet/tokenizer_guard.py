@@ -33,8 +33,9 @@ class _Mismatches(msgspec.Struct):
 
 
 class TokenizerGuard:
-    """See the module's head. `miscounts` are prompts of which an engine counted other tokens than we, `mispredictions`
-    those of which it had other tokens cached than its own word let us expect."""
+    """See the module's docstring. `miscounts` are prompts of which an engine counted other tokens than we,
+    `mispredictions` those of which it had other tokens cached than its own word let us expect.
+    """
 
     def __init__(self) -> None:
         self.miscounts = self.mispredictions = 0

@@ -20,7 +20,7 @@ class _Window(msgspec.Struct):
 
 
 class UnreportedHits:
-    """See the module's head."""
+    """See the module's docstring."""
 
     def __init__(self) -> None:
         self._windows: dict[str, _Window] = {}

@@ -167,7 +167,7 @@ class LimitRoot:
         return reply
 
     def status(self) -> dict[str, Any]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         now = self._clock()
         lends = self._root is not None and now <= self._until
         levels = self._root.levels(now) if self._root is not None and lends else {}

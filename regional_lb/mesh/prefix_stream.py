@@ -29,7 +29,7 @@ LOOK_S = 0.05  # between two looks while there is something to sweep
 IDLE_S = 5.0  # with nothing to tell or to sweep: events wake a reader, and nothing hangs by this
 SLICE_NODES = 2000
 SWEEP_NODES = 1000
-REST_S = 60.0  # after the last reader has left, its way back in is kept open for this long
+KEEP_S = 60.0  # after the last reader has left, its way back in is kept open for this long
 
 
 class Pause(NamedTuple):
@@ -84,9 +84,9 @@ class PrefixPublisher:
 
     def tidy(self) -> None:
         """Now and then: after a while without a reader nothing is kept for those that may come back."""
-        if not self.readers and self._left_at is not None and self._clock() - self._left_at >= REST_S:
+        if not self.readers and self._left_at is not None and self._clock() - self._left_at >= KEEP_S:
             self._left_at = None
-            self._journal.rest()
+            self._journal.stop_listening()
 
     def subscribe(self, request: region_pb2.PrefixesRequest) -> Steps:
         """Deltas go on from `known_seq` where the journal still reaches it, else a snapshot comes first. Nothing is

@@ -59,7 +59,7 @@ LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; pr
 LOOK_S = 0.05
 STORE_GAP_S = 0.25  # at most 4 a second into etcd
 LONGEST_GAP_S = 1.0
-REST_S = 0.5  # what goes by time alone is looked at as often
+RECHECK_S = 0.5  # what goes by time alone is looked at as often
 CHANGE = 0.05
 UNKNOWN = -1  # in place of a time, as region.proto has it
 QUIET_LIMIT_S = 86_400.0
@@ -260,7 +260,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             now = self._clock()
             still_until = min(self._flow.still_until(self._seen, now), self._published_at + LONGEST_GAP_S - 2 * LOOK_S)
             if still_until > now + LOOK_S and self._unchanged():
-                await self._news(min(still_until - now, REST_S))
+                await self._news(min(still_until - now, RECHECK_S))
 
     async def _news(self, seconds: float) -> None:
         """Wait for some, so long at most: at rest there is none to look for."""

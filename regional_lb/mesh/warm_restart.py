@@ -38,7 +38,7 @@ _NOBODY: frozenset[str] = frozenset()
 
 
 class WarmRestart:
-    """See the module's head. `wall_s` is the wall clock, as the disk's."""
+    """See the module's docstring. `wall_s` is the wall clock, as the disk's."""
 
     def __init__(
         self,

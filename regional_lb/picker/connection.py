@@ -116,7 +116,7 @@ class _Stream:
 
 
 class GatewayConnection(asyncio.Protocol):
-    """See the module's head. `call` makes the call of a method's path (None: there is no such method), and gets a
+    """See the module's docstring. `call` makes the call of a method's path (None: there is no such method), and gets a
     function to wake the connection if it has something to send while nothing came. `closed` is called at the
     connection's end.
     """
@@ -194,13 +194,13 @@ class GatewayConnection(asyncio.Protocol):
         self._flush()
         if self._behind and self._transport is not None:
             self._transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._read_deferred)
 
     def _check_idle(self) -> None:
         if self._idle_frames > _IDLE_FRAMES_MAX:
             raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many empty frames")
 
-    def _go_on(self) -> None:
+    def _read_deferred(self) -> None:
         """Another turn for data left over. If the other end does not read, once it does."""
         if self._transport is None or self._paused:
             return
@@ -220,7 +220,7 @@ class GatewayConnection(asyncio.Protocol):
         """It reads again."""
         self._paused = False
         if self._behind:
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._read_deferred)
         elif self._transport is not None:
             self._transport.resume_reading()
         self._flush()

@@ -58,9 +58,9 @@ _HEALTH = health_pb2.HealthCheckResponse
 
 
 class PickerServer:
-    """See the module's head. `handler` is the ingress; `ready` whether requests should be sent here; `view` returns the
-    present replicas. `violations` counts gateways' errors by problem, `moved` requests that went to a later endpoint of
-    their list.
+    """See the module's docstring. `handler` is the ingress; `ready` whether requests should be sent here; `view`
+    returns the present replicas. `violations` counts gateways' errors by problem, `moved` requests that went to a later
+    endpoint of their list.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class PickerServer:
         )  # fmt: skip
 
     def react(self, event: Event, now: float | None = None) -> None:
-        """Let the machine decide."""
+        """Pass an event to the state machine, and execute its commands."""
         self._relay.react(event, now)
 
     def holds(self, request_id: str) -> bool:

@@ -168,7 +168,7 @@ class GatewayRun(AttemptRun):
 
 
 class GatewayStream:
-    """See the module's head. `wake` has the outbox sent; `now` returns the loop's seconds."""
+    """See the module's docstring. `wake` has the outbox sent; `now` returns the loop's seconds."""
 
     def __init__(self, picker: Picker, wake: Callable[[], None], now: Callable[[], float]) -> None:
         self.picker, self._wake, self._now = picker, wake, now

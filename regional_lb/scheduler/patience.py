@@ -20,7 +20,7 @@ LATE_MIN_S = 1e-3  # if the objective cannot be met
 
 
 class Patience:
-    """See the module's head. `weight_of` gives a tenant's share of its band."""
+    """See the module's docstring. `weight_of` gives a tenant's share of its band."""
 
     def __init__(
         self, config: QueueConfig, queue: RequestQueue, wait_estimate: WaitEstimate, weight_of: Callable[[str], float]

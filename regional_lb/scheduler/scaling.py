@@ -50,7 +50,7 @@ class ScalingConfig(Part):
 
 
 class Scaling:
-    """See the module's head. `config` is for all models but those of `by_model`."""
+    """See the module's docstring. `config` is for all models but those of `by_model`."""
 
     def __init__(
         self, fleet: Fleet, estimate: WaitEstimate, config: ScalingConfig, by_model: Mapping[str, ScalingConfig]
@@ -117,7 +117,7 @@ class Scaling:
         )
 
     def status(self) -> dict[str, dict[str, float]]:
-        """For people."""
+        """The state as a JSON-ready value, for operators."""
         return {
             model: {
                 "desired": signal.desired,

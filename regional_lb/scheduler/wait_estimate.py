@@ -55,7 +55,7 @@ def shape_of(request: Request) -> Shape:
 
 
 class WaitEstimate:
-    """See the module's head. `foreign` are the terms for work from other regions."""
+    """See the module's docstring. `foreign` are the terms for work from other regions."""
 
     def __init__(
         self,

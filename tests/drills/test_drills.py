@@ -1,4 +1,4 @@
-"""`farhop drill` on a live world: real kills, a runner that dies, the stop lever, and the reports."""
+"""`farhop drill` on a live world: real kills, a runner that dies, the emergency stop, and the reports."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_after_a_region_s_loss_no_request_is_served_where_the_law_forbids_it(dri
     assert "lose-a-region" in drilled.farhop("history", "lose-a-region").stdout
 
 
-def test_a_runner_that_is_killed_ends_its_drill_and_the_lever_lets_none_begin(drilled: Drilled) -> None:
+def test_a_killed_runner_ends_its_drill_and_the_emergency_stop_blocks_new_ones(drilled: Drilled) -> None:
     words = ["drill", "run", drilled.thin("kill-a-global-balancer"), "--set", "soak_s=50", "--world", str(drilled.path)]
     runner = subprocess.Popen(
         [sys.executable, "-m", "farhop_cli", *words, "--out", str(drilled.folder)], stderr=subprocess.DEVNULL

@@ -55,7 +55,7 @@ def test_a_fleet_at_rest_may_be_drilled() -> None:
 
 
 def test_an_engaged_lever_another_drill_and_a_closed_window_block_a_drill() -> None:
-    found = failing(made(windows=["mon 09:00-10:00"]), lever="by ops: incident", holder="r-1 by ops")
+    found = failing(made(windows=["mon 09:00-10:00"]), emergency_stop="by ops: incident", holder="r-1 by ops")
     assert set(found) == {"lever", "alone", "window"}
     assert "by ops: incident" in found["lever"]
 

@@ -1,4 +1,4 @@
-"""The lock, the lever and the history, in a store."""
+"""The lock, the emergency stop and the history, in a store."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_run_is_stopped_by_name_or_by_the_lever(store: MemoryStore) -> N
     assert await records.stop_reason("r1") == ""
     assert await records.stop_reason("r2") == "stopped by ops: incident"
     await records.engage(ORDER)
-    assert await records.stop_reason("r1") == "the lever was engaged by ops: incident"
+    assert await records.stop_reason("r1") == "the emergency stop was engaged by ops: incident"
     assert await records.disengage()
     assert not await records.disengage()
 

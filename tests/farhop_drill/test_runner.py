@@ -121,7 +121,7 @@ async def test_one_answer_from_outside_the_law_ends_it_and_all_is_taken_back(ben
 
 
 async def test_blocked_is_not_run(bench: Bench) -> None:
-    bench.facts = msgspec.structs.replace(REST, lever="by ops: incident")
+    bench.facts = msgspec.structs.replace(REST, emergency_stop="by ops: incident")
     outcome = await bench.runner(made()).run()
     assert (outcome.verdict, bench.did, outcome.canaries) == (DrillVerdict.NOT_RUN, [], [])
     assert "lever" in outcome.why
@@ -150,7 +150,7 @@ async def test_engaging_the_lever_aborts_a_running_drill(bench: Bench) -> None:
     await Records(bench.store).engage(Order(author="ops", why="incident", at_s=1.0))
     outcome = await running
     assert (outcome.verdict, bench.did[-1]) == (DrillVerdict.ABORTED, "restore")
-    assert outcome.why == "the lever was engaged by ops: incident"
+    assert outcome.why == "the emergency stop was engaged by ops: incident"
 
 
 async def test_an_abort_restores_in_the_same_turn_and_says_how_long_it_took(bench: Bench) -> None:

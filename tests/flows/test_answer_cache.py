@@ -271,7 +271,7 @@ class Client:
             self._read += await self._reader.readuntil(text)
         return self._read
 
-    async def rest(self) -> Answer:
+    async def read_to_end(self) -> Answer:
         """The whole answer."""
         return read(await self.wire())
 
@@ -307,7 +307,7 @@ async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_le
         await followers[0].leave()
         await until(lambda: up.global_.metrics.in_flight == 3)  # the leader's request is over when its own answer is
         engine.release.set()
-        answers = [await follower.rest() for follower in followers[1:]]
+        answers = [await follower.read_to_end() for follower in followers[1:]]
         assert [text_of(answer) for answer in answers] == ["onetwothree"] * 2
         assert len(engine.seen) == 1
         ids = [answer.headers["x-farhop-decision"] for answer in answers]
@@ -346,7 +346,7 @@ async def test_a_request_waiting_for_a_shared_first_byte_gets_it_and_may_leave()
         await asked[1].leave()
         await until(lambda: up.global_.metrics.in_flight == 3)
         engine.release.set()
-        answers = [await one.rest() for one in asked[2:]]
+        answers = [await one.read_to_end() for one in asked[2:]]
         assert [(answer.status, word(answer), text_of(answer)) for answer in answers] == [(200, "hit", "hello")] * 2
         assert word(await send(up.entry, chat(body=body()))) == "hit"
         assert len(engine.seen) == 1
@@ -369,7 +369,7 @@ async def test_an_upstream_that_fails_before_its_first_byte_lets_the_others_go_o
         asked = [await Client.asking(up, chat(body=body())) for _ in range(3)]
         await until(lambda: up.global_.metrics.in_flight == 3 and len(engine.seen) == 1)
         engine.release.set()
-        answers = [await one.rest() for one in asked]
+        answers = [await one.read_to_end() for one in asked]
         assert sorted((answer.status, word(answer)) for answer in answers) == [
             (200, "bypass"), (200, "bypass"), (500, "miss"),
         ]  # fmt: skip
@@ -396,7 +396,7 @@ async def test_a_stream_that_breaks_breaks_for_all_and_is_not_kept() -> None:
             await one.until(b'"one"')
         engine.behaviour = "die"
         engine.release.set()
-        answers = [await one.rest() for one in asked]
+        answers = [await one.read_to_end() for one in asked]
         for answer in answers:
             assert b'"upstream_died_mid_stream"' in answer.body.split(b"\n\n")[-2]
         await up.at_rest()

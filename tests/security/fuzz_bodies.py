@@ -99,10 +99,10 @@ def answered(rng: Random) -> None:
     _, data = mutated(rng)
     data = b"data: " + data + b"\n\ndata: [DONE]\n\n"
     for listening in (tap.StreamTap(hide_usage=False), tap.BodyTap()):
-        passed = b"".join(listening.feed(piece) for piece in heads.cut(data, rng) if piece) + listening.rest()
+        passed = b"".join(listening.feed(piece) for piece in heads.cut(data, rng) if piece) + listening.finish()
         assert passed == data
     failure = engine_faults.FaultTap()
-    passed = b"".join(failure.feed(piece) for piece in heads.cut(data[6:-16], rng) if piece) + failure.rest()
+    passed = b"".join(failure.feed(piece) for piece in heads.cut(data[6:-16], rng) if piece) + failure.finish()
     assert passed == (b"" if failure.unfit else data[6:-16])
     openai.answer_text(data[6:-2])
     openai.usage_of(data[6:-2])

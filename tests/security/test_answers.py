@@ -214,7 +214,7 @@ def test_an_event_in_a_quarter_of_a_million_pieces_is_copied_once() -> None:
         searched += len(made._tail) - max(0, before - 3)
     assert searched < 5 * 20_000
     assert made.held_bytes == 20_000 < EVENT_BYTES_MAX
-    assert made.rest() == b"x" * 20_000
+    assert made.finish() == b"x" * 20_000
 
 
 async def test_a_body_is_let_go_at_the_first_byte(stage: Any) -> None:

@@ -18,7 +18,7 @@ GUESS_WORTH = 8.0  # answers: by fewer that ended it would be off by more than a
 
 
 class AnswersUnderWay:
-    """Answers of one kind. How fast one comes is told when it begins, and again when it is over."""
+    """Answers of one kind. Pass the same expected pace (tokens a second) when an answer begins and when it is over."""
 
     __slots__ = ("_ended", "_offset", "_per_s", "_tokens", "in_flight")
 
@@ -28,13 +28,15 @@ class AnswersUnderWay:
         self._tokens = self._ended = 0.0  # of those that are over; how many of them ended
 
     def began(self, tokens_per_s: float, now: float) -> None:
-        """One begins."""
+        """An answer begins, at this expected pace."""
         self.in_flight += 1
         self._per_s += tokens_per_s
         self._offset += tokens_per_s * now
 
     def over(self, tokens_per_s: float, began_at: float, tokens: float, *, ended: bool) -> None:
-        """One that began then has come to so many tokens: it `ended`, or was broken off, and would have gone on."""
+        """An answer that began at `began_at` is over after `tokens` tokens: it `ended`, or was broken off before its
+        end.
+        """
         self.in_flight -= 1
         self._per_s -= tokens_per_s
         self._offset -= tokens_per_s * began_at
@@ -46,7 +48,7 @@ class AnswersUnderWay:
                 self._tokens, self._ended = self._tokens * most / self._ended, most
 
     def least_tokens(self, now: float, thought: float) -> float:
-        """See the module's head."""
+        """See the module's docstring."""
         if self._ended >= self.in_flight:
             return 0.0
         so_far = max(0.0, self._per_s * now - self._offset)

@@ -33,7 +33,7 @@ class Drift:
         self._use = 0.0
 
     def reported(self, wait_ms: float, slots_free: int, at: float) -> None:
-        """The target says so; received at `at`. What is not newer, or too close to what is known, changes nothing."""
+        """Take the target's report, received at `at`. Ignored if it is not newer, or too close to the last one."""
         before_ms, before_at = self._wait_ms, self._at
         if before_at is not None:
             gap_s = at - before_at
@@ -59,7 +59,9 @@ class Drift:
         return self._at or 0.0, self._wait or 0.0, self._use
 
     def uncertainty_ms(self, now: float, slots_left: float, slot_ms: float) -> float:
-        """By how much the wait may be off at `now`. `slot_ms`: how long until one more slot frees."""
+        """By how much the reported wait may be wrong at `now` (ms). `slot_ms`: the time until one more slot becomes
+        free.
+        """
         if self._at is None:
             return 0.0
         age_s = min(max(0.0, now - self._at), AGE_MAX_S)

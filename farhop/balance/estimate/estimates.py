@@ -80,7 +80,7 @@ class Estimates:
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
     def began(self, tenant: str, model: str, tokens_per_s: float, now: float) -> None:
-        """An answer begins, at this expected pace."""
+        """An answer begins, at this expected pace (tokens a second)."""
         of = tenant, model
         under_way = self.under_way.get(of)
         if under_way is None:
@@ -92,7 +92,7 @@ class Estimates:
     def over(
         self, tenant: str, model: str, tokens_per_s: float, began_at: float, tokens: float, *, ended: bool
     ) -> None:
-        """An answer of which `began` was told is over: see AnswersUnderWay."""
+        """An answer that was passed to `began` is over: see AnswersUnderWay.over."""
         self.under_way[tenant, model].over(tokens_per_s, began_at, tokens, ended=ended)
 
     def knows_output(self, tenant: str, model: str) -> bool:
@@ -100,7 +100,7 @@ class Estimates:
         return (tenant, model) in self.outputs_by_tenant
 
     def learn(self, tenant: str, model: str, prompt_bytes: int, usage: Usage) -> None:
-        """Take a finished request's usage. Samples outside their domain change nothing."""
+        """Learn from the usage of a finished request. Samples outside their domain are ignored."""
         if usage.prompt_tokens > 0 and prompt_bytes >= _SMALLEST_PROMPT_BYTES:
             known = self.bytes_by_tenant.get(model)
             ratio = known or bytes_by_tenant()
@@ -120,7 +120,7 @@ class Estimates:
                 _keep(self.outputs_by_tenant, (tenant, model), output)
 
     def learned(self) -> Learned:
-        """All that was learned, as of now, to be sent to others."""
+        """All that was learned so far, to be sent to other balancers."""
         return Learned(
             {model: one.value for model, one in self.bytes_by_tenant.items() if one.value is not None},
             {of: one.at(self.now) for of, one in self.outputs_by_tenant.items()},
@@ -258,7 +258,7 @@ class Speed:
         self._samples = _COLD_SAMPLES  # its engine is not the one that has just begun
 
     def measured(self, now: float) -> Measured:
-        """All that was measured, as of now."""
+        """All that was measured, as of `now`."""
         pace_ms, pace = self._pace.read(now)
         lone_ms, lone = self._alone.read(now)
         service_ms, service = self._service.read(now)
@@ -294,7 +294,7 @@ class DecayingMean:
         self.sampled_at: float | None = None
 
     def take(self, sample: float, now: float) -> None:
-        """Take a sample, which must be above 0."""
+        """Add a sample, which must be above 0."""
         before = self.sampled_at
         kept = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
         if kept:
@@ -304,7 +304,7 @@ class DecayingMean:
         self.sampled_at = now
 
     def adopt(self, mean: float, evidence: float, now: float) -> None:
-        """Begin with what somebody else measured, and what that is worth."""
+        """Start with another balancer's mean, and the evidence for it."""
         self._mean, self._evidence, self.sampled_at = mean, min(evidence, _SERVICE_MEMORY), now
 
     def read(self, now: float) -> tuple[float, float]:

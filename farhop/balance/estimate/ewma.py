@@ -31,7 +31,7 @@ class PeakEwma:
         self.value: float | None = initial
 
     def update(self, value: float, now: float) -> bool:
-        """Take a sample at `now`; False, and nothing changed, if it is NaN, infinite or negative."""
+        """Add a sample at `now`. Returns False, and changes nothing, if it is NaN, infinite or negative."""
         if not 0.0 <= value < inf:
             return False
         last_s, mean = self._last_s, self.value
@@ -76,7 +76,7 @@ class Mean:
         self.value: float | None = initial
 
     def update(self, value: float) -> bool:
-        """Take a sample; False, and nothing changed, if it is NaN or outside the domain."""
+        """Add a sample. Returns False, and changes nothing, if it is NaN or outside the domain."""
         if not self._lo <= value <= self._hi:
             return False
         mean = self.value
@@ -119,7 +119,7 @@ class RevertingMean:
         self.value = prior  # as of the last sample
 
     def update(self, value: float, now: float) -> bool:
-        """Take a sample at `now`; False, and nothing changed, if it is NaN or outside the domain."""
+        """Add a sample at `now`. Returns False, and changes nothing, if it is NaN or outside the domain."""
         if not self._lo <= value <= self._hi:
             return False
         mean = self.at(now)
@@ -129,7 +129,7 @@ class RevertingMean:
         return True
 
     def at(self, now: float) -> float:
-        """What is believed as of `now`."""
+        """The estimate as of `now`."""
         if self._at is None or now <= self._at:
             return self.value
         return self._prior + (self.value - self._prior) * exp((self._at - now) / self._tau_s)

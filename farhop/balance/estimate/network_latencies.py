@@ -1,8 +1,8 @@
-"""How far client networks are, by what their connections measured: the least round trip of each /24 and /48.
+"""The round-trip times to client networks, measured on their connections: the minimum for each /24 and /48.
 
-Invariants: no more networks are held than were asked for, and whoever was measured longest ago goes first; a network
-that is not of the public internet (private, loopback, link-local, for documentation) is never held; a figure is one
-that was measured, at most two windows ago. Never reads a clock, and never knows who the client was.
+Invariants: the number of networks is bounded, and the one measured longest ago is dropped first; a network that is not
+on the public internet (private, loopback, link-local, for documentation) is never held; each figure was measured, at
+most two windows ago. Never reads a clock, and never knows who the client is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ Network = IPv4Network | IPv6Network
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Of one network: the least round trip in milliseconds, and how many connections measured it, rounded down to a
-    power of two."""
+    """The latency of one network: the least round-trip time in milliseconds, and how many connections measured it,
+    rounded down to a power of two.
+    """
 
     ms: float
     samples: int
@@ -34,7 +35,7 @@ class _Measured(msgspec.Struct):
 
 
 class NetworkLatencies:
-    """See the module's head."""
+    """See the module's docstring."""
 
     def __init__(self, networks_max: int) -> None:
         self._most = networks_max
@@ -44,7 +45,7 @@ class NetworkLatencies:
         return len(self._kept)
 
     def take(self, host: str, rtt_us: int, now: float) -> None:
-        """Take the latency that a connection from this address measured."""
+        """Add the round-trip time that a connection from the address `host` measured."""
         if not 0 < rtt_us <= RTT_MS_MAX * 1e3:
             return
         key = _key(host)
@@ -65,12 +66,13 @@ class NetworkLatencies:
         self._kept[key] = kept
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all measurements."""
         self._kept.clear()
 
     def read(self, now: float, most: int, samples_min: int) -> dict[str, Latency]:
-        """What is known, by network; of more than `most` those measured most often. Those of fewer connections than
-        `samples_min` are left out: few clients are nobody's business, and say little."""
+        """The latencies by network; above `most` networks, those measured most often. Networks with fewer than
+        `samples_min` connections are left out, for the privacy of few clients, and since few samples prove little.
+        """
         window = int(now // WINDOW_S)
         measured: list[tuple[int, str, int]] = []
         for key, one in self._kept.items():
@@ -111,13 +113,15 @@ def network_of(key: str) -> Network:
 
 
 def is_public(network: Network) -> bool:
-    """Whether it is of the public internet."""
+    """Whether the network is on the public internet."""
     first = ip_address(network.network_address)
     return network.is_global and not first.is_multicast
 
 
 def parse(text: str) -> Network:
-    """The network that a table told. Raises ValueError for one of another length, or not of the public internet."""
+    """The network in a text of the table. Raises ValueError for another prefix length, or if it is not on the public
+    internet.
+    """
     network = ip_network(text)
     if network.prefixlen != LENGTHS[network.version]:
         raise ValueError(f"{text[:64]}: must be a /{LENGTHS[4]} or, of IPv6, a /{LENGTHS[6]}")

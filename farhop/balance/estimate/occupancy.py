@@ -24,7 +24,7 @@ LEFT_LEAST = 64.0  # as many who left are remembered, or as many as are under wa
 
 
 class Occupancy:
-    """Of some targets together: requests under way, and what was seen of them of late."""
+    """The requests in flight at some targets together, and what was seen of them lately."""
 
     __slots__ = ("_at", "_began_s", "_decoding", "_left", "_under_way_s", "in_flight")
 
@@ -33,7 +33,7 @@ class Occupancy:
         self._began_s = self._under_way_s = self._left = self._at = 0.0
 
     def changed(self, before: Load, load: Load, now: float) -> None:
-        """One of the targets has this load now, and had that one."""
+        """One target's load changes from `before` to `load`."""
         if now > self._at:  # as in _advance: twice for each request
             self._under_way_s += self.in_flight * (now - self._at)
             self._at = now
@@ -60,7 +60,7 @@ class Occupancy:
             self._at = now
 
     def service_ms(self, now: float) -> float:
-        """See the module's head."""
+        """See the module's docstring."""
         if not self._decoding or self._left >= self.in_flight:
             return 0.0
         self._advance(now)

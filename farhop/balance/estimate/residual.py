@@ -1,10 +1,11 @@
-"""How much later first tokens come than a target's cost model predicts; promises are corrected by it.
+"""How much later first tokens come than a target's cost model predicts; used to correct promised times.
 
-The model knows wires, waits and prefill. It does not know what the tiers and the engine's own server take, nor how long
-a request waits for the step that an engine is at when it comes. That is measured: the median of what the latest were
-late. Most come to an engine that is free and some into a step; a mean would promise all of them the same in between.
-Invariants: finite whatever was seen, within +-RESIDUAL_MAX_MS; nothing is promised sooner than FLOOR_SHARE of what was
-predicted. Corrects what is promised, never a score: what all have in common chooses nobody. Never reads a clock.
+The model knows network time, waits and prefill. It does not know the time that the tiers and the engine's own server
+take, nor how long a request waits for the engine's current step. That is measured: the median of the latest delays.
+Most requests find an engine idle and some arrive within a step; a mean would predict the same value in between for all.
+Invariants: finite for every input, within +-RESIDUAL_MAX_MS; a corrected time is at least FLOOR_SHARE of the
+prediction. Corrects only promised times, never a score: what all targets share cannot change a choice. Never reads a
+clock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ FLOOR_SHARE = 0.1
 
 
 class Residual:
-    """Of one target and model. 0 until something was seen."""
+    """The residual (ms) of one target and model; 0 before the first sample."""
 
     __slots__ = ("_latest", "value_ms")
 
@@ -26,8 +27,9 @@ class Residual:
         self._latest: deque[float] = deque(maxlen=LATEST)
 
     def seen(self, predicted_ms: float, seen_ms: float) -> None:
-        """A first token came `seen_ms` after it was asked for, where the model alone said `predicted_ms`. What is no
-        number, or beyond the bound, changes nothing."""
+        """A request's first token came after `seen_ms`; the model alone had predicted `predicted_ms`. Values that are
+        not finite, or beyond the bound, are ignored.
+        """
         late_ms = seen_ms - predicted_ms
         if -RESIDUAL_MAX_MS <= late_ms <= RESIDUAL_MAX_MS:
             self._latest.append(late_ms)
@@ -35,7 +37,7 @@ class Residual:
 
 
 def corrected(predicted_ms: float, residual_ms: float) -> float:
-    """What to promise: both together, and not less than FLOOR_SHARE of the prediction."""
+    """The time to promise (ms): prediction plus residual, at least FLOOR_SHARE of the prediction."""
     return max(predicted_ms + residual_ms, FLOOR_SHARE * predicted_ms)
 
 

@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 class Outstanding(Protocol):
-    """What was sent and is neither acknowledged nor answered."""
+    """Requests that were sent and are neither acknowledged nor answered yet."""
 
     @property
     def outstanding_bytes(self) -> float:
-        """Prompt bytes."""
+        """The prompt bytes of these requests."""
         ...
 
     @property
     def outstanding_work_bytes(self) -> float:
-        """Of them, those whose prefill is to be waited for."""
+        """Of these bytes, those that still have to be prefilled."""
         ...
 
     @property
     def outstanding_requests(self) -> float:
-        """How many requests they are."""
+        """The number of these requests."""
         ...
 
 
 class CombinedLoad:
-    """What is outstanding at several instances that share their replicas, now."""
+    """The sum of what is outstanding at several instances that share their replicas."""
 
     __slots__ = ("outstanding_bytes", "outstanding_requests", "outstanding_work_bytes")
 
@@ -67,7 +67,7 @@ class UnacknowledgedLoad:
 
     @property
     def incarnation(self) -> int:
-        """Of whom the last report was; -1 before the first."""
+        """The incarnation that sent the last report; -1 before the first report."""
         return self._incarnation
 
     @property
@@ -88,7 +88,7 @@ class UnacknowledgedLoad:
         return self._requests * self.outstanding_bytes / self._pending if self._pending > 0.0 else 0.0
 
     def sent(self, n_bytes: float, work_bytes: float | None = None) -> None:
-        """A request of this size is on its way."""
+        """A request of this size was sent."""
         self._requests += 1
         self._sent += n_bytes
         self._pending += n_bytes
@@ -96,7 +96,7 @@ class UnacknowledgedLoad:
         self._resting = False
 
     def settled(self, n_bytes: float, work_bytes: float | None = None) -> None:
-        """The receiver answered it, be it by a refusal: it has counted it, and it waits there no more."""
+        """The receiver answered the request, or refused it: it has counted the request, which no longer waits there."""
         self._requests = max(0, self._requests - 1)
         self._pending = max(0.0, self._pending - n_bytes)
         less = n_bytes if work_bytes is None else work_bytes
@@ -104,7 +104,7 @@ class UnacknowledgedLoad:
         self._work = max(0.0, self._work - less) if self._requests else 0.0
 
     def came_back(self, n_bytes: float, work_bytes: float | None = None) -> None:
-        """It never arrived, or nobody knows whether it did: count on no acknowledgement."""
+        """The request never arrived, or it is unknown whether it did: expect no acknowledgement."""
         self.settled(n_bytes, work_bytes)
         self._sent = max(self._accepted, self._sent - n_bytes)
 

@@ -9,7 +9,7 @@ from collections import deque
 
 
 class WindowMax:
-    """See the module's head. How long the window is, each look says."""
+    """See the module's docstring. How long the window is, each look says."""
 
     __slots__ = ("_highest",)
 
@@ -28,5 +28,5 @@ class WindowMax:
 
     @property
     def most(self) -> float:
-        """As of the last look; 0 before the first."""
+        """The maximum as of the last call of `look`; 0 before the first."""
         return self._highest[0][1] if self._highest else 0.0

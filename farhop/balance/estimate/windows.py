@@ -24,8 +24,9 @@ _REBASE_S = 50.0 * TAU_S
 
 
 class Windows:
-    """See the module's head. `half` is the weight of samples at which a window's evidence is 1/2: 1 sample, or so many
-    tokens where samples weigh as many."""
+    """See the module's docstring. `half` is the weight of samples at which a window's evidence is 1/2: 1 sample, or so
+    many tokens where samples weigh as many.
+    """
 
     __slots__ = ("_closed", "_half", "_open", "_opened_at", "_since", "by_age", "by_value", "sampled_at")
 
@@ -42,7 +43,7 @@ class Windows:
         self.sampled_at: float | None = None
 
     def take(self, sample: float, now: float, weight: float = 1.0) -> None:
-        """A sample, finite, of some weight above 0: the caller knows its domain."""
+        """Add a finite sample with a weight above 0. The caller checks its domain."""
         if self._open and now - self._opened_at >= WINDOW_S:
             self._close()
         if not self._open:
@@ -54,7 +55,7 @@ class Windows:
         self.sampled_at = now
 
     def adopt(self, value: float, evidence: float, now: float) -> None:
-        """Begin with what somebody else measured, and what that is worth: as windows of the same value."""
+        """Start with another balancer's figure and the evidence for it, as windows of equal value."""
         self._rebase(now)
         n_windows = min(KEPT, int(evidence) + 1)
         self.by_age = [(value, max(0.0, evidence - 0.5) / n_windows)] * n_windows
@@ -74,7 +75,7 @@ class Windows:
         return value, total * exp((self._since - max(now, self._opened_at)) / TAU_S)
 
     def _window(self) -> tuple[float, float]:
-        """The open window, as closed ones are kept."""
+        """The open window as a pair, in the form of closed ones."""
         weight = sum([weight for _, weight in self._open])
         evidence = weight / (weight + self._half) * exp((self._opened_at - self._since) / TAU_S)
         return weighted_median(self._open), evidence
@@ -89,7 +90,7 @@ class Windows:
         self._open.clear()
 
     def _rebase(self, now: float) -> None:
-        """Count from `now` on: a power of e is no larger than it must be."""
+        """Measure time from `now` on, so that the exponent stays small."""
         left = exp(min(0.0, self._since - now) / TAU_S)
         self.by_age = [(value, evidence * left) for value, evidence in self.by_age]
         self.by_value = sorted(self.by_age)
@@ -98,7 +99,7 @@ class Windows:
 
 
 def _median(by_value: list[tuple[float, float]], one: tuple[float, float], half: float) -> float:
-    """The least value at which `half` of the weight is reached: of sorted pairs, and one more."""
+    """The least value at which `half` of the weight is reached, over sorted pairs and one more pair."""
     reached, (own, weight) = 0.0, one
     for value, more in by_value:
         if own <= value:

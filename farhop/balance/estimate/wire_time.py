@@ -25,18 +25,18 @@ SAMPLES_MAX = 512
 
 
 class WireTime:
-    """The estimate towards one region. `initial_ms` stands until the first ping."""
+    """The round-trip estimate to one region. `initial_ms` is used until the first ping."""
 
-    __slots__ = ("_deviation_ms", "_estimate_ms", "_initial_ms", "_moving", "_samples")
+    __slots__ = ("_deviation_ms", "_estimate_ms", "_initial_ms", "_path_changed", "_samples")
 
     def __init__(self, initial_ms: float) -> None:
         self._estimate_ms = self._initial_ms = initial_ms
         self._deviation_ms = 0.0
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
-        self._moving = False
+        self._path_changed = False
 
     def assume(self, initial_ms: float) -> None:
-        """This stands where no ping says otherwise; what pings said stays."""
+        """Use this value while no pings are known. What pings measured is kept."""
         if not self._samples:
             self._estimate_ms = initial_ms
         self._initial_ms = initial_ms
@@ -57,10 +57,10 @@ class WireTime:
     @property
     def moving(self) -> bool:
         """Whether the last sample was far from the estimate before it: worth pinging more often."""
-        return self._moving
+        return self._path_changed
 
     def sample(self, rtt_ms: float, now: float) -> bool:
-        """Take a ping; False, and nothing changed, if it is not a sane time."""
+        """Add the result of a ping. Returns False, and changes nothing, if it is outside 0..SAMPLE_MAX_MS."""
         if not 0.0 <= rtt_ms <= SAMPLE_MAX_MS:
             return False
         self._samples.append((now, rtt_ms))
@@ -74,6 +74,6 @@ class WireTime:
             least_ms = min(latest)
         deviation_ms = (median if len(latest) == LATEST else median_low)(latest) - min(latest)
         noise_ms = max(NOISE_MS, MOVED_SHARE * self._estimate_ms, NOISY * self._deviation_ms)
-        self._moving = abs(rtt_ms - self._estimate_ms) > noise_ms
+        self._path_changed = abs(rtt_ms - self._estimate_ms) > noise_ms
         self._estimate_ms, self._deviation_ms = least_ms + JITTER_SHARE * deviation_ms, deviation_ms
         return True

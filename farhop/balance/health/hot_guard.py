@@ -34,7 +34,9 @@ _DEFAULT = GuardConfig()
 
 
 class HotGuard:
-    """One target's guard, made when it can first be used: who was never used has no share to come back to."""
+    """The guard of one target, created when the target can first be used: one that was never used has no share to
+    return to.
+    """
 
     __slots__ = ("_above_since", "_away", "_config", "_hot", "_ramp_from", "_used_at", "cap")
 
@@ -53,11 +55,11 @@ class HotGuard:
 
     @property
     def hot(self) -> bool:
-        """Whether it is over its threshold now."""
+        """Whether the target is hot now."""
         return self._hot
 
     def used(self, share: float, now: float) -> None:
-        """Its utilisation as reported, 0 and up. NaN changes nothing."""
+        """Take the reported utilisation, 0 and above. NaN is ignored."""
         config = self._config
         fresh, self._used_at = now - self._used_at <= SILENT_S, now
         if share >= config.spill_at:
@@ -72,17 +74,17 @@ class HotGuard:
                 self._ramp_from = now
 
     def left(self) -> None:
-        """The target cannot be used at all (down, draining): when it comes back, requests return gradually."""
+        """The target cannot be used at all (down, draining); when it comes back, requests return gradually."""
         self._away = True
 
     def came_back(self, now: float) -> None:
-        """It can be used again. Nothing happens if it was never away."""
+        """The target can be used again. Ignored if it was not away."""
         if self._away:
             self._away = False
             self._ramp_from = now
 
     def admitted_share(self, now: float) -> float:
-        """The share of requests for which it counts as cold: 0 while hot or away, then growing to 1."""
+        """The share (0..1) of requests for which the target counts as cold: 0 while hot or away, then growing to 1."""
         if self._hot or self._away:
             return 0.0
         if self._ramp_from is None:

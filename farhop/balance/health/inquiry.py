@@ -25,16 +25,16 @@ def stall_s(longest_pause_s: float, most_s: float) -> float:
 class Inquiry:
     """What is known of one silent attempt. `path_broke`: the way to its upstream broke while it was under way."""
 
-    __slots__ = ("_missed", "_since", "_wait_s", "path_broke")
+    __slots__ = ("_lost_answers", "_since", "_wait_s", "path_broke")
 
     def __init__(self) -> None:
         self.path_broke = False
-        self._missed = 0
+        self._lost_answers = 0
         self._since = self._wait_s = 0.0
 
     def clear(self) -> None:
         """A sign of life: what was counted against it no longer counts."""
-        self._missed = 0
+        self._lost_answers = 0
 
     def lost(self, silent_s: float, quiet_s: float | None, rtt_s: float, now: float, *, began: bool) -> bool:
         """Whether the attempt is lost, by an inquiry answer received at `now`. `quiet_s`: since its upstream last sent
@@ -47,11 +47,11 @@ class Inquiry:
         """
         gone = quiet_s is None or (began and silent_s - quiet_s > LATER_S + rtt_s)
         if not gone:
-            self._missed = 0
+            self._lost_answers = 0
             return False
-        self._missed += 1
+        self._lost_answers += 1
         if not began:
-            return self.path_broke or self._missed >= 2
-        if self._missed == 1:
+            return self.path_broke or self._lost_answers >= 2
+        if self._lost_answers == 1:
             self._since, self._wait_s = now, max(LATER_S, silent_s)
-        return self._missed >= 2 and now - self._since >= self._wait_s
+        return self._lost_answers >= 2 and now - self._since >= self._wait_s

@@ -14,7 +14,7 @@ import msgspec
 
 
 class PilotState(StrEnum):
-    """What a pilot light's region is doing."""
+    """The state of a pilot-light region."""
 
     ASLEEP = "asleep"
     WAKING = "waking"
@@ -32,7 +32,7 @@ class PilotConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PilotLight:
-    """The state of one pilot-light region. `why`: what it was woken for last."""
+    """The state machine of one pilot-light region. `why`: why it was last woken."""
 
     __slots__ = ("_config", "_needed_at", "state", "why")
 
@@ -42,12 +42,13 @@ class PilotLight:
         self.state, self.why = PilotState.ASLEEP, ""
 
     def configure(self, config: PilotConfig) -> None:
-        """Use this configuration from the next look on."""
+        """Use this configuration from the next call of `look` on."""
         self._config = config
 
     def look(self, needed: str, warm_share: float, now: float) -> bool:
-        """`needed`: why others cannot carry the load, "" if they can. `warm_share`: of the replicas wanted, those that
-        are there. Whether its state is another now."""
+        """Update the state, and return whether it changed. `needed`: why other regions cannot carry the load, "" if
+        they can; `warm_share`: the share of the wanted replicas that are ready.
+        """
         before = self.state
         if needed:
             self._needed_at, self.why = now, needed
@@ -60,7 +61,7 @@ class PilotLight:
         return self.state is not before
 
     def admitted_share(self, warm_share: float) -> float:
-        """Of the requests that would go there, the share that may."""
+        """The share (0..1) of requests for this region that it may be sent."""
         if self.state is PilotState.ASLEEP:
             return 0.0
         return 1.0 if self.state is PilotState.AWAKE else max(0.0, min(1.0, warm_share))

@@ -23,7 +23,7 @@ class Ramp:
         self._left_at = inf if warm else -inf
 
     def turn(self, up: bool, now: float) -> None:
-        """It is up, or out, from `now` on. Saying the same again changes nothing."""
+        """The target is up, or out, from `now` on. Repeating the same state changes nothing."""
         if up and self._since is None:
             lost_s = min(max(now - self._left_at, 0.0), self._window_s)
             self._since = now - (self._window_s - lost_s)
@@ -36,7 +36,9 @@ class Ramp:
         self._left_at = -inf
 
     def share(self, now: float) -> float:
-        """What it may use; 1 while it is out, since that is for others to say."""
+        """The share (0..1) of its capacity that may be used. It is 1 while the target is out: health excludes it
+        then.
+        """
         if self._since is None or now - self._since >= self._window_s:
             return 1.0
         return max(LEAST_SHARE, (now - self._since) / self._window_s)

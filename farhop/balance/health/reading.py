@@ -69,11 +69,13 @@ class ForcedState:
         self.health = None
 
     def fading(self, now: float) -> bool:
-        """Whether requests are drawn: what it leaves of new work is still shrinking, or is a share and stays one."""
+        """Whether requests are admitted by chance: the share that it leaves of new work is still falling, or is
+        constant above 0.
+        """
         return self.health is not None and (now < self._faded_at or self._keep_share > 0.0)
 
     def read(self, now: float) -> Health | None:
-        """The override, if it is in force at `now`."""
+        """The forced health, if it is in force at `now`; else None."""
         health = self.health
         if health is None or (health.until is not None and now >= health.until):
             return None

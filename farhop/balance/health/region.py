@@ -12,7 +12,7 @@ from farhop.balance.health.reading import ForcedState, Health, State
 
 
 class LivenessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What counts as a signal against a region."""
+    """When a signal counts against a region. Times are in seconds."""
 
     report_age_s: float = 3.0  # reports come every second at least: three missed
     relay_streak: int = 3  # relayed requests in a row that met a transport failure
@@ -78,7 +78,7 @@ class Liveness:
         self._agree()
 
     def relay_succeeded(self) -> None:
-        """A relayed request was answered by the region, be it by a refusal."""
+        """The region answered a relayed request, or refused it."""
         if self._relay_fails:
             self._relay_fails = 0
             self._agree()

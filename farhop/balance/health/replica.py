@@ -102,13 +102,13 @@ class _Backoff:
         self._out_s, self._back_at = 0.0, -inf
 
     def out_s(self, now: float) -> float:
-        """It is out, from `now` on for so long."""
+        """Take the replica out at `now`; returns for how many seconds."""
         forgotten = now - self._back_at >= 2.0 * self._most_s
         self._out_s, self._back_at = self._base_s if forgotten else min(2.0 * self._out_s, self._most_s), inf
         return self._out_s
 
     def back(self, now: float) -> None:
-        """It is back. Saying so again changes nothing."""
+        """The replica is back. Repeating it changes nothing."""
         self._back_at = min(self._back_at, now)
 
 

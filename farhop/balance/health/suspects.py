@@ -42,7 +42,7 @@ class Quarantine(msgspec.Struct, frozen=True):
 
 
 class Suspects:
-    """What counts against which body. Times are monotonic seconds."""
+    """Failures counted against request bodies, by their hash. Times are monotonic seconds."""
 
     __slots__ = ("against",)
 

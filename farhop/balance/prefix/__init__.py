@@ -1,1 +1,1 @@
-"""Prefix chains and who holds them: the trie, its mirrors and the journal of their changes. Never does IO."""
+"""Prefix chains, the trie of which location caches which prefix, and the journal of its changes. Never does IO."""

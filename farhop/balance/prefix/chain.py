@@ -1,9 +1,10 @@
-"""The prefix chain of a prompt: hashes of its whole blocks, each over its whole past, so that a node names a path.
+"""The prefix chain of a prompt: one hash (node) for each whole block of the prompt.
 
+Each hash also covers all blocks before its own, so a node identifies a whole path from the beginning of the prompt.
 Invariants: block boundaries depend on position alone, and only whole blocks become nodes, so equal prefixes give equal
 chains up to the last whole block; equal input gives an equal chain in every process and version, since both tiers
-compute it and it never travels. Never keeps the text. Not a seal: xxh3 can be made to collide on purpose, which
-misleads a guess about a cache and nothing else.
+compute it and it is never sent. Never keeps the text. Not a cryptographic hash: xxh3 collisions can be made on purpose,
+which can only mislead an estimate of what is cached.
 """
 
 from bisect import bisect_right
@@ -13,7 +14,7 @@ from struct import Struct
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-# (block bytes, up to this many bytes of prompt): fine where short chats differ, coarse where a long prompt goes on.
+# (block bytes, up to this many bytes of prompt): small blocks where short chats differ, large ones in a long prompt.
 _LAYOUT = ((256, 4 * 1024), (1024, 32 * 1024), (4096, 4 * 1024 * 1024))
 
 
@@ -29,7 +30,7 @@ def _block_sizes() -> tuple[int, ...]:
 BLOCK_BYTES = _block_sizes()
 """Bytes of the block that each depth adds; BLOCK_BYTES[0] is that of depth 1."""
 DEPTH_MAX = len(BLOCK_BYTES)
-"""The most nodes a chain has (1060): what lies beyond 4 MiB of prompt is not told apart."""
+"""The most nodes in a chain (1060): prompts that differ only after 4 MiB have the same chain."""
 
 ENDS = (0, *accumulate(BLOCK_BYTES))
 """Bytes covered by the first so many nodes, 0 to DEPTH_MAX."""
@@ -40,9 +41,9 @@ _COARSE = tuple(slice(start, end) for start, end in pairwise(ENDS[_FINE:]))
 
 
 def seed_of(model: str, adapter: str, cache_salt: str, scope: str) -> int:
-    """The seed of all chains that may share nodes: 64 bits over the four words; "" where there is none.
+    """The 64-bit seed of a chain. Only chains of equal seeds can share nodes. An argument is "" if it does not apply.
 
-    Each word goes with its length, so that no two different quadruples spell the same text.
+    Each argument is hashed with its length, so that no two different quadruples give the same text.
     """
     text = f"{len(model)}:{model}{len(adapter)}:{adapter}{len(cache_salt)}:{cache_salt}{len(scope)}:{scope}"
     # A word read from JSON may hold lone surrogates; hashing it must not fail.
@@ -64,23 +65,27 @@ def chain(data: bytes, seed: int) -> tuple[int, ...]:
 
 
 class Tail(msgspec.Struct, frozen=True, gc=False):
-    """Where the chain of a text goes on: its nodes, the seed of the next one, and what no whole block holds yet."""
+    """The state needed to extend a chain: its nodes, the seed of the next node, and the bytes after the last whole
+    block.
+    """
 
     nodes: tuple[int, ...]
     seed: int
-    rest: bytes
+    remainder: bytes
 
 
 def tail(data: bytes, nodes: tuple[int, ...], seed: int, more: bytes = b"") -> Tail:
-    """The tail of a text whose chain is known: `nodes` is `chain(data, seed)`. Keeps less than a block of the text, and
-    `more`, which is known to follow."""
-    rest = data[ENDS[len(nodes)] :] if len(nodes) < DEPTH_MAX else b""
-    return Tail(nodes, nodes[-1] if nodes else seed, rest + more)
+    """The tail of a text whose chain is known: `nodes` is `chain(data, seed)`. `more`: bytes known to follow the text.
+
+    Keeps `more` and less than a block of the text.
+    """
+    remainder = data[ENDS[len(nodes)] :] if len(nodes) < DEPTH_MAX else b""
+    return Tail(nodes, nodes[-1] if nodes else seed, remainder + more)
 
 
-def go_on(tail: Tail, more: bytes) -> tuple[int, ...]:
-    """The chain of the text and `more`, without the text: as `chain` would give it."""
-    nodes, node, data = tail.nodes, tail.seed, tail.rest + more
+def extend_chain(tail: Tail, more: bytes) -> tuple[int, ...]:
+    """The chain of the tail's text followed by `more`, as `chain` would give it for the whole text."""
+    nodes, node, data = tail.nodes, tail.seed, tail.remainder + more
     start = ENDS[len(nodes)]
     cuts = ENDS[len(nodes) : bisect_right(ENDS, start + len(data))]
     if len(cuts) < 2:
@@ -96,18 +101,22 @@ def bytes_at(depth: int) -> int:
 
 
 def depth_at(n_bytes: int) -> int:
-    """Whole blocks in the first `n_bytes` of a prompt: the greatest depth with bytes_at(depth) <= n_bytes, or 0."""
+    """The number of whole blocks in the first `n_bytes` of a prompt: the greatest depth with bytes_at(depth) <=
+    n_bytes.
+    """
     return max(bisect_right(ENDS, n_bytes) - 1, 0)
 
 
-_MARK_EVERY = 4  # of the coarse blocks: all of the fine ones are marks
+_MARK_EVERY = 4  # every fourth large block is a mark; all small ones (up to 32 KiB) are
 
 
 def marks(nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """Some of a chain's nodes, to tell about how far two prompts agree at a third of the cost of all."""
+    """A sample of a chain's nodes. Comparing two samples tells about how far two prompts agree, at a third of the cost
+    of comparing all nodes.
+    """
     return nodes if len(nodes) <= _FINE else nodes[:_FINE] + nodes[_FINE + _MARK_EVERY - 1 :: _MARK_EVERY]
 
 
 def marked_depth(count: int) -> int:
-    """The depth of the last of a chain's first `count` marks."""
+    """The depth in the chain of its `count`-th mark; 0 for none."""
     return count if count <= _FINE else _FINE + _MARK_EVERY * (count - _FINE)

@@ -1,15 +1,14 @@
-"""The nodes of a prefix trie as columns of numbers: where a node is, what is above and below it, who holds it.
+"""Storage of a prefix trie's nodes as columns of numbers: each node's parent, children, siblings and holders.
 
-For farhop.balance.prefix.trie alone, whose loops read and write the columns directly. Invariants: row 0 is what all
-roots hang
-from and is never given away; a row in use is a node (depth 1 and up), a further holder of a node (depth 0, `parent` is
-the node's row) or the ends of one mirror's order; one that is not a node has no child and no siblings, nor has a new
-node until it is linked, so that they need not be written. Never decides, never holds text.
+For farhop.balance.prefix.trie alone, whose loops read and write the columns directly. Invariants: row 0 is the parent
+of all roots and is never freed; a row in use is a node (depth 1 and up), a further holder of a node (depth 0, `parent`
+is the node's row) or the sentinel of one mirror's LRU list; a row that is not a node has no child and no siblings, and
+neither has a new node until it is linked, so those columns need not be reset. Never decides, never holds text.
 
-Why columns: an object or a container per node is something that the garbage collector walks and memory pays for. Here a
-node is 44 B of arrays, one entry of a dict from integer to integer, and those integers. Why the dict: to probe a hash
-table in Python costs 0.5 us, a dict's lookup 0.05. Why in parts: a dict grows by copying itself whole, and
-copying one of a million nodes takes 40 ms.
+Why columns: with an object per node, the garbage collector would visit each of them, and each would cost memory. Here a
+node takes 44 B of arrays, one entry of a dict from integer to integer, and those integers. Why a dict: probing a hash
+table in Python costs 0.5 us, a dict's lookup 0.05 us. Why shards: a dict grows by copying itself as a whole, which
+takes 40 ms with a million nodes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _GROW_ROWS = 2048
 
 
 class Forest:
-    """See the module's head. `free` is the first of the rows not in use, chained by `newer`."""
+    """See the module's docstring. `free` is the first free row; free rows are linked by `newer`."""
 
     __slots__ = (
         "after", "before", "child", "depth", "extra", "free", "key", "newer", "older", "parent", "set_id", "shards",
@@ -32,21 +31,21 @@ class Forest:
 
     def __init__(self) -> None:
         self.shards = shards()  # node -> row
-        self.extra = shards()  # by row; row << 16 | slot -> the row of a further holder
+        self.extra = shards()  # row << 16 | slot -> the row of a further holder; sharded by row
         self.key = array("Q")
         self.parent = array("I")
         self.child = array("I")  # the first one; they are chained by `before` and `after`
         self.before, self.after = array("I"), array("I")
-        self.older, self.newer = array("I"), array("I")  # in the order of use of the mirror that the row belongs to
+        self.older, self.newer = array("I"), array("I")  # the LRU list of the mirror that the row belongs to
         self.set_id = array("I")  # who holds the node (Holders)
-        self.slot = array("H")  # the location whose place in its order this row is; NOBODY: of none
+        self.slot = array("H")  # the location whose LRU entry this row is; NOBODY: none
         self.depth = array("H")
         self.grow()
         self.free = self.newer[0]
         self.slot[0] = NOBODY
 
     def grow(self) -> int:
-        """More rows, where all are in use; the first. It is not a copy: arrays this large are moved by the page."""
+        """Add rows when none is free; returns the first. Nothing is copied: arrays this large are remapped by page."""
         first = len(self.key)
         for column in (
             self.key, self.parent, self.child, self.before, self.after, self.older, self.newer, self.set_id,
@@ -59,22 +58,22 @@ class Forest:
         return first
 
     def take(self) -> int:
-        """A row that is not in use; what stands in it is stale."""
+        """Take a free row; its columns hold stale values."""
         row = self.free or self.grow()
         self.free = self.newer[row]
         return row
 
     def give(self, row: int) -> None:
-        """The row is not in use any more."""
+        """Free the row."""
         self.newer[row] = self.free
         self.free = row
 
     def find(self, node: int) -> int:
-        """The node's row; 0 for none."""
+        """The node's row; 0 if no location holds the node."""
         return self.shards[node & 255].get(node, 0)
 
     def link(self, row: int, above: int) -> None:
-        """Hang a node below another."""
+        """Make the node in `row` a child of the node in `above`."""
         sibling = self.child[above]
         self.parent[row] = above
         if sibling:
@@ -82,7 +81,7 @@ class Forest:
         self.child[above] = row
 
     def remove(self, row: int) -> None:
-        """Take a node without children away."""
+        """Remove a node that has no children, and free its row."""
         before, after = self.before[row], self.after[row]
         if before:
             self.after[before], self.before[row] = after, 0
@@ -95,7 +94,7 @@ class Forest:
         self.give(row)
 
     def place(self, row: int, slot: int) -> int:
-        """The row that is this location's place for this node; 0 if it does not hold it."""
+        """The row of the location's LRU entry for the node in `row`; 0 if the location does not hold the node."""
         return row if self.slot[row] == slot else self.extra[row & 255].get(row << 16 | slot, 0)
 
     def __len__(self) -> int:
@@ -103,7 +102,7 @@ class Forest:
 
 
 class Holders:
-    """Sets of locations, each kept once: bit `slot` of a mask. Id 0 is the empty one. Counted by nodes.
+    """Interned sets of locations, reference-counted by nodes. A set is a mask with a bit for each slot; id 0 is empty.
 
     Nodes of one path are mostly held by the same locations, so there are far fewer sets than nodes.
     """
@@ -117,7 +116,7 @@ class Holders:
         self._free: list[int] = []
 
     def id(self, mask: int) -> int:
-        """The set's id; of a new one nothing is counted yet."""
+        """The id of the set with this mask; a new set starts with a count of 0."""
         known = self._ids.get(mask)
         if known is None:
             if self._free:
@@ -131,7 +130,7 @@ class Holders:
         return known
 
     def let_go(self, set_id: int, count: int = 1) -> None:
-        """So many nodes have this set no more."""
+        """`count` nodes no longer refer to this set; an unused set is freed."""
         self.counts[set_id] -= count
         if not self.counts[set_id]:
             del self._ids[self.masks[set_id]]

@@ -1,11 +1,12 @@
-"""The changes of a trie, in order, for other balancers: which nodes came and went, and which regions may know of each.
+"""The changes of a trie, in order, for other balancers: nodes added and evicted, and which regions may know of each.
 
-Invariants: a node kept out of a place by the law of everybody who inserted it is never told there, neither when it
-comes nor when it goes; what is told, replayed in order on a snapshot begun at the same seq, gives the set of nodes that
-the reader may know; nodes and entries kept are bounded, and a reader further behind begins anew. Never holds text.
+The audience of a node is the set of regions that may learn of it. Invariants: a region outside a node's audience is
+never told of the node, neither when it is added nor when it is evicted; the changes, replayed in order on a snapshot
+begun at the same seq, give the set of nodes that the reader may know; the numbers of nodes and entries kept are
+bounded, and a reader that is further behind starts again with a snapshot. Never holds text.
 
-While nobody listens and nothing is restricted, the trie has no observer and inserting costs what it always did. Insert
-through the journal: what is put into the trie directly is told to nobody.
+While nobody listens and nothing is restricted, the trie has no observer, and an insert costs nothing extra. Insert
+through the journal: what is inserted into the trie directly is reported to no region.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
     Audience = frozenset[str] | None  # regions that may know; None: all
 
 ENTRIES_MAX = 65_536
-NODES_MAX = 262_144  # in all entries together: 8 B each in the tuples, some 36 B more where the trie has let go of one
+NODES_MAX = 262_144  # in all entries together: 8 B each in the tuples, some 36 B more once the trie has evicted it
 ENTRY_NODES_MAX = 1024
 RESTRICTED_MAX = 1 << 20
 _NOBODY: frozenset[str] = frozenset()
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Consecutive nodes of one path are held now; `parent` 0: the first is a root. Some may have been reported
-    before."""
+    """Some location now holds these consecutive nodes of one path; `parent` 0: the first is a root. Some may have been
+    reported before.
+    """
 
     parent: int
     nodes: tuple[int, ...]
@@ -53,12 +55,14 @@ Change: TypeAlias = "Stored | Evicted | Cleared"
 
 
 class _Entry(msgspec.Struct):
-    what: Change | list[int]  # a list: of nodes evicted, while none of it has been read
+    what: Change | list[int]  # a list: evicted nodes, to which more may be added until it is read
     audience: Audience
 
 
 class Journal:
-    """Of one trie. `seq` numbers entries from 1; `epoch` is that of the law by which audiences were judged."""
+    """The journal of one trie. `seq` numbers entries from 1; `epoch` is the epoch of the law that audiences are
+    from.
+    """
 
     def __init__(self, trie: PrefixTrie, entries_max: int = ENTRIES_MAX, nodes_max: int = NODES_MAX) -> None:
         self.trie, self.entries_max, self._nodes_max = trie, entries_max, nodes_max
@@ -67,7 +71,7 @@ class Journal:
         self.restricted = NodeMap()  # node -> its audience's place in `_audiences`
         self._audiences: list[frozenset[str]] = []
         self._places: dict[frozenset[str], int] = {}
-        self._audience: Audience = _NOBODY  # of the insert under way; what is inserted past us is told to nobody
+        self._audience: Audience = _NOBODY  # of the current insert; a direct insert into the trie is reported to nobody
         self._recording = False
         self._sealed = 0  # the last entry that was read, to which nothing may be added
         self.epoch: int | None = None
@@ -80,13 +84,13 @@ class Journal:
     # -- by the trie's owner
 
     def insert(self, location: str, chain: Sequence[int], audience: Audience) -> None:
-        """The location caches this path now; of those who may know of it, `audience` (None: all) is added."""
+        """The location caches this path now. `audience` (None: all regions) is added to the path's audience."""
         trie, store = self.trie, self.trie.store
         if audience is None and store.observer is None:
             trie.insert(location, chain)  # no reader, and nothing to withhold
             return
         if audience is not None and not self._may_restrict(len(chain)):
-            return  # no hint is better than one without its law
+            return  # better no report than one whose audience is unknown
         store.observer = self
         if self.restricted.most:
             self._widen(chain, audience)  # first, so that nobody is told of a node before its parent
@@ -97,8 +101,9 @@ class Journal:
             self._audience = _NOBODY
 
     def under(self, epoch: int, *, widened: bool = False) -> None:
-        """The law now has this epoch. What was inserted under another may be known nowhere until it is inserted again,
-        unless the law `widened`: then every region that might know it still may."""
+        """The law now has this epoch. Nodes inserted under another epoch may be known to no region until they are
+        inserted again, unless the law `widened`: then every region that was allowed to know them still is.
+        """
         if epoch == self.epoch:
             return
         before, self.epoch = self.epoch, epoch
@@ -107,8 +112,9 @@ class Journal:
         self._wake()  # even if nothing changed for them: readers that asked under the former law must ask again
 
     def narrowed(self) -> None:
-        """What was inserted until now may be known nowhere, until it is inserted again. Readers that are behind are not
-        sent it, either: audiences judged before are dropped."""
+        """No region may know the nodes inserted until now, until they are inserted again. Readers that are behind are
+        not sent them, either: entries with audiences of the former law are dropped.
+        """
         self.entries.clear()
         self.n_nodes = 0
         self.floor = self.seq
@@ -118,8 +124,7 @@ class Journal:
         self._record(Cleared(), None, 1)
 
     def _widen(self, chain: Sequence[int], audience: Audience) -> None:
-        """Report again, run by run, held nodes of this path that were withheld from a region which may know them
-        now."""
+        """Report again, run by run, held nodes of this path whose audience grows."""
         restricted = self.restricted
         parent, run, sent = 0, list[int](), audience
         for above, node in zip((0, *chain), chain, strict=False):
@@ -146,7 +151,7 @@ class Journal:
         return restricted.most + more <= RESTRICTED_MAX or len(restricted) + more <= RESTRICTED_MAX
 
     def _place(self, audience: frozenset[str]) -> int:
-        """The audience's place; few different ones are asked for, again and again."""
+        """The audience's index in `_audiences`: there are few different ones."""
         if audience not in self._places:
             if not len(self.restricted):
                 self._places, self._audiences = {}, []
@@ -225,7 +230,7 @@ class Journal:
             self.seq += 1
             self.floor = self._sealed = self.seq
 
-    def rest(self) -> None:
+    def stop_listening(self) -> None:
         """Stop recording: there is no listener any more."""
         self._recording = False
         self.entries.clear()
@@ -265,7 +270,7 @@ class Journal:
         two slices. Entries read from the seq at which the iteration began then complete it.
         """
         sent = NodeMap()
-        work = 0  # about as much as it is to tell so many nodes of one path
+        work = 0  # in units of reporting one node of a path
         slice_: list[Stored] = []
         for node in self.trie.all_nodes():
             work += 1
@@ -279,7 +284,7 @@ class Journal:
         yield slice_
         for count, _ in enumerate(sent.drain()):
             if count % (2 * nodes_max) == 0:
-                yield []  # to forget so many is work, too
+                yield []  # freeing so many takes time, too
 
     def _unsent(self, node: int, region: str, sent: NodeMap) -> Stored | None:
         """The path down to `node` from the first node that was not sent; marks it as sent."""

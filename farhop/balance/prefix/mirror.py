@@ -1,14 +1,13 @@
 """The mirror of each location's cache: which nodes it holds, in order of use, within its bytes.
 
-For farhop.balance.prefix.trie alone, which gives locations their names. Invariants: who holds a node holds its
-ancestors; what
-was used last is let go of last, and a node never before what descends from it; a node that nobody holds is gone, and
-the observer told. Never holds text.
+For farhop.balance.prefix.trie alone, which gives locations their names. Invariants: a location that holds a node holds
+its ancestors; the least recently used node is evicted first, and a node never before its descendants; a node that no
+location holds is removed, and the observer notified. Never holds text.
 
-Why an LRU of nodes evicts leaves first: a path is touched from leaf to root, hence every ancestor is younger than its
-descendants (a later touch of the ancestor only makes it younger still), hence the oldest node of a mirror has no child
-in it. The order is a doubly linked list through the rows of a Forest: what was touched together lies together in it,
-and is moved as one stretch.
+Why an LRU of nodes evicts leaves first: a path is touched from leaf to root, so every ancestor is more recent than its
+descendants (a later touch of the ancestor only makes it more recent still), so the oldest node of a mirror has no child
+in it. The LRU order is a doubly linked list through the rows of a Forest: nodes that were touched together are adjacent
+in it, and are moved as one run.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from farhop.balance.prefix.forest import NOBODY, Forest, Holders
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TURN_NODES = 2000  # let go of at once: about 2 ms
+TURN_NODES = 2000  # evicted in one call at most: about 2 ms
 
 
 class TrieObserver(Protocol):
@@ -30,7 +29,10 @@ class TrieObserver(Protocol):
     """
 
     def stored(self, parent: int, nodes: Sequence[int]) -> None:
-        """These, each the parent of the next, are held now; some may have been before. `parent` 0: of a root."""
+        """Some location now holds these nodes, each the parent of the next; some may have been held before.
+
+        `parent`: the parent of the first node; 0 if that is a root.
+        """
 
     def evicted(self, node: int) -> None:
         """No location holds the node any more. A node is reported before its parent."""
@@ -44,7 +46,7 @@ class TrieObserver(Protocol):
 
 
 class Mirror:
-    """One location's mirrored cache. `ends` is the row between the newest and the oldest of its order."""
+    """One location's mirrored cache. `ends` is the sentinel row of its LRU list, between the newest and the oldest."""
 
     __slots__ = (
         "bit", "capacity_bytes", "depth_max", "ends", "limit_bytes", "nodes", "own_id", "pinned_bytes", "slot",
@@ -58,14 +60,18 @@ class Mirror:
         self.resize(capacity_bytes, pinned_bytes)
 
     def resize(self, capacity_bytes: int, pinned_bytes: int) -> None:
-        """It has so much room now: `limit_bytes`, in which a path of `depth_max` nodes fits."""
+        """Set the cache's size. `limit_bytes` is what is left for the mirror; a path of `depth_max` nodes fits into
+        it.
+        """
         self.capacity_bytes, self.pinned_bytes = capacity_bytes, pinned_bytes
         self.limit_bytes = max(capacity_bytes - pinned_bytes, 0)
         self.depth_max = depth_at(self.limit_bytes)
 
 
 class Mirrors:
-    """All mirrors over one forest. `entries` counts their places; `observer` is told what changes for all together."""
+    """All mirrors over one forest. `entries` counts pairs of node and location; `observer` is notified when the union
+    of all mirrors changes.
+    """
 
     __slots__ = ("entries", "forest", "holders", "observer")
 
@@ -75,7 +81,7 @@ class Mirrors:
         self.observer = observer
 
     def stand(self, mirror: Mirror) -> None:
-        """Begin its order, empty. The set of this location alone is kept as long as there is the location."""
+        """Start the mirror with an empty LRU list. The set of this location alone is kept as long as the location."""
         mirror.used_bytes = mirror.nodes = 0
         mirror.ends = ends = self.forest.take()
         self.forest.older[ends] = self.forest.newer[ends] = ends
@@ -84,7 +90,7 @@ class Mirrors:
         self.holders.counts[mirror.own_id] += 1
 
     def end(self, mirror: Mirror) -> None:
-        """The location is gone; it holds nothing."""
+        """Remove a location that holds nothing."""
         self.forest.give(mirror.ends)
         self.holders.let_go(mirror.own_id)
 
@@ -94,12 +100,14 @@ class Mirrors:
         return row if row and self.forest.place(row, mirror.slot) else 0
 
     def shrink(self, mirror: Mirror, nodes: int) -> None:
-        """Let go of so many, the least recently used first; it holds as many at least."""
+        """Evict so many nodes, the least recently used first. The mirror must hold at least as many."""
         for _ in range(nodes):
             self._let_go(mirror, self.forest.newer[mirror.ends])
 
     def insert(self, mirror: Mirror, above: int, nodes: Sequence[int]) -> None:
-        """Add and touch `nodes`, which go on from the row `above`, and all that is above them."""
+        """Add and touch `nodes`, which continue the path that ends at the row `above`, and touch all their
+        ancestors.
+        """
         forest = self.forest
         base = forest.depth[above]
         fits = min(len(nodes), mirror.depth_max - base)
@@ -110,7 +118,7 @@ class Mirrors:
                 known, row = self._known(nodes, fits - 1)
             if row and forest.depth[row] == base + known:
                 above = row
-            else:  # nobody holds any, or it is known as something else: see the module's head
+            else:  # no location holds any, or a collision has put it elsewhere: see farhop.balance.prefix.trie
                 known = 0
             new = self._append(mirror, above, base + known, nodes, known, fits) if known < fits else 0
             added = self._touch(mirror, above)
@@ -122,7 +130,7 @@ class Mirrors:
             self.evict(mirror)
 
     def _known(self, nodes: Sequence[int], most: int) -> tuple[int, int]:
-        """How many of the first `most` nodes anybody holds, and the row of the last of them (0: of none)."""
+        """How many of the first `most` nodes any location holds, and the row of the last of them (0 if none)."""
         find, low, high, row = self.forest.find, 0, most, 0
         while low < high:
             middle = (low + high + 1) >> 1
@@ -134,7 +142,7 @@ class Mirrors:
         return low, row
 
     def _append(self, mirror: Mirror, above: int, depth: int, nodes: Sequence[int], start: int, end: int) -> int:
-        """New nodes[start:end] below the row `above` of that depth, the newest of their mirror; how many."""
+        """Add nodes[start:end] below the row `above`, which has `depth`, as the mirror's newest; returns how many."""
         forest, slot, own_id = self.forest, mirror.slot, mirror.own_id
         shards, newer, older, parent, child = forest.shards, forest.newer, forest.older, forest.parent, forest.child
         key, depths, slots, set_id = forest.key, forest.depth, forest.slot, forest.set_id
@@ -143,7 +151,7 @@ class Mirrors:
         for i in range(start, end):
             node, fresh = nodes[i], forest.free or forest.grow()
             if shards[node & 255].setdefault(node, fresh) != fresh:
-                break  # it is known below another
+                break  # a collision: the node exists below another parent
             forest.free = newer[fresh]
             depth += 1
             key[fresh], depths[fresh], slots[fresh], set_id[fresh] = node, depth, slot, own_id
@@ -164,7 +172,7 @@ class Mirrors:
         return depth - began
 
     def _touch(self, mirror: Mirror, row: int) -> int:
-        """Make a node and then all above it the newest, adding what the mirror lacks; how many those are."""
+        """Make a node and then all its ancestors the newest; returns how many the mirror did not hold before."""
         forest, slot, ends = self.forest, mirror.slot, mirror.ends
         newer, older, parent, depth = forest.newer, forest.older, forest.parent, forest.depth
         slots, extra = forest.slot, forest.extra
@@ -174,7 +182,7 @@ class Mirrors:
             first = last = row if slots[row] == slot else extra[row & 255].get(row << 16 | slot, 0)  # Forest.place
             if first:
                 row = parent[row]
-                while row:  # as far up as it lies in order already
+                while row:  # as far up as the nodes are adjacent in the list already
                     place = newer[last]
                     if place != row and (depth[place] or parent[place] != row or place == ends):
                         break
@@ -200,7 +208,7 @@ class Mirrors:
         return added
 
     def _place(self, row: int, slot: int) -> int:
-        """A place for a node in one more mirror's order."""
+        """The row of a new LRU entry for a node, in one more mirror."""
         forest = self.forest
         if forest.slot[row] == NOBODY:
             forest.slot[row] = slot
@@ -210,7 +218,7 @@ class Mirrors:
         return place
 
     def _let_go(self, mirror: Mirror, place: int) -> None:
-        """One mirror holds the node of this place no more; it holds nothing below it."""
+        """Remove one node, given by its LRU entry, from a mirror that holds none of its descendants."""
         forest, holders = self.forest, self.holders
         older, newer = forest.older[place], forest.newer[place]
         forest.newer[older], forest.older[newer] = newer, older
@@ -237,7 +245,7 @@ class Mirrors:
             holders.let_go(set_id)
 
     def evict(self, mirror: Mirror) -> None:
-        """Let go of what exceeds its bytes, the least recently used first; of TURN_NODES at most."""
+        """Evict what exceeds the mirror's bytes, the least recently used first; at most TURN_NODES nodes."""
         excess, turns, ends = mirror.used_bytes - mirror.limit_bytes, TURN_NODES, mirror.ends
         newer, depth = self.forest.newer, self.forest.depth
         while excess > 0 and turns:
@@ -250,7 +258,9 @@ class Mirrors:
             excess, turns = mirror.used_bytes - mirror.limit_bytes, turns - count
 
     def _evict_own(self, mirror: Mirror, place: int, excess: int, most: int) -> int:
-        """Let go of the oldest, as long as nobody else holds it: what _let_go does, at a third of its cost."""
+        """Evict the oldest nodes as long as no other location holds them, as `_let_go` would, at a third of its
+        cost.
+        """
         forest, own_id, ends, observer = self.forest, mirror.own_id, mirror.ends, self.observer
         shards, key, newer, depth, set_id = forest.shards, forest.key, forest.newer, forest.depth, forest.set_id
         child, before, after, parent = forest.child, forest.before, forest.after, forest.parent
@@ -279,9 +289,9 @@ class Mirrors:
         return count
 
     def prune(self, mirror: Mirror, top: int, most: int) -> int:
-        """Drop the descendants of the row `top` and then its node from one mirror, leaves first; how many.
+        """Remove the node in `top` and its descendants from one mirror, leaves first; returns how many.
 
-        Not more than `most`: then `top` itself may be left.
+        At most `most` of them: then `top` itself may be left.
         """
         forest, slot, count = self.forest, mirror.slot, 0
         row, child = top, forest.child[top]
@@ -300,7 +310,7 @@ class Mirrors:
         return count
 
     def confine(self, mirror: Mirror, row: int, levels: int) -> None:
-        """Of what descends from the last `levels` nodes of the path to `row`, drop all but the path from one mirror."""
+        """Remove the descendants of the last `levels` nodes of the path to `row` from one mirror, except the path."""
         forest, slot, kept = self.forest, mirror.slot, 0
         for _ in range(levels):
             child = forest.child[row]

@@ -1,7 +1,7 @@
-"""Many nodes with a number each, or a set of nodes (the number is 0), in parts: nothing about it is done all at once.
+"""A large map from node to integer, or a set of nodes (the integer is 0), in shards so that no call takes long.
 
-Never tells an order. Invariants: the collector has nothing to walk (dicts of integers); no call but `alike` takes
-longer than one part does: a dict grows by copying itself whole, and a set of a million takes 40 ms to do so.
+Unordered. Invariants: the garbage collector has nothing to visit (dicts of integers); no call but `alike` takes longer
+than one shard takes: a dict grows by copying itself as a whole, which takes 40 ms for a set of a million.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ SHARDS = 256
 
 
 def shards() -> list[dict[int, int]]:
-    """Empty parts. A node is in that of its lowest bits."""
+    """SHARDS empty dicts. A node belongs to the shard of its lowest 8 bits."""
     return [{} for _ in range(SHARDS)]
 
 
 class NodeMap:
-    """See the module's head. `most` is no less than its length, and costs nothing to ask."""
+    """See the module's docstring. `most`: an upper bound of the length, which costs nothing to read."""
 
     __slots__ = ("most", "shards")
 
@@ -31,14 +31,14 @@ class NodeMap:
 
     @classmethod
     def alike(cls, parts: Sequence[Mapping[int, int]], value: int) -> NodeMap:
-        """The nodes of these parts, each with the same number: 25 ms for a million."""
+        """The nodes of these shards, all with the same value: 25 ms for a million."""
         made = cls()
         made.shards = [dict.fromkeys(part, value) for part in parts]
         len(made)
         return made
 
     def put(self, nodes: Iterable[int], value: int = 0) -> None:
-        """Every one of these has this number now."""
+        """Set the value of each of these nodes."""
         parts, count = self.shards, 0
         for node in nodes:
             parts[node & 255][node] = value
@@ -46,11 +46,11 @@ class NodeMap:
         self.most += count
 
     def get(self, node: int) -> int | None:
-        """The node's number; None for one that is not in it."""
+        """The node's value; None if it is not in the map."""
         return self.shards[node & 255].get(node)
 
     def pop(self, node: int) -> int | None:
-        """The same, and it is in it no more."""
+        """Remove the node and return its value; None if it is not in the map."""
         return self.shards[node & 255].pop(node, None)
 
     def __contains__(self, node: int) -> bool:
@@ -61,12 +61,12 @@ class NodeMap:
         return self.most
 
     def __iter__(self) -> Iterator[int]:
-        """In parts: what is put in or popped meanwhile may be told or not."""
+        """All nodes, shard by shard; a node added or removed during the iteration may or may not be yielded."""
         for part in self.shards:
             yield from tuple(part)
 
     def drain(self) -> Iterator[int]:
-        """All of them, part by part; a part is forgotten when it has been told. Nobody else may use it any more."""
+        """All nodes, shard by shard; each shard is emptied after it was yielded. The map must not be used any more."""
         for part in self.shards:
             yield from part
             part.clear()

@@ -1,16 +1,15 @@
-"""Which location (replica or region) holds which node of the prefix trie, with a bounded mirror of each location's
-cache.
+"""A prefix trie: which location (replica or region) caches which prefix, with a bounded mirror of each one's cache.
 
 Invariants: a location that holds a node holds its ancestors, so holding is monotone in depth; the bytes of a mirror
-never exceed its capacity less what running sequences pin, save that no call lets go of more than TURN_NODES at once to
-make room (the next one about that location goes on); a node that nobody holds is gone; but for an `evict` without a
-limit, no call's time grows with what is held. Never holds text, never decides. Nodes come
-from farhop.balance.prefix.chain: a node is the hash of its whole path, so its parent is unique; of chains that
-somebody made collide, what contradicts that is left out.
+never exceed its capacity less what running sequences pin, except that no call evicts more than TURN_NODES nodes to make
+room (the next call for that location continues); a node that no location holds is removed; except for `evict` without a
+limit, no call's time grows with the number of nodes held. Never holds text, never decides. Nodes come from
+farhop.balance.prefix.chain: a node is the hash of its whole path, so its parent is unique; if chains were made to
+collide, nodes that contradict this are left out.
 
 Memory: at most 200 B per node and location, its integer included (`farhop bench trie`,
-docs/measurements/performance.md); beside it
-a mask of one bit per location for each distinct set of holders, which the nodes of a path mostly have in common.
+docs/measurements/performance.md); in addition a mask of one bit per location for each distinct set of holders, which
+the nodes of a path mostly share.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _GROUP_NAMES_MAX = 64
 class PrefixTrie:
     """A map from node to the set of locations that hold it, and a bounded mirror per location.
 
-    A location that was never added, or was dropped, is a KeyError in every call that names one. What a
-    location held that was cleared is gone from every answer about locations at once; its nodes, if there are many and
-    nobody else holds them, go with `sweep`.
+    Every call that names a location raises KeyError if it was never added, or was dropped. After `clear`, no query
+    says that the location holds anything; its nodes, if there are many and no other location holds them, are freed
+    gradually by `sweep`.
     """
 
     __slots__ = (
@@ -64,9 +63,9 @@ class PrefixTrie:
         self._slots = 0
         self._slots_free: list[int] = []  # of dropped locations: reused, so that masks stay as short as can be
         self.to_sweep: list[Mirror] = []  # what is still to be swept
-        self._hidden = 0  # their bits
-        self.tombstones: list[dict[int, int]] = []  # what a reset left, given back part by part
-        self.version = 0  # of the slots: one more whenever a location gets or loses one
+        self._hidden = 0  # the mask of `to_sweep`
+        self.tombstones: list[dict[int, int]] = []  # dicts of a former store, freed one at a time
+        self.version = 0  # of the slots: incremented whenever a location gets or loses one
 
     @property
     def observer(self) -> TrieObserver | None:
@@ -148,7 +147,7 @@ class PrefixTrie:
         return bool(self.to_sweep or self.tombstones)
 
     def sweep(self, nodes_max: int = TURN_NODES) -> None:
-        """Give back some of what cleared locations held. Every insert does a little of it."""
+        """Free up to about `nodes_max` nodes of cleared locations. Every insert does a little of this."""
         if self.tombstones:
             self.tombstones.pop()
         while self.to_sweep and nodes_max > 0:
@@ -169,9 +168,9 @@ class PrefixTrie:
         self.store.evict(mirror)
 
     def hold(self, location: str, pinned_bytes: int) -> None:
-        """Running sequences pin `pinned_bytes` of the cache (the whole of it, not a change); the rest is the mirror's.
+        """Set how much of the cache running sequences pin (the total, not a change); the rest is the mirror's.
 
-        What they push out is gone: letting go of the bytes later brings nothing back.
+        What no longer fits is evicted, and does not return when fewer bytes are pinned later.
         """
         _check_bytes("pinned_bytes", pinned_bytes)
         mirror = self.mirrors[location]
@@ -199,9 +198,9 @@ class PrefixTrie:
     # --- paths -----------------------------------------------------------------------------------------------------
 
     def insert(self, location: str, chain: Sequence[int]) -> None:
-        """The location now caches this path, used just now: add what is missing, touch the rest, evict what is oldest.
+        """The location has just used this path: add the nodes it lacks, touch the others, evict the oldest.
 
-        Of a path longer than the whole room only the beginning is added: what can never fit pushes nothing out.
+        Of a path that exceeds the whole mirror only the beginning is added, so that it evicts no more than it can use.
         """
         mirror = self.mirrors[location]
         if self.to_sweep or self.tombstones:
@@ -209,9 +208,9 @@ class PrefixTrie:
         self.store.insert(mirror, 0, chain)
 
     def extend(self, location: str, parent: int, nodes: Sequence[int]) -> bool:
-        """As `insert`, for a path known by the node it goes on from (0: it begins at the root).
+        """As `insert`, for `nodes` that continue the path to `parent` (0: they begin at the root).
 
-        False, and nothing done, if the location does not hold `parent`.
+        Returns False, and changes nothing, if the location does not hold `parent`.
         """
         if not parent:
             self.insert(location, nodes)
@@ -226,9 +225,9 @@ class PrefixTrie:
         return True
 
     def evict(self, location: str, node: int, nodes_max: int | None = None) -> int:
-        """The location no longer holds this node, nor its descendants. Returns how many of these it held.
+        """The location no longer holds this node and its descendants. Returns how many were removed.
 
-        Of more than `nodes_max` only so many go, leaves first: as many as that, and there may be more.
+        At most `nodes_max` are removed, leaves first; if it returns that number, some may be left.
         """
         mirror = self.mirrors[location]
         row = self.store.place(mirror, node)
@@ -239,7 +238,7 @@ class PrefixTrie:
         return self.store.place(self.mirrors[location], node) > 0
 
     def path(self, node: int) -> list[int]:
-        """From the root down to `node`, if it is held anywhere; else []."""
+        """The nodes from the root down to `node`; [] if no location holds it."""
         forest, path = self.store.forest, list[int]()
         row = forest.find(node)
         while row:
@@ -254,7 +253,7 @@ class PrefixTrie:
         return forest.key[forest.parent[forest.find(node)]]
 
     def match(self, chain: Sequence[int]) -> dict[str, int]:
-        """How deep each location holds this path: {location: nodes held}, those that hold none left out."""
+        """How deep each location holds this path: {location: nodes held}, without the locations that hold none."""
         found: dict[str, int] = {}
         for depth, mask in self.holders(chain):
             group = self._groups.get(mask) or self._group(mask)
@@ -265,10 +264,11 @@ class PrefixTrie:
         return found
 
     def holders(self, chain: Sequence[int]) -> list[tuple[int, int]]:
-        """How deep who holds this path: (nodes held, mask of the slots), no slot twice; `slots_of` spells a mask out.
+        """How deep each location holds this path: pairs of (nodes held, mask of slots), each slot in at most one mask.
 
         A binary search over depth for all locations at once: holding is monotone, so at any depth the set of holders
-        splits into those to look for deeper and those to look for above. One split costs no more than one location.
+        splits into those to search deeper and those to search above. So it costs no more than a search for each
+        location, and mostly less. `slots_of` lists the slots of a mask.
         """
         found: list[tuple[int, int]] = []
         if not chain:
@@ -310,12 +310,11 @@ class PrefixTrie:
         return low
 
     def confine(self, location: str, chain: Sequence[int], depth: int) -> int:
-        """Apply what the engine reported: it held the first `depth` nodes of this path and no more; now it holds all of
-        it.
+        """Apply an engine's report: before this request it held exactly the first `depth` nodes of this path.
 
-        What was believed to descend from the rest is dropped, but for the path itself. How many nodes of the path the
-        location still holds here: any more are for the caller to insert. ValueError if `depth` is not within 0 and
-        len(chain).
+        Now it holds the whole path. Descendants of the later nodes, except the path itself, are removed from the
+        mirror. Returns how many nodes of the path the mirror holds; the caller inserts the others. Raises ValueError if
+        `depth` is not within 0 and len(chain).
         """
         if not 0 <= depth <= len(chain):
             raise ValueError(f"depth must lie within 0 and the chain's {len(chain)} nodes, not {depth!r}")
@@ -338,11 +337,11 @@ class PrefixTrie:
 
     @property
     def shards(self) -> Sequence[Mapping[int, int]]:
-        """All nodes kept, in the parts of a NodeMap; not to be kept."""
+        """All nodes kept, as the shards of a NodeMap. Do not keep a reference: they change."""
         return self.store.forest.shards
 
     def all_nodes(self) -> Iterator[int]:
-        """All nodes kept, in no order; each that stays is told once, whatever changes meanwhile."""
+        """All nodes kept, unordered; a node held throughout the iteration is yielded exactly once."""
         for shard in self.store.forest.shards:
             yield from tuple(shard)
 
@@ -351,7 +350,7 @@ class PrefixTrie:
         return self.mirrors[location].nodes
 
     def goes_on(self, node: int) -> bool:
-        """Whether any location holds a path that continues below this node."""
+        """Whether any location holds a child of this node."""
         forest = self.store.forest
         row = forest.find(node)
         return row > 0 and forest.child[row] > 0
@@ -372,7 +371,7 @@ class PrefixTrie:
     # --- within ----------------------------------------------------------------------------------------------------
 
     def _group(self, mask: int) -> tuple[str, ...]:
-        """The locations of a mask. Small ones are kept, since hot prefixes ask for the same few."""
+        """The locations of a mask; small groups are cached, since hot prefixes ask for the same few."""
         group = tuple(self.names[slot] for slot in slots_of(mask))
         if len(group) <= _GROUP_NAMES_MAX:
             if len(self._groups) >= _GROUPS_MAX:

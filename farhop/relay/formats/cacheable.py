@@ -116,7 +116,7 @@ def _canonical(document: Document, *, drops_stream: bool) -> None:
 
 
 def has_usage(event: bytes) -> bool:
-    """Whether this event of a chat or completion tells of the usage and nothing else."""
+    """Whether this event of a chat or completion holds the usage and nothing else."""
     if b'"usage"' not in event:
         return False
     chunk = _chunk(event)
@@ -134,7 +134,7 @@ _GIVEN_UP = re.compile(rb'"finish_reason"\s*:\s*"(?:abort|error)"')
 
 
 def complete(kind: Kind, body: bytes, *, stream: bool) -> bool:
-    """Whether an answer that came whole is a good one: it says its end, and tells of no error."""
+    """Whether a fully received answer is good: it has its regular end, and holds no error."""
     body = body.strip()
     if stream:
         ends = b'"message_stop"' in body[-64:] if kind is Kind.MESSAGES else body.endswith(b"[DONE]")
@@ -153,7 +153,7 @@ def _is_object(body: bytes) -> bool:
 
 
 def _has_error(body: bytes, *, stream: bool) -> bool:
-    """In a text it would be escaped, but a member of something else may be called so, too."""
+    """Whether an answer holds an error. In a text it would be escaped, but another member may have this name, too."""
     if body.count(b'"error"') > _ERRORS_MAX:
         return True  # no good answer has so many members of that name
     at = body.find(b'"error"')
@@ -185,8 +185,9 @@ class _NotUnderstoodError(Exception):
 
 
 def whole(kind: Kind, stream: bytes) -> bytes | None:
-    """The document that a whole stream of a chat or completion says, its usage with it; None where that cannot be told
-    for sure."""
+    """The JSON document equivalent to a complete stream of a chat or completion, usage included; None if it cannot be
+    derived with certainty.
+    """
     if kind not in _CONVERTIBLE or len(stream) > CONVERTED_BYTES_MAX:
         return None
     document: Document = {}

@@ -41,7 +41,9 @@ _NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
 
 
 class _Behind(NamedTuple):
-    """What stands behind the text of events that bring one token each: but for the id alike in all of an engine's."""
+    """The bytes after the text in events that bring one token each: all of an engine's events have the same, except for
+    the id.
+    """
 
     middle: bytes  # from its quote to the bracket before the id
     tail: bytes  # from the bracket behind it
@@ -55,7 +57,7 @@ class ExactProgress(Progress):
     __slots__ = ("_begins", "_body", "_form", "_prompt", "_prompt_json", "_sure", "_tokens_left", "ids")
 
     def __init__(self, plan: Plan, body: bytes, tokens_max: int = TOKENS_MAX) -> None:
-        """`body`: as engines get it."""
+        """`body`: the request body as engines get it."""
         super().__init__(plan)
         self._body = body if plan.chat else b""  # until it has said something
         self._tokens_left = tokens_max
@@ -83,7 +85,7 @@ class ExactProgress(Progress):
 
     @property
     def prompt_listed(self) -> bytes:
-        """The same as JSON."""
+        """The prompt's token ids, as JSON."""
         told = self._prompt_json
         return told if told[:1] == b"[" else _unpacked(told) if told else _listed(self._prompt)
 
@@ -227,7 +229,7 @@ class ExactProgress(Progress):
             self._lost("unreadable")
 
     def _lost(self, why: str) -> None:
-        """It cannot go on any more, and nothing of it is kept."""
+        """The stream cannot be continued any more: drop all that was kept of it."""
         self.why_not = self.why_not or why
         self._body = self._prompt_json = b""
         self._prompt = _NONE
@@ -241,7 +243,7 @@ class ExactProgress(Progress):
         left = max(0, self.plan.max_tokens - self._sure)
         return min(left, room) if context_tokens else left
 
-    def go_on(self, context_tokens: int) -> bytes:
+    def continuation_body(self, context_tokens: int) -> bytes:
         """See Progress."""
         dropped = len(self.ids) - self._sure
         self.recomputed += len(self.prompt) + len(self.ids)
@@ -316,7 +318,7 @@ class HopProgress(ExactProgress):
         return self._with_ids(taken), text
 
     def take(self, events: bytes) -> bytes:
-        """Whole events as the tier above gets them."""
+        """The events as the tier above gets them."""
         if events.count(b"\n\n") == 1 and self._ids_passed == len(self.ids) and _PROMPT_ID not in events:
             taken = super().take(events)  # nearly always: one event, with the ids of its own text
             if self._ids_passed < self._sure == len(self.ids) and not self.why_not:
@@ -338,7 +340,7 @@ class HopProgress(ExactProgress):
 
 
 def _form(events: bytes, text_at: int, id_at: int, end: int) -> tuple[bytes, _Behind] | None:
-    """That of an event whose text begins and whose id begins and ends there; None where that cannot be said."""
+    """The form of an event, given the offsets of its text and of its id; None if it is not the usual one."""
     quote = events.find(b'"', text_at)
     if not text_at < quote < id_at or b"\\" in events[text_at:quote] or events.find(b"\n\n") != len(events) - 2:
         return None

@@ -204,7 +204,7 @@ class Guard:
                 self._judge(name)
 
     def form(self, names: Iterable[str]) -> None:
-        """A form's fields. Raises BodyError."""
+        """Check a form's fields. Raises BodyError."""
         for name in names:
             if name in KNOWN:
                 continue
@@ -277,12 +277,14 @@ class Guard:
         self.pending.append(shown)
 
     def met(self) -> list[str]:
-        """The fields that nobody knows of what was read since this was asked last."""
+        """The unknown fields met since the last call."""
         met, self.pending = self.pending, []
         return met
 
     def count(self, names: Iterable[str]) -> None:
-        """Such fields went on. Their names are a client's words: they are told only where it may be recorded."""
+        """Count unknown fields that were passed on. Their names are a client's words, so they are recorded only where
+        the law allows it.
+        """
         for name in names:
             self.unknown[name if name in self.unknown or len(self.unknown) < _COUNTED_MAX else OTHER] += 1
 
@@ -302,7 +304,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def json_reader(shape: type[T], understand: Callable[[T, Guard], Prompt]) -> Reader:
-    """The reader of a kind whose body is a JSON object that says everything. `shape` is what of it is looked at."""
+    """The reader of a kind whose body is a JSON object. `shape`: the fields of it that are read."""
     decode = json_decoder(shape)
 
     def read(body: bytes, _path: bytes, _headers: bytes, guard: Guard) -> Prompt:
@@ -360,7 +362,7 @@ def _arguments(name: str, given: dict[str, Any]) -> None:
 
 
 def tools(types: Iterable[Any]) -> None:
-    """Of what type tools are, None where it is not said. Raises BodyError."""
+    """Check the types of tools (None: no type is given). Raises BodyError."""
     for kind in types:
         if kind is not None and not (isinstance(kind, str) and _RUN_BY_CLIENTS.fullmatch(kind)):
             raise invalid(
@@ -369,7 +371,7 @@ def tools(types: Iterable[Any]) -> None:
 
 
 def _metadata(given: Any) -> None:
-    """It is the client's own, but that LocalAI runs tools by it."""
+    """Check the metadata. It is the client's own, but LocalAI runs tools by it."""
     if isinstance(given, dict):
         for inner, value in given.items():
             if value is not None and inner.casefold().startswith("mcp_"):
@@ -407,7 +409,7 @@ def query(target: bytes) -> None:
 
 
 def engine_headers(lines: bytes) -> bytes:
-    """Of header lines ready to be sent on (names in lower case), those that engines may see."""
+    """Of header lines ready to be sent (names in lower case), those that engines may see."""
     passed = b""
     for line in lines.split(b"\r\n"):
         if line[: line.find(b":")] in _HEADERS:

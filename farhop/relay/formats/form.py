@@ -47,7 +47,7 @@ def names_other_charset(content_type: bytes) -> bool:
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One part: where its content lies in the body, and whether it came with a file's name."""
+    """One part of a form: the position of its content in the body, and whether it has a file name."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ class Form:
 
     @property
     def names(self) -> list[str]:
-        """What its fields are called."""
+        """The names of the fields."""
         return list(self._fields)
 
     def text(self, name: str) -> str | None:
@@ -143,7 +143,7 @@ class _Parts:
         self._header = self._disposition = b""
 
     def callbacks(self) -> MultipartCallbacks:
-        """What the parser calls."""
+        """The callbacks of the parser."""
         return {
             "on_part_begin": self._part_began,
             "on_header_field": self._header_named,

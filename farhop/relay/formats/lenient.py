@@ -24,7 +24,9 @@ T = TypeVar("T", int, bool)
 
 
 def as_read(body: bytes) -> bytes | None:
-    """A body whose numbers and truths stand as its API has them; None where they do already, or cannot."""
+    """The body with numbers and booleans written as its API has them; None if they are already, or cannot be
+    converted.
+    """
     try:
         return _as_read(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -66,7 +68,7 @@ def count(value: Any) -> int | None:
 
 
 def truth(value: Any) -> bool | None:
-    """A boolean; None if the value is not one."""
+    """The value as a boolean; None if it is not one."""
     if isinstance(value, bool) or value is None:
         return value
     return _taken(bool, value)

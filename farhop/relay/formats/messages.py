@@ -90,8 +90,9 @@ count_tokens = json_reader(_Count, _read_count)
 
 
 def as_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """The chat that a body as read stands for: `messages`, and `tools` where it has any. ValueError where it is no such
-    body."""
+    """The chat equivalent to a parsed body: `messages`, and `tools` if it has any. Raises ValueError for another
+    body.
+    """
     messages, tools = _chat(msgspec.convert(body, _Count))
     chat: dict[str, Any] = {"model": body.get("model"), "messages": messages}
     if tools:

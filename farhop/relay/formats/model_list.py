@@ -27,7 +27,7 @@ def listed(models: dict[str, ModelFacts], lines: bytes) -> bytes:
 
 
 def described(model: str, facts: ModelFacts, lines: bytes) -> bytes:
-    """The document for one of them."""
+    """The document of one model."""
     return msgspec.json.encode(_one(model, facts, lines))
 
 

@@ -67,7 +67,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """One message of a chat, as far as it is looked at."""
+    """One message of a chat: the fields that are read."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -157,7 +157,7 @@ def _check_media(messages: list[Message], guard: Guard) -> None:
 
 
 def _answer_text(body: _Chat) -> AnswerText | None:
-    """Of one that continues its last message."""
+    """How the answer continues the last message, for a chat that does so; else None."""
     last = body.messages[-1]  # its further fields, if it has any, come after its text
     plain = isinstance(last.content, str) and not (last.name or last.tool_call_id or last.tool_calls)
     return _ANSWER_CONTINUED if plain else None
@@ -388,21 +388,21 @@ class _AnswerMessage(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """Of a chat or of a completion."""
+    """A choice in an answer to a chat or completion."""
 
     message: _AnswerMessage | None = None
     text: str | None = None
 
 
 class _Block(msgspec.Struct):
-    """Of an answer to Anthropic's API, or of a message in one to OpenAI's Responses."""
+    """A content block in an answer of Anthropic's API, or of a message in an answer of OpenAI's Responses API."""
 
     type: str = ""
     text: str | None = None
 
 
 class _Item(msgspec.Struct):
-    """Of an answer to OpenAI's Responses."""
+    """An output item in an answer of OpenAI's Responses API."""
 
     type: str = ""
     content: list[_Block] | None = None
@@ -458,7 +458,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Within(msgspec.Struct):
-    """What an event of a stream tells a part of."""
+    """The part of an answer that an event of a stream extends."""
 
     usage: _Usage | None = None
 

@@ -47,7 +47,7 @@ class Kind(StrEnum):
 
     @property
     def operation(self) -> str:
-        """The operation's name on spans."""
+        """The operation's name in spans."""
         return "chat" if self in _CHATS else self.value
 
 
@@ -152,7 +152,7 @@ def model_in(path: bytes) -> str:
 
 
 def model_asked_about(path: bytes) -> str:
-    """Of a request for models, the one that is asked for; "" for all."""
+    """The model that a request to the list of models asks about; "" for all."""
     return unquote(path[len(_MODELS) :].decode("ascii"))
 
 

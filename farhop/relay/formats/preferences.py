@@ -20,7 +20,7 @@ READ = frozenset((*RESIDENCY, "prompt_cache_key", *_USERS, _TIER))
 
 
 def read(fields: Any) -> Preferences:
-    """Of a body's own members, or a form's. Raises BodyError."""
+    """The preferences in the members of a body, or in the fields of a form. Raises BodyError."""
     if not isinstance(fields, dict) or READ.isdisjoint(fields):
         return NO_PREFERENCES
     residency = tuple((name, _place(name, text)) for name in RESIDENCY if (text := fields.get(name)) is not None)

@@ -183,7 +183,7 @@ class Sized(msgspec.Struct, kw_only=True):
 
 
 class Generating(Salted, Protocol):
-    """What bodies of all APIs by which text is generated say alike. See Sized."""
+    """The fields that bodies of all text-generating APIs share. See Sized."""
 
     stream: bool | None
     max_completion_tokens: int | None
@@ -232,7 +232,9 @@ def generated(
 
 
 def header(lines: bytes, name: bytes) -> bytes | None:
-    """The value of a header that may stand once. `name` in lower case. Raises BodyError where it stands twice."""
+    """The value of a header that may occur once; None if it is missing. `name` is in lower case. Raises BodyError if it
+    occurs twice.
+    """
     start = name + b": "
     values = [line[len(start) :] for line in lines.split(b"\r\n") if line.startswith(start)]
     if len(values) > 1:
@@ -246,6 +248,6 @@ def in_order(value: Any) -> bytes:
 
 
 def medium(value: Any) -> tuple[bytes, int]:
-    """What is no text: its hash, and its size in bytes."""
+    """A content part other than text (an image, audio): its hash, and its size in bytes."""
     blob = in_order(value)
     return MEDIA + xxhash.xxh3_128_hexdigest(blob).encode(), len(blob)

@@ -84,7 +84,7 @@ def _listed(value: Passages) -> list[Passage]:
 def _pairs(
     body: _Rerank | _Score, left: list[Passage], right: list[Passage], names: tuple[str, str], guard: Guard
 ) -> Prompt:
-    """One on the left goes with each on the right; else they go side by side."""
+    """Pair the texts: one on the left with each on the right, or else both sides element by element."""
     for side, name in zip((left, right), names, strict=True):
         if not side:
             raise invalid(name, f"`{name}` must not be empty")

@@ -184,7 +184,7 @@ def _is_neutral(name: str, value: msgspec.Raw) -> bool:
 
 
 def _is_one(prompt: msgspec.Raw | None) -> bool:
-    """One text, or one list of ids."""
+    """Whether the prompt is one text, or one list of token ids."""
     text = bytes(prompt or b"").lstrip()
     return text[:1] == b'"' or (text[:1] == b"[" and text[1:].lstrip()[:1].isdigit())
 
@@ -244,85 +244,94 @@ class Progress(ABC):
     @property
     @abstractmethod
     def held_bytes(self) -> int:
-        """How many bytes are kept."""
+        """Bytes held for this stream."""
 
     def settle(self) -> None:  # noqa: B027 - text has nothing of the kind
-        """Its first events have passed: what is kept of them, and may not be needed any more, may be kept tighter."""
+        """The first events have passed: what is held of them may be stored more compactly from now on."""
 
     @property
     @abstractmethod
     def tokens(self) -> int:
-        """How many tokens of the answer are known."""
+        """The number of known tokens of the answer."""
 
     @property
     def _tokens_so_far(self) -> int:
-        """Those, and what came without its text."""
+        """The number of known tokens, plus those received whose text has not come yet."""
         return self.tokens
 
     @property
     @abstractmethod
     def carried_by(self) -> machine.Carrier:
-        """What of it an engine must take."""
+        """What an engine must accept to continue the stream: token ids, or text."""
 
     @property
     @abstractmethod
     def target(self) -> bytes:
-        """The path that continues it."""
+        """The request path that continues the stream."""
 
     @property
     @abstractmethod
     def can_resume(self) -> bool:
-        """Whether it can go on from what is known."""
+        """Whether the stream can be continued from what is known."""
 
     @property
     def hindrance(self) -> str:
-        """Why it cannot go on from just here, if it could be broken here; "" where nothing is in the way. With a
-        `why_not` it is that; else the next token may remove it."""
+        """Why the stream could not be continued if it broke now; "" if it could. If `why_not` is set it is that, and
+        final; otherwise the next token may remove it.
+        """
         return self.why_not
 
     @property
     def can_end(self) -> bool:
-        """Whether only the stream's end is missing, and can be written here."""
+        """Whether only the stream's last event is missing, and can be written here."""
         return self.finished and not self.why_not
 
     @abstractmethod
     def bounded(self, context_tokens: int) -> bool:
-        """Whether it can be said how much may still come, where the engine has room for so many; 0: unknown."""
+        """Whether the number of remaining tokens is bounded. `context_tokens`: the context length of the engine, 0 if
+        unknown.
+        """
 
     @abstractmethod
     def left(self, context_tokens: int) -> int:
-        """How many tokens may still come, where the engine has room for so many, prompt and answer; 0: none."""
+        """The most tokens that may still come. `context_tokens`: the context length of the engine (prompt and answer),
+        0 if unknown.
+        """
 
     @abstractmethod
     def take(self, events: bytes) -> bytes:
-        """Whole events as the engine wrote them; as one writes them that was not asked for anything."""
+        """Take complete events as the engine wrote them. Returns them without what only the balancer had asked for."""
 
     @abstractmethod
-    def go_on(self, context_tokens: int) -> bytes:
-        """The body that continues it. What the client has no text of is computed again."""
+    def continuation_body(self, context_tokens: int) -> bytes:
+        """The request body that continues the stream. Tokens whose text the client has not received are generated
+        again.
+        """
 
     @property
     @abstractmethod
     def usage(self) -> Usage | None:
-        """Of the whole, as if it had never broken; None where that is not known."""
+        """The usage of the whole stream, as if it had never broken; None if it is unknown."""
 
     @property
     def counts(self) -> bool:
-        """Whether `usage` tells of a stream that broke what passed."""
+        """Whether `usage` is known although the stream broke before its engine reported it."""
         return False
 
     @abstractmethod
     def _tokens_by(self, event: bytes, tokens: int) -> int:
-        """How many of the answer are there with an event, `tokens` before it."""
+        """The number of tokens of the answer after this event; `tokens`: the number before it."""
 
     @abstractmethod
     def _continued(self, document: dict[str, Any]) -> bytes:
-        """An event of a continuation, which has a choice, as one of the first stream."""
+        """An event of a continuation, with a choice, in the form of the first stream."""
 
     # -- what is the same for all
 
     def apply_stops(self, events: bytes) -> bytes:
-        """Before they are taken: whole events as an engine would write them that knows what was said before a seam."""
+        """Apply stop strings to complete events, before `take`: as an engine would that knows the text before the
+        break.
+        """
         tokens, pieces = self._tokens_so_far, list[bytes]()
         assert self.stops is not None  # else there is nothing to hear
         for event in each(events):
@@ -332,11 +341,13 @@ class Progress(ABC):
         return b"".join(pieces)
 
     def visible(self, events: bytes) -> bytes:
-        """After they were taken: whole events without what a client is not to see of its stop strings."""
+        """Remove from complete events, after `take`, what the client must not see of its stop strings."""
         return events if self.stops is None else b"".join(map(self.stops.visible, each(events)))
 
     def _begin(self, events: bytes) -> None:
-        """Name, moment and model, which every event of one stream repeats. What says nothing is no event yet."""
+        """Keep the id, time and model, which every event of a stream repeats. An event without content does not
+        count.
+        """
         if (says := SAYS.search(events)) is None:
             return
         at = events.find(b"{", says.end())
@@ -349,7 +360,9 @@ class Progress(ABC):
         self._head = msgspec.json.encode(named)
 
     def _note(self, events: bytes) -> None:
-        """What else whole events say of the stream: that it cannot go on, that it ends, what was told of its end."""
+        """Note what else complete events say: that the stream cannot be continued, that it ends, and what its end
+        holds.
+        """
         if not self.why_not and _NOT_CONTINUABLE.search(events) is not None:
             self.why_not = "tools_or_reasoning"
         if _ENDS.search(events) is not None:
@@ -359,7 +372,9 @@ class Progress(ABC):
             self._done_due = self._done_due and _DONE.search(events) is None
 
     def rewritten(self, events: bytes, *, sends_usage: bool) -> bytes:
-        """Whole events of a continuation as those of the first stream. `sends_usage`: the client asked for it."""
+        """Complete events of a continuation, in the form of the first stream. `sends_usage`: the client asked for the
+        usage.
+        """
         pieces = [self._rewritten(event, sends_usage) for event in each(events) if event.strip()]
         return self.visible(b"".join(pieces))
 
@@ -390,17 +405,18 @@ class Progress(ABC):
         return event(document if usage is None else document | {"usage": usage})
 
     def _document(self, kind: str, choices: list[Any]) -> dict[str, Any]:
-        """An event of ours as one of the first stream."""
+        """A new event of the balancer, in the form of the first stream."""
         head = _named.decode(self._head)  # without which nothing goes on
         return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
 
     def _renamed(self, document: dict[str, Any]) -> bytes:
-        """An event of a continuation by the first stream's name, moment and model."""
+        """An event of a continuation with the first stream's id, time and model."""
         return event({**document, **msgspec.json.decode(self._head)})
 
     def _usage_so_far(self, document: dict[str, Any]) -> dict[str, Any] | None:
-        """What a continuation's event tells of usage, as of the whole; None where the client wants none with each. What
-        was said before the seam is part of a continuation's prompt."""
+        """The usage in an event of a continuation, for the whole stream; None if the client does not want it with each
+        event. A continuation's prompt includes the answer before the break.
+        """
         usage = document.get("usage")
         if not self._wants_usage_each or not isinstance(usage, dict):
             return None
@@ -412,11 +428,13 @@ class Progress(ABC):
 
     @property
     def _wants_usage_each(self) -> bool:
-        """Whether usage is told with each event of a continuation."""
+        """Whether each event of a continuation holds the usage."""
         return self.plan.usage_each
 
     def _prompt_of(self, prompt_tokens: int) -> int:
-        """The prompt's tokens, where a continuation's engine told so many: there the answer so far is part of it."""
+        """The prompt's tokens, given the number that a continuation's engine reported, which includes the answer so
+        far.
+        """
         return max(0, prompt_tokens - self._seam)
 
     def at_limit(self) -> bytes:
@@ -448,5 +466,5 @@ class Progress(ABC):
 
 
 def event(document: dict[str, Any]) -> bytes:
-    """It as a server-sent event."""
+    """A document as a server-sent event."""
     return b"data: " + msgspec.json.encode(document) + b"\n\n"

@@ -121,7 +121,7 @@ _least, _most = np.minimum.reduce, np.maximum.reduce
 
 
 def check(body: bytes | memoryview, numeric: str = "") -> Any:
-    """As `outlined`, without the outline."""
+    """As `outlined`, without returning the outline."""
     return outlined(body, numeric)[0]
 
 
@@ -162,7 +162,7 @@ def skeleton_of(body: bytes) -> bytes:
 
 
 def _around(body: bytes, spans: Spans) -> list[bytes]:
-    """What stands before each of these texts, and behind the last."""
+    """The bytes before each of these spans, and after the last."""
     return [*map(body.__getitem__, map(slice, [0, *spans.ends], [*spans.begins, None]))]
 
 
@@ -190,7 +190,7 @@ def _long_texts(body: bytes) -> Spans:
 
 
 def few_quotes(body: bytes) -> list[int] | None:
-    """As `quotes_of`, at a tenth of the cost; None where they are not few, or doubtful."""
+    """As `quotes_of`, at a tenth of the cost; None if there are many quotes, or if they are ambiguous."""
     quotes: list[int] = []
     at = -1
     for hop in range(_HOPS_MAX):
@@ -212,7 +212,7 @@ def few_quotes(body: bytes) -> list[int] | None:
 
 
 def quotes_of(body: bytes, data: _Bytes) -> _Places:
-    """Where strings begin and end, by turns."""
+    """The positions of the quotes at which strings begin and end, alternately."""
     quotes: _Places = np.flatnonzero(data == 0x22)
     if b"\\" not in body:
         return quotes
@@ -274,7 +274,7 @@ def _check_digits(outside: _Bytes) -> None:
 
 
 def _outside(skeleton: bytes, data: _Bytes) -> _Bytes:
-    """What no string holds."""
+    """The bytes outside of all strings."""
     ends = np.concatenate((quotes_of(skeleton, data), [len(data)]))
     if len(ends) > _CUTS_MAX:
         outside: _Bytes = data[np.repeat(np.arange(len(ends)) % 2 == 0, np.diff(ends, prepend=0))]
@@ -379,7 +379,7 @@ def _colons(data: bytes) -> int:
 
 
 class _FoundError(Exception):
-    """A key stands twice; its argument is the key."""
+    """A key occurs twice; the argument is the key."""
 
 
 def _unique(members: list[tuple[str, Any]]) -> None:
@@ -391,7 +391,7 @@ def _unique(members: list[tuple[str, Any]]) -> None:
 
 
 def twice(body: bytes) -> BodyError:
-    """A key stands twice: which, if that can be told at little cost."""
+    """The error for a key that occurs twice. It names the key if that can be found at little cost."""
     name = ""
     if len(body) <= _NAMED_BYTES_MAX:
         import json  # msgspec cannot tell

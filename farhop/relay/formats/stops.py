@@ -106,7 +106,7 @@ class Stops:
 
 
 def _text_in(event: bytes) -> tuple[int, int, str] | None:
-    """Where an event's text begins and ends, its quotes with it, and what it says; None where it has none."""
+    """The start and end of an event's text, its quotes included, and the text; None if the event has none."""
     for name in _NAMES:
         start = event.find(name) + len(name)
         if start >= len(name):

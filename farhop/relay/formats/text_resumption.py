@@ -62,7 +62,9 @@ class TextProgress(Progress):
     )  # fmt: skip
 
     def __init__(self, plan: Plan, body: bytes, *, sends_usage: bool) -> None:
-        """`body`: as engines get it; `sends_usage`: its client wants to be told. Raises Unresumable."""
+        """`body`: the request body as engines get it; `sends_usage`: the client asked for the usage. Raises
+        Unresumable.
+        """
         super().__init__(plan)
         _check(plan, body)
         self._body, self.sends_usage = body, sends_usage
@@ -133,7 +135,9 @@ class TextProgress(Progress):
         return TOKENS_MAX if limit is None else max(0, limit - self._tokens)
 
     def adds(self, event: bytes) -> bool:
-        """Take what is one event of the usual form; whether it was. It passes as it is."""
+        """Take data if it is a single event of the usual form; returns whether it was. Such an event passes
+        unchanged.
+        """
         begins, ends = self._form_begins, self._form_ends
         if self.why_not or len(self._text) > TEXT_BYTES_MAX:
             return False  # the longer way lets go of what was kept
@@ -210,7 +214,7 @@ class TextProgress(Progress):
     def _decoded(self) -> str:
         return _string.decode(b'"' + self._text + b'"')
 
-    def go_on(self, context_tokens: int) -> bytes:  # noqa: ARG002
+    def continuation_body(self, context_tokens: int) -> bytes:  # noqa: ARG002
         """See Progress."""
         text, document = self._decoded(), _raw.decode(self._body)
         self.resumed += 1
@@ -249,7 +253,7 @@ class TextProgress(Progress):
         return super()._prompt_of(prompt_tokens) if self._prompt_tokens is None else self._prompt_tokens
 
     def set_usage(self, usage: Usage | None) -> None:
-        """What the engine that answers now has told of its usage."""
+        """Set the usage that the current engine has reported."""
         if usage is not None and self.usage_received is None and self.resumed:
             self.recomputed += usage.prompt_tokens
         self.usage_received = usage

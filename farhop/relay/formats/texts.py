@@ -64,7 +64,7 @@ def texts(value: bytes | msgspec.Raw, param: str) -> Texts:
 
 
 def _lists(packed: bytes, param: str) -> list[bytes]:
-    """What stands in each of several lists that have no list in them."""
+    """The content of each of several flat lists."""
     lists = packed[1:-1].split(b"],[")
     between = len(lists) - 1
     if packed[:1] != b"[" or packed[-1:] != b"]" or {packed.count(b"["), packed.count(b"]")} != {between + 1}:
@@ -73,7 +73,7 @@ def _lists(packed: bytes, param: str) -> list[bytes]:
 
 
 def _ids(lists: list[bytes], param: str) -> Texts:
-    """Lists of token ids: what stands between the brackets of each."""
+    """Lists of token ids: the bytes between the brackets of each."""
     digits = lists[0] if len(lists) == 1 else b",".join(filter(None, lists))
     if digits.translate(None, b"0123456789,"):
         raise _no_texts(param)

@@ -31,14 +31,16 @@ _string = msgspec.json.Decoder(str)
 
 
 class Continuation(msgspec.Struct, frozen=True, gc=False):
-    """Where a request's chain goes on with its answer, and under which key that is said."""
+    """The tail at which a request's chain continues with its answer, and the key that says so."""
 
     tail: Tail
     key: str
 
 
 def continuation(prompt: Prompt, nodes: tuple[int, ...], seed: int) -> Continuation | None:
-    """What a request keeps of its prompt, whose chain is `nodes`. None: its answer is not to be listened to."""
+    """What is kept of the prompt whose chain is `nodes`, to extend the chain by the answer. None: the answer is not
+    needed.
+    """
     if prompt.answer is None:
         return None
     return Continuation(chain.tail(prompt.canonical, nodes, seed, prompt.answer.opening), prompt.answer.key)
@@ -57,11 +59,11 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self.pieces) + len(self._text)
 
     def feed(self, events: bytes) -> None:
-        """Take whole events of a stream."""
+        """Take complete events of a stream."""
         if self._deaf:
             return
         pieces = self.pieces
@@ -90,11 +92,13 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
     def result(self) -> tuple[tuple[int, ...], int]:
         """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 where nothing can be said."""
         text = self._text or _unescaped(bytes(self.pieces))
-        return (chain.go_on(self._of.tail, text), len(text)) if text else ((), 0)
+        return (chain.extend_chain(self._of.tail, text), len(text)) if text else ((), 0)
 
 
 def _unescaped(pieces: bytes) -> bytes:
-    """Once for all: an escape may be one half of a pair whose other half came with the next event."""
+    """Unescape all pieces at once: an escape may be the first half of a pair, whose other half came with the next
+    event.
+    """
     if b"\\" not in pieces:
         return pieces
     try:

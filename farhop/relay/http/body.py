@@ -182,7 +182,7 @@ class ChunkedBody:
 
 
 class EndlessBody:
-    """All that comes until the connection ends: only an answer may do so."""
+    """A body that ends with its connection. Only an answer may have one."""
 
     __slots__ = ()
 

@@ -87,7 +87,7 @@ _CROWDED = {
 
 
 class SupportsOptions(Protocol):
-    """A socket, asyncio's or uvloop's."""
+    """A socket, of asyncio or uvloop."""
 
     def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
         """As socket.socket's."""
@@ -133,7 +133,7 @@ class ConnectionOwner(Protocol):
         """Count a new connection; None, or which limit it exceeds. `peer` is its socket address."""
 
     def forget(self, connection: ClientConnection) -> None:
-        """The connection is gone."""
+        """The connection is closed."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -251,7 +251,7 @@ class ClientConnection(asyncio.Protocol):
             if self._reading is not None:
                 data = self._read_body(data, self._reading)
             elif heads and (heads == _HEADS_A_TURN or len(whole) - len(data) > _BYTES_A_TURN):
-                self._put_off(data)
+                self._defer_input(data)
                 return
             else:
                 heads += 1
@@ -268,7 +268,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _put_off(self, data: bytes) -> None:
+    def _defer_input(self, data: bytes) -> None:
         """Continue with the rest in another turn of the loop: 64 KiB may hold 2,000 heads, and other clients must be
         served, too."""
         if not self._budget.take(len(data), _ANYBODY):
@@ -276,9 +276,9 @@ class ClientConnection(asyncio.Protocol):
         elif self._transport is not None:
             self._partial = data
             self._transport.pause_reading()
-            self._loop.call_soon(self._go_on)
+            self._loop.call_soon(self._read_deferred)
 
-    def _go_on(self) -> None:
+    def _read_deferred(self) -> None:
         data = self._partial
         self._release_head()
         if self._transport is not None and not self._transport.is_closing():
@@ -299,7 +299,7 @@ class ClientConnection(asyncio.Protocol):
             self.answering.callbacks.pause()
 
     def resume_writing(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
         self._write_paused = False
         if self.answering is not None and self.answering.callbacks is not None:
             self.answering.callbacks.resume()
@@ -422,7 +422,7 @@ class ClientConnection(asyncio.Protocol):
         return rest
 
     def _complete(self, exchange: Exchange) -> None:
-        """The request is whole."""
+        """The request was received completely."""
         self._reading = self._body = None
         if not exchange.head.keep_alive:
             self._end_with(exchange)
@@ -484,11 +484,11 @@ class ClientConnection(asyncio.Protocol):
             self._end_with(exchange)
 
     def _end_with(self, exchange: Exchange) -> None:
-        """Nothing is read after this exchange, and the connection ends with it."""
+        """Read nothing after this exchange, and close the connection with it."""
         self._close_after, self._reads_no_more = exchange, True
 
     def _serve_large(self, exchange: Exchange) -> None:
-        """A large body's turn to be read."""
+        """Now a large body may be parsed."""
         if self.answering is not exchange:
             return  # its client left meanwhile
         exchange.waits = False
@@ -553,11 +553,11 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has not taken yet."""
+        """Bytes written to the client that are still in the send buffer."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client, if it is there."""
+        """Send bytes to the client, unless it has disconnected."""
         if self._transport is not None:
             self._listener.cork.write(self._transport, data)
 
@@ -593,7 +593,7 @@ class ClientConnection(asyncio.Protocol):
         self._close_after = exchange
 
     def over(self, exchange: Exchange) -> None:
-        """The exchange has its whole answer: give back what it held and serve the next, or close."""
+        """The exchange is completely answered: release what it held, and serve the next one, or close."""
         if self.answering is not exchange:
             return
         self.answering = None

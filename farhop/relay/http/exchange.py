@@ -31,24 +31,25 @@ _PIECE_BYTES = 16 * 1024  # what comes in smaller pieces is gathered: an object 
 
 
 class ExchangeCallbacks(Protocol):
-    """The party that produces an exchange's answer, and is told what happens to its client: the relay's
-    ActiveRequest."""
+    """The party that produces an exchange's answer; it is notified of what happens to the client. In the relay:
+    ActiveRequest.
+    """
 
     def client_left(self) -> None:
-        """The client is gone."""
+        """The client has disconnected."""
 
     def stopped(self) -> None:
-        """We stop, and time is up."""
+        """This process shuts down, and its drain time is over."""
 
     def pause(self) -> None:
         """The client reads slower than the upstream writes."""
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
 
 
 class RequestHandler(Protocol):
-    """What a listener does with the requests that come to it."""
+    """Handles the requests of a listener."""
 
     def head(self, exchange: Exchange) -> Reply | None:
         """Identity, path and entry law, before the body is read. A Reply refuses."""
@@ -64,11 +65,11 @@ class AnsweringConnection(Protocol):
 
     @property
     def is_hop(self) -> bool:
-        """Whether the tier above is the client."""
+        """Whether the client is the tier above."""
 
     @property
     def local_host(self) -> str:
-        """The address of ours that the client connected to; "" if that is not known."""
+        """The local address that the client connected to; "" if unknown."""
 
     @property
     def certificate(self) -> bytes | None:
@@ -80,10 +81,10 @@ class AnsweringConnection(Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the client has not taken yet."""
+        """Bytes written to the client that are still in the send buffer."""
 
     def write(self, data: bytes) -> None:
-        """Send bytes to the client, if it is there."""
+        """Send bytes to the client, unless it has disconnected."""
 
     def chunk(self, data: bytes) -> None:
         """Send a piece of a stream to the client, if it is there."""
@@ -95,10 +96,10 @@ class AnsweringConnection(Protocol):
         """Whether the connection outlives this exchange; asked when its answer begins."""
 
     def close_after(self, exchange: Exchange) -> None:
-        """Close once this exchange is answered."""
+        """Close the connection once this exchange is answered."""
 
     def over(self, exchange: Exchange) -> None:
-        """The exchange has its whole answer."""
+        """The exchange is completely answered."""
 
     def let_go(self, exchange: Exchange) -> None:
         """Return what the exchange's body held of the budget."""
@@ -155,7 +156,7 @@ class Exchange:
 
     @property
     def local_host(self) -> str:
-        """The address of ours that its client connected to; "" if that is not known."""
+        """The local address that the client connected to; "" if unknown."""
         return self._connection.local_host
 
     @property
@@ -184,7 +185,7 @@ class Exchange:
             parts.append(bytearray(piece))
 
     def gathered(self) -> bytes:
-        """All pieces; none is kept."""
+        """The body in one piece; the pieces are released."""
         parts, self._parts = self._parts, None
         return b"".join(parts or ())  # of one that is bytes: itself
 
@@ -195,7 +196,7 @@ class Exchange:
             on_abandoned(reason, status)
 
     def reply(self, reply: Reply) -> None:
-        """Answer whole from here."""
+        """Send a complete answer of the balancer itself."""
         self.started = True
         reply = answers.in_dialect(reply, answers.dialect(self.head.path))
         extra = reply.extra
@@ -235,18 +236,18 @@ class Exchange:
         self._connection.chunk(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
 
     def finish(self) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         if self._chunked:
             self._connection.write(b"0\r\n\r\n")
         self._connection.over(self)
 
     def let_go(self) -> None:
-        """Release the body: it is not needed again."""
+        """Release the request body: it is not needed any more."""
         self._connection.let_go(self)
 
     @property
     def unsent_bytes(self) -> int:
-        """What of its connection's answers the client has not taken yet."""
+        """Bytes of answers on this exchange's connection that are still in the send buffer."""
         return self._connection.unsent_bytes
 
     def break_off(self, event: bytes | None) -> None:

@@ -36,8 +36,8 @@ SWEEP_S = 0.25
 _TURNED_AWAY_MAX = 256
 _CLOSING_S = 1.0  # for clients to take their last word and close
 _BREAK_S = 1.0  # what breaking the connections that are left may take
-_HOP_REST_S = 0.5  # for the first request of the tier above on a connection that it has just made
-_ACCEPT_REST_S = 1.0  # what accepting those that have connected may take, once we stop
+_HOP_IDLE_S = 0.5  # for the first request of the tier above on a connection that it has just made
+_ACCEPT_MAX_S = 1.0  # what accepting those that have connected may take, once we stop
 _HANDSHAKE_S = 0.01  # a neighbour's round trip: so long after our last SYN-ACK it may connect
 _ACCEPT_LOOK_S = 0.001
 _SO_ATTACH_FILTER = 26  # Linux; the socket module has no name for it
@@ -101,7 +101,7 @@ class Listener:
             slots.unproven.append(self.unproven)
         self.refused: Counter[str] = Counter()
         self._by_client: Counter[str] = Counter()
-        self._rest_s = limits.idle_s
+        self._idle_limit_s = limits.idle_s
         self.open_connections: set[ClientConnection] = set()
         self._turned_away: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
@@ -135,7 +135,7 @@ class Listener:
         self._limits = limits
         self._expect_acknowledgements()
         if not self.stopping:
-            self._rest_s = limits.idle_s
+            self._idle_limit_s = limits.idle_s
 
     def _expect_acknowledgements(self) -> None:
         """Have the kernel end a connection whose peer acknowledges nothing for `send_s`; those accepted from now on
@@ -188,7 +188,7 @@ class Listener:
         return True
 
     def forget(self, connection: ClientConnection) -> None:
-        """Count a connection out."""
+        """Unregister a closed connection."""
         self._turned_away.discard(connection)
         self.unproven.pop(connection, None)
         if connection not in self.open_connections:
@@ -212,12 +212,12 @@ class Listener:
     def _check(self) -> None:
         now = asyncio.get_running_loop().time()
         for connection in (*self.open_connections, *self._turned_away):
-            connection.check(now, self._rest_s)
+            connection.check(now, self._idle_limit_s)
 
     async def stop_accepting(self) -> None:
         """Accept no new connections. Each open one ends after its next answer, or when it was idle for too long."""
         self.stopping = True
-        self._rest_s = _HOP_REST_S if self.is_hop else min(self._limits.idle_s, self._limits.drain_idle_s)
+        self._idle_limit_s = _HOP_IDLE_S if self.is_hop else min(self._limits.idle_s, self._limits.drain_idle_s)
         if self._server is not None:
             await self._accept_rest(self._server)
             self._server.close()
@@ -233,7 +233,7 @@ class Listener:
             poll.register(listening.fileno(), select.POLLIN)
         began = loop.time()
         least = began + _HANDSHAKE_S if self._shares_port and _drop_handshakes(server) else began
-        while (poll.poll(0) and loop.time() < began + _ACCEPT_REST_S) or loop.time() < least:
+        while (poll.poll(0) and loop.time() < began + _ACCEPT_MAX_S) or loop.time() < least:
             await asyncio.sleep(0 if least == began else _ACCEPT_LOOK_S)
 
     async def close(self, deadline_s: float) -> None:

@@ -56,7 +56,7 @@ class ListenerTls(msgspec.Struct, frozen=True):
 
 
 def reason_of(error: Exception) -> str:
-    """The word for a failed handshake."""
+    """The reason of a failed handshake, as a label."""
     if isinstance(error, ssl.SSLError):
         reason = getattr(error, "reason", None) or ""  # those not from OpenSSL have none
         return "alert" if "_ALERT_" in reason else _REASONS.get(reason, "other")
@@ -64,7 +64,7 @@ def reason_of(error: Exception) -> str:
 
 
 def text_of(error: OSError) -> str:
-    """What went wrong, for a log: OpenSSL's words, and of a certificate what is wrong with it."""
+    """The text of a TLS failure for the log: OpenSSL's message, and what is wrong with a certificate."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the certificate is not believed: {error.verify_message}"
     return (getattr(error, "reason", None) or "failed").lower().replace("_", " ")
@@ -101,7 +101,7 @@ class Handshakes:
         self._tasks: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
 
     def __call__(self) -> asyncio.Protocol:
-        """For an accepted connection."""
+        """The protocol of a connection just accepted."""
         return _Accepted(self)
 
     def begin(self, accepted: socket.socket) -> None:
@@ -144,14 +144,14 @@ class Handshakes:
         return len(self._tasks)
 
     async def close(self) -> None:
-        """Break what is under way."""
+        """Abort all handshakes in progress."""
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class _Named(asyncio.Protocol):
-    """A connection after its handshake: whose certificate names somebody else is not read from."""
+    """A connection after its handshake. If the certificate names another party, nothing is read from it."""
 
     def __init__(
         self, make: Callable[[], asyncio.BaseProtocol], tls: ListenerTls, admits: Callable[[bytes | None], bool]

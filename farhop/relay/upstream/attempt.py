@@ -59,7 +59,7 @@ class AttemptOwner(Protocol):
         """The first byte of a continuation is here: its client's stream goes on now."""
 
     def ended(self, attempt: AttemptRun, event: machine.AttemptEnded) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
 
     def refused(self, attempt: AttemptRun, reason: Outcome, wait_ms: float | None) -> None:
         """The tier below refused."""
@@ -71,7 +71,7 @@ class AttemptOwner(Protocol):
         """The body of the engine's failure was not for clients, who get ours; `trace` as in engine_faults.FaultTap."""
 
     def fault(self, active: ActiveRequest, error: Exception) -> None:
-        """A bug of ours: this request is over."""
+        """An internal error: the request is over."""
 
 
 class AttemptRun:
@@ -124,7 +124,7 @@ class AttemptRun:
     # -- pool.UpstreamHandler
 
     def connected(self, connection: UpstreamConnection) -> None:
-        """Write the request, if it is still wanted."""
+        """The connection is open: send the request, unless it was cancelled meanwhile."""
         if self._over:
             connection.attempt = None
             self.owner.pool.give_back(connection)
@@ -220,12 +220,12 @@ class AttemptRun:
         self.completed()
 
     def completed(self) -> None:
-        """The upstream's answer is whole."""
+        """The upstream's answer is complete."""
         if self._over or self._refusal is not None:
             self._close()
             return
         self._over = True
-        rest = self._tap.rest() if self._tap is not None else b""
+        rest = self._tap.finish() if self._tap is not None else b""
         if isinstance(self._tap, RefusalTap) and self._tap.reason is not None:
             self.owner.failed(self, self._tap.reason)
             return
@@ -248,7 +248,7 @@ class AttemptRun:
         return answers.engine_failure(tap.fault or outcome.ENGINE_ERROR, self.active.exchange.head.path)
 
     def lost(self, reason: Outcome) -> None:
-        """The upstream is gone, or never came."""
+        """The connection broke, or could not be opened."""
         if not self._close():
             return
         if self.began and reason is outcome.DIED_BEFORE_START:
@@ -256,7 +256,7 @@ class AttemptRun:
         self.owner.failed(self, reason)
 
     def _close(self) -> bool:
-        """Nothing more comes from the upstream. Returns whether the owner must still be told the result."""
+        """No more events come from the upstream. Returns whether the owner still has to be told the result."""
         if self._over:
             return False
         self._over = True
@@ -271,7 +271,7 @@ class AttemptRun:
         return self.owner.upstream_is_tier and connection is not None and connection.broken_off
 
     def broke(self, error: Exception) -> None:
-        """An exception while the answer was read: a bug of ours, which ends this request."""
+        """An internal error while the answer was read. It ends the request."""
         self._over = True
         self.owner.fault(self.active, error)
 
@@ -295,7 +295,7 @@ class AttemptRun:
 
     @property
     def status(self) -> int:
-        """The upstream's status, 0 while unknown."""
+        """The HTTP status of the upstream's answer; 0 before it is known."""
         return self._status
 
     @property
@@ -309,13 +309,13 @@ class AttemptRun:
         return "ids"
 
     def start(self, address: Address) -> None:
-        """Get a connection."""
+        """Request a connection to the upstream."""
         pool = self.owner.pool
         lend = pool.lend_fresh if self.active.needs_fresh else pool.lend
         lend(address, self, len(self.active.body))
 
     def abort(self) -> None:
-        """Stop the work upstream at once; tells nobody."""
+        """Cancel the work upstream at once, without a callback."""
         self._over = True
         if self._connection is not None and self._connection.attempt is self:
             self._connection.abort()
@@ -337,7 +337,7 @@ class AttemptRun:
             self._connection.pause()
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
         self._paused = False
         self.last_activity_at = self.owner.clock()
         if self._connection is not None and self._connection.attempt is self:
@@ -352,7 +352,7 @@ class AttemptRun:
 
     @property
     def inquiry(self) -> Inquiry:
-        """What its upstream has said about the attempt since it fell silent."""
+        """What is known of the attempt from its upstream since it fell silent."""
         known = self._inquiry = self._inquiry or Inquiry()
         return known
 

@@ -55,7 +55,9 @@ class _Drain(Collector):
 
 
 class ConcurrentPairRun(AttemptRun):
-    """Both halves under way: an attempt like others at the engine that answers, with the other half beside it."""
+    """Prefill and decode requests in flight together: an ordinary attempt at the engine that answers, and beside it the
+    request to the prefill engine.
+    """
 
     __slots__ = ("_asked_at", "_body", "_half", "_prefill", "_prefill_owner")
 
@@ -66,7 +68,7 @@ class ConcurrentPairRun(AttemptRun):
         self._half: _Drain | None = _Drain(self._write, self._fetched, ANSWER_BYTES_MAX)
 
     def start(self, address: Address) -> None:
-        """Get both connections."""
+        """Request both connections."""
         assert self._half is not None
         self.owner.pool.lend(self._prefill.address, self._half)
         if self.active.attempt is self:  # the tier's headers may have failed just now
@@ -77,7 +79,7 @@ class ConcurrentPairRun(AttemptRun):
         return self.owner.upstream_head(self.active, host, len(self._body), id_line(self.active)), self._body
 
     def abort(self) -> None:
-        """Stop the work at both at once; tells nobody."""
+        """Cancel the work at both engines at once, without a callback."""
         half, self._half = self._half, None
         if half is not None:
             half.abort()
@@ -90,7 +92,7 @@ class ConcurrentPairRun(AttemptRun):
         return super().is_sent and (half is None or (half.connection is not None and half.connection.has_sent))
 
     def completed(self) -> None:
-        """The answer is whole. The other engine has done its part, and may take a moment to say so."""
+        """The answer is complete. The prefill engine has done its part, and may take a moment to confirm it."""
         half = self._half
         if half is not None and not self.is_over:
             self._half = None

@@ -42,7 +42,7 @@ FAULT_STATUSES = frozenset((424, *range(500, 600)))
 
 
 def in_text(text: bytes) -> Outcome | None:
-    """What an error's text says is broken, None if it names nothing of the kind."""
+    """The outcome that an error's text implies; None if the text names no broken engine."""
     text = text.lower()
     if _MEMORY.search(text) or _has_no_room(text):
         return outcome.ENGINE_OUT_OF_MEMORY
@@ -150,7 +150,7 @@ def trace_in(body: bytes) -> str:
 
 
 def without_traces(events: bytes) -> bytes:
-    """Events of a stream, of which those that are errors tell no stack trace: where a text has one, another stands."""
+    """The events of a stream, with every error text that contains a stack trace replaced."""
     if _TRACE.search(events) is None or is_crowded(events):
         return events
     return b"".join(_without_trace(event) for event in each(events))
@@ -189,11 +189,11 @@ class RefusalTap:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self.kept)
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes in, nothing out, or all of them."""
+        """Hold the data back; return all of it once it is longer than any refusal."""
         if self._passes:
             return data
         self.kept += data
@@ -202,8 +202,8 @@ class RefusalTap:
         self._passes, data, self.kept = True, self.kept, b""
         return data
 
-    def rest(self) -> bytes:
-        """What was held; b"" where it has a `reason`."""
+    def finish(self) -> bytes:
+        """The data held back; b"" if it is a refusal, whose `reason` is set."""
         kept, self.kept = self.kept, b""
         if self._passes:
             return b""
@@ -229,18 +229,18 @@ class FaultTap:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self.kept)
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes in, nothing out."""
+        """Hold the data back."""
         room = BODY_BYTES_MAX - len(self.kept)
         self.kept += data[:room]
         self.over_bound |= len(data) > room
         return b""
 
-    def rest(self) -> bytes:
-        """What was held, b"" where it is `unfit`."""
+    def finish(self) -> bytes:
+        """The data held back; b"" if it is `unfit` for clients."""
         kept, self.kept = self.kept, b""
         self.fault = in_text(kept)
         self.unfit = self.over_bound or not is_fit(kept)

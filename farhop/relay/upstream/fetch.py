@@ -62,7 +62,7 @@ class Collector:
     # -- pool.UpstreamHandler
 
     def connected(self, connection: UpstreamConnection) -> None:
-        """Write the request, if it is still wanted."""
+        """The connection is open: send the request, unless it was cancelled meanwhile."""
         self._connection = connection
         if self._over:
             connection.abort()
@@ -70,7 +70,7 @@ class Collector:
             self._write(connection)
 
     def answered(self, answer: AnswerHead) -> None:
-        """Keep the head."""
+        """Keep the answer's head."""
         self._head = answer
 
     def received(self, data: bytes) -> None:
@@ -82,13 +82,13 @@ class Collector:
             self._done(FetchError("size", outcome.BAD_FRAMING))
 
     def completed(self) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         assert self._head is not None
         content_type = self._head.known.get(b"content-type", b"").partition(b";")[0].strip().lower()
         self._finish(Fetched(self._head.status, content_type, bytes(self._body)))
 
     def lost(self, reason: Outcome) -> None:
-        """The upstream is gone, or never came."""
+        """The connection broke, or could not be opened."""
         unreached = reason in (outcome.CONNECT_FAILED, outcome.CONNECT_TIMEOUT)
         self._finish(FetchError("unreachable" if unreached else "cut", reason))
 
@@ -100,7 +100,7 @@ class Collector:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self._body)
 
     @property
@@ -109,7 +109,7 @@ class Collector:
         return self._connection
 
     def abort(self) -> None:
-        """Stop at once, and tell nobody."""
+        """Stop at once, without a callback."""
         self._over = True
         if self._connection is not None and self._connection.attempt is self:
             self._connection.abort()
@@ -130,20 +130,24 @@ def get(
 def post(
     pool: Pool, address: Address, path: str, body: bytes, timeout_s: float, bytes_max: int, bearer: str | None = None
 ) -> Coroutine[None, None, Fetched]:
-    """The same with a JSON body. Raises FetchError."""
-    rest = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (len(body), _key(bearer), body)
-    return _ask(pool, address, f"POST {path}", rest, timeout_s, bytes_max)
+    """As `get`, with a JSON body. Raises FetchError."""
+    tail = b"content-type: application/json\r\ncontent-length: %d\r\n%b\r\n%b" % (
+        len(body),
+        _key(bearer),
+        body,
+    )
+    return _ask(pool, address, f"POST {path}", tail, timeout_s, bytes_max)
 
 
 def _key(bearer: str | None) -> bytes:
     return f"authorization: Bearer {bearer}\r\n".encode() if bearer else b""
 
 
-async def _ask(pool: Pool, address: Address, line: str, rest: bytes, timeout_s: float, bytes_max: int) -> Fetched:
+async def _ask(pool: Pool, address: Address, line: str, tail: bytes, timeout_s: float, bytes_max: int) -> Fetched:
     def write(connection: UpstreamConnection) -> None:
         connection.write(
             b"%b HTTP/1.1\r\nhost: %b\r\naccept: text/plain, */*\r\naccept-encoding: identity\r\n"
-            b"user-agent: farhop\r\n%b" % (line.encode(), connection.host, rest)
+            b"user-agent: farhop\r\n%b" % (line.encode(), connection.host, tail)
         )
 
     ends_at = asyncio.get_running_loop().time() + timeout_s

@@ -24,7 +24,7 @@ _KV_USAGE = ("kv_cache_usage_perc", "kv_cache_utilization", "kv_cache_usage")
 
 
 def read(value: bytes) -> EngineLoad | None:
-    """What the header says; None where it says nothing that is of use."""
+    """The load in an ORCA header; None if it holds nothing usable."""
     if len(value) > BYTES_MAX:
         return None
     kind, _, rest = value.partition(b" ")

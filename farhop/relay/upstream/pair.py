@@ -81,7 +81,9 @@ def id_line(active: ActiveRequest) -> bytes:
 
 
 class PrefillOwner(AttemptOwner, Protocol):
-    """What an attempt in two halves tells whoever made it, beside what every attempt does. A `run` is that attempt."""
+    """Receives the callbacks of an attempt in two parts, in addition to those of every attempt. `run` is that
+    attempt.
+    """
 
     def prefilled(self, run: PrefillRun, kv_transfer_params: bytes) -> None:
         """The first half is done. `kv_transfer_params` is a JSON object: where its KV cache is."""
@@ -90,7 +92,7 @@ class PrefillOwner(AttemptOwner, Protocol):
         """The first half is done, and the second was asked with it."""
 
     def prefill_failed(self, run: Attempt, reason: Outcome) -> None:
-        """The first half broke, or was refused."""
+        """The prefill request failed, or was refused."""
 
 
 class PrefillRun:
@@ -112,11 +114,11 @@ class PrefillRun:
         return self._sent_at
 
     def start(self, address: Address) -> None:
-        """Get a connection."""
+        """Request a connection to the prefill engine."""
         self._owner.pool.lend(address, self._collector)
 
     def abort(self) -> None:
-        """Stop the work upstream at once; tells nobody."""
+        """Cancel the work upstream at once, without a callback."""
         self._collector.abort()
 
     def recall(self) -> None:
@@ -126,14 +128,14 @@ class PrefillRun:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return self._collector.held_bytes
 
     def pause(self) -> None:
         """The client is behind, and is sent nothing."""
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
 
     def check(self, now: float) -> None:
         """Apply the time limit of a first byte to the whole answer; called by the owner's sweep."""
@@ -168,7 +170,7 @@ class PrefillRun:
 
 
 class DecodeRun(AttemptRun):
-    """The second half: an attempt like others, whose body says where its prompt's KV is."""
+    """The decode request: an ordinary attempt whose body says where the prompt's KV cache is."""
 
     __slots__ = ("_kv_transfer_params",)
 

@@ -70,10 +70,10 @@ class UpstreamHandler(Protocol):
         """The connection is yours: write the request."""
 
     def answered(self, answer: AnswerHead) -> None:
-        """The answer's head is here."""
+        """The head of the answer was received."""
 
     def received(self, data: bytes) -> None:
-        """Some of the answer's body."""
+        """A part of the answer's body was received."""
 
     def completed(self) -> None:
         """The answer is whole; the connection is no longer yours."""
@@ -105,7 +105,7 @@ _FORGET = struct.pack("ii", 1, 0)  # linger for no time: closing resets the conn
 
 
 def _unsent_bytes(transport: asyncio.Transport) -> int:
-    """What the kernel has not sent yet; 0 where it does not say."""
+    """Bytes that the kernel has not sent yet; 0 if it does not tell."""
     sock = transport.get_extra_info("socket")
     if sock is None or sys.platform != "linux":
         return 0
@@ -121,7 +121,7 @@ def _host(address: Address) -> bytes:
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One connection to an upstream. `host` is its `Host` header's value."""
+    """One connection to an upstream. `host`: the value of its `Host` header."""
 
     __slots__ = (
         "_behind",
@@ -174,7 +174,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Open, and not about to close."""
+        """Whether the connection is open, and not about to be closed."""
         return self.transport is not None and not self.transport.is_closing()
 
     def lend(self, attempt: UpstreamHandler) -> None:
@@ -202,8 +202,8 @@ class UpstreamConnection(asyncio.Protocol):
         return bool(transport.get_write_buffer_size() or (tcp is not None and tcp.get_write_buffer_size()))
 
     def _drop(self, transport: asyncio.Transport) -> None:
-        """Close at once. What was not sent is not: else the kernel would go on with some megabytes, for as long as the
-        other end takes to read them, whatever the law says by then."""
+        """Close at once, and have the kernel discard unsent data. Otherwise it would go on sending some megabytes for
+        as long as the other end takes to read them, whatever the law says by then."""
         sock = None if self.has_sent else transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):  # it is gone already
@@ -211,7 +211,7 @@ class UpstreamConnection(asyncio.Protocol):
         transport.abort()
 
     def pause(self) -> None:
-        """Stop reading: the client is behind."""
+        """Stop reading: the client reads too slowly."""
         self._behind = True
         self._listen()
 
@@ -227,9 +227,9 @@ class UpstreamConnection(asyncio.Protocol):
             (transport.resume_reading if reads else transport.pause_reading)()
         if self._unread and not self._due:
             self._due = True
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._read_deferred)
 
-    def _go_on(self) -> None:
+    def _read_deferred(self) -> None:
         """Process the next piece of the bytes that were read already."""
         self._due = False
         if self._unread and not self._behind:
@@ -287,7 +287,7 @@ class UpstreamConnection(asyncio.Protocol):
         """The connection is gone: decide whether the answer is complete or lost."""
         if isinstance(self._body, EndlessBody) and exc is None and self._ended:
             self._complete(attempt)
-        elif self.reused and not self._received and self._pool.died_at_rest(self):
+        elif self.reused and not self._received and self._pool.died_idle(self):
             attempt.lost(outcome.KEPT_CLOSED)
         elif isinstance(exc, ssl.SSLError) and not self._received:
             self._pool.refused(
@@ -308,7 +308,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._unread, self._taken_bytes = self._unread[self._taken_bytes :] + data, 0
             return
         if len(data) > self._turn_bytes:
-            data = self._put_off(data)
+            data = self._defer_input(data)
         attempt = self.attempt
         if attempt is None:
             self.abort()
@@ -337,7 +337,7 @@ class UpstreamConnection(asyncio.Protocol):
                 self._pool.distrust(self.address)
             self._settle(attempt, keep=not more)
 
-    def _put_off(self, data: bytes) -> bytes:
+    def _defer_input(self, data: bytes) -> bytes:
         """Keep for later turns what is too much for this turn of the event loop; returns the piece for this turn."""
         size = self._turn_bytes
         if self.attempt is None:  # it has just given up
@@ -361,7 +361,7 @@ class UpstreamConnection(asyncio.Protocol):
             if attempt.streams:
                 self._turn_bytes = EVENTS_A_TURN
                 if len(data) > EVENTS_A_TURN:
-                    data = self._put_off(data)
+                    data = self._defer_input(data)
             if self._body is None:
                 return data
             if not data:
@@ -467,7 +467,7 @@ class Pool:
         return len(self._all)
 
     def in_use(self, address: Address, within_s: float) -> bool:
-        """Whether a connection to an address is lent, or was within so many seconds."""
+        """Whether a connection to the address is in use, or was within the last `within_s` seconds."""
         idle, since = self._idle.get(address, ()), self._loop.time() - within_s
         return self._at.get(address, 0) > len(idle) or any(one.idle_since > since for one in idle)
 
@@ -490,7 +490,7 @@ class Pool:
         self.lend_fresh(address, attempt, body_bytes)
 
     def lend_fresh(self, address: Address, attempt: UpstreamHandler, body_bytes: int = 0) -> None:
-        """Connect, then lend."""
+        """Open a connection, then give it to the attempt."""
         if not self.in_use(address, RESTED_S):
             self.on_use(address)
         if self._at[address] >= self.limits.streams_max:
@@ -536,11 +536,11 @@ class Pool:
         return connection
 
     def refused(self, address: Address, error: ssl.SSLError) -> None:
-        """TLS failed on the way to an address."""
+        """The TLS handshake with an address failed."""
         self._trouble(address, tls.text_of(error))
 
     def opened(self, connection: UpstreamConnection) -> None:
-        """Count a connection in."""
+        """Register an open connection."""
         self._all.add(connection)
         self._at[connection.address] += 1
 
@@ -564,7 +564,7 @@ class Pool:
         idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:
-        """Count a connection out."""
+        """Unregister a closed connection."""
         self._all.discard(connection)
         self._left(connection.address)
         idle = self._idle.get(connection.address)
@@ -573,7 +573,7 @@ class Pool:
         if not idle:
             self._idle.pop(connection.address, None)
 
-    def died_at_rest(self, connection: UpstreamConnection) -> bool:
+    def died_idle(self, connection: UpstreamConnection) -> bool:
         """Whether a reused connection that broke without an answer had most likely been closed by the other side
         before, so that its FIN or reset was still on the way. Then connections that were idle for as long may be closed
         as well."""
@@ -590,7 +590,7 @@ class Pool:
             connection.abort()
 
     def distrust(self, address: Address) -> None:
-        """An address sent bytes that were not asked for: none of its connections is reused until that is forgotten."""
+        """An address sent bytes that were not asked for: do not reuse any connection to it for a while."""
         if address not in self._distrusted:
             self._trouble(address, "it sends more than it was asked for: its connections are not kept")
         self._distrusted[address] = self._loop.time() + UNASKED_S

@@ -1,12 +1,13 @@
 """One upstream answer for several clients: it is recorded as it passes, and each client reads it at its own pace.
 
-To the relay a SharedExchange is the exchange of one request. Behind it stand readers, the client that came first among
-them; each has its own place in the recording and its own backpressure. Upstream is read as fast as the fastest client
-takes it, and is paused when all are behind; a client so far behind that the recording has no room left is cut off. The
-upstream request continues while any client reads, and is cancelled when none does. What ends before it is a good answer
-(a refusal, an error, a redirect) is the first client's alone: the others are let go, to be routed each on its own.
+The relay sees a SharedExchange as the exchange of one request. It has several readers, one for each client; the client
+that came first is the leader. Each reader has its own position in the recording and its own backpressure. The upstream
+is read at the pace of the fastest client, and paused when all clients are behind; a client so far behind that the
+recording has no room left is cut off. The upstream request continues while any client reads, and is cancelled when none
+does. An outcome other than a good answer (a refusal, an error, a redirect) goes to the leader alone: the other readers
+are released, and each of their requests is routed on its own.
 
-Never decides who may read what, and never holds more than it found room for, but for what came last.
+Never decides who may read what, and never holds more bytes than its bound had room for, except the last piece received.
 """
 
 from __future__ import annotations
@@ -24,24 +25,27 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from farhop.relay.answers import Reply
 
-PIECE_BYTES = 64 * 1024  # of a kept answer, at a time
-_KEPT_LINES = (b"content-type:", b"x-farhop-version:")  # of the answer's head: the rest is of one request's way
+PIECE_BYTES = 64 * 1024  # of a stored answer, sent at a time
+_KEPT_LINES = (b"content-type:", b"x-farhop-version:")  # of the answer's head: its other lines belong to one request
 
 
 class Room(Protocol):
-    """A bound of bytes that recordings share (balance.answer_store)."""
+    """A budget of bytes that recordings share (balance.answer_store)."""
 
     def take(self, n: int) -> bool:
-        """Whether there is room for n bytes more."""
+        """Reserve n bytes more. Returns False, and reserves nothing, if there is no room."""
 
     def give(self, n: int) -> None:
-        """Give back what was taken."""
+        """Release n reserved bytes."""
 
 
 class AnswerRecording:
-    """The body of an answer, as far as it has arrived: pieces by number, from `first` on. `usage_at`: the number of the
-    event that holds only the usage (None: no such event); only clients that asked for the usage read it. `lines`: the
-    header lines that are the same for all readers. `length`: the length of the body, if known. `whole`: it is complete.
+    """The body of an answer, as far as it has arrived.
+
+    `pieces`: consecutive pieces of the body, numbered from `first`; earlier ones were dropped. `held_bytes`: their
+    size. `usage_at`: the number of the event that holds only the usage, None for no such event; it is sent only to
+    clients that asked for the usage. `lines`: the header lines that are the same for all readers. `length`: the body's
+    length in bytes, None if unknown. `whole`: whether the body is complete.
     """
 
     __slots__ = ("first", "held_bytes", "length", "lines", "pieces", "usage_at", "whole")
@@ -56,18 +60,18 @@ class AnswerRecording:
 
     @property
     def end(self) -> int:
-        """The number of the piece that comes next."""
+        """The number that the next piece will have."""
         return self.first + len(self.pieces)
 
     def add(self, piece: bytes, *, usage: bool = False) -> None:
-        """The next piece."""
+        """Append a piece; with `usage` it is the event that holds only the usage."""
         if usage:
             self.usage_at = self.end
         self.pieces.append(piece)
         self.held_bytes += len(piece)
 
     def drop(self, before: int) -> int:
-        """Forget pieces up to this number; how many bytes they were."""
+        """Drop the pieces with numbers below `before`; returns their size in bytes."""
         gone = self.pieces[: before - self.first]
         del self.pieces[: len(gone)]
         self.first += len(gone)
@@ -77,13 +81,16 @@ class AnswerRecording:
 
 
 def sliced(body: bytes) -> tuple[bytes, ...]:
-    """In pieces that a client can be sent one by one, as fast as it takes them."""
+    """Split a body into pieces of PIECE_BYTES, so that a client is sent one after another, at its own pace."""
     return tuple(body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES))
 
 
 def played(lines: bytes, body: Iterable[bytes], usage: bytes, end: bytes, *, streams: bool) -> AnswerRecording:
-    """A whole answer as a recording, read from its beginning: however many read it, its pieces are in memory once.
-    `usage` and `end` are a stream's last events."""
+    """A complete recording of a stored answer. Any number of readers share it: its pieces are in memory once.
+
+    `lines`: header lines; `usage`, `end`: the last events of a stream, b"" if there are none; `streams`: whether it is
+    an event stream, which is sent without a length.
+    """
     recording = AnswerRecording()
     recording.lines = lines
     for piece in body:
@@ -97,25 +104,29 @@ def played(lines: bytes, body: Iterable[bytes], usage: bytes, end: bytes, *, str
 
 
 class ReaderOwner(Protocol):
-    """The owner of readers, which is told what becomes of them."""
+    """Is notified of what happens to its readers."""
 
     def head(self, reader: Reader, recording: AnswerRecording) -> bytes:
-        """The header lines that this client's answer begins with; it begins now."""
+        """The reader's answer begins now: return its header lines."""
 
     def over(self, reader: Reader, reason: Outcome | None) -> None:
-        """The reader's answer is complete (None), or ended early. Called once; not called for a reader that was let
-        go."""
+        """The reader's answer is complete (`reason` None), or ended early. Called once for each reader, except those
+        that were let go.
+        """
 
     def let_go(self, reader: Reader) -> None:
-        """The reader's answer has not begun, and will not come from here."""
+        """The reader's answer has not begun, and this recording will not provide it: route its request on its own."""
 
     def stopped(self, reader: Reader) -> None:
-        """We stop, and time is up."""
+        """This process shuts down, and its drain time is over."""
 
 
 class Reader:
-    """A client that reads a recording (exchange.ExchangeCallbacks). `shared`: the exchange that is being recorded, None
-    if the recording is complete. `wants_usage`: this client asked for the usage. `context` belongs to the owner."""
+    """A client that reads a recording (exchange.ExchangeCallbacks).
+
+    `shared`: the exchange that is being recorded, None if the recording is complete. `wants_usage`: whether this client
+    asked for the usage. `begun`: whether its answer's head was sent. `context` belongs to the owner.
+    """
 
     __slots__ = ("_at", "begun", "context", "exchange", "owner", "paused", "recording", "shared", "wants_usage")
 
@@ -128,16 +139,16 @@ class Reader:
 
     @property
     def at(self) -> int:
-        """The number of the piece that it reads next."""
+        """The number of the piece to read next."""
         return self._at
 
     def play(self, recording: AnswerRecording) -> None:
-        """Read from the beginning, as far as it is there, and go on as more comes."""
+        """Start to send the recording from its beginning; `pump` continues when more arrives."""
         self.recording, self.exchange.callbacks = recording, self
         self.pump()
 
     def pump(self) -> None:
-        """Send what is there, as long as the client takes it."""
+        """Send the pieces that are available, until the client is behind."""
         recording, exchange = self.recording, self.exchange
         if recording is None:
             return
@@ -165,15 +176,19 @@ class Reader:
             shared.gone(self)
 
     def release(self) -> None:
-        """Stop waiting here; nothing was sent. The exchange stays this reader's until another takes it."""
+        """Detach from the recording before anything was sent. The exchange keeps this reader as its callbacks until
+        another owner takes it.
+        """
         self.shared = self.recording = None
 
     def leave(self) -> None:
-        """Stop reading; another gives the client its answer."""
+        """Detach from the recording: the client gets its answer from elsewhere."""
         self._end()
 
     def broke(self, event: bytes | None, reason: Outcome) -> None:
-        """Nothing more comes: all that is here, and then this event or the visible end."""
+        """The recording will not be completed: send the remaining pieces, then `event`; without one, break the
+        answer off.
+        """
         self.paused = False
         recording = self.recording
         while recording is not None and self._at < recording.end:
@@ -182,7 +197,7 @@ class Reader:
         self.cut(event, reason)
 
     def cut(self, event: bytes | None, reason: Outcome) -> None:
-        """End it here."""
+        """End the answer at the current position, with `event` if there is one."""
         self._end()
         self.exchange.break_off(event)
         self.owner.over(self, reason)
@@ -195,17 +210,17 @@ class Reader:
         self.owner.over(self, outcome.CLIENT_LEFT)
 
     def stopped(self) -> None:
-        """We stop, and time is up."""
+        """This process shuts down, and its drain time is over."""
         self.owner.stopped(self)
 
     def pause(self) -> None:
-        """The client is behind."""
+        """The client reads too slowly: stop sending."""
         self.paused = True
         if self.shared is not None:
             self.shared.flow()
 
     def resume(self) -> None:
-        """The client caught up."""
+        """The client has read what was sent: send more."""
         self.paused = False
         self.pump()
         if self.shared is not None:
@@ -213,12 +228,12 @@ class Reader:
 
 
 class SharedExchange(Exchange):
-    """What the relay takes for the exchange of the request that came first (`leader`).
+    """The exchange that the relay answers, in place of the exchange of the first request (that of `leader`).
 
-    Of an answer of at most `keeps_max` bytes all is held from its beginning: readers may join, and `recorded` is called
-    once if it comes to a good end. Of a longer one that much is held between the fastest reader and the slowest.
-    `settled` is called once when nobody may join any more. `stream`: the form that was asked for. `leader_lines` is the
-    leader's head: region, decision, timing. The exchange's `callbacks` are whoever fetches the answer.
+    An answer of at most `keeps_max` bytes is held completely: readers may join, and `recorded` is called once if it
+    ends well. Of a longer answer, at most that much is held between the fastest and the slowest reader. `settled` is
+    called once, when no reader can join any more. `stream`: whether an event stream was asked for. `leader_lines`: the
+    head of the leader's answer (region, decision, timing). `callbacks`: those of the attempt that fetches the answer.
     """
 
     __slots__ = (
@@ -257,11 +272,11 @@ class SharedExchange(Exchange):
 
     @property
     def joinable(self) -> bool:
-        """Whether another may read it from its beginning."""
+        """Whether a further reader can still read it from its beginning."""
         return not (self._over or self._solo) and self.recording.first == 0
 
     def join(self, reader: Reader) -> None:
-        """One more reads it, from the beginning."""
+        """Add a reader, which reads from the beginning."""
         reader.shared, reader.exchange.callbacks = self, reader
         self.readers.append(reader)
         if self.started:
@@ -270,7 +285,7 @@ class SharedExchange(Exchange):
             self.flow()
 
     def gone(self, reader: Reader) -> None:
-        """A reader reads no more."""
+        """Remove a reader. Without any reader left, the upstream request is cancelled."""
         if reader in self.readers:
             self.readers.remove(reader)
         if not self.readers and not self._over:
@@ -284,7 +299,7 @@ class SharedExchange(Exchange):
         self._give_back()
 
     def flow(self) -> None:
-        """Pause upstream while all readers are behind."""
+        """Pause the upstream while all readers are behind, and resume it otherwise."""
         if self._over or self._solo or self.callbacks is None or not self.readers:
             return
         behind = all(reader.paused for reader in self.readers)
@@ -305,12 +320,12 @@ class SharedExchange(Exchange):
 
     @property
     def is_open(self) -> bool:
-        """Whether a client waits for it."""
+        """Whether any client waits for the answer."""
         return self.leader.exchange.is_open if self._solo else bool(self.readers)
 
     @property
     def unsent_bytes(self) -> int:
-        """What is held for readers, and what they have not taken yet."""
+        """Bytes held in the recording, and bytes that the clients' connections have not sent yet."""
         return self.recording.held_bytes + sum(reader.exchange.unsent_bytes for reader in self.readers)
 
     def let_go(self) -> None:
@@ -319,14 +334,15 @@ class SharedExchange(Exchange):
             reader.exchange.let_go()
 
     def reply(self, reply: Reply) -> None:
-        """An answer of ours: it is the leader's."""
+        """An answer of the balancer itself: only the leader gets it."""
         self.started = True
         if self._alone():
             self.leader.exchange.reply(reply)
 
     def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:
-        """The answer begins. One that is not good, or not of the form that was asked for, is the leader's; so is one in
-        a coding that nobody asked for, of which a kept head does not tell."""
+        """The answer begins. Only the leader gets an answer with another status than 200, not in the form that was
+        asked for, or with a content-encoding, which the shared header lines would not name.
+        """
         self.started = True
         lines = b"".join(line + b"\r\n" for line in headers.split(b"\r\n") if line.startswith(_KEPT_LINES))
         coded = b"content-encoding:" in headers
@@ -348,7 +364,7 @@ class SharedExchange(Exchange):
         self._trim()
 
     def write(self, data: bytes) -> None:
-        """More of it."""
+        """Add data, and send it to the readers."""
         if self._solo:
             self.leader.exchange.write(data)
             return
@@ -358,7 +374,7 @@ class SharedExchange(Exchange):
         self._trim()
 
     def finish(self) -> None:
-        """It is whole."""
+        """The answer is complete."""
         if self._solo:
             self.leader.exchange.finish()
             return
@@ -385,8 +401,9 @@ class SharedExchange(Exchange):
     # -- inside
 
     def _alone(self) -> bool:
-        """From now on the answer is the leader's alone, as if nothing had been recorded. Returns whether the leader is
-        still there."""
+        """Give the answer to the leader alone, and release all other readers. Returns whether the leader is still
+        connected.
+        """
         self._settle()
         self._solo = True
         there = self.leader in self.readers
@@ -414,8 +431,12 @@ class SharedExchange(Exchange):
             recording.add(part, usage=self._stream and has_usage(part))
 
     def _find_room(self, size: int) -> None:
-        """Where there is none, what is held is let go: first what all have read, then those who are behind. What the
-        fastest has not read was on its way before upstream could be paused, and is held all the same."""
+        """Reserve `size` bytes. If there is no room, drop the pieces that all have read, then cut off the slowest
+        readers.
+
+        If there is still none, the piece is held without a reservation: it was in flight before the upstream could be
+        paused.
+        """
         found = self._room.take(size)
         if not found:
             self._keeps = False
@@ -426,7 +447,7 @@ class SharedExchange(Exchange):
         self._taken += size if found else 0
 
     def _trim(self) -> None:
-        """What all have read is forgotten, where it is not kept; who is too far behind is cut off."""
+        """Unless the whole answer is kept, drop the pieces that all have read, and cut off readers too far behind."""
         if self._keeps or not self.readers:
             return
         self._forget_read()
@@ -441,8 +462,9 @@ class SharedExchange(Exchange):
             self._release(recording.drop(least))
 
     def _cut_slowest(self, lag_max: int = 0) -> bool:
-        """End the answers of the readers furthest behind, if that is by more bytes than this. Returns whether any was
-        ended."""
+        """Cut off the readers furthest behind, if they lag the fastest by more than `lag_max` bytes. Returns whether
+        any was cut off.
+        """
         ats = [reader.at for reader in self.readers]
         first, least, most = self.recording.first, min(ats, default=0), max(ats, default=0)
         if sum(map(len, self.recording.pieces[least - first : most - first])) <= lag_max:

@@ -203,7 +203,7 @@ class ResumableTap(StreamTap):
         return b"" if self.progress.resumed else events
 
     def _unbroken(self, events: bytes) -> bytes:
-        """What comes before an event that says the engine is broken; the rest is withheld."""
+        """The events before one that says that the engine is broken; the others are withheld."""
         start = 0
         for event in each(events):
             self.broke = engine_faults.in_event(event) if ERROR in event else None
@@ -214,13 +214,13 @@ class ResumableTap(StreamTap):
         self.broke = None
         return events
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """See StreamTap."""
-        events = super().rest()
+        events = super().finish()
         return self._taken(events) if events else events
 
     def _taken(self, events: bytes) -> bytes:
-        """Whole events as whoever comes next gets them."""
+        """Complete events, as they are passed on."""
         raise NotImplementedError
 
     def _count(self) -> None:
@@ -263,7 +263,7 @@ class ExactTap(ResumableTap):
 
 
 class TextTap(ResumableTap):
-    """Keeps a stream's text."""
+    """Keeps the text of a stream, for a continuation from text."""
 
     __slots__ = ()
 
@@ -281,9 +281,9 @@ class TextTap(ResumableTap):
             self._count()
         return data
 
-    def rest(self) -> bytes:
+    def finish(self) -> bytes:
         """See StreamTap."""
-        passed = super().rest()
+        passed = super().finish()
         self.progress.set_usage(self.usage)
         return passed
 
@@ -296,7 +296,7 @@ class TextTap(ResumableTap):
 
 
 class ResumableRun(AttemptRun):
-    """The first attempt that a client hears of. Where its engine tells ids, it is asked for them."""
+    """The first attempt whose answer reaches the client. If its engine reports token ids, it is asked for them."""
 
     __slots__ = ("_asked", "_progress", "_resumption")
 
@@ -443,7 +443,7 @@ class ContinuedRun(ResumableRun):
         more = b""
         if self.owner.upstream_is_tier:
             more = RESUME + b": " + _CONTINUES + progress.carried_by.encode() + b"\r\n"
-        body = progress.go_on(context_tokens)
+        body = progress.continuation_body(context_tokens)
         active.body, active.target = body, progress.target  # as the hop token signs it
         head = self.owner.upstream_head(active, host, len(body), more, progress.target)
         active.body = b""
@@ -482,7 +482,7 @@ class ContinuedRun(ResumableRun):
         """See AttemptRun."""
         if not self._close() or self._tap is None:
             return
-        self._write(self._tap.rest())
+        self._write(self._tap.finish())
         if not self._progress.finished:
             self.owner.failed(self, outcome.DIED_MID_STREAM if self.began else outcome.DIED_BEFORE_START)
             return
@@ -503,5 +503,5 @@ class ContinuedRun(ResumableRun):
 
     @property
     def usage(self) -> Usage | None:
-        """Of the whole stream."""
+        """The usage of the whole stream."""
         return machine.believed(self._progress.usage, self.active.request)

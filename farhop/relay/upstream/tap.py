@@ -61,11 +61,11 @@ class StreamTap:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self._tail or b"") + len(self._finish) + len(self._before) + len(self._last)
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes in, bytes to pass on (maybe none)."""
+        """Take bytes of a stream; returns the bytes to pass on, maybe none."""
         # Nearly always a segment is a whole number of events without usage: a few comparisons, no copy.
         if (
             self._tail
@@ -107,7 +107,7 @@ class StreamTap:
         return len(tail) > EVENT_BYTES_MAX
 
     def _passed(self, events: list[bytes]) -> list[bytes]:
-        """Those of them that the client is to see now."""
+        """Those events that the client may see now."""
         if self._finish and events:
             events.insert(0, self._finish)
             self._finish = b""
@@ -139,11 +139,11 @@ class StreamTap:
             self.usage = usage
 
     def _is_ours(self, event: bytes) -> bool:
-        """Whether it tells of the usage alone, which only we asked for."""
+        """Whether the event holds only the usage, and only the balancer had asked for it."""
         return self._hide and has_usage(event) and b'"choices":[]' in event.replace(b" ", b"")
 
-    def rest(self) -> bytes:
-        """What is left when the upstream ended as it should: an event without its end, passed on as it is."""
+    def finish(self) -> bytes:
+        """The upstream ended the stream regularly: return what is left, an event without its end, unchanged."""
         tail = self._drain_tail()
         for segment in (self._before, self._last, tail):
             if ERROR in segment:
@@ -183,7 +183,7 @@ def has_usage(data: bytes) -> bool:
 
 
 def _with_geo(document: bytes, geo: str, usage: re.Match[bytes] | None) -> bytes:
-    """The document, whose usage begins there, with this residency in it."""
+    """The document with this residency added to its usage."""
     if usage is None:
         return document
     empty = document[usage.end() :].lstrip()[:1] == b"}"
@@ -192,7 +192,9 @@ def _with_geo(document: bytes, geo: str, usage: re.Match[bytes] | None) -> bytes
 
 
 class BodyTap(msgspec.Struct, eq=False):
-    """For one JSON answer: keeps a bounded copy until its usage can be read. `fault`: a failure has another tap."""
+    """For an answer of one JSON document: keeps a bounded copy, to read its usage at the end. `fault`: failures have
+    another tap.
+    """
 
     _transcript: Transcript | None = None
     _geo: str = ""
@@ -203,7 +205,7 @@ class BodyTap(msgspec.Struct, eq=False):
     fault = None
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes in, the same bytes out."""
+        """Keep a copy of the data, and return it unchanged."""
         self._size += len(data)
         kept = self._kept
         kept += data
@@ -213,11 +215,11 @@ class BodyTap(msgspec.Struct, eq=False):
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of the answer now."""
+        """Bytes of the answer that are held in memory now."""
         return len(self._kept)
 
-    def rest(self) -> bytes:
-        """Read the usage; nothing is held back."""
+    def finish(self) -> bytes:
+        """Read the usage from the copy. Nothing was held back, so nothing is returned."""
         if self._kept:
             document = bytes(self._kept)
             self._kept = bytearray()
@@ -231,20 +233,21 @@ class BodyTap(msgspec.Struct, eq=False):
 
 
 class EchoTap(BodyTap):
-    """The same where its usage is to say a residency again: it is held until it is whole, or longer than that may be.
-    Then it passes as it is."""
+    """A BodyTap that adds the residency to the usage: it holds the answer back until it is complete. An answer above
+    BODY_BYTES_MAX passes unchanged.
+    """
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes in, nothing out; all of them once they are too many."""
+        """Hold the data back; return all of it once the answer is too long."""
         before, held = self._size, bytes(self._kept)
         super().feed(data)
         if self._size <= BODY_BYTES_MAX:
             return b""
         return data if before > BODY_BYTES_MAX else held + data
 
-    def rest(self) -> bytes:
-        """The answer, if it was held."""
+    def finish(self) -> bytes:
+        """The answer with the residency, if it was held back."""
         document = bytes(self._kept) if self._size <= BODY_BYTES_MAX else b""
-        super().rest()
+        super().finish()
         # The last one: what stands in a text is escaped, and arguments of tools come before.
         return _with_geo(document, self._geo, next(reversed(list(_USAGE.finditer(document))), None))

@@ -32,7 +32,7 @@ STOP_S = 3600.0  # the lifetime of an order to stop a drill
 DRILL_WHY_LIMIT = 128  # an override holds the name of the run beside it
 HISTORY_SHOWN_MAX = 40
 LAWS_MAX, MOVES_SHOWN_MAX = 12, 24
-_LOCK, _LEVER, _STOP = f"{DRILL_PREFIX}lock", f"{DRILL_PREFIX}lever", f"{DRILL_PREFIX}stop/"
+_LOCK, _EMERGENCY_STOP, _STOP = f"{DRILL_PREFIX}lock", f"{DRILL_PREFIX}lever", f"{DRILL_PREFIX}stop/"
 _HISTORY, _SCHEDULES = f"{DRILL_PREFIX}history/", f"{DRILL_PREFIX}schedule/"
 
 
@@ -93,7 +93,7 @@ class Drills(Protocol):
         ...
 
     async def reported(self) -> dict[str, bool]:
-        """The runs whose report is kept here, and for each whether its snapshots are kept, too."""
+        """The runs whose report is stored here; for each, whether its snapshots are stored as well."""
         ...
 
     async def report(self, run: str) -> bytes | None:
@@ -257,7 +257,7 @@ class Acts:
         and which reports are kept. Raises ActError."""
         here = self._drills
         try:
-            lock, lever = await self._store.get(_LOCK), await self._store.get(_LEVER)
+            lock, engaged = await self._store.get(_LOCK), await self._store.get(_EMERGENCY_STOP)
             past = [_decoded(one.value) for one in await self._store.list(_HISTORY)]
             planned = [_decoded(one.value) for one in await self._store.list(_SCHEDULES)]
         except StoreError as error:
@@ -265,7 +265,7 @@ class Acts:
         runs = sorted((one for one in past if one is not None), key=lambda one: -float(one.get("began_s") or 0.0))
         return {
             "running": _decoded(lock.value) if lock is not None else None,
-            "lever": _decoded(lever.value) if lever is not None else None,
+            "lever": _decoded(engaged.value) if engaged is not None else None,
             "planned": [one for one in planned if one is not None],
             "history": runs[:HISTORY_SHOWN_MAX],
             **({"going": here.going(), "reports": await here.reported()} if here is not None else {}),

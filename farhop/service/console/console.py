@@ -82,7 +82,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name that the console shows."""
         ...
 
     async def snapshots(self) -> Mapping[str, LastSnapshot]:
@@ -94,7 +94,7 @@ class Source(Protocol):
         ...
 
     async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:
-        """What each balancer keeps of a decision."""
+        """The records of a decision, by balancer."""
         ...
 
     async def explain(self, question: bytes) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Source(Protocol):
         ...
 
     def acts(self) -> Acts | None:
-        """What may be done from here; None: nothing."""
+        """The actions offered here; None: none."""
         ...
 
     def author(self, operator: Operator) -> str:
@@ -111,7 +111,7 @@ class Source(Protocol):
 
 
 class BalancerSource:
-    """Of one balancer: what it says itself."""
+    """The source of a single balancer: its own status."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class BalancerSource:
 
 
 class Console:
-    """One console."""
+    """Serves the console to all of its viewers."""
 
     def __init__(self, source: Source, operators: Operators, *, secure: bool) -> None:
         """`secure`: the port speaks TLS, so that the cookie never goes without."""
@@ -212,15 +212,15 @@ class Console:
 
     @property
     def viewers(self) -> int:
-        """How many look now."""
+        """The number of open viewers."""
         return len(self._viewers)
 
     def open(self) -> None:
-        """Begin to look. Whatever a look meets, the next one comes."""
+        """Begin to take snapshots. A failed snapshot does not stop the following ones."""
         self._task = asyncio.get_running_loop().create_task(self._keep(), name="the console's pictures")
 
     async def close(self) -> None:
-        """Let all viewers go."""
+        """Disconnect all viewers."""
         for viewer in self._viewers:
             _end(viewer)
         if self._task is not None:
@@ -229,7 +229,9 @@ class Console:
                 await self._task
 
     def routes(self) -> tuple[tuple[str, str, Handler, Right | None], ...]:
-        """Method, path, handler and the right it needs; None: the handler sees to that, or tells nothing of anybody."""
+        """The method, path and handler of each route, and the right it needs (None: the handler checks it, or its
+        answer is public).
+        """
         return (
             ("GET", "/console", self._page, None),
             ("GET", "/console/", self._page, None),
@@ -508,7 +510,7 @@ async def _body(request: web.Request, kind: type[Any]) -> Any:
 
 
 async def _in_turns(steps: Generator[None, None, Snapshot]) -> Snapshot:
-    """What they return, made in many turns of the loop."""
+    """The result of `steps`, computed over many turns of the event loop."""
     while True:
         await asyncio.sleep(0)
         try:

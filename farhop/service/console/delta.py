@@ -43,7 +43,7 @@ def diff(old: Picture, new: Picture) -> Picture:
 
 
 def diff_in_turns(old: Picture, new: Picture) -> Generator[None, None, Picture]:
-    """The same, returned in the end: at each yield others may have their turn."""
+    """As `diff`, as a generator: at each yield other tasks may run. Its return value is the patch."""
     patch: Picture = {key: None for key in old if key not in new}
     for key, value in new.items():
         was = old.get(key)
@@ -91,20 +91,20 @@ class _Packing:
     50 ms with 1,000 replicas."""
 
     def __init__(self, begins: bytes) -> None:
-        self._rest, self._left = bytearray(begins), CHUNK
+        self._pending, self._left = bytearray(begins), CHUNK
         self._compressor, self._packed = zlib.compressobj(6), list[bytes]()
 
     def add(self, data: bytes) -> None:
         """More of it; and a share of what is to be done."""
-        self._rest += data
-        size = max(STEP_BYTES, -(-len(self._rest) // self._left))
+        self._pending += data
+        size = max(STEP_BYTES, -(-len(self._pending) // self._left))
         self._left = max(1, self._left - 1)
-        self._packed.append(self._compressor.compress(self._rest[:size]))
-        del self._rest[:size]
+        self._packed.append(self._compressor.compress(self._pending[:size]))
+        del self._pending[:size]
 
     def whole(self) -> bytes:
-        """All of it, compressed."""
-        self._packed += (self._compressor.compress(self._rest), self._compressor.flush())
+        """The complete chunk, compressed."""
+        self._packed += (self._compressor.compress(self._pending), self._compressor.flush())
         return b"".join(self._packed)
 
 
@@ -147,11 +147,11 @@ class Ring:
 
     @property
     def held_bytes(self) -> int:
-        """What is compressed, in bytes."""
+        """Bytes of compressed pictures held."""
         return self._bytes
 
     def chunks(self) -> list[dict[str, int]]:
-        """What can be looked back on, the oldest first; the last is still open."""
+        """The chunks that can be replayed, oldest first; the last one is still open."""
         found = [{"number": one.number, "from_ms": one.from_ms, "to_ms": one.to_ms} for one in self._closed]
         if self._frame:
             found.append({"number": self._number, "from_ms": self._from_ms, "to_ms": self._to_ms})

@@ -1,1 +1,1 @@
-"""The documents that stand in etcd, each read strictly and written canonically. Never talks to etcd."""
+"""The documents stored in etcd: their types, and a strict encoder and decoder for each. Never talks to etcd."""

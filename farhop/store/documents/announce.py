@@ -1,8 +1,8 @@
 """The document that an entry's anycast announcer publishes in etcd, under a lease: the wanted and the actual
 announcement.
 
-Readers are operators and the announcers of other entries, since each must know whether it is the last healthy site.
-Unknown fields are ignored.
+Operators read it, and so do the announcers of other entries: each must know whether it is the last healthy site.
+Unknown fields are ignored. Never decides whether to announce.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ SECONDS_MAX = 1e11  # the year 5138: what a date is made of, here and in other l
 
 
 class AnnounceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One announcer. `wanted` and `actual` are its phases: withdrawn, announced, draining; `actual` "": not known, or
-    neither. `healthy`: others may count on it. `held_s`: the update budget keeps it withdrawn for so long still.
-    `since`: when `wanted` last changed, in seconds since 1970 by the announcer's clock; 0: not told.
+    """The state of one announcer.
+
+    `wanted`, `actual`: a phase each: "withdrawn", "announced" or "draining"; `actual` is "" if the BGP speaker's state
+    is unknown or none of the three. `differs`: the two do not agree. `healthy`: other announcers may rely on this site.
+    `held_s`: seconds for which the update budget (flap protection) still keeps it withdrawn. `since`: when `wanted`
+    last changed, in seconds since 1970 by the announcer's clock; 0 if unknown. `sessions`: by BGP peer, whether its
+    session is up.
     """
 
     entry: str
@@ -44,7 +48,7 @@ _DECODER = msgspec.json.Decoder(AnnounceReport)
 
 
 def encode(report: AnnounceReport) -> bytes:
-    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    """The report as JSON, at most DOCUMENT_LIMIT_BYTES. Raises DocumentError if `decode` would refuse it."""
     check(report)
     document = msgspec.json.encode(report)
     check_size(len(document), DOCUMENT_LIMIT_BYTES)
@@ -77,7 +81,7 @@ def check(report: AnnounceReport) -> None:
 
 
 def parse_key(key: str) -> tuple[str, str] | None:
-    """(region, instance) of an announcer's key; None for any other key."""
+    """(region, instance) from the etcd key of an announcer's report; None for any other key."""
     if not key.startswith(ANNOUNCE_PREFIX):
         return None
     match key[len(ANNOUNCE_PREFIX) :].split("/"):

@@ -1,8 +1,8 @@
-"""A document in etcd with its author and reason, as `farhop policy`, `split` and `route` write it and balancers read
-it.
+"""A configuration document in etcd, with its author and the reason for the change.
 
-Either the bare document, as written by hand, or with its author: `{"models": {...}, "author", "why", "at"}`, and for
-routes, which are a list, `{"routes": [...], ...}`. Never interprets a model's entry: its reader does.
+`farhop policy`, `farhop split` and `farhop route` write it, balancers read it. It has one of two forms: the bare
+document, as written by hand, or the document with its author: `{"models": {...}, "author": ..., "why": ..., "at": ...}`
+(for routes, which are a list, `{"routes": [...], ...}`). Never interprets a model's entry: its reader does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOCUMENT_LIMIT_BYTES = 64 * 1024
 
 
 class Authorship(msgspec.Struct, frozen=True):
-    """The author of a document, the reason, and the time (UTC, for people)."""
+    """The author of a document, the reason for it, and the time (UTC; shown to operators, never compared)."""
 
     author: str
     why: str
@@ -41,15 +41,20 @@ _AUTHORED = set(_Models.__struct_fields__)
 
 
 def parted(document: bytes) -> tuple[bytes, Authorship | None]:
-    """The part by model, as JSON, and the authorship if there is one. Raises DocumentError."""
+    """Split a document by model: the object by model, as JSON, and its authorship (None for a bare document).
+
+    Raises DocumentError.
+    """
     fields = read(_by_model, document, "object by model", DOCUMENT_LIMIT_BYTES)
-    if set(fields) != _AUTHORED:  # four models of exactly these names there will not be
+    if set(fields) != _AUTHORED:  # nobody has exactly four models of these names
         return document, None
     return bytes(fields["models"]), _authorship(read(_models, document, "object by model", DOCUMENT_LIMIT_BYTES))
 
 
 def routes_parted(document: bytes, limit_bytes: int) -> tuple[bytes, Authorship | None]:
-    """The list of routes, as JSON, and the authorship if there is one. Raises DocumentError."""
+    """Split a document of routes: the list, as JSON, and its authorship (None for a bare list). Raises
+    DocumentError.
+    """
     check_size(len(document), limit_bytes)
     if not document.lstrip().startswith(b"{"):
         return document, None
@@ -58,19 +63,19 @@ def routes_parted(document: bytes, limit_bytes: int) -> tuple[bytes, Authorship 
 
 
 def with_author(models: dict[str, object], authorship: Authorship) -> bytes:
-    """The document with its author. Raises DocumentError for one that its readers would refuse."""
+    """The document by model with its author, as JSON. Raises DocumentError if `parted` would refuse it."""
     document = _written("models", models, authorship)
     parted(document)
     return document
 
 
 def routes_with_author(routes: list[object], authorship: Authorship) -> bytes:
-    """The routes with their author. Raises DocumentError for a authorship that says nothing."""
+    """The routes with their author, as JSON. Raises DocumentError if the author or the reason is blank or too long."""
     return _written("routes", routes, authorship)
 
 
 def check(authorship: Authorship) -> None:
-    """Raise DocumentError, naming the field, for a authorship that says nothing or too much."""
+    """Raise DocumentError, naming the field, if the author or the reason is blank or too long."""
     check_text("author", authorship.author, AUTHOR_LIMIT)
     check_text("why", authorship.why, WHY_LIMIT)
 

@@ -1,7 +1,7 @@
 """The common part of all documents in etcd: reading one, and refusing one that cannot be trusted.
 
-A document is refused whole (DocumentError) or trusted whole. Unknown fields are ignored: newer writers may add some.
-Never interprets a document.
+A document is either refused as a whole (DocumentError) or trusted as a whole. Unknown fields are ignored, since newer
+writers may add some. Never interprets a document.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ class DocumentError(ValueError):
 
 
 def read(decoder: msgspec.json.Decoder[T], document: bytes, what: str, limit_bytes: int) -> T:
-    """The content of a JSON document, with unchecked values. Raises DocumentError."""
+    """Decode a JSON document. The types are checked, the values are not: the caller does that.
+
+    `what` names the kind of document in the error's text. Raises DocumentError for a document above `limit_bytes`, for
+    invalid JSON and for a field of a wrong type.
+    """
     check_size(len(document), limit_bytes)
     try:
         return decoder.decode(document)
@@ -35,12 +39,12 @@ def read(decoder: msgspec.json.Decoder[T], document: bytes, what: str, limit_byt
 
 
 def check_size(size_bytes: int, limit_bytes: int) -> None:
-    """Raise DocumentError for a document above the limit."""
+    """Raise DocumentError if `size_bytes` is above `limit_bytes`."""
     if size_bytes > limit_bytes:
         raise DocumentError("", f"document of {size_bytes} bytes, at most {limit_bytes}")
 
 
 def check_text(field: str, text: str, limit: int, *, blank: bool = False) -> None:
-    """Raise DocumentError unless it is 1 to `limit` printable characters; not all of them spaces, unless `blank`."""
+    """Raise DocumentError unless `text` has 1 to `limit` printable characters. Only with `blank` may all be spaces."""
     if not 0 < len(text) <= limit or not text.isprintable() or not (blank or text.strip()):
         raise DocumentError(field, f"must be 1 to {limit} printable characters")

@@ -16,8 +16,10 @@ TEXT_LIMIT = 256  # characters
 
 
 class EntryReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One global balancer instance. `admin_address` is where operators' commands reach its admin port, host:port, with
-    TLS if `admin_tls`; "" where it offers none. `version` is that of its build.
+    """One global balancer instance.
+
+    `admin_address`: host:port of its admin port, for operators' commands, with TLS if `admin_tls`; "" if it has none.
+    `version`: the version of its build.
     """
 
     region: str
@@ -31,7 +33,7 @@ _DECODER = msgspec.json.Decoder(EntryReport)
 
 
 def encode(report: EntryReport) -> bytes:
-    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    """The report as JSON, at most DOCUMENT_LIMIT_BYTES. Raises DocumentError if `decode` would refuse it."""
     check(report)
     document = msgspec.json.encode(report)
     check_size(len(document), DOCUMENT_LIMIT_BYTES)

@@ -27,10 +27,13 @@ Time = Annotated[datetime, Meta(tz=True)]
 
 
 class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key. Empty scopes narrow nothing; `within` are places, `paths` such as /v1/embeddings. Without `expires` it
-    is good until it is revoked. `replaces`: the id of the key that this one takes the place of, in a
-    rotation. `seq` rises with every change, so that hubs that differ agree on the later one, and no earlier one brings
-    a revoked key back."""
+    """One key.
+
+    `models`, `paths` (such as /v1/embeddings) and `within` (places) are its scopes; an empty scope restricts nothing.
+    Without `expires` the key is valid until it is revoked. `replaces`: in a rotation, the id of the key that this one
+    replaces. `seq` rises with every change: hubs that differ agree on the highest one, so that an older document cannot
+    bring a revoked key back.
+    """
 
     id: str
     sha256: str
@@ -49,7 +52,7 @@ class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def key(self) -> str:
-        """Where it stands in etcd."""
+        """Its key in etcd."""
         return issued_key(self.id)
 
 
@@ -57,7 +60,7 @@ _DECODER = msgspec.json.Decoder(IssuedKey)
 
 
 def encode(one: IssuedKey) -> bytes:
-    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    """The key's document as JSON. Raises DocumentError if `decode` would refuse it."""
     check(one)
     document = msgspec.json.encode(one)
     check_size(len(document), DOCUMENT_LIMIT_BYTES)
@@ -65,8 +68,10 @@ def encode(one: IssuedKey) -> bytes:
 
 
 def decode(document: bytes) -> IssuedKey:
-    """The key in a JSON document. Raises DocumentError, naming the field. A field that is not known may narrow it: so
-    a key that has one is refused."""
+    """The key in a JSON document. Raises DocumentError, naming the field.
+
+    A document with an unknown field is refused, since that field may restrict the key.
+    """
     one = read(_DECODER, document, "key", DOCUMENT_LIMIT_BYTES)
     check(one)
     return one

@@ -18,7 +18,9 @@ TEXT_LIMIT = 256
 
 
 class LatencyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One global balancer instance's. `networks`: by network, the least round trip and how often it was measured."""
+    """The measurements of one global balancer instance. `networks`: by client network ("203.0.113.0/24"), the least
+    round-trip time (ms) and the number of samples, rounded to a power of two.
+    """
 
     region: str
     instance: str
@@ -29,7 +31,7 @@ _DECODER = msgspec.json.Decoder(LatencyReport)
 
 
 def encode(report: LatencyReport) -> bytes:
-    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    """The report as JSON, at most DOCUMENT_LIMIT_BYTES. Raises DocumentError if `decode` would refuse it."""
     check(report)
     document = msgspec.json.encode(report)
     check_size(len(document), DOCUMENT_LIMIT_BYTES)
@@ -64,7 +66,7 @@ def check(report: LatencyReport) -> None:
 
 
 def parse_key(key: str) -> tuple[str, str] | None:
-    """(region, instance) of such a key; None for any other key."""
+    """(region, instance) from the etcd key of such a report; None for any other key."""
     if not key.startswith(LATENCY_PREFIX):
         return None
     match key[len(LATENCY_PREFIX) :].split("/"):

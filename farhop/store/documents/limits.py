@@ -1,6 +1,6 @@
-"""A tenant's limits (`farhop limit`) in etcd, and the records of the root that lends them out.
+"""A tenant's limits (`farhop limit`) in etcd, and the record of the quota root that lends their units to balancers.
 
-Never decides whether a request is within them.
+Never decides whether a request is within a limit.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ Units = Annotated[int, Meta(ge=1, le=UNITS_MAX)]
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Of one tenant; of one issued key or named key of the law, of one model, if those are given; of `each_user` by
-    itself. None: no limit. `pool`: limits on requests and tokens of one home and pool lend each other what idles.
+    """Limits of one tenant, or of a part of its traffic.
 
-    Tokens are those of prompts (`input`), of answers (`output`), or both; `concurrency` is of requests under way;
-    money is in millionths of a USD, by the price book of the balancers, a month is 30 days.
+    `key` and `model` narrow it to one API key (issued, or named in the law) and one model; with `each_user` every user
+    has these limits separately. None: no limit. `pool`: limits on requests and tokens with the same home region and
+    pool name lend unused units to each other.
+
+    Tokens are those of prompts (`input`), of answers (`output`), or both; `concurrency` counts requests in flight;
+    money is in millionths of a USD, by the balancers' price book; a month is 30 days.
     """
 
     key: str = ""
@@ -81,8 +84,11 @@ def period_s(name: str) -> float:
 
 
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All limits of a tenant. `home` is the region that lends them out; `safe_share` of each is not lent but split
-    among the balancers in `safe` (REGION/INSTANCE), for as long as they do not reach it. `seq` rises with each change.
+    """All limits of a tenant.
+
+    `home` is the region whose root lends the units. `safe_share` (0..1) of each limit is not lent: it is split among
+    the balancers in `safe` (REGION/INSTANCE), which use it while they cannot reach that region. `seq` rises with each
+    change.
     """
 
     tenant: str
@@ -97,12 +103,14 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def place(self) -> str:
-        """Where it stands in etcd."""
+        """Its key in etcd."""
         return limit_key(self.tenant)
 
     def parts(self, limit: Limit, name: str, size: int) -> tuple[Quota, Quota]:
-        """Of a limit's size of this name what is lent, and what each balancer in `safe` has: of slots whole ones, of
-        limits of each user and of money nothing."""
+        """Split `size`, the limit's value of this name: (the quota that is lent, the quota of each balancer in `safe`).
+
+        Concurrency is split into whole slots. Limits of each user and limits of money are lent completely.
+        """
         period, each = period_s(name), self.safe_share / max(1, len(self.safe))
         if limit.each_user or kind_of(name) == "usd":
             return Quota(float(size), size / period if period else 0.0), Quota(0.0, 0.0)
@@ -115,10 +123,10 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RootClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """The root that lends out the units of the tenants of `region`, or "" after it stopped, and its address.
+    """The quota root of `region`: the balancer `instance` at `address` that lends the units of the region's tenants.
 
-    `marks`: how much of each bucket counts as used for its successor. `seq` rises with each write, `first_lease` with
-    each root.
+    Both are "" after it stopped. `marks`: by bucket, how much counts as used for the next root. `seq` rises with each
+    write, `first_lease` with each new root.
     """
 
     region: str
@@ -130,7 +138,7 @@ class RootClaim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Where it stands in etcd."""
+        """Its key in etcd."""
         return limit_root_key(self.region)
 
 
@@ -138,7 +146,7 @@ _limits, _root = msgspec.json.Decoder(TenantLimits), msgspec.json.Decoder(RootCl
 
 
 def encode(one: TenantLimits) -> bytes:
-    """As JSON. Raises DocumentError for one that its reader would refuse."""
+    """The limits as JSON, at most DOCUMENT_LIMIT_BYTES. Raises DocumentError if `decode` would refuse them."""
     check(one)
     document = msgspec.json.encode(one)
     check_size(len(document), DOCUMENT_LIMIT_BYTES)
@@ -146,27 +154,29 @@ def encode(one: TenantLimits) -> bytes:
 
 
 def decode(document: bytes) -> TenantLimits:
-    """The limits in a JSON document. Raises DocumentError, naming the field; so for a field that is not known, which
-    may limit something."""
+    """The limits in a JSON document. Raises DocumentError, naming the field.
+
+    A document with an unknown field is refused, since that field may be a limit.
+    """
     one = read(_limits, document, "list of limits", DOCUMENT_LIMIT_BYTES)
     check(one)
     return one
 
 
 def encode_root(one: RootClaim) -> bytes:
-    """As JSON. Raises DocumentError where it is too large."""
+    """The claim as JSON. Raises DocumentError above ROOT_LIMIT_BYTES."""
     document = msgspec.json.encode(one)
     check_size(len(document), ROOT_LIMIT_BYTES)
     return document
 
 
 def decode_root(document: bytes) -> RootClaim:
-    """The root in a JSON document. Raises DocumentError."""
+    """The claim in a JSON document of at most ROOT_LIMIT_BYTES. Raises DocumentError."""
     return read(_root, document, "root of limits", ROOT_LIMIT_BYTES)
 
 
 def check(one: TenantLimits) -> None:
-    """Raise DocumentError at the first field outside its domain, or that another contradicts."""
+    """Raise DocumentError at the first field that is outside its domain or contradicts another."""
     check_text("tenant", one.tenant, NAME_LIMIT)
     check_text("home", one.home, NAME_LIMIT)
     check_text("author", one.author, AUTHOR_LIMIT)

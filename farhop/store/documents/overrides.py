@@ -1,7 +1,8 @@
 """Operators' overrides in etcd: a region drained, biased or refusing work; a tenant or model pinned to a region.
 
-Each is under a lease and ends with it; `at` is shown and never compared with another host's clock. The key of a drain
-or bias names the region, that of a pin its tenant or model. Refused whole (DocumentError) or trusted whole.
+Each is stored under a lease and ends with it; `at` is shown to operators and never compared with another host's clock.
+The etcd key of a drain or bias names its region, the key of a pin its tenant or model. A document is refused as a whole
+(DocumentError) or trusted as a whole. Never decides what an override changes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BIAS_LIMIT_MS = 60_000.0
 
 
 class _Leased(msgspec.Struct, frozen=True, kw_only=True):
-    """What all say. `for_s` is the life of the lease it is written under, counted from `at` (UTC)."""
+    """The fields of every override. `for_s`: the lifetime of its lease in seconds, counted from `at` (UTC)."""
 
     region: str
     why: str
@@ -38,22 +39,22 @@ class _Leased(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def until(self) -> datetime:
-        """When the lease ends, give or take etcd's second. For people."""
+        """When the lease ends, to within etcd's resolution of a second; only for display."""
         return self.at + timedelta(seconds=self.for_s)
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """Its key in etcd."""
         raise NotImplementedError
 
 
 class DrainOverride(_Leased, frozen=True, kw_only=True, tag="drain", tag_field="action"):
     """Send no new work to `region`.
 
-    `over_s` is the pace: the share of new requests that may still go there falls to zero over so many seconds, by each
-    balancer's own clock from when it first saw this; 0: at once. `keep_share` of them may go there as long as this
-    stands, and so may requests that have no other region; 0: none. `move_streams`: streams under way there continue
-    elsewhere at that pace, if the law and their kind allow it; otherwise they end there.
+    `over_s`: the share of new requests that may still go there falls linearly to zero in so many seconds, by each
+    balancer's own clock from when it first saw the drain; 0: at once. `keep_share` (0..1) of new requests may go there
+    throughout the drain, and so may requests that have no other region; 0: none. `move_streams`: streams in progress
+    there are moved to other regions at the same pace, if the law and their kind allow it; otherwise they finish there.
     """
 
     over_s: float = 0.0
@@ -62,14 +63,14 @@ class DrainOverride(_Leased, frozen=True, kw_only=True, tag="drain", tag_field="
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """Its key in etcd."""
         return override_key(self.region)
 
 
 class EntryDrainOverride(_Leased, frozen=True, kw_only=True, tag="drain-entry", tag_field="action"):
-    """Lead no new client to `entry`, which is in `region`: DNS answers without it, its anycast route goes.
+    """Send no new client to `entry`, which is in `region`: DNS answers leave it out, its anycast route is withdrawn.
 
-    `over_s` is the pace, as a region's. Requests that come to the entry nevertheless are served as ever.
+    `over_s`: as for a region. The entry still serves requests that arrive there nevertheless.
     """
 
     entry: str
@@ -77,15 +78,15 @@ class EntryDrainOverride(_Leased, frozen=True, kw_only=True, tag="drain-entry", 
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """Its key in etcd."""
         return entry_drain_key(self.region, self.entry)
 
 
 class RefuseOverride(_Leased, frozen=True, kw_only=True, tag="refuse", tag_field="action"):
-    """`region` itself refuses this `share` of the new requests that come to it, of `model` or, without one, of any.
+    """`region` itself refuses this `share` (0..1) of the new requests for `model` that arrive there ("": any model).
 
-    Unlike a drain, global balancers learn of it by being refused, as they would of a region that has no room. What is
-    under way there stays.
+    Unlike with a drain, global balancers learn of it from the refusals, as if the region had no room. Requests in
+    progress there continue.
     """
 
     model: str = ""
@@ -93,25 +94,25 @@ class RefuseOverride(_Leased, frozen=True, kw_only=True, tag="refuse", tag_field
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """Its key in etcd."""
         return refuse_key(self.region, self.model)
 
 
 class BiasOverride(_Leased, frozen=True, kw_only=True, tag="bias", tag_field="action"):
-    """`region` counts as so many milliseconds worse (below 0: better) for every global balancer."""
+    """Every global balancer adds `ms` (milliseconds; below 0: a preference) to the cost of `region`."""
 
     ms: float
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """Its key in etcd."""
         return bias_key(self.region)
 
 
 class PinOverride(_Leased, frozen=True, kw_only=True, tag="pin", tag_field="action"):
-    """Requests of `tenant`, or for `model` (one of the two), go to `region` while it may and can serve them.
+    """Requests of `tenant`, or for `model` (one of the two), go to `region` while the law allows it and it has room.
 
-    `strict`: and to no other region.
+    `strict`: they go to no other region.
     """
 
     tenant: str = ""
@@ -120,7 +121,7 @@ class PinOverride(_Leased, frozen=True, kw_only=True, tag="pin", tag_field="acti
 
     @property
     def key(self) -> str:
-        """Where it stands."""
+        """Its key in etcd."""
         return pin_key(self.tenant, self.model)
 
 

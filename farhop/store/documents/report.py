@@ -1,7 +1,8 @@
 """A regional balancer's report of its capacity: as a value, as JSON for etcd, and as a protobuf message for gRPC.
 
-A report is refused whole (DocumentError) or trusted whole: a value outside its domain never gets in, from either path.
-Field names are the proto's names, so that what etcdctl shows and what gRPC carries are one vocabulary.
+A report is refused as a whole (DocumentError) or trusted as a whole: no value outside its domain is accepted from
+either path. Field names are those of the .proto file, so that etcdctl and gRPC show the same names. Never judges
+whether a region can serve.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DOCUMENT_LIMIT_BYTES = 256 * 1024  # etcd takes 1.5 MiB a request; a region's re
 MODELS_LIMIT = 256
 ACCEPTED_LIMIT = 4096  # global balancers
 GPU_TYPES_LIMIT = 32
-KNOWN_MAX = 4096  # names and addresses that were looked at before: the same ones come 20 times a second
+KNOWN_MAX = 4096  # names and addresses whose check is cached: the same ones come 20 times a second
 BASES_LIMIT = 32  # of one model
 TEXT_LIMIT = 256  # characters in a name
 COUNT_LIMIT = 2**53  # the largest run of integers that every JSON reader keeps exactly
@@ -120,7 +121,7 @@ def encode(report: RegionReport) -> bytes:
 def decode(document: bytes) -> RegionReport:
     """The report in a JSON document of at most 256 KiB. Fields it does not know are ignored: newer balancers may add.
 
-    Raises DocumentError, naming the field, for anything absurd.
+    Raises DocumentError, naming the field, for any value outside its domain.
     """
     report = read(_DECODER, document, "report", DOCUMENT_LIMIT_BYTES)
     check(report)

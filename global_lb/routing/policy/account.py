@@ -21,7 +21,7 @@ class ForeignQuota:
         self._credit = 0.0
 
     def allows(self) -> bool:
-        """Whether the next request may leave."""
+        """Whether the next request may be sent to another region."""
         return self._credit + self.share >= 1.0 - _ROUNDING
 
     def sent(self, *, foreign: bool) -> None:
@@ -30,7 +30,9 @@ class ForeignQuota:
 
 
 class EgressBudget:
-    """USD an hour: what was spent is forgotten at the rate of the budget, so no hour sees more than twice as much."""
+    """A budget in USD per hour. Spending is forgotten at the rate of the budget, so no hour exceeds twice the
+    budget.
+    """
 
     __slots__ = ("_at", "_spent_usd", "usd_per_hour")
 
@@ -40,14 +42,14 @@ class EgressBudget:
         self._at = 0.0
 
     def spent_usd(self, now: float) -> float:
-        """Of the hour's."""
+        """What counts as spent now (USD)."""
         return max(0.0, self._spent_usd - max(0.0, now - self._at) * self.usd_per_hour / _HOUR_S)
 
     def spent(self, now: float) -> bool:
-        """Whether nothing is left."""
+        """Whether the budget is exhausted."""
         return self.spent_usd(now) >= self.usd_per_hour
 
     def spend(self, usd: float, now: float) -> None:
-        """This was spent; below 0: an earlier guess was too high."""
+        """Add to what was spent; below 0: an earlier estimate was too high."""
         self._spent_usd = max(0.0, self.spent_usd(now) + usd)
         self._at = max(self._at, now)

@@ -66,7 +66,7 @@ class ByRegion:
         self._column: Column = np.empty(0)
 
     def column(self, names: tuple[str, ...]) -> Column:
-        """Each one's; `other` for who has none."""
+        """The value of each region; `other` for regions without one."""
         if names is not self._names:
             self._names = names
             self._column = np.array([self._of.get(name, self._other) for name in names])

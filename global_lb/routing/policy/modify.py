@@ -46,7 +46,7 @@ def within_quota(field: Field, quota: ForeignQuota) -> tuple[Field, str]:
 
 
 def within_budget(field: Field, budget: EgressBudget, now: float) -> tuple[Field, str]:
-    """This region alone, if it serves at all, once the traffic has cost what it may."""
+    """Once the egress budget is exhausted, restrict the field to the own region, if that serves."""
     if not budget.spent(now):
         return field, ""
     why = f"the egress budget of {budget.usd_per_hour:g} USD an hour is spent"
@@ -56,7 +56,7 @@ def within_budget(field: Field, budget: EgressBudget, now: float) -> tuple[Field
 
 
 def biased(field: Field, *biases: Mapping[str, float]) -> tuple[Column, str]:
-    """Milliseconds to be added to the scores."""
+    """The biases (ms) to be added to the scores."""
     totals = {name: sum(bias.get(name, 0.0) for bias in biases) for name in {n for bias in biases for n in bias}}
     named = [f"{name} {ms:+g}" for name, ms in sorted(totals.items()) if ms and name in field.at]
     bias_ms = np.array([totals.get(name, 0.0) for name in field.names])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Bias(msgspec.Struct, frozen=True):
-    """A region is so many milliseconds worse (or, below 0, better) than it is."""
+    """A region counts as `ms` milliseconds worse (below 0: better) than it is."""
 
     region: str
     ms: float
@@ -39,13 +39,13 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class OperatorOverrides(msgspec.Struct, frozen=True):
-    """All in force: biases by region, pins by ("tenant", name) or ("model", name)."""
+    """All overrides in force: biases by region, pins by ("tenant", name) or ("model", name)."""
 
     biases: Mapping[str, Bias] = {}
     pins: Mapping[tuple[str, str], Pin] = {}
 
     def bias_ms(self, now: float) -> dict[str, float]:
-        """By region."""
+        """The biases in force (ms), by region."""
         return {bias.region: bias.ms for bias in self.biases.values() if now < bias.until}
 
     def pin(self, tenant: str, model: str, now: float) -> Pin | None:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Predictive(Policy):
-    """The default."""
+    """The default policy: the region with the least predicted cost (ms)."""
 
     name, unit = "predictive", "ms"
     in_ms = uncertain_waits = brings_home = True
     ties = TIE_MS
 
     def score(self, field: Field) -> Column:
-        """See the module's head; the least tpot is the same for all, and is taken off where scores are shown."""
+        """See the module's docstring; the least tpot is the same for all, and is taken off where scores are shown."""
         return field.predicted_ms()
 
     def terms(self, scored: Scored) -> dict[str, float]:

@@ -22,14 +22,14 @@ _FAR_MS = 1e6  # above every wire time
 
 
 class Nearest(Policy):
-    """The nearest region; one that is hot or has no slot left is so much further away as the hot guard says."""
+    """The nearest region. One that is hot or has no free slot counts as further away, by what the hot guard adds."""
 
     name, unit = "nearest", "ms"
     in_ms = True
     ties = TIE_MS
 
     def score(self, field: Field) -> Column:
-        """Wire time."""
+        """The round-trip times (ms)."""
         return field.rtt_ms
 
     def terms(self, scored: Scored) -> dict[str, float]:
@@ -37,7 +37,7 @@ class Nearest(Policy):
         return {"rtt": scored.rtt_ms}
 
     def full(self, field: Field) -> NDArray[np.bool_]:
-        """No slot left that is not promised."""
+        """Where no slot is left that is not promised."""
         full: NDArray[np.bool_] = field.left < 1.0
         return full
 
@@ -52,7 +52,7 @@ class Waterfall(Policy):
         self._fill_at = fill_at
 
     def score(self, field: Field) -> Column:
-        """Wire time."""
+        """The round-trip times (ms)."""
         return field.rtt_ms
 
     def full(self, field: Field) -> NDArray[np.bool_]:

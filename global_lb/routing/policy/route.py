@@ -140,7 +140,7 @@ class RouteConfig(Part):
         return self.coalesce or self.keep_answers_s > 0
 
     def _cascade(self) -> None:
-        """Raise ValueError if `models` cannot be."""
+        """Raise ValueError if `models` is invalid."""
         if not self.models:
             return
         if not self.model:
@@ -152,7 +152,7 @@ class RouteConfig(Part):
         model_steps.check(self.models)
 
     def named(self) -> set[str]:
-        """The regions it names."""
+        """All regions that the route names."""
         return {*self.weights, *self.regions, *self.bias_ms, *self.canary}
 
 
@@ -169,7 +169,7 @@ class Route:
         self.plain = not modified and self.quota is None and self.budget is None
 
     def status(self, scope: RouteScope, now: float) -> dict[str, Any]:
-        """For people."""
+        """The state of the route, for operators."""
         config, quota, budget = self.config, self.quota, self.budget
         return {
             "tenant": scope[0],
@@ -187,7 +187,7 @@ class Route:
         }
 
     def wants_session(self) -> bool:
-        """Whether anything in it goes by a request's session."""
+        """Whether any part of the route uses a request's session."""
         by_session = self.config.canary and self.config.canary_by == "session"
         return bool(self.policy.wants_session or self.config.affinity_ms or by_session)
 

@@ -23,7 +23,7 @@ _NEVER = 1e-12  # the weight of who has none: behind all others, and still there
 
 
 def draw_key(request: Request) -> int:
-    """What a draw for a request goes by: its session; without one, each request for itself (and all its attempts)."""
+    """The key by which a request is drawn: its session; without one, the request itself, with all of its attempts."""
     return request.session or hashing.key_of(request.id)
 
 
@@ -37,7 +37,7 @@ class Weighted(Policy):
         self._weights = ByRegion(weights, 0.0) if weights else None
 
     def score(self, field: Field) -> Column:
-        """See the module's head."""
+        """See the module's docstring."""
         weights = self._weights.column(field.names) if self._weights is not None else field.slots
         return hashing.costs(draw_key(field.request), field.names, np.maximum(weights, _NEVER))
 
@@ -52,7 +52,7 @@ class ConsistentHash(Policy):
         self._depth = max(1, chain.depth_at(prefix_bytes))
 
     def score(self, field: Field) -> Column:
-        """See the module's head."""
+        """See the module's docstring."""
         return hashing.costs(self._key(field.request), field.names, np.maximum(field.slots, 1.0))
 
     def _key(self, request: Request) -> int:

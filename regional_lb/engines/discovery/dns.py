@@ -36,7 +36,7 @@ _UDP_BYTES = 1232  # EDNS: what passes everywhere unfragmented; what is longer c
 
 
 class DnsNames:
-    """See the module's head."""
+    """See the module's docstring."""
 
     def __init__(self, config: DnsSource, rng: Random) -> None:
         self._config, self.label, self._rng = config, config.label, rng

@@ -23,7 +23,7 @@ VALUE_BYTES_MAX = 64 * 1024
 
 
 class EtcdKeys:
-    """See the module's head. The name of a replica is the last part of its key."""
+    """See the module's docstring. The name of a replica is the last part of its key."""
 
     def __init__(self, config: EtcdSource, region: str, store: Store) -> None:
         self._config, self.label = config, config.label

@@ -24,7 +24,7 @@ _READ_EVERY = 10  # looks: a change that left time and size as they were is seen
 
 
 class ReplicaFile:
-    """See the module's head."""
+    """See the module's docstring."""
 
     def __init__(self, config: FileSource) -> None:
         self._config, self.label = config, config.label

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from regional_lb.engines.discovery.source import Found, Source
 
 GAP_S = 0.1  # between two announcements: a thousand pods that come together are one change or a few
-_REST = 9.0  # times what an announcement took: thousands that come one by one leave most of the process to requests
+# The pause after an announcement, as a multiple of the time that it took: a thousand pods that come one by one still
+# leave most of the process to requests.
+_PAUSE_FACTOR = 9.0
 LEFT_OUT_SHOWN_MAX = 32
 
 
@@ -115,7 +117,7 @@ class Discovery:
                     self._warn(one.source, f"{one.replica} is left out: {one.why}")
             self._left_out = tuple(left_out)
             self._announce(replicas)
-            await asyncio.sleep(max(GAP_S, _REST * (loop.time() - began_s)))
+            await asyncio.sleep(max(GAP_S, _PAUSE_FACTOR * (loop.time() - began_s)))
 
     def objective(self, name: str) -> int | None:
         """The priority of an InferenceObjective of the pools found here; None where there is none of this name."""

@@ -162,7 +162,7 @@ class Api:
                 raise KubeError(f"{path}: more than {OBJECTS_MAX} objects; narrow the selector")
 
     async def _answer(self, path: str, params: Mapping[str, str]) -> dict[str, Any]:
-        """Raises KubeError, _GoneError."""
+        """Raises KubeError, and _GoneError if the version asked for is no longer kept."""
         timeout = aiohttp.ClientTimeout(total=self._pace.timeout_s)
         try:
             async with self._get(path, params, timeout) as response:
@@ -248,7 +248,7 @@ def _check(path: str, status: int) -> None:
 
 
 def _read_event(path: str, line: bytes) -> _Event:
-    """Raises KubeError, _GoneError."""
+    """Raises KubeError, and _GoneError if the version asked for is no longer kept."""
     try:
         event = _event.decode(line)
     except (ValueError, RecursionError):

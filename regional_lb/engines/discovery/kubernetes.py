@@ -146,7 +146,7 @@ class EndpointSlices:
         self._port = port
 
     def path(self, namespace: str) -> str:
-        """Of the list."""
+        """The API path of the list in this namespace."""
         return f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
     def replicas(self, thing: dict[str, Any], template: Template) -> Iterator[ReplicaConfig]:
@@ -180,7 +180,7 @@ class Pods:
         self._ports = ports
 
     def path(self, namespace: str) -> str:
-        """Of the list."""
+        """The API path of the list in this namespace."""
         return f"/api/v1/namespaces/{namespace}/pods"
 
     def replicas(self, thing: dict[str, Any], template: Template) -> Iterator[ReplicaConfig]:
@@ -260,7 +260,7 @@ def _key(thing: dict[str, Any]) -> str:
 
 
 class Kubernetes:
-    """See the module's head."""
+    """See the module's docstring."""
 
     def __init__(self, config: KubernetesSource, rng: Random, api: kube_api.Api | None = None) -> None:
         self._config, self.label = config, config.label

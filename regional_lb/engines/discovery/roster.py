@@ -40,7 +40,7 @@ class _Reported:
 
 
 class Roster:
-    """See the module's head. `fixed` are the replicas of the configuration, which go first."""
+    """See the module's docstring. `fixed` are the replicas of the configuration, which go first."""
 
     def __init__(self, fixed: Sequence[ReplicaConfig], sources: Iterable[str]) -> None:
         self._fixed = Found("configuration", tuple(fixed))

@@ -10,7 +10,7 @@ import re
 
 # What follows a name: labels whose values may hold anything but a bare quote, a value, and perhaps a timestamp.
 _VALUE = rb'"(?:[^"\\\n]++|\\.)*+"'
-_REST = re.compile(rb"(?:\{((?:[^\"{}\n]++|" + _VALUE + rb")*+)\})?[ \t]+(\S+)")
+_LABELS_AND_VALUE = re.compile(rb"(?:\{((?:[^\"{}\n]++|" + _VALUE + rb")*+)\})?[ \t]+(\S+)")
 _LABEL = re.compile(rb"(\w+)[ \t]*=[ \t]*(" + _VALUE + rb")")
 _AFTER_NAME = frozenset(b"{ \t")
 _SAME_BYTES = 32  # fewer than a line with its labels has
@@ -94,7 +94,7 @@ class Page:
         return self._line(name, place)[0] if ends else None
 
     def _line(self, name: bytes, end: int) -> tuple[bytes, bytes]:
-        match = _REST.match(self._text, end, end + _LINE_BYTES_MAX)
+        match = _LABELS_AND_VALUE.match(self._text, end, end + _LINE_BYTES_MAX)
         if match is None or match.end() == end + _LINE_BYTES_MAX:
             raise PageError("line", f"{name.decode()}: not a line of metrics")
         return match[1] or b"", match[2]

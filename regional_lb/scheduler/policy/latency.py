@@ -27,7 +27,7 @@ _LEAST_MS = 1.0  # a wholly cached prompt takes a step, too
 
 
 class LeastLatency(Policy):
-    """See the module's head. An answer in one piece counts whole: its first token does not show."""
+    """See the module's docstring. An answer in one piece counts whole: its first token does not show."""
 
     name, unit = "least-latency", "ms"
     ties_share = 0.05
@@ -38,7 +38,7 @@ class LeastLatency(Policy):
         self._peak_ms, self._updated_at = PerReplica(0.0), PerReplica(0.0)
 
     def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
-        """See the module's head; PeakEwma.at for one replica."""
+        """See the module's docstring; PeakEwma.at for one replica."""
         peak_ms = self._peak_ms.of(table) * np.exp(np.minimum(self._updated_at.of(table) - now, 0.0) / TAU_S)
         floor_ms = np.maximum(work_tokens * table.prefill_ms_per_token, _LEAST_MS)
         score_ms: Column = np.maximum(peak_ms, floor_ms) * (table.in_flight + 1.0)

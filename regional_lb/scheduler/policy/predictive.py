@@ -43,7 +43,7 @@ class Predictive(Policy):
     ties_share, ties_floor = 0.05, 1.0  # scores this close are equal within what prefill speed is known to
 
     def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
-        """See the module's head."""
+        """See the module's docstring."""
         # cost.token_ms and .stalled_ms, all at once. A float beside a short column takes longer than the column itself.
         cost_ms = table.tpot_ms + table.batch_interference_ms * table.in_flight
         prefill_ms = work_tokens * table.prefill_ms_per_token

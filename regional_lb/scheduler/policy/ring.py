@@ -71,7 +71,7 @@ class _OnRing(Policy):
         return table.in_flight.copy()
 
     def choose(self, best: int, ready: Column, need: Need, table: Table, rng: Random) -> int:  # noqa: ARG002
-        """See the module's head."""
+        """See the module's docstring."""
         key = self.key(need)
         if not key:
             rows = with_room(ready)

@@ -248,7 +248,7 @@ class _Desk:
 
 
 @asynccontextmanager
-async def desk(operators: Operators, tls: ListenerTls | None = None) -> AsyncIterator[str]:
+async def admin_port(operators: Operators, tls: ListenerTls | None = None) -> AsyncIterator[str]:
     admin = AdminServer(_Desk(), TierMetrics("global", "paris", "g1"), Decisions(), tls, operators)  # type: ignore[arg-type]
     port = await admin.open("127.0.0.1", 0)
     try:
@@ -268,7 +268,7 @@ async def _statuses(http: aiohttp.ClientSession, base: str, who: str) -> list[in
 
 
 async def test_each_route_needs_its_right_and_health_none(http: aiohttp.ClientSession) -> None:
-    async with desk(Operators(TOKENS)) as base:
+    async with admin_port(Operators(TOKENS)) as base:
         for path in ("/healthz", "/readyz"):
             async with http.get(base + path) as answer:
                 assert answer.status == 200
@@ -285,7 +285,7 @@ async def test_each_route_needs_its_right_and_health_none(http: aiohttp.ClientSe
 
 
 async def test_off_loopback_without_authentication_no_act_is_allowed(http: aiohttp.ClientSession) -> None:
-    async with desk(Operators(anybody="read")) as base:
+    async with admin_port(Operators(anybody="read")) as base:
         assert await _statuses(http, base, "") == [200, 200, 200, 200, 200, 200, 404, 400, 403]
 
 
@@ -305,7 +305,7 @@ async def test_a_certificate_of_the_authority_reads_and_a_named_operator_acts(tm
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=spoken)) as http:
             return await _statuses(http, base, "")
 
-    async with desk(operators, listener) as base:
+    async with admin_port(operators, listener) as base:
         alice, bob = (authority.issue(n, (f"spiffe://ex.org/farhop/operator/{n}",)) for n in ("alice", "bob"))
         assert await ask(base, alice) == [200, 200, 200, 200, 200, 200, 404, 400, 400]
         assert await ask(base, bob) == [200, 200, 200, 200, 200, 200, 404, 400, 403]
@@ -320,7 +320,7 @@ async def test_an_operator_who_changes_the_log_level_is_named_in_the_log(http: a
     before = structlog.get_config()
     try:
         logs.configure("global", "paris", "g1", "warning", out)
-        async with desk(Operators(TOKENS)) as base:
+        async with admin_port(Operators(TOKENS)) as base:
             headers = {"Authorization": f"Bearer {'aa' * 8}"}
             for level, status in (("loud", 400), ("debug", 200)):
                 async with http.post(f"{base}/log-level", json={"level": level}, headers=headers) as answer:
@@ -339,7 +339,7 @@ async def test_connections_and_what_is_slow_are_bounded(
 ) -> None:
     monkeypatch.setattr(admin_module, "CONNECTIONS_MAX", 2)
     monkeypatch.setattr(admin_module, "HEAD_S", 0.2)
-    async with desk(Operators(TOKENS)) as base:
+    async with admin_port(Operators(TOKENS)) as base:
         port = int(base.rpartition(":")[2])
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         for reader, _ in silent:  # the third at once, the others after they have been silent for long enough
@@ -358,7 +358,7 @@ async def test_idle_connections_do_not_keep_others_from_the_admin_port(
     """Else a kubelet would find no process alive."""
     monkeypatch.setattr(admin_module, "CONNECTIONS_MAX", 3)
     monkeypatch.setattr(admin_module, "GIVES_WAY_S", 0.05)
-    async with desk(Operators(TOKENS)) as base:
+    async with admin_port(Operators(TOKENS)) as base:
         host, port = "127.0.0.1", int(base.rpartition(":")[2])
         strangers = [await asyncio.open_connection(host, port) for _ in range(3)]
         for reader, writer in strangers:
@@ -376,7 +376,7 @@ async def test_idle_connections_do_not_keep_others_from_the_admin_port(
 
 async def test_a_body_that_does_not_come_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin_module, "BODY_S", 0.1)
-    async with desk(Operators()) as base:
+    async with admin_port(Operators()) as base:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
         writer.write(b"POST /explain HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
         async with asyncio.timeout(60.0):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from farhop.service.garbage import DUE, EVERY_S, LATEST_S, NEW, REST_SHARE, Garbage
+from farhop.service.garbage import DUE, EVERY_S, IDLE_SHARE, LATEST_S, NEW, Garbage
 
-BUSY_S = REST_SHARE * EVERY_S * 2
+BUSY_S = IDLE_SHARE * EVERY_S * 2
 
 
 class Cycle:

@@ -49,7 +49,7 @@ class Read:
     def react(self, event: Event, now: float | None = None) -> None:
         self.told.append(event)
 
-    def go_on(self, body: bytes, wanted: Any, since: float = 0.0) -> None:
+    def start_with_tokens(self, body: bytes, wanted: Any, since: float = 0.0) -> None:
         def later(*_: Any, waits: bool = True) -> asyncio.Future[Tokens | None] | None:
             self.asked.append("later" if waits else "beside")
             return None if self._busy else self.later
@@ -62,7 +62,7 @@ class Read:
             body=body, callbacks=None, context=SimpleNamespace(kind=Kind.CHAT, caller=caller), reply=pytest.fail
         )
         prompt: Any = SimpleNamespace(cache_salt="")
-        made.go_on(exchange, self._request, prompt, since, self._start, self)
+        made.start_with_tokens(exchange, self._request, prompt, since, self._start, self)
         self.made, self.caller, self.prompt, self.request = made, caller, prompt, self._request
 
     def _start(self, request: Request, since: float) -> None:
@@ -71,14 +71,14 @@ class Read:
 
 async def test_a_short_one_is_read_on_the_spot() -> None:
     read = Read()
-    read.go_on(SHORT, lambda _: True, since=3.0)
+    read.start_with_tokens(SHORT, lambda _: True, since=3.0)
     assert (read.asked, read.started) == (["now"], [(ALL, 3.0)])
 
 
 @pytest.mark.parametrize("beginning", [HEAD, None])
 async def test_a_long_one_waits_while_its_decision_goes_by_more(beginning: Tokens | None) -> None:
     read = Read(beginning)
-    read.go_on(LONG, lambda _: True)
+    read.start_with_tokens(LONG, lambda _: True)
     assert (read.asked, read.started) == (["beginning", "later"], [])
     read.later.set_result(ALL)
     await asyncio.sleep(0)
@@ -87,12 +87,12 @@ async def test_a_long_one_waits_while_its_decision_goes_by_more(beginning: Token
 
 async def test_one_that_cannot_be_read_or_not_in_time_goes_on_without() -> None:
     read = Read()
-    read.go_on(LONG, lambda _: True, since=3.0)
+    read.start_with_tokens(LONG, lambda _: True, since=3.0)
     read.later.set_result(None)
     await asyncio.sleep(0)
     assert read.started == [(None, 3.0)]
     busy = Read(busy=True)
-    busy.go_on(LONG, lambda _: True)
+    busy.start_with_tokens(LONG, lambda _: True)
     assert (busy.asked, busy.started) == (["beginning", "later"], [(None, 0.0)])
 
 
@@ -102,7 +102,7 @@ async def test_where_its_beginning_decides_the_machine_is_told_the_rest(
 ) -> None:
     monkeypatch.setattr(prompt_tokens, "_BESIDE_S", 0.0)
     read = Read(Tokens(b"head", "", "chat", whole=whole))
-    read.go_on(LONG, lambda request: request.tokens is None)
+    read.start_with_tokens(LONG, lambda request: request.tokens is None)
     assert [tokens is not None and tokens.ids for tokens, _ in read.started] == [b"head"]
     read.later.set_result(ALL)
     for _ in range(3):
@@ -115,7 +115,7 @@ async def test_where_its_beginning_decides_the_machine_is_told_the_rest(
 @pytest.mark.parametrize("came", [ALL, None, "closed"])
 async def test_of_one_that_waits_in_line_the_machine_is_told(body: bytes, how: str, came: Any) -> None:
     read = Read()
-    read.go_on(body, lambda _: False)
+    read.start_with_tokens(body, lambda _: False)
     assert (read.asked, read.started) == ([], [(None, 0.0)])
     if came == "closed":
         read.later.cancel()
@@ -129,13 +129,13 @@ async def test_of_one_that_waits_in_line_the_machine_is_told(body: bytes, how: s
 
 async def test_tokens_of_a_request_already_sent_are_not_needed() -> None:
     read = Read(sent=True)
-    read.go_on(SHORT, lambda _: False)
+    read.start_with_tokens(SHORT, lambda _: False)
     await asyncio.sleep(0)
     assert (read.asked, read.started) == ([], [(None, 0.0)])
 
 
 async def test_a_question_is_answered_at_once_whatever_it_takes() -> None:
     read = Read()
-    read.go_on(SHORT, lambda _: True)
+    read.start_with_tokens(SHORT, lambda _: True)
     for kind, tokens in ((Kind.CHAT, ALL), (Kind.EMBEDDINGS, None)):
         assert read.made.now(read.caller, kind, read.request, read.prompt, LONG).tokens is tokens

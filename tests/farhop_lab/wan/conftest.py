@@ -36,12 +36,12 @@ class Peer:
         """The status and body of the answer to CONNECT."""
         head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
         status = int(head.split()[1])
-        return status, "" if status == 200 else (await self.rest()).decode()
+        return status, "" if status == 200 else (await self.read_to_end()).decode()
 
     async def exactly(self, size: int) -> bytes:
         return await asyncio.wait_for(self.reader.readexactly(size), PATIENCE_S)
 
-    async def rest(self) -> bytes:
+    async def read_to_end(self) -> bytes:
         return await asyncio.wait_for(self.reader.read(), PATIENCE_S)
 
     async def silent(self, within_s: float) -> bool:

@@ -58,11 +58,11 @@ async def test_a_frozen_stream_vanishes_and_goes_on_whole_and_in_order(lab: Any)
     assert link.stats().connections == 1
     link.heal()
     began = time.monotonic()
-    assert await far.rest() == b"234"  # its end has waited too
+    assert await far.read_to_end() == b"234"  # its end has waited too
     assert time.monotonic() - began > 0.005 - EARLY_S  # sent again: a one-way delay
     far.writer.write(b"5")
     far.writer.close()
-    assert await near.rest() == b"2345"
+    assert await near.read_to_end() == b"2345"
 
 
 async def test_a_reset_while_frozen_is_noticed_after(lab: Any, until: Any) -> None:
@@ -73,7 +73,7 @@ async def test_a_reset_while_frozen_is_noticed_after(lab: Any, until: Any) -> No
     assert await near.silent(0.05)
     link.heal()
     with pytest.raises(ConnectionResetError):
-        await near.rest()
+        await near.read_to_end()
     await until(lambda: link.stats().connections == 0)
 
 
@@ -110,7 +110,7 @@ async def test_cut_resets_both_ends_and_refuses_after_the_delay(
     link.cut()
     for end in (near, far):
         with pytest.raises(ConnectionResetError):
-            await end.rest()
+            await end.read_to_end()
     await until(lambda: link.stats().connections == 0)
     crossings.clear()
     began = time.monotonic()
@@ -133,7 +133,7 @@ async def test_cut_while_connecting_is_502_and_the_far_side_is_reset(lab: Any, u
     assert (await near.head())[0] == 502
     if not accepted.empty():
         with pytest.raises(ConnectionResetError):
-            await accepted.get_nowait().rest()
+            await accepted.get_nowait().read_to_end()
     await asyncio.sleep(0.03)
     found = near.writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     assert found == 0  # it ended with the answer, and was not reset on top
@@ -149,7 +149,7 @@ async def test_a_cut_of_what_is_frozen_resets(lab: Any) -> None:
     link.cut()
     for end in (near, far):
         with pytest.raises(ConnectionResetError):
-            await end.rest()
+            await end.read_to_end()
 
 
 async def test_the_delay_changes_while_running_and_never_reorders(lab: Any) -> None:
@@ -203,7 +203,7 @@ async def test_closing_breaks_what_is_open_and_frees_the_port(lab: Any) -> None:
     await link.close()
     for end in (near, far):
         with pytest.raises(ConnectionResetError):
-            await end.rest()
+            await end.read_to_end()
     with pytest.raises(OSError):
         await asyncio.open_connection("127.0.0.1", port)
     with pytest.raises(LinkError, match="start it first"):

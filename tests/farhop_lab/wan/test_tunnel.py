@@ -118,7 +118,7 @@ async def test_a_client_that_sends_nothing_is_dropped(lab: Any, until: Any) -> N
     link = await lab.link(limits=LinkLimits(head_s=0.05))
     near = await lab.client(link, b"CONNECT ")
     with pytest.raises(ConnectionResetError):
-        await near.rest()
+        await near.read_to_end()
     await until(lambda: link.stats().connections == 0)
 
 
@@ -126,7 +126,7 @@ async def test_a_client_that_leaves_silently_is_forgotten(lab: Any, until: Any) 
     link = await lab.link()
     near = await lab.client(link)
     near.writer.write_eof()
-    assert await near.rest() == b""
+    assert await near.read_to_end() == b""
     await until(lambda: link.stats().connections == 0)
 
 
@@ -145,13 +145,13 @@ async def test_half_close_crosses_the_wire(lab: Any, until: Any) -> None:
     began = time.monotonic()
     near.writer.write(b"question")
     near.writer.write_eof()
-    assert await far.rest() == b"question"
+    assert await far.read_to_end() == b"question"
     assert time.monotonic() - began > 0.020 - EARLY_S
     far.writer.write(b"answer")
     await asyncio.sleep(0.005)
     far.writer.write(b", all of it")
     far.writer.close()
-    assert await near.rest() == b"answer, all of it"
+    assert await near.read_to_end() == b"answer, all of it"
     assert time.monotonic() - began > 0.040 - EARLY_S
     await until(lambda: link.stats().connections == 0)
     assert link.stats().out_bytes == len(b"question")
@@ -162,11 +162,11 @@ async def test_the_far_side_may_end_first(lab: Any, until: Any) -> None:
     link = await lab.link(delay_ms=2)
     near, far = await lab.pair(link)
     far.writer.write_eof()
-    assert await near.rest() == b""
+    assert await near.read_to_end() == b""
     near.writer.write(b"still here")
     assert await far.exactly(10) == b"still here"
     near.writer.close()
-    assert await far.rest() == b""
+    assert await far.read_to_end() == b""
     await until(lambda: link.stats().connections == 0)
 
 
@@ -181,7 +181,7 @@ async def test_a_reset_crosses_the_wire_as_a_reset(
     began = time.monotonic()
     breaker.reset()
     with pytest.raises(ConnectionResetError):
-        await other.rest()
+        await other.read_to_end()
     assert time.monotonic() - began > 0.020 - EARLY_S
     assert crossings == [("reset", 0.02)]
     await until(lambda: link.stats().connections == 0)
@@ -254,7 +254,7 @@ async def test_a_side_whose_window_is_closed_gets_a_reset(lab: Any, until: Any) 
     await until(lambda: not tunnel.out.flowing and not tunnel.near.reading)
     far.reset()
     with pytest.raises(ConnectionError):
-        await near.rest()
+        await near.read_to_end()
     await until(lambda: link.stats().connections == 0)
 
 

@@ -258,7 +258,7 @@ async def test_another_incarnation_or_a_seq_of_nowhere_gets_a_snapshot(known: tu
 
 
 async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_stream, "REST_S", 0.05)
+    monkeypatch.setattr(prefix_stream, "KEEP_S", 0.05)
     flow = flow_of()
     found = told_by(flow)
 

@@ -534,7 +534,7 @@ function drawDrills() {
       put(at_, "p", {}, state("draining", ""), ` ${run.drill} (${run.run}) runs since ${clock(run.since_s * 1000)}, by ${run.author} `);
       if (me.acts) put(at_, "button", { class: "danger", onclick: () => act("stop-drill", run.run) }, "Stop it…");
     } else put(at_, "p", { class: "hint" }, "No drill runs.");
-    if (runs.lever) put(at_, "p", { class: "error" }, `The lever is engaged by ${runs.lever.author}: ${runs.lever.why}. No drill begins.`);
+    if (runs.lever) put(at_, "p", { class: "error" }, `The emergency stop is engaged by ${runs.lever.author}: ${runs.lever.why}. No drill begins.`);
   });
   drawGoing(runs.going);
   rows("history", runs.history || [], (one) => one.run, (one) => [new Date(one.began_s * 1000).toLocaleString([], { hour12: false }), one.drill, verdict(one.verdict), [num(one.took_s, 0, " s"), "n"], one.author, [one.why || "", "long"], mayReplay(one.run, one.began_s) ? el("button", { onclick: (event) => { event.stopPropagation(); replay(one.run, one.began_s * 1000); } }, "Replay") : ""], { none: "no drill has run, or its record is elsewhere", open: report });

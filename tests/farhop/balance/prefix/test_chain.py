@@ -12,7 +12,7 @@ from farhop.balance.prefix.chain import (
     bytes_at,
     chain,
     depth_at,
-    go_on,
+    extend_chain,
     marked_depth,
     marks,
     seed_of,
@@ -75,19 +75,19 @@ def test_a_chain_goes_on_from_its_tail_wherever_it_is_cut(
     cut = data.draw(st.integers(0, length))
     prompt, more = whole[:cut], whole[cut:]
     end = tail(prompt, chain(prompt, seed), seed)
-    assert go_on(end, more) == chain(whole, seed)
-    assert len(end.rest) < max(BLOCK_BYTES)
+    assert extend_chain(end, more) == chain(whole, seed)
+    assert len(end.remainder) < max(BLOCK_BYTES)
     # Content that is known to follow may be put before the rest, however long it is.
     opening = more[: min(known, len(more))]
-    assert go_on(replace(end, rest=end.rest + opening), more[len(opening) :]) == chain(whole, seed)
+    assert extend_chain(replace(end, remainder=end.remainder + opening), more[len(opening) :]) == chain(whole, seed)
 
 
 @pytest.mark.parametrize("cut", [0, 100, bytes_at(DEPTH_MAX) - 1, bytes_at(DEPTH_MAX), bytes_at(DEPTH_MAX) + 5000])
 def test_a_bounded_chain_goes_on_to_its_bound(cut: int) -> None:
     whole = text(bytes_at(DEPTH_MAX) + 10_000)
     end = tail(whole[:cut], chain(whole[:cut], 1), 1)
-    assert go_on(end, whole[cut:]) == chain(whole, 1)
-    assert len(end.rest) <= max(BLOCK_BYTES)
+    assert extend_chain(end, whole[cut:]) == chain(whole, 1)
+    assert len(end.remainder) <= max(BLOCK_BYTES)
 
 
 @given(st.integers(0, 5_000_000))

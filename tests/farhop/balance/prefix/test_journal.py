@@ -125,7 +125,7 @@ class Truth:
                 self.may.clear()
             self.source.under(step[1])
         elif step[0] == "rest":
-            self.source.rest()
+            self.source.stop_listening()
         self.may = {node: regions for node, regions in self.may.items() if trie.is_held(node)}
 
     def known_to(self, region: str) -> set[int]:
@@ -179,7 +179,7 @@ def test_the_trie_has_no_observer_without_listeners_and_restrictions() -> None:
     source.listen()
     source.insert("a", nodes_of((1, 2, 3)), None)
     assert source.trie.observer is source
-    source.rest()
+    source.stop_listening()
     source.insert("a", nodes_of((4,)), None)
     assert source.trie.observer is None
 
@@ -188,7 +188,7 @@ def test_changes_made_without_a_listener_are_a_gap() -> None:
     source = journal()
     source.listen()
     at = source.seq
-    source.rest()
+    source.stop_listening()
     source.listen()
     assert not source.reaches(at)
     assert source.reaches(source.seq)

@@ -37,7 +37,7 @@ def of(kind: type[Known], path: bytes = CHAT, **more: Any) -> Known:
 
 
 def body_of(progress: ExactProgress, context_tokens: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(progress.go_on(context_tokens))
+    found: dict[str, Any] = msgspec.json.decode(progress.continuation_body(context_tokens))
     return found
 
 
@@ -145,7 +145,7 @@ def test_an_invalid_token_id_ends_resumability_and_nothing_else(number: bytes, b
 def test_an_event_without_a_valid_choice_passes_a_continuation_unchanged(path: bytes, choices: bytes) -> None:
     progress = planned(path, prompt="hi")
     progress.take(chunk("x", [7], [5]))
-    progress.go_on(0)
+    progress.continuation_body(0)
     event = b'data: {"choices":%b}\n\n' % choices
     assert progress.rewritten(progress.take(event), sends_usage=True) == event
 
@@ -228,7 +228,7 @@ def test_what_is_kept_is_bounded() -> None:
 def test_a_continuation_reads_as_the_first_stream() -> None:
     progress = planned()
     progress.take(chunk("one", [1], [10, 11]))
-    progress.go_on(0)
+    progress.continuation_body(0)
     choice = {"index": 0, "text": " two", "logprobs": None, "finish_reason": None, "stop_reason": None}
     document = {"id": "cmpl-9", "object": "text_completion", "created": 99, "model": "m", "choices": [choice]}
     rewritten = progress.rewritten(b"data: " + msgspec.json.encode(document) + b"\n\n", sends_usage=True)
@@ -243,7 +243,7 @@ def test_a_continuation_reads_as_the_first_stream() -> None:
     assert progress.end(sends_usage=True) == b""  # its connection broke just then: nothing is missing
     quiet = planned()
     quiet.take(chunk("one", [1], [10, 11]))
-    quiet.go_on(0)
+    quiet.continuation_body(0)
     assert quiet.rewritten(b"data: [DONE]\n\n", sends_usage=False) == b"data: [DONE]\n\n"
 
 
@@ -278,7 +278,7 @@ def test_a_chat_without_any_output_is_sent_again(kind: type[ExactProgress]) -> N
 def test_a_chat_that_was_asked_anew_and_says_something_goes_on_from_that() -> None:
     progress = planned(max_tokens=5)
     progress.take(chunk("", [1], [10]))
-    progress.go_on(0)
+    progress.continuation_body(0)
     said = [
         progress.rewritten(progress.take(event), sends_usage=True) for event in (chunk("", [], [10]), chunk("a", [1]))
     ]
@@ -363,7 +363,7 @@ def test_a_stream_can_be_continued_from_the_ids_of_all_its_events_so_far(
     sure = sum(1 for _ in line.split(b"\n\n")[:-1])
     while sure and not tokens[sure - 1][0]:
         sure -= 1
-    below.go_on(0)
+    below.continuation_body(0)
     rest = [text_at(at) if sure else chunk(tokens[at][0], [tokens[at][1]]) for at in range(sure, len(tokens))]
     events += [below.rewritten(below.take(event), sends_usage=False) for event in rest]
     found = [event + b"\n\n" for event in b"".join(events).split(b"\n\n") if event][: max(1, region_dies)]
@@ -372,7 +372,7 @@ def test_a_stream_can_be_continued_from_the_ids_of_all_its_events_so_far(
     if above.target == CHAT:
         assert not any(one["delta"]["content"] for one in passed)
         return
-    known = msgspec.json.decode(above.go_on(0))["prompt"]
+    known = msgspec.json.decode(above.continuation_body(0))["prompt"]
     assert known[: len(prompt)] == prompt
     whole = "".join(one["delta"]["content"] for one in passed)
     count = len(known) - len(prompt)

@@ -23,7 +23,7 @@ def known(path: bytes = CHAT, *, sends_usage: bool = False, **more: Any) -> Text
 
 
 def body_of(progress: TextProgress) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(progress.go_on(0))
+    found: dict[str, Any] = msgspec.json.decode(progress.continuation_body(0))
     return found
 
 
@@ -174,7 +174,7 @@ def test_a_continuation_reads_as_the_first_stream_and_is_counted_as_one(begins: 
     progress = known(sends_usage=True)
     progress.take(OPENING + chunk("The") + chunk("") + chunk(" sea"))
     assert progress.tokens == 3  # one of them ended within a character
-    progress.go_on(0)
+    progress.continuation_body(0)
     assert progress.usage is None
     more = [OPENING, chunk(" is"), chunk(" wide", "length")]
     later = [one.replace(b'"chat-1"', b'"chat-2"').replace(b'"created":5', b'"created":9') for one in more]
@@ -268,7 +268,7 @@ def test_usage_is_that_of_an_unbroken_stream_wherever_it_breaks(
             return  # only its end is missing, or it had not begun
         if goes_on is above:
             below = None  # a continuation passes a region unchanged
-        coming = engine.events(goes_on.go_on(0))
+        coming = engine.events(goes_on.continuation_body(0))
         until, of_region = next(broken, (None, False))
     assert usage is not None
     ended = usage if below is None or not below.resumed else below.usage
@@ -317,7 +317,7 @@ def test_a_client_that_wants_usage_with_each_event_gets_that_of_the_whole_behind
     progress = known(sends_usage=True, **each)
     first = with_usage(OPENING, 0) + with_usage(chunk("a"), 3)
     assert progress.take(first) == first
-    progress.go_on(0)
+    progress.continuation_body(0)
     second = with_usage(chunk(" b"), 2, 12).replace(b'"chat-1"', b'"chat-2"')
     rewritten = progress.rewritten(progress.take(second), sends_usage=True)
     document = msgspec.json.decode(rewritten[6:])

@@ -77,7 +77,7 @@ def read_back(stream: bytes, cuts: list[int], of: Continuation) -> tuple[tuple[i
     through = StreamTap(True, made)
     for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         through.feed(stream[a:b])
-    through.rest()
+    through.finish()
     return made.result()
 
 
@@ -141,7 +141,7 @@ def _body_told(document: bytes, prompt: Prompt) -> tuple[tuple[int, ...], int]:
     through = BodyTap(made)
     for at in range(0, len(document), 1000):
         through.feed(document[at : at + 1000])
-    through.rest()
+    through.finish()
     return made.result()
 
 
@@ -178,7 +178,7 @@ def test_of_other_bodies_nothing_is_read(document: bytes) -> None:
 
 def test_a_journey_keeps_less_than_a_block_of_its_prompt() -> None:
     kept = going_on(chat("x" * 100_000))
-    assert len(kept.tail.rest) < 4096 + 20
+    assert len(kept.tail.remainder) < 4096 + 20
     assert continuation(chat(n=2), (), SEED) is None
 
 
@@ -201,7 +201,7 @@ def test_what_real_engines_say_is_heard(engine: str, name: str) -> None:
     transcript = Transcript(going_on(prompt))
     made = StreamTap(True, transcript) if page.streams else BodyTap(transcript)
     made.feed(page.body)
-    made.rest()
+    made.finish()
     nodes, n_bytes = transcript.result()
     assert n_bytes > 6  # six tokens, and none of this tokenizer's words in them is a single letter
     assert nodes[: len(chain(prompt.canonical, SEED)) - 1] == chain(prompt.canonical, SEED)[:-1]
@@ -216,6 +216,6 @@ def test_a_stream_says_what_the_whole_answer_says(engine: str, path: str) -> Non
         transcript = Transcript(going_on(bodies.read(KINDS[name], json.dumps(page.asked).encode())))
         made = StreamTap(True, transcript) if page.streams else BodyTap(transcript)
         made.feed(page.body)
-        made.rest()
+        made.finish()
         seen.append(transcript.result())
     assert seen[0] == seen[1] != ((), 0)

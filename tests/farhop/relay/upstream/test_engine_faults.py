@@ -49,7 +49,7 @@ def test_error_texts_of_engines(text: bytes, expected: Outcome | None) -> None:
     assert in_text(text) is expected
     made = FaultTap()
     assert b"".join(made.feed(text[at : at + 7]) for at in range(0, len(text), 7)) == b""
-    assert made.rest() == (b"" if made.unfit else text)
+    assert made.finish() == (b"" if made.unfit else text)
     assert made.unfit == (not text.startswith(b"{"))
     assert made.fault is expected
     assert made.usage is None
@@ -87,7 +87,7 @@ def test_of_errors_one_after_another_the_last_are_read(monkeypatch: pytest.Monke
     monkeypatch.setattr(engine_faults, "in_event", lambda event: read.append(event) or in_event(event))
     made = StreamTap(hide_usage=False)
     made.feed(b'data: {"error":{"code":400}}\n\n' * 200 + b'data: {"error":{"code":500}}\n\ndata: [DONE]\n\n')
-    made.rest()
+    made.finish()
     assert made.fault is outcome.ENGINE_ERROR
     assert len(read) < 5
 
@@ -99,7 +99,7 @@ def test_of_a_failure_without_end_only_the_beginning_is_kept() -> None:
         assert len(made.kept) <= engine_faults.BODY_BYTES_MAX
     assert made.over_bound
     made.feed(b"CUDA out of memory")
-    made.rest()
+    made.finish()
     assert made.fault is None
     assert made.kept == b""
 
@@ -124,7 +124,7 @@ def test_an_event_counts_only_if_it_is_an_error(document: Any, expected: Outcome
     for end in (b"\n\n", b"\r\n\r\n"):
         stream = b'data: {"choices":[]}' + end + event + end + b"data: [DONE]" + end
         made = StreamTap(hide_usage=False)
-        assert made.feed(stream) + made.rest() == stream
+        assert made.feed(stream) + made.finish() == stream
         assert made.fault is expected
 
 
@@ -134,7 +134,7 @@ def test_an_error_is_found_however_the_stream_was_cut() -> None:
         for second in range(first + 1, len(stream)):
             made = StreamTap(hide_usage=False)
             out = b"".join(made.feed(part) for part in (stream[:first], stream[first:second], stream[second:]))
-            assert out + made.rest() == stream
+            assert out + made.finish() == stream
             assert made.fault is OOM, (first, second)
 
 
@@ -145,7 +145,7 @@ def test_no_bytes_break_it(data: bytes) -> None:
     in_event(b'data: {"error"' + data)
     made = StreamTap(hide_usage=True)
     made.feed(b'data: {"error":' + data)
-    made.rest()
+    made.finish()
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -207,7 +207,7 @@ def test_a_refusal_by_a_real_engine_does_not_count_as_its_failure(page: Page) ->
         assert (page.engine, page.name) not in UNSUPPORTED
         return
     made = RefusalTap(is_unsupported, outcome.PATH_UNSUPPORTED)
-    passed = b"".join(made.feed(page.body[at : at + 7]) for at in range(0, len(page.body), 7)) + made.rest()
+    passed = b"".join(made.feed(page.body[at : at + 7]) for at in range(0, len(page.body), 7)) + made.finish()
     assert (made.reason is not None) == ((page.engine, page.name) in UNSUPPORTED)
     assert passed == (b"" if made.reason is not None else page.body)
 
@@ -233,14 +233,14 @@ def test_a_refusal_by_a_real_engine_does_not_count_as_its_failure(page: Page) ->
 )
 def test_engines_refuse_for_length_in_many_words(said: str) -> None:
     made = RefusalTap(is_too_long, outcome.TOO_LONG)
-    assert made.feed(b'{"error":{"message":"' + said.encode() + b'"}}') + made.rest() == b""
+    assert made.feed(b'{"error":{"message":"' + said.encode() + b'"}}') + made.finish() == b""
     assert made.reason is outcome.TOO_LONG
 
 
 def test_other_refusals_pass_as_they_are_and_so_do_long_ones() -> None:
     for body in (b'{"error":{"message":"temperature must be non-negative"}}', b"x" * 5000 + b"maximum context length"):
         made = RefusalTap(is_too_long, outcome.TOO_LONG)
-        assert b"".join(made.feed(body[at : at + 999]) for at in range(0, len(body), 999)) + made.rest() == body
+        assert b"".join(made.feed(body[at : at + 999]) for at in range(0, len(body), 999)) + made.finish() == body
         assert made.reason is None
 
 

@@ -138,7 +138,7 @@ def test_pieces_of_events_pass_whole_and_without_ids() -> None:
     assert progress is not None
     tap = ExactTap(False, None, "", progress, ours)
     data = event([1], [5, 6]) + event([2])
-    passed = b"".join(tap.feed(data[at : at + 7]) for at in range(0, len(data), 7)) + tap.rest()
+    passed = b"".join(tap.feed(data[at : at + 7]) for at in range(0, len(data), 7)) + tap.finish()
     assert passed == data.replace(b"[5,6]", b"null").replace(b"[1]", b"null").replace(b"[2]", b"null")
     assert list(progress.ids) == [1, 2]
 
@@ -206,7 +206,7 @@ def test_usage_that_its_client_does_not_see_is_known_all_the_same() -> None:
         tap = TextTap(True, None, "", progress, ours)
         ends = event([]).replace(b'"finish_reason":null', b'"finish_reason":"stop"')
         assert tap.feed(event([])) == event([])
-        assert tap.feed(ends) + tap.feed(found + end) + tap.rest() == ends
+        assert tap.feed(ends) + tap.feed(found + end) + tap.finish() == ends
         assert progress.can_end
         assert progress.usage == Usage(3, 1)
 
@@ -242,5 +242,5 @@ def test_an_event_in_the_form_of_the_last_is_heard_as_any_other(
         kept, same = ((tap._before, tap._last, tap._finish, tap.usage, tap.withheld) for tap in (short, long))
         assert kept == same
         assert (short_heard.pieces, short.progress.ids) == (long_heard.pieces, long.progress.ids)
-    assert short.rest() == long.rest()
+    assert short.finish() == long.finish()
     assert (short.fault, short.progress.why_not) == (long.fault, long.progress.why_not)

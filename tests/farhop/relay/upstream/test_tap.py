@@ -36,14 +36,14 @@ def test_a_running_stream_holds_only_an_event_that_may_be_its_error() -> None:
     made.feed(error := b'data: {"error":{"message":"no","code":500}}\n\n')
     made.feed(b"data: [DONE]\n\n")
     assert made.held_bytes == len(error)
-    made.rest()
+    made.finish()
     assert made.fault is not None
 
 
 def through(stream: bytes, cuts: list[int], hide: bool) -> tuple[bytes, Usage | None]:
     made = StreamTap(hide)
     out = b"".join(made.feed(stream[a:b]) for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True))
-    return out + made.rest(), made.usage
+    return out + made.finish(), made.usage
 
 
 @given(
@@ -83,7 +83,7 @@ def test_whole_events_pass_at_once_and_halves_wait() -> None:
     assert made.feed(b"\n") == b""
     assert made.feed(b"\n") == b"data: 3\n\n"
     assert made.feed(b"data: 4") == b""
-    assert made.rest() == b"data: 4"
+    assert made.finish() == b"data: 4"
 
 
 @pytest.mark.parametrize("hide", [True, False])
@@ -104,7 +104,7 @@ def test_lines_that_say_nothing_are_not_looked_at_one_by_one(
 
 def test_a_usage_chunk_without_its_end_is_hidden_too() -> None:
     made = StreamTap(True)
-    assert made.feed(USAGE) + made.rest() == b""
+    assert made.feed(USAGE) + made.finish() == b""
     assert made.usage == Usage(7, 3, None)
 
 
@@ -122,7 +122,7 @@ def test_a_body_passes_as_it_is(body: bytes, data: Any) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(body)), max_size=5)))
     made = BodyTap()
     out = b"".join(made.feed(body[a:b]) for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True))
-    assert out + made.rest() == body
+    assert out + made.finish() == body
 
 
 def test_the_usage_of_a_body_is_read_from_its_pieces() -> None:
@@ -132,7 +132,7 @@ def test_the_usage_of_a_body_is_read_from_its_pieces() -> None:
         b'"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}',
     ):
         made.feed(piece)
-    made.rest()
+    made.finish()
     assert made.usage == Usage(5, 2, 4)
 
 
@@ -158,7 +158,7 @@ def test_of_a_body_too_long_to_keep_only_the_end_is_kept(end: bytes, usage: Usag
     assert made.held_bytes == tap.TAIL_BYTES
     for at in range(0, len(end), 7):
         made.feed(end[at : at + 7])
-    made.rest()
+    made.finish()
     assert made.usage == usage
     assert made.held_bytes == 0
 
@@ -176,14 +176,14 @@ def named(page: Page) -> str:
 def used(engine: str, name: str) -> Usage | None:
     page = Page(engine, name)
     made: StreamTap | BodyTap = StreamTap(False) if page.streams else BodyTap()
-    assert made.feed(page.body) + made.rest() == page.body
+    assert made.feed(page.body) + made.finish() == page.body
     return made.usage
 
 
 @pytest.mark.parametrize("page", STREAMS, ids=named)
 def test_an_engines_stream_passes_however_it_is_cut(page: Page) -> None:
     whole = StreamTap(True)
-    passed = whole.feed(page.body) + whole.rest()
+    passed = whole.feed(page.body) + whole.finish()
     for size in (1, 7, 1000):
         cuts = list(range(size, len(page.body), size))
         assert through(page.body, cuts, False) == (page.body, whole.usage)
@@ -206,7 +206,7 @@ def test_a_client_that_asks_for_no_usage_sees_what_its_engine_would_have_told_it
     """But for ids and times it is the stream that the engine writes to who does not ask for usage."""
     numbers = re.compile(rb'"id":"[^"]*"|"created":\d+|(?<=":)[\d.]+(?=[,}])')
     direct, asked, made = Page(engine, "chat-stream"), Page(engine, "chat-stream-usage"), StreamTap(True)
-    seen = made.feed(asked.body) + made.rest()
+    seen = made.feed(asked.body) + made.finish()
     assert numbers.sub(b"", seen) == numbers.sub(b"", direct.body)
     assert (b'"timings":' in seen, b'"usage":{' in seen) == (engine == LLAMA, False)
 
@@ -234,11 +234,11 @@ def test_the_end_of_an_answer_waits_for_the_next_event_and_no_longer() -> None:
         assert made.feed(done) == finish + done
         assert made.feed(finish) == b""
         assert made.feed(b"data: x") == b""
-        assert made.rest() == finish + b"data: x"
+        assert made.finish() == finish + b"data: x"
     assert StreamTap(False).feed(finish) == finish  # a client that asked for the usage gets it unchanged
     made = StreamTap(True)
     assert made.feed(finish + WITH_MORE) == b""
-    assert made.rest() == finish.replace(b"}\n", b',"timings":{"a":1}}\n')
+    assert made.finish() == finish.replace(b"}\n", b',"timings":{"a":1}}\n')
 
 
 def test_long_fields_beside_the_usage_are_not_passed_on() -> None:
@@ -261,7 +261,7 @@ def test_lines_that_end_with_cr_pass_as_they_come() -> None:
 @pytest.mark.parametrize("page", WHOLE, ids=named)
 def test_an_engines_answer_passes_as_it_is(page: Page) -> None:
     made = BodyTap()
-    assert made.feed(page.body) + made.rest() == page.body
+    assert made.feed(page.body) + made.finish() == page.body
     assert (made.usage is None) == (b'"usage"' not in page.body)
 
 

@@ -31,7 +31,7 @@ def store() -> MemoryStore:
     return MemoryStore(Random(1))
 
 
-def desk(store: MemoryStore, *statuses: dict[str, Any]) -> Acts:
+def acts_of(store: MemoryStore, *statuses: dict[str, Any]) -> Acts:
     async def read_statuses() -> tuple[dict[str, Any], ...]:
         return statuses
 
@@ -43,7 +43,7 @@ VIRGINIA = {"do": "drain", "target": "virginia", "why": "patching"}
 
 
 async def test_a_dry_run_writes_nothing_and_what_it_showed_is_written(store: MemoryStore) -> None:
-    acts = desk(store, ALL)
+    acts = acts_of(store, ALL)
     found = await acts.perform(Act(**VIRGINIA, over_s=30.0), "ann")
     assert (found["revision"], found["stands"], found["strands"]) == (0, None, [])
     assert any(line.startswith("moves: m of anywhere") for line in found["effects"])
@@ -61,7 +61,7 @@ async def test_a_dry_run_writes_nothing_and_what_it_showed_is_written(store: Mem
 
 
 async def test_what_changed_since_it_was_shown_is_not_written_over(store: MemoryStore) -> None:
-    acts = desk(store, ALL)
+    acts = acts_of(store, ALL)
     await store.put(override_key("virginia"), b"{}")
     with pytest.raises(ActError, match="somebody else changed it") as caught:
         await acts.perform(Act(**VIRGINIA, dry_run=False, revision=0, confirm="virginia"), "ann")
@@ -82,18 +82,18 @@ async def test_what_changed_since_it_was_shown_is_not_written_over(store: Memory
 async def test_what_may_not_be_done_says_why(store: MemoryStore, more: dict[str, Any], message: str) -> None:
     asked = {**VIRGINIA, "dry_run": False, "revision": 0, **more}
     with pytest.raises(ActError, match=message):
-        await desk(store, ALL).perform(Act(**asked), "ann")
+        await acts_of(store, ALL).perform(Act(**asked), "ann")
     assert await store.list("/") == ()
 
 
 async def test_the_last_region_of_a_tenant_is_drained_only_by_force(store: MemoryStore) -> None:
-    acts, frankfurt = desk(store, ALL), {"do": "drain", "target": "frankfurt", "why": "patching"}
+    acts, frankfurt = acts_of(store, ALL), {"do": "drain", "target": "frankfurt", "why": "patching"}
     assert (await acts.perform(Act(**frankfurt), "ann"))["strands"] == ["eu-only (m)"]
     sure: dict[str, Any] = {**frankfurt, "dry_run": False, "revision": 0, "confirm": "frankfurt"}
     with pytest.raises(ActError, match="last region serving eu-only"):
         await acts.perform(Act(**sure), "ann")
     with pytest.raises(ActError, match="no global balancer answers"):
-        await desk(store).perform(Act(**sure, force=True), "ann")
+        await acts_of(store).perform(Act(**sure, force=True), "ann")
     await acts.perform(Act(**sure, force=True), "ann")
 
 
@@ -105,16 +105,16 @@ async def test_laws_lists_author_reason_and_effect_of_each_law(store: MemoryStor
             (confined,) = (one for one in law["tenants"] if one["name"] == "eu-only")
             confined["residency"]["processing"] = {"allow": ["eu", "jp"]}
         await store.put(key, policy.encode(law, epoch, "ann", why, "2027-01-15T00:00:00Z"))
-    newest, oldest = (await desk(store, ALL).laws())["laws"]
+    newest, oldest = (await acts_of(store, ALL).laws())["laws"]
     assert (newest["epoch"], newest["author"], newest["why"]) == (2, "ann", "eu-only may go to tokyo")
     assert newest["moved"] == ["eu-only: processing gains tokyo"]
     assert "moved" not in oldest
     await store.put(LAW_KEY, b"no law")
-    assert len((await desk(store, ALL).laws())["laws"]) == 2
+    assert len((await acts_of(store, ALL).laws())["laws"]) == 2
 
 
 async def test_a_bias_and_a_drill_that_is_stopped(store: MemoryStore) -> None:
-    acts = desk(store, ALL)
+    acts = acts_of(store, ALL)
     bias = {
         "do": "bias",
         "target": "tokyo",
@@ -184,7 +184,7 @@ async def test_a_drill_is_shown_first_confirmed_by_name_and_begun_as_shown(store
 
 
 async def test_where_no_drill_can_be_begun_it_is_shown(store: MemoryStore) -> None:
-    acts = desk(store, ALL)
+    acts = acts_of(store, ALL)
     with pytest.raises(ActError, match="`farhop console`"):
         await acts.perform(Act("start-drill", "move", "rehearse"), "ann")
     found = await acts.drills_offered()
