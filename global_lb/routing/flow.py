@@ -256,7 +256,8 @@ class GlobalFlow:
         bounded = state.resumes < RESUMES_MAX and state.attempts < retry.ATTEMPTS_MAX
         if not event.resumable or not bounded or not elsewhere:
             self._over(state)
-            return [machine.Answer(event.id, event.outcome, f"region {attempt.region} failed while answering")]
+            how = "was stopped by another law" if event.outcome.source is Source.LAW else "failed while answering"
+            return [machine.Answer(event.id, event.outcome, f"region {attempt.region} {how}")]
         self._withdraw(state, attempt, counted=True)
         state.resumes += 1
         # The region where it broke is not asked again while there is another. Refusals from before the stream began are
@@ -381,8 +382,7 @@ class GlobalFlow:
         recalled = [
             machine.Recall(request_id, state.attempts)
             for request_id, state in self.requests.items()
-            if (attempt := state.attempt) is not None
-            and not attempt.started
+            if (attempt := state.attempt) is not None  # one whose answer has begun may not be sent whole
             and attempt.region not in law.request_verdict(state.request).lawful
         ]
         return self._wake(now) + recalled

@@ -89,6 +89,12 @@ _GAVE_UP = {
 }
 
 
+def _while_answering(reason: Outcome) -> str:
+    """What ended an answer that had begun; the law does where the request was not sent whole."""
+    stopped = reason.source is Source.LAW
+    return "another law stopped it while it was sent" if stopped else "the replica failed while answering"
+
+
 class FlowConfig(msgspec.Struct, frozen=True):
     """Bounds of one regional balancer. `instance` is its name among its peers, which share its replicas; "": it is
     alone. `move_over_s`: streams leave a drained replica over so many seconds; None: they end there."""
@@ -341,7 +347,7 @@ class RegionalFlow:
             return [*self._resume(state, failed, event, now), *self._fill(failed, now)]
         if state.started:
             self._over(state)
-            broken = machine.Answer(event.id, event.outcome, "the replica failed while answering")
+            broken = machine.Answer(event.id, event.outcome, _while_answering(event.outcome))
             return [broken, *self._fill(failed, now)]
         self._will_not_cache(state)
         self._pairs.give_back(state)
@@ -355,7 +361,7 @@ class RegionalFlow:
         unable = self.fleet.view.unable_to_resume(request.model, state.carrier)
         if state.resumes >= RESUMES_MAX or not self.wait_estimate.serving(state.variant, now, unable):
             self._over(state)
-            return [machine.Answer(request.id, event.outcome, "the replica failed while answering")]
+            return [machine.Answer(request.id, event.outcome, _while_answering(event.outcome))]
         self._pairs.give_back(state)
         self.overdue_requests.over(failed, request.id)
         state.resumes += 1
@@ -458,11 +464,11 @@ class RegionalFlow:
             self.fleet.narrowed(law.epoch)
         commands: list[Command] = []
         recalled: list[Command] = []
-        for state in [state for state in self.requests.values() if not state.started]:
+        for state in list(self.requests.values()):
             refusal = admission.unlawful(state.request, self.config.region, self.law)
             if refusal is None:
                 continue
-            if state.replica:
+            if state.replica:  # one whose answer has begun may not be sent whole
                 recalled.append(machine.Recall(state.request.id, state.attempts))
             else:
                 commands.append(self._refuse(state, refusal.outcome, refusal.detail, now))

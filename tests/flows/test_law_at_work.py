@@ -160,6 +160,60 @@ async def test_no_byte_is_sent_to_a_region_after_the_law_forbids_it(
         assert not failures
 
 
+class EagerRegion(SlowProxy):
+    """In place of a region, it answers a prompt of which it has read no more than the beginning, and then `reads`."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__()
+        self.answer, self.reads = answer, asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        host, port = asked.split()[1].decode().split(":")
+        writer.write(b"HTTP/1.1 200 ok\r\n\r\n")
+        first = await reader.read(1024)
+        if first.startswith(b"POST /v1/"):
+            writer.write(self.answer)
+            await self.reads.wait()
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(65536):
+                    self.passed += data
+            writer.close()
+            return
+        there, onward = await asyncio.open_connection(host, int(port))
+        onward.write(first)
+        await asyncio.gather(self._pump(reader, onward, bytearray()), self._pump(there, writer, bytearray()))
+
+
+EVENT = b'data: {"choices":[]}\n\n'
+BEGUN = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (
+    len(EVENT), EVENT
+)  # fmt: skip
+WHOLE = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(("said", "status"), [(BEGUN, 200), (WHOLE, 400)])
+async def test_no_byte_is_sent_to_a_region_that_answers_before_the_whole_prompt_was_sent(
+    engine: Engine, said: bytes, status: int
+) -> None:
+    """Once the law forbids it, where its answer has begun; at all, where that is whole."""
+    region = EagerRegion(said)
+    server = await asyncio.start_server(region.serve, "127.0.0.1", 0, limit=1024)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, both(engine, topology(), global_={"proxies": {"virginia": url}}) as up:
+        asked = asyncio.create_task(send(up.entry, chat(body=streaming("x" * 14_000_000 + "THE END"))))
+        flow = up.global_.flow
+        await until(lambda: asked.done() or any(one.attempt and one.attempt.started for one in flow.requests.values()))
+        await Etcd(up).law(2, tenant("anywhere", residency={"processing": {"allow": ["world"], "deny": ["us"]}}))
+        region.reads.set()
+        answer = await asked
+        assert answer.status == status
+        assert (b'"code":"unlawful_here"' in answer.body) is (said is BEGUN)
+        await up.at_rest()
+        await asyncio.sleep(0.2)
+        assert b"THE END" not in region.passed
+
+
 async def test_body_in_transfer_is_not_read_after_the_law_closes_the_entry(up: Both, engine: Engine) -> None:
     whole = chat(body=streaming())
     for port in (up.entry, up.client):

@@ -148,14 +148,17 @@ def test_a_held_request_of_a_removed_key_is_answered_unlawful(play) -> None:
     )
 
 
-def test_begun_answer_finishes_after_a_change_of_law(play) -> None:
+def test_begun_answer_finishes_after_a_change_of_law_unless_its_request_was_not_fully_sent(play) -> None:
     flow = worldwide()
     (
         play(flow)
         .on(RequestArrived(request("a"))).expect(sent("a", "london"))
         .on(AttemptBegan("a", 1, 200)).expect()
-        .on(to(2, anyone=JP)).expect()
+        .on(RequestArrived(request("b"))).expect(sent("b", "london"))
+        .on(AttemptBegan("b", 1, 200)).expect()
+        .on(to(2, anyone=JP)).expect(recalled("a"), recalled("b"))
         .on(AttemptEnded("a", 1, 200, None)).expect()
+        .on(AttemptFailed("b", 1, outcome.UNLAWFUL_HERE)).expect(answered("b", outcome.UNLAWFUL_HERE))
     )  # fmt: skip
 
 
@@ -263,6 +266,16 @@ def test_request_not_fully_sent_is_recalled_when_the_law_forbids_it(play) -> Non
     book.on(to(2, anyone=EU)).expect(recalled("a"))
     book.on(AttemptFailed("a", 1, outcome.UNLAWFUL_HERE)).expect(
         answered("a", outcome.UNLAWFUL_HERE, detail=lambda value: "allows only eu" in value)
+    )
+    assert (len(flow.fleet.ledger), flow.fleet.standing.read("r1", 0.0).state) == (0, "up")
+
+
+def test_what_an_engine_answers_before_it_has_all_of_it_is_taken_back_too(play) -> None:
+    flow = regional(replica("r1"))
+    book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1")).on(AttemptBegan("a", 1, 200)).expect()
+    book.on(to(2, anyone=EU)).expect(recalled("a"))
+    book.on(AttemptFailed("a", 1, outcome.UNLAWFUL_HERE)).expect(
+        answered("a", outcome.UNLAWFUL_HERE, detail=lambda value: "another law" in value)
     )
     assert (len(flow.fleet.ledger), flow.fleet.standing.read("r1", 0.0).state) == (0, "up")
 

@@ -328,13 +328,7 @@ class AttemptRun:
     def recall(self) -> None:
         """See active.Attempt. If the request was sent in part, the rest stays here: it is of no use there."""
         if not self._over and not self.is_sent:
-            self.drop_unsent()
             self._give_up(outcome.UNLAWFUL_HERE)
-
-    def drop_unsent(self) -> None:
-        """Have the kernel discard unsent data when the connection is aborted."""
-        if self._connection is not None and self._connection.attempt is self:
-            self._connection.drop_unsent()
 
     def pause(self) -> None:
         """The client is behind: stop reading upstream."""

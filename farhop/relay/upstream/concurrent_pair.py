@@ -91,12 +91,6 @@ class ConcurrentPairRun(AttemptRun):
         half = self._half
         return super().is_sent and (half is None or (half.connection is not None and half.connection.has_sent))
 
-    def drop_unsent(self) -> None:
-        """See AttemptRun: to both."""
-        if self._half is not None:
-            self._half.drop_unsent()
-        super().drop_unsent()
-
     def completed(self) -> None:
         """The answer is complete. The prefill engine has done its part, and may take a moment to confirm it."""
         half = self._half

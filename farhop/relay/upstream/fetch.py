@@ -108,11 +108,6 @@ class Collector:
         """Where the request was written, None while there is no connection."""
         return self._connection
 
-    def drop_unsent(self) -> None:
-        """Have the kernel discard unsent data when the connection is aborted."""
-        if self._connection is not None and self._connection.attempt is self:
-            self._connection.drop_unsent()
-
     def abort(self) -> None:
         """Stop at once, without a callback."""
         self._over = True

@@ -123,7 +123,6 @@ class PrefillRun:
 
     def recall(self) -> None:
         """See active.Attempt. Who is to answer has not been sent it."""
-        self._collector.drop_unsent()
         self.abort()
         self._owner.prefill_failed(self, outcome.UNLAWFUL_HERE)
 

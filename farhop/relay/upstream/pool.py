@@ -201,12 +201,14 @@ class UpstreamConnection(asyncio.Protocol):
         tcp = self._tcp
         return bool(transport.get_write_buffer_size() or (tcp is not None and tcp.get_write_buffer_size()))
 
-    def drop_unsent(self) -> None:
-        """Have the kernel discard unsent data when the connection is aborted."""
-        sock = None if self.transport is None else self.transport.get_extra_info("socket")
+    def _drop(self, transport: asyncio.Transport) -> None:
+        """Close at once, and have the kernel discard unsent data. Otherwise it would go on sending some megabytes for
+        as long as the other end takes to read them, whatever the law says by then."""
+        sock = None if self.has_sent else transport.get_extra_info("socket")
         if sock is not None:
             with contextlib.suppress(OSError):  # it is gone already
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _FORGET)
+        transport.abort()
 
     def pause(self) -> None:
         """Stop reading: the client reads too slowly."""
@@ -250,7 +252,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Close at once, without a callback: the engine sees its client leave."""
         self.attempt, self._unread, self._taken_bytes = None, b"", 0
         if self.transport is not None:
-            self.transport.abort()
+            self._drop(self.transport)
 
     # -- asyncio.Protocol
 
@@ -415,9 +417,12 @@ class UpstreamConnection(asyncio.Protocol):
         self.attempt, self._unread, self._taken_bytes, self._behind = None, b"", 0, False
         transport = self.transport
         if transport is not None:
-            # An answer may come before the request was sent whole: the rest of it must not open the next one.
+            # An answer may come before the request was sent whole: the rest is not, and must not open the next one.
             behind = transport.get_write_buffer_size() or (self._tcp is not None and self._tcp.get_write_buffer_size())
-            if keep and self._keeps and not behind:  # as _is_behind says, which would be a call for every answer
+            behind = behind or (self.carried_bytes > INIT_WINDOW_BYTES and not self.has_sent)
+            if behind:
+                self._drop(transport)
+            elif keep and self._keeps:  # `behind` is as _is_behind says, which would be a call for every answer
                 self._partial, self._keeps, self._body, self._received, self._quiet_bytes = b"", None, None, False, 0
                 self._turn_bytes = BYTES_A_TURN
                 self._pool.give_back(self)
