@@ -15,13 +15,13 @@ async def http():
         yield made
 
 
-async def test_what_a_balancer_says(world, http, made):
+async def test_status_of_a_balancer_is_read(world, http, made):
     world.status["virginia", "global_admin"] = made.global_status(tokyo="up")
     status = await admin.get(http, world.file.regions["virginia"].global_admin + "/", "/status")
     assert status["regions"][0]["region"] == "tokyo"
 
 
-async def test_what_it_does_not_know_is_none(world, http):
+async def test_unknown_decision_gives_none(world, http):
     assert await admin.get(http, world.file.regions["virginia"].global_admin, "/decisions/ffff") is None
 
 

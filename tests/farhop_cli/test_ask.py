@@ -41,7 +41,7 @@ async def test_answer_decision_and_trace(recorded, cli, made):
         assert text in result.stdout
 
 
-async def test_what_is_sent(recorded, cli):
+async def test_request_is_sent_as_expected(recorded, cli):
     await cli.in_thread("ask", "hello", "--tenant", "eu-only", "--from", "tokyo", "--allow", "eu", "--max-tokens", "3")
     ((region, headers, body),) = recorded.requests
     assert region == "tokyo"
@@ -102,7 +102,7 @@ async def test_an_unreachable_entry_is_an_error(recorded, cli):
     assert "no entry could be reached" in cli.failed(await cli.in_thread("ask", "hello"), 2)
 
 
-async def test_where_the_law_forbids_a_record_it_is_the_answer(recorded, cli, made):
+async def test_missing_record_is_explained_where_the_law_forbids_it(recorded, cli, made):
     """eu-only may enter in virginia, but be recorded in the EU alone: frankfurt's regional balancer knows."""
     recorded.served_by = "frankfurt"
     del recorded.records["virginia", "global_admin"]
@@ -185,7 +185,7 @@ async def test_bad_options_are_one_line_and_send_nothing(world, cli, arguments, 
     assert not world.requests
 
 
-def test_without_a_world_the_error_names_farhop_up(cli, tmp_path):
+def test_error_without_a_world_names_farhop_up(cli, tmp_path):
     assert "farhop up" in cli.failed(cli.run("ask", "hi", "--world", str(tmp_path / "none.json")), 2)
 
 

@@ -31,7 +31,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log"
 
 
-def test_a_log_verifies_until_it_is_changed(cli: Any, log: Path, tmp_path: Path) -> None:
+def test_changed_log_does_not_verify(cli: Any, log: Path, tmp_path: Path) -> None:
     key = tlog.verifier_key("farhop.internal/test", KEY.public_key())
     shutil.copy(log / "checkpoint", tmp_path / "seen")
     held = cli.run("audit", "verify", str(log), "--key", key, "--seen", str(tmp_path / "seen"), "--json")
@@ -81,7 +81,7 @@ def test_an_auditor_gets_all_but_the_salt(cli: Any, log: Path, tmp_path: Path) -
         (["export", "{}", "--out", "/nowhere/x"], "--out"),
     ],
 )
-def test_what_is_wrong_is_shown_in_a_line(cli: Any, log: Path, arguments: list[str], says: str) -> None:
+def test_error_is_reported_in_one_line(cli: Any, log: Path, arguments: list[str], says: str) -> None:
     result = cli.run("audit", *(one.format(log) for one in arguments))
     assert result.exit_code == 2
     assert says in result.stderr

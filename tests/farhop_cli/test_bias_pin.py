@@ -62,7 +62,7 @@ def test_a_pin_that_the_law_passes_over_is_refused(cli, stands):
         (("pin", "unset"), "give either --tenant or --model"),
     ],
 )
-def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, arguments, text):
+def test_error_is_reported_in_one_line_with_exit_code_2(cli, stands, arguments, text):
     output = cli.failed(cli.run(*arguments), 2)
     assert output.count("\n") == 1
     assert text in output

@@ -37,7 +37,7 @@ def trees(leaf, names):
     around=trees(st.integers() | st.just("told"), st.sampled_from(PLAIN)),
     place=st.sampled_from(PLACES),
 )
-def test_no_byte_of_a_secret_is_shown(secret, inside, around, place):
+def test_secrets_are_not_shown(secret, inside, around, place):
     held = inside.draw(trees(st.just(secret), st.sampled_from((*PLAIN, *PLACES))))
     document = {"around": around, "part": {"deeper": [{place: held}]}}
     for text in (json.dumps(bundle.withheld(document)), yaml.safe_dump(bundle.withheld(document), allow_unicode=True)):
@@ -53,7 +53,7 @@ def test_a_secret_that_is_known_is_nowhere(secret, before, after):
     assert bundle.scrubbed(before, [b""]) == before
 
 
-def test_where_a_secret_stands_is_shown_and_a_login_in_a_url_is_not():
+def test_path_of_a_secret_is_shown_and_a_login_in_a_url_is_not():
     fields = {
         "hop": {"keys": {"k1": "env:HOP"}, "active": "k1"}, "etcd": {"password": "file:/run/etcd"},
         "admin": {"tokens": {"ann": {"token": "hunter22", "may": "act"}}}, "tls": {"key_file": "a.key"},
@@ -111,7 +111,7 @@ async def test_a_balancers_name_is_not_used_as_a_path_and_replaces_no_other_file
     assert sum(one.endswith("/status.json") for one in names) == len(ports), "none took another's place"
 
 
-async def test_what_cannot_be_added_is_named_before_anything_is_asked(world, cli, tmp_path):
+async def test_unreadable_file_is_reported_before_any_request(world, cli, tmp_path):
     for text, says in (("[", "is not YAML"), ("5", "must be a balancer's configuration")):
         (tmp_path / "own.yaml").write_text(text)
         words = ("--add", str(tmp_path / "own.yaml"), "--out", str(tmp_path / "b.tar.gz"))

@@ -19,7 +19,7 @@ def test_the_rest_of_the_document_stays(cli, stands):
     assert (authorship.author, authorship.why) == ("ann", "canary")
 
 
-def test_a_model_is_unset_alone_and_all_at_once(cli, stands):
+def test_one_model_or_all_models_can_be_unset(cli, stands):
     cli.run("policy", "set", "virginia", "p2c", "--why", "x")
     cli.run("policy", "set", "virginia", "random", "--model", "llama", "--why", "x")
     assert cli.run("policy", "unset", "virginia", "--model", "llama").exit_code == 0
@@ -32,7 +32,7 @@ def test_a_model_is_unset_alone_and_all_at_once(cli, stands):
     assert "nothing was changed" in cli.failed(cli.run("split", "unset", "virginia", "--model", "llama"), 1)
 
 
-def test_without_a_model_all_goes_even_what_cannot_be_read(cli, stands):
+def test_unset_without_a_model_removes_even_an_unreadable_document(cli, stands):
     stands.put(SPLIT_KEY, b"nonsense")
     assert "remove it with `farhop split unset`" in cli.failed(cli.run(*SPLIT), 1)
     assert "to unset it all" in cli.failed(cli.run("split", "unset", "virginia", "--model", "llama"), 1)
@@ -96,7 +96,7 @@ def test_weights_change_and_the_rest_of_the_split_stays(cli, stands):
         (("split", "set", "virginia", "--model", "m", "--weights", "v1=nan"), "--weights: weights.v1"),
     ],
 )
-def test_what_a_balancer_would_refuse_is_refused(cli, stands, arguments, message):
+def test_document_that_a_balancer_would_refuse_is_refused(cli, stands, arguments, message):
     output = cli.failed(cli.run(*arguments, "--why", "x"), 2)
     assert output.count("\n") == 1
     assert message in output

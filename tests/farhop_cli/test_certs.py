@@ -72,7 +72,7 @@ def test_an_authority_and_a_certificate_that_names_its_balancer(cli: Any, tmp_pa
         (["init", "--trust-domain", "Not A Domain"], "--trust-domain"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(cli: Any, tmp_path: Path, words: list[str], says: str) -> None:
+def test_contradictory_options_are_refused(cli: Any, tmp_path: Path, words: list[str], says: str) -> None:
     assert says in cli.failed(cli.run("certs", *words, "--dir", str(tmp_path / "none")), 2)
 
 

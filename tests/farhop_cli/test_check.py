@@ -46,7 +46,7 @@ def test_json_names_the_lawful_regions_by_scope(cli):
     assert {region["region"] for region in output["regions"]} == {"virginia", "frankfurt", "tokyo"}
 
 
-def test_every_problem_is_shown_at_once_with_path_and_remedy(cli, tmp_path):
+def test_all_problems_are_shown_with_path_and_remedy(cli, tmp_path):
     path = tmp_path / "broken.yaml"
     path.write_text(BROKEN)
     result = cli.run("check", str(path))
@@ -73,7 +73,7 @@ def test_problems_as_json(cli, tmp_path):
     ("nowhere.yaml", "no such file"),
     ("./nowhere", "no such file"),
 ])  # fmt: skip
-def test_what_is_not_there_is_a_fault_of_usage(cli, name, says):
+def test_missing_file_is_bad_usage(cli, name, says):
     assert says in cli.failed(cli.run("check", name), 2)
 
 
@@ -199,7 +199,7 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("case", TOGETHER)
-def test_what_does_not_go_together_names_file_and_field(cli, fleet, case):
+def test_contradiction_between_files_names_file_and_field(cli, fleet, case):
     changes, says = TOGETHER[case]
     result = cli.run("check", *fleet(**changes))
     assert result.exit_code == 1
@@ -220,7 +220,7 @@ def test_a_law_needs_a_map(cli, fleet):
     assert "a law is checked for a map" in cli.failed(cli.run("check", fleet()[-1]), 2)
 
 
-def test_without_secrets_what_is_not_here_is_named_and_the_rest_checked(cli, fleet, monkeypatch):
+def test_check_without_secrets_lists_them_and_checks_everything_else(cli, fleet, monkeypatch):
     monkeypatch.delenv("HOP_KEY")
     tls = {"cert_file": "/nowhere/a.crt", "key_file": "/nowhere/a.key"}
     paths = fleet(above={"listen": {"port": 2, "tls": tls}})
@@ -258,7 +258,7 @@ zones:
 """
 
 
-def test_what_leads_to_entries_is_checked_too(cli, tmp_path):
+def test_dns_and_anycast_configurations_are_checked_too(cli, tmp_path):
     world = tmp_path / "world.yaml"
     entry = "entries: [{name: fra-1, region: frankfurt, ipv4: [192.0.2.80]}]\n"
     world.write_text(shipped("three-regions").read_text() + entry)
@@ -326,7 +326,7 @@ def test_certificates_of_the_two_tiers_that_do_not_go_together_are_named(cli, fl
     assert expected in wrong(theirs=made["virginia.regional"])
 
 
-def test_files_for_etcd_are_looked_at(cli, fleet, certificates):
+def test_documents_for_etcd_are_checked(cli, fleet, certificates):
     made, other, _ = certificates
     pair = made["paris.global"]
     etcd = {"ca_file": other.ca_file, "cert_file": pair.cert_file, "key_file": pair.key_file}
@@ -350,7 +350,7 @@ def test_one_port_for_two_listeners_is_reported(cli, fleet):
     assert cli.run("check", *fleet(below={"control": apart})).exit_code == 0
 
 
-def test_a_regional_configuration_that_lacks_its_listeners_is_told_what_it_lacks(cli, tmp_path):
+def test_missing_listeners_of_a_regional_configuration_are_named(cli, tmp_path):
     (tmp_path / "picks.yaml").write_text(
         "region: tokyo\ninstance: a\nadmin: {port: 1}\npicker: {port: 2}\nreplicas: []\n"
     )
@@ -367,7 +367,7 @@ def test_a_regional_configuration_that_lacks_its_listeners_is_told_what_it_lacks
         (RegionalConfig, "world", "regions: unknown field; it is one of a topology's"),
     ],
 )
-def test_the_file_of_another_process_is_reported_as_such(fleet, tmp_path, kind, name, problem):
+def test_configuration_of_another_process_is_recognised(fleet, tmp_path, kind, name, problem):
     fleet()
     with pytest.raises(ConfigError) as caught:
         load(kind, tmp_path / f"{name}.yaml")

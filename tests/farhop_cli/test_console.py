@@ -349,7 +349,7 @@ def look_back_on_quick(browser: Browser, url: str) -> None:
     until(lambda: "/" not in browser.text("#moment") and "up" in browser.text("#regions tr[data-key=virginia]"))
 
 
-def test_a_drill_that_is_stopped_restores_and_says_so(browser: Browser, live: Live) -> None:
+def test_stopped_drill_restores_and_reports_it(browser: Browser, live: Live) -> None:
     browser.go(live.url)
     browser.view("drills")
     until(lambda: "drain-and-return" in browser.text("#begin-drill"))
@@ -366,7 +366,7 @@ def test_a_drill_that_is_stopped_restores_and_says_so(browser: Browser, live: Li
     until(lambda: "No drill runs." in browser.text("#running"))
 
 
-def test_all_is_reached_by_tab_with_a_focus_that_is_seen_and_stays(browser: Browser, live: Live) -> None:
+def test_every_control_is_reachable_by_tab_with_a_visible_stable_focus(browser: Browser, live: Live) -> None:
     browser.go(live.url)
     until(lambda: browser.js("return document.querySelectorAll('#places .place').length") == 3)
     for name in ("world", "region/frankfurt", "request", "law", "drills"):
@@ -675,7 +675,7 @@ def test_names_are_never_markup(browser: Browser, tmp_path: Path) -> None:
     ],
     ids=["right to left", "10 KB", "wide", "marks", "controls", "__proto__", "constructor"],
 )
-def test_odd_names_leave_the_page_as_it_is(browser: Browser, tmp_path: Path, named: str) -> None:
+def test_unusual_names_do_not_break_the_page(browser: Browser, tmp_path: Path, named: str) -> None:
     stage = Theatre(Stage(3, 2, named), tmp_path)
     try:
         browser.go(f"{stage.url}#{TOKEN}")
@@ -689,7 +689,7 @@ def test_odd_names_leave_the_page_as_it_is(browser: Browser, tmp_path: Path, nam
         stage.close()
 
 
-def test_a_viewer_without_a_token_is_asked_for_one_and_fifty_view_at_once(browser: Browser, tmp_path: Path) -> None:
+def test_viewer_without_a_token_is_asked_for_one_and_fifty_can_view_together(browser: Browser, tmp_path: Path) -> None:
     stage = Theatre(Stage(12, 20), tmp_path)
     try:
         browser.driver.get("about:blank")

@@ -26,7 +26,7 @@ def stands():
     return yaml.safe_load(context.path().read_text())
 
 
-def test_a_dry_run_leaves_the_file_as_it_is(cli):
+def test_dry_run_does_not_change_the_file(cli):
     first = ("context", "set", "prod", "--etcd", "127.0.0.1:2379")
     assert cli.run(*first, "--dry-run").stdout == "dry run, nothing is written: prod is the current context\n"
     assert not context.path().parent.exists()
@@ -106,7 +106,7 @@ def test_hubs_and_files_are_kept_as_they_are_found_from_anywhere(cli, home, monk
         (["show", "prod"], 'no context "prod"'),
     ],
 )
-def test_what_is_wrong_is_one_line_and_changes_nothing(cli, words, says):
+def test_error_is_reported_in_one_line_and_changes_nothing(cli, words, says):
     text = cli.failed(cli.run("context", *words), 2)
     assert says in text
     assert text.count("\n") == 1
@@ -162,7 +162,7 @@ def test_a_world_has_its_own_context_while_it_runs(cli, world, monkeypatch):
     assert "up" in stands()["contexts"]  # another world's by now
 
 
-def test_what_a_killed_world_left_gives_way(cli, home, world):
+def test_context_of_a_killed_world_is_replaced(cli, home, world):
     context.world_began(home / "gone.json")
     assert context.world_began(world.path) == ("up", "up")
 

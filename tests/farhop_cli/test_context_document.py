@@ -29,7 +29,7 @@ def test_one_place_to_begin_at_is_enough(message):
         ({"etcd": ETCD, "tenant": "acme"}, "correct its name"),
     ],
 )
-def test_what_makes_no_sense_is_named(message, problem):
+def test_invalid_fields_are_named(message, problem):
     with pytest.raises(ValidationError) as caught:
         Context.model_validate(message)
     assert any(problem in line for line in problems_of(caught.value))

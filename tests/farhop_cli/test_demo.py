@@ -22,7 +22,7 @@ def test_the_verdict_is_the_exit_code(cli, monkeypatch, held, code):
 
 
 @pytest.mark.parametrize("error", [EtcdLabError("no etcd binary"), OSError("no space left")])
-def test_where_no_world_can_run_it_is_one_line(cli, monkeypatch, error):
+def test_unsuitable_machine_is_reported_in_one_line(cli, monkeypatch, error):
     async def run(progress):
         raise error
 

@@ -77,7 +77,7 @@ def test_a_zone_that_is_well(server, capsys) -> None:
     assert found["DNSSEC entry.example."] == f"its parent needs DS {KEY.tag} 13 2 {ds[4:].hex()}"
 
 
-def test_what_servers_say_drives_no_terminal(monkeypatch, capsys) -> None:
+def test_control_characters_from_servers_are_not_printed(monkeypatch, capsys) -> None:
     monkeypatch.setattr(dns_check, "_of_server", lambda *_: [dns_check.Finding("a", True, "\x1b[2J")])
     monkeypatch.setattr(dns_check, "_signed", lambda *_: [])
     run("entry.example", [], "", ["127.0.0.1:1"], "", False)

@@ -33,7 +33,7 @@ def test_a_drain_is_written_under_a_lease_of_its_length(cli, stands):
         assert text in result.stdout
 
 
-def test_it_goes_with_its_lease(cli, stands):
+def test_drain_ends_with_its_lease(cli, stands):
     assert cli.run("drain", "set", "virginia", "--for", "1s", "--why", "x", "--over", "0s").exit_code == 0
     assert drained(stands).over_s == 0.0
 
@@ -82,7 +82,7 @@ def test_the_state_of_the_others_counts(cli, stands):
     assert "anywhere (m)" in cli.failed(cli.run("drain", "set", "virginia", "--why", "x"), 1)
 
 
-def test_without_a_status_a_drain_is_refused_unless_forced(cli, stands, monkeypatch):
+def test_drain_without_a_status_is_refused_unless_forced(cli, stands, monkeypatch):
     async def nobody():
         return []
 
@@ -137,7 +137,7 @@ def entries(stands, tmp_path):
     world_file.write(at, replace(world_file.read(at), topology=str(path)))
 
 
-def test_an_entry_is_drained_beside_the_regions(cli, stands, entries):
+def test_entry_can_be_drained_in_addition_to_regions(cli, stands, entries):
     result = cli.run("drain", "set", "--entry", "tokyo-1", "--for", "30m", "--why", "new kernel", "--by", "ann")
     assert (result.exit_code, result.stderr) == (0, "")
     one = documents.decode_entry_drain(stands.get(entry_drain_key("tokyo", "tokyo-1")))

@@ -51,7 +51,7 @@ async def test_a_run_says_what_was_answered_to_requests_that_failed(
     await store.close()
 
 
-def test_without_a_fleet_nothing_runs(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_without_a_fleet(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = cli.run("drill", "run", "lose-a-region")
     assert result.exit_code == 2

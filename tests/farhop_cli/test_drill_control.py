@@ -42,9 +42,7 @@ async def test_only_what_this_fleet_can_have_is_offered(tmp_path: Path) -> None:
     assert offered["drain-and-return"]["parameters"] == {"region": "virginia", "soak_s": "8"}
 
 
-async def test_what_cannot_be_is_refused_before_anything_is_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_impossible_drill_is_refused_before_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def looked(*_: Any) -> list[Any]:
         return []
 
@@ -138,7 +136,9 @@ async def test_one_at_a_time_and_it_ends_with_the_console(tmp_path: Path) -> Non
     await source.close()
 
 
-async def test_what_cannot_begin_is_not_run_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_drill_that_cannot_begin_is_recorded_as_not_run_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def looked(*_: Any) -> list[Any]:
         return []
 

@@ -18,7 +18,7 @@ def test_a_key_is_never_taken_from_the_command_line(text: str, capsys: pytest.Ca
     assert "sk-secret" not in capsys.readouterr().err
 
 
-def test_a_key_is_read_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_read_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "sk-a")
     (tmp_path / "b").write_text("sk-b\n")
     assert [drill_fleet.key_of("a=env:A_KEY"), drill_fleet.key_of(f"b=file:{tmp_path / 'b'}")] == [

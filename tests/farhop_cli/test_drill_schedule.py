@@ -52,7 +52,7 @@ async def test_a_run_that_was_missed_is_kept_as_not_run(capsys: pytest.CaptureFi
     await store.close()
 
 
-async def test_what_cannot_be_read_any_more_is_not_run(
+async def test_unreadable_schedule_is_not_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(drill_schedule, "AGREED_S", 0.0)

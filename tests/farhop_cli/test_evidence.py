@@ -55,7 +55,7 @@ async def test_an_admin_that_is_gone_is_a_note(world, here, made):
     assert found.global_.record is not None
 
 
-async def test_where_the_law_bars_both_tiers_no_span_of_theirs_is_waited_for(world, here, made):
+async def test_spans_are_not_awaited_where_the_law_forbids_them(world, here, made):
     world.span_names = ("llm_request",)
     found = await gathered(here, result_of(world, made.decision, served="virginia"), tenant="eu-only")
     assert found.global_.barred

@@ -23,7 +23,7 @@ def test_a_warning_goes_on(capsys):
     assert capsys.readouterr().err == "farhop: careful\n"
 
 
-def test_what_others_say_drives_no_terminal(monkeypatch):
+def test_control_characters_from_others_are_not_printed(monkeypatch):
     """Answers and documents stand in errors: a terminal took their escapes."""
     said = list[str]()
     monkeypatch.setattr(typer, "echo", lambda text, **_: said.append(text))
@@ -35,5 +35,5 @@ def test_what_others_say_drives_no_terminal(monkeypatch):
 
 
 @pytest.mark.parametrize(("text", "says"), [("", ""), ("one", "one"), ("one\ntwo\nthree", "one (and 2 more)")])
-def test_of_many_problems_a_line_has_the_first_and_their_number(text, says):
+def test_many_problems_are_reported_by_the_first_and_their_number(text, says):
     assert first_of(ValueError(text)) == says

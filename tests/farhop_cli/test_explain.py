@@ -37,7 +37,7 @@ async def test_explain_asks_the_entry_and_the_region_that_it_would_choose(answer
     assert not answering.requests
 
 
-async def test_an_entry_that_may_not_read_it_is_not_shown_it(answering, cli, request_file):
+async def test_prompt_is_not_sent_to_an_entry_that_may_not_read_it(answering, cli, request_file):
     result = await cli.in_thread("explain", request_file, "--tenant", "japan-only", "--from", "virginia")
     assert result.exit_code == 0
     assert {region for region, _, _ in answering.questions} == {"tokyo"}
@@ -112,7 +112,7 @@ async def test_an_unknown_tenant(world, cli, request_file):
 # -- decisions of the past
 
 
-async def test_a_past_decision_is_found_wherever_it_was_kept(world, cli, made):
+async def test_past_decision_is_found_at_any_balancer(world, cli, made):
     world.records["tokyo", "global_admin"] = made.record(made.regions("tokyo", [made.candidate("tokyo")]))
     world.records["frankfurt", "regional_admin"] = made.record(made.replicas("f-1"))
     result = await cli.in_thread("explain", made.decision)

@@ -22,7 +22,7 @@ def simulated(document: Any, folder: Path, key: cell.Key, recipe: Any) -> cell.R
 
 
 @pytest.mark.parametrize(("ttft_ms", "code"), [(60.0, 0), (6000.0, 1)])
-def test_both_are_shown_and_too_far_apart_is_flagged(
+def test_simulated_and_live_figures_are_shown_and_large_differences_flagged(
     ttft_ms: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def live(*_args: Any) -> tuple[list[fidelity.MeasuredAnswer], int]:
@@ -41,7 +41,7 @@ def test_both_are_shown_and_too_far_apart_is_flagged(
     assert document["rows"][0]["live"] == ttft_ms
 
 
-def test_what_cannot_be_run_live_is_one_line() -> None:
+def test_scenario_that_cannot_run_live_is_reported_in_one_line() -> None:
     output = CliRunner().invoke(app(), ["bench", "fidelity", "arena"])
     assert output.exit_code == 2
     assert "same replicas in every region" in output.stderr

@@ -114,7 +114,7 @@ def test_an_etcd_alone(tmp_path):
     assert "127.0.0.1:1" in found.trouble[0]
 
 
-def test_what_is_wrong_is_one_line(config, tmp_path, capsys):
+def test_error_is_reported_in_one_line(config, tmp_path, capsys):
     none = tmp_path / "none.json"
     assert "farhop up" in ended(capsys, none, None, None)
     assert "not both" in ended(capsys, none, config(), "h:1")
@@ -124,7 +124,7 @@ def test_what_is_wrong_is_one_line(config, tmp_path, capsys):
     assert "--config" in ended(capsys, none, tmp_path / "no.yaml", None)
 
 
-async def test_a_regions_own_balancer_is_asked_where_it_is_known(world, made):
+async def test_balancer_of_the_region_is_asked_if_known(world, made):
     world.status["tokyo", "regional_admin"] = made.regional_status("r1")
     world.silent.add(("virginia", "regional_admin"))
     found = fleet.find(world.path, None, None)

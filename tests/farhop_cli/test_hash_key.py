@@ -39,16 +39,16 @@ def test_json(cli):
 
 
 @pytest.mark.parametrize("key", ["two words", "schlüssel", "x" * 513, ""])
-def test_what_no_header_can_carry_is_refused_unseen(cli, key):
+def test_key_that_no_header_can_carry_is_refused_without_showing_it(cli, key):
     output = cli.failed(cli.run("hash-key", stdin=key), 2)
     assert not key or key not in output
 
 
-def test_an_argument_that_is_no_text(cli):
+def test_undecodable_argument_is_refused(cli):
     assert "cannot be an API key" in cli.failed(cli.run("hash-key", "sk-\udcff"), 2)
 
 
-def test_standard_input_that_is_no_text(cli):
+def test_undecodable_standard_input_is_refused(cli):
     result = CliRunner().invoke(app(), ["hash-key"], input=b"\xff\xfe")
     assert "not text" in cli.failed(result, 2)
 

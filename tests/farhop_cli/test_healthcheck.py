@@ -53,7 +53,7 @@ def test_a_url(cli, port: int) -> None:
     assert cli.run("healthcheck", f"http://127.0.0.1:{port}/healthz").exit_code == 0
 
 
-def test_what_it_answers_drives_no_terminal(cli, port: int) -> None:
+def test_control_characters_in_the_answer_are_not_printed(cli, port: int) -> None:
     assert cli.run("healthcheck", f"http://127.0.0.1:{port}/evil").stdout.endswith(
         "503: \N{REPLACEMENT CHARACTER}[2J\n"
     )

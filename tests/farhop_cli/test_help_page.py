@@ -61,7 +61,7 @@ def test_no_command_is_left_out(kind):
     assert odd == []
 
 
-def test_every_option_and_argument_says_what_it_is():
+def test_every_option_and_argument_has_a_help_text():
     silent = [
         (*words, one.name)
         for words, command in every(typer.main.get_command(main.app()))

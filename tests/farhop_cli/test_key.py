@@ -84,6 +84,6 @@ def test_a_dry_run_makes_nothing(cli, stands):
         (("rotate", "a/b"), 2, "no key's id"),
     ],
 )
-def test_what_is_at_fault_is_one_line(cli, stands, arguments, code, message):
+def test_error_is_reported_in_one_line(cli, stands, arguments, code, message):
     assert message.replace("'", '"') in cli.failed(cli.run("key", *arguments, *WHY), code).replace("'", '"')
     assert kept(stands) == {}

@@ -40,7 +40,7 @@ def law(tmp_path):
     return write
 
 
-def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stands, law, tmp_path):
+def test_shown_law_names_its_author_and_can_be_set_again(cli, stands, law, tmp_path):
     shown = cli.run("law", "get")
     assert shown.stdout.startswith("# law of epoch 1, of topology three-regions: etcd holds none\n")
     (tmp_path / "shown.yaml").write_text(shown.stdout)
@@ -59,7 +59,7 @@ def test_what_is_shown_can_be_set_and_says_whose_it_is(cli, stands, law, tmp_pat
     assert cli.run("law", "get", "--epoch", "1").stdout.startswith("# law of epoch 1, of topology three-regions\n")
 
 
-def test_what_changes_is_shown_and_what_was_is_kept(cli, stands, law):
+def test_changes_are_shown_and_the_former_law_is_kept(cli, stands, law):
     assert cli.run("law", "set", law(), "--why", "one").exit_code == 0
     newcomer = {"name": "acme", "residency": {"processing": {"allow": ["eu"]}}}
     tenants = [*policy.document_of(WORLD)["tenants"][:2], newcomer]
@@ -114,7 +114,7 @@ def test_a_change_based_on_an_older_law_is_refused(cli, stands, law):
     assert cli.run("law", "set", law(), "--why", "x", "--after", "2").exit_code == 0
 
 
-def test_of_two_at_once_one_is_refused(cli, stands, law, monkeypatch):
+def test_concurrent_change_of_the_law_is_refused(cli, stands, law, monkeypatch):
     cli.run("law", "set", law(), "--why", "one")
     document = policy.encode(policy.document_of(WORLD), 9, "bob", "meanwhile", AT)
     trim = room.newest_law
@@ -149,7 +149,7 @@ def test_an_impossible_epoch_does_not_prevent_setting_a_law(cli, stands, law):
     assert "no other can follow it" in cli.failed(cli.run("law", "set", law(), "--why", "third"), 1)
 
 
-def test_what_cannot_be_read_is_replaced_and_shown(cli, stands, law):
+def test_unreadable_law_is_reported_and_replaced(cli, stands, law):
     stands.put(LAW_KEY, b"nonsense")
     assert "cannot be read" in cli.failed(cli.run("law", "get"), 1)
     result = cli.run("law", "set", law(), "--why", "x")
@@ -217,7 +217,7 @@ def keys(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_to_unset_it_is_to_set_the_topologys_own_under_a_new_epoch(cli, stands, law):
+def test_unset_sets_the_topologys_law_under_a_new_epoch(cli, stands, law):
     assert cli.run("law", "set", law("anywhere"), "--why", "one").exit_code == 0
     assert cli.run("law", "diff", law("anywhere")).exit_code == 0
     result = cli.run("law", "unset", "--why", "back")
@@ -257,7 +257,7 @@ def test_a_law_signed_with_the_key_can_be_set_without_it(cli, stands, law, keys,
     assert "--why: give the reason" in cli.failed(cli.run("law", "set", law()), 2)
 
 
-def test_what_balancers_would_not_heed_is_not_written(cli, stands, law, keys, tmp_path, monkeypatch):
+def test_law_that_balancers_would_ignore_is_not_written(cli, stands, law, keys, tmp_path, monkeypatch):
     monkeypatch.setenv("FARHOP_TEST_HOP", "x" * 32)
     config = {
         "region": "tokyo", "instance": "g1", "listen": {"port": 0}, "admin": {"port": 1},
@@ -277,7 +277,7 @@ def test_what_balancers_would_not_heed_is_not_written(cli, stands, law, keys, tm
     assert (cli.run(*put).exit_code, law_of(stands).epoch) == (0, 2)
 
 
-def test_a_signed_law_that_is_not_there_is_no_bad_signature(cli, keys):
+def test_missing_signed_law_is_not_reported_as_a_bad_signature(cli, keys):
     assert "no such file" in cli.failed(cli.run("law", "verify", "absent", "--public", str(keys / "ops.pub")), 2)
     assert "absent.pub: no such file" in cli.failed(cli.run("law", "verify", "--public", "absent.pub"), 2).lower()
 

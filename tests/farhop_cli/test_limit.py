@@ -8,7 +8,7 @@ SET = ("limit", "set", "eu-only", "--why", "contract", "--by", "ann")
 KEY = "/farhop/v1/limit/eu-only"
 
 
-def test_what_is_left_out_stays_and_all_of_it_is_shown(cli, stands):
+def test_omitted_limits_stay_and_all_limits_are_shown(cli, stands):
     result = cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
     assert (result.exit_code, result.stdout.splitlines()[0]) == (
         0, "tenant eu-only: 600 requests per minute; lent out by virginia",
@@ -28,7 +28,7 @@ def test_what_is_left_out_stays_and_all_of_it_is_shown(cli, stands):
     assert "600 requests per minute" in cli.run("limit", "history").stdout
 
 
-def test_it_is_unset_alone_or_with_all_others(cli, stands):
+def test_one_limit_or_all_limits_can_be_unset(cli, stands):
     cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
     cli.run(*SET, "--key", "k1", "--requests-per-minute", "6")
     assert "nothing was changed" in cli.failed(cli.run("limit", "unset", "eu-only", "--model", "llama"), 1)
@@ -58,7 +58,7 @@ def test_a_dry_run_writes_nothing(cli, stands):
     assert "dry run, nothing is written" in result.stdout
 
 
-def test_a_limit_per_user_is_kept_beside_that_of_all_users(cli, stands):
+def test_limit_per_user_is_kept_in_addition_to_the_limit_of_all_users(cli, stands):
     cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
     output = cli.run(*SET, "--each-user", "--requests-per-minute", "20").stdout
     assert output.splitlines()[0] == "tenant eu-only, user each: 20 requests per minute; lent out by virginia"

@@ -68,7 +68,7 @@ async def test_a_balancer_that_restarted_has_no_rate(busy):
     assert second[0].entered_per_s is None
 
 
-async def test_if_no_balancer_answers_the_state_is_unknown(busy):
+async def test_state_is_unknown_if_no_balancer_answers(busy):
     busy.silent |= {(name, role) for name in REGIONS for role in ("global_admin", "regional_admin")}
     ((*rows,),) = await samples(busy, 1.0)
     assert rows[1] == Row("frankfurt", why="no global balancer answers")
@@ -78,7 +78,7 @@ def test_nonsense_in_metrics_counts_for_nothing():
     assert live.finished("farhop_requests_total{} many\nfarhop_requests_total 2\nfarhop_requests_totally 1 x") == 2.0
 
 
-def test_without_a_terminal_only_news_are_shown():
+def test_only_changes_are_shown_without_a_terminal():
     seen = []
     lines = Lines(seen.append)
     up, down = Row("tokyo", "up", "well"), Row("tokyo", "down", "no recent report")
@@ -90,7 +90,7 @@ def test_without_a_terminal_only_news_are_shown():
     assert seen[3:] == ["requests served a second: tokyo 2.5"]
 
 
-async def test_it_follows_until_it_is_stopped(busy, capsys):
+async def test_command_follows_until_stopped(busy, capsys):
     stop = asyncio.Event()
     following = asyncio.create_task(live.follow(busy.file, stop))
     found = ""

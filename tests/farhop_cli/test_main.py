@@ -311,13 +311,13 @@ def test_a_full_disk_behind_standard_output_is_one_line(words, unbuffered):
     assert said == (2, "farhop: standard output: No space left on device\n")
 
 
-def test_closed_standard_streams_are_no_fault():
+def test_closed_standard_streams_cause_no_error():
     assert shell("$FARHOP check three-regions <&- >&-") == (0, "")
     assert shell("$FARHOP check nowhere <&- >&- 2>&-") == (2, "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_what_an_encoding_has_no_letter_for_is_a_question_mark(monkeypatch, capsys, encoding):
+def test_unencodable_characters_are_printed_as_question_marks(monkeypatch, capsys, encoding):
     out = io.TextIOWrapper(io.BytesIO(), encoding)
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "argv", ["farhop", "check", "three-regions"])

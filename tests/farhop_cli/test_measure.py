@@ -142,7 +142,7 @@ def test_hostile_bodies(cli, monkeypatch):
     assert json.loads(result.stdout)["holds"] is False
 
 
-def test_what_cannot_be_measured_is_shown_in_a_line(cli, monkeypatch):
+def test_impossible_measurement_is_reported_in_one_line(cli, monkeypatch):
     async def measure(requests, progress):
         raise BenchError("no etcd binary: install one")
 
@@ -203,7 +203,7 @@ def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
 
 
 @pytest.mark.parametrize(("taken_us", "code"), [(20.0, 0), (40.0, 1)])
-def test_what_reports_cost_is_shown_and_too_much_of_it_fails(cli, monkeypatch, taken_us, code):
+def test_cost_of_reports_is_shown_and_fails_above_its_bound(cli, monkeypatch, taken_us, code):
     rows = [Taken("read", 10.0, 9.0, 11.0), Taken("taken in", taken_us, 9.0, 50.0), Taken("rows", 99.0, 9.0, 99.0)]
     monkeypatch.setattr(room.intakes, "measure", lambda: Intake(60, 4, rows))
     output = cli.run("bench", "intake")

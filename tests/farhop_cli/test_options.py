@@ -25,7 +25,7 @@ def test_no_durations(text, capsys):
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0s"), (10, "10s"), (90, "90s"), (1800, "30m"), (7200, "2h"), (86400, "1d")]
 )
-def test_a_length_is_shown_as_it_is_given(seconds, text):
+def test_duration_is_shown_as_given(seconds, text):
     assert options.duration(seconds) == text
 
 

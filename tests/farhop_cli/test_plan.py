@@ -56,9 +56,7 @@ def test_every_fleet_is_asked_the_same(tmp_path: Path) -> None:
     assert len({job.key.scenario for trial in trials for job in asking.jobs(trial)}) == 3
 
 
-def test_another_seed_is_run_only_where_those_before_leave_it_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_further_seed_is_run_only_if_the_result_is_undecided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = load.parse(TEXT, "small.yaml", tmp_path, routers.names())
     ran: list[int] = []
 
@@ -85,7 +83,7 @@ def test_a_fleet_that_misses_is_not_shown_as_enough(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("good", "most_doubt"), [(0.8, 0.2), (0.95, 0.05), (0.99, 0.01), (1.0, 0.01)])
-def test_what_is_needed_tells_the_share_within_as_much_as_may_be_bad(good: float, most_doubt: float) -> None:
+def test_number_of_requests_resolves_the_allowed_share_of_bad_ones(good: float, most_doubt: float) -> None:
     need = plan.needed(good)
     low, high = share_interval(good * need, need)
     assert (high - low) / 2.0 <= most_doubt + 1e-9
@@ -93,7 +91,7 @@ def test_what_is_needed_tells_the_share_within_as_much_as_may_be_bad(good: float
     assert (high - low) / 2.0 > most_doubt
 
 
-def test_more_runs_make_up_for_few_requests_unless_it_is_said_how_many(tmp_path: Path) -> None:
+def test_more_runs_compensate_few_requests_unless_their_number_is_given(tmp_path: Path) -> None:
     seldom = TEXT.replace("tokyo: 6", "tokyo: 3")  # 9 in a run, and 27 are needed
     scenario = load.parse(seldom, "small.yaml", tmp_path, routers.names())
     fleet = Trial((("tokyo", 1), ("virginia", 1)), routed=True)

@@ -27,7 +27,7 @@ def test_times_of_a_sped_up_world_are_scaled_back() -> None:
 SHARED = "a long beginning that both of them have, said again and again " * 30
 
 
-def test_what_is_served_is_recorded_and_played(running: RunningWorld, tmp_path: Path) -> None:
+def test_served_requests_are_recorded_and_replayed(running: RunningWorld, tmp_path: Path) -> None:
     out, asked = tmp_path / "live.jsonl", []
     stop = threading.Event()
 

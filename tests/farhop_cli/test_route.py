@@ -34,14 +34,14 @@ def test_a_route_of_a_model_served_nowhere_is_set_with_a_warning(cli, stands):
     assert "no region serves" not in said("{models: [{model: m}]}"), "it is a name"
 
 
-def test_what_was_written_by_hand_is_kept(cli, stands):
+def test_handwritten_routes_are_kept(cli, stands):
     stands.put(KEY, b'[{"tenant": "anywhere", "policy": "nearest"}]')
     assert "no author is named" in cli.run("route", "get").stdout
     cli.run("route", "set", "virginia", "{policy: waterfall}", "--why", "x")
     assert stands.authored("route")[0] == [{"tenant": "anywhere", "policy": "nearest"}, {"policy": "waterfall"}]
 
 
-def test_what_cannot_be_read_is_left_alone(cli, stands):
+def test_unreadable_routes_are_not_overwritten(cli, stands):
     stands.put(KEY, b'{"nonsense": 1}')
     put = ("route", "set", "virginia", "{policy: nearest}", "--why", "x")
     assert "cannot be read; remove it with `farhop route unset`" in cli.failed(cli.run(*put), 1)
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_left_alone(cli, stands):
         (("unset", "virginia", "--tenant", "acme"), 1, "nothing was changed"),
     ],
 )
-def test_what_is_at_fault_is_one_line(cli, stands, arguments, code, message):
+def test_error_is_reported_in_one_line(cli, stands, arguments, code, message):
     assert message in cli.failed(cli.run("route", *arguments, "--why", "x"), code)
     assert stands.authored("route") is None
 

@@ -53,7 +53,7 @@ async def test_a_caller_is_given_by_tenant_or_by_key_and_not_both(here, capsys):
     assert "no key" in refused(capsys, running.caller, here, "bob", None, ())
 
 
-async def test_where_a_record_is_barred(here):
+async def test_forbidden_record_is_reported(here):
     def barred(tenant: str, region: str, *allow: str) -> str | None:
         return here.record_barred(running.caller(here, tenant, None, allow), region)
 

@@ -115,7 +115,7 @@ async def seen(world, made, embedded_etcd):
     return world
 
 
-async def test_a_dry_run_that_not_all_answer_is_partial_and_says_so(cli, seen, noun):
+async def test_dry_run_without_all_answers_is_reported_as_partial(cli, seen, noun):
     words = (noun, "set", *NOUNS[noun][0], *SIGNED, "--dry-run")
     whole = await cli.in_thread(*words)
     assert (whole.exit_code, whole.stderr) == (0, "")
@@ -130,7 +130,7 @@ async def test_a_dry_run_that_not_all_answer_is_partial_and_says_so(cli, seen, n
     assert "cannot be reached" in why
 
 
-async def test_if_no_balancer_answers_a_dry_run_reports_no_effects(cli, seen, either):
+async def test_dry_run_reports_no_effects_if_no_balancer_answers(cli, seen, either):
     seen.silent |= {(name, role) for name in REGIONS for role in ("global_admin", "regional_admin")}
     force = ("--force",) if either == "drain" else ()
     told = await cli.in_thread(either, "set", *NOUNS[either][0], *SIGNED, *force, "--dry-run", "--json")
@@ -139,7 +139,7 @@ async def test_if_no_balancer_answers_a_dry_run_reports_no_effects(cli, seen, ei
     assert (said["effects"], len(said["unreachable"])) == ([], ASKED[either])
 
 
-async def test_a_law_tried_without_all_of_them_is_partial_too(cli, seen, tmp_path):
+async def test_dry_run_of_a_law_without_all_answers_is_reported_as_partial(cli, seen, tmp_path):
     (tmp_path / "law.yaml").write_text((await cli.in_thread("law", "get")).stdout)
     words = ("law", "set", str(tmp_path / "law.yaml"), "--why", "x", "--dry-run")
     assert (await cli.in_thread(*words)).exit_code == 0
@@ -162,7 +162,7 @@ async def test_a_read_from_one_of_two_hubs_is_partial_and_a_write_there_is_not(c
     assert (await cli.in_thread(either, "unset", *NOUNS[either][4])).exit_code == 0
 
 
-def test_what_is_replaced_is_shown(cli, stands, noun):
+def test_replaced_override_is_shown(cli, stands, noun):
     arguments, _, shown, other, _ = NOUNS[noun]
     cli.run(noun, "set", *arguments, *SIGNED)
     assert f"this replaces: {shown}, by ann@ops" in cli.run(noun, "set", *other, "--why", "x", "--by", "bob").stdout
@@ -189,7 +189,7 @@ def test_a_file_is_compared_with_what_is_set(cli, stands, either, tmp_path):
     assert cli.run(either, "diff", "-", "--json").exit_code == 2  # standard input is empty
 
 
-def test_what_was_is_looked_back_on(cli, stands, noun):
+def test_former_overrides_are_shown(cli, stands, noun):
     arguments, _, _, _, undo = NOUNS[noun]
     cli.run(noun, "set", *arguments, *SIGNED)
     more = () if noun in ("drain", "bias", "pin") else ("--why", "done", "--by", "bob")
@@ -213,7 +213,7 @@ def test_the_author_is_the_user_at_the_keyboard(cli, stands, either, monkeypatch
     assert output["set"][0]["author"] == "bob@desk"
 
 
-def test_two_operators_at_once_do_not_overwrite_each_other(cli, stands, either, monkeypatch):
+def test_concurrent_operators_do_not_overwrite_each_other(cli, stands, either, monkeypatch):
     arguments, key, _, other, undo = NOUNS[either]
     cli.run(either, "set", *arguments, *SIGNED)
     document = stands.get(ROOT + key)
@@ -242,7 +242,7 @@ def test_balancers_that_do_not_follow_yet_are_named(cli, stands, either, monkeyp
     assert "balancers follow it by now; the others follow when they can" in result.stderr
 
 
-def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, either):
+def test_unreadable_override_is_reported_and_can_be_unset(cli, stands, either):
     _, key, _, _, undo = NOUNS[either]
     stands.put(ROOT + key, b"nonsense")
     assert f"{ROOT}{key} cannot be read" in cli.run(either, "get").stderr
@@ -261,7 +261,7 @@ def test_what_cannot_be_read_is_warned_of_and_unset(cli, stands, either):
         (("--why", "x", "--config", "absent.yaml"), "--config"),
     ],
 )
-def test_what_is_at_fault_is_one_line_and_code_2(cli, stands, either, more, message):
+def test_error_is_reported_in_one_line_with_exit_code_2(cli, stands, either, more, message):
     arguments, key, _, _, _ = NOUNS[either]
     output = cli.failed(cli.run(either, "set", *arguments, *more), 2)
     assert message in output

@@ -30,7 +30,7 @@ def test_no_control_character_is_left_but_line_ends_and_tabs(text):
 
 @given(st.text(alphabet=st.characters(categories=("L", "N", "P"))))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_plain_text_stays_as_it_is(text):
+def test_plain_text_is_unchanged(text):
     assert show.printable(text) == text
 
 

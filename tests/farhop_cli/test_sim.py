@@ -44,7 +44,7 @@ def test_routers_side_by_side_and_kept(scenario: str, tmp_path: Path) -> None:
         (["arena", "--for", "1s", "--out", "/dev/null/x"], "give another folder"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], words: str) -> None:
+def test_error_is_reported_in_one_line_with_exit_code_2(arguments: list[str], words: str) -> None:
     output = CliRunner().invoke(app(), ["sim", *arguments])
     assert output.exit_code == 2
     assert words in output.stderr

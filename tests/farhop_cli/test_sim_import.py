@@ -51,7 +51,7 @@ def test_regions_that_are_recorded_are_kept(tmp_path: Path) -> None:
     assert (work.place, sorted(work.regions)) == ("recorded", ["tokyo", "virginia"])
 
 
-def test_what_the_log_does_not_say_is_said(tmp_path: Path) -> None:
+def test_missing_fields_of_the_log_are_reported(tmp_path: Path) -> None:
     lines = [{"timestamp": n, "prompt_tokens": 150_000 * n + 1, "completion_tokens": 5} for n in range(2)]
     text = CliRunner().invoke(
         app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(tmp_path / "m.yaml")]
@@ -72,7 +72,7 @@ def test_smaller_gpus_than_were_proposed_may_be_put_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), [("My Friday_2.yaml", "my-friday_2"), ("_.yaml", "imported")])
-def test_the_scenario_can_be_run_whatever_its_file_s_name(tmp_path: Path, file: str, name: str) -> None:
+def test_scenario_runs_under_any_file_name(tmp_path: Path, file: str, name: str) -> None:
     out = tmp_path / file
     text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", LINES), "--out", str(out)])
     assert text.exit_code == 0, text.output
@@ -80,7 +80,7 @@ def test_the_scenario_can_be_run_whatever_its_file_s_name(tmp_path: Path, file: 
 
 
 @pytest.mark.parametrize("text", ['{"timestamp": 5, "usa', "17\n"], ids=["cut", "no object"])
-def test_what_is_no_log_is_one_line_with_what_is_expected(tmp_path: Path, text: str) -> None:
+def test_file_other_than_a_log_is_reported_in_one_line_with_the_expected_format(tmp_path: Path, text: str) -> None:
     (tmp_path / "own").write_text(text)
     output = CliRunner().invoke(app(), ["sim", "import", str(tmp_path / "own"), "--out", str(tmp_path / "mine.yaml")])
     assert output.exit_code == 2
@@ -114,7 +114,7 @@ def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None
         (["--out", "/dev/null/x.yaml"], "give a place that can be written to"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_error_is_reported_in_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
     there = tmp_path / "there.yaml"
     there.touch()
     given = [one.format(there=there) for one in arguments]

@@ -20,7 +20,7 @@ def healthy(world, made):
     return world
 
 
-async def test_all_is_well(healthy, cli):
+async def test_healthy_fleet_exits_with_0(healthy, cli):
     result = await cli.in_thread("status", "--wide")
     assert result.exit_code == 0
     assert not result.stderr
@@ -69,7 +69,7 @@ async def test_json_is_all_there_is(healthy, cli):
     assert output["regional"][0]["error"] == ""
 
 
-async def test_what_another_version_leaves_out_is_a_dash(healthy, cli):
+async def test_fields_missing_in_another_version_are_shown_as_a_dash(healthy, cli):
     for name in REGIONS:
         healthy.status[name, "global_admin"] = {"regions": [{"region": name}, 5]}
         healthy.status[name, "regional_admin"] = {}
@@ -105,7 +105,7 @@ async def test_each_hub_is_a_row_with_its_refused_documents(healthy, cli):
     assert third[:4] == ["tokyo", "odd", "lost", "–"]
 
 
-async def test_of_a_fleet_at_work_one_global_balancer_tells(healthy, cli, tmp_path, monkeypatch):
+async def test_one_global_balancer_reports_for_the_fleet(healthy, cli, tmp_path, monkeypatch):
     monkeypatch.setenv("FARHOP_TEST_HOP", "x" * 32)
     port = healthy.file.regions["tokyo"].global_admin.rpartition(":")[2]
     (tmp_path / "global.yaml").write_text(
@@ -233,7 +233,7 @@ async def test_the_law_of_each_balancer_is_a_row_with_what_is_wrong(healthy, cli
     assert text == "ops yes frozen, etcd is out of reach: refused; tokens name epoch 6, unknown here"
 
 
-def test_a_slow_replica_is_shown_beside_the_reason_for_its_state(made):
+def test_slow_replica_is_shown_with_the_reason_for_its_state(made):
     found = made.regional_status("gpu-0")
     found["replicas"][0]["slow"] = "slow: 68 ms against 12 of its peers, last sample 40 s ago"
     (row,) = status.replica_rows(status.BalancerStatus("virginia", "http://r", found))
@@ -256,7 +256,7 @@ async def test_a_configuration_that_was_passed_over_and_what_awaits_a_restart_ar
     assert "spill.at: too large" in builds
 
 
-async def test_by_itself_it_is_the_summary_and_each_part_on_demand(healthy, cli):
+async def test_status_shows_the_summary_and_each_part_on_demand(healthy, cli):
     plain = (await cli.in_thread("status")).stdout
     assert len(plain.splitlines()) <= 10
     assert plain.startswith("the world in ")
@@ -275,7 +275,7 @@ async def test_by_itself_it_is_the_summary_and_each_part_on_demand(healthy, cli)
     assert "builds" in wide
 
 
-async def test_of_one_region(healthy, cli):
+async def test_status_of_one_region(healthy, cli):
     shown = (await cli.in_thread("status", "--region", "tokyo", "--wide")).stdout
     rows = [line.split() for line in shown.splitlines() if "why up" in line]
     assert [row[1] for row in rows] == ["tokyo"] * 3
@@ -299,7 +299,7 @@ async def test_watching_redraws_and_outlives_silence(healthy, cli, monkeypatch):
     assert "give one of them" in cli.failed(await cli.in_thread("status", "--watch", "--json"), 2)
 
 
-async def test_on_a_terminal_it_is_drawn_in_place(healthy, cli, monkeypatch):
+async def test_status_is_redrawn_in_place_on_a_terminal(healthy, cli, monkeypatch):
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, width=100, height=30)
     monkeypatch.setattr(show, "console", lambda: show.captures[-1] if show.captures else terminal)

@@ -45,7 +45,7 @@ def test_an_entry_that_is_not_announced_is_wrong_and_says_why():
     assert "wrong: nothing" in summed([], announcers=known, region="tokyo")
 
 
-def test_where_all_is_well_it_says_so_and_where_the_load_is():
+def test_summary_of_a_healthy_fleet_shows_where_the_load_is():
     upper = [balancer("tokyo", law_epoch=7, regions=[view("tokyo"), view("paris")])]
     lower = [
         balancer("tokyo", law_epoch=7, under_way=90, queued_requests=4, replicas=replicas("up", "up")),
@@ -71,7 +71,7 @@ def test_with_entries_alone_the_summary_says_that_no_regional_balancer_was_asked
     ]
 
 
-def test_what_is_wrong_comes_worst_first_and_no_more_of_it_than_fits():
+def test_problems_are_sorted_by_severity_and_bounded_in_number():
     drain = {"author": "ann", "why": "new racks"}
     views = [view("oslo", "down"), view("tokyo", "suspect")]
     views += [view("paris", override=drain), view("rome", admitted_share=0.0)]
@@ -128,7 +128,7 @@ def test_a_region_that_refuses_hop_tokens_is_wrong_for_a_minute():
     assert wrong(90.0) == wrong(None) == ["wrong: nothing"]
 
 
-def test_a_region_without_a_ready_replica_is_told_so_and_not_that_it_is_hot():
+def test_region_without_a_ready_replica_is_not_reported_as_hot():
     def wrong(**ready):
         models = {model: {"replicas_ready": count} for model, count in ready.items()}
         one = {"region": "tokyo", "state": "up", "admitted_share": 0.0, "instances": [{"models": models}]}

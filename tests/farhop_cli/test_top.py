@@ -73,7 +73,7 @@ def _cells(app: Top, name: str) -> list[list[str]]:
     return [[str(cell) for cell in table.get_row(key)] for key in table.rows]
 
 
-async def test_it_shows_what_is_reported_and_drains_by_name() -> None:
+async def test_top_shows_reports_and_drains_by_name() -> None:
     source = Source()
     app = _top(source)
     async with app.run_test(size=(140, 40)) as pilot:
@@ -101,7 +101,7 @@ async def test_it_shows_what_is_reported_and_drains_by_name() -> None:
         assert name == "virginia"  # the third, and not the last of any balancer
 
 
-async def test_a_look_while_it_ends_is_no_fault() -> None:
+async def test_poll_during_shutdown_causes_no_error() -> None:
     app = _top(Source())
     async with app.run_test():
         await app.query_one("#wrong").remove()
@@ -132,6 +132,6 @@ async def _drain(app: Top, pilot: Any, source: Source) -> None:
     assert (drain.author, drain.why) == ("ann", "patching")
 
 
-def test_where_there_is_no_terminal_it_says_what_to_use(cli) -> None:  # type: ignore[no-untyped-def]
+def test_top_without_a_terminal_names_an_alternative(cli) -> None:  # type: ignore[no-untyped-def]
     """Into a pipe it wrote a terminal's commands, and went on when nobody read them."""
     assert "`farhop status --watch`" in cli.failed(cli.run("top", "--admin", "http://127.0.0.1:1"), 2)

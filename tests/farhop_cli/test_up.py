@@ -67,7 +67,7 @@ def arguments(tmp_path, *more: str) -> tuple[str, ...]:
         (("--port", "65534"), "leaves no port for tokyo"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_leaves_nothing(cli, tmp_path, folder, never, more, message):
+def test_error_is_reported_in_one_line_and_leaves_nothing(cli, tmp_path, folder, never, more, message):
     output = cli.failed(cli.run(*arguments(tmp_path, *more)), 2)
     assert message in output
     assert output.count("\n") == 1
@@ -238,7 +238,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing_behind(terminal):
 # -- what a user set, and what ends
 
 
-def test_the_users_telemetry_stays_as_it_is():
+def test_users_telemetry_settings_are_unchanged():
     ours = telemetry({}, "http://c:1")
     assert ours["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:1"
     theirs = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://mine:4318", "OTEL_TRACES_SAMPLER": "always_off"}

@@ -50,7 +50,7 @@ def test_json_by_day(folder: Path) -> None:
     assert "cost_usd" not in output["total"]
 
 
-def test_csv_is_no_formula_and_the_table_has_a_total(folder: Path) -> None:
+def test_csv_contains_no_formula_and_the_table_has_a_total(folder: Path) -> None:
     rows = run(folder, "--by", "tenant", "--csv").stdout.splitlines()
     assert rows[0].startswith("tenant,requests,failed,")
     assert rows[1].startswith("'=cmd,1,")
@@ -77,13 +77,13 @@ def test_priced_by_the_epoch_of_the_record(folder: Path) -> None:
         (["--tenant", "nobody"], 1, ""),
     ],
 )
-def test_what_is_wrong_is_shown_in_a_line(folder: Path, arguments: list[str], code: int, says: str) -> None:
+def test_error_is_reported_in_one_line(folder: Path, arguments: list[str], code: int, says: str) -> None:
     result = run(folder, *arguments)
     assert result.exit_code == code
     assert says in result.stderr
 
 
-def test_a_folder_that_is_not_there_and_lines_that_are_none(folder: Path) -> None:
+def test_missing_folder_and_invalid_lines_are_reported(folder: Path) -> None:
     assert run(folder / "none").exit_code == 2
     (folder / "g1" / "2.jsonl").write_bytes(b"{}\n")
     result = run(folder)

@@ -39,7 +39,7 @@ def config(tmp_path):
     return path
 
 
-def test_by_the_file_alone(config, capsys) -> None:
+def test_where_answers_from_the_file_alone(config, capsys) -> None:
     assert run("203.0.113.7", "", config, "", "", True, True) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["network"] == "203.0.113.0/24"
@@ -76,7 +76,7 @@ def test_by_the_file_alone(config, capsys) -> None:
         ),
     ],
 )
-def test_without_a_client_subnet(found, message) -> None:
+def test_answer_without_a_client_subnet(found, message) -> None:
     assert without_subnet(found) == message
 
 
@@ -89,7 +89,7 @@ def test_without_a_client_subnet(found, message) -> None:
         ("1.2.3.4", "", "localhost", False, "is no URL"),
     ],
 )
-def test_what_cannot_be_answered_is_one_line(config, capsys, client, tenant, admin, offline, message) -> None:
+def test_unanswerable_question_is_reported_in_one_line(config, capsys, client, tenant, admin, offline, message) -> None:
     with pytest.raises(typer.Exit) as ended:
         run(client, tenant, config, admin, "", offline, False)
     assert ended.value.exit_code == 2
@@ -132,7 +132,7 @@ def admin() -> Iterator[str]:
     server.server_close()
 
 
-def test_where_geography_and_measurement_disagree(config, admin, capsys) -> None:
+def test_difference_between_geography_and_measurement_is_shown(config, admin, capsys) -> None:
     assert latencies(config, admin, "", 20.0, as_json=False) == 0
     content = capsys.readouterr().out
     assert "4 networks measured, 3 not as geography says (by 20 ms), 2 led elsewhere" in content
@@ -144,13 +144,13 @@ def test_where_geography_and_measurement_disagree(config, admin, capsys) -> None
     assert [one["network"] for one in json.loads(capsys.readouterr().out)] == ["8.8.8.0/24", "1.1.1.0/24"]
 
 
-def test_without_a_configuration_it_says_whose_is_meant(cli, tmp_path):
+def test_error_without_a_configuration_names_the_process(cli, tmp_path):
     for words in (("where", "192.0.2.1"), ("dns", "--config", str(tmp_path / "nowhere.yaml"), "latencies")):
         text = cli.failed(cli.run(*words), 2)
         assert text.endswith("cannot be read: No such file or directory; --config is the DNS server's configuration\n")
 
 
-def test_what_the_server_says_drives_no_terminal(capsys) -> None:
+def test_control_characters_from_the_server_are_not_printed(capsys) -> None:
     evil = "\x1b]0;owned\x07[link=http://evil]x[/link]\u202e"
     entry = {"place": evil, "entry": evil, "region": evil, "ms": 1.0, "bias_ms": 0.0, "geography_ms": 1.0,
              "state": evil, "share": 1.0, "why": evil}  # fmt: skip

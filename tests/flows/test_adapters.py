@@ -50,7 +50,7 @@ async def test_a_crowd_spreads_once_waiting_takes_longer_than_loading_the_adapte
         assert sum(_served(answer) == home for answer in crowd) >= 2
 
 
-async def test_what_the_engines_say_of_their_adapters_is_heard(tmp_path: Path) -> None:
+async def test_adapters_reported_by_engines_are_used_for_routing(tmp_path: Path) -> None:
     async with _at(tmp_path, 1) as here:
         await until(lambda: _lora(here, "e0") is not None)
         assert (_lora(here, "e0").max, _lora(here, "e0").running) == (1, frozenset())

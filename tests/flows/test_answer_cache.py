@@ -93,7 +93,7 @@ async def test_the_second_of_two_alike_is_a_hit_with_the_same_bytes() -> None:
         assert (word(other), gpu.asked) == ("miss", 2)
 
 
-async def test_given_as_a_stream_or_whole_whichever_it_was_made_as() -> None:
+async def test_stored_answer_is_served_as_stream_or_document_whatever_its_original_form() -> None:
     async with emulated() as (up, gpu):
         whole = await send(up.entry, chat(body=body("one")))
         for include in (False, True):
@@ -136,7 +136,7 @@ async def test_the_sdk_reads_what_is_given_again_in_either_form() -> None:
         assert gpu.asked == 1
 
 
-async def test_what_may_not_be_repeated_goes_by_and_off_says_nothing() -> None:
+async def test_uncacheable_request_bypasses_the_cache_and_a_disabled_cache_sends_no_header() -> None:
     only = {"model": MODEL, **KEEPS}
     async with emulated(routes=[only], answers_bytes=1 << 20) as (up, gpu):
         first = await send(up.entry, chat(body=body(temperature=0.5)))
@@ -164,7 +164,7 @@ async def test_what_may_not_be_repeated_goes_by_and_off_says_nothing() -> None:
         assert word(await send(up.entry, chat(body=body()))) is None
 
 
-async def test_it_is_forgotten_when_its_time_is_over() -> None:
+async def test_stored_answer_expires() -> None:
     async with emulated(routes=[{"keep_answers_s": 0.05}]) as (up, gpu):
         assert word(await send(up.entry, chat(body=body()))) == "miss"
         await asyncio.sleep(0.06)
@@ -172,7 +172,7 @@ async def test_it_is_forgotten_when_its_time_is_over() -> None:
         assert gpu.asked == 2
 
 
-async def test_a_change_of_the_routes_forgets_what_was_kept() -> None:
+async def test_change_of_routes_drops_stored_answers() -> None:
     async with emulated() as (up, gpu):
         assert word(await send(up.entry, chat(body=body()))) == "miss"
         up.global_.relay.react(RoutesChanged({("other", ""): RouteConfig(tenant="other")}))
@@ -192,7 +192,7 @@ async def test_no_tenant_gets_another_s_answer() -> None:
         assert word(await send(up.entry, chat(body=body()))) is None  # its route does not enable it
 
 
-async def test_where_the_law_lets_it_neither_be_kept_nor_given() -> None:
+async def test_answer_is_neither_stored_nor_served_where_the_law_forbids_it() -> None:
     elsewhere = tenant("elsewhere")
     elsewhere["residency"] = {"processing": {"allow": ["world"]}, "logging": {"allow": ["eu"]}}
     async with emulated(elsewhere) as (up, gpu):
@@ -207,7 +207,7 @@ async def test_where_the_law_lets_it_neither_be_kept_nor_given() -> None:
         assert gpu.asked == 3
 
 
-async def test_a_change_of_the_law_makes_all_unreachable() -> None:
+async def test_change_of_law_makes_stored_answers_unreachable() -> None:
     async with emulated() as (up, gpu):
         assert word(await send(up.entry, chat(body=body()))) == "miss"
         law = up.global_.flow.law
@@ -363,7 +363,7 @@ class Failing(Engine):
         return web.json_response({"error": {"message": "no", "code": "bad"}}, status=500)
 
 
-async def test_an_upstream_that_fails_before_its_first_byte_lets_the_others_go_on_their_own() -> None:
+async def test_followers_are_routed_separately_if_upstream_fails_before_first_byte() -> None:
     engine = Failing()
     async with scripted(engine, routes=[KEEPS | SHARES]) as up:
         asked = [await Client.asking(up, chat(body=body())) for _ in range(3)]
@@ -434,7 +434,7 @@ async def test_a_single_slow_reader_stops_the_upstream() -> None:
         assert (await slow.wire()).count(b"x" * engine.size) == engine.events
 
 
-async def test_a_hit_is_a_request_and_no_tokens_and_says_what_it_saved(tmp_path: Path) -> None:
+async def test_cache_hit_is_recorded_as_a_request_without_tokens_and_with_saved_tokens(tmp_path: Path) -> None:
     async with emulated(usage={"dir": str(tmp_path)}) as (up, _):
         for _ in range(3):
             await send(up.entry, chat(body=body()))

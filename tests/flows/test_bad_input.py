@@ -129,12 +129,12 @@ def taken_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-async def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+async def test_missing_configuration_file_is_reported(tmp_path: Path) -> None:
     (line,) = await refused("global", tmp_path / "nowhere.yaml")
     assert line.startswith(f"global: {tmp_path}/nowhere.yaml: cannot be read")
 
 
-async def test_every_error_of_a_configuration_in_a_line_each(tmp_path: Path) -> None:
+async def test_every_configuration_error_is_reported_on_its_own_line(tmp_path: Path) -> None:
     wrong = document("regional", NOBODY, instance="", admin={"port": "x"}, log_level="loud", surprise=1)
     lines = await refused("regional", written(tmp_path, wrong))
     assert len(lines) == 4
@@ -154,7 +154,7 @@ async def test_every_error_of_a_configuration_in_a_line_each(tmp_path: Path) -> 
         ("regional", {"hop": {"keys": {"k1": "env:FARHOP_TEST_SHORT"}, "active": "k1"}}, "at least 16 are needed"),
     ],
 )
-async def test_surroundings_that_do_not_fit_are_one_line(
+async def test_unsuitable_environment_is_reported_in_one_line(
     tier: str, more: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     (line,) = await refused(tier, written(tmp_path, document(tier, NOBODY, **more)), FARHOP_TEST_SHORT="hunter2")
@@ -193,7 +193,7 @@ async def test_two_balancers_cannot_share_a_port(tmp_path: Path, etcd: str) -> N
 
 
 @pytest.mark.parametrize(("tier", "number"), [("global", signal.SIGINT), ("regional", signal.SIGTERM)])
-async def test_stopped_by_a_signal_it_stops_in_order(
+async def test_balancer_stops_in_order_on_a_signal(
     tier: str, number: signal.Signals, tmp_path: Path, etcd: str
 ) -> None:
     """At rest at once, and with a client that stays when the drain of 1 s is over."""
@@ -225,7 +225,7 @@ async def _stopped(tier: str, path: Path, number: signal.Signals, *, stays: bool
         return took_s, ended.kept_waiting_s - waited_s
 
 
-async def test_stopped_before_it_was_up_it_stops(tmp_path: Path) -> None:
+async def test_balancer_stops_if_signalled_before_it_is_up(tmp_path: Path) -> None:
     """An etcd that takes connections and says nothing holds the start up for 2 s: it does not hold up the stop."""
     with taken_port() as silent:
         path = written(tmp_path, document("regional", f"127.0.0.1:{silent}"))
@@ -244,7 +244,7 @@ def _handles(status: Path, number: signal.Signals) -> bool:
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
-async def test_a_wrong_otel_variable_does_not_keep_a_balancer_down(tmp_path: Path, etcd: str) -> None:
+async def test_balancer_starts_despite_an_invalid_otel_variable(tmp_path: Path, etcd: str) -> None:
     path = written(tmp_path, document("global", etcd))
     async with started("global", path, OTEL_EXPORTER_OTLP_ENDPOINT="nonsense") as one:
         assert (await one.out.readline()).startswith(b"global: region virginia")

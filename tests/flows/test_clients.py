@@ -37,7 +37,7 @@ async def test_a_path_that_no_engine_has_is_answered_so() -> None:
         await up.at_rest()
 
 
-async def test_a_key_by_the_other_header_never_goes_on() -> None:
+async def test_api_key_in_the_alternative_header_is_not_forwarded() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         sent = chat(None, None, x_api_key="sk-farhop-anywhere", anthropic_version="2023-06-01")
         assert (await send(up.entry, sent)).status == 200
@@ -67,7 +67,7 @@ async def test_residency_in_a_body_narrows_and_is_refused_where_unknown(field: s
         await up.at_rest()
 
 
-async def test_a_large_body_is_bound_as_a_small_one_is() -> None:
+async def test_large_body_is_restricted_like_a_small_one() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         body = {"model": MODEL, "messages": [{"role": "user", "content": "hello " * 60_000}], "inference_geo": "eu"}
         assert (await asked(up.entry, "/v1/chat/completions", body)).status == 503
@@ -92,7 +92,7 @@ async def test_a_residency_field_that_would_be_ignored_is_refused(nested: str) -
     [("us.llm.example", 200), ("US.llm.example:8443", 200), ("eu.llm.example", 451), ("ae.api.llm.example", 400),
      ("jp.api.llm.example", 451), ("jp.llm.example", 200), ("eurosport.example", 200), ("eu", 200)],
 )  # fmt: skip
-async def test_a_host_name_stands_for_a_residency(host: str, status: int) -> None:
+async def test_host_name_selects_a_residency(host: str, status: int) -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         for port in (up.entry, up.client):
             answer = await send(port, chat().replace(b"host: farhop", b"host: " + host.encode()))
@@ -100,7 +100,7 @@ async def test_a_host_name_stands_for_a_residency(host: str, status: int) -> Non
         assert len(engine.seen) == (2 if status == 200 else 0)
 
 
-async def test_one_model_need_not_be_named() -> None:
+async def test_model_may_be_omitted_if_only_one_is_served() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         body = {"messages": [{"role": "user", "content": "hello"}]}
         assert (await asked(up.entry, "/v1/chat/completions", body)).status == 200
@@ -112,7 +112,7 @@ async def test_one_model_need_not_be_named() -> None:
         assert engine.seen[-1][1]["model"] == MODEL
 
 
-async def test_of_several_models_one_must_be_named() -> None:
+async def test_model_is_required_if_several_are_served() -> None:
     replica = {"models": [MODEL, "other"], "name": "one"}
     async with Engine().running() as engine:
         replica["url"] = f"http://{engine.address}"
@@ -138,7 +138,7 @@ async def test_health_probes_show_a_status_and_nothing_else() -> None:
         assert up.global_.metrics.in_flight == 0
 
 
-async def test_an_entry_that_leads_nowhere_lawful_is_not_ready() -> None:
+async def test_entry_without_a_lawful_region_is_not_ready() -> None:
     world = topology(tenant("only", residency={"processing": {"allow": ["jp"]}}))
     tenants = {"only": world.tenants["only"]}
     from dataclasses import replace
@@ -169,7 +169,7 @@ async def test_the_version_is_shown_to_authorised_callers() -> None:
         ({}, {"x_llm_d_slo_ttft_ms": "soon"}, 3),
     ],
 )
-async def test_a_tier_of_service_is_worth_what_the_tenants_policy_says(
+async def test_service_tier_has_the_priority_of_the_tenants_policy(
     fields: dict[str, Any], headers: dict[str, str], priority: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = {"priority": 3, "tiers": {"flex": 1, "priority": 7}, "objectives": [{"ttft_ms": 500, "priority": 6}]}
@@ -193,7 +193,7 @@ async def test_a_tier_of_service_is_worth_what_the_tenants_policy_says(
 
 
 @pytest.mark.parametrize(("header", "within_s"), [("20000", 20.0), ("0", None), ("soon", None), ("", None)])
-async def test_within_how_long_a_client_wants_its_first_token_is_known_in_both_tiers(
+async def test_first_token_objective_of_a_client_reaches_both_tiers(
     header: str, within_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all tenants, whatever their policy; in the region it is what is left of it, less the way there and back."""

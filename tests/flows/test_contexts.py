@@ -150,7 +150,7 @@ async def test_every_command_works_from_a_laptop(fleet: Fleet) -> None:
     assert "is no region" in (await fleet.cli("status", "--region", "atlantis", code=2)).stderr
 
 
-async def test_reading_and_acting_are_two_rights(fleet: Fleet) -> None:
+async def test_read_right_does_not_allow_actions(fleet: Fleet) -> None:
     output = await fleet.cli("log-level", "info", code=2)
     assert "may read here, and this needs the right to act" in output.stderr
     await fleet.cli("context", "set", "prod", "--token", "env:FARHOP_ACTS")
@@ -167,7 +167,7 @@ def _url(fleet: Fleet, tier: str) -> str:
     return f"https://127.0.0.1:{port}"
 
 
-async def test_what_is_not_reached_is_named_and_how_it_failed(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreachable_balancers_are_named_with_the_failure(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     await fleet.running.regional.admin.close()  # one of two
     output = await fleet.cli("status", code=3)
     assert (

@@ -46,7 +46,7 @@ def _grown(here: World, before: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streams", "documents"])
-async def test_a_chats_next_turn_is_expected_where_its_answer_is_and_found_there(tmp_path: Path, stream: bool) -> None:
+async def test_next_chat_turn_is_predicted_and_found_where_its_answer_is_cached(tmp_path: Path, stream: bool) -> None:
     options = {"stream_options": {"include_usage": True}} if stream else {}
     async with world(tmp_path, tokenizer=False, events=False, replicas=3) as here:
         talk = [{"role": "user", "content": words(1, FIRST)}]
@@ -66,7 +66,7 @@ async def test_a_chats_next_turn_is_expected_where_its_answer_is_and_found_there
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streams", "documents"])
-async def test_a_completion_that_goes_on_is_expected_where_it_is_cached(tmp_path: Path, stream: bool) -> None:
+async def test_continued_completion_is_predicted_where_it_is_cached(tmp_path: Path, stream: bool) -> None:
     options = {"stream_options": {"include_usage": True}} if stream else {}
     async with world(tmp_path, tokenizer=False, events=False, replicas=2) as here:
         prompt = words(7, FIRST)
@@ -81,7 +81,9 @@ async def test_a_completion_that_goes_on_is_expected_where_it_is_cached(tmp_path
             prompt += text + words(8 + turn, QUESTION)
 
 
-async def test_what_was_answered_shows_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_answer_text_appears_in_no_output_of_the_balancer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     async with world(tmp_path, tokenizer=False, events=False, replicas=1) as here:
         body = {"messages": [{"role": "user", "content": words(9, QUESTION)}], "stream": True}
         _, text, _ = await _answer(here, body, "/v1/chat/completions")

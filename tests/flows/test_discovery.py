@@ -88,7 +88,7 @@ async def test_replicas_are_added_and_removed_under_load_without_a_failed_reques
 
 
 @pytest.mark.parametrize("how", ["removed", "draining"])
-async def test_what_is_in_flight_at_a_replica_that_leaves_is_finished_there(tmp_path: Path, how: str) -> None:
+async def test_requests_in_flight_at_a_removed_replica_finish_there(tmp_path: Path, how: str) -> None:
     async with discovering(tmp_path) as (region, listing, engines):
         engines["one"].behaviour = "pause"
         under_way = asyncio.create_task(send(region.entry, chat(body=streaming())))
@@ -113,7 +113,7 @@ async def test_what_is_in_flight_at_a_replica_that_leaves_is_finished_there(tmp_
             await stand(region, two="up")
 
 
-async def test_models_come_and_go_and_the_region_keeps_reporting(tmp_path: Path) -> None:
+async def test_region_keeps_reporting_while_models_are_added_and_removed(tmp_path: Path) -> None:
     async with discovering(tmp_path) as (region, listing, _):
 
         def models() -> dict[str, int]:
@@ -136,7 +136,7 @@ async def test_models_come_and_go_and_the_region_keeps_reporting(tmp_path: Path)
         assert (await send(region.entry, chat())).status == 200
 
 
-async def test_a_list_that_breaks_at_work_changes_nothing_and_says_so(tmp_path: Path) -> None:
+async def test_replica_list_that_becomes_invalid_is_reported_and_changes_nothing(tmp_path: Path) -> None:
     async with discovering(tmp_path) as (region, listing, _):
         whole = listing.path.with_suffix(".new")
         whole.write_text("- {url: nowhere}")

@@ -37,7 +37,7 @@ async def test_a_replica_that_refuses_our_key_or_points_elsewhere_is_passed_over
 
 
 @pytest.mark.parametrize(("status", "code", "remedy"), CASES)
-async def test_where_no_engine_answers_itself_the_client_is_told_whose_fault_it_is(
+async def test_client_error_names_the_faulty_party_if_no_engine_answers(
     engine: Engine, status: int, code: str, remedy: str
 ) -> None:
     async with both(engine, WORLD) as up:

@@ -106,7 +106,7 @@ class Shop:
 
 # 400 requests at 64 at once are 6 answers a client: by chance one seed is up to 23 apart, with fewer clients up to 7.
 @pytest.mark.parametrize(("at_once", "seeds"), [(4, (3,)), (16, (3,)), (64, (3, 4, 5))])
-def test_two_alike_share_alike_though_their_configured_speed_is_wrong(at_once: int, seeds: tuple[int, ...]) -> None:
+def test_equal_replicas_get_equal_shares_despite_a_wrong_configured_speed(at_once: int, seeds: tuple[int, ...]) -> None:
     shares: Counter[str] = Counter()
     for seed in seeds:
         shop = Shop(2, seed=seed)
@@ -119,7 +119,7 @@ def test_two_alike_share_alike_though_their_configured_speed_is_wrong(at_once: i
     ("replicas", "at_once", "slowness", "for_s"),
     [(4, 16, float("inf"), 9), (2, 16, 5, 15), (4, 8, 5, 9)],
 )
-def test_one_that_was_slow_or_stood_still_is_back_at_its_share_within_thirty_seconds(
+def test_replica_regains_its_share_within_thirty_seconds_after_being_slow_or_stalled(
     replicas: int, at_once: int, slowness: float, for_s: int
 ) -> None:
     shop = Shop(replicas)
@@ -138,7 +138,7 @@ def test_one_that_was_slow_or_stood_still_is_back_at_its_share_within_thirty_sec
     assert paces[1].prefill_ms_per_token == pytest.approx(paces[0].prefill_ms_per_token, rel=0.25)
 
 
-def test_one_that_stays_slow_is_left_and_looked_at_from_time_to_time() -> None:
+def test_permanently_slow_replica_is_avoided_and_probed_occasionally() -> None:
     shop = Shop(4)
     shop.clients(16)
     one = shop.engine(1)
@@ -178,7 +178,7 @@ def test_no_request_is_sent_to_explore_at_the_cost_of_its_deadline() -> None:
     assert {record.outcome for record in records} == {"served"}
 
 
-async def test_two_alike_share_alike_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_equal_live_replicas_get_equal_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulated engines at five times their speed, with the default figures; 16 clients after a lone one.
 
     What a busy machine adds to a token must be little beside it: at twenty times the speed a moment's stall of this

@@ -64,7 +64,7 @@ def test_a_transport_failure_is_answered_by_the_runner_up(play) -> None:
     assert (flow.under_way, flow.budget.retrying) == (0, 0)
 
 
-def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_region(play) -> None:
+def test_region_is_not_blamed_if_a_complete_answer_takes_too_long(play) -> None:
     """Told by the region, or found out here: it is the answer, and nothing is held against anybody."""
     flow = worldwide()
     (
@@ -81,7 +81,7 @@ def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_region(play) ->
     assert flow.budget.retrying == 0
 
 
-def test_a_kept_connection_that_was_closed_says_nothing_of_its_region(play) -> None:
+def test_region_is_not_blamed_for_a_closed_idle_connection(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -126,7 +126,7 @@ def test_if_all_regions_refuse_the_answer_lists_each_reason(play) -> None:
     )  # fmt: skip
 
 
-def test_all_refused_by_their_own_law_is_a_matter_of_law(play) -> None:
+def test_answer_is_unlawful_if_all_regions_refuse_by_their_own_law(play) -> None:
     flow = worldwide(patience_s=30.0)
     (
         play(flow)
@@ -137,7 +137,7 @@ def test_all_refused_by_their_own_law_is_a_matter_of_law(play) -> None:
     )  # fmt: skip
 
 
-def test_a_region_that_was_not_asked_may_be_lawful_yet(play) -> None:
+def test_answer_is_not_unlawful_if_some_region_was_not_asked(play) -> None:
     flow = worldwide(view=seen(instance("london"), instance("frankfurt", replicas_ready=0)))
     (
         play(flow)
@@ -146,7 +146,7 @@ def test_a_region_that_was_not_asked_may_be_lawful_yet(play) -> None:
     )  # fmt: skip
 
 
-def test_a_refusal_for_good_is_passed_on(play) -> None:
+def test_final_refusal_is_passed_to_the_client(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -169,7 +169,7 @@ def test_a_failure_after_the_start_ends_the_stream(play) -> None:
     assert len(flow.ledger) == 0
 
 
-def test_streams_that_a_living_region_breaks_off_say_nothing_against_it(play) -> None:
+def test_region_is_not_blamed_for_streams_it_breaks_off_while_alive(play) -> None:
     flow, book = worldwide(), None
     for lives, state in ((True, State.UP), (False, State.SUSPECT)):
         book = play(flow) if book is None else book
@@ -182,7 +182,7 @@ def test_streams_that_a_living_region_breaks_off_say_nothing_against_it(play) ->
         assert flow.regions.liveness["london"].read(0.0).state is state
 
 
-def test_refusals_do_not_go_on_for_ever(play) -> None:
+def test_refused_request_is_tried_a_bounded_number_of_times(play) -> None:
     flow = worldwide(patience_s=59.0, view=seen(instance("london")))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     for attempt in range(1, 8):
@@ -196,7 +196,7 @@ def test_refusals_do_not_go_on_for_ever(play) -> None:
     book.on(AttemptRefused("a", 8, outcome.QUEUE_FULL)).expect(answered("a", outcome.NO_REGION))
 
 
-def test_the_client_may_leave_at_any_time(play) -> None:
+def test_client_may_disconnect_at_any_point(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -211,7 +211,7 @@ def test_the_client_may_leave_at_any_time(play) -> None:
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
-def test_the_deadline_ends_what_is_under_way(play) -> None:
+def test_deadline_ends_the_attempt_in_flight(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -227,7 +227,7 @@ def test_the_deadline_ends_what_is_under_way(play) -> None:
     assert flow.under_way == 0
 
 
-def test_what_is_reported_of_an_earlier_attempt_is_ignored(play) -> None:
+def test_events_of_an_earlier_attempt_are_ignored(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -251,7 +251,7 @@ def test_law_that_narrows_in_flight_binds_the_next_attempt(play) -> None:
     )
 
 
-def test_law_that_widens_in_flight_does_not_help(play) -> None:
+def test_law_widened_in_flight_does_not_allow_more_regions(play) -> None:
     flow = worldwide()
     book = play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt"))
     flow.law = law(epoch=2, german=Rule(allow=("world",)))
@@ -259,7 +259,7 @@ def test_law_that_widens_in_flight_does_not_help(play) -> None:
     book.on(RequestArrived(request("b", tenant="german"))).expect(sent("b", "london"))
 
 
-def test_laws_that_share_nothing_leave_nothing(play) -> None:
+def test_request_is_unlawful_if_old_and_new_law_share_no_region(play) -> None:
     flow = worldwide()
     book = play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt"))
     flow.law = law(epoch=2, german=Rule(allow=("uk",)))
@@ -289,7 +289,7 @@ def test_law_that_narrows_while_a_request_is_held_binds_it(play) -> None:
     book.on(everywhere()).expect(answered("b", outcome.UNLAWFUL))
 
 
-def test_a_request_that_a_region_swallowed_is_asked_elsewhere(play) -> None:
+def test_request_lost_by_a_region_is_sent_to_another(play) -> None:
     """Nothing comes back, not even a failure: only the region's liveness tells."""
     book = play(worldwide()).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.at(0.5).on(ChannelChanged("london", up=False)).expect()
@@ -298,7 +298,7 @@ def test_a_request_that_a_region_swallowed_is_asked_elsewhere(play) -> None:
     )
 
 
-def test_a_broken_channel_has_its_requests_looked_after_sooner(play) -> None:
+def test_broken_channel_shortens_the_check_of_its_requests(play) -> None:
     book = play(worldwide()).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.at(0.1).on(ChannelChanged("london", up=False)).expect(timer("a", at=0.1 + LOOK_SOON_S))
     book.at(0.1 + LOOK_SOON_S).on(TimerFired("a")).expect(
@@ -326,7 +326,7 @@ def test_a_queued_request_without_a_promised_start_goes_to_the_region_that_is_ba
     book.on(AttemptBegan("a", 2, 200)).expect().on(AttemptEnded("a", 2, 200, None)).expect()
 
 
-def test_the_oldest_go_back_first_and_as_many_as_begin_at_once() -> None:
+def test_returned_region_takes_the_oldest_requests_and_only_those_that_begin_at_once() -> None:
     flow = worldwide(view=LONDON_AWAY)
     for name in "abcdefgh":
         flow.handle(RequestArrived(request(name, 10_000, tenant="european")), 0.0)
@@ -351,19 +351,17 @@ def test_the_oldest_go_back_first_and_as_many_as_begin_at_once() -> None:
         ("german", everywhere(), {}, 9_000.0),  # no other region may serve it
     ],
 )
-def test_a_region_that_is_back_takes_no_request_that_is_served_or_released_where_it_is(
-    play, tenant, view, fields, wait_ms
-) -> None:
+def test_returned_region_takes_no_request_served_or_released_elsewhere(play, tenant, view, fields, wait_ms) -> None:
     book = play(worldwide(view=view)).on(RequestArrived(request("a", tenant=tenant, **fields)))
     london_comes_back(book.expect(sent("a", "frankfurt")), wait_ms).expect()
 
 
-def test_a_region_that_is_back_takes_only_requests_that_begin_at_once(play) -> None:
+def test_returned_region_takes_only_requests_that_begin_at_once(play) -> None:
     book = play(worldwide(view=LONDON_AWAY)).on(RequestArrived(request("a", tenant="european")))
     london_comes_back(book.expect(sent("a", "frankfurt")), 9_000.0, AT_ONCE_MS + 1.0).expect()
 
 
-def test_a_region_that_is_back_takes_no_begun_stream_and_no_request_whose_client_left(play) -> None:
+def test_returned_region_takes_neither_begun_streams_nor_abandoned_requests(play) -> None:
     book = play(worldwide(view=LONDON_AWAY)).on(RequestArrived(request("a", tenant="european")))
     book.expect(sent("a", "frankfurt")).on(AttemptBegan("a", 1, 200)).expect()
     book.on(RequestArrived(request("b", tenant="european"))).expect(sent("b", "frankfurt"))
@@ -371,7 +369,7 @@ def test_a_region_that_is_back_takes_no_begun_stream_and_no_request_whose_client
     london_comes_back(book, 9_000.0).expect()
 
 
-def test_a_region_that_turned_it_away_does_not_take_it_back(play) -> None:
+def test_returned_region_does_not_take_a_request_that_it_refused(play) -> None:
     """In overload that lasts: it keeps its place in the queue that took it."""
     book = play(worldwide()).on(RequestArrived(request("a", tenant="european"))).expect(sent("a", "london"))
     book.on(AttemptRefused("a", 1, outcome.BROKEN_PROMISE, 50.0)).expect(sent("a", "frankfurt", attempt=2))
@@ -390,27 +388,27 @@ def test_a_region_that_was_never_away_takes_no_request_while_another_is_away(pla
     book.on(RegionReported("tokyo")).expect()
 
 
-def test_a_channel_that_is_back_by_then_moves_nothing(play) -> None:
+def test_request_is_not_moved_if_its_channel_has_recovered(play) -> None:
     book = play(worldwide()).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.at(0.1).on(ChannelChanged("london", up=False)).expect(timer("a", at=0.1 + LOOK_SOON_S))
     book.at(0.3).on(ChannelChanged("london", up=True)).expect()
     book.at(0.1 + LOOK_SOON_S).on(TimerFired("a")).expect(timer("a", at=0.1 + LOOK_SOON_S + LOOK_AGAIN_S))
 
 
-def test_an_answer_that_has_begun_is_left_alone_whatever_is_said_of_its_region(play) -> None:
+def test_begun_answer_is_not_moved_whatever_the_state_of_its_region(play) -> None:
     book = play(worldwide()).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.on(AttemptBegan("a", 1, 200)).expect()
     book.at(0.5).on(ChannelChanged("london", up=False)).expect()
     book.at(LOOK_AGAIN_S).on(TimerFired("a")).expect(timer("a", at=60.0))
 
 
-def test_doubt_about_every_region_moves_nothing(play) -> None:
+def test_requests_stay_if_every_region_is_suspect(play) -> None:
     flow = worldwide()
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.at(3.5).on(TimerFired("a")).expect(timer("a", at=3.5 + LOOK_AGAIN_S))  # no report from any region for 3.5 s
 
 
-def test_one_that_its_region_does_not_know_goes_elsewhere_and_the_region_is_not_blamed(play) -> None:
+def test_request_unknown_to_its_region_is_sent_elsewhere_without_blame(play) -> None:
     flow = worldwide()
     book = play(flow)
     for n in range(LivenessConfig().relay_streak):
@@ -420,7 +418,7 @@ def test_one_that_its_region_does_not_know_goes_elsewhere_and_the_region_is_not_
     assert flow.ledger.load("london").in_flight == 0
 
 
-def test_one_that_the_only_lawful_region_does_not_know_is_asked_there_again_within_the_retry_rules(play) -> None:
+def test_request_unknown_to_the_only_lawful_region_is_retried_there(play) -> None:
     flow = worldwide(view=seen(instance("london")))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     for attempt in range(1, TRANSPORT_RETRIES_MAX + 1):
@@ -435,7 +433,7 @@ def goes_on(request_id: str, target: str, attempt: int) -> tuple[Expected, Expec
     return timer(request_id), Expected(Resume, id=request_id, target=target, attempt=attempt)
 
 
-def test_a_stream_goes_on_from_the_runner_up(play) -> None:
+def test_broken_stream_continues_from_the_runner_up(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -450,7 +448,7 @@ def test_a_stream_goes_on_from_the_runner_up(play) -> None:
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
-def test_what_cannot_go_on_ends_with_the_error(play) -> None:
+def test_stream_that_cannot_continue_ends_with_the_error(play) -> None:
     flow = worldwide()
     for number, (tenant, resumable) in enumerate((("anyone", False), ("german", True))):
         name, region = str(number), ("london", "frankfurt")[number]
@@ -464,7 +462,7 @@ def test_what_cannot_go_on_ends_with_the_error(play) -> None:
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
-def test_a_stream_that_no_region_continues_at_once_is_tried_again(play) -> None:
+def test_stream_is_retried_if_no_region_continues_it_at_once(play) -> None:
     """Regions that live answer late where much breaks at once: that each was asked is no reason to give it up."""
     flow = worldwide()
     (
@@ -514,7 +512,7 @@ def test_a_region_s_earlier_refusal_does_not_prevent_it_from_continuing_a_stream
     )  # fmt: skip
 
 
-def test_the_law_of_now_says_where_a_stream_goes_on(play) -> None:
+def test_stream_continues_where_the_current_law_allows(play) -> None:
     flow = worldwide()
     (
         play(flow)

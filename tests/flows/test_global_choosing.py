@@ -64,12 +64,12 @@ def test_the_nearest_lawful_region_serves(play) -> None:
     assert (flow.under_way, len(flow.ledger)) == (1, 1)
 
 
-def test_a_long_wait_is_worth_a_hop(play) -> None:
+def test_long_wait_sends_a_request_to_a_farther_region(play) -> None:
     flow = worldwide(view=seen(instance("london", wait_ms=500.0), instance("frankfurt"), instance("tokyo")))
     play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
 
 
-def test_slow_decode_is_worth_a_hop(play) -> None:
+def test_slow_decode_sends_a_request_to_a_farther_region(play) -> None:
     flow = worldwide(view=seen(instance("london", tpot_ms=80.0), instance("frankfurt")))
     play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
 
@@ -107,7 +107,7 @@ def test_a_request_refused_for_its_length_goes_where_longer_ones_fit(play, event
     assert (flow.under_way, len(flow.ledger)) == (1, 1)
 
 
-def test_a_refusal_for_length_of_a_region_that_has_left_says_nothing_of_others(play) -> None:
+def test_length_refusal_by_a_removed_region_does_not_count_for_others(play) -> None:
     """What it could hold is not known any more."""
     flow = worldwide(view=seen(*(instance(region, context_tokens=tokens) for region, tokens in CONTEXTS.items())))
     left = seen(
@@ -121,7 +121,7 @@ def test_a_refusal_for_length_of_a_region_that_has_left_says_nothing_of_others(p
     )  # fmt: skip
 
 
-def test_of_one_region_the_instance_that_waits_least_is_asked(play) -> None:
+def test_instance_with_the_least_wait_of_a_region_is_chosen(play) -> None:
     flow = worldwide(view=seen(instance("london", "a", wait_ms=50.0), instance("london", "b", wait_ms=10.0)))
     b = Expected(machine.Forward, address=instance("london", "b").tier)
     play(flow).on(RequestArrived(request("a"))).expect(timer("a"), b)
@@ -133,7 +133,7 @@ def test_two_equal_instances_share_what_comes_between_reports(play) -> None:
     assert asked == ["london-a.example", "london-b.example"] * 2
 
 
-def test_nothing_lawful_is_answered_clause_by_clause(play) -> None:
+def test_answer_lists_the_clauses_if_no_region_is_lawful(play) -> None:
     flow = worldwide(under=law(strict=Rule(allow=("eu",), deny=("DE",))))
 
     def clauses(detail: str) -> bool:
@@ -152,7 +152,7 @@ def test_nothing_lawful_is_answered_clause_by_clause(play) -> None:
     assert flow.under_way == 1
 
 
-def test_lawful_but_not_serving_is_answered_region_by_region(play) -> None:
+def test_answer_lists_the_regions_if_no_lawful_region_serves(play) -> None:
     flow = worldwide(view=seen(instance("tokyo"), instance("london", replicas_ready=0)))
     found = "london: no ready replica of this model"
     (
@@ -164,7 +164,7 @@ def test_lawful_but_not_serving_is_answered_region_by_region(play) -> None:
     )  # fmt: skip
 
 
-def test_a_model_that_was_never_offered_does_not_exist(play) -> None:
+def test_never_offered_model_is_not_found(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -176,7 +176,7 @@ def test_a_model_that_was_never_offered_does_not_exist(play) -> None:
     )  # fmt: skip
 
 
-def test_before_any_region_has_reported_nothing_is_said_not_to_exist(play) -> None:
+def test_model_is_not_reported_missing_before_any_region_reports(play) -> None:
     flow = worldwide(view=seen())
     play(flow).on(RequestArrived(request("a"))).expect(answered("a", outcome.NO_REGION))
 
@@ -199,7 +199,7 @@ def test_an_answered_request_no_longer_counts_as_load(play) -> None:
     book.on(RequestArrived(request("b"))).expect(sent("b", "london"))
 
 
-def test_a_warm_region_is_worth_a_hop_as_far_as_it_proves_warm(play) -> None:
+def test_warm_region_is_preferred_as_far_as_its_cache_hits_are_confirmed(play) -> None:
     flow = worldwide(view=seen(instance("london", wait_ms=900.0), instance("frankfurt")))
     long = {"prompt_bytes": 16_384, "prefix": "alice"}
     book = play(flow).on(RequestArrived(request("a", **long))).expect(sent("a", "frankfurt"))
@@ -268,7 +268,7 @@ def test_a_drain_moves_traffic_and_ends_by_itself(play) -> None:
     )  # fmt: skip
 
 
-def test_an_instance_that_says_it_is_draining_gets_nothing_new(play) -> None:
+def test_draining_instance_gets_no_new_requests(play) -> None:
     flow = worldwide(view=seen(instance("london", draining=True), instance("frankfurt")))
     play(flow).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt"))
 
@@ -292,7 +292,7 @@ def test_down_needs_two_signals(play) -> None:
     book.on(RequestArrived(request("c", **here))).expect(sent("c", "london"))
 
 
-def test_relay_failures_are_a_signal_and_an_answer_takes_it_back(play) -> None:
+def test_relay_failures_count_against_a_region_until_it_answers(play) -> None:
     flow = worldwide(view=seen(instance("london"), instance("tokyo")))
     book = play(flow)
     for n in range(3):
@@ -359,7 +359,7 @@ def test_held_requests_are_bounded_in_number(play) -> None:
     )  # fmt: skip
 
 
-def test_one_decision_stands_for_all_held_requests_of_the_same_kind(monkeypatch) -> None:
+def test_one_decision_applies_to_all_held_requests_of_the_same_kind(monkeypatch) -> None:
     """A thousand on hold must not cost a thousand decisions at every report."""
     flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
     for n in range(50):
@@ -373,7 +373,7 @@ def test_one_decision_stands_for_all_held_requests_of_the_same_kind(monkeypatch)
     assert len(decided) == 1  # except for changes that time alone may have made
 
 
-def test_all_held_requests_are_released_in_turn(play) -> None:
+def test_held_requests_are_released_in_order(play) -> None:
     flow = worldwide(patience_s=10.0, view=seen(instance("london", replicas_ready=0)))
     book = play(flow)
     for n in range(3):

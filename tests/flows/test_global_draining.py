@@ -36,7 +36,7 @@ def draining() -> GlobalFlow:
     return flow
 
 
-def test_the_share_falls_to_nothing_and_nothing_is_refused(draining) -> None:
+def test_drained_regions_share_falls_to_zero_without_refusals(draining) -> None:
     shares = [taken(draining, now) for now in (0.0, 2.5, 5.0, 7.5, 10.0)]
     assert all(sum(share.values()) == 400 and not share["nowhere"] for share in shares)
     kept = [share["london"] / 400 for share in shares]
@@ -53,7 +53,7 @@ def test_a_request_without_another_lawful_region_is_served_until_the_end(drainin
     assert taken(draining, 20.0, 50, tenant="german") == {"nowhere": 50}
 
 
-def test_a_repeated_drain_gives_no_share_back(draining) -> None:
+def test_repeated_drain_does_not_restore_the_share(draining) -> None:
     draining.handle(RegionForced("london", True, "still", over_s=10.0), 9.0)
     assert taken(draining, 9.0)["london"] < 80
     assert taken(draining, 10.0)["london"] == 0
@@ -61,13 +61,13 @@ def test_a_repeated_drain_gives_no_share_back(draining) -> None:
     assert taken(draining, 11.0)["london"] == 0
 
 
-def test_without_a_pace_a_drained_region_gets_no_new_requests_at_once() -> None:
+def test_drain_without_pace_stops_new_requests_immediately() -> None:
     flow = worldwide()
     flow.handle(RegionForced("london", True, "fire"), 0.0)
     assert taken(flow, 0.0)["london"] == 0
 
 
-def test_a_region_that_dies_while_it_fades_is_not_asked(draining) -> None:
+def test_dead_region_is_not_asked_while_its_drain_fades(draining) -> None:
     assert draining.regions.liveness["london"].read(1.0).share > 0.8
     draining.handle(ChannelChanged("london", False), 5.0)
     for region in ("frankfurt", "tokyo"):
@@ -77,7 +77,7 @@ def test_a_region_that_dies_while_it_fades_is_not_asked(draining) -> None:
     assert draining.regions.liveness["london"].read(5.0).share == 0.0
 
 
-def test_it_ends_by_itself_and_the_next_drain_starts_from_zero() -> None:
+def test_drain_expires_and_the_next_one_starts_from_the_full_share() -> None:
     flow = worldwide()
     flow.handle(RegionForced("london", True, "x", until=5.0, over_s=1.0), 0.0)
     assert taken(flow, 4.9)["london"] == 0
@@ -86,7 +86,7 @@ def test_it_ends_by_itself_and_the_next_drain_starts_from_zero() -> None:
     assert flow.regions.liveness["london"].read(600.0).share == 1.0
 
 
-def test_what_is_under_way_finishes_and_a_retry_goes_elsewhere(play) -> None:
+def test_requests_in_flight_finish_in_a_drained_region_and_retries_go_elsewhere(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -100,7 +100,7 @@ def test_what_is_under_way_finishes_and_a_retry_goes_elsewhere(play) -> None:
     assert flow.under_way == 0
 
 
-def test_a_session_leaves_once_and_comes_back_once(draining) -> None:
+def test_session_moves_once_at_a_drain_and_once_at_its_end(draining) -> None:
     """Whoever is drawn at each request would meet another cache at every turn of a conversation."""
     rng = Random(5)
     sessions = [rng.getrandbits(64) for _ in range(60)]

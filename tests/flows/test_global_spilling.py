@@ -43,7 +43,7 @@ def hot() -> GlobalFlow:
     return flow
 
 
-def test_heat_that_lasts_sends_work_on_and_says_so(play) -> None:
+def test_lasting_overload_spills_requests_and_is_explained(play) -> None:
     def reasons(decision) -> bool:
         london = next(s for s in decision.field if s.region == "london")
         return london.hot and london.penalty_ms == 300.0 and decision.spilled_from == "london"
@@ -51,7 +51,7 @@ def test_heat_that_lasts_sends_work_on_and_says_so(play) -> None:
     play(hot()).at(2.6).on(RequestArrived(request("a"))).expect(sent("a", "frankfurt", reasons=reasons))
 
 
-def test_heat_that_does_not_last_moves_nothing() -> None:
+def test_short_overload_spills_nothing() -> None:
     flow = worldwide(view=at(0.0))
     flow.handle(at(0.5, london=0.99), 0.5)
     flow.handle(at(1.0, london=0.99), 1.0)
@@ -70,7 +70,7 @@ def test_a_hot_region_serves_requests_with_no_other_or_only_a_far_lawful_region(
     play(far).at(2.6).on(RequestArrived(request("a", narrow=(("uk", "apac"),)))).expect(sent("a", "london"))
 
 
-def test_what_was_hot_is_returned_to_at_a_pace() -> None:
+def test_requests_return_gradually_to_a_region_that_was_hot() -> None:
     flow = hot()
     shares = []
     for now in (3.0, 12.0, 23.0):
@@ -103,7 +103,7 @@ def test_a_region_that_was_down_or_drained_is_returned_to_at_a_pace() -> None:
     assert taken(flow, 31.0)["london"] < 40
 
 
-def test_the_destination_of_a_failure_is_not_damped(play) -> None:
+def test_failover_to_a_region_is_not_ramped(play) -> None:
     flow = worldwide(view=at(0.0))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "london"))
     book.on(AttemptFailed("a", 1, outcome.CONNECT_FAILED)).expect(
@@ -136,7 +136,7 @@ def test_a_request_refused_everywhere_is_taken_by_the_best_region_without_a_prom
     )  # fmt: skip
 
 
-def test_what_it_waited_in_one_region_is_sent_to_the_next(play) -> None:
+def test_wait_in_one_region_is_reported_to_the_next(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -147,7 +147,7 @@ def test_what_it_waited_in_one_region_is_sent_to_the_next(play) -> None:
     )  # fmt: skip
 
 
-def test_the_only_region_gets_no_promise_to_break(play) -> None:
+def test_only_region_gets_no_promised_time(play) -> None:
     flow = worldwide()
     play(flow).on(RequestArrived(request("a", tenant="german"))).expect(sent("a", "frankfurt", promised_ttft_ms=None))
 
@@ -155,7 +155,7 @@ def test_the_only_region_gets_no_promise_to_break(play) -> None:
 @pytest.mark.parametrize(
     ("full", "age_s", "promised"), [((), 0.0, True), (("tokyo",), 0.0, True), (FAR, 0.0, False), (FAR, 2.0, True)]
 )
-def test_if_no_region_takes_foreign_requests_none_is_tried_in_vain(
+def test_no_attempt_is_made_if_no_region_takes_foreign_requests(
     play, full: tuple[str, ...], age_s: float, promised: bool
 ) -> None:
     # London itself serves nothing: every other region is abroad. A report of two seconds ago may be outdated.
@@ -203,7 +203,7 @@ def moving(flow: GlobalFlow, **slots_free: int) -> None:
         report_in(flow, REGIONS, float(i))
 
 
-def test_within_the_doubt_about_waits_headroom_decides() -> None:
+def test_headroom_decides_between_waits_within_their_uncertainty() -> None:
     flow = worldwide()
     moving(flow, london=5, frankfurt=15)
     drawn = taken(flow, 3.0)
@@ -219,7 +219,7 @@ def test_no_request_leaves_an_idle_local_region() -> None:
     assert taken(flow, 4.0) == {"london": 300}
 
 
-def test_a_region_that_restarted_is_sure_at_once(play) -> None:
+def test_restarted_regions_report_has_no_uncertainty(play) -> None:
     flow = worldwide(view=at(0.0), spill=Spill(ramp_per_s=1.0))
     for n in range(3):
         flow.handle(RequestArrived(request(f"q{n}")), 0.0)

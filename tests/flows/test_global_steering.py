@@ -43,7 +43,7 @@ def test_a_policy_changed_at_work_decides_the_next_request_and_the_next_attempt(
     )  # fmt: skip
 
 
-def test_a_request_held_by_a_strict_pin_is_sent_when_it_is_lifted(play) -> None:
+def test_request_held_by_a_strict_pin_is_sent_when_the_pin_is_lifted(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london"), instance("frankfurt")))
     (
         play(flow)
@@ -90,7 +90,7 @@ def test_a_pin_narrows_within_the_law_and_falls_back(play) -> None:
     )  # fmt: skip
 
 
-def test_a_bias_moves_what_it_outweighs_and_is_shown(play) -> None:
+def test_bias_moves_requests_that_it_outweighs_and_is_shown(play) -> None:
     flow = worldwide()
     word = OverridesChanged(OperatorOverrides({"london": Bias("london", 15.0, "why", "ann", 100.0)}))
     (
@@ -103,7 +103,7 @@ def test_a_bias_moves_what_it_outweighs_and_is_shown(play) -> None:
     )  # fmt: skip
 
 
-def test_failover_takes_the_active_one_again_at_a_pace() -> None:
+def test_failover_returns_to_the_active_region_gradually() -> None:
     flow = worldwide(spill=Spill(ramp_per_s=0.1), routes=Routes({("", ""): RouteConfig(policy="failover", regions=(
         "tokyo", "frankfurt"))}))  # fmt: skip
 

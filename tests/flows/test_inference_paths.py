@@ -73,7 +73,7 @@ def test_sound_longer_than_a_segment_arrives_whole(client: openai.OpenAI, kind: 
     assert text.strip() == answer.text
 
 
-def test_a_tenant_is_heard_where_its_law_says(running: RunningWorld) -> None:
+def test_audio_is_transcribed_where_the_tenants_law_allows(running: RunningWorld) -> None:
     with _client(running, "sk-farhop-eu-only", "tokyo") as european:
         raw = european.audio.transcriptions.with_raw_response.create(model=MODEL, file=("a.mp3", b"x" * 8_000))
         assert raw.headers["x-farhop-region"] == "frankfurt"
@@ -194,7 +194,7 @@ def test_a_wrong_body_is_answered_with_its_field(client: openai.OpenAI, path: st
     "path",
     ["/generate", "/sleep", "/v2/repository/models/m/load", "/v2/models/m/config", "/v1/embeddings/", "/V1/embeddings"],
 )
-def test_nothing_else_passes(client: openai.OpenAI, path: str) -> None:
+def test_other_paths_are_refused(client: openai.OpenAI, path: str) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         _post(client, path, {"model": MODEL, "input": "x"})
     assert caught.value.code == "path_not_allowed"

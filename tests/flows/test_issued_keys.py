@@ -54,7 +54,7 @@ async def put(up: Both, name: str, **more: Any) -> None:
     await until(lambda: all(book.get(digest(a_key(name))) is not None for book in books))
 
 
-async def test_an_issued_key_is_good_for_what_it_says_in_both_tiers(up: Both) -> None:
+async def test_issued_key_is_restricted_to_its_scopes_in_both_tiers(up: Both) -> None:
     await put(up, "all")
     await put(up, "narrow", models=("other",), paths=("/v1/chat/completions", "/v1/models"))
     await put(up, "abroad", within=("jp",))
@@ -71,7 +71,7 @@ async def test_an_issued_key_is_good_for_what_it_says_in_both_tiers(up: Both) ->
         assert (await send(port, chat(key=a_key("abroad")))).code == lawful_elsewhere
 
 
-async def test_a_key_for_some_models_must_be_for_a_name_and_for_what_it_stands_for(up: Both) -> None:
+async def test_key_limited_to_models_must_allow_an_alias_and_its_target(up: Both) -> None:
     route = [{"model": "auto", "models": [{"model": MODEL}]}]
     await up.global_.store.put(route_key("virginia"), json.dumps(route).encode())
     await until(lambda: up.global_.flow.routes.cascades)
@@ -87,7 +87,7 @@ async def test_a_key_for_some_models_must_be_for_a_name_and_for_what_it_stands_f
         assert [model["id"] for model in text.json["data"]] == listed[name]
 
 
-async def test_each_end_of_a_key_is_answered(up: Both) -> None:
+async def test_revoked_expired_early_and_stray_keys_are_refused_with_a_code(up: Both) -> None:
     ends = {
         "revoked": ("key_not_valid", {"revoked": NOW}), "expired": ("key_not_valid", {"expires": NOW - HOUR}),
         "early": ("key_not_valid", {"not_before": NOW + HOUR}), "stray": ("unknown_key", {"tenant": "nobody"}),
@@ -116,7 +116,9 @@ async def test_an_unreadable_key_document_authenticates_no_client(up: Both) -> N
     await until(lambda: up.global_.keys.get(digest(a_key("twin"))) is None)
 
 
-async def test_made_and_revoked_by_the_command_through_a_real_etcd(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_key_is_issued_and_revoked_by_the_command_through_a_real_etcd(
+    up: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with AsyncExitStack() as stack:
         etcd = await stack.enter_async_context(EmbeddedEtcd())
         store = EtcdStore(EtcdSettings((etcd.endpoint,)), Random(1))

@@ -112,7 +112,7 @@ async def test_salts_and_token_ids_and_streams(tmp_path: Path) -> None:
         assert actual > 300
 
 
-async def test_where_there_is_no_choice_nothing_is_read(tmp_path: Path) -> None:
+async def test_prompt_is_not_tokenized_if_there_is_no_choice(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1, first=False) as here:
         for text in (words(12, 20), words(11, 10_000)):
             await here.ask(text)
@@ -120,7 +120,7 @@ async def test_where_there_is_no_choice_nothing_is_read(tmp_path: Path) -> None:
         assert here.hits()["exact"][0] == 0.0
 
 
-async def test_what_waits_in_line_is_read_beside(tmp_path: Path) -> None:
+async def test_prompt_of_a_queued_request_is_tokenized_in_the_background(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1, first=False, speedup=1, listing={"slots": 1}) as here:
         running = asyncio.create_task(here.ask(words(14, 20), max_tokens=4000))  # for most of a minute
         await until(lambda: here.flow.under_way == 1)
@@ -138,7 +138,7 @@ def _waited_ms(answer: Answer) -> float:
     return float(answer.headers["server-timing"].partition("dur=")[2].partition(",")[0])
 
 
-async def test_it_is_read_before_only_where_its_beginning_does_not_tell(tmp_path: Path) -> None:
+async def test_prompt_is_tokenized_first_only_if_its_beginning_does_not_decide(tmp_path: Path) -> None:
     async with world(tmp_path, first=False) as here:
         tokenizers = here.balancer.listeners.tokenizers
         assert tokenizers is not None
@@ -155,7 +155,7 @@ async def test_it_is_read_before_only_where_its_beginning_does_not_tell(tmp_path
         assert (here.flow.fleet.mirror.guard.miscounts, here.flow.fleet.mirror.guard.mispredictions) == (0, 0)
 
 
-async def test_the_time_a_long_prompt_takes_to_read_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokenization_time_of_a_long_prompt_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with world(tmp_path, replicas=1) as here:
         tokenizers = here.balancer.listeners.tokenizers
         assert tokenizers is not None
@@ -176,7 +176,7 @@ async def test_the_time_a_long_prompt_takes_to_read_is_shown(tmp_path: Path, mon
         assert predicted == actual == 0.0
 
 
-async def test_a_prompt_that_cannot_be_read_goes_on_by_its_bytes(tmp_path: Path) -> None:
+async def test_prompt_that_cannot_be_tokenized_is_routed_by_its_bytes(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1) as here:
         picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 4000}}
         for _ in range(2):
@@ -216,7 +216,7 @@ async def _at_rest(here: World, held: Callable[[], int]) -> None:
     await until(lambda: held() == 0)
 
 
-async def test_a_tokenizer_that_is_not_the_engines_is_found_out(tmp_path: Path) -> None:
+async def test_tokenizer_that_differs_from_the_engines_is_detected(tmp_path: Path) -> None:
     async with world(tmp_path, replicas=1) as here:
         (template,) = [here.balancer.listeners.tokenizers]
         assert template is not None

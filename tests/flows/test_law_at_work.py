@@ -74,7 +74,7 @@ async def admin(port: int, path: str) -> dict[str, Any]:
     return dict(json.loads(answer.body))
 
 
-async def test_tenants_and_keys_come_and_go_at_once(up: Both) -> None:
+async def test_tenants_and_keys_are_added_and_removed_immediately(up: Both) -> None:
     etcd = Etcd(up)
     for port in (up.entry, up.client):
         assert (await send(port, chat(key="sk-farhop-anywhere"))).status == 200
@@ -86,7 +86,7 @@ async def test_tenants_and_keys_come_and_go_at_once(up: Both) -> None:
         assert (gone.status, gone.code) == (401, "unknown_key")
 
 
-async def test_what_runs_ends_and_what_comes_is_refused_with_the_clause(up: Both, engine: Engine) -> None:
+async def test_running_requests_finish_and_new_ones_are_refused_with_the_clause(up: Both, engine: Engine) -> None:
     engine.behaviour = "pause"
     running = asyncio.create_task(send(up.entry, chat(body=streaming())))
     await until(lambda: engine.seen)
@@ -131,7 +131,7 @@ class SlowProxy:
 
 
 @pytest.mark.parametrize("size", [0, 14_000_000])
-async def test_no_byte_follows_to_a_region_once_the_law_forbids_it(
+async def test_no_byte_is_sent_to_a_region_after_the_law_forbids_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """While the way there is being opened, and while a long prompt is on its way. It is no failure of the region."""
@@ -193,7 +193,7 @@ WHOLE = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-
 
 
 @pytest.mark.parametrize(("said", "status"), [(BEGUN, 200), (WHOLE, 400)])
-async def test_no_byte_follows_to_a_region_that_answers_before_it_has_all_of_a_prompt(
+async def test_no_byte_is_sent_to_a_region_that_answers_before_the_whole_prompt_was_sent(
     engine: Engine, said: bytes, status: int
 ) -> None:
     """Once the law forbids it, where its answer has begun; at all, where that is whole."""
@@ -214,7 +214,7 @@ async def test_no_byte_follows_to_a_region_that_answers_before_it_has_all_of_a_p
         assert b"THE END" not in region.passed
 
 
-async def test_a_body_on_its_way_when_the_law_closes_the_entry_is_not_looked_at(up: Both, engine: Engine) -> None:
+async def test_body_in_transfer_is_not_read_after_the_law_closes_the_entry(up: Both, engine: Engine) -> None:
     whole = chat(body=streaming())
     for port in (up.entry, up.client):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -239,7 +239,7 @@ async def test_a_body_on_its_way_when_the_law_closes_the_entry_is_not_looked_at(
         (None, "entry_forbidden"),
     ],
 )
-async def test_a_redirect_is_good_only_under_the_law_of_the_moment_that_it_is_followed(
+async def test_redirect_is_valid_only_under_the_law_in_force_when_it_is_followed(
     engine: Engine, residency: dict[str, Any] | None, code: str
 ) -> None:
     """The law changes after the redirect, or while the body is on its way by it; or it no longer knows the tenant."""
@@ -270,7 +270,7 @@ async def test_a_redirect_is_good_only_under_the_law_of_the_moment_that_it_is_fo
         await up.at_rest()
 
 
-async def test_a_region_that_knows_a_newer_law_refuses_by_it(up: Both, engine: Engine) -> None:
+async def test_region_with_a_newer_law_refuses_by_that_law(up: Both, engine: Engine) -> None:
     """The global tier has lost etcd: its token names an epoch, and the region's own copy is a later one."""
     memory(up).outage()
     etcd = Etcd(up)
@@ -289,7 +289,7 @@ async def test_a_region_that_knows_a_newer_law_refuses_by_it(up: Both, engine: E
     await until(lambda: up.global_.flow.law.epoch == 4)
 
 
-async def test_a_law_that_does_not_parse_and_one_that_is_older_change_nothing_loudly(up: Both) -> None:
+async def test_invalid_or_older_law_is_reported_and_changes_nothing(up: Both) -> None:
     """What may be a later one stays where it is, for whoever can read it; an older one, and none, is made good."""
     etcd = Etcd(up)
     await etcd.law(7, tenant("anywhere"))
@@ -318,7 +318,7 @@ async def test_a_law_that_does_not_parse_and_one_that_is_older_change_nothing_lo
     assert (up.global_.flow.law.epoch, up.regional.flow.law.epoch) == (7, 7)
 
 
-async def test_the_token_names_the_epoch_and_explain_says_whose_law_it_is(up: Both) -> None:
+async def test_hop_token_names_the_epoch_and_explain_names_the_author_of_the_law(up: Both) -> None:
     await Etcd(up).law(5, tenant("anywhere"))
     answer = await send(up.entry, chat())
     assert answer.status == 200
@@ -335,7 +335,7 @@ async def test_the_token_names_the_epoch_and_explain_says_whose_law_it_is(up: Bo
     assert [one["name"] for one in law["tenants"]] == ["anywhere"]
 
 
-async def test_a_tenants_patience_is_what_its_law_says(up: Both, engine: Engine) -> None:
+async def test_tenants_patience_is_set_by_the_law(up: Both, engine: Engine) -> None:
     nowhere = {"processing": {"allow": ["jp"]}}
 
     began = time.monotonic()
@@ -357,7 +357,7 @@ async def test_a_tenants_patience_is_what_its_law_says(up: Both, engine: Engine)
     assert engine.seen == []
 
 
-async def test_records_that_may_not_be_kept_any_more_are_forgotten(up: Both) -> None:
+async def test_records_are_dropped_when_a_new_law_forbids_them(up: Both) -> None:
     answers = [await send(up.entry, chat(key=f"sk-farhop-{name}")) for name in ("anywhere", "patient")]
     await up.at_rest()
     etcd, decisions = Etcd(up), [answer.headers["x-farhop-decision"] for answer in answers]
@@ -371,7 +371,7 @@ async def test_records_that_may_not_be_kept_any_more_are_forgotten(up: Both) -> 
         assert [one["tenant"] for one in (await admin(port, "/decisions"))["decisions"]] == ["patient"]
 
 
-async def test_where_records_are_forbidden_from_now_on_none_is_kept(up: Both, engine: Engine) -> None:
+async def test_no_record_is_kept_after_a_law_forbids_records(up: Both, engine: Engine) -> None:
     engine.behaviour = "pause"
     running = asyncio.create_task(send(up.entry, chat(body=streaming())))
     await until(lambda: engine.seen)
@@ -386,7 +386,7 @@ async def test_where_records_are_forbidden_from_now_on_none_is_kept(up: Both, en
 
 
 @pytest.mark.parametrize("size", [0, 300_000])  # read here, and in a process of its own
-async def test_where_records_are_forbidden_no_name_of_a_field_is_told_either(up: Both, size: int) -> None:
+async def test_unknown_field_names_are_not_recorded_where_records_are_forbidden(up: Both, size: int) -> None:
     """A body's member that nobody knows is counted; its name is the client's word."""
     await Etcd(up).law(2, tenant("anywhere", residency={**ANYWHERE, "logging": {"allow": ["jp"]}}), tenant("patient"))
     messages = [{"role": "user", "content": "x" * size + "hello"}]

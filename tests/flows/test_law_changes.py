@@ -57,7 +57,7 @@ def test_the_next_attempt_must_be_lawful_by_both_laws(play) -> None:
     )  # fmt: skip
 
 
-def test_what_is_not_there_yet_goes_elsewhere_and_holds_nothing_against_the_region(play) -> None:
+def test_request_recalled_by_a_change_of_law_goes_elsewhere_without_blame(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -74,7 +74,7 @@ def test_what_is_not_there_yet_goes_elsewhere_and_holds_nothing_against_the_regi
     assert len(flow.ledger) == 0
 
 
-def test_a_stream_that_was_to_go_on_where_the_law_no_longer_lets_it_goes_on_elsewhere(play) -> None:
+def test_stream_continues_elsewhere_if_the_law_now_forbids_the_chosen_region(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -89,7 +89,7 @@ def test_a_stream_that_was_to_go_on_where_the_law_no_longer_lets_it_goes_on_else
 
 
 @pytest.mark.parametrize("event", ["known", "reported", "channel"])
-def test_a_base_of_a_model_binds_it_once_a_region_tells_of_it(play, event: str) -> None:
+def test_rule_of_a_base_model_applies_once_a_region_reports_the_base(play, event: str) -> None:
     """By reports alone it was learned and bound nothing until the next law: the region refused what had come to it."""
     plain = law().topology
     bound = replace(plain.tenants["anyone"], models={"base": JP})
@@ -115,7 +115,7 @@ def test_an_older_law_changes_nothing(play) -> None:
     assert flow.law.epoch == 5
 
 
-def test_a_held_request_is_answered_at_once_when_no_region_is_lawful_any_more(play) -> None:
+def test_held_request_is_answered_at_once_if_no_region_remains_lawful(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
     (
         play(flow)
@@ -148,7 +148,7 @@ def test_a_held_request_of_a_removed_key_is_answered_unlawful(play) -> None:
     )
 
 
-def test_what_is_answered_already_is_left_to_finish_unless_it_was_not_sent_whole(play) -> None:
+def test_begun_answer_finishes_after_a_change_of_law_unless_its_request_was_not_fully_sent(play) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -172,7 +172,7 @@ def test_what_is_answered_already_is_left_to_finish_unless_it_was_not_sent_whole
         ({"german": Rule(allow=("world",))}, True),
     ],
 )
-def test_hints_that_may_not_be_here_any_more_vanish(play, change, kept) -> None:
+def test_prefix_hints_are_dropped_when_the_law_forbids_them(play, change, kept) -> None:
     flow = worldwide()
     (
         play(flow)
@@ -184,7 +184,7 @@ def test_hints_that_may_not_be_here_any_more_vanish(play, change, kept) -> None:
     assert bool(flow.regions.trie.match(request("a").chain)) is kept
 
 
-def test_refused_for_the_laws_sake_everywhere_is_the_laws_answer(play) -> None:
+def test_answer_is_unlawful_if_every_region_refuses_by_law(play) -> None:
     """The regions know of an epoch that this balancer does not."""
     flow = worldwide(patience_s=30.0, view=seen(instance("london"), instance("tokyo")))
     (
@@ -233,7 +233,7 @@ def test_a_request_is_held_while_a_lawful_region_is_only_silent(play) -> None:
 # -- the regional tier
 
 
-def test_a_region_refuses_by_its_own_law_whatever_the_token_says(play) -> None:
+def test_region_refuses_by_its_own_law_despite_a_valid_token(play) -> None:
     flow = regional(replica("r1"))
     token = {"lawful": frozenset({"london", "tokyo"}), "issuer": "tokyo/g1"}
     (
@@ -260,7 +260,7 @@ def test_a_queued_request_that_becomes_unlawful_is_answered_at_once(play) -> Non
     )  # fmt: skip
 
 
-def test_what_no_engine_has_whole_is_taken_back_from_it(play) -> None:
+def test_request_not_fully_sent_is_recalled_when_the_law_forbids_it(play) -> None:
     flow = regional(replica("r1"))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(to(2, anyone=EU)).expect(recalled("a"))

@@ -70,7 +70,7 @@ class Balancer:
                 await store.close()
 
 
-async def test_a_law_set_etcd_wiped_one_balancer_restarted_and_there_is_one_law(tmp_path: Path) -> None:
+async def test_balancers_agree_on_the_law_after_etcd_is_wiped_and_one_restarts(tmp_path: Path) -> None:
     clusters = {"a": MemoryCluster(), "b": MemoryCluster()}
 
     def started(name: str) -> Any:
@@ -110,7 +110,7 @@ async def test_a_law_set_etcd_wiped_one_balancer_restarted_and_there_is_one_law(
         await until(one_law(6, first, again, newcomer))
 
 
-async def test_even_if_all_etcd_is_gone_a_restart_keeps_the_law(tmp_path: Path) -> None:
+async def test_restart_keeps_the_law_while_all_of_etcd_is_gone(tmp_path: Path) -> None:
     clusters = {"a": MemoryCluster()}
     clusters["a"].put(LAW_KEY, law(5))
     async with Balancer("one", clusters, tmp_path).running() as one:
@@ -147,7 +147,7 @@ async def test_a_signed_law_reaches_a_balancer_without_etcd_over_grpc_in_either_
         await up.at_rest()
 
 
-async def test_without_a_key_and_without_proof_a_later_law_is_but_reported(engine: Engine) -> None:
+async def test_unproven_later_law_is_only_reported(engine: Engine) -> None:
     async with both(engine, WORLD) as up:
         above = inner(up.global_.store)
         assert isinstance(above, MemoryStore)
@@ -164,7 +164,7 @@ async def test_without_a_key_and_without_proof_a_later_law_is_but_reported(engin
         await up.at_rest()
 
 
-async def test_a_regions_balancers_give_one_another_the_later_law(engine: Engine) -> None:
+async def test_balancers_of_a_region_exchange_the_later_law(engine: Engine) -> None:
     cluster = MemoryCluster()
     stores = [MemoryStore(Random(n), cluster) for n in range(2)]
     first = RegionalBalancer(regional_config(engine, signing=SIGNING), WORLD, Random(1), stores[0])

@@ -177,7 +177,7 @@ async def test_tokens_are_settled_by_what_the_engine_counts_and_what_never_fits_
     assert "retry-after" not in large.headers
 
 
-async def test_the_sdk_comes_again_after_retry_after(up: Regions) -> None:
+async def test_sdk_retries_after_the_retry_after_time(up: Regions) -> None:
     await up.limit(requests_per_minute=60)
     both = up.both[0]
     sdk = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{both.entry}/v1", api_key="sk-farhop-acme", max_retries=2)
@@ -211,7 +211,7 @@ async def test_the_sdk_comes_again_after_retry_after(up: Regions) -> None:
         assert failed.value.code == "rate_limit_exceeded"
 
 
-async def test_another_takes_over_the_root_and_forgets_nothing(up: Regions) -> None:
+async def test_successor_of_a_quota_root_keeps_all_usage(up: Regions) -> None:
     await up.limit(requests_per_minute=10)
     virginia = up.both[0].regional
     assert [answer.status for answer in [await send(up.both[1].entry, asked()) for _ in range(6)]] == [200] * 6
@@ -225,7 +225,7 @@ def opened() -> bytes:
     return chat(key="sk-farhop-acme", body=streaming())
 
 
-async def test_requests_at_once_are_held_to_in_all_regions_whatever_end_they_take(up: Regions) -> None:
+async def test_concurrency_limit_holds_in_all_regions_however_requests_end(up: Regions) -> None:
     await up.limit(concurrency=4)
     entries = [*(both.entry for both in up.both), up.both[0].client]
     up.engine.behaviour = "pause"
@@ -260,7 +260,7 @@ async def test_requests_at_once_are_held_to_in_all_regions_whatever_end_they_tak
     assert {one.status for one in answers} == {200}, "one after the other"
 
 
-async def test_a_budget_in_money_holds_in_all_regions_at_once_and_is_settled_at_the_prices_of_usage(
+async def test_money_budget_holds_across_regions_and_is_settled_at_usage_prices(
     up: Regions,
 ) -> None:
     # A request may cost up to 40 x 100 microdollars and its prompt; it comes to 11 x 10 + 3 x 100.

@@ -32,7 +32,7 @@ async def region() -> AsyncIterator[Region]:
 # -- by gRPC
 
 
-async def test_a_link_is_told_of_the_first_request_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_link_is_notified_of_the_first_request_after_an_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until then its region is asked less often."""
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     monkeypatch.setattr(pool, "RESTED_S", -1.0)
@@ -43,7 +43,7 @@ async def test_a_link_is_told_of_the_first_request_after_a_rest(monkeypatch: pyt
         assert told[-1] == up.global_.watcher.links["virginia", "r1"].address
 
 
-async def test_a_link_brings_reports_and_tells_whether_it_is_up(region: Region) -> None:
+async def test_link_delivers_reports_and_its_state(region: Region) -> None:
     async with watching() as (_, store, found):
         await put(store, a_report(control_address=region.address))
         await until(lambda: ("tokyo", True) in found.channels)
@@ -213,19 +213,19 @@ async def life(region: Region) -> AsyncIterator[Life]:
         await asyncio.gather(speaking, return_exceptions=True)
 
 
-async def test_without_etcd_the_links_carry_on(life: Life) -> None:
+async def test_links_continue_without_etcd(life: Life) -> None:
     life.store.outage()
     life.by_store = False
     await life.stays("up", 1.2)
 
 
-async def test_without_grpc_a_region_is_suspect(life: Life) -> None:
+async def test_region_is_suspect_without_grpc(life: Life) -> None:
     await life.region.stop()
     await until(lambda: life.state() == "suspect")
     await life.stays("suspect", 1.0)
 
 
-async def test_without_both_it_is_down_within_the_reports_age(life: Life) -> None:
+async def test_region_is_down_without_grpc_and_etcd_within_the_reports_age(life: Life) -> None:
     life.store.outage()
     life.by_store = False
     await life.region.stop()

@@ -93,7 +93,7 @@ def asked(engines: dict[int, Engine]) -> list[int]:
     return counts
 
 
-async def test_by_its_bytes_it_goes_where_it_can_be_held(fleet) -> None:
+async def test_long_request_is_sent_by_its_size_to_an_engine_that_can_hold_it(fleet) -> None:
     entry, engines = fleet
     assert (await ask(entry, 100, 400)).status == 200
     assert sum(asked(engines)) == 1
@@ -105,7 +105,7 @@ async def test_by_its_bytes_it_goes_where_it_can_be_held(fleet) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_by_a_refusal_it_goes_where_it_can_be_held(fleet, stream: bool) -> None:
+async def test_refused_long_request_is_sent_to_an_engine_that_can_hold_it(fleet, stream: bool) -> None:
     """It has more tokens than its bytes tell: an image, or a language that the estimate is not of."""
     entry, engines = fleet
     for _ in range(4):

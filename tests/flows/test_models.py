@@ -61,7 +61,7 @@ async def _models(port: int, name: str, **more: Any) -> list[str]:
     return [model["id"] for model in answer.json["data"]]
 
 
-async def test_the_union_within_the_law(entries: dict[str, int]) -> None:
+async def test_model_list_is_the_union_of_lawful_regions(entries: dict[str, int]) -> None:
     assert {name: await _models(entries["global"], name) for name in LISTED} == LISTED
     assert await _models(entries["global"], "anywhere", x_farhop_allow="jp,us") == ["llama", "rinna", "whisper"]
     assert await _models(entries["global"], "eu-only", x_farhop_allow="jp") == []
@@ -72,7 +72,7 @@ async def test_the_union_within_the_law(entries: dict[str, int]) -> None:
     assert await _models(entries["tokyo"], "no-rinna-in-japan") == ["llama"]
 
 
-async def test_what_engines_say_of_a_model_goes_up_and_out(entries: dict[str, int]) -> None:
+async def test_model_facts_of_engines_reach_the_client(entries: dict[str, int]) -> None:
     asked = head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere")
     for entry in ("virginia", "global"):
         text: dict[str, Any] = {}
@@ -104,7 +104,7 @@ async def test_a_single_model_is_shown_to_the_tenants_that_see_it_listed(entries
     assert (await send(entries["global"], head("GET", "/v1/models/llama"))).status == 401
 
 
-async def test_head_says_of_the_list_what_get_does_and_no_byte_of_it(entries: dict[str, int]) -> None:
+async def test_head_of_the_model_list_has_the_headers_of_get_and_no_body(entries: dict[str, int]) -> None:
     """On one connection, so that a body which should not be there would be read as the next answer."""
     key = "Bearer sk-farhop-no-rinna-in-japan"
     for entry in ("virginia", "global"):

@@ -128,7 +128,7 @@ REFUSED: dict[str, Sequence[bytes | None]] = {
 }
 
 
-async def test_what_an_odd_engine_says_passes_or_is_refused_with_its_reason() -> None:
+async def test_unusual_engine_answers_pass_or_are_refused_with_a_reason() -> None:
     """The time of `send` is the bound: what is not whole in it was waited for."""
 
     async def asked(name: str, pieces: Sequence[bytes | None]) -> Answer:

@@ -117,7 +117,7 @@ def test_a_wrong_type_is_a_bad_request_that_names_the_field(client: openai.OpenA
     assert caught.value.param == "max_tokens"
 
 
-def test_what_only_an_engine_can_judge_is_its_own_error(client: openai.OpenAI) -> None:
+def test_engines_own_validation_error_is_passed_on(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=_messages("Hi"), logprobs=True)
     assert caught.value.status_code == 400
@@ -139,7 +139,7 @@ def test_a_tenant_is_served_where_its_law_says(running: RunningWorld) -> None:
     assert raw.headers["x-farhop-region"] == "frankfurt"
 
 
-def test_a_response_is_had_as_the_sdk_asks_for_it_and_is_not_stored(client: openai.OpenAI) -> None:
+def test_responses_api_works_through_the_sdk_and_stores_nothing(client: openai.OpenAI) -> None:
     found = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8)
     assert found.output_text
     *_, last = client.responses.create(model=MODEL, input="Hello", max_output_tokens=8, stream=True)

@@ -83,7 +83,7 @@ def test_goodput_stays_flat_at_three_times_the_capacity() -> None:
         assert run(load).violations == 0
 
 
-def test_what_waits_waits_here_and_not_in_an_engine() -> None:
+def test_requests_queue_in_the_balancer_and_not_in_an_engine() -> None:
     here, blind = run(3.0).waiting_per_engine, run(3.0, blind=True).waiting_per_engine
     assert here < 1.0  # that waits for its engine's next step
     assert blind > max(3.0, 5.0 * here)
@@ -102,7 +102,7 @@ def test_the_higher_band_does_not_feel_what_the_lower_one_does() -> None:
     assert shares["t"] < 0.38
 
 
-def test_a_long_prompt_that_all_share_takes_room_once() -> None:
+def test_shared_long_prompt_is_counted_once() -> None:
     """One A100 and a system prompt of 1,500 tokens before 170 of one's own: 20 a second are some 170 at once,
     where 74 whole prompts would fit. Counted by marks alone they wait for up to two seconds."""
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 1, seed=1)}, balancers={})
@@ -178,7 +178,7 @@ def others_ttft_ms(times: int) -> tuple[float, int]:
     return quantile(sorted(record.ttft_ms for record in records if record.ttft_ms is not None), 0.99), refused
 
 
-def test_a_hundred_tenants_do_not_feel_one_that_asks_two_hundred_times_as_often_as_it_may() -> None:
+def test_other_tenants_are_unaffected_by_one_at_two_hundred_times_its_limit() -> None:
     (calm_ms, none), (abused_ms, refused) = others_ttft_ms(1), others_ttft_ms(ABUSIVE)
     assert none == 0
     assert refused > 1000

@@ -162,7 +162,7 @@ async def _stored(west: Region, n: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_killed_one_is_inherited_at_once_and_a_frozen_one_until_it_is_back(etcd: str, tmp_path: Path) -> None:
+async def test_replicas_of_a_killed_or_frozen_balancer_are_taken_over(etcd: str, tmp_path: Path) -> None:
     async with region(etcd, n_engines=7) as west:
         here = await west.start("r1")
         made = config(west.engines, "r9", etcd={"endpoints": [etcd]})

@@ -201,7 +201,7 @@ class Unread(Engine):
         return web.json_response({})
 
 
-async def test_a_law_set_while_a_body_is_on_its_way_stops_it_at_the_gateway(
+async def test_law_set_during_a_body_transfer_stops_it_at_the_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(picking, "Engine", Unread)
@@ -235,7 +235,7 @@ async def test_the_next_endpoint_serves_if_the_first_refuses_connections(tmp_pat
         await one.at_rest()
 
 
-async def test_closed_a_gateway_refuses_without_a_picker_and_open_it_lets_pass(tmp_path: Path) -> None:
+async def test_gateway_without_a_picker_refuses_if_fail_closed_and_passes_if_fail_open(tmp_path: Path) -> None:
     def fails_open(config: dict[str, Any]) -> None:
         ext_proc(config)["failure_mode_allow"] = True
 
@@ -273,7 +273,7 @@ async def test_closed_a_gateway_refuses_without_a_picker_and_open_it_lets_pass(t
             await one.at_rest()
 
 
-async def test_two_pools_by_weight_each_by_its_own_picker(tmp_path: Path) -> None:
+async def test_two_weighted_pools_each_use_their_own_picker(tmp_path: Path) -> None:
     async with stage(1) as one, stage(1) as two:
 
         def change(config: dict[str, Any]) -> None:
@@ -377,7 +377,7 @@ async def _until_served(port: int, key: str | None = "sk-farhop-anywhere") -> No
             await asyncio.sleep(0.05)
 
 
-async def test_a_picker_that_is_killed_under_load_lets_nothing_past_and_comes_back(tmp_path: Path) -> None:
+async def test_picker_killed_under_load_lets_no_request_past_and_recovers(tmp_path: Path) -> None:
     """A process of its own, killed by SIGKILL while clients stream; beside it a gateway that fails open."""
 
     def fails_open(config: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ def died(name: str, attempt: int) -> AttemptFailed:
     return AttemptFailed(name, attempt, outcome.DIED_BEFORE_START)
 
 
-def test_a_body_that_ended_two_balancers_is_held_until_that_is_sure_and_then_refused(play) -> None:
+def test_body_that_ended_two_balancers_is_held_until_confirmed_and_then_refused(play) -> None:
     flow = worldwide()
     book = (
         play(flow)
@@ -38,7 +38,7 @@ def test_a_body_that_ended_two_balancers_is_held_until_that_is_sure_and_then_ref
     assert flow.under_way == 1
 
 
-def test_a_link_that_was_cut_is_no_death(play) -> None:
+def test_cut_link_does_not_count_as_a_death(play) -> None:
     """The reports of the region go on by way of a hub: it lives."""
     flow = worldwide()
     (
@@ -53,7 +53,7 @@ def test_a_link_that_was_cut_is_no_death(play) -> None:
     )  # fmt: skip
 
 
-def test_silence_from_before_it_was_sent_is_not_its_doing(play) -> None:
+def test_silence_before_the_request_was_sent_is_not_blamed_on_it(play) -> None:
     """This process, or the whole machine, stood still for a while: who is heard of again goes on being asked."""
     flow = worldwide()
     (
@@ -65,7 +65,7 @@ def test_silence_from_before_it_was_sent_is_not_its_doing(play) -> None:
     )  # fmt: skip
 
 
-def test_another_life_of_the_same_balancer_is_no_sign_of_the_first(play) -> None:
+def test_restarted_balancer_is_no_sign_of_life_of_the_former_process(play) -> None:
     flow = worldwide()
     again = seen(*(instance(r, received_at=2.0, incarnation=2) for r in ("london", "frankfurt", "tokyo")))
     (
@@ -78,7 +78,7 @@ def test_another_life_of_the_same_balancer_is_no_sign_of_the_first(play) -> None
     )  # fmt: skip
 
 
-def test_no_connection_is_no_death(play) -> None:
+def test_failed_connection_does_not_count_as_a_death(play) -> None:
     flow = worldwide()
     (
         play(flow)

@@ -139,14 +139,16 @@ def test_a_tenant_is_sent_where_its_law_says(redirecting: RunningWorld) -> None:
     _went_past_us(redirecting, watched, "frankfurt")
 
 
-def test_our_own_client_follows_without_its_key(redirecting: RunningWorld) -> None:
+def test_farhop_client_follows_a_redirect_without_its_key(redirecting: RunningWorld) -> None:
     result = redirecting.ask(ASKED_FROM, "anywhere", "follow me")
     assert (result.ok, result.redirected) == (True, True)
     assert result.entry == redirecting.entry(ASKED_FROM)
     assert "global;dur=" not in result.headers["server-timing"], "it answered itself"
 
 
-def test_used_tampered_or_elsewhere_it_is_refused_with_a_code(redirecting: RunningWorld, sdk: Watched) -> None:
+def test_used_tampered_or_misdirected_redirect_token_is_refused_with_a_code(
+    redirecting: RunningWorld, sdk: Watched
+) -> None:
     sdk.client.completions.create(model=MODEL, prompt="Once", max_tokens=2)
     spent = str(sdk.answers[1].request.url)
     asked = _asked(redirecting)

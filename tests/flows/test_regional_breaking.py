@@ -58,7 +58,7 @@ def test_a_refused_connection_sends_the_request_to_the_other_replica(play) -> No
     assert flow.fleet.ledger.load(first).in_flight == 0
 
 
-def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_replica(play) -> None:
+def test_replica_is_not_blamed_if_a_complete_answer_takes_too_long(play) -> None:
     """However many: nobody is ejected, nobody else is asked, nothing lingers, and no budget is drawn on."""
     flow = regional(replica("r1", slots=8), replica("r2", slots=8))
     book = play(flow)
@@ -76,7 +76,7 @@ def test_a_whole_answer_that_takes_too_long_is_no_failure_of_its_replica(play) -
     assert (flow.under_way, flow.budget.retrying) == (0, 0)
 
 
-def test_a_kept_connection_that_was_closed_is_a_retry_like_others_and_nobodys_failure(play) -> None:
+def test_closed_idle_connection_is_retried_without_blame(play) -> None:
     """Once for free, then by the budget; however many, no replica is ejected, eased or thought to be busy with them."""
     flow = regional(replica("r1", slots=8), replica("r2", slots=8))
     book = play(flow)
@@ -110,7 +110,7 @@ def test_one_redispatch_is_free_and_the_next_draws_on_the_budget(play) -> None:
     assert (flow.budget.retrying, flow.under_way, len(flow.fleet.ledger)) == (0, 0, 0)
 
 
-def test_without_budget_the_second_failure_is_the_answer(play) -> None:
+def test_second_failure_is_answered_when_the_budget_is_spent(play) -> None:
     flow = regional(*(replica(f"r{n}", slots=9) for n in range(3)))
     book = play(flow)
     for n in range(4):
@@ -124,7 +124,7 @@ def test_without_budget_the_second_failure_is_the_answer(play) -> None:
     assert flow.budget.retrying == 2
 
 
-def test_the_same_replica_again_is_better_than_none(play) -> None:
+def test_same_replica_is_retried_if_there_is_no_other(play) -> None:
     flow = regional(replica("r1"))
     (
         play(flow)
@@ -159,7 +159,7 @@ def test_a_request_whose_other_replica_leaves_takes_the_first_again(play) -> Non
     )  # fmt: skip
 
 
-def test_what_died_before_it_began_is_sent_again_and_what_began_is_answered(play) -> None:
+def test_attempt_is_retried_before_its_first_byte_and_not_after(play) -> None:
     flow = regional(replica("r1"), replica("r2"))
     first = arrive(flow, "a")
     (
@@ -177,13 +177,13 @@ def test_an_answer_that_breaks_before_its_start_is_not_retried(play) -> None:
     play(flow).on(failed("a", 1, outcome.BAD_FRAMING)).expect(answered("a", outcome.BAD_FRAMING))
 
 
-def test_an_engine_that_speaks_like_a_tier_did_not_answer(play) -> None:
+def test_tier_headers_from_an_engine_do_not_count_as_an_answer(play) -> None:
     flow = regional(replica("r1"), replica("r2"))
     first = arrive(flow, "a")
     play(flow).on(AttemptRefused("a", 1, outcome.QUEUE_FULL)).expect(sent("a", elsewhere(first)))
 
 
-def test_what_is_reported_of_an_earlier_attempt_is_ignored(play) -> None:
+def test_events_of_an_earlier_attempt_are_ignored(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
     first = arrive(flow, "a")
     other = elsewhere(first)
@@ -208,14 +208,14 @@ def test_a_request_in_the_queue_ignores_late_events_of_its_attempt(play) -> None
     assert "a" in flow.queue
 
 
-def test_an_id_under_way_is_not_taken_twice(play) -> None:
+def test_request_id_in_flight_is_not_accepted_twice(play) -> None:
     flow = regional(replica("r1"))
     arrive(flow, "a")
     play(flow).on(RequestArrived(request("a"))).expect(answered("a", outcome.INVALID_FIELD))
     assert flow.under_way == 1
 
 
-def test_a_replica_that_leaves_finishes_what_it_has(play) -> None:
+def test_removed_replica_finishes_its_requests(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
     first = arrive(flow, "a")
     other = elsewhere(first)
@@ -232,7 +232,7 @@ def test_a_replica_that_leaves_finishes_what_it_has(play) -> None:
     assert first not in flow.fleet.trie
 
 
-def test_a_new_replica_takes_queued_requests_once_it_is_proven(play) -> None:
+def test_new_replica_takes_queued_requests_after_its_first_probe_succeeds(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)
@@ -243,7 +243,7 @@ def test_a_new_replica_takes_queued_requests_once_it_is_proven(play) -> None:
     )  # fmt: skip
 
 
-def test_another_process_under_the_same_name_has_an_empty_cache(play) -> None:
+def test_restarted_replica_counts_as_having_an_empty_cache(play) -> None:
     flow = regional(replica("r1"))
     arrive(flow, "a")
     flow.handle(AttemptBegan("a", 1, 200), 0.1)
@@ -252,7 +252,7 @@ def test_another_process_under_the_same_name_has_an_empty_cache(play) -> None:
     assert flow.fleet.trie.bytes_held("r1") == 0
 
 
-def test_without_a_healthy_replica_the_answer_is_prompt_and_the_queue_is_flushed(play) -> None:
+def test_queue_is_flushed_promptly_if_no_replica_is_healthy(play) -> None:
     flow = regional(replica("r1", slots=1), health=HealthConfig(fall=2, rise=1))
     (
         play(flow)
@@ -344,7 +344,7 @@ def test_a_rule_for_a_base_binds_its_adapters_as_soon_as_they_are_known_for_such
     )  # fmt: skip
 
 
-def test_law_that_changes_while_a_request_waits_is_heeded(play) -> None:
+def test_law_changed_while_a_request_waits_is_applied(play) -> None:
     flow = regional(replica("r1", slots=1))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b"))).expect(held("b"))
@@ -415,7 +415,7 @@ def down(book, name: str, at: float):  # type: ignore[no-untyped-def]
     return book.at(at + 0.3).on(ReplicaProbed(name, False))
 
 
-def test_what_a_silent_replica_swallowed_is_asked_elsewhere_once(play) -> None:
+def test_request_lost_by_a_silent_replica_is_retried_elsewhere_once(play) -> None:
     flow = regional(replica("r1"), replica("r2", prefill_ms_per_token=9.0))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     down(book, "r1", 1.0).expect(Expected(machine.Cancel, id="a", attempt=1), sent("a", "r2", attempt=2))
@@ -425,7 +425,7 @@ def test_what_a_silent_replica_swallowed_is_asked_elsewhere_once(play) -> None:
     assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
 
 
-def test_what_has_begun_or_has_nowhere_else_to_go_stays(play) -> None:
+def test_begun_request_or_one_without_alternative_stays(play) -> None:
     flow = regional(replica("r1"))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b"))).expect(sent("b", "r1"))
@@ -480,7 +480,7 @@ def test_streams_stay_if_no_other_replica_has_room_and_reports_token_ids(play) -
     book.at(3.0).on(TimerFired("s0")).expect(timer("s0", at=3.0 + MOVE_AGAIN_S))
 
 
-def test_without_the_setting_they_end_where_they_are(play) -> None:
+def test_streams_end_at_a_drained_replica_without_the_setting(play) -> None:
     flow = streams(1, None)
     play(flow).at(1.0).on(fleet_of("r1")).expect()
 

@@ -106,7 +106,7 @@ def test_requests_that_waited_too_long_or_lost_their_replica_fall_back_to_anothe
     assert forward.attempt == 2  # no number twice under one decision
 
 
-def test_what_the_operator_has_refused_goes_on_for_another() -> None:
+def test_model_refused_by_the_operator_falls_back_to_another() -> None:
     flow = fleet({BIG: 1, SMALL: 1})
     flow.handle(RefusalsChanged({BIG: Refusal(1.0, 100.0, "a drill", "ann")}), 0.0)
     assert fallen(flow.handle(RequestArrived(auto("a", BIG, SMALL)), 1.0)).request.model == SMALL
@@ -114,7 +114,7 @@ def test_what_the_operator_has_refused_goes_on_for_another() -> None:
     assert isinstance(answer, Answer)
 
 
-def test_what_the_path_is_refused_for_is_not_asked_of_another() -> None:
+def test_path_refusal_does_not_fall_back_to_another_model() -> None:
     flow = fleet({BIG: 1, SMALL: 1})
     flow.handle(RequestArrived(auto("a", BIG, SMALL)), 0.0)
     (answer,) = flow.handle(AttemptRefused("a", 1, outcome.PATH_UNSUPPORTED), 0.1)
@@ -122,7 +122,7 @@ def test_what_the_path_is_refused_for_is_not_asked_of_another() -> None:
     assert answer.outcome is outcome.PATH_UNSUPPORTED
 
 
-def test_what_the_law_refuses_is_not_asked_of_another_nor_is_a_model_that_it_bars() -> None:
+def test_fallback_never_circumvents_the_law() -> None:
     flow = fleet({BIG: 1, SMALL: 1}, queue_requests_max=1)
     (answer,) = flow.handle(RequestArrived(auto("a", BIG, SMALL, lawful=frozenset({"tokyo"}))), 0.0)
     assert isinstance(answer, Answer)
@@ -136,7 +136,7 @@ def test_what_the_law_refuses_is_not_asked_of_another_nor_is_a_model_that_it_bar
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_whatever_happens_it_is_over_once_for_each_model_and_no_model_is_asked_twice(seed: int) -> None:
+def test_each_fallback_model_is_tried_and_concluded_at_most_once(seed: int) -> None:
     rng = Random(seed)
     models = (BIG, SMALL, TINY)
     flow = fleet({of: rng.choice((1, 2)) for of in models}, queue_requests_max=2, queue_wait_s=1.0)

@@ -32,7 +32,7 @@ def _moved(flow, speaks: dict[str, float]) -> tuple[float, list]:
     return 15.0, []
 
 
-def test_what_a_frozen_replica_never_began_goes_to_another() -> None:
+def test_request_not_begun_by_a_frozen_replica_goes_to_another() -> None:
     flow, sent, other = _sent()
     at, (cancel, again) = _moved(flow, {other: 10.0})
     assert (cancel.id, cancel.attempt, again.target, again.attempt) == (sent.id, 1, other, 2)
@@ -46,7 +46,7 @@ def test_a_replica_whose_server_answers_but_generates_nothing_is_frozen() -> Non
     assert [type(command) for command in moved] == [Cancel, Forward]
 
 
-def test_a_slow_replica_keeps_what_it_works_on() -> None:
+def test_slow_replica_keeps_the_requests_it_works_on() -> None:
     flow, sent, other = _sent()
     assert _moved(flow, {other: 10.0, sent.target: 5.0})[1] == []
 

@@ -28,7 +28,7 @@ OWN = {"entry_region": "london", "issuer": "london/g1", "promised_ttft_ms": 1.0}
 ROOMY = {"slots": 10, "kv_tokens": 10_000, "prefill_tokens_max": 100_000}
 
 
-def test_the_reserve_is_for_own_work(play) -> None:
+def test_reserve_is_kept_for_local_requests(play) -> None:
     flow = regional(replica("r1", **ROOMY))
     book = play(flow)
     for n in range(9):
@@ -71,7 +71,7 @@ def test_the_last_resort_finds_a_smaller_reserve_and_passes_that_no_more(play) -
     book.on(AttemptEnded("q1", 1, 200, None)).expect(sent("late", "r1"))
 
 
-def test_where_many_are_under_way_a_few_places_are_reserved(play) -> None:
+def test_reserve_is_small_while_many_requests_are_in_flight(play) -> None:
     """A twentieth of 400 slots would be 20."""
     large = {"slots": 400, "kv_tokens": 1_000_000, "prefill_tokens_max": 100_000}
     flow = regional(replica("r1", **large, prefill_ms_per_token=0.001))
@@ -83,7 +83,7 @@ def test_where_many_are_under_way_a_few_places_are_reserved(play) -> None:
         book.on(RequestArrived(request(f"o{n}", 64, **OWN))).expect(held(f"o{n}"), sent(f"o{n}", "r1"))
 
 
-def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
+def test_kv_cache_reserve_applies_to_the_last_resort_too(play) -> None:
     terms = ForeignConfig(reserve_share=0.5, last_resort_reserve_share=0.5)
     flow = regional(replica("r1", **ROOMY, prefill_ms_per_token=0.01), foreign=terms)
     book = play(flow).on(RequestArrived(request("a", 12_000, **OWN))).expect(sent("a", "r1"))  # 3,000 of 10,000 tokens
@@ -93,7 +93,7 @@ def test_the_cache_is_kept_from_the_last_resort_too(play) -> None:
     book.on(AttemptEnded("c", 1, 200, None)).expect(sent("b", "r1"))  # an idle region accepts anything
 
 
-def test_a_guest_waits_where_its_promise_can_be_kept(play) -> None:
+def test_foreign_request_waits_where_its_promise_can_be_kept(play) -> None:
     flow = regional(replica("r1", **{**ROOMY, "prefill_tokens_max": 500}, prefill_ms_per_token=0.1))
     soon = {**GUEST, "promised_ttft_ms": 60_000.0}
     book = play(flow).on(RequestArrived(request("a", 4800, **OWN))).expect(sent("a", "r1"))
@@ -117,12 +117,12 @@ def test_a_promise_that_would_be_broken_badly_is_not_taken(play) -> None:
     )  # fmt: skip
 
 
-def test_if_no_replica_is_healthy_the_answer_says_so(play) -> None:
+def test_answer_says_if_no_replica_is_healthy(play) -> None:
     flow = regional(replica("r1"), up=False)
     play(flow).on(RequestArrived(request("a", **GUEST))).expect(answered("a", outcome.NO_REPLICA))
 
 
-def test_headroom_is_what_is_left_beside_the_reserve() -> None:
+def test_headroom_excludes_the_reserve() -> None:
     both = fleet(replica("r1", **ROOMY), replica("r2", **ROOMY))
     left = headroom(both.whole, 0.1)
     assert (left.slots, left.kv_tokens, left.idle) == (18, pytest.approx(18_000.0), True)
@@ -136,7 +136,7 @@ def test_headroom_is_what_is_left_beside_the_reserve() -> None:
 
 @given(st.floats(0.0, 1.0), st.integers(0, 200))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_from_the_last_resort_no_more_is_kept_than_the_share_and_the_logarithm_of_those_under_way(
+def test_reserve_against_the_last_resort_is_bounded_by_share_and_logarithm_of_requests_in_flight(
     share: float, under_way: int
 ) -> None:
     book = fleet(replica("r1", slots=200, kv_tokens=200_000), reserved=[Reservation("r1", 0, 1000)] * under_way)

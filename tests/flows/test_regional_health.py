@@ -29,7 +29,7 @@ def go(flow: RegionalFlow, name: str, now: float) -> str | None:
     return commands[-1].target if isinstance(commands[-1], Forward) else None
 
 
-def test_out_of_memory_in_a_body_takes_the_replica_out_at_once(play) -> None:
+def test_out_of_memory_error_ejects_the_replica_at_once(play) -> None:
     flow = regional(replica("r1"), replica("r2"))
     first = go(flow, "a", 0.0)
     other = "r2" if first == "r1" else "r1"
@@ -56,7 +56,7 @@ def test_an_error_event_in_a_stream_counts_although_it_began_well(play) -> None:
     assert flow.fleet.ledger.load(first).in_flight == 0
 
 
-def test_panic_serves_rather_than_crushing_the_rest(play) -> None:
+def test_panic_mode_uses_all_replicas_instead_of_overloading_the_healthy_ones(play) -> None:
     flow = regional(replica("r1"), replica("r2"))
     first = go(flow, "a", 0.0)
     assert first is not None
@@ -134,7 +134,7 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
 
 
 @pytest.mark.parametrize(("policy", "waits"), [("least-load", False), ("p2c", False), ("round-robin", True)])
-def test_a_replica_that_fails_fast_draws_no_crowd_even_where_it_may_not_be_ejected(policy: str, waits: bool) -> None:
+def test_fast_failing_replica_attracts_no_requests_even_if_not_ejected(policy: str, waits: bool) -> None:
     bare, guarded = drawn(policy, False, waits), drawn(policy, True, waits)
     fair = 1.0 / 4.0
     assert bare["r0"] / bare.total() > 1.5 * fair  # the behaviour of a naive balancer

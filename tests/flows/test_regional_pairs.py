@@ -56,7 +56,7 @@ def _load(flow: RegionalFlow, name: str) -> tuple[int, int, int]:
     return load.in_flight, load.prefill_tokens, load.kv_tokens
 
 
-def test_a_long_prompt_is_computed_there_and_answered_here(play: Play) -> None:
+def test_long_prompt_is_prefilled_at_one_replica_and_decoded_at_another(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1, promised_ttft_ms=pytest.approx(50.0)))
     assert (_load(flow, "p1"), _load(flow, "d1")) == ((1, 1000, 1000), (1, 0, HELD))
@@ -72,7 +72,7 @@ def test_a_long_prompt_is_computed_there_and_answered_here(play: Play) -> None:
     assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
 
 
-def test_it_teaches_each_only_what_it_did(play: Play) -> None:
+def test_each_replica_of_a_pair_learns_only_from_its_own_part(play: Play) -> None:
     flow = _flow("p1")
     before = flow.fleet.speeds["d1"].prefill_ms_per_token
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
@@ -102,7 +102,7 @@ def test_the_next_turn_goes_straight_to_where_the_first_one_is_cached(play: Play
     book.at(1.0).on(_ask("next", BYTES + 400, prefix="alice")).expect(_alone("next", there))
 
 
-def test_without_a_prefill_replica_a_request_is_sent_whole(play: Play) -> None:
+def test_request_is_sent_undivided_without_a_prefill_replica(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(ReplicaProbed("p1", False)).expect()
     for at in (0.1, 0.2):
@@ -110,13 +110,13 @@ def test_without_a_prefill_replica_a_request_is_sent_whole(play: Play) -> None:
     book.at(0.3).on(_ask()).expect(_alone("q", "d1"))
 
 
-def test_no_room_to_prefill_then_it_goes_whole(play: Play) -> None:
+def test_request_is_sent_undivided_without_room_to_prefill(play: Play) -> None:
     flow = _flow("p1", decode=("d1", "d2"))
     book = play(flow).on(_ask("a", 9000)).expect(_pair("a", lambda _: True, "p1"))
     book.on(_ask("b", 9000)).expect(_alone("b", lambda _: True))
 
 
-def test_a_prefiller_dies_and_another_takes_over(play: Play) -> None:
+def test_another_prefill_replica_takes_over_from_a_dead_one(play: Play) -> None:
     flow = _flow("p1", "p2")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1))
     again = _pair("q", "d1", "p2", attempt=2)
@@ -130,14 +130,14 @@ def test_a_prefiller_dies_and_another_takes_over(play: Play) -> None:
     assert len(flow.fleet.ledger) == 1
 
 
-def test_the_only_prefiller_dies_and_it_goes_whole(play: Play) -> None:
+def test_request_is_sent_undivided_if_the_only_prefill_replica_dies(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     book.at(0.02).on(PrefillFailed("q", 1, outcome.DIED_BEFORE_START)).expect(_alone("q", "d1", attempt=2))
     assert _load(flow, "d1") == (1, 1000, HELD)
 
 
-def test_what_the_engine_refuses_is_asked_whole_and_no_fault_of_it(play: Play) -> None:
+def test_prefill_refused_by_the_engine_is_sent_undivided_without_blame(play: Play) -> None:
     """A prompt that is too long, say: the decode engine says so to the client."""
     flow = _flow("p1", "p2")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
@@ -145,7 +145,7 @@ def test_what_the_engine_refuses_is_asked_whole_and_no_fault_of_it(play: Play) -
     assert flow.fleet.health["p1"].read(0.02).state == "up"
 
 
-def test_a_prefiller_that_probes_give_up_is_given_up(play: Play) -> None:
+def test_prefill_replica_that_fails_its_probes_is_given_up(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     book.at(0.1).on(ReplicaProbed("p1", False)).expect()
@@ -167,7 +167,7 @@ def test_the_decode_half_fails_and_both_are_asked_again(play: Play) -> None:
 
 
 @pytest.mark.parametrize("half", ["prefill", "decode"])
-def test_a_client_that_leaves_frees_both(play: Play, half: str) -> None:
+def test_disconnected_client_frees_both_replicas(play: Play, half: str) -> None:
     flow = _flow("p1")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     if half == "decode":
@@ -200,7 +200,7 @@ def test_the_law_is_asked_again_between_two_pairs(play: Play) -> None:
     assert len(flow.fleet.ledger) == 0
 
 
-def test_a_law_that_forbids_it_between_the_halves_keeps_it_from_the_second(play: Play) -> None:
+def test_law_changed_between_prefill_and_decode_prevents_the_decode(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     book.on(LawChanged(law(epoch=2, anyone=Rule(allow=("eu",))))).expect(Expected(Recall, id="q", attempt=1))
@@ -209,7 +209,7 @@ def test_a_law_that_forbids_it_between_the_halves_keeps_it_from_the_second(play:
     assert {flow.fleet.standing.read(name, 0.0).state for name in ("p1", "d1")} == {"up"}
 
 
-def test_a_prefiller_that_leaves_the_view_ends_what_it_has(play: Play) -> None:
+def test_removed_prefill_replica_finishes_its_requests(play: Play) -> None:
     flow = _flow("p1")
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     book.on(swapped(replica("d1", role="decode"))).expect()

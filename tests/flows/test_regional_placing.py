@@ -64,7 +64,7 @@ def test_a_full_region_holds_requests_and_a_freed_slot_goes_to_them(play) -> Non
     assert (flow.under_way, len(flow.queue), len(flow.fleet.ledger)) == (0, 0, 0)
 
 
-def test_an_engine_that_queues_itself_gets_nothing_until_it_says_otherwise(play) -> None:
+def test_engine_with_a_queue_gets_no_requests_until_it_reports_none(play) -> None:
     busy = replica("r1", sample=Sample(at=10.0, waiting=3, running=2, kv_usage=0.4))
     idle = replica("r1", sample=Sample(at=10.5, waiting=0, running=2, kv_usage=0.4))
     flow = regional(busy)
@@ -75,7 +75,7 @@ def test_an_engine_that_queues_itself_gets_nothing_until_it_says_otherwise(play)
     )  # fmt: skip
 
 
-def test_a_scrape_grown_old_says_nothing(play) -> None:
+def test_old_scrape_is_ignored(play) -> None:
     flow = regional(replica("r1", sample=Sample(at=10.0, waiting=3, running=2, kv_usage=0.4)))
     (
         play(flow)
@@ -102,7 +102,7 @@ def test_a_long_request_goes_to_a_replica_that_can_hold_it_and_waits_for_it(play
     )  # fmt: skip
 
 
-def test_if_no_replica_can_hold_it_an_engine_refuses_it(play) -> None:
+def test_too_long_request_is_refused_by_an_engine_if_no_replica_can_hold_it(play) -> None:
     flow = regional(long("r1", 1000))
     play(flow).on(RequestArrived(request("a", 8000))).expect(sent("a", "r1"))
 
@@ -116,7 +116,7 @@ def test_a_long_request_goes_back_to_the_replica_that_failed_it_if_no_other_can_
     )  # fmt: skip
 
 
-def test_while_the_replica_that_can_hold_it_is_down_others_are_tried(play) -> None:
+def test_other_replicas_are_tried_while_the_one_that_can_hold_the_request_is_down(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000))
     for _ in range(3):
         flow.handle(ReplicaProbed("long", False), 0.0)
@@ -157,7 +157,7 @@ def test_a_request_refused_for_its_length_goes_where_longer_ones_fit(play) -> No
     assert flow.fleet.health["short"].read(0.3).state is State.UP
 
 
-def test_what_its_version_cannot_hold_is_released_to_another_version_that_has_room(play) -> None:
+def test_too_long_request_for_its_version_is_released_to_a_version_with_room(play) -> None:
     """Its own version's line waits for that version's replicas, which are full."""
     flow = regional(long("short", 1000, version="v1"), long("long", 8000, version="v2"))
     flow.handle(SplitsChanged({MODEL: SplitConfig(weights={"v1": 1, "v2": 0})}), 0.0)
@@ -170,7 +170,7 @@ def test_what_its_version_cannot_hold_is_released_to_another_version_that_has_ro
     )  # fmt: skip
 
 
-def test_a_refusal_for_length_of_a_replica_that_has_left_says_nothing_of_others(play) -> None:
+def test_length_refusal_by_a_removed_replica_does_not_count_for_others(play) -> None:
     middle = long("middle", 2000, prefill_ms_per_token=0.2)
     flow = regional(long("short", 1000), middle)
     (
@@ -186,7 +186,7 @@ def test_a_refusal_for_length_is_the_answer_where_a_gateway_carries_the_request(
     play(flow).on(RequestArrived(request("a", once=True))).expect(sent("a", "short", longer=False))
 
 
-def test_if_no_replica_is_left_that_can_hold_it_the_answer_is_too_long(play) -> None:
+def test_answer_is_context_length_exceeded_if_no_replica_can_hold_the_request(play) -> None:
     flow = regional(long("short", 1000), long("long", 8000, prefill_ms_per_token=0.9))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "short", longer=True))
     for _ in range(3):
@@ -238,7 +238,7 @@ def test_prefill_under_way_bounds_what_more_is_sent(play) -> None:
     )  # fmt: skip
 
 
-def test_what_an_engine_queues_of_ours_does_not_keep_more_from_it(play) -> None:
+def test_requests_queued_in_an_engine_by_this_balancer_do_not_block_it(play) -> None:
     flow = regional(replica("r1", slots=9, prefill_tokens_max=1000))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b"))).expect(sent("b", "r1"))
@@ -249,7 +249,7 @@ def test_what_an_engine_queues_of_ours_does_not_keep_more_from_it(play) -> None:
     book.on(RequestArrived(request("d"))).expect(held("d"))
 
 
-def test_an_answer_in_one_piece_counts_as_prefilled_when_it_was_due(play) -> None:
+def test_unstreamed_answer_counts_as_prefilled_at_the_expected_time(play) -> None:
     flow = regional(replica("r1", slots=9, prefill_tokens_max=250))
     whole = request("a", stream=False)
     (
@@ -274,7 +274,7 @@ def test_a_higher_band_goes_first(play) -> None:
     )  # fmt: skip
 
 
-def test_waiting_tenants_are_served_in_turn(play) -> None:
+def test_waiting_tenants_are_served_alternately(play) -> None:
     flow = regional(replica("r1", slots=1))
     book = play(flow).on(RequestArrived(request("first"))).expect(sent("first", "r1"))
     for name in ("a1", "a2", "a3"):
@@ -334,7 +334,7 @@ def test_a_replica_is_kept_free_for_a_large_one_that_starves(play) -> None:
     book.on(ended("s2")).expect(sent("large", "r1"))
 
 
-def test_what_waits_for_one_model_does_not_stand_before_another(play) -> None:
+def test_queue_of_one_model_does_not_block_another(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1, models=frozenset({OTHER_MODEL})))
     book = play(flow).on(RequestArrived(request("a"))).expect(sent("a", "r1"))
     for n in range(10):
@@ -414,7 +414,7 @@ def test_the_deadline_ends_it_in_the_queue_and_in_flight(play) -> None:
     )  # fmt: skip
 
 
-def test_what_is_late_already_is_not_sent_on(play) -> None:
+def test_request_past_its_deadline_is_not_dispatched(play) -> None:
     flow = regional(replica("r1", slots=1))
     (
         play(flow)
@@ -662,7 +662,7 @@ def test_time_waited_in_another_region_counts_towards_the_timeout(play) -> None:
     )  # fmt: skip
 
 
-def test_what_its_deadline_would_cut_off_is_not_sent_on(play) -> None:
+def test_request_whose_deadline_is_too_near_is_not_dispatched(play) -> None:
     flow = regional(replica("r1", slots=1, prefill_ms_per_token=1.0))
     (
         play(flow)
@@ -698,7 +698,7 @@ def test_an_answer_in_one_piece_does_not_pass_for_a_slow_prefill(play) -> None:
     assert flow.fleet.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s minus the expected 0.1 s of prefill
 
 
-def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:
+def test_error_answer_changes_no_speed_or_cache_estimate(play) -> None:
     flow = regional(replica("r1"))
     book = play(flow).on(RequestArrived(request("a", 4000))).expect(sent("a", "r1"))
     book.at(0.001).on(AttemptBegan("a", 1, 400)).expect()
@@ -707,7 +707,7 @@ def test_an_error_teaches_nothing_of_speed_or_cache(play) -> None:
     assert flow.fleet.speeds["r1"].prefill_ms_per_token == 0.1
 
 
-def test_where_several_wait_the_next_step_is_filled_too(play) -> None:
+def test_several_waiting_requests_fill_the_next_engine_step(play) -> None:
     flow = regional(replica("r1", slots=8, prefill_tokens_max=500, kv_tokens=100_000))
     book = play(flow).on(RequestArrived(request("a", 2400))).expect(sent("a", "r1"))  # 600 tokens: this step is full
     book.on(RequestArrived(request("b", 400))).expect(held("b"))  # one may wait: its best replica may become free

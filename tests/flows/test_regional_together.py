@@ -67,7 +67,7 @@ def _load(flow: RegionalFlow, name: str) -> tuple[int, int, int]:
     return load.in_flight, load.prefill_tokens, load.kv_tokens
 
 
-def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> None:
+def test_prefill_and_decode_engines_are_asked_together_and_freed_separately(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"))
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1", attempt=1, promised_ttft_ms=pytest.approx(50.0)))
     assert (_load(flow, "p1"), _load(flow, "d1")) == ((1, 1000, 1000), (1, 0, HELD))
@@ -83,7 +83,7 @@ def test_both_are_asked_at_once_and_each_is_freed_in_its_time(play: Play) -> Non
     assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
 
 
-def test_each_pair_of_engines_gets_another_room_number(play: Play) -> None:
+def test_each_pair_of_requests_gets_a_distinct_bootstrap_room(play: Play) -> None:
     flow = regional(_p("p1", slots=9, prefill_tokens_max=90_000), _d("d1", slots=9, kv_tokens=90_000))
     rooms = set()
     for n in range(8):
@@ -99,7 +99,7 @@ def test_a_short_prompt_is_divided_too_for_its_decode_engine_takes_nothing_else(
     play(flow).on(_ask(size=100)).expect(_pair("q", "d1", "p1"))
 
 
-def test_what_cannot_be_divided_goes_to_a_mixed_one_or_is_answered_why(play: Play) -> None:
+def test_undividable_request_goes_to_a_mixed_replica_or_is_answered_with_the_reason(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"), replica("m1"))
     play(flow).on(_ask(divisible=False)).expect(sent("q", "m1", prefill=None))
     why = "no replica of this model takes one with several prompts or answers, or that asks what its prompt was"
@@ -117,7 +117,7 @@ def test_prefill_and_decode_engines_of_different_handovers_are_not_paired(play: 
     play(mixed).on(_ask()).expect(sent("q", "m1", prefill=None))
 
 
-def test_no_room_to_prefill_then_it_waits_for_some(play: Play) -> None:
+def test_request_waits_until_there_is_room_to_prefill(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"), _d("d2"))
     book = play(flow).on(_ask("a", 9000)).expect(_pair("a", lambda _: True, "p1"))
     book.on(_ask("b", 9000)).expect(held("b"))
@@ -149,7 +149,7 @@ def test_the_only_prefill_replica_is_retried_but_not_for_ever(play: Play) -> Non
     book.finished()
 
 
-def test_both_silent_then_another_of_each_is_asked(play: Play) -> None:
+def test_other_engines_are_asked_if_both_are_silent(play: Play) -> None:
     flow = regional(_p("p1"), _p("p2"), _d("d1"), _d("d2"))
     book = play(flow).on(_ask()).expect(_pair("q", lambda _: True, "p1"))
     first = next(name for name in ("d1", "d2") if flow.fleet.ledger.load(name).in_flight)
@@ -177,7 +177,7 @@ def test_the_decode_half_fails_and_both_are_asked_again(play: Play) -> None:
 
 
 @pytest.mark.parametrize("lost", ["p1", "d1"])
-def test_either_that_probes_give_up_is_given_up(play: Play, lost: str) -> None:
+def test_either_engine_that_fails_its_probes_is_given_up(play: Play, lost: str) -> None:
     flow = regional(_p("p1"), _p("p2"), _d("d1"), _d("d2"))
     forward = flow.handle(_ask(), 0.0)[-1]
     assert isinstance(forward, Forward)
@@ -198,7 +198,7 @@ def test_a_deadline_frees_both(play: Play) -> None:
     assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
 
 
-def test_what_the_prefiller_alone_refuses_has_nowhere_else_to_go(play: Play) -> None:
+def test_request_refused_by_the_only_prefill_engine_is_refused(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"))
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     why = "the replica that prefills for those of this model refused it"

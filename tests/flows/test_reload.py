@@ -211,7 +211,7 @@ async def test_a_hop_key_is_rotated_without_a_restart(engine, tmp_path, monkeypa
         assert (await send(both.entry, chat())).status == 200
 
 
-async def test_files_are_looked_at_and_read_once_they_stand_still(engine, tmp_path):
+async def test_files_are_reloaded_once_they_no_longer_change(engine, tmp_path):
     files = Files(tmp_path, engine)
     async with living(files) as both:
         reloader = both.global_.reloader
@@ -225,7 +225,7 @@ async def test_files_are_looked_at_and_read_once_they_stand_still(engine, tmp_pa
         assert (reloader.generation, dict(reloader.counts)) == (2, {"taken": 1})
 
 
-async def test_a_map_that_did_not_fit_is_taken_once_the_law_does(engine, tmp_path):
+async def test_rejected_topology_is_adopted_once_the_law_fits_it(engine, tmp_path):
     files = Files(tmp_path, engine)
     laws = {"models": {"m": {"deny": ["virginia"]}}, "tenants": files.world["tenants"]}
     store = MemoryStore(Random(5), (cluster := MemoryCluster()))
@@ -284,7 +284,7 @@ def test_requests_under_way_in_a_region_that_left_the_map_are_not_given_up(play)
     book.on(RequestArrived(request("b"))).expect(sent("b", "frankfurt"))
 
 
-def test_what_operators_set_goes_before_another_configuration_too(play) -> None:
+def test_operator_overrides_take_precedence_over_a_reloaded_configuration(play) -> None:
     flow = worldwide()
     play(flow).on(RoutesChanged({("", ""): RouteConfig(policy="failover", regions=("tokyo",))})).expect()
     play(flow).on(to(flow.law, RouteConfig(policy="nearest"), RouteConfig(model="m", policy="least-load"))).expect()

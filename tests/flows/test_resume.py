@@ -21,7 +21,7 @@ from regional_lb.scheduler.flow import RESUMES_MAX
 from tests.drills import classic
 
 
-async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
+async def test_streams_cut_anywhere_equal_uncut_ones() -> None:
     rng = Random(5)
     async with fleet() as (balancer, url, engines):
         for number in range(24):
@@ -50,7 +50,7 @@ async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
 EVERY = 13  # bytes; 1 takes some 20 s
 
 
-async def test_a_stream_cut_at_any_byte_of_it_goes_on() -> None:
+async def test_stream_cut_at_any_byte_continues() -> None:
     """In a chunk's size, in its end, in an event, a character, the last chunk: of a stream as short as it gets."""
     async with fleet() as (balancer, url, engines):
         for one in engines:
@@ -96,7 +96,7 @@ async def test_a_stop_string_is_found_over_the_seam_and_never_shown() -> None:
         assert balancer.flow.under_way == 0
 
 
-async def test_an_engine_that_says_it_is_broken_is_not_the_last_word() -> None:
+async def test_stream_continues_after_an_engine_reports_that_it_is_broken() -> None:
     async with fleet() as (balancer, url, engines):
         for make in (chat, completion):
             asked = make("how it broke", max_tokens=1000)
@@ -135,7 +135,7 @@ async def test_a_continued_stream_waits_for_a_slow_client() -> None:
         assert outcomes(balancer) == {("moved", ""): 1, ("resumed", ""): 1}
 
 
-async def test_what_cannot_go_on_ends_with_an_error_and_a_reason() -> None:
+async def test_stream_that_cannot_continue_ends_with_an_error_and_a_reason() -> None:
     async with fleet() as (balancer, url, engines):
         for more, reason in (
             ({"response_format": {"type": "json_object"}}, "structured"),
@@ -157,7 +157,7 @@ async def test_with_resume_off_a_cut_stream_ends_with_an_error() -> None:
         assert any("error" in event for event in events)
 
 
-async def test_a_tenant_may_not_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tenant_may_opt_out_of_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     world = classic.topology()
     anywhere = replace(world.tenants["anywhere"], resume="off")
     monkeypatch.setattr(classic, "topology", lambda: replace(world, tenants={**world.tenants, "anywhere": anywhere}))
@@ -168,7 +168,7 @@ async def test_a_tenant_may_not_want_it(monkeypatch: pytest.MonkeyPatch) -> None
         assert outcomes(balancer) == {("not_resumable", "tenant"): 1}
 
 
-async def test_a_stream_that_breaks_wherever_it_goes_ends() -> None:
+async def test_stream_that_breaks_everywhere_ends() -> None:
     async with fleet() as (balancer, url, engines):
 
         async def keep_cutting() -> None:

@@ -24,7 +24,7 @@ def used(events: list[dict[str, Any]]) -> tuple[int, int, int]:
     return usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]
 
 
-async def test_streams_cut_anywhere_say_what_whole_ones_say() -> None:
+async def test_streams_cut_anywhere_equal_uncut_ones() -> None:
     rng = Random(5)
     async with fleet(**TEXT) as (balancer, url, engines):
         for number in range(20):
@@ -79,7 +79,7 @@ async def test_characters_that_tokens_cut_in_two_and_stop_strings_over_the_seam(
         assert balancer.flow.under_way == 0
 
 
-async def test_ids_are_taken_where_there_are_some() -> None:
+async def test_token_ids_are_used_if_the_engine_reports_them() -> None:
     async with fleet(engine="vllm", resume={"mode": "text"}) as (balancer, url, engines):
         asked = chat("of ids")
         expected = await ask(url, asked)
@@ -90,7 +90,7 @@ async def test_ids_are_taken_where_there_are_some() -> None:
         assert balancer.relay.resumption.recomputed_tokens > 0
 
 
-async def test_what_cannot_go_on_by_text_ends_with_an_error_and_a_reason() -> None:
+async def test_stream_that_cannot_continue_from_text_ends_with_an_error_and_a_reason() -> None:
     async with fleet(**TEXT) as (balancer, url, engines):
         for make, more, reason in (
             (chat, {"response_format": {"type": "json_object"}}, "structured"),
@@ -107,7 +107,7 @@ async def test_what_cannot_go_on_by_text_ends_with_an_error_and_a_reason() -> No
         assert ("resumed", "") not in outcomes(balancer)
 
 
-async def test_what_the_client_had_it_write_on_is_written_on() -> None:
+async def test_prefilled_assistant_message_is_continued_after_a_break() -> None:
     async with fleet(**TEXT) as (_, url, engines):
         turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The sea"}]
         asked = chat("", messages=turns, continue_final_message=True, add_generation_prompt=False)
@@ -125,7 +125,7 @@ async def test_without_text_mode_a_stream_is_not_resumed_by_text(resume: dict[st
         assert ("resumed", "") not in outcomes(balancer)
 
 
-async def test_a_tenant_may_want_no_more_than_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tenant_may_restrict_resume_to_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     world = classic.topology()
     anywhere = replace(world.tenants["anywhere"], resume="exact")
     monkeypatch.setattr(classic, "topology", lambda: replace(world, tenants={**world.tenants, "anywhere": anywhere}))

@@ -213,7 +213,7 @@ def test_a_long_beginning_that_many_share_does_not_starve_the_canary(own_bytes: 
     assert 40 <= versions.count("v2") <= 80  # of 200, 60 by weight; 20 either way are 3 standard deviations
 
 
-def test_a_session_has_its_version_whatever_is_cached() -> None:
+def test_session_keeps_its_version_whatever_is_cached() -> None:
     flow = begun("a", {"v1": 1.0, "v2": 1.0})
     picks = [served(flow, turn(f"s{n}", 3000, session=n + 1)) for n in range(12)]
     assert {pick.version for pick in picks} == {"v1", "v2"}
@@ -334,7 +334,7 @@ async def test_explain_shows_the_version_and_does_not_take_a_version_for_a_model
     assert explained(f"{SERVED} v1", "anywhere") is None
 
 
-async def test_what_a_cookie_says_is_kept_nowhere(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cookie_values_are_recorded_nowhere(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     need_of = up.regional.flow.wait_estimate.need_of
     monkeypatch.setattr(up.regional.flow.wait_estimate, "need_of", lambda one: asked.append(one) or need_of(one))
@@ -344,7 +344,7 @@ async def test_what_a_cookie_says_is_kept_nowhere(up: Both, monkeypatch: pytest.
     assert [one.header_matches for one in asked] == [()]
 
 
-async def test_without_a_split_nothing_is_read_and_the_version_is_shown(engines: tuple[Engine, Engine]) -> None:
+async def test_headers_are_not_read_without_a_split_and_the_version_is_shown(engines: tuple[Engine, Engine]) -> None:
     async with both(engines[0], WORLD, regional=configured(engines)) as up:
         asked = []
         need_of = up.regional.flow.wait_estimate.need_of

@@ -79,7 +79,7 @@ async def served(below: RegionalBalancer, above: GlobalBalancer) -> tuple[int, s
     return answer.status, answer.headers["x-farhop-region"]
 
 
-async def test_both_tiers_start_without_etcd_and_say_so(engine: Engine, tmp_path: Path) -> None:
+async def test_both_tiers_start_without_etcd_and_report_it(engine: Engine, tmp_path: Path) -> None:
     fleet = Fleet(engine, tmp_path)
     below, above, _ = fleet.made(silent=True)
     for nothing_known in (below, above):

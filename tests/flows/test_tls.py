@@ -149,7 +149,7 @@ async def test_regions_are_known_by_the_name_in_their_certificate(pki: Pki) -> N
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name", "certificate"])
-async def test_tiers_that_do_not_believe_each_other_say_so_in_the_log(pki: Pki, lines: Any, wrong: str) -> None:
+async def test_tiers_that_distrust_each_other_log_it(pki: Pki, lines: Any, wrong: str) -> None:
     setting = everywhere(pki, **({"server_name": "{region}.example"} if wrong == "name" else {}))
     if wrong != "name":
         ours = (pki.client, pki.stranger) if wrong == "authority" else (pki.intruder,)
@@ -183,7 +183,7 @@ async def _answered(port: int, pki: Pki, text: str = "hello") -> tuple[int, str]
         return answer.status, await answer.text()
 
 
-async def test_under_tls_too_no_byte_follows_to_a_region_once_the_law_forbids_it(pki: Pki) -> None:
+async def test_no_byte_is_sent_to_a_region_after_the_law_forbids_it_under_tls(pki: Pki) -> None:
     """A long prompt is on its way: TLS did not tell that most of it was here, and all followed."""
     goes, passed, size = asyncio.Event(), [0], 14_000_000
     goes.set()

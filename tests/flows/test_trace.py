@@ -61,7 +61,7 @@ def test_an_unsampled_request_leaves_no_span(running: RunningWorld) -> None:
     assert running.world.collector.trace(trace_id) == []
 
 
-def test_what_the_law_keeps_from_here_is_not_recorded_here(running: RunningWorld) -> None:
+def test_requests_are_not_recorded_where_the_law_forbids_it(running: RunningWorld) -> None:
     """eu-only's records stay in the EU: asked in Tokyo, only Frankfurt's balancer and engine have spans."""
     trace_id = "4" * 32
     result = running.ask("tokyo", "eu-only", "quietly", headers={"traceparent": f"00-{trace_id}-{'5' * 16}-01"})

@@ -45,7 +45,7 @@ def exchange(one: Holder, lender: Root, now: float, name: str = "h") -> None:
     one.on_reply(lender.exchange(name, ask, now), ask, now)
 
 
-def test_a_bucket_leaks_at_its_rate_and_never_by_a_clock_that_steps_back() -> None:
+def test_bucket_leaks_at_its_rate_and_not_when_the_clock_steps_back() -> None:
     one = Bucket(Quota(10.0, 1.0), 5.0, 10.0)
     assert one.leak(4.0) == 10.0
     assert not one.fits(1, 5.5)
@@ -54,7 +54,7 @@ def test_a_bucket_leaks_at_its_rate_and_never_by_a_clock_that_steps_back() -> No
     assert one.level == 0.0
 
 
-def test_nothing_is_lent_before_it_is_stored() -> None:
+def test_root_lends_nothing_before_its_snapshot_is_stored() -> None:
     lender, one = root(), holder()
     one.holdings[B].waiting = 5
     found: Any = lender.exchange("h", one.asked(0.0), 0.0)
@@ -79,7 +79,7 @@ def test_quota_lent_to_one_holder_is_not_lent_to_another_and_unspent_quota_retur
     assert other.holdings[B].available == 5
 
 
-def test_a_lease_ends_where_its_root_is_not_reached_and_its_safe_part_stays() -> None:
+def test_lease_ends_without_its_root_and_the_safe_part_stays() -> None:
     lender = written(root(Quota(60.0, 1.0)))
     one = holder(Quota(60.0, 1.0), Quota(6.0, 0.1))
     mine = one.holdings[B]
@@ -98,7 +98,7 @@ def test_a_lease_ends_where_its_root_is_not_reached_and_its_safe_part_stays() ->
     assert lender.levels(10.2)[B]["used"] == pytest.approx(10, abs=0.2), "what it lost sight of counts as spent"
 
 
-def test_what_was_not_used_is_given_back_and_what_was_beyond_is_owed() -> None:
+def test_settlement_refunds_unused_units_and_owes_excess_ones() -> None:
     lender, one = root(Quota(100.0, 1e-9)), holder(Quota(100.0, 1e-9))
     mine = one.holdings[B]
     mine.waiting = 80
@@ -113,7 +113,7 @@ def test_what_was_not_used_is_given_back_and_what_was_beyond_is_owed() -> None:
     assert lender.levels(1.0)[B]["used"] == pytest.approx(35)
 
 
-def test_a_holder_that_owes_more_than_its_limit_waits_and_others_do_not() -> None:
+def test_holder_in_debt_waits_and_others_do_not() -> None:
     quotas = {B: Quota(100.0, 1.0), "other": Quota(10.0, 1.0), "pooled": Quota(100.0, 1.0, "p")}
     quotas["idle"] = Quota(100.0, 1.0, "p")
     lender, one = Root({}, 0.0, 1), Holder()
@@ -137,7 +137,7 @@ def test_a_holder_that_owes_more_than_its_limit_waits_and_others_do_not() -> Non
     assert (one.holdings[B].available, one.holdings["pooled"].available) == (0, 0)
 
 
-def test_an_answer_under_a_lease_that_was_given_up_is_nothing() -> None:
+def test_reply_under_an_abandoned_lease_is_ignored() -> None:
     lender, one = root(), holder()
     one.holdings[B].waiting = 5
     exchange(one, lender, 0.0)
@@ -148,7 +148,7 @@ def test_an_answer_under_a_lease_that_was_given_up_is_nothing() -> None:
     assert one.holdings[B].available == 0
 
 
-def test_totals_may_come_twice_or_late() -> None:
+def test_repeated_or_late_totals_are_counted_once() -> None:
     lender = written(root(Quota(100.0, 2.0)))
     first = lender.exchange("h", ask(Want(B, wanted=50, least=50)), 0.0)
     later = Want(B, spent=30, returned=10, wanted=0)
@@ -158,7 +158,7 @@ def test_totals_may_come_twice_or_late() -> None:
     assert lender.levels(0.0)[B] == {"depth": 100.0, "used": 30.0, "lent": 10}
 
 
-def test_a_successor_begins_from_the_marks_and_leaks_only_once_old_leases_are_over() -> None:
+def test_successor_starts_from_the_marks_and_leaks_only_after_old_leases_end() -> None:
     lender = root(Quota(1000.0, 1000 / 86_400))
     marks = lender.snapshot(0.0)
     assert marks[B] == 20, "of a day's limit it may lend 2 % ahead"
@@ -171,7 +171,7 @@ def test_a_successor_begins_from_the_marks_and_leaks_only_once_old_leases_are_ov
 
 
 @pytest.mark.parametrize("owed", [0, 400])
-def test_a_successor_and_one_that_is_owed_say_when_there_is_room_and_not_before(owed: int) -> None:
+def test_retry_time_is_exact_for_a_successor_and_for_a_holder_in_debt(owed: int) -> None:
     """Of a limit of 60 a minute. After a root was killed nothing leaks until what it lent is over."""
     marks = {B: 60} if not owed else {}
     lender, one = root(marks=marks), holder()
@@ -195,7 +195,7 @@ def test_a_successor_and_one_that_is_owed_say_when_there_is_room_and_not_before(
     assert mine.fits(3, now)
 
 
-def test_where_its_own_part_has_room_first_a_balancer_says_that() -> None:
+def test_retry_time_is_that_of_the_safe_part_if_it_has_room_first() -> None:
     lender, one = root(marks={B: 60}), holder(safe=Quota(12.0, 0.5))
     mine = one.holdings[B]  # its part begins full: how much of it was spent is not known
     mine.waiting = 2
@@ -207,7 +207,7 @@ def test_where_its_own_part_has_room_first_a_balancer_says_that() -> None:
     assert mine.lacks_s(13, 0.1) == pytest.approx(LEASE_S * (1 + DRIFT) + 13, abs=0.2), "more than its own part holds"
 
 
-def test_what_requests_wait_for_is_lent_in_few_writings_and_no_more_is_written_down_for_long() -> None:
+def test_awaited_units_are_lent_in_few_writes_and_the_mark_falls_afterwards() -> None:
     lender, one = root(Quota(1000.0, 1e-9)), holder(Quota(1000.0, 1e-9))
     mine = one.holdings[B]
     mine.waiting = 450
@@ -222,7 +222,7 @@ def test_what_requests_wait_for_is_lent_in_few_writings_and_no_more_is_written_d
     assert lender.snapshot(1.0)[B] <= level["used"] + level["lent"] + 20, "2 % ahead again"
 
 
-def test_nothing_is_given_back_of_what_may_be_unspent_elsewhere() -> None:
+def test_refund_of_units_lent_by_a_predecessor_is_ignored() -> None:
     lender = root(Quota(60.0, 1.0), {B: 60})
     found = lender.exchange("h", ask(Want(B)), 0.0)
     lender.exchange("h", ask(Want(B, refunded=50), lease=found.lease), 0.0)
@@ -247,7 +247,7 @@ def test_a_holder_that_refunds_more_than_it_spent_frees_no_quota_of_others() -> 
     assert total == 100
 
 
-def test_each_place_is_given_back_what_is_left_of_its_own_part() -> None:
+def test_refund_frees_at_most_what_remains_of_the_places_own_part() -> None:
     lender, leases = root(Quota(1000.0, 40.0)), {}
     for place, n in (("a", 100), ("b", 300)):
         lender.snapshot(0.0)
@@ -272,7 +272,7 @@ def slots(n: float = 10.0, safe: Quota | None = None) -> Holder:
     return made
 
 
-def test_a_slot_is_free_again_where_it_was_taken_and_is_returned_when_it_is_not_needed() -> None:
+def test_slot_is_reused_by_its_holder_and_returned_if_not_needed() -> None:
     lender, one = root(Quota(10.0, 0.0)), slots()
     mine = one.holdings[B]
     mine.waiting = 4
@@ -294,7 +294,7 @@ def test_a_slot_is_free_again_where_it_was_taken_and_is_returned_when_it_is_not_
     assert one.asked(9.0).wants == (), "there is nothing more to tell"
 
 
-def test_what_is_under_way_at_a_silent_holder_counts_until_it_is_given_up_for_lost() -> None:
+def test_slots_of_a_silent_holder_count_until_it_is_considered_lost() -> None:
     lender, one, other = root(Quota(4.0, 0.0)), slots(4.0), slots(4.0)
     one.holdings[B].waiting = 3
     exchange(one, lender, 0.0, "one")
@@ -312,7 +312,7 @@ def test_what_is_under_way_at_a_silent_holder_counts_until_it_is_given_up_for_lo
     assert lender.levels(90.0)[B]["used"] == 3, "it is back, and what it has counts again"
 
 
-def test_a_new_root_learns_from_the_holders_what_is_under_way() -> None:
+def test_new_root_learns_slots_in_use_from_the_holders() -> None:
     lender, one = root(Quota(10.0, 0.0)), slots()
     mine = one.holdings[B]
     mine.waiting = 6
@@ -329,7 +329,7 @@ def test_a_new_root_learns_from_the_holders_what_is_under_way() -> None:
     assert after.levels((LEASE_S + LOST_S) * (1 + DRIFT) + 1)[B]["used"] == 6
 
 
-def test_late_and_repeated_asks_change_nothing() -> None:
+def test_late_or_repeated_messages_change_nothing() -> None:
     lender = written(root(Quota(10.0, 0.0)))
     lender.exchange("h", ask(Want(B, wanted=5, least=5)), 0.0)
     found = ask(Want(B, spent=2, held=2), number=3)
@@ -346,7 +346,7 @@ def test_late_and_repeated_asks_change_nothing() -> None:
     assert lender.levels(1.0)[B]["used"] == 4, "the limit was away: what its mark says"
 
 
-def test_a_safe_share_of_slots_is_ones_own_once_others_leases_are_over() -> None:
+def test_safe_share_of_slots_is_usable_after_other_leases_end() -> None:
     one = slots(8.0, Quota(2.0, 0.0))
     mine = one.holdings[B]
     assert not mine.fits(1, LEASE_S)
@@ -357,7 +357,7 @@ def test_a_safe_share_of_slots_is_ones_own_once_others_leases_are_over() -> None
     assert mine.fits(2, LEASE_S + 1)
 
 
-def test_a_holder_that_leaves_returns_all_and_waiting_ones_learn_the_rate_of_returns() -> None:
+def test_leaving_holder_returns_all_slots_and_waiting_ones_learn_the_rate() -> None:
     lender, one, other = root(Quota(4.0, 0.0)), slots(4.0), slots(4.0)
     one.holdings[B].waiting = 4
     exchange(one, lender, 0.0, "one")
@@ -379,7 +379,7 @@ def test_a_holder_that_leaves_returns_all_and_waiting_ones_learn_the_rate_of_ret
 # -- users
 
 
-def test_buckets_of_users_are_made_when_asked_for_and_the_least_recently_used_is_forgotten(monkeypatch: Any) -> None:
+def test_user_buckets_are_created_on_demand_and_evicted_least_recently_used_first(monkeypatch: Any) -> None:
     monkeypatch.setattr(quota_root, "USERS_MAX", 2)
     lender, limit = Root({}, 0.0, 1), f"limit{EACH}"
     lender.configure({limit: Quota(10.0, 1e-9)}, 0.0)
@@ -400,7 +400,7 @@ def test_buckets_of_users_are_made_when_asked_for_and_the_least_recently_used_is
     assert lender.levels(0.0) == {}
 
 
-def test_idle_quotas_are_not_listed_and_a_holder_that_forgot_one_starts_again() -> None:
+def test_idle_quotas_are_left_out_and_a_forgotten_one_starts_again() -> None:
     lender, one = root(Quota(100.0, 1e-9)), holder(Quota(100.0, 1e-9))
     mine = one.holdings[B]
     mine.waiting = 4
@@ -453,7 +453,7 @@ class Pooled:
         return self.root.levels(now)[name]
 
 
-def test_idle_quota_of_a_pool_is_lent_and_no_member_has_less_than_its_own() -> None:
+def test_idle_quota_of_a_pool_is_lent_and_each_member_keeps_its_own() -> None:
     one = Pooled()
     assert one.spend("a", 0.0) == 100
     got = [one.spend("a", float(now)) for now in range(1, 31)]
@@ -466,7 +466,7 @@ def test_idle_quota_of_a_pool_is_lent_and_no_member_has_less_than_its_own() -> N
     assert "borrowed" not in written(root()).levels(0.0)[B]
 
 
-def test_what_refills_a_limit_that_is_not_whole_is_its_own() -> None:
+def test_refill_of_a_partly_used_limit_is_not_lent_to_its_pool() -> None:
     one = Pooled()
     assert (one.spend("a", 0.0), one.spend("b", 0.0, 50)) == (100, 50)
     assert one.spend("a", 4.0) == pytest.approx(40 + 4, abs=1)
@@ -788,7 +788,7 @@ class SlotsWorld(World):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_in_no_world_are_more_under_way_than_may_be_and_no_slot_is_lost(part: int) -> None:
+def test_simulated_worlds_never_exceed_concurrency_and_lose_no_slot(part: int) -> None:
     worlds = max(10, int(50 * float(os.environ.get("FARHOP_EXAMPLES", "1"))))
     begun = 0
     for seed in range(part * worlds, (part + 1) * worlds):
@@ -801,7 +801,7 @@ def test_in_no_world_are_more_under_way_than_may_be_and_no_slot_is_lost(part: in
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_no_simulated_world_spends_more_than_its_quota(part: int) -> None:
+def test_simulated_worlds_never_exceed_their_quota(part: int) -> None:
     worlds = max(10, int(50 * float(os.environ.get("FARHOP_EXAMPLES", "1"))))
     served = 0.0
     for seed in range(part * worlds, (part + 1) * worlds):
@@ -820,7 +820,7 @@ class MoneyWorld(World):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_in_no_world_is_more_money_spent_than_the_budget_holds(part: int) -> None:
+def test_simulated_worlds_never_exceed_a_money_budget(part: int) -> None:
     worlds = max(4, int(20 * float(os.environ.get("FARHOP_EXAMPLES", "1"))))
     for seed in range(part * worlds, (part + 1) * worlds):
         world = MoneyWorld(seed)
@@ -858,7 +858,7 @@ class PoolWorld(World):
 
 
 @pytest.mark.parametrize("seed", [20_432, 53_370])
-def test_what_idled_since_the_last_look_is_not_lent_beyond_what_a_pool_keeps(seed: int) -> None:
+def test_idle_units_are_lent_only_up_to_the_bound_of_the_pool(seed: int) -> None:
     """Worlds, two of 10^5, in which 0.09 and 0.02 s of the pool's rate were."""
     world = PoolWorld(seed)
     world.run()
@@ -866,7 +866,7 @@ def test_what_idled_since_the_last_look_is_not_lent_beyond_what_a_pool_keeps(see
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_in_no_world_is_more_spent_of_a_pool_than_its_limits_come_to(part: int) -> None:
+def test_simulated_worlds_never_exceed_the_sum_of_a_pools_limits(part: int) -> None:
     worlds = max(10, int(50 * float(os.environ.get("FARHOP_EXAMPLES", "1"))))
     borrowed = 0
     for seed in range(part * worlds, (part + 1) * worlds):

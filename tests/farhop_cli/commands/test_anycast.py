@@ -80,13 +80,13 @@ def config(tmp_path, **more) -> str:
         ({"budget": {"hold_s": 10}}, "budget: hold_s: must be window_s or more"),
     ],
 )
-def test_what_cannot_be_is_shown_in_a_line(cli, tmp_path, more, says):
+def test_invalid_usage_is_reported_in_one_line(cli, tmp_path, more, says):
     result = cli.run("anycast", "run", "--config", config(tmp_path, **more))
     assert result.exit_code == 2
     assert says in result.stderr
 
 
-def test_a_speaker_that_is_not_there_is_shown_in_a_line(cli, stands, tmp_path):
+def test_missing_speaker_is_reported_in_one_line(cli, stands, tmp_path):
     from topology.load import shipped
 
     world = yaml.safe_load(shipped("three-regions").read_text())
@@ -102,7 +102,7 @@ def test_a_speaker_that_is_not_there_is_shown_in_a_line(cli, stands, tmp_path):
     assert line.startswith(f"anycast: speaker: bird: {tmp_path}/none.ctl: No such file or directory; start bird, or")
 
 
-def test_without_an_exabgp_nothing_is_left_to_withdraw(cli, tmp_path):
+def test_nothing_is_left_to_withdraw_without_exabgp(cli, tmp_path):
     assert cli.run("anycast", "withdraw", "--config", config(tmp_path)).exit_code == 0
     bird = {"bird": {"socket": str(tmp_path / "none.ctl"), "file": str(tmp_path / "farhop.conf")}}
     assert "none.ctl" in cli.failed(cli.run("anycast", "withdraw", "--config", config(tmp_path, speaker=bird)), 1)

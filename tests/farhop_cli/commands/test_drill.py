@@ -35,7 +35,7 @@ def test_every_verb_is_there() -> None:
          (DrillOptions("d"), ["tue 10:00-12:00"], "7d", False, False)),
     ],
 )  # fmt: skip
-def test_what_was_typed_is_handed_on(cli: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], function: str,
+def test_options_are_passed_on(cli: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], function: str,
                                      given: tuple[Any, ...]) -> None:  # fmt: skip
     seen: list[tuple[Any, ...]] = []
 

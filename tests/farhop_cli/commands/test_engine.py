@@ -6,7 +6,7 @@ from farhop_cli import engine
 from farhop_lab.engine.settings import EngineSettings
 
 
-def test_what_is_typed_reaches_the_settings(cli, monkeypatch):
+def test_options_reach_the_settings(cli, monkeypatch):
     asked = []
     monkeypatch.setattr(engine, "run", asked.append)
     assert cli.run("engine", "--adapter", "a", "--adapter", "b", "--lora-load-ms", "5", "--wide").exit_code == 0

@@ -8,6 +8,6 @@ def test_the_law_is_signed_and_verified_besides(wired):
 
 
 @pytest.mark.parametrize("arguments", [("set", "law.yaml", "--author", "ann"), ("unset",), ("sign",)])
-def test_what_is_left_out_or_unknown_is_bad_usage(cli, arguments):
+def test_missing_or_unknown_argument_is_bad_usage(cli, arguments):
     result = cli.run("law", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")

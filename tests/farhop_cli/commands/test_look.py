@@ -10,6 +10,6 @@ def test_a_fleet_is_named_alike(wired, options, name):
     assert options(wired(name).commands[name] if hasattr(wired(name), "commands") else wired(name)) >= FLEET
 
 
-def test_what_was_written_down_is_read_without_a_fleet(wired, options):
+def test_recorded_data_is_read_without_a_fleet(wired, options):
     assert not options(wired("usage")) & (FLEET - {"--json"})
     assert set(wired("audit").commands) == {"verify", "prove", "export"}

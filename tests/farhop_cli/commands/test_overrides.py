@@ -7,7 +7,7 @@ import pytest
     ("noun", "for_a_while"),
     [("drain", True), ("bias", True), ("pin", True), ("route", False), ("policy", False), ("split", False)],
 )
-def test_what_ends_by_itself_has_a_length(wired, options, noun, for_a_while):
+def test_expiring_override_requires_a_duration(wired, options, noun, for_a_while):
     assert ("--for" in options(wired(noun).commands["set"])) is for_a_while
     assert len(wired(noun).commands) == 5
 
@@ -20,7 +20,7 @@ def test_what_ends_by_itself_has_a_length(wired, options, noun, for_a_while):
         ("drain", "unset"),
     ],
 )  # fmt: skip
-def test_what_is_left_out_is_bad_usage(cli, arguments):
+def test_missing_argument_is_bad_usage(cli, arguments):
     result = cli.run(*arguments)
     assert result.exit_code == 2
     assert result.stdout == "" or "--why: say why" in result.stderr

@@ -27,7 +27,7 @@ def test_a_row_has_medians_and_the_maximum() -> None:
     assert anycast.row("drain", "b", samples) == anycast.Row("drain", "BIRD", 2.0, 11.0, 30.0, 3, 3)
 
 
-def test_without_root_or_bird_it_says_so(monkeypatch) -> None:
+def test_missing_root_or_bird_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert anycast.missing() == "network namespaces take root"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -39,7 +39,7 @@ def test_without_root_or_bird_it_says_so(monkeypatch) -> None:
 
 @pytest.mark.root
 @pytest.mark.skipif(bool(anycast.missing()), reason="no bird2, ExaBGP or etcd here")
-def test_it_measures_and_leaves_nothing_behind() -> None:
+def test_benchmark_measures_and_cleans_up() -> None:
     events = tuple(one for one in anycast.EVENTS if one.name in ("announcer killed", "host silent"))
     rows = anycast.measure(1, lambda _: None, events)
     assert [(one.event, one.speaker) for one in rows] == [

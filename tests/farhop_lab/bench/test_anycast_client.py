@@ -40,6 +40,6 @@ async def test_a_connection_is_reported_with_its_beginning(answer, site) -> None
     assert b"authorization: Bearer sk-1" in took[0]
 
 
-async def test_a_refused_connection_is_no_answer(unused_tcp_port) -> None:
+async def test_refused_connection_does_not_count_as_an_answer(unused_tcp_port) -> None:
     job = Job("127.0.0.1", unused_tcp_port, "sk-1", "m", 1.0)
     assert (await ask(job, request_of(job))).site == ""

@@ -7,7 +7,7 @@ from bench_runs import listening, passed
 from farhop_lab.bench import bare
 
 
-async def test_it_passes_requests_and_streams_and_keeps_connections(engines: int) -> None:
+async def test_bare_relay_passes_requests_and_streams_and_keeps_connections(engines: int) -> None:
     pool, tasks = bare.Pool([("127.0.0.1", engines)]), set[asyncio.Task[None]]()
     async with listening(lambda: bare.Client(pool, tasks)) as port:
         whole = await passed(port, of_requests=11)

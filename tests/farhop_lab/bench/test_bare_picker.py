@@ -20,7 +20,7 @@ class Gateway:
         self.received.append(wire.ProcessingResponse.FromString(message))
 
 
-async def test_it_names_the_next_and_gives_back_what_it_got() -> None:
+async def test_bare_picker_names_the_next_endpoint_and_returns_the_request() -> None:
     picker = BarePicker(Job(0, [("127.0.0.2", 1), ("127.0.0.3", 1)]))
     for host in ("127.0.0.2", "127.0.0.3", "127.0.0.2"):
         gateway = Gateway(asked(), body(b"a" * 70_000, last=False), body(b"b"), answered(), response_piece(b"one"))

@@ -71,7 +71,7 @@ def test_a_missing_server_is_named_with_the_remedy(monkeypatch) -> None:
     assert bench.absent() == {"nsd": "is not installed (Debian: nsd)"}
 
 
-def test_without_dnsperf_it_says_so(monkeypatch) -> None:
+def test_missing_dnsperf_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(bench.BenchError, match="install it"):
         bench.run(1, 1.0)

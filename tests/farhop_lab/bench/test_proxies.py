@@ -15,7 +15,7 @@ def environment(folder: Path) -> ProxyEnvironment:
     return ProxyEnvironment(folder, (("127.0.0.2", 9000), ("127.0.0.3", 9000)), 1024)
 
 
-def test_what_is_not_installed_is_reported_with_its_remedy() -> None:
+def test_missing_proxy_is_reported_with_its_remedy() -> None:
     absent = Proxy("Other", "pip install other", lambda: None, BY_NAME["Envoy"].command)
     assert absent.missing() == "not installed: pip install other"
     assert BY_NAME["plain aiohttp proxy"].missing() is None

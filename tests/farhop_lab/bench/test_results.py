@@ -32,7 +32,7 @@ def test_a_figure_is_the_median_and_counts_what_went_wrong() -> None:
     assert figure([]).errors == 0
 
 
-def test_what_a_proxy_uses_at_rest_is_not_its_requests_cost() -> None:
+def test_idle_cpu_of_a_proxy_is_not_charged_to_requests() -> None:
     taken = Taken("p", {1024: [window(0.6, 1000)] * 3}, {32: [window(0.3, chunks=1000)] * 3}, rest=[0.1, 0.1, 0.2])
     row = row_of(taken)
     assert row.request_us[1024].median == pytest.approx(500.0)
@@ -57,7 +57,7 @@ def test_no_ratio_to_or_of_what_is_not_to_be_used() -> None:
     assert ratio(good, bad) is ratio(bad, good) is ratio(None, good) is ratio(good, None) is None
 
 
-def test_the_document_holds_ratios_beside_figures() -> None:
+def test_document_holds_ratios_and_figures() -> None:
     rows = [Row(name=name, request_us={1024: Figure(us, us, us)}) for name, us in (("a", 10.0), ("b", 25.0))]
     found = Comparison(plan=Plan(), rounds=3, load="wrk", upstream="nginx", rows=rows, absent={"c": "not installed"})
     made = json.loads(msgspec.json.encode(document(found)))

@@ -37,7 +37,7 @@ WHOLE = chunk(" the") + chunk(" sea", finish_reason="length") + DONE
         (WHOLE.replace(b'"id":"a"', b'"id":"b"', 1), True),
     ],
 )
-def test_what_is_wrong_is_seen(wire: bytes, is_wrong: bool) -> None:
+def test_wrong_streams_are_detected(wire: bytes, is_wrong: bool) -> None:
     report = ResumeReport()
     compare(read(wire), read(WHOLE), report, "chat")
     assert bool(report.wrong) == is_wrong, report
@@ -57,7 +57,7 @@ def test_streams_cut_at_random_bytes_say_what_whole_ones_say(monkeypatch: pytest
     assert ended <= 0.1 * report.streams, report.ended
 
 
-def test_by_text_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
+def test_streams_resumed_from_text_equal_uncut_ones() -> None:
     """A share of `farhop bench resume --interruptions 10000 --text`."""
     report = asyncio.run(measure(8, by_text=True))
     assert report.wrong == []

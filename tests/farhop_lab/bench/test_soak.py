@@ -32,7 +32,7 @@ async def test_marks_are_set_along_the_way(monkeypatch: pytest.MonkeyPatch) -> N
     assert all(mark.rss_bytes > 1_000_000 for mark in found.marks)
 
 
-async def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_tools_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(soak.SOAKED), "missing", lambda _self: "no etcd binary: install one")
     with pytest.raises(BenchError, match="no etcd binary"):
         await soak.measure(1000)

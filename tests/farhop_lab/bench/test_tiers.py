@@ -20,7 +20,7 @@ def test_the_world_is_sound_and_its_law_leaves_all_twelve(tmp_path: Path) -> Non
     assert Law(world).verdict("bench", bodies.MODEL, Scope.PROCESSING).lawful == frozenset(tiers.REGIONS)
 
 
-def test_without_an_etcd_ours_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_farhop_tiers_are_left_out_without_etcd(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> Path:
         raise EtcdLabError("no etcd binary: install one on PATH")
 

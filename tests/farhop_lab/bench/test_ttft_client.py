@@ -23,7 +23,7 @@ async def test_each_way_is_gone_there_and_back_and_warm_ups_are_not_counted(engi
         assert (sample.cpu_ms > 0.0) == (sample.way == "b")
 
 
-async def test_an_answer_that_is_no_stream_ends_the_run() -> None:
+async def test_unstreamed_answer_ends_the_run() -> None:
     async with listening(Refuses) as port:
         with pytest.raises(ClientError, match=r"refuses: instead of a stream came .*429 Too Many Requests"):
             await asyncio.to_thread(run, Job([Way("refuses", "127.0.0.1", port)], BODY, 1))

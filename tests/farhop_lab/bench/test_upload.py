@@ -24,7 +24,7 @@ def test_a_warm_connection_takes_a_round_trip_but_where_bbr_paces_it() -> None:
     assert upload.is_warm(Row("bbr", True, trips | {KEPT: 1.6}))
 
 
-async def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_root_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert upload.missing() == "network namespaces take root"
     with pytest.raises(BenchError, match="network namespaces take root"):

@@ -13,7 +13,7 @@ from farhop_lab.world.stream import EventReader
 from regional_lb.engines.signals.engines import read_page
 
 
-async def test_what_a_balancer_asks_of_an_engine(engines: int) -> None:
+async def test_emulated_upstream_answers_what_a_balancer_asks(engines: int) -> None:
     async with aiohttp.ClientSession(f"http://127.0.0.1:{engines}") as session:
         async with session.get("/health") as health:
             assert health.status == 200
@@ -41,7 +41,7 @@ async def test_a_stream_is_paced_and_ends_with_usage(engines: int) -> None:
     assert reader.usage.prompt_tokens == len(body) // 4
 
 
-async def test_it_serves_many_requests_of_one_connection(engines: int) -> None:
+async def test_emulated_upstream_serves_many_requests_of_one_connection(engines: int) -> None:
     found = await sent(engines, connections=1)
     assert found.windows[0].requests > 10
     assert found.windows[0].errors == 0

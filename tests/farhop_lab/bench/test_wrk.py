@@ -17,14 +17,14 @@ farhop-bench 14982 1007158 3 2 1998 5120
 """
 
 
-def test_what_wrk_says() -> None:
+def test_output_of_wrk_is_parsed() -> None:
     content = wrk.read(OUTPUT)
     assert content == wrk.WrkOutput(14982, 1.007158, 3, 2, 1.998, 5.12)
     assert content.errors == 5
 
 
 @pytest.mark.parametrize("output", ["", "unable to connect to 127.0.0.1:9: Connection refused", "farhop-bench 1 2"])
-def test_what_it_does_not_say(output: str) -> None:
+def test_incomplete_output_of_wrk_is_refused(output: str) -> None:
     with pytest.raises(wrk.WrkError, match="wrk did not finish; it said: "):
         wrk.read(output)
 

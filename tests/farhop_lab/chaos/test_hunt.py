@@ -48,7 +48,7 @@ def test_failures_are_counted_by_property_and_by_fault_and_shrunk() -> None:
     assert [fault.for_s for one in found.shortest for fault in one.schedule.faults] == [0.5, 0.5]
 
 
-def test_what_is_kept_is_replayed(tmp_path: Path) -> None:
+def test_kept_schedule_is_replayed(tmp_path: Path) -> None:
     found = hunt.hunt(range(40), workers=1)
     paths = hunt.kept(found.shortest, tmp_path / "seeds")
     assert len(paths) == 2

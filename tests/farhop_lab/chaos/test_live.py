@@ -15,7 +15,7 @@ from farhop_lab.world.client import Failure, Result
 REGIONS = ["virginia", "tokyo"]
 
 
-def test_what_is_drawn_begins_within_its_time_and_is_the_same_again() -> None:
+def test_drawn_faults_begin_within_the_run_and_are_reproducible() -> None:
     faults = live.drawn(3, 600.0, REGIONS)
     assert faults == live.drawn(3, 600.0, REGIONS)
     assert len(faults) > 50
@@ -70,7 +70,7 @@ def test_a_world_that_is_well_gives_no_findings() -> None:
         ({"in_flight": 1, "kv_tokens": 90}, "ledgers: tokyo"),
     ],
 )
-def test_what_a_region_says_of_a_replica_is_judged(expected: dict[str, Any], finding: str) -> None:
+def test_regions_view_of_a_replica_is_judged(expected: dict[str, Any], finding: str) -> None:
     assert finding in verdict(regional={"virginia": regional("virginia"), "tokyo": regional("tokyo", **expected)})
 
 
@@ -84,7 +84,7 @@ def test_what_a_region_says_of_a_replica_is_judged(expected: dict[str, Any], fin
         ({"rtt_ms": None}, "estimates: tokyo of virginia"),
     ],
 )
-def test_what_a_balancer_says_of_a_region_is_judged(expected: dict[str, Any], finding: str) -> None:
+def test_balancers_view_of_a_region_is_judged(expected: dict[str, Any], finding: str) -> None:
     assert verdict(global_={"virginia": global_(), "tokyo": global_(**expected)}) == [finding]
 
 
@@ -95,7 +95,7 @@ def test_shares_and_failures_are_judged() -> None:
     assert verdict(answers=answers) == ["answers: tokyo"]
 
 
-def test_what_an_engine_gave_and_what_a_client_received() -> None:
+def test_answers_of_engines_and_clients_are_compared() -> None:
     page = (
         'vllm:request_success_total{finished_reason="stop",model_name="m"} 3.0\n'
         'vllm:request_success_total{finished_reason="length",model_name="m"} 4.0\n'

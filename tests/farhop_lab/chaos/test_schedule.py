@@ -21,7 +21,7 @@ def test_a_seed_draws_the_same_for_ever_and_every_kind_comes() -> None:
     assert {(one.regions, one.replicas) for one in MANY} == {(2, 2), (2, 3), (3, 2)}
 
 
-def test_what_is_drawn_is_sound_and_never_more_at_once_than_named() -> None:
+def test_drawn_schedule_is_valid_and_within_the_concurrency_bound() -> None:
     for one in MANY:
         schedule.check(one)
         assert one.faults
@@ -46,7 +46,7 @@ def test_no_fault_would_be_mended_by_the_end_of_another() -> None:
 
 
 @pytest.mark.parametrize("one", [*MANY[:30], Schedule(3, about="what it showed: a:b"), Schedule(1)])
-def test_what_is_written_is_read_back(one: Schedule) -> None:
+def test_schedule_survives_a_round_trip_through_its_file(one: Schedule) -> None:
     assert schedule.decode(schedule.encode(one)) == one
 
 
@@ -71,6 +71,6 @@ def test_what_is_written_is_read_back(one: Schedule) -> None:
         ("#" * 70_000, "bytes"),
     ],
 )
-def test_what_is_not_sound_is_refused_by_name(text: str, says: str) -> None:
+def test_invalid_schedule_is_refused_with_the_fault_named(text: str, says: str) -> None:
     with pytest.raises(ScheduleError, match=says):
         schedule.decode(text)

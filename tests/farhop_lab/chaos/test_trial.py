@@ -28,7 +28,7 @@ def findings(one: Schedule) -> list[str]:
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
-def test_what_once_failed_does_not(path: Path) -> None:
+def test_schedules_that_once_failed_pass(path: Path) -> None:
     assert findings(schedule.decode(path.read_text(), path.name)) == []
 
 

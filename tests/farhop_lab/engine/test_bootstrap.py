@@ -82,7 +82,7 @@ async def test_streams_meet_as_well(pair: Callable[..., Awaitable[Pair]]) -> Non
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_without_a_room_it_takes_nothing(pair: Callable[..., Awaitable[Pair]], role: str) -> None:
+async def test_request_without_a_bootstrap_room_is_refused(pair: Callable[..., Awaitable[Pair]], role: str) -> None:
     client = getattr(await pair(), role)
     async with client.post(COMPLETION, prompt="hi") as found:
         assert found.status == 400

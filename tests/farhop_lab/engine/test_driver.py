@@ -98,7 +98,7 @@ def test_a_host_far_behind_gives_the_time_up() -> None:
     assert driver.lag_s == pytest.approx(0.2)
 
 
-def test_it_rests_without_work_and_begins_again() -> None:
+def test_driver_pauses_without_work_and_resumes() -> None:
     driver, loop, _ = _driver()
     for name in "ab":
         ear = Sink()
@@ -110,7 +110,7 @@ def test_it_rests_without_work_and_begins_again() -> None:
         loop.now += 5
 
 
-def test_those_of_one_moment_share_the_first_pass() -> None:
+def test_simultaneous_requests_share_the_first_pass() -> None:
     driver, loop, core = _driver()
     ears = [Sink(), Sink()]
     driver.submit(_sequence("a"), ears[0])

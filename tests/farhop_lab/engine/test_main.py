@@ -20,7 +20,7 @@ def _start(*ports: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_it_says_when_it_is_ready_and_stops_by_a_signal(how: signal.Signals) -> None:
+def test_engine_reports_readiness_and_stops_on_a_signal(how: signal.Signals) -> None:
     with _start(0, 0) as process:
         try:
             assert process.stdout is not None

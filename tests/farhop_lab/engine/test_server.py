@@ -187,7 +187,7 @@ async def test_bodies_that_are_no_json_or_too_large(replica: Start, body: bytes,
         assert (await response.json())["error"]["code"] == status
 
 
-async def test_a_client_lost_while_it_is_answered_is_no_error_of_ours() -> None:
+async def test_client_lost_during_its_answer_causes_no_server_error() -> None:
     async def lost(_: web.Request) -> web.StreamResponse:
         raise ConnectionResetError
 
@@ -218,7 +218,7 @@ async def test_the_small_paths(replica: Start) -> None:
     assert (model["id"], model["max_model_len"], model["owned_by"]) == (MODEL, 1_024, "vllm")
 
 
-async def test_many_at_once_all_get_their_own_answer(replica: Start) -> None:
+async def test_concurrent_clients_each_get_their_own_answer(replica: Start) -> None:
     client = await replica(kv_blocks=40)  # little enough to wait and to preempt
     prompts = [f"{n} " + "y" * 300 for n in range(30)]
 

@@ -34,7 +34,7 @@ def test_overrides_reach_the_gpu() -> None:
         ("colour", {"ports": [0], "colour": "red"}),
     ],
 )
-def test_what_is_wrong_is_named(field: str, settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_named(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=field):
         EngineSettings(**settings)
 

@@ -60,7 +60,7 @@ async def test_a_last_token_for_a_cancelled_ticket_is_ignored() -> None:
     assert ticket.done.cancelled()
 
 
-async def test_a_stream_writes_each_token_at_once() -> None:
+async def test_stream_writes_each_token_immediately() -> None:
     socket = Socket()
     answer = Answer("c", "m", 7, "assistant")
     ticket = StreamTicket(_wait(), answer, cast(asyncio.Transport, socket), include_usage=False)

@@ -24,7 +24,7 @@ def tokenizer(tmp_path: Path) -> Path:
     return tmp_path / TOKENIZER
 
 
-def test_what_it_says_is_the_same_and_its_tokens_are_the_tokenizers(tokenizer: Path) -> None:
+def test_text_is_unchanged_and_tokens_are_the_tokenizers(tokenizer: Path) -> None:
     made = EngineTokenizer(tokenizer)
     text = b"".join(VOCABULARY[:40])
     plain = EngineRequest(text, max_tokens=30, ignore_eos=True)
@@ -63,7 +63,9 @@ async def test_a_whole_engine(replica, tokenizer: Path) -> None:
     assert not (after["usage"]["prompt_tokens_details"] or {}).get("cached_tokens")
 
 
-async def test_what_is_missing_is_named(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_tokenizer_files_are_named(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for settings, says in (({"tokenizer": tmp_path / "none.json"}, "none.json"), ({"tokenizer": tokenizer}, "extra")):
         with pytest.raises(TokenizerError, match=says):
             async with host(EngineSettings(ports=[0], **settings)):

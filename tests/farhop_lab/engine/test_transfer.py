@@ -84,7 +84,9 @@ async def test_blocks_that_are_not_fetched_are_released(replica: Start) -> None:
         {"remote_host": "no such host"},
     ],
 )
-async def test_what_cannot_be_fetched_is_prefilled_here(replica: Start, wrong: dict[str, Any]) -> None:
+async def test_prompt_is_prefilled_locally_if_its_cache_cannot_be_fetched(
+    replica: Start, wrong: dict[str, Any]
+) -> None:
     prefill, decode = await replica(), await replica()
     params = await _prefilled(prefill) | wrong
     assert await _cached(decode, kv_transfer_params=params) == 0

@@ -49,7 +49,7 @@ def test_many_in_one_column_come_back_in_order() -> None:
     assert through(VALUES * 3, file=True) == VALUES * 3
 
 
-def test_what_is_shared_is_one_object_again() -> None:
+def test_shared_objects_are_decoded_as_one_object() -> None:
     one = Pair(1, (2, 3))
     back = through([one, Pair(one, None), one])
     assert back == [one, Pair(one, None), one]

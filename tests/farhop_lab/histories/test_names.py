@@ -12,7 +12,7 @@ from topology.law import Law
 from topology.model import Topology
 
 
-def test_what_a_machine_may_be_given_has_a_tag() -> None:
+def test_every_event_has_a_tag() -> None:
     law = Law(Topology("t", 1, {}))
     region = RegionalFlow(FlowConfig("here", "a"), law, random.Random(1), lambda _: 1.0)
     entry = names.made(names.of_entry("here", law, "s", 3.0))
@@ -22,11 +22,11 @@ def test_what_a_machine_may_be_given_has_a_tag() -> None:
     assert set(entry.handlers) <= kinds
 
 
-def test_what_a_machine_may_command_has_a_tag() -> None:
+def test_every_command_has_a_tag() -> None:
     assert set(machine.Command.__subclasses__()) <= set(names.KINDS)
 
 
-def test_a_special_case_goes_by_what_it_is_a_case_of() -> None:
+def test_subclass_uses_the_tag_of_its_base() -> None:
     class UsageWithText(machine.Usage, frozen=True):
         text: bytes = b""
 

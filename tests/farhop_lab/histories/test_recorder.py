@@ -35,7 +35,7 @@ def test_a_full_tape_takes_no_more() -> None:
     assert one.count == 2
 
 
-def test_what_is_done_in_turns_is_recorded_turn_by_turn() -> None:
+def test_work_done_in_turns_is_recorded_turn_by_turn() -> None:
     def work() -> Iterator[None]:
         yield
         yield

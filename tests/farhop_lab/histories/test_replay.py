@@ -28,12 +28,12 @@ def kept(path: Path) -> Path:
     return path
 
 
-def test_the_same_machine_decides_the_same(tmp_path: Path) -> None:
+def test_unchanged_machine_replays_without_differences(tmp_path: Path) -> None:
     (one,) = replay(kept(tmp_path / "a.history"))
     assert (one.entries, one.diverging, one.first) == (2, 0, ())
 
 
-def test_another_decision_is_reported_with_its_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_decision_is_reported_with_its_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = kept(tmp_path / "a.history")
     refused = admission.Refusal(outcome.QUEUE_FULL, "for a test")
     monkeypatch.setattr(admission, "refusal", lambda *_: refused)

@@ -51,7 +51,7 @@ def test_the_set_ups_of_the_field_are_there() -> None:
     assert counts("push") == ({"virginia": 4}, [{"virginia": 30}])
 
 
-def test_a_scenario_survives_its_way_to_another_process() -> None:
+def test_scenario_survives_serialization() -> None:
     scenario = parse(GOOD, "it", Path(), ROUTERS)
     assert built(scenario.document(), scenario.folder).doc == scenario.doc
     assert scenario.but(seeds=9).doc.seeds == 9
@@ -96,14 +96,14 @@ def test_a_scenario_survives_its_way_to_another_process() -> None:
         (("name: small", "name: small\nfaults: [{at_s: 999, what: kill, region: tokyo}]"), "after the end at 600 s"),
     ],
 )
-def test_what_is_wrong_is_one_line_with_its_remedy(change: tuple[str, str], words: str) -> None:
+def test_error_is_one_line_with_its_remedy(change: tuple[str, str], words: str) -> None:
     assert change[0] in GOOD
     found = problems(GOOD.replace(*change))
     assert any(words in line for line in found), found
     assert all("\n" not in line for line in found)
 
 
-def test_everything_wrong_is_reported_at_once() -> None:
+def test_all_errors_are_reported_together() -> None:
     text = (
         GOOD.replace("gpu: l4", "gpu: l5").replace("virginia: 2", "paris: 2").replace("name: small", "name: s\nname: t")
     )
@@ -138,14 +138,14 @@ def test_an_unknown_scenario_names_those_there_are(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["- a list", "", "a: [", "x: 2026-13-45"])
-def test_what_is_no_scenario_is_reported(text: str) -> None:
+def test_document_other_than_a_scenario_is_reported(text: str) -> None:
     assert len(problems(text)) == 1
 
 
 @pytest.mark.parametrize(
     "content", [b'{"at_s": 0.0, "output_tokens": 3}\n{"at_s": 1.0}\n', b'[\n  {"at_s": 0.0}\n]', b"\x1f\x8b\x08rest"]
 )
-def test_a_log_is_named_so_with_what_makes_a_scenario_of_it(tmp_path: Path, content: bytes) -> None:
+def test_request_log_is_reported_with_the_command_that_converts_it(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "t.jsonl").write_bytes(content)
     with pytest.raises(ScenarioError, match=r"a request log or a trace.*farhop sim import .*t.jsonl --out mine.yaml"):
         find(str(tmp_path / "t.jsonl"), ROUTERS)
@@ -155,7 +155,7 @@ def test_a_scenario_may_be_one_line_of_json() -> None:
     assert parse(json.dumps(yaml.safe_load(GOOD)), "s", Path(), ROUTERS).doc.name == "small"
 
 
-def test_what_is_not_text_is_reported(tmp_path: Path) -> None:
+def test_binary_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ScenarioError, match="not UTF-8"):
         find(str(tmp_path / "s.yaml"), ROUTERS)

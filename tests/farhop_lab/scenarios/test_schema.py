@@ -29,7 +29,7 @@ def test_a_scenario_needs_a_name_sites_and_work() -> None:
         ({"duration_s": float("inf")}, "duration_s", "seconds above 0"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_remedy(change: dict[str, object], path: str, words: str) -> None:
+def test_error_is_named_with_its_remedy(change: dict[str, object], path: str, words: str) -> None:
     with pytest.raises(ValidationError) as caught:
         ScenarioDoc.model_validate({**LEAST, **change})
     (problem,) = problems_of(caught.value, ScenarioDoc)

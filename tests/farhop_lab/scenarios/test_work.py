@@ -96,7 +96,7 @@ def test_clients_scale_with_the_load_and_know_themselves_apart() -> None:
     assert len(first) == 9
 
 
-def test_the_same_seed_asks_the_same_and_another_does_not() -> None:
+def test_same_seed_gives_the_same_requests_and_another_seed_does_not() -> None:
     doc = work(kind="chat", per_s={"tokyo": 2.0})
 
     def starts(seed: int) -> list[tuple[float, bytes]]:
@@ -116,7 +116,7 @@ def test_requests_share_what_they_are_asked_to_share() -> None:
     assert a[200:232] != b[200:232]
 
 
-def test_by_day_the_last_client_is_up_only_at_the_peak() -> None:
+def test_last_client_of_a_daily_cycle_is_active_only_at_the_peak() -> None:
     days = days_of({"tokyo": DayDoc(utc_hours=14, swing=10)}, 240.0)
     clients = sent(work(kind="requests", clients={"tokyo": 10}), days=days)
     wakes = [awake(120.0) for _, _, awake in clients.closed_]
@@ -168,7 +168,7 @@ HEADS = {"azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n", "burstgpt": "Time
 )
 @settings(max_examples=25, deadline=None)
 @given(moments_ms=st.lists(st.integers(0, 100_000), min_size=1, max_size=12))
-def test_a_schedule_is_in_order_whatever_the_moments_and_none_is_lost(
+def test_schedule_is_ordered_and_complete_for_any_times(
     tmp_path_factory: pytest.TempPathFactory, kind: str, loop: str, moments_ms: list[int]
 ) -> None:
     folder = tmp_path_factory.getbasetemp()

@@ -42,7 +42,7 @@ def test_a_broken_stream_and_a_refused_connection_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("router", ["farhop", "skywalker"])
-def test_one_that_fails_before_it_begins_is_asked_again_of_whichever_router(router: str) -> None:
+def test_request_failed_before_it_began_is_retried_with_any_router(router: str) -> None:
     """At 0, half a second later, and a second after that: at 1.4 s somebody is there again."""
     made = build(router, 3, flat(["paris"]), {"paris": station(2, 4.0, first_s=1.0)}, stood_s=5.0)
     made.run(0.0)
@@ -60,7 +60,7 @@ def test_one_that_fails_before_it_begins_is_asked_again_of_whichever_router(rout
     assert made.measures.violations == 0
 
 
-def test_what_had_begun_is_not_asked_again() -> None:
+def test_begun_request_is_not_retried() -> None:
     made, found = world()
     made.arrive("paris", "t", direct=True, retries=2, on_done=lambda record, value: found.append((record, value)))
     made.at(made.now + 2.0, made.kill, "paris")

@@ -7,7 +7,7 @@ from farhop_lab.sim.sites import Reporting, flat, station
 from farhop_lab.sim.world import World
 
 
-def test_replicas_come_late_and_go_at_once() -> None:
+def test_replicas_start_after_a_delay_and_stop_immediately() -> None:
     world = World(
         1, flat(["paris"]), {"paris": station(8, 1.0, replicas=4)}, balancers={}, reporting=Reporting(every_s=1.0)
     )

@@ -89,7 +89,7 @@ def test_a_stream_that_dies_with_its_region_breaks_half_a_round_trip_later() -> 
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["free", "bound"])
-def test_a_stream_that_dies_with_its_region_goes_on_in_another_that_is_lawful(bound: bool) -> None:
+def test_stream_of_a_dead_region_continues_in_another_lawful_one(bound: bool) -> None:
     """To the letter what an unbroken one says."""
     tenants = {"t": Rule(("there",) if bound else ("world",))}
     wires = {("here", "there"): 20.0, ("here", "yonder"): 90.0, ("there", "yonder"): 90.0}

@@ -177,7 +177,7 @@ def test_one_failure_in_a_batch_ends_its_program_once_the_others_are_done() -> N
     assert (clients.counts.failed, clients.counts.finished) == (1, 0)
 
 
-def test_a_world_that_refuses_at_once_is_not_asked_for_ever_in_one_moment() -> None:
+def test_immediate_refusals_do_not_loop_at_one_simulated_time() -> None:
     service = FakeService()
     service.refuses.add(b"x")
 
@@ -191,7 +191,7 @@ def test_a_world_that_refuses_at_once_is_not_asked_for_ever_in_one_moment() -> N
     assert clients.counts.asked == clients.counts.failed == 20
 
 
-def test_from_the_end_on_no_request_is_sent_and_those_under_way_are_cut() -> None:
+def test_no_request_is_sent_after_the_end_and_those_in_flight_are_cut() -> None:
     service = FakeService(default_s=4.0)
     clients = service.clients(until=5.0)
     clients.closed("a", iter([talk(), talk()]))
@@ -220,7 +220,7 @@ def test_bad_batches_and_times_are_reported() -> None:
         service.clients(timeout_s=0.0)
 
 
-def test_in_a_real_world_the_second_turn_finds_the_first_in_the_cache() -> None:
+def test_second_turn_finds_the_first_in_the_cache_of_a_simulated_world() -> None:
     world = World(1, flat(["a", "b"], 100.0), {"a": gpus("a100", 1), "b": gpus("a100", 1)})
     prompts: list[bytes] = []
 
@@ -245,7 +245,7 @@ def test_in_a_real_world_the_second_turn_finds_the_first_in_the_cache() -> None:
     assert world.measures.violations == 0
 
 
-def test_in_a_real_world_a_client_that_leaves_is_counted() -> None:
+def test_leaving_client_is_counted_in_a_simulated_world() -> None:
     world = World(1, flat(["a"]), {"a": gpus("l4", 1)})
     clients = ClientPool(world, until=30.0, timeout_s=2.0)
     clients.closed("a", iter([one(Ask(prompt=b"x" * 400, answer_tokens=400))]), since=2.0)

@@ -15,7 +15,7 @@ def test_every_part_has_dice_of_its_own_from_the_one_seed() -> None:
     assert context(1).rng("region a").random() != context(2).rng("region a").random()
 
 
-def test_what_is_done_every_so_often_stays_on_its_grid() -> None:
+def test_periodic_work_stays_on_its_time_grid() -> None:
     world = context()
     seen: list[float] = []
     world.every(0.1, lambda: seen.append(world.timeline.now))

@@ -42,7 +42,7 @@ def jobs(timeline: Timeline, engine: Engine, count: int, **fields: object) -> li
     return made
 
 
-def test_a_station_serves_as_many_as_it_has_slots_and_the_others_after() -> None:
+def test_station_serves_as_many_requests_as_it_has_slots() -> None:
     timeline = Timeline()
     station = Station(timeline, slots=2, service_s=4.0, first_s=1.0, answer_tokens=7)
     first, second, third = jobs(timeline, station, 3)
@@ -54,7 +54,7 @@ def test_a_station_serves_as_many_as_it_has_slots_and_the_others_after() -> None
     assert station.metrics() == (0, 0, 0.0)
 
 
-def test_a_request_that_leaves_a_station_makes_room_at_once_and_gets_no_more_events() -> None:
+def test_leaving_request_frees_its_slot_and_gets_no_more_events() -> None:
     timeline = Timeline()
     station = Station(timeline, slots=1, service_s=4.0, first_s=1.0, answer_tokens=7)
     running, waiting, last = jobs(timeline, station, 3)
@@ -101,7 +101,7 @@ def test_a_gpu_takes_the_time_its_profile_says_and_remembers_prefixes() -> None:
     assert again.usage.cached_tokens > 500
 
 
-def test_what_a_gpu_has_said_is_all_of_it_up_to_now() -> None:
+def test_gpu_output_is_complete_up_to_the_present() -> None:
     """A stream that goes on elsewhere goes on from there: what is missing would be computed, and told, once more."""
     timeline = Timeline()
     gpu = Gpu(timeline, PROFILES["h100"], TextModel("llama", 1, 200.0))
@@ -137,7 +137,7 @@ asked = st.tuples(
 
 @given(st.lists(asked, min_size=1, max_size=12), st.lists(st.integers(0, 9_000), max_size=6), st.integers(25, 60))
 @settings(deadline=None)
-def test_leaps_cannot_be_told_from_steps(asks: list[tuple], looks: list[int], kv_blocks: int) -> None:
+def test_leaps_equal_single_steps(asks: list[tuple], looks: list[int], kv_blocks: int) -> None:
     """Batches of 4 and caches so small that some wait for blocks and some are preempted."""
     leaping, passing, stepping = (_life(asks, looks, kv_blocks, how) for how in ("leaps", "passes", "steps"))
     assert leaping == stepping

@@ -31,7 +31,7 @@ def world_of(name: str, dead: tuple[str, ...]) -> World:
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_clients_of_every_router_go_on_to_the_next_one_where_they_are_refused(name: str) -> None:
+def test_refused_clients_of_every_router_try_the_next_entry(name: str) -> None:
     world = world_of(name, ("us", "eu"))
     world.at(6.0, world.arrive, "us", "t")
     measures = world.run(20.0)
@@ -56,7 +56,7 @@ def test_clients_know_three_addresses_and_give_up_after_the_last(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_what_a_balancer_took_is_asked_of_no_other(name: str) -> None:
+def test_accepted_request_is_not_sent_to_another_balancer(name: str) -> None:
     world = world_of(name, ("us",))
     world.at(4.5, world.arrive, "us", "t")
     (record,) = world.run(20.0).records
@@ -64,7 +64,7 @@ def test_what_a_balancer_took_is_asked_of_no_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROUTERS)
-def test_a_client_that_leaves_is_heard_of_no_more_wherever_it_is(name: str) -> None:
+def test_leaving_client_causes_no_more_events_in_any_state(name: str) -> None:
     world = world_of(name, ("us",))
     for leaves_at in (6.01, 6.07, 6.2, 7.0):  # on its way, at a router beyond, while its answer comes
         world.at(6.0, lambda at=leaves_at: world.at(at, world.leave, world.arrive("us", "t")))

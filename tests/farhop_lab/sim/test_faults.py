@@ -34,7 +34,7 @@ def shown(world: World) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("what", KINDS)
-def test_it_breaks_and_is_mended(what: str) -> None:
+def test_each_fault_is_injected_and_repaired(what: str) -> None:
     replica = "gpu-1" if what in REPLICA_KINDS else ""
     factor = {"slow": 3.0, "lose-reports": 1.0}.get(what, 1.0)
     fault = Fault(1.0, 2.0, what, "ash", replica, "elm" if what in LINK_KINDS else "", factor)

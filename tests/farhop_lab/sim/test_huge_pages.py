@@ -27,7 +27,7 @@ print(asked, huge)
 """
 
 
-def test_what_is_there_is_on_huge_pages_then_and_is_what_it_was() -> None:
+def test_memory_moves_to_huge_pages_with_its_content_unchanged() -> None:
     done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=True)
     asked, huge_kb = map(int, done.stdout.split())
     if sys.platform == "linux":
@@ -37,7 +37,7 @@ def test_what_is_there_is_on_huge_pages_then_and_is_what_it_was() -> None:
         assert huge_kb > 0
 
 
-def test_it_is_asked_for_when_a_run_is_worth_it_and_each_time_it_has_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_huge_pages_are_requested_for_long_runs_and_at_each_doubling(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     measures = SimpleNamespace(arrived=0)
     world: Any = SimpleNamespace(measures=measures)
@@ -49,6 +49,6 @@ def test_it_is_asked_for_when_a_run_is_worth_it_and_each_time_it_has_doubled(mon
     assert asked == [WORTH_IT, 2 * WORTH_IT, 4 * WORTH_IT]
 
 
-def test_where_there_is_nothing_to_ask_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unsupported_kernel_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huge_pages, "_MAPS", tmp_path / "none")
     assert huge_pages.ask() == 0

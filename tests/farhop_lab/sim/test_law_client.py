@@ -48,7 +48,7 @@ def test_a_region_that_returns_reads_the_present_law() -> None:
     assert epochs(made)["tokyo"] == 4
 
 
-def test_what_cannot_be_the_law_is_passed_over() -> None:
+def test_invalid_law_is_ignored() -> None:
     made = world()
     made.publish_law(b"{")
     made.run(1.0)
@@ -73,7 +73,7 @@ def test_a_region_that_knows_more_refuses_and_another_serves() -> None:
     ]  # fmt: skip
 
 
-def test_an_entry_without_a_key_says_so() -> None:
+def test_entry_without_a_key_is_reported() -> None:
     made = world()
     answer = made.ask("paris", "sk-nobody")
     assert not isinstance(answer, str)
@@ -82,7 +82,7 @@ def test_an_entry_without_a_key_says_so() -> None:
     assert not isinstance(made.regions["paris"].law_client.caller("sk-nobody", "eu"), Caller)
 
 
-def test_where_a_redirect_leads() -> None:
+def test_origin_of_a_redirect_is_read() -> None:
     assert elsewhere(answers.redirect("http://tokyo.sim:80/v1/x?y=1", outcome.ENTRY_FORBIDDEN)) == "http://tokyo.sim:80"
 
 

@@ -75,7 +75,7 @@ def test_reports_may_be_old_when_they_set_out() -> None:
     assert seen[0][1].clock_ms == pytest.approx(clock_ms - 5500.0)
 
 
-def test_one_lost_ping_is_no_broken_channel_two_are() -> None:
+def test_channel_breaks_after_two_lost_pings_and_not_after_one() -> None:
     world = apart(watching=Watching(ping_jitter=0.0))
     world.run(5.0)
     links, there = only(world).links, world.regions["there"]

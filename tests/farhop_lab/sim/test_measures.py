@@ -42,7 +42,7 @@ def test_an_arrival_is_concluded_once() -> None:
     assert "r1 was concluded twice" in seen.journal.first_violations[0]
 
 
-def test_what_became_of_them() -> None:
+def test_outcomes_of_requests_are_counted() -> None:
     seen = measures()
     records = [
         record("r1"),
@@ -60,7 +60,7 @@ def test_what_became_of_them() -> None:
     assert seen.ttft_ms(since=2.0) == [60.0]
 
 
-def test_past_its_bound_only_counts_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_counts_continue_beyond_the_sample_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farhop_lab.sim.measures.RECORDS_MAX", 1)
     seen = measures()
     for name in ("r1", "r2"):

@@ -81,7 +81,7 @@ def state(made: World, here: str, of: str) -> str:
     return found.state(of)
 
 
-def test_what_one_balancer_sent_the_others_know_half_a_round_trip_later() -> None:
+def test_prefixes_reach_other_balancers_after_half_a_round_trip() -> None:
     made = world()
     made.run(5.0)
     made.arrive("paris", "t", 4096)
@@ -94,7 +94,7 @@ def test_what_one_balancer_sent_the_others_know_half_a_round_trip_later() -> Non
     assert made.measures.violations == 0
 
 
-def test_a_frozen_link_falls_behind_and_goes_on_where_it_was() -> None:
+def test_frozen_link_falls_behind_and_continues_from_its_position() -> None:
     made = world()
     made.at(5.0, made.freeze, "paris", "tokyo")
     made.at(6.0, made.arrive, "paris", "t", 4096)
@@ -165,7 +165,7 @@ def test_under_a_narrower_law_everything_allowed_is_sent_again() -> None:
     assert not known(made, "tokyo", "paris")
 
 
-def test_what_the_law_keeps_from_a_region_is_not_sent_there() -> None:
+def test_prefixes_are_not_sent_where_the_law_forbids_it() -> None:
     made = world(tenants={"t": Rule(("world",)), "local": Rule(("paris",))})
     made.at(5.0, lambda: made.arrive("paris", "t", 2048))
     made.run(8.0)
@@ -177,7 +177,7 @@ def test_what_the_law_keeps_from_a_region_is_not_sent_there() -> None:
     assert known(made, "paris", "paris") == held(made, "paris")
 
 
-def test_without_a_trie_no_balancer_sees_prefixes() -> None:
+def test_no_balancer_knows_prefixes_without_a_trie() -> None:
     makers = ABLATIONS["farhop-no-trie"]
     assert makers.make_global is not None
     assert makers.make_regional is not None

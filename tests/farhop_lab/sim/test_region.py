@@ -48,7 +48,7 @@ def test_requests_are_placed_by_the_shipped_machine_and_wait_in_the_region_not_i
     assert [round(ms) for ms in measures.ttft_ms()] == [101, 101, 101, 101, 2102, 2102]
 
 
-def test_it_learns_what_its_engines_say() -> None:
+def test_region_learns_model_facts_from_its_engines() -> None:
     world = lonely()
     world.at(1.0, ask, world, 4)
     world.run(10.0)
@@ -60,7 +60,7 @@ def test_it_learns_what_its_engines_say() -> None:
     assert 1900.0 < flow.fleet.speeds["gpu-0"].service_ms < 26_000.0
 
 
-def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next_turn() -> None:
+def test_region_extends_chains_by_answers_and_predicts_hits_of_the_next_turn() -> None:
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 1)}, balancers={})
     talk, turns = b"who are you? " * 100, list[RequestRecord]()
 
@@ -84,7 +84,7 @@ def test_it_hears_what_its_engines_answer_and_expects_it_to_be_found_by_the_next
     assert abs(flow.learning.predicted_tokens - found) < 2 * (64 + 16)  # a block of ours and one of theirs, twice
 
 
-def test_it_reports_in_step_however_it_lived() -> None:
+def test_reports_keep_their_interval_after_a_restart() -> None:
     world = lonely(Reporting(every_s=2.0))
     found = reports_of(world)
     world.at(3.1, world.kill, "paris")
@@ -94,7 +94,7 @@ def test_it_reports_in_step_however_it_lived() -> None:
     assert found[1][1].seq < found[2][1].seq
 
 
-def test_it_reports_on_change_and_every_second_as_it_does_live() -> None:
+def test_region_reports_on_change_and_every_second() -> None:
     world = lonely()
     found = reports_of(world)
     world.at(3.0, ask, world, 3)
@@ -162,7 +162,7 @@ def test_a_balancer_that_restarts_finds_its_engines_as_they_were() -> None:
     ]  # fmt: skip
 
 
-def test_a_replica_is_seen_as_it_is() -> None:
+def test_view_of_a_replica_matches_its_state() -> None:
     """Probes and scrapes of a paused, a stopped, a stuck replica and of one whose GPU fell off the bus."""
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 5)}, balancers={})
     region, hosts = world.regions["paris"], world.regions["paris"].hosts
@@ -205,7 +205,7 @@ def test_an_engine_that_never_begins_or_goes_silent_is_given_up() -> None:
     assert host.engine.metrics()[:2] == (0, 0)
 
 
-def test_what_an_engine_reports_of_itself_is_read_as_the_relay_reads_it() -> None:
+def test_engine_facts_are_read_as_in_the_relay() -> None:
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 3)}, balancers={})
     region = world.regions["paris"]
     world.at(1.0, lambda: world.arrive("paris", "t", direct=True, answer_tokens=100))

@@ -226,7 +226,7 @@ def test_a_broken_stream_is_continued_without_its_client_noticing(stand: Stand) 
 
 
 @pytest.mark.parametrize("value", [b"the sea", None])
-def test_a_stream_is_moved_if_it_can_go_on_and_else_left_alone(stand: Stand, value: bytes | None) -> None:
+def test_stream_is_moved_only_if_it_can_be_continued(stand: Stand, value: bytes | None) -> None:
     stand.start(timer(AHEAD_S + 5.0), forward())
     stand.relay.began(stand.active, stand.tries[0], 200)
     stand.tries[0].text = value

@@ -105,7 +105,7 @@ def test_a_client_that_leaves_a_paused_host_is_forgotten_once_it_resumes(timelin
     assert host.engine.metrics() == (0, 0, 0.0)
 
 
-def test_one_that_is_stopped_breaks_what_it_had_and_returns_empty(timeline: Timeline, host: Host) -> None:
+def test_stopped_replica_fails_its_requests_and_returns_empty(timeline: Timeline, host: Host) -> None:
     first, second = guests(timeline, host, 2)
     timeline.run(0.1)
     before = host.engine
@@ -123,7 +123,7 @@ def test_one_that_is_stopped_breaks_what_it_had_and_returns_empty(timeline: Time
     assert len(first.events) == 2
 
 
-def test_one_that_refuses_goes_on_with_what_it_has(timeline: Timeline, host: Host) -> None:
+def test_refusing_replica_continues_its_requests(timeline: Timeline, host: Host) -> None:
     (job,) = guests(timeline, host)
     host.refuse(refusing=True)
     assert not host.listens
@@ -152,7 +152,9 @@ def test_slow_in_the_middle_of_a_leap_begins_with_the_next_step(timeline: Timeli
 
 
 @pytest.mark.parametrize(("kind", "healthy"), [("stuck", False), ("dead-green", True)])
-def test_stuck_makes_nothing_until_it_is_mended(timeline: Timeline, host: Host, kind: str, healthy: bool) -> None:
+def test_stuck_replica_produces_nothing_until_repaired(
+    timeline: Timeline, host: Host, kind: str, healthy: bool
+) -> None:
     (job,) = guests(timeline, host)
     timeline.at(0.2, host.command, Fault(kind))  # type: ignore[arg-type]
     timeline.run(4.0)

@@ -30,7 +30,7 @@ def test_an_interval_by_hand() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Interval) == found
 
 
-def test_one_value_says_nothing_of_its_confidence() -> None:
+def test_single_value_has_no_confidence_interval() -> None:
     found = interval([3.14159])
     assert (str(found), found.half, found.low, found.high) == ("3.142", None, -inf, inf)
     assert msgspec.json.encode(found) == b'{"mean":3.14159,"half":null,"n":1}'

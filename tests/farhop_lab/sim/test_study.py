@@ -39,7 +39,7 @@ def record(**fields: Any) -> RequestRecord:
     )
 
 
-def test_what_is_good() -> None:
+def test_good_answers_are_counted() -> None:
     assert is_good(record(), Objective(ttft_ms=50.0, tpot_ms=20.000001))
     assert not is_good(record(), Objective(ttft_ms=49.0))
     assert not is_good(record(), Objective(tpot_ms=19.0))
@@ -139,7 +139,7 @@ def test_regions_and_tenants_are_distinguished_and_fairness_is_theirs() -> None:
     assert score.unlawful == 0
 
 
-def test_a_router_that_knows_no_law_is_found_out() -> None:
+def test_router_that_ignores_the_law_is_detected() -> None:
     topology = priced(tenants={"bound": Rule(("a",))})
     world = build("central-round-robin", 1, topology, {"b": station(40, 1.0)})
     world.stream(2.0, lambda: world.arrive("a", "bound"), since=2.0, until=30.0)

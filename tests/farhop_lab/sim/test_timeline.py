@@ -21,7 +21,7 @@ def test_things_happen_in_the_order_of_their_moments_and_ties_in_the_order_asked
     assert timeline.happened == 4
 
 
-def test_what_is_asked_for_in_the_past_happens_now_never_before() -> None:
+def test_event_scheduled_in_the_past_fires_now() -> None:
     timeline = Timeline()
     timeline.run(5.0)
     seen: list[float] = []
@@ -31,7 +31,7 @@ def test_what_is_asked_for_in_the_past_happens_now_never_before() -> None:
     assert seen == [5.0, 5.0]
 
 
-def test_what_was_cancelled_never_happens_and_cancelling_late_is_harmless() -> None:
+def test_cancelled_event_never_fires_and_late_cancelling_is_harmless() -> None:
     timeline = Timeline()
     seen: list[str] = []
     first, second = timeline.at(1.0, seen.append, "first"), timeline.at(2.0, seen.append, "second")
@@ -43,7 +43,7 @@ def test_what_was_cancelled_never_happens_and_cancelling_late_is_harmless() -> N
     assert timeline.happened == 1
 
 
-def test_what_was_cancelled_is_not_kept_until_it_would_have_been_due() -> None:
+def test_cancelled_event_is_freed_before_its_due_time() -> None:
     """Most of what is asked for is a time-out, far off, that never happens."""
     timeline = Timeline()
     seen: list[int] = []

@@ -209,7 +209,7 @@ def test_the_journal_reads_as_a_story() -> None:
     assert "region paris" in story[1]
 
 
-def test_what_the_topology_lacks_is_named() -> None:
+def test_missing_parts_of_the_topology_are_named() -> None:
     with pytest.raises(ValueError, match="atlantis"):
         World(1, flat(["a"]), {"atlantis": station(1, 1.0)})
     with pytest.raises(ValueError, match="no global balancer"):

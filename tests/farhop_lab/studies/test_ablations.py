@@ -22,7 +22,7 @@ def world(name: str, sites: dict[str, object], rtt_ms: float = 20.0) -> World:
 
 
 @pytest.mark.parametrize("name", ["farhop", *ABLATIONS])
-def test_all_is_served_and_nothing_violated(name: str) -> None:
+def test_every_ablation_serves_all_requests_without_violations(name: str) -> None:
     it = world(name, {"a": gpus("l4", 2), "b": gpus("l4", 1)})
     it.stream(3.0, lambda: it.arrive("a", "t", 2000, prefix="x", max_tokens=40), since=2.0, until=12.0)
     measures = it.run(60.0)
@@ -37,7 +37,7 @@ def hits(name: str) -> int:
     return sum(record.cached_tokens for record in it.run(60.0).records)
 
 
-def test_without_the_trie_less_is_found_cached() -> None:
+def test_fewer_cached_tokens_are_found_without_the_trie() -> None:
     assert hits("farhop-no-trie") < 0.7 * hits("farhop")
 
 
@@ -49,7 +49,7 @@ def engine_waits(name: str) -> float:
     return float(it.regions["a"].engines["gpu-0"].metrics()[0])
 
 
-def test_without_late_binding_requests_wait_in_the_engine() -> None:
+def test_requests_wait_in_the_engine_without_late_binding() -> None:
     assert engine_waits("farhop") <= 8
     assert engine_waits("farhop-no-late-binding") >= 20
 
@@ -63,7 +63,7 @@ def outstanding(name: str) -> float:
     return sum(load.outstanding_bytes for load in flow.regions.loads.values())  # type: ignore[attr-defined]
 
 
-def test_without_unacknowledged_load_nothing_is_outstanding() -> None:
+def test_no_load_is_outstanding_without_unacknowledged_load() -> None:
     assert outstanding("farhop") == 8 * 1024
     assert outstanding("farhop-no-unacknowledged-load") == 0.0
 

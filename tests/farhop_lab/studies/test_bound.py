@@ -41,7 +41,7 @@ def test_no_router_exceeds_it(router: str, load: float) -> None:
     assert 0 < sum(found.good) <= bound.of(scenario, 1, load)
 
 
-def test_what_is_shared_is_computed_once() -> None:
+def test_shared_prefix_is_computed_once() -> None:
     work = bound.demands(small(), 1, 1.0)
     own = sorted(one.own_tokens for one in work)
     # Two texts in each of two regions; the first to have one computes it, all others compute their own half.

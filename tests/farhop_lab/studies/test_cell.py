@@ -39,7 +39,7 @@ def result(scenario: Scenario, router: str = "farhop", seed: int = 1) -> Result:
 
 
 @pytest.mark.parametrize("router", ["farhop", "skywalker", "farhop-no-trie"])
-def test_the_same_cell_gives_the_same(router: str) -> None:
+def test_same_cell_gives_the_same_result(router: str) -> None:
     first, second = result(small(), router), result(small(), router)
     assert msgspec.structs.replace(first, wall_s=0.0) == msgspec.structs.replace(second, wall_s=0.0)
     assert result(small(), router, seed=2).figures() != first.figures()
@@ -90,7 +90,7 @@ def test_the_first_requests_are_not_refused(router: str) -> None:
     assert (figures["failed"], figures["asked"]) == (0, figures["served"])
 
 
-def test_what_fails_at_once_counts() -> None:
+def test_immediate_failures_are_counted() -> None:
     text = "faults: [{at_s: 0, what: kill, region: tokyo}, {at_s: 0, what: kill, region: virginia}]\n"
     figures = result(small(text).but(warm_up_s=0.0)).figures()
     assert figures["failed"] == figures["asked"] > 20
@@ -136,7 +136,7 @@ def test_faults_of_every_kind_can_be_planned() -> None:
 
 
 @pytest.mark.parametrize("what", ["restart-global", "restart-regional"])
-def test_a_router_is_restarted_where_it_stands(what: str) -> None:
+def test_router_is_restarted_in_its_region(what: str) -> None:
     fault = f"faults: [{{at_s: 6, what: {what}, region: virginia, for_s: 4}}]\n"
     each, central = result(small(fault), "gorgo-each"), result(small(fault.replace("virginia", "tokyo")), "gorgo")
     assert each.figures()["failed"] > 0.0
@@ -144,7 +144,7 @@ def test_a_router_is_restarted_where_it_stands(what: str) -> None:
     assert central.figures()["failed"] == 0.0  # there is none in tokyo
 
 
-def test_what_lasts_mends_itself_and_leaves_nothing() -> None:
+def test_lasting_faults_are_repaired_and_leave_nothing() -> None:
     of_replica = ("oom", "fast-500", "slow", "stuck", "dead-green", "xid", "pause", "restart", "refuse")
     assert (*of_replica, "restart-regional", "restart-global", "blackhole", "cut") == LASTING
     lines = [f"{{what: {what}, replica: gpu-0, factor: 3" for what in of_replica]
@@ -192,14 +192,12 @@ def test_a_run_ends_when_it_is_sure_whether_enough_is_good() -> None:
     ["days:\n  virginia: {utc_hours: 0, swing: 4}\n", "faults:\n  - {at_s: 50, what: kill, region: virginia}\n"],
     ids=["days", "faults"],
 )
-def test_where_one_part_is_not_as_good_as_another_a_run_goes_to_its_end(extra: str) -> None:
+def test_run_goes_to_its_end_if_its_parts_differ(extra: str) -> None:
     assert until(2, 1, extra)[0] == 100.0
 
 
 @pytest.mark.parametrize("before", [0, 7])
-def test_what_a_caller_had_frozen_stays_frozen_and_nothing_else_does(
-    monkeypatch: pytest.MonkeyPatch, before: int
-) -> None:
+def test_only_objects_frozen_by_the_caller_stay_frozen(monkeypatch: pytest.MonkeyPatch, before: int) -> None:
     done: list[str] = []
     monkeypatch.setattr(cell, "_found_frozen", False)
     counted: list[int] = []

@@ -23,7 +23,7 @@ def ask(scope: str, key: str = "0", asked: str = "", model: str = "plain", known
     return lawful(LAW, scope, who, key, asked, model, known or {})
 
 
-def test_each_clause_takes_away_what_it_says() -> None:
+def test_each_clause_excludes_exactly_its_regions() -> None:
     assert ask("processing") == {"paris", "tokyo"}
     assert ask("hints") == {"paris", "tokyo"}
     assert ask("entry", model="base") == {"virginia"}
@@ -39,7 +39,7 @@ def test_unknown_means_no() -> None:
     assert ask("processing", who="nobody") == set()
 
 
-def test_an_adapter_is_bound_by_all_it_is_based_on() -> None:
+def test_rules_of_all_base_models_bind_an_adapter() -> None:
     known = {"a": {"base"}, "b": {"a"}, "stray": None, "odd": {"stray"}, "round": {"round"}}
     assert bases("b", known) == {"a", "b", "base"}
     assert bases("round", known) == {"round"}
@@ -49,6 +49,6 @@ def test_an_adapter_is_bound_by_all_it_is_based_on() -> None:
     assert ask("entry", model="odd", known=known) == {"virginia"}
 
 
-def test_both_maps_are_one() -> None:
+def test_places_of_the_oracle_match_the_map() -> None:
     for place, regions in INSIDE.items():
         assert regions == {name for name in REGIONS if place in MAP.ancestors(name)}

@@ -27,7 +27,7 @@ HAPPENS = (
 )  # fmt: skip
 
 
-def test_no_byte_goes_where_the_law_forbids_it() -> None:
+def test_no_byte_is_sent_where_the_law_forbids_it() -> None:
     seen, violations = play(range(WORLDS))
     assert violations == []
     assert [what for what in HAPPENS if not seen[what]] == [], "a test of what never happens"
@@ -64,7 +64,9 @@ def _binds_nothing(self: Any, region: str, change: Any, now: float) -> Any:
         (admission, "unlawful", lambda *_: None),
     ],
 )
-def test_what_breaks_the_law_is_seen(monkeypatch: pytest.MonkeyPatch, whose: Any, what: str, instead: Any) -> None:
+def test_violations_of_the_law_are_detected(
+    monkeypatch: pytest.MonkeyPatch, whose: Any, what: str, instead: Any
+) -> None:
     monkeypatch.setattr(whose, what, instead)
     assert any(play([number])[1] for number in range(WORLDS))
 

@@ -81,7 +81,7 @@ def test_the_worst_share_is_given_with_its_interval() -> None:
     assert Outcome({"a": 0.9}, 1.0).worst == (0.9, 0.0)
 
 
-def test_what_cannot_be_enough_is_reported() -> None:
+def test_insufficient_capacity_is_reported() -> None:
     planned = Search(PRICES, 0.9, Fleet(), most=3).run()
     assert planned.alone.replicas is None
     assert planned.alone.why == "3 replicas are not enough in a"
@@ -107,7 +107,7 @@ def test_a_single_region_has_no_n_minus_1_fleet() -> None:
     assert planned.together_spare.replicas is None
 
 
-def test_where_the_proportions_of_alone_are_of_no_use_all_alike_are_tried() -> None:
+def test_equal_sizes_are_tried_if_the_proportions_of_single_regions_fail() -> None:
     def ask(trials: Sequence[Trial]) -> list[Outcome]:
         def good(trial: Trial) -> float:
             fleet = dict(trial.replicas)

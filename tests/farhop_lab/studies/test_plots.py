@@ -85,7 +85,7 @@ def test_nothing_measured_is_nothing_drawn(ran: tuple[Scenario, list[Result]]) -
     assert plots.use(scenario, [empty]) is None
 
 
-def test_without_matplotlib_there_is_a_remedy(
+def test_missing_matplotlib_is_reported_with_its_remedy(
     ran: tuple[Scenario, list[Result]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -51,7 +51,7 @@ def test_processes_change_nothing_and_what_is_kept_is_not_run_again(tmp_path: Pa
     assert not multiprocessing.active_children()
 
 
-def test_another_recipe_or_a_torn_file_is_run_again(tmp_path: Path) -> None:
+def test_cell_is_run_again_for_another_recipe_or_a_damaged_file(tmp_path: Path) -> None:
     (job,) = pool.jobs(tiny(), ["region-local"], [1])
     result = cell.run(job.document, Path(job.folder), job.key, job.recipe)
     pool.keep(result, tmp_path)

@@ -28,7 +28,7 @@ class Cells(HTMLParser):
         self.texts.append(data)
 
 
-def test_all_is_in_the_file_and_nothing_is_loaded() -> None:
+def test_page_is_self_contained() -> None:
     tables = [("load <1>", ["router", ">good/s"], [["farhop", "1.50 ± 0.20"], ["<script>alert(1)</script>", "–"]])]
     made = page("arena & more", "± is 95 %", tables, [("latency", PNG)])
     read = Cells()

@@ -26,7 +26,7 @@ def test_farhop_comes_first_then_its_ablations_then_the_published() -> None:
     assert len(names) == len(set(names))
 
 
-def test_each_name_builds_what_it_says() -> None:
+def test_each_name_builds_its_router() -> None:
     assert type(build("farhop")) is World
     assert isinstance(build("skywalker"), RouterWorld)
     world = build("farhop-no-trie")

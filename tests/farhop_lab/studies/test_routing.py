@@ -57,6 +57,6 @@ def test_the_least_fleet_is_the_least_that_reaches_the_local_one() -> None:
     assert needed(results[:1]) == (None, {})
 
 
-def test_what_is_left_can_carry_its_share() -> None:
+def test_remaining_regions_can_carry_their_share() -> None:
     top, lost_at, back_at = loss()
     assert (round(top, 6), lost_at, back_at) == (18.0, 180, 300)

@@ -13,7 +13,7 @@ KINDS = [True, False] if sys.platform == "linux" else [False]
 
 
 @pytest.mark.parametrize("precise", KINDS)
-async def test_it_rings_in_order_and_never_early(precise: bool) -> None:
+async def test_alarm_fires_in_order_and_never_early(precise: bool) -> None:
     alarm = Alarm(precise=precise)
     seen: list[tuple[float, float]] = []
     done = asyncio.Event()
@@ -30,7 +30,7 @@ async def test_it_rings_in_order_and_never_early(precise: bool) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs timerfd")
-async def test_it_asks_the_kernel_to_the_nanosecond_and_the_loops_timers_for_nothing(
+async def test_alarm_uses_a_kernel_timer_with_nanoseconds_and_no_loop_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """How late it rings is the machine's affair; that it does not go through timers of whole milliseconds is ours."""
@@ -76,7 +76,7 @@ async def test_setting_an_earlier_one_while_one_waits_and_from_within() -> None:
     assert seen == ["first", "second"]
 
 
-async def test_one_that_fails_does_not_silence_the_others() -> None:
+async def test_failing_callback_does_not_stop_the_others() -> None:
     alarm = Alarm()
     done = asyncio.Event()
     faults: list[object] = []
@@ -93,7 +93,7 @@ async def test_one_that_fails_does_not_silence_the_others() -> None:
 
 
 @pytest.mark.parametrize("precise", KINDS)
-async def test_closed_it_is_silent(precise: bool) -> None:
+async def test_closed_alarm_does_not_fire(precise: bool) -> None:
     alarm = Alarm(precise=precise)
     seen: list[int] = []
     alarm.at(alarm.now() + 0.005, lambda: seen.append(1))

@@ -34,7 +34,7 @@ STEPS = st.lists(
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_what_arrives_is_what_was_sent(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_received_bytes_equal_sent_bytes(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     with asyncio.Runner(loop_factory=factory) as runner:
 
         @given(STEPS)

@@ -21,7 +21,7 @@ def head(authority: str, method: str = "CONNECT", version: str = "HTTP/1.1") -> 
         ("lab.example:9", "lab.example:9"),
     ],
 )
-def test_what_may_be_reached(authority: str, reached: str) -> None:
+def test_loopback_and_configured_targets_are_reachable(authority: str, reached: str) -> None:
     assert str(target_of(head(authority), {"lab.example"})) == reached
 
 
@@ -37,7 +37,7 @@ def test_what_may_be_reached(authority: str, reached: str) -> None:
         "127.1:80",
     ],
 )
-def test_it_is_no_open_proxy(authority: str) -> None:
+def test_proxy_refuses_other_targets(authority: str) -> None:
     with pytest.raises(RefusedError, match="only loopback") as refused:
         target_of(head(authority), {"lab.example"})
     assert refused.value.status == 403

@@ -29,7 +29,7 @@ async def test_a_frozen_link_answers_nothing_and_does_once_thawed(lab: Any) -> N
     assert await near.head() == (200, "")
 
 
-async def test_a_client_that_gave_up_while_frozen_is_gone_for_good(lab: Any, until: Any) -> None:
+async def test_client_that_gave_up_during_a_freeze_stays_closed(lab: Any, until: Any) -> None:
     link = await lab.link(delay_ms=5)
     address, accepted = await lab.far()
     link.freeze()
@@ -42,7 +42,7 @@ async def test_a_client_that_gave_up_while_frozen_is_gone_for_good(lab: Any, unt
     assert accepted.empty()
 
 
-async def test_a_frozen_stream_vanishes_and_goes_on_whole_and_in_order(lab: Any) -> None:
+async def test_frozen_stream_continues_complete_and_in_order(lab: Any) -> None:
     link = await lab.link(delay_ms=10, jitter_ms=5)
     near, far = await lab.pair(link)
     near.writer.write(b"1")
@@ -89,7 +89,7 @@ async def test_frozen_it_stops_reading_at_its_bound(lab: Any, until: Any) -> Non
     assert await far.exactly(32 * 2**20) == bytes(32 * 2**20)
 
 
-async def test_what_a_blackhole_swallowed_stays_dead_and_new_connections_work(lab: Any) -> None:
+async def test_blackholed_connections_stay_dead_and_new_ones_work(lab: Any) -> None:
     link = await lab.link(delay_ms=2)
     near, far = await lab.pair(link)
     link.blackhole()

@@ -59,7 +59,7 @@ async def test_a_setting_that_the_kernel_refuses_leaves_nothing_behind() -> None
     assert wire.command(NEAR, [])[3] not in left
 
 
-async def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_root_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(WireError, match="network namespaces take root"):
         await LongWire(RTT_MS, {}).__aenter__()

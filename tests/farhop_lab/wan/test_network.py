@@ -61,7 +61,9 @@ def test_a_region_or_a_pair_is_broken_and_healed() -> None:
         network.cut("paris")
 
 
-async def test_it_is_as_far_as_the_world_says_sped_up(lab: Any, crossings: list[tuple[str, float]]) -> None:
+async def test_distances_are_those_of_the_world_divided_by_the_speed(
+    lab: Any, crossings: list[tuple[str, float]]
+) -> None:
     address, _ = await lab.far()
     async with Network(RTT_MS, speedup=5, jitter_share=0.0) as network:
         ports = [link.port for link in network.links.values()]

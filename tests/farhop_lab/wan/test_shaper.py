@@ -32,7 +32,7 @@ def test_chunks_due_together_leave_together_but_not_past_a_mark() -> None:
     assert [one.take(1.0) for _ in range(4)] == [b"ab", Signal.END, b"c", None]
 
 
-def test_what_is_handed_out_at_once_is_bounded() -> None:
+def test_burst_of_the_shaper_is_bounded() -> None:
     one = shaper(LinkSettings(0.0, 0.0))
     for _ in range(5):
         one.put(bytes(TAKE_BYTES_MAX // 2), 0.0)
@@ -99,7 +99,7 @@ def test_bandwidth_is_shared_by_the_connections_of_a_line() -> None:
     assert second.due == pytest.approx(10.2)
 
 
-def test_frozen_means_that_nothing_comes_out_and_thawed_that_it_is_sent_again() -> None:
+def test_frozen_shaper_holds_everything_and_sends_it_when_thawed() -> None:
     wire = LinkSettings(0.1, 0.0)
     one = shaper(wire)
     one.put(b"before", 0.0)

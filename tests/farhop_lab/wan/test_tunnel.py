@@ -50,7 +50,7 @@ async def test_connecting_takes_a_round_trip_and_not_two(lab: Any, crossings: li
     assert crossings == [("open", 0.03), ("answer", 0.03)]
 
 
-async def test_what_is_sent_at_once_arrives_and_the_answer_comes_first(lab: Any) -> None:
+async def test_early_data_arrives_after_the_answer_to_connect(lab: Any) -> None:
     link = await lab.link(delay_ms=5)
     address, accepted = await lab.far()
     near = await lab.connect(link, address, more=b"early")
@@ -95,7 +95,7 @@ async def test_no_answer_is_504_after_the_time_limit(lab: Any, crossings: list[t
         (b"CONNECT a:1 HTTP/1.1\r\n" + b"x: y\r\n" * 2000, 431, "8192"),
     ],
 )
-async def test_what_is_no_business_of_a_link_is_refused(lab: Any, value: bytes, status: int, word: str) -> None:
+async def test_invalid_connect_request_is_refused(lab: Any, value: bytes, status: int, word: str) -> None:
     link = await lab.link(delay_ms=1000)  # refusals do not come from the network and do not wait for it
     near = await lab.client(link, value)
     got, text = await near.head()

@@ -66,7 +66,7 @@ def test_each_turn_begins_with_the_one_before_and_its_answer(number: int, chat: 
     assert talk == run(conversation(chat, f"n{number}", Random(number)), echo)
 
 
-def test_what_is_asked_does_not_depend_on_what_became_of_the_programs_before() -> None:
+def test_requests_do_not_depend_on_the_fate_of_earlier_programs() -> None:
     whole = asked_by(ARENA, "u1")
     talks = chats(ARENA, "u1", 1)
     for _ in range(ARENA.conversations - 1):

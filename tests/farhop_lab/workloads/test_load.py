@@ -154,7 +154,7 @@ def test_clocks_that_jitter_are_put_in_order(tmp_path: Path, text: str, read: An
         (load.sessions, SESSIONS.replace('"prefix"', '"prefixes"'), r"line 1: .*prefixes"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_one_line(tmp_path: Path, read: Any, text: str, says: str) -> None:
+def test_unreadable_file_is_reported_in_one_line(tmp_path: Path, read: Any, text: str, says: str) -> None:
     with pytest.raises(TraceError, match=says) as caught:
         read(write(tmp_path / "trace.jsonl", text))
     assert "\n" not in str(caught.value)
@@ -234,7 +234,7 @@ def test_servegen_that_cannot_be_read(tmp_path: Path, files: dict[str, str], say
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_cut_or_are_not_there(tmp_path: Path) -> None:
+def test_truncated_or_missing_files_are_reported(tmp_path: Path) -> None:
     whole = gzip.compress((MOONCAKE * 500).replace("3000", "0").encode())
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(whole[: len(whole) // 2])

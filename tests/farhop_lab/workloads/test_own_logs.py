@@ -30,7 +30,7 @@ def test_moments_in_any_unit(scale: int, at: float) -> None:
     assert row.at_s == pytest.approx(at)
 
 
-def test_what_else_is_known() -> None:
+def test_optional_fields_are_read() -> None:
     line = {
         "ts": 1,
         "input_tokens": 1,
@@ -44,7 +44,7 @@ def test_what_else_is_known() -> None:
     assert (row.session, row.region, took_s, row.tools) == ("77", "tokyo", 1.5, True)
 
 
-def test_a_field_where_the_user_says_it_is() -> None:
+def test_field_is_read_from_the_given_path() -> None:
     line = {"meta": {"when": 4, "in": [1]}, "n": 7, "input_tokens": 1, "output_tokens": 2}
     row, _ = row_of(line, {"at_s": "meta.when", "input_tokens": "n"})
     assert (row.at_s, row.input_tokens, row.output_tokens) == (4.0, 7, 2)
@@ -67,6 +67,6 @@ def test_a_field_where_the_user_says_it_is() -> None:
         ("duration_s", "soon", r"duration: 'soon' is no number"),
     ],
 )
-def test_what_is_wrong_names_the_field(name: str, value: Any, says: str) -> None:
+def test_error_names_the_field(name: str, value: Any, says: str) -> None:
     with pytest.raises(FieldError, match=says):
         row_of({"ts": 1, "input_tokens": 1, "output_tokens": 1, name: value}, {})

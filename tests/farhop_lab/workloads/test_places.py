@@ -32,7 +32,7 @@ def test_sessions_come_by_weight() -> None:
     }
 
 
-def test_another_salt_is_another_draw_and_the_same_one_the_same() -> None:
+def test_same_salt_gives_the_same_draw_and_another_salt_does_not() -> None:
     first, again, other = (
         [uniform(["a", "b"], salt)(session, 0.0) for session in SESSIONS[:200]] for salt in ("1", "1", "2")
     )

@@ -9,7 +9,7 @@ def chat() -> Program:
     yield (Ask(prompt=left + right),)
 
 
-def test_what_is_asked_next_holds_what_was_answered() -> None:
+def test_next_prompt_contains_the_previous_answer() -> None:
     asked = run(chat(), lambda ask: b"<" + ask.prompt + b">")
     assert [[ask.prompt for ask in batch] for batch in asked] == [
         [b"hi"],

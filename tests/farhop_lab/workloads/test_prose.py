@@ -55,7 +55,7 @@ def test_a_long_text_costs_a_copy() -> None:
 
 
 @given(st.binary(max_size=50), st.binary(max_size=20), st.binary(max_size=20))
-def test_what_two_texts_have_in_common(start: bytes, a: bytes, b: bytes) -> None:
+def test_common_prefix_of_two_texts_has_the_right_length(start: bytes, a: bytes, b: bytes) -> None:
     shared = common(start + a, start + b)
     assert (start + a)[:shared] == (start + b)[:shared]
     assert (start + a)[shared : shared + 1] != (start + b)[shared : shared + 1] or not (start + a)[shared:]

@@ -107,7 +107,7 @@ def test_mooncake_moments_stay_where_they_are_finer_than_three_seconds(moments_m
     ),
     st.integers(0, 9),
 )
-def test_mooncake_starts_are_in_order_whatever_the_moments_and_none_is_lost(moments_ms: list[int], seed: int) -> None:
+def test_mooncake_starts_are_ordered_and_complete_for_any_times(moments_ms: list[int], seed: int) -> None:
     rows = [MooncakeRow(at_ms, 16 + n, 5, (0,)) for n, at_ms in enumerate(moments_ms)]
     starts = list(mooncake(rows, PLACE, Random(seed)))
     assert [start.at for start in starts] == sorted(start.at for start in starts)
@@ -137,7 +137,7 @@ def test_a_mooncake_conversation_stays_where_it_is() -> None:
     assert set().union(*regions.values()) == {"a", "b", "c"}
 
 
-def test_what_is_too_long_is_cut_at_its_end() -> None:
+def test_too_long_prompt_is_cut_at_its_end() -> None:
     limits = Limits(context_tokens=900, max_tokens=25, tenant="u")
     cut, *_ = asked(mooncake(ROWS, PLACE, Random(1), limits))
     whole, *_ = asked(mooncake(ROWS, PLACE, Random(1)))
@@ -237,7 +237,7 @@ def test_requests_with_tools_have_them_in_both_loops() -> None:
         assert [ask.tools for start in starts for ask in next(start.make())] == [True, False]
 
 
-def test_a_session_goes_by_the_answers_it_gets() -> None:
+def test_session_continues_with_the_answers_received() -> None:
     talk = SessionRow(session="s", at_s=3.0, prefix=(("tools", 40),), turns=(Turn(20, 5), Turn(10, 6, 1.5)))
     (start,) = sessions([talk], PLACE)
     (one_,), (two,) = run(start.make(), lambda ask: b"A" * (4 * (ask.answer_tokens or 0)))
@@ -246,7 +246,7 @@ def test_a_session_goes_by_the_answers_it_gets() -> None:
     assert (len(two.prompt), two.answer_tokens, two.think_s) == (240 + 20 + 40, 6, 1.5)
 
 
-def test_a_turn_of_unknown_pause_comes_when_it_was_recorded() -> None:
+def test_turn_with_an_unknown_pause_starts_at_its_recorded_time() -> None:
     rows = [row(1, 10, 20, session="s"), row(9, 40, 5, session="s"), row(11, 60, 5, session="s", pause_s=0.5)]
     (talk,) = sessions_of(rows)
     assert [(turn.pause_s, turn.since_s) for turn in talk.turns] == [(0.0, 0.0), (0.0, 8.0), (0.5, 0.0)]

@@ -47,7 +47,7 @@ def test_each_node_holds_its_parent_and_siblings_part_where_their_branches_are_n
     assert len({ask.session for batch in asked for ask in batch}) == 1
 
 
-def test_trees_share_their_examples_and_no_more_and_each_comes_again() -> None:
+def test_trees_share_only_their_examples_and_each_tree_is_repeated() -> None:
     first, second = (run(program, echo) for program in islice(trees(BRANCH_2, "c", 1), 2))
     shared = common(first[0][0].prompt, second[0][0].prompt)
     assert 0 <= shared - 4 * BRANCH_2.examples_tokens < 32

@@ -10,7 +10,7 @@ from farhop_lab.world import anycast_net
 from farhop_lab.world.anycast_net import ROUTER, SITES, VIP, Net, NetError, RouteWatch, run
 
 
-def test_what_is_lacking_is_named(monkeypatch) -> None:
+def test_missing_tools_are_named(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "birdc" else f"/sbin/{name}")
     assert anycast_net.lacking() == "birdc"
 

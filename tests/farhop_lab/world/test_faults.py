@@ -107,7 +107,7 @@ async def test_a_fault_that_is_not_renewed_is_mended_and_a_renewed_one_ends_at_i
         faults.renew("f", 1.0)
 
 
-async def test_what_does_not_come_back_at_once_is_started_again() -> None:
+async def test_process_that_does_not_come_back_is_started_again() -> None:
     world = Noted()
     faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     await faults.make("f", wanted("kill-engines"))

@@ -123,7 +123,7 @@ async def test_the_end_of_a_fork_is_that_of_an_interpreter(
     assert (b"no such thing" in err) is (code == 1)
 
 
-async def test_what_a_fork_imported_is_not_taken_to_pieces(looks: dict[str, str]) -> None:
+async def test_modules_imported_by_a_fork_are_not_torn_down(looks: dict[str, str]) -> None:
     """That copies each page that is the server's: half of what a world of processes cost to start and to stop."""
     _, out, _ = await run("ends", ["0"], looks)
     assert b"to pieces" not in out
@@ -144,7 +144,7 @@ async def test_how_it_ended_is_known(looks: dict[str, str]) -> None:
     process.send_signal(signal.SIGTERM)  # it has no owner any more
 
 
-async def test_a_stopped_process_stands_still(looks: dict[str, str]) -> None:
+async def test_stopped_process_makes_no_progress(looks: dict[str, str]) -> None:
     process = await begun("stays", looks)
     process.send_signal(signal.SIGSTOP)
     process.wait_until_stopped()
@@ -210,6 +210,6 @@ async def test_a_cancelled_start_leaves_no_process_behind(another: dict[str, str
     await last.wait()
 
 
-async def test_what_is_too_long_for_a_message_is_reported(another: dict[str, str]) -> None:
+async def test_too_long_message_is_reported(another: dict[str, str]) -> None:
     with pytest.raises(fork_server.ForkError, match="bytes; at most"):
         await run("looks", ["x" * 200_000], another)

@@ -48,14 +48,14 @@ def test_lines_may_end_as_on_windows_and_completions_are_read():
 
 @given(st.binary(max_size=200))
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_no_bytes_crash_it(data):
+def test_arbitrary_bytes_do_not_crash_the_parser(data):
     reader = EventReader()
     reader.feed(data)
     reader.feed(b"data: " + data + b"\n\n")
     assert reader.end() is not None or b"[DONE]" in data
 
 
-def test_a_stream_that_does_not_say_that_it_is_over_was_cut():
+def test_stream_without_its_last_event_counts_as_cut():
     reader = EventReader()
     reader.feed(delta("a"))
     assert reader.end().code == "stream_cut"

@@ -43,7 +43,7 @@ def started(by: str = "self") -> set[str]:
     return found
 
 
-async def test_of_those_that_start_together_the_first_error_ends_the_rest_and_is_raised():
+async def test_first_error_of_a_parallel_start_ends_the_others_and_is_raised():
     ended = []
 
     async def goes_on() -> None:

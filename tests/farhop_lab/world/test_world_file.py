@@ -23,7 +23,7 @@ WORLD = WorldFile(
 )
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_world_file_survives_a_round_trip(tmp_path):
     path = tmp_path / "deep" / "world.json"
     write(path, WORLD)
     assert read(path) == WORLD
@@ -86,7 +86,7 @@ def test_a_malformed_file_is_one_line_with_the_remedy(tmp_path, change):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[]"])
-def test_what_is_no_json_object(tmp_path, text):
+def test_file_other_than_a_json_object_is_refused(tmp_path, text):
     path = tmp_path / "world.json"
     path.write_bytes(text)
     with pytest.raises(WorldFileError, match="farhop up"):

@@ -28,7 +28,7 @@ def begun(kv: PagedCache, tokens: int, *, max_tokens: int = 100, order: int = 1)
     return sequence
 
 
-def test_a_member_is_looked_at_where_it_needs_a_block_and_where_it_fills_one() -> None:
+def test_member_is_visited_when_it_needs_and_when_it_fills_a_block() -> None:
     kv = PagedCache(40)
     decodes = Decodes(16, kv)
     sequence = begun(kv, 30)
@@ -76,7 +76,7 @@ def test_a_sequence_in_prefill_or_about_to_end_does_not_join() -> None:
     assert not decodes
 
 
-def test_members_that_leave_all_at_once_are_caught_up() -> None:
+def test_members_that_leave_together_are_brought_up_to_date() -> None:
     kv = PagedCache(40)
     decodes = Decodes(16, kv)
     members = [begun(kv, tokens, order=tokens) for tokens in (1, 2, 3)]
@@ -95,7 +95,7 @@ asked = st.tuples(
 
 @given(st.lists(asked, min_size=1, max_size=12), st.integers(8, 40), st.sampled_from([1, 2, 16]), st.integers(1, 40))
 @settings(deadline=None)
-def test_sequences_kept_in_decodes_cannot_be_told_from_stepped_ones(
+def test_sequences_in_decodes_equal_stepped_ones(
     asks: list[tuple[int, int, bool, int, int | None]], kv_blocks: int, block_tokens: int, look_every: int
 ) -> None:
     """Step by step: counts and caches' sizes are the same, with room for few and blocks for fewer; and in steps in

@@ -66,7 +66,7 @@ async def test_out_of_memory_breaks_off_what_is_under_way_and_refuses_the_rest(r
 
 
 @pytest.mark.parametrize(("kind", "status"), [("stuck", 503), ("dead-green", 200)])
-async def test_nothing_comes_of_a_stuck_engine_until_it_is_mended(replica: Start, kind: str, status: int) -> None:
+async def test_stuck_engine_produces_nothing_until_repaired(replica: Start, kind: str, status: int) -> None:
     client = await replica()
     await breaks(client, kind=kind)
     asked = asyncio.create_task(client.ask(CHAT, **HELLO))

@@ -61,7 +61,7 @@ def test_a_client_that_leaves_before_the_answer_leaves_no_blocks_held() -> None:
     assert (len(core.held), core.kv.referenced) == (0, 0)
 
 
-def test_a_cache_full_of_held_blocks_idles_and_goes_on_when_they_are_fetched() -> None:
+def test_engine_with_a_cache_full_of_held_blocks_idles_until_they_are_fetched() -> None:
     core = EngineCore(GPU)
     _computed(core, _sequence("a", b"x" * (7 * BLOCK_BYTES), keeps=True))
     core.submit(_sequence("b", b"y" * (3 * BLOCK_BYTES), keeps=False), 0.0)
@@ -83,7 +83,7 @@ def test_adopted_blocks_are_found_by_the_prompt_they_belong_to() -> None:
     assert waiting.cached_tokens == 48
 
 
-def test_as_many_are_adopted_as_fit_from_the_start_and_the_oldest_go() -> None:
+def test_adopted_blocks_are_bounded_and_the_oldest_are_evicted() -> None:
     cache = PagedCache(4)
     assert adopt(cache, [1, 2]) == 2
     assert adopt(cache, [11, 12, 13]) == 3

@@ -37,7 +37,7 @@ def test_a_released_prefix_is_found_again_and_shared() -> None:
     assert (cache.referenced, cache.cached) == (0, 5)
 
 
-def test_leaves_go_first_and_the_oldest_of_them() -> None:
+def test_oldest_leaves_are_evicted_first() -> None:
     cache = PagedCache(CAPACITY)
     cache.release(_hold(cache, "abcd"))
     cache.release(_hold(cache, "wxyz"))
@@ -48,7 +48,7 @@ def test_leaves_go_first_and_the_oldest_of_them() -> None:
     assert cache.evictions == 3
 
 
-def test_of_a_held_chain_it_tells_what_is_merely_cached() -> None:
+def test_held_chain_reports_its_merely_cached_blocks() -> None:
     cache = PagedCache(CAPACITY)
     first = _hold(cache, "abcx")
     cache.release(_hold(cache, "abcdef"))
@@ -57,7 +57,7 @@ def test_of_a_held_chain_it_tells_what_is_merely_cached() -> None:
     assert [cache.unreferenced(_chain("abcdef")[:depth]) for depth in range(7)] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_referenced_is_never_evicted() -> None:
+def test_referenced_blocks_are_never_evicted() -> None:
     cache = PagedCache(CAPACITY)
     _hold(cache, "abcdef")
     table = BlockTable()

@@ -98,7 +98,7 @@ def test_a_follower_of_all_events_knows_the_held_blocks(asked) -> None:
 
 
 @pytest.mark.parametrize("schema", ["map", "array"])
-def test_both_wordings(schema: str) -> None:
+def test_old_and_new_event_encodings_are_written(schema: str) -> None:
     engine = Engine()
     engine.ask("abcdefghijklmnop")
     engine.run()

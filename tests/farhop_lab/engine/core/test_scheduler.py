@@ -203,7 +203,7 @@ def test_cached_blocks_of_waiting_sequences_age() -> None:
     assert waits.cached_tokens == 0
 
 
-def test_abort_frees_at_once_wherever_it_is() -> None:
+def test_abort_frees_a_sequence_at_once_in_any_state() -> None:
     book = Playbook()
     for name in "abcde":
         book.submit(name, 40)

@@ -26,7 +26,7 @@ def _generate(wanted: EngineRequest) -> tuple[list[str], Sequence]:
     return shown, sequence
 
 
-def test_it_ends_by_itself_with_a_token_that_has_no_text() -> None:
+def test_sequence_ends_with_a_token_without_text() -> None:
     shown, sequence = _generate(EngineRequest(PROMPT))
     assert "".join(shown) == ANSWER
     assert (shown[-1], sequence.finished, sequence.output_tokens) == ("", "stop", len(ANSWER) // 4 + 1)
@@ -45,7 +45,7 @@ def test_max_tokens_cuts() -> None:
     min_tokens=st.integers(0, 150),
     ignore_eos=st.booleans(),
 )
-def test_what_is_written_ahead_is_what_would_have_been_written(
+def test_tokens_written_ahead_equal_those_written_step_by_step(
     leaps: list[int], max_tokens: int, min_tokens: int, ignore_eos: bool
 ) -> None:
     wanted = EngineRequest(PROMPT, max_tokens=max_tokens, min_tokens=min(min_tokens, max_tokens), ignore_eos=ignore_eos)
@@ -103,7 +103,7 @@ def _stopped(stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def test_what_was_held_back_for_a_stop_that_never_came_is_shown_at_the_end() -> None:
+def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:
     never = ("#########",)
     shown, _ = _generate(EngineRequest(PROMPT, stop=never))
     assert "".join(shown) == ANSWER
@@ -140,7 +140,7 @@ def test_names_of_blocks_cover_all_text_before_model_and_salt() -> None:
         (EngineRequest(b"x", max_tokens=4, min_tokens=5), "min_tokens"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(wanted: EngineRequest, words: str) -> None:
+def test_invalid_parameters_are_refused_with_a_text(wanted: EngineRequest, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Sequence("s", wanted, VOICE, GPU)
 

@@ -72,7 +72,9 @@ def test_any_number_is_some_token(number: int) -> None:
     counts=st.lists(st.integers(0, 30), min_size=1, max_size=8),
     ends_from=st.integers(0, 60),
 )
-def test_many_pieces_at_once_are_those_that_come_one_by_one(prompt: str, counts: list[int], ends_from: int) -> None:
+def test_pieces_written_together_equal_pieces_written_one_by_one(
+    prompt: str, counts: list[int], ends_from: int
+) -> None:
     together, singly = (TextWriter(prompt.encode(), 1, 20.0) for _ in range(2))
     written = 0
     for count in counts:

@@ -123,7 +123,7 @@ def test_a_completion_refused_names_the_field(param: str, fields: dict[str, Any]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\xff"}', b"null"])
-def test_what_is_no_request_is_refused(body: bytes) -> None:
+def test_invalid_request_is_refused(body: bytes) -> None:
     for parse in (parse_chat, parse_completion):
         with pytest.raises(RefusedError) as caught:
             parse(body)

@@ -41,7 +41,7 @@ def test_weights_and_cache_fill_the_memory_and_an_engine_out_of_it_all() -> None
     assert after.free_mib == 0
 
 
-async def test_it_is_served_on_a_port_of_its_own(replica: Callable[..., Awaitable[Any]]) -> None:
+async def test_dcgm_page_has_its_own_port(replica: Callable[..., Awaitable[Any]]) -> None:
     (port,) = free_ports(1)
     client = await replica(replicas=2, dcgm_port=port)
     async with client.session.get(f"http://127.0.0.1:{port}/metrics") as response:

@@ -21,13 +21,13 @@ def body(**more: Any) -> bytes:
     return json.dumps(asked).encode()
 
 
-def test_the_attribution_block_is_no_part_of_the_prompt() -> None:
+def test_attribution_block_is_left_out_of_the_prompt() -> None:
     blocks = [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "brief"}]
     assert messages.parse(body(system=blocks)).wanted.prompt == messages.parse(body(system="brief")).wanted.prompt
     assert messages.parse(body(cache_salt="s")).wanted.cache_salt == ""
 
 
-def test_results_of_tools_come_before_what_is_said_beside_them() -> None:
+def test_tool_results_come_before_the_text_of_their_message() -> None:
     turn = {"role": "user", "content": [
         {"type": "text", "text": "and?"}, {"type": "tool_result", "tool_use_id": "t", "content": "42"}]}  # fmt: skip
     prompt = messages.parse(body(messages=[turn])).wanted.prompt
@@ -35,7 +35,7 @@ def test_results_of_tools_come_before_what_is_said_beside_them() -> None:
 
 
 @pytest.mark.parametrize("more", [{"max_tokens": 0}, {"messages": []}, {"max_tokens": "x"}])
-def test_what_is_wrong_is_refused_in_its_form(more: dict[str, Any]) -> None:
+def test_invalid_request_is_refused_in_the_form_of_the_api(more: dict[str, Any]) -> None:
     with pytest.raises(RefusedError) as caught:
         messages.parse(body(**more))
     shaped = messages.AnthropicRefusedError(caught.value.message)

@@ -84,7 +84,7 @@ def test_the_tokenizer_gives_back_what_it_took(text: str) -> None:
         ("score", {"text_1": [], "text_2": []}, "text_2"),
     ],
 )
-def test_what_there_is_not_is_refused(of: str, fields: dict[str, Any], param: str | None) -> None:
+def test_unsupported_request_is_refused(of: str, fields: dict[str, Any], param: str | None) -> None:
     with pytest.raises(RefusedError) as caught:
         _parsed(of, **fields)
     assert caught.value.param == (param or "input")

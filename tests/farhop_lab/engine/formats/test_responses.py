@@ -27,7 +27,7 @@ def test_items_are_messages() -> None:
 
 
 @pytest.mark.parametrize("more", [{"previous_response_id": "r"}, {"input": [{"type": "computer_call"}]}])
-def test_what_there_is_not_is_refused(more: dict[str, Any]) -> None:
+def test_unsupported_request_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(RefusedError):
         parsed(**more)
 

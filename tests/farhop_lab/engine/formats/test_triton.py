@@ -24,7 +24,7 @@ def _generate(**fields: Any) -> Any:
     return triton.parse_generate(json.dumps(fields).encode(), "m", stream=True)
 
 
-def test_what_is_asked_for() -> None:
+def test_request_is_parsed() -> None:
     call, own_id = _infer(TEXT, LIMIT)
     assert (call.wanted.prompt, call.wanted.max_tokens, call.model, call.stream, own_id) == (
         b"hi",

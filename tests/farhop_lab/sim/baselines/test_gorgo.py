@@ -111,7 +111,7 @@ def test_the_distributed_variant_counts_requests_at_home_but_not_at_peers() -> N
     assert picker.choose(ask(b"a" * 800), ["us/0", "eu", "asia"], seen, 0.0) == "eu"
 
 
-def test_what_a_peer_sent_stays() -> None:
+def test_state_sent_by_a_peer_is_kept() -> None:
     seen = distributed()
     assert HomeAndPeers().candidates(ask(), seen, 0.0) == ["us/0", "us/1", "eu", "asia"]
     assert HomeAndPeers().candidates(ask(issuer="eu"), seen, 0.0) == ["us/0", "us/1"]

@@ -56,7 +56,7 @@ def test_the_search_alone(seed: int, scores: list[float]) -> None:
     assert ours.best == pytest.approx(theirs.best_params, rel=1e-12)
 
 
-def test_it_finds_weights_that_are_better() -> None:
+def test_tuner_finds_better_weights() -> None:
     """Where a heavy wire makes it slow, the wire's weight falls."""
     tuner, dice = OnlineTuner(INITIAL, Random(3)), Random(4)
     for _ in range(WINDOW + 60 * HOP):

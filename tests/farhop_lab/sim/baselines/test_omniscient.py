@@ -40,7 +40,7 @@ def work(prompt: bytes, tokens: int) -> Sequence:
 
 
 @pytest.mark.parametrize(("prompt", "answer", "beside"), [(100, 50, 0), (3000, 20, 0), (2000, 100, 6), (500, 10, 20)])
-def test_it_foresees_the_end_as_the_engine_brings_it(prompt: int, answer: int, beside: int) -> None:
+def test_predicted_end_equals_the_engines(prompt: int, answer: int, beside: int) -> None:
     timeline = Timeline()
     gpu = Gpu(timeline, L4, VOICE)
     for n in range(beside):
@@ -54,7 +54,7 @@ def test_it_foresees_the_end_as_the_engine_brings_it(prompt: int, answer: int, b
     assert job.done_at - 3.0 == pytest.approx(foreseen_s, rel=0.06)
 
 
-def test_it_foresees_what_is_still_to_be_computed_of_others() -> None:
+def test_remaining_prefill_of_other_requests_is_predicted() -> None:
     timeline = Timeline()
     gpu = Gpu(timeline, L4, VOICE)
     for n in range(2):
@@ -69,7 +69,7 @@ def test_it_foresees_what_is_still_to_be_computed_of_others() -> None:
     assert job.done_at - 1.0 == pytest.approx(foreseen_s, abs=1.3)
 
 
-def test_what_is_cached_is_not_computed_again() -> None:
+def test_cached_tokens_are_not_counted_as_prefill() -> None:
     timeline = Timeline()
     gpu = Gpu(timeline, L4, VOICE)
     text = words(1, 1600)
@@ -80,7 +80,7 @@ def test_what_is_cached_is_not_computed_again() -> None:
     assert to_compute(gpu, work(text[:3200] + words(2, 800), 5)) == 800
 
 
-def test_what_it_costs_others_grows_with_them_and_shrinks_with_what_is_cached() -> None:
+def test_cost_to_others_grows_with_their_number_and_shrinks_with_cached_tokens() -> None:
     timeline = Timeline()
     gpu = Gpu(timeline, L4, VOICE)
     mine = work(words(9, 1000), 50)
@@ -90,7 +90,7 @@ def test_what_it_costs_others_grows_with_them_and_shrinks_with_what_is_cached() 
     assert delays_ms(gpu, mine) == pytest.approx(2 * L4.prefill_ms(1000) + 2 * 50 * 0.47, rel=0.001)
 
 
-def test_there_is_room_as_long_as_the_prompts_fit_the_memory() -> None:
+def test_replica_has_room_while_the_prompts_fit_its_memory() -> None:
     timeline = Timeline()
     gpu = Gpu(timeline, L4, VOICE)
     assert has_room(gpu, work(words(1, 16_000), 100)), "idle"
@@ -103,7 +103,7 @@ def test_there_is_room_as_long_as_the_prompts_fit_the_memory() -> None:
     assert has_room(gpu, work(words(1, 16_000)[:40_000], 10)), "shared memory is not needed twice"
 
 
-def test_it_sends_to_where_the_text_is_and_holds_what_fits_nowhere() -> None:
+def test_request_goes_where_its_text_is_cached_and_waits_if_it_fits_nowhere() -> None:
     world = build("omniscient", 1, flat(["us", "eu"]), {region: gpus("l4", 1) for region in ("us", "eu")})
     assert isinstance(world, RouterWorld)
     world.at(1.0, lambda: world.arrive("us", "t", 12_000, prefix="shared", answer_tokens=400))

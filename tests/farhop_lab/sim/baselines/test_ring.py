@@ -33,7 +33,7 @@ def test_a_walk_starts_at_the_key_and_passes_every_name_once() -> None:
         assert len(list(Ring(NAMES, 8).walk(key))) == 32
 
 
-def test_a_key_stays_where_it_is_when_others_may_not_be_asked() -> None:
+def test_key_keeps_its_node_when_other_nodes_are_excluded() -> None:
     picker, seen = ConsistentHash(), state()
     for session in range(1, 200):
         order = by_hand(NAMES, 256, session)

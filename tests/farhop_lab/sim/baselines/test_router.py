@@ -62,7 +62,7 @@ def waits(made: Router, first: int, second: int, now: float = 0.0) -> list[str]:
     return words(made.handle(EnginesSeen("us", samples), now))
 
 
-def test_an_eligible_request_goes_at_once_to_the_picker_s_choice() -> None:
+def test_eligible_request_goes_at_once_to_the_picked_replica() -> None:
     made = make()
     assert arrive(made, "a") == ["a at 100", "a at 100", "a > us/0 #1"]
     assert arrive(made, "b") == ["b at 100", "b at 100", "b > us/1 #1"]
@@ -72,7 +72,7 @@ def test_an_eligible_request_goes_at_once_to_the_picker_s_choice() -> None:
     assert made.state.in_flight == {"us/0": 0, "us/1": 1, "eu": 0}
 
 
-def test_the_head_holds_up_the_queue_and_a_probe_lets_it_go() -> None:
+def test_head_of_line_blocks_the_queue_until_a_probe() -> None:
     made = make()
     assert waits(made, 1, 1) == []
     assert arrive(made, "a") == ["a at 100", "a holds"]

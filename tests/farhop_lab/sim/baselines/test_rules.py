@@ -66,7 +66,7 @@ def test_sglang_follows_a_match_of_more_than_its_threshold_and_else_the_smallest
     ("loads", "balanced"),
     [((64, 0, 0), True), ((65, 0, 0), False), ((195, 130, 130), True), ((196, 130, 130), False)],
 )
-def test_sglang_goes_by_load_where_both_thresholds_are_passed(loads: tuple[int, ...], balanced: bool) -> None:
+def test_sglang_rule_uses_load_if_both_thresholds_are_exceeded(loads: tuple[int, ...], balanced: bool) -> None:
     # (195, 130): apart by 65 > 64, but 195 is not more than 1.5 x 130.
     picker, seen = CacheAware(), state()
     picker.sent(ask(b"a" * 100), "us/0", seen, 0.0)

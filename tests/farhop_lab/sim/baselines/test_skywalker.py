@@ -48,7 +48,7 @@ def test_a_remote_router_is_available_iff_its_queue_is_short_shorter_than_mine_a
     assert eligibility.candidates(ask(), seen, 0.0) == []
 
 
-def test_what_was_forwarded_once_is_never_forwarded_again() -> None:
+def test_forwarded_request_is_never_forwarded_again() -> None:
     eligibility, seen = SelectivePushing(), state()
     seen.queued = 3
     saw(seen, 1, 1, 1)

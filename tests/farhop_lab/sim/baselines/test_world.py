@@ -133,9 +133,7 @@ def test_a_slow_replica_is_slow_under_every_router(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["spill-llm-d", "gorgo-each", "skywalker"])
 @pytest.mark.parametrize("what", ["restart", "refuse", "pause"])
-def test_what_is_under_way_at_a_broken_replica_breaks_and_the_router_sees_it_at_its_next_look(
-    name: str, what: str
-) -> None:
+def test_requests_at_a_broken_replica_fail_and_the_router_notices_at_its_next_probe(name: str, what: str) -> None:
     measures = asked_beside_a_fault(name, Fault(6.4, 4.0, what, "us", "gpu-1"))
     hurt = [record for record in measures.records if not record.served or record.attempts > 1]
     assert hurt or what != "restart"
