@@ -131,9 +131,9 @@ class GatewayRun(AttemptRun):
         self._stream.send(self, ",".join(str(address) for _, address in self._places), request_head, body)
 
     def recall(self) -> None:
-        """See active.Attempt. How much of it the engine has is not known, which here means: not all. What waits here is
-        dropped, and with our answer the gateway drops the rest."""
-        if not self._over and not self.began:
+        """See active.Attempt. How much of it the engine has is not known, which means until its answer begins: not all.
+        What waits here is dropped, and with our answer the gateway drops the rest."""
+        if not self._over and not (self.began and self._stream.is_sent):
             self._stream.withdraw()
             self._give_up(outcome.UNLAWFUL_HERE)
 
@@ -177,6 +177,7 @@ class GatewayStream:
         self.exchange: GatewayExchange | None = None
         self.among: list[str] | None = None
         self.is_over = False  # nothing more is sent after the outbox
+        self.is_sent = False  # nothing of the request waits here
         self.withdrawn = False  # what was in the outbox before must not be sent any more
         self.broken = ""  # the error with which the stream is to end
         self.received_at = self._since = now()
@@ -353,7 +354,7 @@ class GatewayStream:
 
     def send(self, run: GatewayRun, endpoints: str, request_head: bytes, body: bytes) -> None:
         """The request goes there, with this head and this body."""
-        self._phase, self._run = _SENT, run
+        self._phase, self._run, self.is_sent = _SENT, run, False
         more = {messages.DESTINATION.encode(): endpoints.encode()}  # Envoy frames a streamed body itself
         wanted = request_head.partition(b"\r\n")[2]
         self._put(messages.chosen(endpoints, messages.mutation(self._given, wanted, more)))
@@ -416,7 +417,7 @@ class GatewayStream:
 
     def sent(self) -> None:
         """The outbox was sent: nothing in it can be changed any more."""
-        self._last = None
+        self._last, self.is_sent = None, True
 
     def _put(self, reply: bytes) -> None:
         self.outbox.append(reply)

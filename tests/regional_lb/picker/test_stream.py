@@ -298,6 +298,24 @@ async def test_an_answer_that_has_begun_is_not_taken_back() -> None:
         assert not any(one.held)
 
 
+async def test_of_an_answer_that_has_begun_before_the_request_was_sent_whole_the_rest_is_taken_back() -> None:
+    async with stage(1) as one:
+        stream = one.stream()
+        stream.take(asked())
+        stream.take(body(CHAT))
+        stream.take(answered(b"200", EVENTS))
+        stream.take(response_piece(EVENT, last=False))
+        assert stream._run is not None
+        await until(lambda: not one.balancer.relay._news)
+        stream._run.recall()
+        onward = sent(stream)
+        assert text_of(onward, of_request=True) == (b"", 0)
+        assert b"unlawful_here" in text_of(onward, of_request=False)[0]
+        assert stream.withdrawn
+        assert stream.broken
+        assert not any(one.held)
+
+
 async def test_body_size_and_time_limits_apply_to_picker_streams() -> None:
     async with stage(1, limits={"body_bytes_max": 1000, "body_s": 1, "upload_s": 5}) as one:
         big = one.stream()
