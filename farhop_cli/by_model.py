@@ -126,7 +126,7 @@ def _shares(weights: Mapping[str, float]) -> str:
 
 
 def _read(key: str, document: bytes) -> Setting:
-    by_model, authorship = authored.parted(document)
+    by_model, authorship = authored.split_authorship(document)
     region = key.rpartition("/")[2]
     items = msgspec.json.decode(by_model, type=dict[str, Any])
     return region_document.setting_of(

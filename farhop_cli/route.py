@@ -112,7 +112,7 @@ def _items(region: str, routes: Sequence[dict[str, Any]]) -> list[Item]:
 
 
 def _read(key: str, document: bytes) -> Setting:
-    listed, authorship = authored.routes_parted(document, DOCUMENT_LIMIT_BYTES)
+    listed, authorship = authored.split_routes_authorship(document, DOCUMENT_LIMIT_BYTES)
     return region_document.setting_of(
         _items(key.rpartition("/")[2], msgspec.json.decode(listed, type=list[dict[str, Any]])), authorship
     )

@@ -52,7 +52,7 @@ class Cookies:
     def __init__(self, secrets: Sequence[bytes]) -> None:
         self._secrets = tuple(secrets)
 
-    def taken(self, cookie: bytes, address: bytes, now: int) -> tuple[bytes, bool]:
+    def verify(self, cookie: bytes, address: bytes, now: int) -> tuple[bytes, bool]:
         """The cookie for the answer (client and server part, 24 bytes), and whether the query's cookie is valid.
 
         `cookie`: the option's bytes as received. It is valid if one of the secrets made it for this client `address`

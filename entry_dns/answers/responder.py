@@ -425,7 +425,7 @@ class Responder:
             return self._cookie_alone(data, query, asker, bucket, udp)
         after, proven = b"", False
         if query.cookie is not None and self._cookies is not None:
-            whole, proven = self._cookies.taken(query.cookie, asker, int(self.now))
+            whole, proven = self._cookies.verify(query.cookie, asker, int(self.now))
             self.counts[PROVEN] += proven
             after = b"\0\x0a\0\x18" + whole
         if udp and not proven and self._limited(bucket):
@@ -449,7 +449,7 @@ class Responder:
         if self._cookies is None or query.cookie is None:
             self.counts[MALFORMED] += 1
             return None if udp and self._limited(bucket) else self._refusal(data, message.RefusedError(message.FORMERR))
-        whole, proven = self._cookies.taken(query.cookie, asker, int(self.now))
+        whole, proven = self._cookies.verify(query.cookie, asker, int(self.now))
         self.counts[PROVEN] += proven
         if udp and not proven and self._limited(bucket):
             return None

@@ -131,7 +131,7 @@ def serve(sock: socket.socket, answers: Responder, task: Task, parent: int) -> N
     counters.add(task.row, answers.counts, answers.led)
 
 
-def go_first() -> None:
+def prepare_process() -> None:
     """Prepare the process before its first question, so that no answer is delayed.
 
     A full garbage collection visits all imported objects (27,000, 10 ms): exclude them from now on. Other processes'
@@ -156,7 +156,7 @@ def main() -> None:
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Task)
     sock = socket.socket(fileno=task.socket)
     answers = responder(task.settings)
-    go_first()
+    prepare_process()
     try:
         serve(sock, answers, task, os.getppid())
     except KeyboardInterrupt:

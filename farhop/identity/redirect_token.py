@@ -89,7 +89,7 @@ class RedirectTokenVerifier(HopVerifier):
         return self._uses.take(token.rpartition(b".")[2], claims.expires_ms, clock_ms, self.USED) or claims
 
 
-def parted(target: bytes) -> tuple[bytes, bytes | None]:
+def split_token(target: bytes) -> tuple[bytes, bytes | None]:
     """A request's target without the token, and the token; None without one, b"" (which no key signs) for several."""
     path, _, query = target.partition(b"?")
     if PARAMETER not in query:

@@ -266,7 +266,7 @@ class Relay:
         active.body = b""  # what has begun is never sent again
         if attempt.whole:
             return  # and its exchange is over presently
-        active.exchange.let_go()
+        active.exchange.release_body()
         if not self._news:
             self._loop.call_soon(self._catch_up)
         self._news.append((machine.AttemptBegan(active.request.id, attempt.number, status, attempt.load), now))

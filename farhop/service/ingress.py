@@ -148,7 +148,7 @@ class Ingress:
         if self.gate is not None and (closed := self.gate()) is not None:
             return closed
         if redirect_token.PARAMETER in head.target:
-            head.target, token = redirect_token.parted(head.target)  # nothing behind us may see it
+            head.target, token = redirect_token.split_token(head.target)  # nothing behind us may see it
             if token is not None:
                 head.known[redirect_token.HEADER] = token
         if self._advisor is not None and head.path.startswith(paths.ROUTE):

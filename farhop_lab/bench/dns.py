@@ -151,7 +151,7 @@ def atlas(networks: int, rng: Random) -> prepare.Atlas:
 def questions(path: Path, rng: Random) -> None:
     """Questions as dnsperf reads them with -B: each preceded by its length."""
     client = b"benchdns"
-    cookie = Cookies([SECRET]).taken(client, bytes((127, 0, 0, 1)), int(time.time()))[0]
+    cookie = Cookies([SECRET]).verify(client, bytes((127, 0, 0, 1)), int(time.time()))[0]
     name = b"".join(bytes((len(label),)) + label.encode() for label in NAME.split(".")) + b"\0"
     with path.open("wb") as file:
         for number in range(QUESTIONS):

@@ -20,7 +20,7 @@ from farhop.relay.active import ActiveRequest
 from farhop.relay.formats import cacheable
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.http.head import EXPLAIN
-from farhop.relay.upstream.recording import AnswerRecording, Reader, SharedExchange, played, sliced
+from farhop.relay.upstream.recording import AnswerRecording, Reader, SharedExchange, complete_recording, sliced
 from farhop.service.request_telemetry import CacheUse
 from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Lead, StoredAnswer
 
@@ -188,15 +188,15 @@ class AnswerCacheRelay:
     def _recording(kept: StoredAnswer, request: Request, context: RequestContext) -> AnswerRecording | None:
         """The stored answer in the form that the request asks for; None if it cannot be derived with certainty."""
         if kept.stream == request.stream:
-            return played(kept.lines, kept.body, kept.usage_event, kept.end, streams=kept.stream)
+            return complete_recording(kept.lines, kept.body, kept.usage_event, kept.end, streams=kept.stream)
         assert context.kind is not None
         if kept.stream:
             lines = kept.lines.replace(b"text/event-stream", b"application/json")
             document = cacheable.whole(context.kind, b"".join((*kept.body, kept.usage_event, kept.end)))
-            return None if document is None else played(lines, sliced(document), b"", b"", streams=False)
+            return None if document is None else complete_recording(lines, sliced(document), b"", b"", streams=False)
         lines = kept.lines.replace(b"application/json", b"text/event-stream")
         stream = cacheable.stream(context.kind, b"".join(kept.body))
-        return None if stream is None else played(lines, sliced(stream[0]), *stream[1:], streams=True)
+        return None if stream is None else complete_recording(lines, sliced(stream[0]), *stream[1:], streams=True)
 
     # -- four ways
 
@@ -214,7 +214,7 @@ class AnswerCacheRelay:
         active.version = _version(kept.lines)
         self.cache.counted("hit", "", kept.usage)
         active.exchange.body = client.body = b""
-        active.exchange.let_go()
+        active.exchange.release_body()
         self._reader(client).play(recording)
 
     def _follow(self, client: _Client, shared: SharedExchange) -> None:
@@ -331,7 +331,7 @@ class AnswerCacheRelay:
         status = 0 if reason is outcome.CLIENT_LEFT else active.status
         self._conclude(active, reason or outcome.SERVED, status)
 
-    def let_go(self, reader: Reader) -> None:
+    def reader_released(self, reader: Reader) -> None:
         """The answer that the reader waited for did not begin: route its request on its own, after the caller has
         finished.
         """

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter
 
 from farhop.store.contract import STEER_PREFIX, route_key
 from farhop.store.documents import overrides
-from farhop.store.documents.authored import routes_parted
+from farhop.store.documents.authored import split_routes_authorship
 from farhop.store.documents.overrides import BiasOverride
 from farhop.store.follow import Documents, Refused, follow
 from global_lb.routing.policy import (
@@ -80,7 +80,7 @@ class RoutingOverrides:
 
     def _read_routes(self, _key: str, document: bytes) -> tuple[dict[RouteScope, RouteConfig], Authorship | None]:
         """JSON: a list of routes as in the configuration, bare or with its author."""
-        listed, authorship = routes_parted(document, DOCUMENT_LIMIT_BYTES)
+        listed, authorship = split_routes_authorship(document, DOCUMENT_LIMIT_BYTES)
         return routes_of(_reader.validate_json(listed or b"[]"), self.regions), authorship
 
     def author(self) -> dict[str, Any] | None:

@@ -360,7 +360,7 @@ class GlobalFlow:
         law, too."""
         if not event.law.supersedes(self.law):
             return []
-        return self._go_by(event.law.knowing(self.regions.lineages.of), now)
+        return self._apply_law(event.law.knowing(self.regions.lineages.of), now)
 
     def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
         """As with a law: requests under way stay where they are, and every further attempt obeys the new
@@ -369,9 +369,10 @@ class GlobalFlow:
         self.regions.on_map = frozenset(event.law.topology.regions)
         self.regions.reconfigure(event.config.spill, event.prices, event.config.pilots)
         self.routes.configure(event.routes)
-        return self._go_by(event.law.knowing(self.regions.lineages.of), now)
+        return self._apply_law(event.law.knowing(self.regions.lineages.of), now)
 
-    def _go_by(self, law: Law, now: float) -> list[Command]:
+    def _apply_law(self, law: Law, now: float) -> list[Command]:
+        """Use another law: drop prefixes if it narrows hints, and recall attempts that it forbids."""
         before, self.law = self.law, law
         for changed in self.law_changes:
             changed()
@@ -391,7 +392,7 @@ class GlobalFlow:
         self.redirects.settle(self.regions, now)
         self.regions.adopt(event.view, now)
         law = self.law.knowing(self.regions.lineages.of)
-        return self._wake(now) if law is self.law else self._go_by(law, now)
+        return self._wake(now) if law is self.law else self._apply_law(law, now)
 
     def _region_known(self, event: RegionKnown, now: float) -> list[Command]:
         return self._changed(event.region, lambda: self.regions.take(event.region, event.known), now)
@@ -483,9 +484,9 @@ class GlobalFlow:
         change()
         regions.settle(region, now)
         law = self.law.knowing(regions.lineages.of)
-        commands = [] if law is self.law else self._go_by(law, now)
+        commands = [] if law is self.law else self._apply_law(law, now)
         if region in self._absent_regions:
-            commands += self._fetch(region, now)
+            commands += self._reclaim(region, now)
         if before is None:
             return commands
         after, seen = regions.standing(region, now), self._standings.get(region, before)
@@ -494,7 +495,7 @@ class GlobalFlow:
             commands += self._wake(now)
         return commands
 
-    def _fetch(self, region: str, now: float) -> list[Command]:
+    def _reclaim(self, region: str, now: float) -> list[Command]:
         """Move requests back to a region that has returned: those that went elsewhere without a promise while it was
         away, if it would begin them at once, long before the queues where they wait. The oldest first; if one would
         gain nothing, the others like it are not tried.

@@ -18,7 +18,7 @@ from farhop.balance import model_steps, outcome
 from farhop.balance.model_steps import NameRoute
 from farhop.relay.formats.prompt import BodyError
 from farhop.store.contract import route_key
-from farhop.store.documents.authored import routes_parted
+from farhop.store.documents.authored import split_routes_authorship
 from farhop.store.follow import Documents, follow
 from regional_lb.scheduler import admission
 
@@ -159,7 +159,7 @@ class ModelNames:
 def _read(_key: str, document: bytes) -> dict[Scope, tuple[ModelStep, ...]]:
     """Of routes as `farhop route` writes them what names stand for; nothing for a scope whose route says another thing,
     which goes before the configured name, too. ValueError for what the entry would refuse."""
-    listed, _ = routes_parted(document, DOCUMENT_LIMIT_BYTES)
+    listed, _ = split_routes_authorship(document, DOCUMENT_LIMIT_BYTES)
     routes = _routes.validate_json(listed or b"[]")
     plain = {(str(one.get("tenant", "")), str(one.get("model", ""))): () for one in routes if not one.get("models")}
     return plain | model_steps.names_of([NameRoute.model_validate(one) for one in routes if one.get("models")])

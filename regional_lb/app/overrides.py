@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from farhop.config import Model
 from farhop.store.contract import pick_key, split_key
-from farhop.store.documents.authored import parted
+from farhop.store.documents.authored import split_authorship
 from farhop.store.documents.report import MODELS_LIMIT
 from farhop.store.follow import Documents, follow
 from regional_lb.scheduler.policy import PoliciesChanged, PolicyConfig
@@ -66,7 +66,7 @@ class Overrides:
         return None if known is None else {"author": known.author, "why": known.why, "at": known.at.isoformat()}
 
     def _read(self, _key: str, document: bytes) -> tuple[Event, Authorship | None]:
-        by_model, authorship = parted(document or b"{}")
+        by_model, authorship = split_authorship(document or b"{}")
         return self._event_of(by_model), authorship
 
 

@@ -330,9 +330,9 @@ class BlockIndex:
             if node in source.shared:
                 _less(source.shared, node)
             else:
-                self._let_go(node, source.bit)
+                self._remove_holder(node, source.bit)
 
-    def _let_go(self, node: int, bit: int) -> None:
+    def _remove_holder(self, node: int, bit: int) -> None:
         holders = self._holders[node % _PARTS]
         mask = holders[node] ^ bit
         if mask:
@@ -363,7 +363,7 @@ class BlockIndex:
             for _ in range(now):
                 node = blocks.popitem()[1]
                 if self._holders[node % _PARTS].get(node, 0) & bit:  # not under another name already
-                    self._let_go(node, bit)
+                    self._remove_holder(node, bit)
             left -= now
             self._blocks -= now
             if not blocks:

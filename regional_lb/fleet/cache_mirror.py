@@ -114,7 +114,7 @@ class CacheMirror:
         depth = bisect_right(ENDS, int(believed_bytes)) - 1
         if name in self.trie:
             for node in reversed(chain[depth:]):
-                if self.trie.goes_on(node):
+                if self.trie.has_children(node):
                     return
                 self.trie.evict(name, node)
 

@@ -270,7 +270,7 @@ class GatewayConnection(asyncio.Protocol):
         streams, self.streams = self.streams, {}
         self._due.clear()
         for stream in streams.values():
-            self._let_go(stream)
+            self._release_message(stream)
             if stream.ended_at is None:
                 stream.call.ended()
 
@@ -424,7 +424,7 @@ class GatewayConnection(asyncio.Protocol):
             if len(partial) < _PREFIX_BYTES + int.from_bytes(partial[1:_PREFIX_BYTES]):
                 self._judge(stream, partial)
                 return
-            self._let_go(stream)
+            self._release_message(stream)
             data, stream.partial = partial, bytearray()  # type: ignore[assignment]  # as good to read as bytes are
         at, end, whole = 0, len(data), memoryview(data)
         while end - at >= _PREFIX_BYTES and stream.call.status is None:
@@ -457,7 +457,7 @@ class GatewayConnection(asyncio.Protocol):
         elif int.from_bytes(partial[1:_PREFIX_BYTES]) > self._message_bytes_max:
             self._fail(stream, RESOURCE_EXHAUSTED, f"a message has at most {self._message_bytes_max} bytes")
 
-    def _let_go(self, stream: _Stream) -> None:
+    def _release_message(self, stream: _Stream) -> None:
         """Release an incomplete message."""
         stream.partial = bytearray()
         self._budget.give(stream.held)
@@ -469,7 +469,7 @@ class GatewayConnection(asyncio.Protocol):
         if stream is None:
             return
         stream.closed = True
-        self._let_go(stream)
+        self._release_message(stream)
         if stream.ended_at is None:
             stream.call.ended()
             self._due[identity] = stream
@@ -484,7 +484,7 @@ class GatewayConnection(asyncio.Protocol):
         if stream is None or stream.ended_at is not None:
             return
         self._idle_frames += _IDLE_RESET
-        self._let_go(stream)
+        self._release_message(stream)
         stream.call.ended()
 
     def _granted(self, _flags: int, identity: int, payload: bytes) -> None:
@@ -605,7 +605,7 @@ class GatewayConnection(asyncio.Protocol):
         block = trailers if stream.begun else http2.BEGUN + trailers
         self._put(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream.identity, block))
         stream.ended_at = self._loop.time()
-        self._let_go(stream)
+        self._release_message(stream)
         stream.call.ended()
         if stream.closed:
             self.streams.pop(stream.identity, None)

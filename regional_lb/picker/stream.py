@@ -470,7 +470,7 @@ class GatewayStream:
     def over(self, exchange: Exchange) -> None:
         """See `_end`."""
 
-    def let_go(self, exchange: Exchange) -> None:
+    def release_body(self, exchange: Exchange) -> None:
         """The body is with the gateway: it is not held here."""
         body_bytes = exchange.held_bytes - len(exchange.head.onward)
         if body_bytes > 0:

@@ -393,7 +393,7 @@ class WaitEstimate:
         if not deep:
             return ""
         depth = max(hits.values())
-        if depth == len(request.chain) or self._fleet.trie.goes_on(request.chain[depth - 1]):
+        if depth == len(request.chain) or self._fleet.trie.has_children(request.chain[depth - 1]):
             return ""
         replicas = self._fleet.view.replicas
         versions = {replicas[name].version for name in deep}

@@ -319,7 +319,9 @@ class SettingsWorld:
         value = self.get(f"{ROOT}{kind}/virginia")
         if value is None:
             return None
-        apart = authored.routes_parted(value, 1 << 20) if kind == "route" else authored.parted(value)
+        apart = (
+            authored.split_routes_authorship(value, 1 << 20) if kind == "route" else authored.split_authorship(value)
+        )
         return msgspec.json.decode(apart[0]), apart[1]
 
     async def statuses(self, _fleet: Fleet) -> list[dict[str, Any]]:
@@ -346,7 +348,7 @@ class SettingsWorld:
         return {
             "region": own, "regions": regions, "limits": {"prices": self.prices, "tenants": _limited(stands)},
             "operator_overrides": words, "law_epoch": self._epoch(stands),
-            "routes_author": route and _authorship(authored.routes_parted(route, 1 << 20)[1]),
+            "routes_author": route and _authorship(authored.split_routes_authorship(route, 1 << 20)[1]),
         }  # fmt: skip
 
     def _epoch(self, stands: dict[str, bytes]) -> int:
@@ -361,7 +363,7 @@ class SettingsWorld:
         fields = {
             what: stands.get(f"{ROOT}{kind}/{region}") for what, kind in (("policies", "pick"), ("splits", "split"))
         }
-        overrides = {what: value and _authorship(authored.parted(value)[1]) for what, value in fields.items()}
+        overrides = {what: value and _authorship(authored.split_authorship(value)[1]) for what, value in fields.items()}
         splits = {"llama": {"unserved": self.unserved}}
         return {"overrides": overrides, "splits": splits, "law_epoch": self._epoch(stands)}
 

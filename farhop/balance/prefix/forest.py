@@ -129,7 +129,7 @@ class Holders:
             self._ids[mask] = known
         return known
 
-    def let_go(self, set_id: int, count: int = 1) -> None:
+    def release(self, set_id: int, count: int = 1) -> None:
         """`count` nodes no longer refer to this set; an unused set is freed."""
         self.counts[set_id] -= count
         if not self.counts[set_id]:

@@ -92,7 +92,7 @@ class Mirrors:
     def end(self, mirror: Mirror) -> None:
         """Remove a location that holds nothing."""
         self.forest.give(mirror.ends)
-        self.holders.let_go(mirror.own_id)
+        self.holders.release(mirror.own_id)
 
     def place(self, mirror: Mirror, node: int) -> int:
         """The row of the node if this mirror holds it, else 0."""
@@ -102,7 +102,7 @@ class Mirrors:
     def shrink(self, mirror: Mirror, nodes: int) -> None:
         """Evict so many nodes, the least recently used first. The mirror must hold at least as many."""
         for _ in range(nodes):
-            self._let_go(mirror, self.forest.newer[mirror.ends])
+            self._remove(mirror, self.forest.newer[mirror.ends])
 
     def insert(self, mirror: Mirror, above: int, nodes: Sequence[int]) -> None:
         """Add and touch `nodes`, which continue the path that ends at the row `above`, and touch all their
@@ -198,7 +198,7 @@ class Mirrors:
                 first = last = self._place(row, slot)
                 forest.set_id[row] = new_id
                 self.holders.counts[new_id] += 1
-                self.holders.let_go(old_id)
+                self.holders.release(old_id)
                 mirror.used_bytes += BLOCK_BYTES[depth[row] - 1]
                 added += 1
                 row = parent[row]
@@ -217,7 +217,7 @@ class Mirrors:
         forest.parent[place], forest.depth[place] = row, 0
         return place
 
-    def _let_go(self, mirror: Mirror, place: int) -> None:
+    def _remove(self, mirror: Mirror, place: int) -> None:
         """Remove one node, given by its LRU entry, from a mirror that holds none of its descendants."""
         forest, holders = self.forest, self.holders
         older, newer = forest.older[place], forest.newer[place]
@@ -242,7 +242,7 @@ class Mirrors:
         else:
             fewer = forest.set_id[row] = holders.id(holders.masks[set_id] ^ mirror.bit)
             holders.counts[fewer] += 1
-            holders.let_go(set_id)
+            holders.release(set_id)
 
     def evict(self, mirror: Mirror) -> None:
         """Evict what exceeds the mirror's bytes, the least recently used first; at most TURN_NODES nodes."""
@@ -253,12 +253,12 @@ class Mirrors:
             if self.forest.set_id[place] == mirror.own_id and depth[place]:
                 count = self._evict_own(mirror, place, excess, turns)
             else:
-                self._let_go(mirror, place)
+                self._remove(mirror, place)
                 count = 1
             excess, turns = mirror.used_bytes - mirror.limit_bytes, turns - count
 
     def _evict_own(self, mirror: Mirror, place: int, excess: int, most: int) -> int:
-        """Evict the oldest nodes as long as no other location holds them, as `_let_go` would, at a third of its
+        """Evict the oldest nodes as long as no other location holds them, as `_remove` would, at a third of its
         cost.
         """
         forest, own_id, ends, observer = self.forest, mirror.own_id, mirror.ends, self.observer
@@ -302,7 +302,7 @@ class Mirrors:
                 row, child = child, forest.child[child]
                 continue
             above, beside = forest.parent[row], forest.after[row]  # read before the row may be given away
-            self._let_go(mirror, forest.place(row, slot))
+            self._remove(mirror, forest.place(row, slot))
             count += 1
             if row == top:
                 break

@@ -349,7 +349,7 @@ class PrefixTrie:
         """How many nodes the location holds."""
         return self.mirrors[location].nodes
 
-    def goes_on(self, node: int) -> bool:
+    def has_children(self, node: int) -> bool:
         """Whether any location holds a child of this node."""
         forest = self.store.forest
         row = forest.find(node)

@@ -606,8 +606,8 @@ class ClientConnection(asyncio.Protocol):
         elif self._waiting:
             self._advance()
 
-    def let_go(self, exchange: Exchange) -> None:
-        """Return to the budget what the exchange's body held."""
+    def release_body(self, exchange: Exchange) -> None:
+        """Release the memory of the exchange's body to the budget."""
         body_bytes = exchange.held_bytes - len(exchange.head.onward)
         if body_bytes > 0:
             self._budget.give(body_bytes, exchange.tenant)

@@ -101,7 +101,7 @@ class AnsweringConnection(Protocol):
     def over(self, exchange: Exchange) -> None:
         """The exchange is completely answered."""
 
-    def let_go(self, exchange: Exchange) -> None:
+    def release_body(self, exchange: Exchange) -> None:
         """Return what the exchange's body held of the budget."""
 
 
@@ -241,9 +241,9 @@ class Exchange:
             self._connection.write(b"0\r\n\r\n")
         self._connection.over(self)
 
-    def let_go(self) -> None:
+    def release_body(self) -> None:
         """Release the request body: it is not needed any more."""
-        self._connection.let_go(self)
+        self._connection.release_body(self)
 
     @property
     def unsent_bytes(self) -> int:

@@ -85,7 +85,9 @@ def sliced(body: bytes) -> tuple[bytes, ...]:
     return tuple(body[start : start + PIECE_BYTES] for start in range(0, len(body), PIECE_BYTES))
 
 
-def played(lines: bytes, body: Iterable[bytes], usage: bytes, end: bytes, *, streams: bool) -> AnswerRecording:
+def complete_recording(
+    lines: bytes, body: Iterable[bytes], usage: bytes, end: bytes, *, streams: bool
+) -> AnswerRecording:
     """A complete recording of a stored answer. Any number of readers share it: its pieces are in memory once.
 
     `lines`: header lines; `usage`, `end`: the last events of a stream, b"" if there are none; `streams`: whether it is
@@ -114,7 +116,7 @@ class ReaderOwner(Protocol):
         that were let go.
         """
 
-    def let_go(self, reader: Reader) -> None:
+    def reader_released(self, reader: Reader) -> None:
         """The reader's answer has not begun, and this recording will not provide it: route its request on its own."""
 
     def stopped(self, reader: Reader) -> None:
@@ -280,7 +282,7 @@ class SharedExchange(Exchange):
         reader.shared, reader.exchange.callbacks = self, reader
         self.readers.append(reader)
         if self.started:
-            reader.exchange.let_go()
+            reader.exchange.release_body()
             reader.play(self.recording)
             self.flow()
 
@@ -328,10 +330,10 @@ class SharedExchange(Exchange):
         """Bytes held in the recording, and bytes that the clients' connections have not sent yet."""
         return self.recording.held_bytes + sum(reader.exchange.unsent_bytes for reader in self.readers)
 
-    def let_go(self) -> None:
+    def release_body(self) -> None:
         """Release the clients' request bodies: none is needed again."""
         for reader in self.readers:
-            reader.exchange.let_go()
+            reader.exchange.release_body()
 
     def reply(self, reply: Reply) -> None:
         """An answer of the balancer itself: only the leader gets it."""
@@ -411,7 +413,7 @@ class SharedExchange(Exchange):
         self.readers = []
         for reader in others:
             reader.release()
-            reader.owner.let_go(reader)
+            reader.owner.reader_released(reader)
         if there:
             self.leader.shared, self.leader.exchange.callbacks = None, self.callbacks
         return there

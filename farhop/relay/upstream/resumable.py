@@ -184,7 +184,7 @@ class ResumableTap(StreamTap):
         else:
             self._keep(events := data)
         if self._endless or is_crowded(events):
-            return self._let_go(events)
+            return self._pass_unread(events)
         self._said = self._said or b"data:" in events
         if ERROR in events:  # in a text it would be escaped
             events = self._unbroken(events)
@@ -197,8 +197,10 @@ class ResumableTap(StreamTap):
         )
         return self._endless
 
-    def _let_go(self, events: bytes) -> bytes:
-        """What no engine says: it passes as it is, unless it is to continue a stream, which cannot go on from there."""
+    def _pass_unread(self, events: bytes) -> bytes:
+        """Bytes that are no events of a known engine: pass them unchanged, and never resume the stream. In a
+        continuation nothing is passed, since it cannot be rewritten.
+        """
         self.progress.why_not = self.progress.why_not or "unreadable"
         return b"" if self.progress.resumed else events
 

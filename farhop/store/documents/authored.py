@@ -40,7 +40,7 @@ _models, _routes = msgspec.json.Decoder(_Models), msgspec.json.Decoder(_Routes)
 _AUTHORED = set(_Models.__struct_fields__)
 
 
-def parted(document: bytes) -> tuple[bytes, Authorship | None]:
+def split_authorship(document: bytes) -> tuple[bytes, Authorship | None]:
     """Split a document by model: the object by model, as JSON, and its authorship (None for a bare document).
 
     Raises DocumentError.
@@ -51,7 +51,7 @@ def parted(document: bytes) -> tuple[bytes, Authorship | None]:
     return bytes(fields["models"]), _authorship(read(_models, document, "object by model", DOCUMENT_LIMIT_BYTES))
 
 
-def routes_parted(document: bytes, limit_bytes: int) -> tuple[bytes, Authorship | None]:
+def split_routes_authorship(document: bytes, limit_bytes: int) -> tuple[bytes, Authorship | None]:
     """Split a document of routes: the list, as JSON, and its authorship (None for a bare list). Raises
     DocumentError.
     """
@@ -63,9 +63,9 @@ def routes_parted(document: bytes, limit_bytes: int) -> tuple[bytes, Authorship 
 
 
 def with_author(models: dict[str, object], authorship: Authorship) -> bytes:
-    """The document by model with its author, as JSON. Raises DocumentError if `parted` would refuse it."""
+    """The document by model with its author, as JSON. Raises DocumentError if `split_authorship` would refuse it."""
     document = _written("models", models, authorship)
-    parted(document)
+    split_authorship(document)
     return document
 
 

@@ -14,24 +14,24 @@ def test_siphash_is_that_of_its_authors() -> None:
 
 
 def test_the_first_example_of_rfc_9018() -> None:
-    first, proven = Cookies([SECRET]).taken(CLIENT, ADDRESS, 1559731985)
+    first, proven = Cookies([SECRET]).verify(CLIENT, ADDRESS, 1559731985)
     assert (first.hex(), proven) == ("2464c4abcf10c957010000005cf79f111f8130c3eee29480", False)
 
 
 def test_an_address_in_ipv6_and_a_secret_that_was_rolled() -> None:
     address = bytes.fromhex("20010db80220000159ded0f4876982b8")
-    old = Cookies([SECRET]).taken(CLIENT, address, 1_600_000_000)[0]
+    old = Cookies([SECRET]).verify(CLIENT, address, 1_600_000_000)[0]
     both = Cookies([b"another secret!!", SECRET])
-    assert both.taken(old, address, 1_600_000_100) == (old, True)
-    assert not Cookies([b"another secret!!"]).taken(old, address, 1_600_000_100)[1]
+    assert both.verify(old, address, 1_600_000_100) == (old, True)
+    assert not Cookies([b"another secret!!"]).verify(old, address, 1_600_000_100)[1]
 
 
 def test_a_cookie_is_for_its_address_and_its_time() -> None:
     cookies, now = Cookies([SECRET]), 1_600_000_000
-    made = cookies.taken(CLIENT, ADDRESS, now)[0]
+    made = cookies.verify(CLIENT, ADDRESS, now)[0]
 
     def at(then: int, address: bytes = ADDRESS) -> tuple[bytes, bool]:
-        return cookies.taken(made, address, then)
+        return cookies.verify(made, address, then)
 
     assert at(now + RENEW_S) == (made, True)
     again, proven = at(now + RENEW_S + 1)
@@ -41,4 +41,4 @@ def test_a_cookie_is_for_its_address_and_its_time() -> None:
     assert at(now - FUTURE_S)[1]
     assert not at(now - FUTURE_S - 1)[1]
     assert not at(now, bytes(4))[1]
-    assert not cookies.taken(made[:-1] + b"x", ADDRESS, now)[1]
+    assert not cookies.verify(made[:-1] + b"x", ADDRESS, now)[1]

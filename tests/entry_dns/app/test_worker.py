@@ -87,12 +87,12 @@ def test_by_tcp_no_rate_holds() -> None:
 def test_nothing_that_was_there_at_the_start_is_looked_at_by_a_collection_and_it_goes_first_if_it_may() -> None:
     script = """
 import gc, os, sys
-from entry_dns.app.worker import go_first
+from entry_dns.app.worker import prepare_process
 if sys.argv[1] == "refused":
     os.setpriority = lambda *_: (_ for _ in ()).throw(PermissionError(1, "no"))
 else:
     os.setpriority = lambda *said: print(*said[1:])
-go_first()
+prepare_process()
 print(gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1000)
 """
     for how, text in (("refused", ""), ("allowed", f"0 {NICE}\n")):

@@ -17,7 +17,7 @@ from farhop.identity.redirect_token import (
     RedirectTokenVerifier,
     holder,
     joined,
-    parted,
+    split_token,
 )
 
 KEYS = {"k1": b"n" * 32}
@@ -124,11 +124,11 @@ def test_uses_are_remembered_until_the_token_expires_and_no_more_than_there_is_r
     ],
 )
 def test_a_token_is_taken_out_of_the_target(target: bytes, rest: bytes, found: bytes | None) -> None:
-    assert parted(target) == (rest, found)
+    assert split_token(target) == (rest, found)
 
 
 @pytest.mark.parametrize("target", [b"/v1/completions", b"/v1/completions?api-version=1"])
 def test_a_url_brings_what_it_was_given(target: bytes) -> None:
     url = joined("https://eu.example:8443", target, b"r1.k.p.m")
     assert url.startswith("https://eu.example:8443/v1/completions?")
-    assert parted(url.removeprefix("https://eu.example:8443").encode()) == (target, b"r1.k.p.m")
+    assert split_token(url.removeprefix("https://eu.example:8443").encode()) == (target, b"r1.k.p.m")

@@ -75,7 +75,7 @@ def test_a_set_is_kept_once_and_as_long_as_a_node_has_it(steps: list[tuple[int, 
             holders.counts[holders.id(mask)] += 1
             counts[mask] = counts.get(mask, 0) + 1
         elif mask in counts:
-            holders.let_go(holders.id(mask))
+            holders.release(holders.id(mask))
             counts[mask] -= 1
             if not counts[mask]:
                 del counts[mask]

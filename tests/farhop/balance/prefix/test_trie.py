@@ -494,14 +494,14 @@ def test_where_a_path_goes_on() -> None:
         trie.add(name, 100_000)
     short, left, right = nodes_of((1, 2)), nodes_of((1, 2, 3)), nodes_of((1, 2, 4))
     trie.insert("a", short)
-    assert (trie.goes_on(short[0]), trie.goes_on(short[1]), trie.goes_on(99)) == (True, False, False)
+    assert (trie.has_children(short[0]), trie.has_children(short[1]), trie.has_children(99)) == (True, False, False)
     trie.insert("b", left)  # whichever replica holds it
     trie.insert("a", right)
-    assert trie.goes_on(short[1])
+    assert trie.has_children(short[1])
     trie.evict("b", left[2])
-    assert trie.goes_on(short[1])
+    assert trie.has_children(short[1])
     trie.evict("a", right[2])
-    assert not trie.goes_on(short[1])
+    assert not trie.has_children(short[1])
 
 
 def test_how_full_a_mirror_is() -> None:

@@ -15,7 +15,7 @@ from farhop.relay import answers
 from farhop.relay.http import head
 from farhop.relay.http.exchange import Exchange
 from farhop.relay.upstream import recording
-from farhop.relay.upstream.recording import AnswerRecording, Reader, SharedExchange, played, sliced
+from farhop.relay.upstream.recording import AnswerRecording, Reader, SharedExchange, complete_recording, sliced
 
 ASKED = head.read(b"POST /v1/chat/completions HTTP/1.1\r\nhost: farhop", 16)
 LINES = b"content-type: text/event-stream\r\nx-farhop-region: tokyo\r\nx-farhop-version: v2\r\n"
@@ -50,7 +50,7 @@ class Wire:
     def over(self, exchange: Exchange) -> None:
         self.is_over, self.answering = True, None
 
-    def let_go(self, exchange: Exchange) -> None:
+    def release_body(self, exchange: Exchange) -> None:
         pass
 
     @property
@@ -79,7 +79,7 @@ class Owner:
     def over(self, reader: Reader, reason: Outcome | None) -> None:
         self.ended.append((reader, reason))
 
-    def let_go(self, reader: Reader) -> None:
+    def reader_released(self, reader: Reader) -> None:
         self.went.append(reader)
 
     def stopped(self, reader: Reader) -> None:
@@ -149,7 +149,7 @@ def test_what_is_kept_is_played_in_pieces_as_the_client_takes_them() -> None:
     one, wire = reader(owner)
     body = b"y" * (3 * recording.PIECE_BYTES)
     one.paused = True  # it takes the first piece with the head, and is behind then
-    one.play(played(b"content-type: text/event-stream\r\n", sliced(body), USAGE, DONE, streams=True))
+    one.play(complete_recording(b"content-type: text/event-stream\r\n", sliced(body), USAGE, DONE, streams=True))
     assert wire.body == body[: recording.PIECE_BYTES]
     one.resume()
     assert wire.body == body + DONE

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.store.documents.authored import DOCUMENT_LIMIT_BYTES, Authorship, parted, with_author
+from farhop.store.documents.authored import DOCUMENT_LIMIT_BYTES, Authorship, split_authorship, with_author
 from farhop.store.documents.document import DocumentError
 
 AT = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
@@ -18,13 +18,13 @@ ANN = Authorship("ann@ops", "canary", AT)
 
 def test_what_is_signed_comes_back_with_its_signature() -> None:
     models = {"llama": {"weights": {"v1": 1}}, "": "p2c"}
-    by_model, authorship = parted(with_author(models, ANN))
+    by_model, authorship = split_authorship(with_author(models, ANN))
     assert (msgspec.json.decode(by_model), authorship) == (models, ANN)
 
 
 def test_what_is_written_by_hand_is_as_it_is() -> None:
     for document in (b"{}", b'{"llama": "p2c"}', b'{"models": "p2c", "author": "p2c", "why": "p2c"}'):
-        assert parted(document) == (document, None)
+        assert split_authorship(document) == (document, None)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_is_written_by_hand_is_as_it_is() -> None:
 )  # fmt: skip
 def test_what_is_absurd_is_refused(document: bytes) -> None:
     with pytest.raises(DocumentError):
-        parted(document)
+        split_authorship(document)
 
 
 def test_a_document_that_readers_would_refuse_is_not_signed() -> None:
@@ -54,7 +54,7 @@ def test_a_document_that_readers_would_refuse_is_not_signed() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_a_reader_meets_one_kind_of_trouble(document: bytes) -> None:
     try:
-        by_model, authorship = parted(document)
+        by_model, authorship = split_authorship(document)
     except DocumentError:
         return
     assert authorship is None or by_model
