@@ -57,12 +57,12 @@ def _port(endpoint: str) -> int:
 
 
 def _offset(endpoint: str, rank: int) -> str:
-    """As vLLM does it: a rank's port is so many after the first's."""
+    """The endpoint of a rank, as vLLM numbers them: the first port plus the rank."""
     return f"{endpoint.rpartition(':')[0]}:{_port(endpoint) + rank}" if endpoint else ""
 
 
 def place_of(url: str) -> tuple[Address, str]:
-    """Where a page is, and its path there."""
+    """A page's address, and its path there."""
     parts = urlsplit(url)
     host, path = parts.hostname or "", parts.path or "/"
     if parts.scheme == "https":
@@ -219,29 +219,29 @@ class ReplicaConfig(Traits):
 
     @cached_property
     def served(self) -> frozenset[str]:
-        """All names it answers to."""
+        """All model names that the replica serves."""
         return frozenset(self.models).union(self.adapters)
 
     @property
     def kv_sources(self) -> list[tuple[str, str]]:
-        """For each cache with events: the address of its events, and that of its replay ("": none)."""
+        """For each cache with events: the endpoint of its events, and that of its replay ("": none)."""
         if not self.kv_events:
             return []
         return [(_offset(self.kv_events, rank), _offset(self.kv_replay, rank)) for rank in range(self.kv_ranks)]
 
     @cached_property
     def address(self) -> Address:
-        """Where the engine listens."""
+        """The engine's address."""
         return place_of(self.url)[0]
 
     @cached_property
     def label(self) -> str:
-        """Its name, by default its address."""
+        """The name of the replica; by default its address."""
         return self.name or str(self.address)
 
 
 class Template(Traits):
-    """What goes for every replica of a source, unless the source itself says otherwise of one."""
+    """Settings of every replica of a source, unless the source itself sets them."""
 
     scheme: Literal["http", "https"] = "http"
 

@@ -95,14 +95,14 @@ def read_listing(body: bytes) -> Listing:
 
 
 def _facts(model: _Model) -> ModelFacts:
-    """What its engine says of it, as far as a report can pass it on."""
+    """The engine's facts of a model, within what a report can hold."""
     most = _value(model.max_model_len, int) or 0
     known = most if 0 < most <= COUNT_LIMIT else 0
     return ModelFacts(known, _short(model.root), _short(model.parent))
 
 
 def _value(raw: msgspec.Raw, kind: type[_T]) -> _T | None:
-    """The value, if it is of this kind."""
+    """The value, if it has this type; else None."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except ValueError:
@@ -126,7 +126,7 @@ class Members:
 
     @property
     def watched(self) -> dict[str, ReplicaConfig]:
-        """All that are to be looked at, by name."""
+        """All replicas to be watched, by name."""
         return {name: config for name, (config, _) in self._leaving.items()} | self._announced
 
     @property
@@ -135,7 +135,7 @@ class Members:
         return len(self._leaving)
 
     def announce(self, configs: Sequence[ReplicaConfig], now: float) -> bool:
-        """From now on these are all there is (names are unique). Whether that changed anything."""
+        """Replace the set of replicas (with unique names). Returns whether anything changed."""
         before, self._announced = self._announced, {config.label: config for config in configs}
         if list(before.items()) == list(self._announced.items()):
             return False
@@ -189,7 +189,7 @@ class Members:
         return bool(gone)
 
     def replicas(self) -> list[Replica]:
-        """All of them as a view has them, within what a report can say. Renews `left_out`."""
+        """All replicas as the view has them, within what a report can hold. Updates `left_out`."""
         models: set[str] = set()
         kinds: set[str] = set()
         kept: list[Replica] = []
@@ -248,7 +248,7 @@ def _models(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
 
 
 def _adapters(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
-    """Those it is configured to serve, and of what it serves those that it calls so itself."""
+    """The configured adapters, and those among the served models that the engine itself calls adapters."""
     listed = listing.adapters if listing is not None else frozenset[str]()
     return (listed & _models(config, listing)).union(config.adapters)
 

@@ -47,7 +47,7 @@ READY, UNREADY, FAILED = ProbeResult(True), ProbeResult(True, ready=False), Prob
 
 
 def url_of(address: Address, path: str) -> str:
-    """For people: what was asked."""
+    """The probed URL, for messages."""
     return f"http{'s' if address.tls is not None else ''}://{address}{path}"
 
 
@@ -57,10 +57,10 @@ class Prober(Protocol):
     why: str
 
     async def look(self) -> ProbeResult:
-        """One look. Raises nothing."""
+        """Probe once. Never raises."""
 
     async def close(self) -> None:
-        """Leave nothing open."""
+        """Close all connections."""
 
 
 def prober(
@@ -104,7 +104,7 @@ class _Http:
         return status
 
     async def close(self) -> None:
-        """The pool is others' to close."""
+        """Does nothing: the connection pool belongs to others."""
 
 
 class _Tcp:
@@ -113,7 +113,7 @@ class _Tcp:
         self.why = ""
 
     async def look(self) -> ProbeResult:
-        """Somebody accepts connections there."""
+        """READY if the port accepts a connection."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -126,7 +126,7 @@ class _Tcp:
         return READY
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Does nothing: no connection is kept."""
 
 
 class _Grpc:

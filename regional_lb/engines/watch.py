@@ -100,7 +100,7 @@ class Watcher:
         self._swapping: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begin: the view is there at once, what is in it becomes known as probes come back."""
+        """Begin. The view exists at once; the state of its replicas becomes known with their first probes."""
         self._pool = Pool(UpstreamLimits(connect_s=self._watch.timeout_s), self._context, self._trouble)
         self.members.announce(self._config.replicas, self._clock())
         self._swap()
@@ -113,7 +113,7 @@ class Watcher:
                 self._sweeping = self._tasks.start(self._sweep(), "let go of replicas")
 
     def _swap(self) -> None:
-        """Say who there is, and look at them all and at nobody else."""
+        """Announce the view, and watch exactly its replicas."""
         left_before = self.members.left_out
         self._react(ViewSwapped(view_of(self.members.replicas())))
         for name, why in self.members.left_out.items():
@@ -156,7 +156,7 @@ class Watcher:
                 self._swap()
 
     def _current(self, replica: ReplicaConfig) -> bool:
-        """Whether it is still this very endpoint that goes by its name."""
+        """Whether this endpoint is still the one that has its name."""
         looking = self._looking.get(replica.label)
         return looking is not None and looking[0] is replica
 
@@ -165,7 +165,7 @@ class Watcher:
         return list(self._problems.get(name, {}).values())
 
     def _problem(self, name: str, what: str, problem: str, said: bool = True) -> None:
-        """What came of a look, "" if all was well. Of one that is not looked at any more nothing is said."""
+        """Record the result of a check, "" if it was good. Ignored for replicas that are no longer watched."""
         if not problem:
             self._problems.get(name, {}).pop(what, None)
         elif name in self._looking:
@@ -174,7 +174,7 @@ class Watcher:
                 self._warn(name, problem, what)
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop watching."""
         await self._tasks.close()
         if self._pool is not None:
             await self._pool.close()
@@ -313,7 +313,7 @@ class Watcher:
             await self._pause(self._watch.probe_s if unknown or unreached else self._watch.models_s)
 
     def _take_in(self) -> None:
-        """An engine said something new of itself."""
+        """An engine reported new facts: update the view."""
         if self._swapping is None or self._swapping.done():
             self._swapping = self._tasks.start(self._swap_soon(), "take in what engines serve")
 
@@ -386,7 +386,7 @@ class Watcher:
             await self._pause(self._watch.gpus_s)
 
     def _gpus_of(self, replica: ReplicaConfig) -> tuple[str, str]:
-        """What its GPUs' exporter lately said to be broken, and what strained."""
+        """What the GPUs' exporter last reported as broken, and what as strained."""
         fetched_at, known = self._gpus.get(replica.dcgm, (0.0, ()))
         if self._clock() - fetched_at >= _GPUS_FRESH * self._watch.gpus_s:
             return "", ""
@@ -413,14 +413,14 @@ class Watcher:
 
 
 def _unwell(why: str, seen: probes.ProbeResult) -> str:
-    """What a probe that was not READY says to people."""
+    """The text for a probe that was not READY."""
     if not why:
         return ""
     return f"{why}; it is not ready yet" if seen.ok else f"{why}; {_REMEDY}"
 
 
 def _remedy(error: PageError | FetchError) -> str:
-    """Of a listing that could not be had."""
+    """The remedy for a listing that could not be read."""
     if isinstance(error, FetchError):
         return _REMEDY
     return "give `engine_key`, or its `models`" if error.reason == "key" else f"{_REMEDY}, or give it `models`"

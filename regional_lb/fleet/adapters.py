@@ -56,7 +56,7 @@ class Adapters:
         self._places: dict[str, _Places] = {}
 
     def adopt(self, served: Mapping[str, frozenset[str]]) -> None:
-        """These replicas serve these adapters now."""
+        """Take the adapters that each replica serves."""
         before = self._places
         self._places = {
             name: before[name] if name in before and before[name].known == known else _Places(known)
@@ -83,14 +83,14 @@ class Adapters:
             places.use(model)
 
     def forget(self, replica: str) -> None:
-        """The replica has nothing loaded any more."""
+        """The replica has no adapter loaded any more."""
         places = self._places.get(replica)
         if places is not None:
             places.used.clear()
             places.running = frozenset()
 
     def loaded(self, replica: str) -> Collection[str]:
-        """What it is thought to have loaded, least recently used first."""
+        """The adapters that the replica probably has loaded, least recently used first."""
         places = self._places.get(replica)
         return tuple(places.used) if places is not None else ()
 
@@ -99,8 +99,9 @@ class Adapters:
         return self._load.at(now)
 
     def learn(self, extra_ms: float, now: float) -> None:
-        """Learn from a first token that had to wait for an adapter: it came so much later than its prefill alone
-        explains."""
+        """Learn the loading time of an adapter from a first token that came `extra_ms` later than its prefill
+        explains.
+        """
         self._load.update(min(max(extra_ms, LOAD_MS_MIN), LOAD_MS_MAX), now)
 
     def delay_ms(self, model: str, table: Table, now: float) -> Column | None:

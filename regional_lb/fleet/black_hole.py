@@ -17,7 +17,7 @@ HELD_S_MAX = 60.0
 
 
 class BlackHoleGuard:
-    """What is held, by replica."""
+    """Slots and KV tokens of failed requests that are still held, by replica."""
 
     __slots__ = ("_held", "_tokens")
 
@@ -49,12 +49,12 @@ class BlackHoleGuard:
                 self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Let go all that is held at a replica."""
+        """Release all that is held at a replica."""
         self._held.pop(name, None)
         self._tokens.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
-        """Where something is held."""
+        """The replicas where something is held."""
         return tuple(self._held)
 
     def load(self, name: str) -> tuple[int, int]:

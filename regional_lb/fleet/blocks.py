@@ -43,7 +43,7 @@ class Path:
 
     @property
     def tokens(self) -> int:
-        """How many there are."""
+        """The number of tokens."""
         return len(self._ids) // TOKEN_BYTES
 
     def nodes(self, block_tokens: int, depth: int) -> list[int]:
@@ -125,7 +125,7 @@ class BlockIndex:
         self.ignored: Counter[str] = Counter()  # by reason, what could not be used
 
     def add(self, replica: str, ranks: int) -> None:
-        """Begin to record a replica with so many caches. ValueError if it is recorded already."""
+        """Begin to record a replica with this number of caches. Raises ValueError if it is recorded already."""
         if replica in self._replicas:
             raise ValueError(f"replica {replica!r} is known already: drop() it first")
         sources = []
@@ -151,7 +151,7 @@ class BlockIndex:
             known.kv_tokens = kv_tokens
 
     def apply(self, replica: str, rank: int, change: KvEvent) -> None:
-        """Take one change of a replica's cache number `rank`."""
+        """Apply one change of the replica's cache number `rank`."""
         self._sweep()
         known = self._replicas.get(replica)
         if known is None or rank >= len(known.ranks):
@@ -210,17 +210,17 @@ class BlockIndex:
     # -- size
 
     def __len__(self) -> int:
-        """Blocks of all sources."""
+        """The number of blocks of all sources."""
         return self._blocks
 
     @property
     def nodes(self) -> int:
-        """Distinct nodes held by anybody."""
+        """The number of distinct nodes held by any replica."""
         return sum(map(len, self._holders))
 
     @property
     def exact(self) -> int:
-        """Replicas whose events are complete."""
+        """The number of replicas whose events are complete."""
         return len(self._exact)
 
     def events_state(self, replica: str) -> str | None:
@@ -238,7 +238,7 @@ class BlockIndex:
         return known is not None and (replica in self._exact or any(one.up and one.blocks for one in known.ranks))
 
     def held_tokens(self, replica: str) -> float | None:
-        """What the replica's caches hold in all, None where that is not known exactly."""
+        """Tokens that the replica's caches hold together; None if that is not known exactly."""
         if replica not in self._exact:
             return None
         return float(sum(len(source.blocks) * source.size for source in self._replicas[replica].ranks))
@@ -355,7 +355,7 @@ class BlockIndex:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Clear away some of what was forgotten."""
+        """Free some of the forgotten entries."""
         left = _SWEEP_BLOCKS
         while self._stale and left:
             bit, blocks = self._stale[-1]

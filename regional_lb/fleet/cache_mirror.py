@@ -58,7 +58,7 @@ class CacheMirror:
             self._listen(replica)
 
     def drop(self, name: str) -> None:
-        """It left."""
+        """The replica was removed."""
         self.trie.drop(name)
         self.blocks.drop(name)
 
@@ -148,5 +148,5 @@ def _places_of(some: Subset, mask: int, n_slots: int) -> Rows | NDArray[np.bool_
 
 
 def _capacity_bytes(replica: Replica, estimates: Estimates) -> int:
-    """What its KV cache holds, in bytes of prompt."""
+    """The size of the replica's KV cache, in bytes of prompt."""
     return int(replica.kv_tokens * max(map(estimates.bytes_per_token, replica.models), default=0.0))

@@ -91,13 +91,16 @@ class Fleet:
         return tuple(self._handlers)
 
     def handle(self, event: Event, now: float) -> str | None:
-        """Take an event about replicas. Returns the one replica whose room it may have changed; None: any; "": none."""
+        """Apply an event about replicas. Returns the only replica whose room it may have changed; None: any; "":
+        none.
+        """
         self.alive, self.still, self.now = "", False, now
         return self._handlers[type(event)](event, now)
 
     def adopt(self, view: View) -> View:
-        """Take a new view: nothing is known yet of replicas that came; those that left are forgotten. Returns the view
-        as kept here."""
+        """Take a new view. Replicas that are new start without a state; those that left are forgotten. Returns the view
+        as kept here.
+        """
         before = self.view.replicas
         self.view = view = view_of([_renewed(replica, before.get(name)) for name, replica in view.replicas.items()])
         for name, replica in view.replicas.items():
@@ -143,7 +146,9 @@ class Fleet:
         self.whole.rate(self.speeds)
 
     def on_engine_load(self, name: str, load: EngineLoad, now: float) -> None:
-        """A replica gave its load with an answer: newer than its last sample, which stands for the rest."""
+        """A replica reported its load with an answer: newer than its last sample, which stays valid for the other
+        figures.
+        """
         known = self.view.replicas.get(name)
         if known is None or known.sample is None:
             return
@@ -151,7 +156,7 @@ class Fleet:
         self._sampled(ReplicaSampled(name, replace(known.sample, at=now, queued=None, lora=None, **newer)), now)
 
     def _sampled(self, event: ReplicaSampled, now: float) -> str | None:  # noqa: ARG002
-        """A replica was scraped: renew its entry and its row, and nobody else's."""
+        """A replica was scraped: update its entry and its row only."""
         name, sample = event.target, event.sample
         known = self.view.replicas.get(name)
         if known is None:
@@ -210,7 +215,7 @@ class Fleet:
     # -- the other balancers of the region
 
     def learned(self, now: float) -> Paces:
-        """What was learned here, for a balancer that begins."""
+        """What was learned here, for a peer that starts."""
         address = {name: str(replica.address) for name, replica in self.view.replicas.items()}
         measured = self.speeds.measured(now)
         return Paces(self.estimates.learned(), {name: (address[name], one) for name, one in measured.items()})
@@ -276,7 +281,7 @@ class Fleet:
         return known if known is not None and known.names else self._find_able(variant, now)
 
     def too_short(self, model: str, context_tokens: float) -> tuple[str, ...]:
-        """The replicas of a model that cannot hold a request of so many tokens, prompt and answer together."""
+        """The replicas of a model that cannot hold a request of this many tokens, prompt and answer together."""
         known = self._context_tokens.get(model, {})
         return tuple(name for name, most in known.items() if most < context_tokens)
 
@@ -400,7 +405,7 @@ class Fleet:
             self.shares.recent.narrowed()
 
     def loaded(self, extra_ms: float, now: float) -> None:
-        """A first token came so much later than its prefill explains: an adapter had to be loaded first."""
+        """A first token came `extra_ms` later than its prefill explains: an adapter had to be loaded first."""
         self.adapters.learn(extra_ms, now)
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float, *, sure: bool = True) -> None:
@@ -413,7 +418,7 @@ class Fleet:
                 self._recheck_able(name, now)
 
     def promised(self, model: str, predicted_ms: float, elapsed_ms: float) -> None:
-        """A stream's first token came so long after it was sent to a replica; see Residual.seen."""
+        """A stream's first token came `elapsed_ms` after it was sent to a replica; see Residual.seen."""
         residual = self.residuals.get(model)
         if residual is None:
             if model not in self.view.by_model:
@@ -483,7 +488,7 @@ class Fleet:
         return peak_tokens(sequences, lengths, max(0.0, others))
 
     def answer_ended(self, name: str, tokens: int, expected: float) -> None:
-        """A replica ended an answer of so many tokens, where so many were expected."""
+        """A replica ended an answer of `tokens` tokens, where `expected` were expected."""
         if tokens > 0 and name in self.view.replicas:
             lengths = self.answer_lengths.get(name)
             if lengths is None:
@@ -491,7 +496,7 @@ class Fleet:
             lengths.learn(tokens, max(expected, 1.0))
 
     def _write(self, name: str) -> None:
-        """The part of a replica's row that says what it has room for."""
+        """Update the part of a replica's row that says what it has room for."""
         row, replica, reduced = self.whole.of.at[name], self.view.replicas[name], self._reduced.get(name)
         self.whole.allow(row, replica.slots if reduced is None else reduced.slots)
         self._write_load(row, replica, self.ledger.load(name))

@@ -29,7 +29,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """A copy of each of these is gone."""
+    """A copy of each of these blocks was removed."""
 
     hashes: Sequence[Hash]
     group: int | None = None

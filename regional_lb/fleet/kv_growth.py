@@ -65,7 +65,7 @@ class AnswerLengths:
         self._usual: float | None = None
 
     def learn(self, tokens: float, expected: float) -> None:
-        """An answer had so many tokens; both above 0."""
+        """An answer had `tokens` tokens, where `expected` were expected; both are above 0."""
         self._counts[bisect_left(_BOUNDS, tokens / expected)] += self._weight
         self._weight *= 1.0 + 1.0 / _MEMORY
         self._longer = self._usual = None

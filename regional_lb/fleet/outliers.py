@@ -122,7 +122,7 @@ class Outliers:
         self._compared_at: float | None = None
 
     def adopt(self, names: Iterable[str]) -> None:
-        """These are the replicas now; who left is forgotten."""
+        """Take the replicas of a new view; those that left are forgotten."""
         self.records = {name: self.records.get(name) or Record() for name in names}
 
     def answered(self, name: str, ok: bool) -> None:
@@ -169,7 +169,7 @@ class Outliers:
         return record is not None and record.trial
 
     def forgive(self, name: str, *, slow: bool = False) -> None:
-        """It is out, as `slow` or for another reason, and begins anew when it is back."""
+        """The replica was taken out, as `slow` or for another reason; its record starts again when it is back."""
         self.records[name].forgive(slow=slow)
 
     def found(self, by_model: Mapping[str, tuple[str, ...]], now: float) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ class Recent:
             self._n_nodes -= len(self._entries.pop(self.floor).chain)
 
     def reaches(self, seq: int) -> bool:
-        """Whether nothing after `seq` was forgotten."""
+        """Whether all entries after `seq` are still kept."""
         return self.floor <= seq <= self.seq
 
     def read(self, seq: int, all_until: int, nodes_max: int) -> tuple[int, list[Cached]]:

@@ -143,7 +143,7 @@ class Shares:
         self._moved[replica] = self._change
 
     def moved(self, change: int) -> tuple[int, list[str]]:
-        """The replicas whose load changed after `change` (0: all), and the change to ask from next time."""
+        """The replicas whose load changed after `change` (0: all), and the value to pass next time."""
         names: list[str] = []
         for name, at in reversed(self._moved.items()):
             if at <= change:
@@ -152,7 +152,7 @@ class Shares:
         return self._change, names
 
     def own(self, replica: str, load: Load) -> PeerLoad:
-        """What peers are told about a replica; `load`: what we have under way there."""
+        """What peers are told about a replica; `load`: what this balancer has in flight there."""
         address = self._addresses.get(replica)
         taken = self._taken.get(replica, 0)
         known = address is not None
@@ -187,7 +187,7 @@ class Shares:
         return None if waited != event.queued.keys() else frozenset(changed)
 
     def changed(self, event: PeersChanged) -> None:
-        """Take the set of peers that take part."""
+        """Take the set of participating peers."""
         self._live, self._serving = event.live, event.serving
         for name in self._peers.keys() - event.speaking:
             self._waiting.pop(name, None)
@@ -209,7 +209,7 @@ class Shares:
         return self._addresses.get(replica) == address
 
     def with_others(self, replica: str, load: Load) -> Load:
-        """What all balancers have under way at a replica; `load` is our own."""
+        """What all balancers have in flight at a replica; `load`: the own part."""
         in_flight, prefill, kv = load.in_flight, load.prefill_tokens, load.kv_tokens
         address = self._addresses.get(replica)
         for peer in self._peers.values():
@@ -232,7 +232,7 @@ class Shares:
 
     @property
     def contended(self) -> bool:
-        """Whether a peer has requests waiting."""
+        """Whether a peer has waiting requests."""
         return bool(self._waiting)
 
     def gives_way(self, replica: str) -> bool:
@@ -266,7 +266,7 @@ class Shares:
     # -- who owns what
 
     def owns(self, replica: str) -> bool:
-        """Whether the replica is ours to report."""
+        """Whether this balancer reports the replica."""
         known = self._owned.get(replica)
         if known is None:
             members = [peer for peer in self._live if self.serves(peer, replica)]
@@ -276,7 +276,7 @@ class Shares:
         return known
 
     def status(self) -> list[tuple[str, int, int]]:
-        """For an operator: each peer, its requests at replicas, its requests that wait."""
+        """For operators: each peer, its requests at replicas, and its waiting requests."""
         return [
             (name, sum(load.in_flight for load in peer.loads.values()), sum(peer.queued.values()))
             for name, peer in sorted(self._peers.items())

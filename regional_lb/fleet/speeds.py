@@ -92,7 +92,7 @@ class Pace(NamedTuple):
     peers_tpot_ms: float
 
     def tpot_at(self, load: float) -> float:
-        """Milliseconds between two tokens with so many requests under way, 1 or more."""
+        """Milliseconds per token with this many requests in flight (1 or more)."""
         return self.tpot_ms + self.batch_interference_ms * (load - 1.0)
 
 
@@ -111,7 +111,7 @@ class _Kind:
         self.occupancy = Occupancy()
 
     def learn(self, own: Columns, evidence: Columns, wider: Columns, dt_s: float) -> None:
-        """Take the members' own figures, by figure (row) and member (column)."""
+        """Take the members' own figures: rows are figures, columns are members."""
         middle, weight = _medians(own, evidence)
         seen_s = dt_s * np.minimum(weight / _FADES_S[:, 0], 1.0)  # each second counts once, however slowly it fades
         forgotten_per_s = 1.0 / _MEMORY_TAU_S + _FADED / np.maximum(weight, _LEAST)
@@ -161,7 +161,7 @@ class Speeds:
 
     @property
     def prefill_ms_per_token(self) -> Columns:
-        """Milliseconds to prefill a token, by row."""
+        """Milliseconds to prefill a token, by row of the table."""
         pace_ms: Columns = self._expected[0]
         return pace_ms
 
@@ -173,7 +173,7 @@ class Speeds:
 
     @property
     def service_ms(self) -> Columns:
-        """Milliseconds of a whole request, by row."""
+        """Milliseconds of a whole request, by row of the table."""
         service_ms: Columns = self._expected[2]
         return service_ms
 
@@ -184,7 +184,7 @@ class Speeds:
         return name in self._rows
 
     def __getitem__(self, name: str) -> Pace:
-        """One replica's figures; KeyError for one that is not in the view."""
+        """One replica's figures. Raises KeyError if it is not in the view."""
         row = self._rows[name]
         pace_ms, tpot_ms, service_ms = self._expected[:, row].tolist()
         peers_ms = (self._configured[:, row] * np.exp(self._level[:, row])).tolist()
@@ -272,7 +272,7 @@ class Speeds:
             self._note(name, self._kind_of[row], began=True)
 
     def loaded(self, name: str, load: Load, now: float) -> None:
-        """What is under way at a replica from now on."""
+        """Set the load of a replica from `now` on."""
         row = self._rows.get(name)
         if row is not None:
             self._kind_of[row].occupancy.changed(self._loads[row], load, now)
@@ -351,7 +351,7 @@ class Speeds:
         self._lean[:, at] = measured[2 * _FIGURES :]
 
     def _learned(self, dt_s: float) -> list[Columns]:
-        """The present figures of each kind."""
+        """The current figures of each kind."""
         kinds = list(self._kinds.values())
         for kind in kinds:
             wider = _wider(kind, kinds) if len(kinds) > 1 else np.zeros(_FIGURES)

@@ -131,7 +131,7 @@ class Standing:
         return self.share(name, now) if in_use else 0.0
 
     def states(self, now: float) -> dict[str, float]:
-        """How many replicas are in each state."""
+        """The number of replicas in each state."""
         states = [health.read(now).state for health in self.health.values()]
         return {state: float(states.count(state)) for state in State}
 

@@ -144,7 +144,7 @@ class Subset:
         return np.concatenate([column[run] for run in self._runs]) if self._runs else column.take(self.rows)
 
     def place_slots(self, slots: Rows, n_slots: int, version: int) -> None:
-        """The slot of each, of so many there are."""
+        """Set the prefix-trie slot of each replica, of `n_slots` slots."""
         self._slots, self._slot_runs = slots, _runs(slots)
         self.by_slot = np.full(n_slots, -1, dtype=np.intp)
         self.by_slot[slots] = np.arange(len(self))
@@ -176,7 +176,7 @@ def _runs(rows: Rows) -> list[slice]:
 
 
 class Table(Columns):
-    """One row per replica of `of`, which gives a replica's place by its name."""
+    """One row per replica of `of`, which maps a name to its row."""
 
     __slots__ = (*_COLUMNS, "block", "_counted", "_paces", "_peak", "_unheld", "of", "queued_until")
 
@@ -239,7 +239,7 @@ class Table(Columns):
         return unqueued
 
     def sums(self) -> Sums:
-        """Of all of them together."""
+        """The sums over all rows."""
         slots, kv_tokens, kv_taken_tokens = TOTAL(self.block[_SIZES], 1).tolist()
         return Sums(float(TOTAL(self.in_flight)), slots, kv_tokens, kv_taken_tokens)
 
@@ -255,17 +255,17 @@ class Table(Columns):
         return paces
 
     def filled_at(self, place: int) -> float:
-        """One row's, without the whole column."""
+        """One row's value, without computing the whole column."""
         return self.filled.item(place)
 
     def fresh(self, now: float) -> NDArray[np.bool_]:
-        """Whose scrape is fresh."""
+        """The replicas whose last scrape is fresh."""
         return now - self.sampled_at < SAMPLE_FRESH_S
 
     # -- writing, by the fleet
 
     def describe(self, row: int, replica: Replica) -> None:
-        """What the view says of a replica."""
+        """Write a replica's state in the view into its row."""
         self.kv_tokens[row], self.step_tokens[row] = replica.kv_tokens, replica.prefill_tokens_max
         short_tokens = max(replica.tpot_ms, STEP_MS) / replica.prefill_ms_per_token
         self.short_step_tokens[row] = min(replica.prefill_tokens_max, short_tokens)
@@ -342,7 +342,7 @@ class Table(Columns):
             self.kv_room_tokens[row] = replica.kv_tokens - taken if load.in_flight else inf
 
     def rate(self, speeds: Speeds) -> None:
-        """Set how fast each replica works."""
+        """Write the speed of each replica."""
         self._paces = None
         self.prefill_ms_per_token[:] = speeds.prefill_ms_per_token
         self.service_ms[:] = speeds.service_ms

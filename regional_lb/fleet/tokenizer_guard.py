@@ -19,7 +19,7 @@ _BLOCK_TOKENS = 16  # the smallest block that engines have: what differs by less
 
 
 class Shape(NamedTuple):
-    """What a prompt's rendering depends on, beside its text."""
+    """What a prompt's rendering depends on besides its text."""
 
     model: str
     client: str
@@ -42,7 +42,7 @@ class TokenizerGuard:
         self.mismatches: dict[Shape, _Mismatches] = {}  # latest distrusted last
 
     def believes(self, shape: Shape) -> bool:
-        """Whether this shape's tokens are trusted."""
+        """Whether the token ids of this shape are trusted."""
         seen = self.mismatches.get(shape)
         if seen is None:
             return True
@@ -56,7 +56,7 @@ class TokenizerGuard:
         return [shape for shape, d in self.mismatches.items() if max(d.miscounted, d.mispredicted) >= _WRONG_MAX]
 
     def counted(self, shape: Shape, ours: int, reported: int) -> None:
-        """An engine told how many tokens a prompt has that was tokenized here, too."""
+        """An engine reported the number of tokens of a prompt that was tokenized here, too."""
         seen = self.mismatches.get(shape)
         if seen is not None and seen.mispredicted >= _WRONG_MAX:
             seen.prompts += 1

@@ -31,7 +31,7 @@ class UnreportedHits:
         return window.reported if window is not None else None
 
     def answered(self, name: str, believed_tokens: float, *, reported: bool) -> None:
-        """It answered a prompt of which `believed_tokens` were thought to be cached."""
+        """The replica answered a prompt of which `believed_tokens` were believed to be cached."""
         window = self._windows.get(name)
         if window is None:
             window = self._windows[name] = _Window(reported)
@@ -54,5 +54,5 @@ class UnreportedHits:
         return overrated
 
     def forget(self, name: str) -> None:
-        """It left, or is another process."""
+        """The replica was removed, or restarted."""
         self._windows.pop(name, None)

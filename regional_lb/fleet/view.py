@@ -23,7 +23,7 @@ _START_SLACK_S = 0.5  # a process starts once, but some compute the time anew fo
 
 
 class Lora(msgspec.Struct, frozen=True):
-    """An engine's LoRA adapters: those whose requests run and wait, and how many it keeps loaded at once."""
+    """An engine's LoRA adapters: those with running or waiting requests, and how many it keeps loaded at once."""
 
     max: int
     running: frozenset[str] = frozenset()
@@ -31,7 +31,7 @@ class Lora(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One scrape of a replica's metrics. None: the engine does not report it."""
+    """One scrape of a replica's metrics. None: the engine does not report the figure."""
 
     at: float  # when it was received here, in monotonic seconds
     waiting: int  # requests
@@ -194,7 +194,7 @@ def view_of(replicas: list[Replica]) -> View:
 
 
 class ViewSwapped(Event, frozen=True):
-    """Replicas came or went. A replica whose sample is None keeps its last one."""
+    """A new view replaces the former one. A replica whose sample is None keeps its last one."""
 
     view: View
 

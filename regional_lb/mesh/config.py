@@ -58,7 +58,7 @@ class ReportKey(Part):
         return self
 
     def signer(self) -> envelope.Signer:
-        """For farhop.store. Raises ValueError."""
+        """The signer, as farhop.store takes it. Raises ValueError."""
         return envelope.Signer(self.name, self.private.get_secret_value().encode())
 
 
@@ -88,7 +88,7 @@ class MeshConfig(Process):
 
     @property
     def report_signer(self) -> envelope.Signer | None:
-        """What seals our reports in etcd; None: nothing does."""
+        """The signer of this balancer's reports in etcd; None: they are not signed."""
         return None if self.report_key is None else self.report_key.signer()
 
     @model_validator(mode="after")

@@ -33,13 +33,13 @@ SLICES = 4  # at a time, while one catches up: 400,000 nodes a second, for two s
 
 
 class AskedCallback(Protocol):
-    """Who is told the instance and the control address of whoever asks; `proven`: TLS says that it is a peer."""
+    """Is called with the instance and control address of each asker; `proven`: TLS proves that it is a peer."""
 
     def __call__(self, instance: str, address: str, /, *, proven: bool) -> None: ...
 
 
 class PeerFeed(peers_pb2_grpc.PeersServicer):
-    """The streams of one balancer. `on_asked` is told about each asker, whom `peer_authenticator` identifies."""
+    """The streams of one balancer. `on_asked` is called for each asker, which `peer_authenticator` identifies."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
     async def Follow(  # noqa: N802 - the service's name for it
         self, request: peers_pb2.FollowRequest, context: Any
     ) -> AsyncIterator[peers_pb2.PeerUpdate]:
-        """Endless."""
+        """Stream updates until the peer disconnects."""
         if self.readers >= PEERS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"at most {PEERS_MAX} peers")
         if request.region != self._flow.config.region:
@@ -104,7 +104,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
 
 
 class _Stream:
-    """One reader: what it was told, and when."""
+    """One reader: what it was sent, and when."""
 
     def __init__(self, feed: PeerFeed, request: peers_pb2.FollowRequest) -> None:
         self._feed, self._shares, self._flow = feed, feed._shares, feed._flow
@@ -122,7 +122,7 @@ class _Stream:
         self._caught_up = False
 
     def update(self) -> peers_pb2.PeerUpdate | None:
-        """What is to be said now; None if nothing is."""
+        """The next update to send; None if there is nothing new."""
         feed, shares, flow = self._feed, self._shares, self._flow
         self._change, moved = shares.moved(self._change)
         queued: dict[str, int] = {}  # by model, whichever version of it is waited for

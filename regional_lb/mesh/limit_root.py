@@ -69,7 +69,7 @@ class LimitRoot:
         book.changes.append(self._configure)
 
     def observe(self, metrics: TierMetrics) -> None:
-        """Show how much of the limits is used. Whose they are stands in `status`."""
+        """Export the used shares of limits as metrics. Their tenants are only in `status`."""
         metrics.gauge(
             "limit_used_ratio", "Used share of the most used limit of each kind, of those lent out here.",
             lambda: dict(self._fullest), "kind",
@@ -97,7 +97,7 @@ class LimitRoot:
                 self._nearly[bucket] = before.get(bucket, now)
 
     def open(self, address: str) -> None:
-        """Stand for it from now on."""
+        """Begin to stand for election as root, with this address."""
         self.address = address
         self._tasks.start(self._keep(), "keep the root of limits")
 
@@ -148,8 +148,7 @@ class LimitRoot:
         return self._root.leases_of(f"{tier_and_region}/", now) >= HOLDERS_MAX
 
     async def answer(self, request: region_pb2.BorrowRequest, context: Any) -> region_pb2.BorrowReply:
-        """The same over gRPC, a part of a long one in a turn of the loop. Aborts the call where this is not the
-        root."""
+        """Lend units over gRPC. Aborts the call if this process is not the root."""
         wants: list[Want] = []
         sound = self._answers(request)
         for at in range(0, len(request.wants) if sound else 0, TURN_WANTS):
@@ -197,7 +196,7 @@ class LimitRoot:
                 pass  # it was not woken: it is written at its pace
 
     async def step(self) -> None:
-        """Write the claim anew, or look whether it is to be had."""
+        """Renew the claim in etcd, or take it over if it is free."""
         try:
             async with asyncio.timeout(WRITE_S):
                 if self._root is not None:

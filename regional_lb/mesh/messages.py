@@ -60,7 +60,7 @@ def _learned(message: peers_pb2.Learned) -> Paces:
 
 
 def learned_to_wire(learned: Paces) -> peers_pb2.Learned:
-    """What we learned."""
+    """What was learned here, as protobuf."""
     bytes_per_token, outputs = learned.estimates
     return peers_pb2.Learned(
         bytes_per_token=bytes_per_token,
@@ -90,7 +90,7 @@ def _cached(path: peers_pb2.CachedPath, *, same_law: bool) -> Cached:
 
 
 def load_to_wire(replica: str, load: PeerLoad) -> peers_pb2.ReplicaLoad:
-    """What we have under way at a replica."""
+    """What this balancer has in flight at a replica, as protobuf."""
     return peers_pb2.ReplicaLoad(
         replica=replica,
         address=load.address,
@@ -103,7 +103,7 @@ def load_to_wire(replica: str, load: PeerLoad) -> peers_pb2.ReplicaLoad:
 
 
 def cached_to_wire(entry: Cached) -> peers_pb2.CachedPath:
-    """What a replica began to serve."""
+    """A path that a replica began to serve, as protobuf."""
     regions = sorted(entry.audience) if entry.audience is not None else ()
     return peers_pb2.CachedPath(
         replica=entry.replica, nodes=entry.chain, restricted=entry.audience is not None, regions=regions

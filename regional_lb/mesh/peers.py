@@ -83,7 +83,7 @@ class _Instance:
         self.link: PeerLink | None = None  # that which is connected
 
     def renewed(self, incarnation: int) -> None:
-        """A new process under the name."""
+        """A new process has this name."""
         if incarnation > self.incarnation:
             self.incarnation, self.cached_seq, self.draining = incarnation, 0, False
 
@@ -274,7 +274,7 @@ class Peers:
     # -- what they say
 
     def request(self) -> peers_pb2.FollowRequest:
-        """What a peer is asked that is not known yet."""
+        """The request to a peer: what is not known yet."""
         return peers_pb2.FollowRequest(
             region=self._config.region, instance=self._config.instance, control_address=self.control_address
         )
@@ -323,7 +323,9 @@ class Peers:
             self._judge(anyway=first)
 
     def law_to_ask_for(self, update: peers_pb2.PeerUpdate) -> LawBook | None:
-        """Where to offer the law that a peer goes by, if it is a later one than ours and could be believed."""
+        """The law book through which to exchange laws, if the peer's law is later than ours and could be trusted; else
+        None.
+        """
         laws = self._laws
         if laws is None or not laws.named(f"peer {update.instance}", update.law_epoch):
             return None
@@ -353,11 +355,11 @@ class Peers:
 
     @property
     def up(self) -> int:
-        """Peers whose stream is open."""
+        """The number of peers with an open stream."""
         return sum(known.link is not None for known in self.known.values())
 
     def ages_s(self) -> dict[str, float]:
-        """Seconds since each peer last spoke to us, of those that ever did."""
+        """Seconds since the last message of each peer that ever sent one."""
         now = self.clock()
         return {name: now - known.stream_at for name, known in self.known.items() if known.stream_at > -inf}
 
@@ -407,7 +409,7 @@ class PeerLink:
         await self._tasks.close()
 
     def retry_soon(self) -> None:
-        """There is reason to believe that it can be reached now."""
+        """Retry soon: the peer has probably become reachable."""
         self._soon.set()
 
     async def _run(self) -> None:
@@ -441,7 +443,7 @@ class PeerLink:
         return None
 
     async def _once(self) -> bool:
-        """One stream, to its end. False if there is no point in another one soon."""
+        """Follow one stream to its end. Returns False if an early retry is pointless."""
         channel = self._peers.channel(self.address)
         if channel is None:
             return False

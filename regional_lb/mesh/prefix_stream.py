@@ -73,13 +73,13 @@ class PrefixPublisher:
         return made[3]
 
     def knows(self, region: str) -> bool:
-        """Whether the world has this region."""
+        """Whether the topology has this region."""
         nobody = self._flow.law.verdict("", "")  # a verdict parts all regions, whomever it is about
         return region in nobody.excluded or region in nobody.lawful
 
     @property
     def wakes(self) -> dict[Callable[[], None], None]:
-        """Who is to be called whenever a stream may have something to do: see Journal.wakes."""
+        """The callbacks to call whenever a stream may have something to do; see Journal.wakes."""
         return self._journal.wakes
 
     def tidy(self) -> None:
@@ -119,7 +119,7 @@ class PrefixPublisher:
 
 
 class _Stream:
-    """One reader: `_sent` is what it was sent, `_at` what was looked at for it."""
+    """One reader. `_sent`: what it was sent; `_at`: the position up to which the journal was read for it."""
 
     def __init__(self, publisher: PrefixPublisher, region: str, known_seq: int | None) -> None:
         self._publisher, self._region = publisher, region
@@ -128,7 +128,7 @@ class _Stream:
         self._allowed, self._allowed_at = float(publisher._nodes_per_s), publisher._clock()
 
     def steps(self) -> Steps:
-        """All that is new by now."""
+        """All new changes, in steps."""
         journal, trie = self._journal, self._publisher._flow.fleet.trie
         while True:
             journal.under(self._publisher._flow.law.epoch)
@@ -167,7 +167,7 @@ class _Stream:
         return self._publisher._delta(seq=self._sent, slice=slice_)
 
     def _pace(self, n_nodes: int) -> float:
-        """Seconds until that many nodes may go."""
+        """Seconds until this many nodes may be sent."""
         rate, now = self._publisher._nodes_per_s, self._clock()
         self._allowed = min(float(rate), self._allowed + (now - self._allowed_at) * rate) - n_nodes
         self._allowed_at = now
@@ -179,7 +179,7 @@ def _path(path: Stored) -> region_pb2.PrefixPath:
 
 
 def _add(message: region_pb2.PrefixDelta, change: Change) -> None:
-    """Filled in where it stands: a message made apart and copied in takes twice as long."""
+    """Fill a change into a message in place: building it separately and copying it takes twice as long."""
     added = message.changes.add()
     if isinstance(change, Stored):
         stored = added.stored

@@ -114,7 +114,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     # -- what is said
 
     def build(self) -> RegionReport:
-        """A report of this moment."""
+        """The current report."""
         self._seq += 1
         return RegionReport(
             region=self._region,
@@ -197,7 +197,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
     # -- to the world
 
     def published(self, hub: str) -> dict[str, str | None]:
-        """By hub, why our report does not stand there; None where it does. A single one goes by the name `hub`."""
+        """By hub, why this balancer's report is missing there; None if it is published. `hub`: the name of a single
+        hub.
+        """
         status = publication_status(self._publication, hub)
         return status if not self._unfit else {name: why or self._unfit for name, why in status.items()}
 
@@ -207,7 +209,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self.latest = self.build()
 
     async def open(self, store: Store) -> None:
-        """Publish from now on."""
+        """Begin to publish."""
         self.draining = False
         self._published_at = self._clock()
         await self._publish(self.build())
@@ -230,14 +232,14 @@ class Reporter(region_pb2_grpc.RegionServicer):
         )
 
     def _bare(self, report: RegionReport) -> bytes:
-        """What stands in its place: where this balancer is, and whether it takes anything."""
+        """A minimal report: where this balancer is, and whether it accepts requests."""
         unfit, document = self._unfit, self._document(replace(report, models=(), accepted_bytes={}))
         assert document is not None  # addresses and names alone
         self._unfit = unfit
         return document
 
     def look(self) -> RegionReport | None:
-        """What is to be told by now; None: what was told last still says it. Asked every LOOK_S."""
+        """The report to be sent now; None if the last one is still accurate. Called every LOOK_S."""
         flow, now = self._flow, self._clock()
         self.prefixes.tidy()
         flow.scaling.look(now)
@@ -263,7 +265,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
                 await self._news(min(still_until - now, RECHECK_S))
 
     async def _news(self, seconds: float) -> None:
-        """Wait for some, so long at most: at rest there is none to look for."""
+        """Wait for a change, for at most `seconds`."""
         loop = asyncio.get_running_loop()
         news = loop.create_future()
         wake = partial(_set_result, news)
@@ -276,7 +278,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             self._flow.wake = None
 
     def _unchanged(self) -> bool:
-        """Whether what is told beside the models stands as it was told last."""
+        """Whether everything besides the models is as it was last reported."""
         latest, flow = self.latest, self._flow
         return latest.draining == self.draining and latest.accepted_bytes == flow.accepted_bytes
 
@@ -339,7 +341,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def Law(  # noqa: N802 - the service's name for it
         self, request: region_pb2.LawExchange, context: Any
     ) -> region_pb2.LawExchange:
-        """Our law for theirs, whichever is later."""
+        """Exchange laws: both sides get the later one."""
         if self._laws is None or len(request.sender) > TEXT_LIMIT or not request.sender.isprintable():
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "sender: a printable name, at most 256 characters")
         assert self._laws is not None
@@ -350,7 +352,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     async def Borrow(  # noqa: N802 - the service's name for it
         self, request: region_pb2.BorrowRequest, context: Any
     ) -> region_pb2.BorrowReply:
-        """What tenants may use, lent out by the root of their limits, if that is here."""
+        """Lend units of tenants' limits, if their root is here."""
         peer = await self._peer_authenticator.proven(context)
         if peer is not None and not request.holder.startswith(f"{peer.tier} {peer.region}/"):
             why = f"holder: is not of the {peer.tier} balancer of region {peer.region} that the certificate names"
@@ -415,7 +417,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             self.streams -= 1
 
     def outputs(self, region: str) -> list[region_pb2.OutputLearned]:
-        """What was learned of answers' lengths, of tenants whose law lets this region have their hints."""
+        """The learned answer lengths of tenants whose law lets this region have their hints."""
         law = self._flow.law
         return [
             region_pb2.OutputLearned(tenant=tenant, model=model, tokens=tokens)

@@ -54,7 +54,7 @@ class WarmRestart:
         self._saved: tuple[object, ...] = ()
 
     async def restore(self) -> int:
-        """Begin with the state on disk; returns how many messages were accepted."""
+        """Load the state on disk; returns how many messages were accepted."""
         if self._state_dir is None:
             return 0
         try:
@@ -81,7 +81,7 @@ class WarmRestart:
         return believed
 
     async def _found(self, names: set[str]) -> None:
-        """Until these replicas are found, for a while: what is told of one that is not here is not kept."""
+        """Wait, for a bounded time, until these replicas are discovered: state of unknown replicas is dropped."""
         await until(lambda: names <= self._flow.fleet.view.replicas.keys(), REPLICAS_S)
 
     async def keep(self) -> None:
@@ -91,7 +91,7 @@ class WarmRestart:
             await self.save()
 
     async def save(self) -> None:
-        """Write it down, if there is anything new."""
+        """Write the state to disk, if it has changed."""
         now = (self._feed.known_cached_seq, self._flow.news, self._flow.law.epoch)
         if self._state_dir is None or now == self._saved:
             return

@@ -156,7 +156,7 @@ class GatewayConnection(asyncio.Protocol):
     # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send our settings and window."""
+        """Send our SETTINGS, and the connection window."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=_UNWRITTEN_BYTES_MAX)
         self._put(http2.settings({
@@ -217,7 +217,7 @@ class GatewayConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """The gateway reads again."""
         self._paused = False
         if self._behind:
             self._loop.call_soon(self._read_deferred)
@@ -226,7 +226,7 @@ class GatewayConnection(asyncio.Protocol):
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        """All of its calls have ended."""
+        """The connection is closed: all of its calls have ended."""
         self._transport = None
         self._drop()
         self._closed(self)
@@ -464,7 +464,7 @@ class GatewayConnection(asyncio.Protocol):
         stream.held = 0
 
     def _ended(self, identity: int) -> None:
-        """The other end has ended it."""
+        """The gateway has ended the stream."""
         stream = self.streams.get(identity)
         if stream is None:
             return
@@ -580,7 +580,7 @@ class GatewayConnection(asyncio.Protocol):
             stream.room, stream.taken = stream.room + stream.taken, 0
 
     def _send(self, stream: _Stream) -> None:
-        """As much as may be sent, in frames."""
+        """Send as much as the windows allow, in frames."""
         window = self._stream_window + stream.granted
         unsent, room = stream.unsent, max(0, min(window, self._window, stream.unsent_bytes))
         stream.granted -= room
@@ -619,7 +619,7 @@ class GatewayConnection(asyncio.Protocol):
         self._finish(stream, code, text)
 
     def _refuse(self, identity: int, block: bytes, *, ends: bool) -> None:
-        """It never becomes a call, and its data are not awaited."""
+        """Reject a stream before it becomes a call; its data are discarded."""
         self._idle_frames += _IDLE_RESET
         self._put(http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, identity, block))
         if not ends:

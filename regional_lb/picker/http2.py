@@ -38,7 +38,7 @@ class Http2Error(Exception):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """A complete frame."""
     return frame_head(len(payload), kind, flags, stream) + payload
 
 
@@ -132,7 +132,7 @@ _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # what gRPC does not escape: prin
 
 
 def status(code: int, text: str) -> bytes:
-    """The fields of a gRPC call's end."""
+    """The trailers of a gRPC call: its status code and message."""
     if not code:
         return _OK
     message = quote(text[:512], safe=_PLAIN).encode()

@@ -172,7 +172,7 @@ def piece(body: bytes | memoryview, *, of_request: bool, last: bool) -> bytes:
 
 @lru_cache(1024)
 def _before(size: int, of_request: bool, last: bool) -> bytes:
-    """The head of a piece of this size."""
+    """The bytes before a piece of this size."""
     written = b"\x0a" + _varint(size) if size else b""
     inner = len(written) + size + (2 if last else 0)
     for tag in (b"\x1a", b"\x1a", b"\x0a", b"\x1a" if of_request else b"\x22"):
@@ -185,7 +185,7 @@ TRAILERS_OF_REQUEST, TRAILERS_OF_ANSWER = b"\x2a\x00", b"\x32\x00"  # unchanged
 
 
 def pieces(body: bytes) -> Iterator[bytes | memoryview]:
-    """A body in pieces; none for an empty one."""
+    """The body in pieces; none for an empty body."""
     if len(body) <= PIECE_BYTES_MAX:
         if body:
             yield body

@@ -93,7 +93,7 @@ class PickerServer:
 
     @property
     def streams(self) -> int:
-        """Requests that gateways have open here."""
+        """The number of open requests of gateways."""
         return len(self.open_streams)
 
     # -- opening and closing
@@ -136,7 +136,7 @@ class PickerServer:
         await until(lambda: not self.open_streams, within_s)
 
     def healthy(self, service: str) -> bool | None:
-        """By the names of the protocol; None for others."""
+        """The health of a service by its name in the gRPC health protocol; None for unknown names."""
         if service in ("", LIVENESS):
             return True
         return not self.stopping and self._ready() if service in (READINESS, SERVICE) else None
@@ -146,7 +146,7 @@ class PickerServer:
         return bool(pools) or self.config.failure_mode == "FailOpen"
 
     def status(self, pools: Sequence[str]) -> dict[str, Any]:
-        """For /status. `pools` are those whose gateways fail open."""
+        """The state for /status. `pools`: those whose gateways fail open."""
         trouble = [f"{pool} says FailOpen: {_PAST}" for pool in pools]
         if self.config.failure_mode == "FailOpen":
             trouble.append(f"picker.failure_mode is FailOpen: {_PAST}")
@@ -362,12 +362,12 @@ class _Full:
 
 
 def _carries(connection: GatewayConnection) -> bool:
-    """Whether it has an open request."""
+    """Whether the connection has an open request."""
     return any(isinstance(stream.call, _Process) for stream in connection.streams.values())
 
 
 class _RefusedConnection(asyncio.Protocol):
-    """A connection beyond the limit."""
+    """A connection above the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast("asyncio.Transport", transport).abort()

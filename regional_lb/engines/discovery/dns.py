@@ -59,7 +59,7 @@ class DnsNames:
             await asyncio.sleep(min(max(ttl_s, config.ttl_floor_s), config.ttl_ceiling_s))
 
     async def _ask(self) -> tuple[Found, float]:
-        """What there is, and for how long that holds. Raises DNSException."""
+        """Resolve the name: the replicas, and for how many seconds the answer is valid. Raises DNSException."""
         config = self._config
         if config.record == "srv":
             records, ttl_s = await self._records("SRV")

@@ -42,7 +42,7 @@ class EtcdKeys:
         return Found(self.label, tuple(self._replicas.values()), tuple(problems[key] for key in sorted(problems)))
 
     def _replica(self, key: str, value: bytes) -> ReplicaConfig:
-        """Raises EndpointError."""
+        """The replica in a document of etcd. Raises EndpointError."""
         name = key[len(self._prefix) :]
         if not name or "/" in name:
             raise EndpointError(f"{key}: must be {self._prefix}NAME")

@@ -43,7 +43,7 @@ class ReplicaFile:
             await asyncio.sleep(self._config.poll_s)
 
     def _look(self) -> Found | Failed | None:
-        """What is new: the replicas, or a trouble that was not told before."""
+        """What is new since the last call: the replicas, or a new problem; None: nothing."""
         try:
             document = self._changed()
             if document is None:

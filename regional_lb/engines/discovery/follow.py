@@ -70,7 +70,7 @@ class Discovery:
         self._tasks = Tasks()
 
     def open(self) -> None:
-        """Begin to ask."""
+        """Begin to follow the sources."""
         for source in self._sources:
             self._tasks.start(source.follow(self._took), f"discovery: {source.label}")
         if self._sources:
@@ -85,7 +85,7 @@ class Discovery:
             self._announce(replicas)
 
     async def close(self) -> None:
-        """Stop asking. The announced replicas stay."""
+        """Stop following the sources. The announced replicas stay."""
         await self._tasks.close()
 
     def _took(self, step: Found | Failed) -> None:
@@ -127,7 +127,7 @@ class Discovery:
         return None
 
     def failing_open(self) -> list[str]:
-        """The pools whose gateways send requests past a picker that does not answer."""
+        """The pools whose gateways bypass a picker that does not answer."""
         return [
             source.label
             for source in self._sources
@@ -135,7 +135,7 @@ class Discovery:
         ]
 
     def status(self) -> dict[str, Any]:
-        """For /status; nothing where nothing is discovered."""
+        """The state for /status; empty without discovery."""
         if not self._sources:
             return {}
         left_out = [

@@ -44,11 +44,13 @@ class KubeError(Exception):
 
 
 class _GoneError(Exception):
-    """What changed since is forgotten there."""
+    """The API server no longer keeps the changes since this version."""
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """`timeout_s` for an answer, `watch_s` until a watch is asked anew, `margin_s` more until a silent one is lost."""
+    """`timeout_s`: for an answer; `watch_s`: after which a watch is renewed; `margin_s`: after which, in addition, a
+    silent watch counts as lost.
+    """
 
     timeout_s: float = 10.0
     watch_s: float = 60.0
@@ -58,13 +60,13 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """All the objects there are; forget the rest."""
+    """All existing objects; forget all others."""
 
     objects: list[dict[str, Any]]
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """One object is new, another than before, or gone."""
+    """One object was added, changed or deleted."""
 
     object: dict[str, Any]
     gone: bool
@@ -89,7 +91,7 @@ _object = msgspec.json.Decoder(dict[str, Any])
 
 
 class Api:
-    """One API server. `environ` is the process's, where the pod is told of its cluster."""
+    """One API server. `environ`: the process's environment, which describes the pod's cluster."""
 
     def __init__(
         self,
@@ -103,11 +105,11 @@ class Api:
         self._trusted: tuple[int, ssl.SSLContext] | None = None
 
     async def open(self) -> None:
-        """Ready to ask; nothing is sent yet."""
+        """Prepare for requests; nothing is sent yet."""
         self._session = aiohttp.ClientSession(read_bufsize=EVENT_BYTES_MAX, trust_env=False)
 
     async def close(self) -> None:
-        """End whatever is under way."""
+        """Cancel all requests."""
         if self._session is not None:
             await self._session.close()
 
@@ -146,7 +148,7 @@ class Api:
             await asyncio.sleep(backoff.next_s())
 
     async def _list(self, path: str, params: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-        """All objects, page by page, and the version they are of. Raises KubeError, _GoneError."""
+        """All objects, page by page, and their resource version. Raises KubeError, _GoneError."""
         objects: list[dict[str, Any]] = []
         more = ""
         while True:
@@ -162,7 +164,7 @@ class Api:
                 raise KubeError(f"{path}: more than {OBJECTS_MAX} objects; narrow the selector")
 
     async def _answer(self, path: str, params: Mapping[str, str]) -> dict[str, Any]:
-        """Raises KubeError, and _GoneError if the version asked for is no longer kept."""
+        """The JSON answer to a GET. Raises KubeError, _GoneError."""
         timeout = aiohttp.ClientTimeout(total=self._pace.timeout_s)
         try:
             async with self._get(path, params, timeout) as response:
@@ -229,7 +231,9 @@ class Api:
         return f"https://[{host}]:{port or 443}" if ":" in host else f"https://{host}:{port or 443}"
 
     def _context(self) -> ssl.SSLContext:
-        """Whom we believe: the cluster's authority, read anew when its file is another; without one, the system's."""
+        """The TLS context: the cluster's authority, read again when its file changes; without one, the system's
+        authorities.
+        """
         path = Path(self._config.ca_file)
         try:
             changed = path.stat().st_mtime_ns if path.exists() else 0
@@ -248,7 +252,7 @@ def _check(path: str, status: int) -> None:
 
 
 def _read_event(path: str, line: bytes) -> _Event:
-    """Raises KubeError, and _GoneError if the version asked for is no longer kept."""
+    """The event in a line of a watch. Raises KubeError, _GoneError."""
     try:
         event = _event.decode(line)
     except (ValueError, RecursionError):

@@ -39,7 +39,7 @@ class _Meta(msgspec.Struct, rename="camel"):
     deletion_timestamp: str | None = None
 
     def described(self) -> dict[str, Any]:
-        """What it says of its replicas itself."""
+        """The settings of its replicas in its own annotations and labels."""
         labels = {**(self.labels or {}), **(self.annotations or {})}
         fields: dict[str, Any] = {
             field: labels[_OWN + field] for field in ("models", "engine", "gpu") if _OWN + field in labels
@@ -174,7 +174,7 @@ class EndpointSlices:
 
 
 class Pods:
-    """The pods of an InferencePool, each of whose ports is an endpoint of its own."""
+    """The pods of an InferencePool; each port of a pod is an endpoint."""
 
     def __init__(self, ports: tuple[int, ...]) -> None:
         self._ports = ports
@@ -331,7 +331,7 @@ class Kubernetes:
                 spec = now
 
     async def _follow_objectives(self, namespace: str, api: str, pool: str) -> None:
-        """What the pool's InferenceObjectives say; what they said last while that cannot be asked."""
+        """Follow the pool's InferenceObjectives. The last known ones stay while they cannot be read."""
         path = f"/apis/{api}/namespaces/{namespace}/inferenceobjectives"
         async with contextlib.aclosing(self._api.follow(path, {})) as steps:
             async for step in steps:

@@ -61,7 +61,7 @@ class Roster:
         return changed
 
     def merged(self) -> tuple[list[ReplicaConfig], list[LeftOut]]:
-        """All replicas, the configuration's first, then by source; and those left out."""
+        """All replicas (the configuration's first, then by source), and those left out."""
         kept: list[ReplicaConfig] = []
         left_out: list[LeftOut] = []
         addresses: dict[tuple[str, int], str] = {}

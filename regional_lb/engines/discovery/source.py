@@ -22,7 +22,7 @@ PROBLEM_CHARS_MAX = 500
 
 
 class Found(msgspec.Struct, frozen=True):
-    """All the replicas a source now knows, in a stable order. `problems` are lines about what it left out."""
+    """All replicas that a source knows now, in a stable order. `problems`: lines about replicas that it left out."""
 
     source: str
     replicas: tuple[ReplicaConfig, ...]
@@ -40,11 +40,11 @@ OnUpdate: TypeAlias = Callable[[Found | Failed], None]
 
 
 class Source(Protocol):
-    """One place where replicas are found."""
+    """A source of replicas."""
 
     @property
     def label(self) -> str:
-        """Its name, in the log and in /status."""
+        """The source's name in the log and in /status."""
         ...
 
     async def follow(self, on_update: OnUpdate) -> None:

@@ -213,7 +213,7 @@ class _Stream:
             self._report(turn)
 
     async def _took(self, blocks: int) -> None:
-        """Count work that takes as long as applying so many blocks, and give others a turn of the loop now and then."""
+        """Account for work as long as applying so many blocks, and yield to the event loop now and then."""
         self._done_blocks += blocks
         if self._done_blocks >= BLOCKS_A_TURN:
             self._done_blocks = 0

@@ -108,12 +108,12 @@ class Link(asyncio.Protocol):
                 raise LinkError("a message of too many parts")
 
     def send(self, parts: Iterable[bytes]) -> None:
-        """A message, of short parts."""
+        """Send a message of short parts."""
         *before, last = parts
         self._write(b"".join(_frame(part, _MORE) for part in before) + _frame(last))
 
     def close(self) -> None:
-        """At once."""
+        """Close the connection at once."""
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -133,7 +133,7 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     async def _next_frame(self, most: int) -> tuple[int, bytes]:
-        """Its flags and its body of at most so many bytes."""
+        """A frame's flags, and its body of at most `most` bytes."""
         flags = (await self._bytes(1))[0]
         if flags & ~(_MORE | _LONG | _COMMAND):
             raise LinkError("a frame of unknown kind")

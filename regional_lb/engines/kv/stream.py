@@ -83,7 +83,7 @@ class Follower:
         return [self._take(seq, payload)], False
 
     def replay_ended(self) -> list[Out]:
-        """The replay has ended: what to do."""
+        """The replay has ended. Returns what to do."""
         if self._unproven:
             # It keeps at least the last it said. So it is another one, and has said nothing yet.
             self._unproven = False
@@ -100,7 +100,7 @@ class Follower:
     # -- within
 
     def _first(self, seq: int) -> list[Out]:
-        """What to do before the first batch that is received."""
+        """What to do before the first batch received is applied."""
         if seq:
             return [Lost()] if self.applied < 0 else []
         known, self._empty = self._empty, True

@@ -49,7 +49,7 @@ class _Event(msgspec.Struct, tag_field="type"):
 
 
 class BlockStored(_Event, tag=True):
-    """As vLLM names its fields, in its order."""
+    """Blocks were stored. Fields have the names and the order of vLLM."""
 
     block_hashes: _Names
     parent_block_hash: _Hash | None
@@ -64,7 +64,7 @@ class BlockStored(_Event, tag=True):
 
 
 class BlockRemoved(_Event, tag=True):
-    """As vLLM names its fields."""
+    """Blocks were removed. Fields have the names of vLLM."""
 
     block_hashes: _Names
     medium: str | None = None
@@ -72,7 +72,7 @@ class BlockRemoved(_Event, tag=True):
 
 
 class AllBlocksCleared(_Event, tag=True):
-    """Nothing is held."""
+    """The cache is empty."""
 
 
 def _as_array(event: type[_Event]) -> type[Any]:
@@ -183,7 +183,7 @@ def _stored(event: BlockStored) -> Iterator[KvEvent]:
 
 
 def _extras(event: BlockStored, adapter: str) -> tuple[bytes, ...]:
-    """What sets each block apart, the adapter aside: it is in the seed."""
+    """The extra keys of each block, without the adapter, which is in the seed."""
     if len(memoryview(event.extra_keys)) > _EXTRAS_BYTES_MAX:
         raise ValueError("extra_keys that are too many")
     given = _extra_keys.decode(event.extra_keys)

@@ -38,7 +38,7 @@ class Series(NamedTuple):
 
 
 class Info(NamedTuple):
-    """A metric whose labels say how many blocks the KV cache has, and how many tokens a block."""
+    """A metric whose labels give the number of KV blocks and the tokens in a block."""
 
     name: bytes
     blocks: bytes
@@ -168,13 +168,13 @@ def read_page(
 
 
 def _slots(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> int | None:
-    """How many requests it runs at once; None if it is not told, or absurd."""
+    """How many requests the engine runs at once; None if it is not reported, or implausible."""
     slots = sum(_first(page, dialect.slots, COUNT_MAX, dropped))
     return int(slots) if 1 <= slots <= SLOTS_MAX else None
 
 
 def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | None:
-    """What the latest line says; None where there is none. Each combination of adapters has a line, for ever."""
+    """The adapters in the latest line; None without one. Each combination of adapters keeps its own line for ever."""
     try:
         newest = page.newest(name)
     except PageError as error:  # the rest of the page stands
@@ -192,7 +192,7 @@ def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | Non
 
 
 def _names(listed: bytes) -> frozenset[str]:
-    """At most ADAPTERS_MAX of them."""
+    """The adapter names in a list, at most ADAPTERS_MAX."""
     names = listed.decode("utf-8", "replace").split(",", ADAPTERS_MAX)[:ADAPTERS_MAX]
     return frozenset(name for name in names if name)
 
@@ -234,7 +234,7 @@ def _first(page: Page, names: tuple[Series, ...], most: float, dropped: Callable
 
 
 def _lines(page: Page, series: Series) -> list[tuple[object, bytes]]:
-    """Rank and number of each line of a series."""
+    """The rank and the number of each line of a series."""
     found, label, per = page.series(series.name), series.label, series.per
     if not label and not per:
         return [(place, number) for place, (_, number) in enumerate(found)]
@@ -255,7 +255,7 @@ def _sound(number: bytes, most: float) -> float | None:
 
 
 def _kv_tokens(page: Page, dialect: Dialect, dropped: Callable[[str], None]) -> int | None:
-    """The whole KV cache in tokens; None if it is not told, or absurd."""
+    """The size of the whole KV cache in tokens; None if it is not reported, or implausible."""
     parts = [sum(_first(page, (series,), COUNT_MAX, dropped)) for series in dialect.capacity]
     tokens = prod(parts) if parts else 0.0
     if not tokens and dialect.info is not None:

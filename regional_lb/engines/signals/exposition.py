@@ -44,7 +44,7 @@ class Places:
         self._size, self._left = 0, 0
 
     def expect(self, size: int) -> None:
-        """A page of so many bytes is to be read."""
+        """A page of this many bytes is about to be read."""
         self._left -= 1
         if self._left < 0 or abs(size - self._size) > _SAME_BYTES:
             self.of.clear()
@@ -100,7 +100,7 @@ class Page:
         return match[1] or b"", match[2]
 
     def labels(self, text: bytes) -> dict[bytes, bytes]:
-        """As `labels_of`, for those that stay as they are. Not to be changed."""
+        """As `labels_of`, cached for texts that repeat. Do not change the result."""
         known = self._places.labels.get(text)
         if known is None:
             known = self._places.labels[text] = labels_of(text)
