@@ -336,11 +336,13 @@ class Ingress:
                 geo=active.geo,
             )  # fmt: skip
 
-        if context.reserved is None or self.limits is None:
+        if context.reserved is not None:
+            context.reserved.settle(None, outcome.NO_REGION, None)
+            context.reserved = None
+        # The other model's limits count though the first one's name had none.
+        if self.limits is None or request.tenant not in self.limits.tenants or caller.charged:
             proceed(0.0)
             return
-        context.reserved.settle(None, outcome.NO_REGION, None)
-        context.reserved = None
         refused = self._charge(self.limits, exchange, request, proceed)
         if refused is not None:
             self._telemetry.turned_away(context, refused.outcome, refused.status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,8 @@ from farhop.accounts.usage import Reading
 from farhop.balance.machine import Command, Event, RequestArrived
 from farhop.service.admin import Question
 from farhop.store.contract import route_key
+from farhop.store.documents import limits as documents
+from farhop.store.documents.limits import Limit, TenantLimits
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 SEEING = tenant("curious")
@@ -154,3 +157,27 @@ async def test_where_a_model_is_refused_its_client_gets_the_next(
     used = [one.data for one in reading.events(line for _, line in segments.read(tmp_path))]
     assert [one.model for one in used] == ["large", *[MODEL] * 4]
     assert reading.doubles == 0
+
+
+async def test_the_limit_of_a_model_that_is_fallen_back_to_counts_though_the_first_one_has_none(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    small = {"url": f"http://{engine.address}", "models": [MODEL], "name": "one"}
+    routes = [{"model": "large", "models": [{"model": "large"}, {"model": MODEL}]}]
+    limits = TenantLimits(
+        tenant="curious", home="virginia", limits=(Limit(model=MODEL, requests_per_day=2),), author="ann", why="test",
+        at=datetime.now(UTC),
+    )  # fmt: skip
+    async with Engine().running() as gone:
+        large = {"url": f"http://{gone.address}", "models": ["large"], "name": "two"}
+        regional = {"replicas": [large, small], "watch": {"probe_s": 30.0, "scrape_s": 30.0}}
+        async with both(engine, WORLD, regional=regional, global_={"routes": routes}) as up:
+            await up.global_.store.put(limits.place, documents.encode(limits))
+            flow, limiter = up.global_.flow, up.global_.limiter
+            await until(lambda: limiter.tenants and limiter.status()["lent_by"]["virginia"]["root"])
+            await until(lambda: {"large", MODEL} <= set(flow.regions.view.models(frozenset({"virginia"}))))
+            gone.behaviour = "vanish"
+            found = [await send(up.entry, chat("sk-farhop-curious", asking("large"))) for _ in range(3)]
+            assert [one.status for one in found] == [200, 200, 429]
+            await up.at_rest()
