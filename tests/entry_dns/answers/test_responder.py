@@ -205,7 +205,7 @@ def test_a_query_for_a_cookie_alone_is_answered() -> None:
     assert answer.flags & (dns.flags.QR | dns.flags.RD) == dns.flags.QR | dns.flags.RD
     (cookie,) = answer.options
     whole = bytes(cookie.client) + bytes(cookie.server)
-    assert cookies.taken(whole, bytes((192, 0, 2, 200)), int(responder.now)) == (whole, True)
+    assert cookies.verify(whole, bytes((192, 0, 2, 200)), int(responder.now)) == (whole, True)
     assert responder.answer(cookie_alone(b"clientco"), CLIENT) is None, "who proves nothing counts"
     for _ in range(3):
         assert responder.answer(cookie_alone(whole), CLIENT) == reply, "who proves his address does not"
