@@ -24,7 +24,7 @@ COOKIES, NOW = Cookies([bytes(16)]), 1_800_000_000
 def seeds() -> list[bytes]:
     """Good questions to begin with."""
     ecs = [dns.edns.ECSOption("203.0.113.0", 24), dns.edns.ECSOption("2001:db8:aaaa::", 48)]
-    proven = COOKIES.taken(b"clientco", bytes((192, 0, 2, 0)), NOW)[0]
+    proven = COOKIES.verify(b"clientco", bytes((192, 0, 2, 0)), NOW)[0]
     more = [dns.edns.GenericOption(10, bytes(8)), dns.edns.GenericOption(3, b"")]
     known = [dns.edns.GenericOption(10, proven)]
     alone = dns.message.Message()

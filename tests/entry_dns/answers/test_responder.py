@@ -446,7 +446,7 @@ NOW = 1_800_000_000
 HOSTS = ("192.0.2.200", "192.0.2.201", "203.0.113.77")
 COOKIES = Cookies([bytes(16)])
 MISLEADING = b"\0\x08\0\7\0\1\x18\0abc"  # as a client subnet, inside of another option
-WHOLE = {host: COOKIES.taken(b"clientco", bytes(map(int, host.split("."))), NOW)[0] for host in HOSTS}
+WHOLE = {host: COOKIES.verify(b"clientco", bytes(map(int, host.split("."))), NOW)[0] for host in HOSTS}
 
 
 def mixed(rng: Random) -> bytes:
