@@ -146,9 +146,9 @@ async def test_whatever_reading_an_answer_raises_the_request_ends(stage: Any, mo
     served = s.upstream.answer
     stream = SSE + chunk(b"data: {}\n\n") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
     with monkeypatch.context() as patched:
-        patched.setattr(BodyTap, "rest", broken)
+        patched.setattr(BodyTap, "finish", broken)
         assert (await s.ask(post())).whole  # the client had received as much as its length says
-        patched.setattr(StreamTap, "rest", broken)
+        patched.setattr(StreamTap, "finish", broken)
         s.upstream.answer = lambda _message: stream
         with contextlib.suppress(asyncio.IncompleteReadError):  # it had begun: it breaks visibly
             assert not (await s.ask(post())).whole
