@@ -97,8 +97,26 @@ def _envoy(binary: str, environment: ProxyEnvironment, port: int) -> Command:
     return [binary], ["-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
 
 
-def _sglang(_binary: str, environment: ProxyEnvironment, port: int) -> Command:
-    return [sys.executable, "-m", "sglang_router.launch_router"], _of_sglangs_kind(environment, port)
+def _is_sglangs(binary: str) -> bool:
+    """Whether this command is SGLang's router. Its package installs a command `smg` as well, the name of the router
+    that is derived from it."""
+    return b"sglang_router" in Path(binary).read_bytes()[:4096]
+
+
+def find_sglang() -> str | None:
+    """The command of SGLang's router, under whichever of its names."""
+    found = (on_path(name) for name in ("sglang-router", "smg"))
+    return next((binary for binary in found if binary is not None and _is_sglangs(binary)), None)
+
+
+def find_smg() -> str | None:
+    """The command of SMG, which is not SGLang's router by that name."""
+    binary = on_path("smg")
+    return None if binary is None or _is_sglangs(binary) else binary
+
+
+def _launch(binary: str, environment: ProxyEnvironment, port: int) -> Command:
+    return [binary, "launch"], _of_sglangs_kind(environment, port)
 
 
 def _of_sglangs_kind(environment: ProxyEnvironment, port: int) -> list[str]:
@@ -132,20 +150,15 @@ PROXIES = (
     Proxy("nginx", "apt install nginx-light", lambda: on_path("nginx"), _nginx, tls=True),
     Proxy("HAProxy", "apt install haproxy", lambda: on_path("haproxy"), _haproxy, tls=True),
     ENVOY,
-    Proxy("SGLang router", "pip install sglang-router", lambda: in_wheel("sglang_router", "launch_router.py"), _sglang),
-    # Each in a virtual environment of its own, because of its dependencies, with its binary on PATH.
+    # Each may have a virtual environment of its own, because of its dependencies, with its binary on PATH.
+    Proxy("SGLang router", "pip install sglang-router", find_sglang, _launch),
     Proxy(
         "vLLM router",
         "pip install vllm-router",
         lambda: on_path("vllm-router"),
         lambda binary, environment, port: ([binary], _of_sglangs_kind(environment, port)),
     ),
-    Proxy(
-        "SMG",
-        "pip install smg",
-        lambda: on_path("smg"),
-        lambda binary, environment, port: ([binary, "launch"], _of_sglangs_kind(environment, port)),
-    ),
+    Proxy("SMG", "pip install smg", find_smg, _launch),
     Proxy(
         "LiteLLM proxy",
         "pip install 'litellm[proxy]'",

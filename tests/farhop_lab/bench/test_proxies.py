@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_binaries_are_found_on_path_and_in_wheels(tmp_path: Path, monkeypatch: p
     assert proxies.in_wheel("no_such_package", "x") is None
     assert proxies.in_wheel("farhop_lab", "bench", "proxies.py") == proxies.__file__
     assert proxies.in_wheel("farhop_lab", "nothing") is None
+
+
+def test_sglangs_router_is_found_under_its_own_name_though_its_command_is_called_smg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxies, "on_path", lambda name: shutil.which(name, path=str(tmp_path)))
+    command = tmp_path / "smg"
+    for module, sglangs, smgs in (("sglang_router.cli", str(command), None), ("smg.cli", None, str(command))):
+        command.write_text(f"#!/usr/bin/python3\nfrom {module} import main\nmain()\n")
+        command.chmod(0o755)
+        assert (proxies.find_sglang(), proxies.find_smg()) == (sglangs, smgs)
 
 
 async def test_a_proxy_runs_and_ends(tmp_path: Path) -> None:
