@@ -38,7 +38,7 @@ class Job(msgspec.Struct, frozen=True):
     port: int
     body_bytes: int
     repeats: int
-    rest_s: float
+    idle_s: float
 
 
 class _Sent:
@@ -102,7 +102,7 @@ async def measure(job: Job) -> dict[str, list[float]]:
             ms[KEPT].append(await sent(pool, large))
             await asyncio.gather(sent(pool, small), sent(pool, small))  # the second on a new one, which is used last
             ms[BESIDE].append(await sent(pool, large))
-            await asyncio.sleep(job.rest_s)
+            await asyncio.sleep(job.idle_s)
             ms[RESTED].append(await sent(pool, large))
         async with _pool() as pool:
             for _ in range(_WARMING):

@@ -35,7 +35,7 @@ async def test_missing_root_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.skipif(bool(upload.missing()), reason="no TUN devices or namespaces here")
 async def test_over_a_long_wire_a_warm_connection_takes_one_round_trip_and_a_new_one_slow_start() -> None:
     # Longer than any ocean, so that a busy machine's own delays are a small share of a round trip.
-    cold, kept = await upload.measure(1, rtt_ms=400.0, rest_s=3.0, congestions=upload.controls()[:1])
+    cold, kept = await upload.measure(1, rtt_ms=400.0, idle_s=3.0, congestions=upload.controls()[:1])
     assert (cold.slow_start_after_idle, kept.slow_start_after_idle) == (True, False)
     for row in (cold, kept):
         assert max(row.trips[KEPT], row.trips[BESIDE]) < 2.0
