@@ -440,7 +440,7 @@ class RegionalFlow:
         """Waiting requests that are no longer lawful are answered at once; those sent whole to an engine stay there."""
         if not event.law.supersedes(self.law):
             return []
-        return self._go_by(event.law.knowing(self.fleet.lineages.of), now)
+        return self._apply_law(event.law.knowing(self.fleet.lineages.of), now)
 
     def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
         """As with a law: requests at an engine stay there, and every further attempt obeys the new configuration."""
@@ -452,9 +452,9 @@ class RegionalFlow:
         self.scaling.configure(event.config.scaling, event.config.scalings)
         self.policies.configure(event.policies)
         self._reassign(self.splits.configure(event.splits))
-        return self._go_by(event.law.knowing(self.fleet.lineages.of), now)
+        return self._apply_law(event.law.knowing(self.fleet.lineages.of), now)
 
-    def _go_by(self, law: Law, now: float) -> list[Command]:
+    def _apply_law(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
         for changed in self.law_changes:
             changed()
@@ -479,7 +479,7 @@ class RegionalFlow:
         self.fleet.adopt(event.view)
         self.policies.adopt(self.fleet.whole.of.names)
         law = self.law.knowing(self.fleet.lineages.of)
-        commands = self._fill_all(now) if law is self.law else self._go_by(law, now)
+        commands = self._fill_all(now) if law is self.law else self._apply_law(law, now)
         return commands + self._move_away(stood, now)
 
     # -- streams that leave a drained replica: at a pace, each by its own timer, and only where another has room

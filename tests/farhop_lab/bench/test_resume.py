@@ -53,8 +53,12 @@ def test_streams_cut_at_random_bytes_say_what_whole_ones_say(monkeypatch: pytest
     assert report.kills >= 1
     assert report.counted["region: resumed"] >= 5
     resumable = {name for name, (_, _, goes_on) in shapes("m", 1).items() if goes_on}
-    ended = sum(n for what, n in report.ended.items() if what.partition(": ")[0] in resumable)
-    assert ended <= 0.1 * report.streams, report.ended
+    ended = sum(
+        n for what, n in report.ended.items() if what.partition(": ")[0] in resumable and what.endswith("_mid_stream")
+    )
+    # How many have nowhere to go depends on who else is cut at the moment: each is counted, and most go on.
+    assert ended <= sum(n for what, n in report.counted.items() if what.startswith("global: broken")), report
+    assert 3 * ended <= sum(n for what, n in report.counted.items() if what.endswith(": resumed")), report
 
 
 def test_streams_resumed_from_text_equal_uncut_ones() -> None:

@@ -59,7 +59,7 @@ def _binds_nothing(self: Any, region: str, change: Any, now: float) -> Any:
         (law_worlds, "KEYS", law_worlds.NO_KEYS),
         (Journal, "narrowed", lambda _journal: None),
         (Recent, "narrowed", lambda _recent: None),
-        (GlobalFlow, "_go_by", _wakes_only),
+        (GlobalFlow, "_apply_law", _wakes_only),
         (GlobalFlow, "_changed", _binds_nothing),
         (admission, "unlawful", lambda *_: None),
     ],
