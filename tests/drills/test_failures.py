@@ -400,9 +400,9 @@ def test_requests_queued_elsewhere_go_back_to_a_region_that_is_back(running: Run
         await asyncio.gather(*(_start_frozen(running, "tokyo", i) for i in range(len(tokyo.engines))))
         await _none_ready(tokyo.global_admin, "tokyo")
         await frankfurt_is("POST", kind="slow", factor=50.0, for_s=60.0)
-        asked = [asyncio.create_task(one(i)) for i in range(120)]
+        asked = [asyncio.create_task(one(i)) for i in range(240)]
         async with asyncio.timeout(60.0):
-            while (await _json(f"{frankfurt.regional_admin}/status"))["queued_requests"] < 60:
+            while (await _json(f"{frankfurt.regional_admin}/status"))["queued_requests"] < 180:
                 await asyncio.sleep(0.05)
         _thaw(running, "tokyo")
         back = before = 0
@@ -422,4 +422,5 @@ def test_requests_queued_elsewhere_go_back_to_a_region_that_is_back(running: Run
     assert all(result.ok for result in results)
     # Frankfurt serves some until Tokyo's return is known, on a busy machine more: of those left then, most go back.
     back = sum(result.headers["x-farhop-region"] == "tokyo" for result in results)
-    assert 2 * back >= len(results) - before > 0, (back, before)
+    assert back >= 60
+    assert 2 * back >= len(results) - before, (back, before)

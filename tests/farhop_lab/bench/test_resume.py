@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import msgspec
 import pytest
 
-from farhop_lab.bench import resume
 from farhop_lab.bench.resume import KillReport, ResumeReport, compare, measure, read, regions_killed, shapes
 
 
@@ -43,22 +43,21 @@ def test_wrong_streams_are_detected(wire: bytes, is_wrong: bool) -> None:
     assert bool(report.wrong) == is_wrong, report
 
 
-def test_streams_cut_at_random_bytes_say_what_whole_ones_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share of `farhop bench resume --interruptions 10000`, with its kill sooner."""
-    monkeypatch.setattr(resume, "KILL_EVERY", 16)
-    report = asyncio.run(measure(24))
+def test_streams_cut_at_random_bytes_say_what_whole_ones_say() -> None:
+    """A share of `farhop bench resume --interruptions 10000`: so many that one kill is among them, and that a tenth of
+    the streams is more than those that one kill may end."""
+    report = asyncio.run(measure(72))
     assert report.wrong == []
     assert (report.lost_bytes, report.doubled_or_altered) == (0, 0)
-    assert report.interruptions >= 24
+    assert report.interruptions >= 72
     assert report.kills >= 1
-    assert report.counted["region: resumed"] >= 5
+    assert report.counted["region: resumed"] >= 15
     resumable = {name for name, (_, _, goes_on) in shapes("m", 1).items() if goes_on}
-    ended = sum(
-        n for what, n in report.ended.items() if what.partition(": ")[0] in resumable and what.endswith("_mid_stream")
-    )
-    # How many have nowhere to go depends on who else is cut at the moment: each is counted, and most go on.
-    assert ended <= sum(n for what, n in report.counted.items() if what.startswith("global: broken")), report
-    assert 3 * ended <= sum(n for what, n in report.counted.items() if what.endswith(": resumed")), report
+    ended = Counter({what: n for what, n in report.ended.items() if what.partition(": ")[0] in resumable})
+    assert ended.total() <= 0.1 * report.streams, report
+    # Who had nowhere to go is counted.
+    cut = sum(n for what, n in ended.items() if what.endswith("_mid_stream"))
+    assert cut <= sum(n for what, n in report.counted.items() if what.startswith("global: broken")), report
 
 
 def test_streams_resumed_from_text_equal_uncut_ones() -> None:
