@@ -52,6 +52,7 @@ MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: no client is told to wait for days
 CANDIDATES_MAX = 1024
+AWAITED_MIN_MS = 1000.0  # no balancer is started again sooner: who would lose less elsewhere does not wait for it
 _WORK_LEARN = 0.05  # what each request weighs in how much of a prompt is left to prefill in the mean
 
 _UNKNOWN = Liveness()  # down: it never had a report or a channel
@@ -308,11 +309,12 @@ class Regions:
                 warm.pop(line, None)
         self._settled[region] = (known, usable) if calm else None
 
-    def standing(self, region: str, now: float) -> tuple[State, bool, Collection[str]]:
-        """What decides whether a held request can go: the region's state, whether it takes requests at all, and for
-        which models."""
-        health = self.liveness.get(region, _UNKNOWN).read(now)
-        return health.state, health.share > 0.0, self.instances.served(region).keys()
+    def standing(self, region: str, now: float) -> tuple[State, bool, bool, Collection[str]]:
+        """What decides whether a held request can go: the region's state, whether it takes requests at all, whether it
+        is lost, and which models it serves."""
+        liveness = self.liveness.get(region, _UNKNOWN)
+        health = liveness.read(now)
+        return health.state, health.share > 0.0, liveness.lost, self.instances.served(region).keys()
 
     def admitted_share(self, region: str, now: float) -> float:
         """The share of requests admitted without a penalty, for its most guarded model: 1 unless hot or coming back."""
@@ -376,6 +378,20 @@ class Regions:
         """Forget all prefixes of all regions, until they are reported or sent again."""
         for region in self.trie.locations:
             self.trie.clear(region)
+
+    def awaited(self, request: Request, lost: Collection[str], field: Field, chosen: str) -> tuple[str, float]:
+        """Which of the `lost` regions, if any, the request waits for rather than have the chosen one of the field
+        prefill what that one holds of its prompt; and until when (monotonic seconds). ("", -inf) for none."""
+        awaited, latest = "", -inf
+        lost = [name for name in lost if self.liveness.get(name, _UNKNOWN).lost]
+        depths = self.trie.match(request.chain) if lost else {}
+        for name in lost:
+            held_bytes = self.partial_blocks.bytes_behind(request.chain, depths.get(name, 0))
+            worth_ms = field.fill_up_ms(field.at[chosen], min(held_bytes, request.prompt_bytes))
+            until = self.liveness[name].awaited_until(worth_ms / 1e3)
+            if worth_ms >= AWAITED_MIN_MS and until > latest:
+                awaited, latest = name, until
+        return awaited, latest
 
     def opens_in_s(self, lawful: frozenset[str], waits_ms: Mapping[str, float], now: float) -> float:
         """In how many seconds the first of these regions may serve again, as far as is known: a drain says when it

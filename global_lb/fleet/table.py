@@ -489,9 +489,13 @@ class Field(msgspec.Struct, eq=False, gc=False):
         prefill, and the stall of the requests under way there, as in the predictive score. 0 if it holds as much."""
         if self._covered is None:
             return 0.0
-        block, calibration = self.block, self.sent[_CALIBRATION]
-        held: float = self._covered.item(place) * calibration.item(place)
-        more: float = self._covered.item(like) * calibration.item(like) - held
+        return self.fill_up_ms(place, self._covered.item(like) * self.sent.item(_CALIBRATION, like))
+
+    def fill_up_ms(self, place: int, n_bytes: float) -> float:
+        """The same up to the prompt's first `n_bytes`."""
+        block = self.block
+        held = self._covered.item(place) * self.sent.item(_CALIBRATION, place) if self._covered is not None else 0.0
+        more = n_bytes - held
         if more <= 0.0:
             return 0.0
         pace, alone, batch = (block.item(row, place) for row in (_PREFILL, _ALONE, _BATCH))

@@ -1,9 +1,9 @@
 """The global tier's machine: law -> policy -> pick, the next runner-up on refusal or failure, and what is learned.
 
 Invariants: a request is forwarded only to a region that is lawful by the law it came under *and* by the law in force;
-it is never tried twice at one region, unless none is left untried after a transport failure, or all regions left
-refused it in favour of other requests; it holds at most one reservation; every request is concluded exactly once. Never
-awaits, never opens anything, never sees a body.
+it is never tried twice at one region, unless none is left untried after a transport failure, it waited for the region
+to be back, or all regions left refused it in favour of other requests; it holds at most one reservation; every request
+is concluded exactly once. Never awaits, never opens anything, never sees a body.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class GlobalFlow:
         self.micro_usd: Callable[[Request, float], int | None] = lambda _request, _tokens: None
         self.requests: dict[str, RequestState] = {}
         self.budget = retry.RetryBudget(self.requests)
-        self.held: dict[str, None] = {}
+        self.held: dict[str, str] = {}  # by request, the lost region that it waits for; "": any that can be asked
         self.displaced: dict[str, None] = {}  # sent without a promise while a region was away, and not begun
         self._absent_regions: set[str] = set()  # regions that were absent when a request in `displaced` was sent
         self._move_deadlines: dict[str, float] = {}  # drained region -> when all its streams must have left (s)
@@ -386,7 +386,7 @@ class GlobalFlow:
             if (attempt := state.attempt) is not None  # one whose answer has begun may not be sent whole
             and attempt.region not in law.request_verdict(state.request).lawful
         ]
-        return self._wake(now) + recalled
+        return self._wake(now, by_law=True) + recalled
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
         self.redirects.settle(self.regions, now)
@@ -412,7 +412,7 @@ class GlobalFlow:
         region, known = event.region, event.known
 
         def change() -> None:
-            self.regions.liveness_of(region).channel(event.up)
+            self.regions.liveness_of(region).channel(event.up, now)
             if known is not None:
                 self.regions.take(region, known)
 
@@ -541,7 +541,7 @@ class GlobalFlow:
         sooner = there is not None and there.wait_ms >= SOONER_FACTOR * chosen.bare_ttft_ms + SOONER_SLACK_MS
         return decision if sooner else None
 
-    def _wake(self, now: float) -> list[Command]:
+    def _wake(self, now: float, *, by_law: bool = False) -> list[Command]:
         """Dispatch held requests that can go now. If one cannot, the others like it are not tried, as there may be
         many."""
         commands: list[Command] = []
@@ -549,7 +549,9 @@ class GlobalFlow:
         self._woken_at = now
         for request_id in tuple(self.held):
             state = self.requests[request_id]
-            request = state.request
+            request, awaits = state.request, self.held[request_id]
+            if awaits and not by_law and now < state.due and self.regions.liveness_of(awaits).awaited_until(inf) > now:
+                continue
             if now >= state.due:
                 state.refusals.clear()  # as its timer, which is due, would
             alike = (
@@ -560,7 +562,7 @@ class GlobalFlow:
                 continue
             released = self._dispatch(state, now)
             commands += released
-            if request_id in self.held:
+            if self.held.get(request_id) == "":  # who waits for a certain region says nothing of the others
                 stuck.add(alike)
         return commands
 
@@ -659,10 +661,16 @@ class GlobalFlow:
         state.quarantined = False
         if self._suspects.against and request.body_hash and (commands := self._suspected(state, now)) is not None:
             return commands
+        awaited = self.held.get(request.id)
+        if awaited and not self.regions.liveness_of(awaited).lost:
+            state.refusals.pop(awaited, None)
+        decided = decision is not None
         decision = state.decision = decision or self._decide(state, now, verdict)
         chosen = decision.chosen
         if chosen is None:
             return self._nowhere(state, decision, now)
+        if decision.absent and not decided and (waits := self._await_return(state, decision, now)) is not None:
+            return waits
         self.held.pop(request.id, None)
         instance = self.regions.best_instance(chosen.region, request.model)
         assert instance is not None  # it was among the offers, and no await lies between
@@ -716,6 +724,21 @@ class GlobalFlow:
         due = min(state.held_until, now + ASK_AGAIN_S) if state.refusals else state.held_until
         return [] if held and now < state.due else self._hold(state, due)  # []: it waits already
 
+    def _await_return(self, state: RequestState, decision: Decision, now: float) -> list[Command] | None:
+        """Hold the request while the region that has its prompt cached may be back in a moment, or another of its
+        balancers take over; None if there is no such region, or waiting is not worth it. Once for each region."""
+        request, chosen, asked, refusals = state.request, decision.chosen, decision.asked, state.refusals
+        assert chosen is not None
+        assert asked is not None  # it was chosen from it
+        lost = [name for name in decision.absent if name not in refusals or refusals[name].source is Source.TRANSPORT]
+        region, until = self.regions.awaited(request, lost, asked, chosen.region)
+        held = request.id in self.held
+        if now >= until or (not held and (region in state.awaited or len(self.held) >= self.config.held_max)):
+            return None
+        state.awaited |= {region}
+        due = min(request.deadline, until)
+        return [] if held and state.due == due else self._hold(state, due, region)
+
     # -- queries of death: what may have ended two processes is not handed to a third (farhop.balance.health.suspects)
 
     def _broke_off(self, state: RequestState, attempt: Attempt, reason: Outcome, now: float) -> None:
@@ -739,13 +762,13 @@ class GlobalFlow:
         due = min(request.deadline, quarantine.until)
         return [] if request.id in self.held and state.due == due else self._hold(state, due)
 
-    def _hold(self, state: RequestState, due: float) -> list[Command]:
-        """Hold the request until a region can be asked; its timer looks at it again at the latest."""
+    def _hold(self, state: RequestState, due: float, awaits: str = "") -> list[Command]:
+        """Hold the request until a region can be asked, or that one is back; its timer looks at it again at the
+        latest."""
         request_id, timer = state.request.id, self._timer(state, due)
-        if request_id in self.held:
-            return [timer]
-        self.held[request_id] = None
-        return [machine.Hold(request_id), timer]
+        waits = request_id in self.held
+        self.held[request_id] = awaits
+        return [timer] if waits else [machine.Hold(request_id), timer]
 
     def _timer(self, state: RequestState, at: float) -> Command:
         state.due = at

@@ -501,6 +501,97 @@ def test_a_stream_waits_for_a_region_that_serves_and_no_longer_than_a_while(play
         assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
+LONG = 31_744  # bytes, whole blocks of the cache: 7,936 tokens, which `slow` regions prefill in 1.6 s
+
+
+def slow():
+    """Regions that take twice as long to prefill a token."""
+    return worldwide(view=everywhere(prefill_ms_per_token=0.2))
+
+
+def lost_worth_s(flow, region: str = "frankfurt") -> float:
+    """What a request whose long prompt is cached in London would lose in another region."""
+    asked = flow.consider(request("probe", LONG), 0.0, frozenset({region})).asked
+    return asked.fill_up_ms(asked.at[region], LONG) / 1e3
+
+
+def broken(play, flow, name: str = "a", **fields):
+    """A stream with a long prompt, cached in London alone, that broke there at 1.0 and waits."""
+    book = begun(play, flow, name, prompt_bytes=LONG, **fields)
+    book.at(1.0).on(AttemptFailed(name, 1, outcome.DIED_MID_STREAM, resumable=True)).expect(
+        held(name, until=1.0 + lost_worth_s(flow)))  # fmt: skip
+    return book
+
+
+def test_a_stream_waits_for_a_lost_region_that_has_its_prompt_cached(play) -> None:
+    """A balancer that is started again has lost no cache: its engines went on."""
+    flow = slow()
+    (
+        broken(play, flow)
+        .at(1.2).on(ChannelChanged("london", False)).expect()
+        .at(1.6).on(RegionReported("london", renewed=True)).expect()  # its channel is still broken
+        .at(1.7).on(ChannelChanged("london", True)).expect(goes_on("a", "london", 2))
+        .at(1.8).on(AttemptBegan("a", 2, 200)).expect()
+        .at(2.0).on(AttemptEnded("a", 2, 200, None)).expect()
+    )  # fmt: skip
+    assert (flow.under_way, len(flow.ledger), len(flow.held)) == (0, 0, 0)
+
+
+def test_a_stream_waits_no_longer_than_being_prefilled_elsewhere_takes(play) -> None:
+    flow = slow()
+    until = 1.0 + lost_worth_s(flow)
+    assert until == pytest.approx(2.59, abs=0.01)
+    book = broken(play, flow)
+    book.at(1.2).on(ChannelChanged("london", False)).expect()
+    book.at(until).on(TimerFired("a")).expect(goes_on("a", "frankfurt", 2))
+
+
+def test_a_stream_that_loses_less_than_a_second_elsewhere_does_not_wait(play) -> None:
+    flow = worldwide()
+    assert 0.7 < lost_worth_s(flow) < 1.0
+    book = begun(play, flow, "a", prompt_bytes=LONG)
+    book.at(1.0).on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("a", "frankfurt", 2))
+
+
+def test_a_stream_goes_on_in_its_region_if_another_of_its_balancers_answers(play) -> None:
+    flow = slow()
+    (
+        begun(play, flow, "a", "b", prompt_bytes=LONG)
+        .on(RequestArrived(request("c"))).expect(sent("c", "london"))
+        .at(1.0).on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(held("a"))
+        .at(1.1).on(AttemptBegan("c", 1, 200)).expect()
+        .at(1.2).on(RegionReported("london")).expect(goes_on("a", "london", 2))
+        # Once: who breaks there again goes elsewhere.
+        .at(1.3).on(AttemptBegan("a", 2, 200)).expect()
+        .at(1.4).on(AttemptFailed("a", 2, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("a", "frankfurt", 3))
+    )  # fmt: skip
+
+
+def test_a_new_request_waits_for_a_lost_region_only_if_that_has_its_prompt_cached(play) -> None:
+    flow = slow()
+    (
+        begun(play, flow, "a", prompt_bytes=LONG)
+        .at(1.0).on(ChannelChanged("london", False)).expect()
+        .on(RequestArrived(request("again", LONG, prefix="a"))).expect(held("again", until=1.0 + lost_worth_s(flow)))
+        .on(RequestArrived(request("short", prefix="a"))).expect(sent("short", "frankfurt"))
+        .on(RequestArrived(request("new", LONG))).expect(sent("new", "frankfurt"))
+        .at(1.5).on(ChannelChanged("london", True)).expect(sent("again", "london"))
+    )  # fmt: skip
+
+
+def test_nobody_waits_for_a_region_that_the_law_closed_meanwhile(play) -> None:
+    flow = slow()
+    book = broken(play, flow)
+    book.at(1.1).on(LawChanged(law(2, anyone=Rule(allow=("eu",))))).expect(goes_on("a", "frankfurt", 2))
+
+
+def test_nobody_waits_for_a_region_that_an_operator_drained(play) -> None:
+    flow = slow()
+    book = begun(play, flow, "a", prompt_bytes=LONG)
+    book.at(0.5).on(RegionForced("london", True, "racks")).expect()
+    book.at(1.0).on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("a", "frankfurt", 2))
+
+
 def test_a_region_s_earlier_refusal_does_not_prevent_it_from_continuing_a_stream(play) -> None:
     flow = worldwide()
     (

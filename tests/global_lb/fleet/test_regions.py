@@ -27,7 +27,7 @@ def regions() -> Regions:
     known = Regions(1 << 20, LivenessConfig())
     known.adopt(seen(*(instance(region) for region in sorted(ALL))).view, 0.0)
     for region in ALL:
-        known.liveness_of(region).channel(True)
+        known.liveness_of(region).channel(True, 0.0)
         known.liveness_of(region).reported(0.0)
     return known
 
@@ -45,8 +45,8 @@ def test_candidates_are_the_lawful_regions_that_serve(regions: Regions) -> None:
 
 
 def test_why_the_others_are_not_offered(regions: Regions) -> None:
-    regions.liveness_of("frankfurt").channel(False)
-    regions.liveness_of("oslo").channel(True)
+    regions.liveness_of("frankfurt").channel(False, 0.0)
+    regions.liveness_of("oslo").channel(True, 0.0)
     regions.liveness_of("oslo").reported(0.0)
     regions.adopt(seen(instance("london", replicas_ready=0), instance("frankfurt"), instance("tokyo")).view, 0.0)
     names, absent = offered(regions, lawful=ALL | {"oslo", "mars"})
@@ -297,8 +297,8 @@ def happens(regions: Regions, what: str, whom, now: float, n: int) -> None:
     elif what != "asked":
         liveness = regions.liveness_of(whom)
         {
-            "heard": lambda: liveness.reported(now), "cut": lambda: liveness.channel(False),
-            "joined": lambda: liveness.channel(True), "failed": lambda: liveness.relay_failed(now),
+            "heard": lambda: liveness.reported(now), "cut": lambda: liveness.channel(False, now),
+            "joined": lambda: liveness.channel(True, now), "failed": lambda: liveness.relay_failed(now),
             "worked": liveness.relay_succeeded, "lifted": liveness.forced.lift,
             "drained": lambda: liveness.forced.force(State.DRAINING, "why", now + 2.0, now=now, over_s=1.0),
         }[what]()  # fmt: skip
@@ -337,7 +337,7 @@ def test_one_region_after_the_other_comes_to_the_same_as_all_at_once(steps) -> N
     assert grown.view == view
     for known in (grown, fresh):
         for name in ALL:
-            known.liveness_of(name).channel(True)
+            known.liveness_of(name).channel(True, 0.0)
             known.liveness_of(name).reported(20.0)
     for model in (MODEL, OTHER_MODEL):
         fields = [known.field(request("q", model=model), 100.0, ALL, 20.0) for known in (grown, fresh)]
@@ -357,7 +357,7 @@ def test_among_silent_regions_what_each_said_last_is_doubted(regions: Regions) -
     known = Regions(1 << 20, LivenessConfig())
     known.adopt(seen(*(instance(name, received_at=5.0) for name in sorted(ALL))).view, 5.0)
     for name in ALL:
-        known.liveness_of(name).channel(True)
+        known.liveness_of(name).channel(True, 0.0)
     silent = known.field(request("q"), 100.0, ALL, 5.0 + AGE_MAX_S + 2.0)
     assert silent.uncertainty_ms(5.0 + AGE_MAX_S + 2.0).tolist() == pytest.approx([2.0 * SILENT_MS_PER_S] * 3)
 
@@ -370,7 +370,7 @@ def piloted(**loads: float) -> Regions:
     view = seen(*(instance(r, load_replicas=loads.get(r, 1.0), replicas_needed=2, **bounds) for r in sorted(ALL))).view
     known.adopt(view, 0.0)
     for region in ALL:
-        known.liveness_of(region).channel(True)
+        known.liveness_of(region).channel(True, 0.0)
         known.liveness_of(region).reported(0.0)
     for region in ALL:
         known.settle(region, 1.0)
@@ -383,7 +383,7 @@ def test_a_sleeping_pilot_light_is_a_candidate_only_if_no_other_region_is_up() -
     assert offered(regions, 1.1, lawful=frozenset({"tokyo"}))[0] == ["tokyo"]  # a tenant that no other region may serve
     assert offered(regions, 1.1, without=ALL - {"tokyo"})[0] == ["tokyo"]
     for region in ALL - {"tokyo"}:
-        regions.liveness_of(region).channel(False)  # suspect
+        regions.liveness_of(region).channel(False, 0.0)  # suspect
     assert offered(regions, 1.2)[0] == ["tokyo"]
     assert regions.admitted_share("tokyo", 1.2) == 0.0
 
@@ -391,7 +391,7 @@ def test_a_sleeping_pilot_light_is_a_candidate_only_if_no_other_region_is_up() -
 def test_a_pilot_light_that_wakes_is_admitted_what_is_there_at_the_pace_of_a_return() -> None:
     regions = piloted()
     london = regions.liveness_of("london")
-    london.channel(False)
+    london.channel(False, 0.0)
     for region in ALL - {"london"}:
         regions.liveness_of(region).reported(4.0)
     regions.settle("frankfurt", 4.0)  # whichever instance reports it

@@ -1,13 +1,14 @@
 """A region's life by playbook, and by property: two signals are death, one is doubt, and the operator comes first."""
 
 import copy
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance.health.reading import Health, State
-from farhop.balance.health.region import Liveness, LivenessConfig
+from farhop.balance.health.region import AWAITED_S, Liveness, LivenessConfig
 
 RUN = settings(max_examples=250, deadline=None, derandomize=True)
 
@@ -33,22 +34,31 @@ REGION_EVENTS = st.lists(
 @RUN
 def test_a_region_is_down_on_two_signals_suspect_on_one_and_up_on_none(events: list[tuple[str, float]]) -> None:
     liveness = Liveness()
-    now, reported_at, connected, failures = 50.0, None, False, []
+    now, reported_at, connected, failures, lost_at = 50.0, None, False, [], None
     for event, dt_s in events:
         now += dt_s
+        was_connected = connected
         if event == "reported":
             liveness.reported(now)
             reported_at = now
         elif event in ("connected", "broke"):
             failures = [] if event == "connected" and not connected else failures
             connected = event == "connected"
-            liveness.channel(connected)
+            liveness.channel(connected, now)
         elif event == "failed":
             liveness.relay_failed(now)
             failures = [*failures, now] if failures and now < failures[-1] + 10.0 else [now]
         else:
             liveness.relay_succeeded()
             failures = []
+        if connected and (not failures or failures == [now]):
+            lost_at = None
+        if (was_connected and not connected) or failures[-1:] == [now]:
+            lost_at = now if lost_at is None else lost_at
+        assert liveness.lost == (lost_at is not None)
+        for worth_s in (0.0, 1.0, 100.0):
+            until = -inf if lost_at is None else lost_at + min(worth_s, AWAITED_S)
+            assert liveness.awaited_until(worth_s) == until
         for later in (now, now + 2.9, now + 3.0, now + 10.0):
             against = [
                 reported_at is None or later >= reported_at + 3.0,
@@ -73,21 +83,21 @@ def test_a_region_begins_down_and_comes_up_by_report_and_channel() -> None:
     assert liveness.read(0.0) == Health(State.DOWN, "no recent report and channel broken")
     liveness.reported(0.0)
     assert liveness.read(0.0) == Health(State.SUSPECT, "channel broken", 3.0)
-    liveness.channel(True)
+    liveness.channel(True, 0.0)
     assert liveness.read(0.0) == Health(State.UP, "reports, channel and relay agree", 3.0)
 
 
 def test_a_channel_that_is_back_takes_what_relaying_met_in_the_outage_with_it() -> None:
     life = Liveness(LivenessConfig(relay_streak=2))
-    life.channel(True)
+    life.channel(True, 0.0)
     life.reported(0.0)
     life.relay_failed(0.0)
     life.relay_failed(0.0)
-    life.channel(True)  # it never broke: it says nothing about the path of relayed requests
+    life.channel(True, 0.0)  # it never broke: it says nothing about the path of relayed requests
     assert life.read(0.0).why == "relay failures"
-    life.channel(False)
+    life.channel(False, 0.0)
     assert life.read(0.0).why == "channel broken and relay failures"
-    life.channel(True)
+    life.channel(True, 0.0)
     assert life.read(0.0).state is State.UP
     life.relay_failed(1.0)
     life.relay_failed(1.0)
@@ -107,7 +117,7 @@ def test_a_fading_share_never_grows_while_the_drain_stands(words: list[tuple[flo
     liveness, now, last = Liveness(), 0.0, 1.0
     for after, over_s in words:
         liveness.reported(now)
-        liveness.channel(True)
+        liveness.channel(True, now)
         now += after
         liveness.forced.force(State.DRAINING, "x", now=now, over_s=over_s)
         liveness.reported(now)
@@ -121,7 +131,7 @@ def test_a_fading_share_never_grows_while_the_drain_stands(words: list[tuple[flo
 
 def test_a_new_incarnation_has_no_part_in_how_relaying_failed() -> None:
     life = Liveness(LivenessConfig(relay_streak=2))
-    life.channel(True)
+    life.channel(True, 0.0)
     life.reported(0.0)
     life.relay_failed(0.0)
     life.relay_failed(0.0)
