@@ -165,6 +165,7 @@ class Regions:
         self._known_candidates: dict[tuple[frozenset[str], str], _Candidates] = {}
         self._settled: dict[str, tuple[Region | None, bool] | None] = {}
         self._touched: set[str] = set()  # regions whose liveness may have changed
+        self.lost: set[str] = set()  # of them those that were lost when candidates were found
         self._seen: dict[str, tuple[State, str]] = {}  # what each was when candidates were found
         self.lineages = Lineages()  # what the models are based on, by all reports
         self._lineages: dict[str, Lineage] = {}  # by region
@@ -314,7 +315,7 @@ class Regions:
         is lost, and which models it serves."""
         liveness = self.liveness.get(region, _UNKNOWN)
         health = liveness.read(now)
-        return health.state, health.share > 0.0, liveness.lost, self.instances.served(region).keys()
+        return health.state, health.share > 0.0, liveness.lost_at is not None, self.instances.served(region).keys()
 
     def admitted_share(self, region: str, now: float) -> float:
         """The share of requests admitted without a penalty, for its most guarded model: 1 unless hot or coming back."""
@@ -379,11 +380,13 @@ class Regions:
         for region in self.trie.locations:
             self.trie.clear(region)
 
-    def awaited(self, request: Request, lost: Collection[str], field: Field, chosen: str) -> tuple[str, float]:
+    def awaited(
+        self, request: Request, lost: Collection[str], field: Field, chosen: str, now: float
+    ) -> tuple[str, float]:
         """Which of the `lost` regions, if any, the request waits for rather than have the chosen one of the field
         prefill what that one holds of its prompt; and until when (monotonic seconds). ("", -inf) for none."""
         awaited, latest = "", -inf
-        lost = [name for name in lost if self.liveness.get(name, _UNKNOWN).lost]
+        lost = [name for name in lost if name in self.lost and self.liveness[name].awaited_until(inf) > now]
         depths = self.trie.match(request.chain) if lost else {}
         for name in lost:
             held_bytes = self.partial_blocks.bytes_behind(request.chain, depths.get(name, 0))
@@ -494,9 +497,14 @@ class Regions:
     ) -> _Candidates:
         """The present candidates; the cached ones if nothing has changed since they were computed."""
         for region in self._touched:
-            health = self.liveness[region].read(now)
+            liveness = self.liveness[region]
+            health = liveness.read(now)
             if self._seen.get(region) != (health.state, health.why):
                 self._known_candidates.clear()
+            if liveness.lost_at is not None:
+                self.lost.add(region)
+            elif self.lost:
+                self.lost.discard(region)
         self._touched.clear()
         known = self._known_candidates.get((lawful, model))
         if known is not None and now < known.until and not without:

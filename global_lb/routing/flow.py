@@ -662,14 +662,14 @@ class GlobalFlow:
         if self._suspects.against and request.body_hash and (commands := self._suspected(state, now)) is not None:
             return commands
         awaited = self.held.get(request.id)
-        if awaited and not self.regions.liveness_of(awaited).lost:
+        if awaited and self.regions.liveness_of(awaited).lost_at is None:
             state.refusals.pop(awaited, None)
         decided = decision is not None
         decision = state.decision = decision or self._decide(state, now, verdict)
         chosen = decision.chosen
         if chosen is None:
             return self._nowhere(state, decision, now)
-        if decision.absent and not decided and (waits := self._await_return(state, decision, now)) is not None:
+        if self.regions.lost and not decided and (waits := self._await_return(state, decision, now)) is not None:
             return waits
         self.held.pop(request.id, None)
         instance = self.regions.best_instance(chosen.region, request.model)
@@ -731,7 +731,9 @@ class GlobalFlow:
         assert chosen is not None
         assert asked is not None  # it was chosen from it
         lost = [name for name in decision.absent if name not in refusals or refusals[name].source is Source.TRANSPORT]
-        region, until = self.regions.awaited(request, lost, asked, chosen.region)
+        region, until = self.regions.awaited(request, lost, asked, chosen.region, now)
+        if request.first_token_by is not None and not state.resumes:  # it goes while it can still be in time
+            until = min(until, request.first_token_by - chosen.bare_ttft_ms / 1e3)
         held = request.id in self.held
         if now >= until or (not held and (region in state.awaited or len(self.held) >= self.config.held_max)):
             return None

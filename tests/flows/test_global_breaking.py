@@ -579,6 +579,23 @@ def test_a_new_request_waits_for_a_lost_region_only_if_that_has_its_prompt_cache
     )  # fmt: skip
 
 
+def test_a_request_that_wants_its_first_token_soon_waits_only_while_it_can_still_have_it(play) -> None:
+    flow = slow()
+    book = begun(play, flow, "a", prompt_bytes=LONG)
+    book.at(1.0).on(ChannelChanged("london", False)).expect()
+    elsewhere_s = flow.consider(request("probe", LONG, prefix="a"), 1.0).chosen.bare_ttft_ms / 1e3
+    assert 1.5 < elsewhere_s < 2.0
+    for name, left_s, waits_s in (
+        ("late", 1.0, 0.0),
+        ("soon", 2.5, 2.5 - elsewhere_s),
+        ("any", 9.0, lost_worth_s(flow)),
+    ):
+        asked = request(name, LONG, prefix="a", deadline=90.0, first_token_by=1.0 + left_s)
+        waits = held(name, until=pytest.approx(1.0 + waits_s))
+        book.on(RequestArrived(asked)).expect(waits if waits_s else sent(name, "frankfurt"))
+        book.on(ClientLeft(name)).expect()
+
+
 def test_nobody_waits_for_a_region_that_the_law_closed_meanwhile(play) -> None:
     flow = slow()
     book = broken(play, flow)

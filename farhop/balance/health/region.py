@@ -45,14 +45,15 @@ class Liveness:
     """
 
     __slots__ = (
-        "_channel_up", "_config", "_fine", "_lost_at", "_relay_failed_at", "_relay_fails", "forced", "report_at",
+        "_channel_up", "_config", "_fine", "_relay_failed_at", "_relay_fails", "forced", "lost_at", "report_at",
     )  # fmt: skip
 
     def __init__(self, config: LivenessConfig = _LIVENESS) -> None:
         self._config = config
         self.forced = ForcedState()
         self.report_at, self._channel_up = -inf, False
-        self._lost_at: float | None = None
+        # When its channel broke or relaying failed, if neither has worked since (monotonic seconds).
+        self.lost_at: float | None = None
         self._relay_fails, self._relay_failed_at = 0, -inf
         self._fine: Health | None = None  # the reading before `_fine.until`, where all signals agree: nearly always
 
@@ -71,7 +72,7 @@ class Liveness:
         if up and not self._channel_up:
             self._relay_fails = 0
         elif self._channel_up and not up:
-            self._lost_at = now if self._lost_at is None else self._lost_at
+            self.lost_at = now if self.lost_at is None else self.lost_at
         self._channel_up = up
         self._agree()
 
@@ -79,8 +80,8 @@ class Liveness:
         """A relayed request met a transport failure."""
         if now >= self._relay_failed_at + self._config.relay_hold_s:
             self._relay_fails = 0
-            self._lost_at = self._lost_at if not self._channel_up else None
-        self._lost_at = now if self._lost_at is None else self._lost_at
+            self.lost_at = self.lost_at if not self._channel_up else None
+        self.lost_at = now if self.lost_at is None else self.lost_at
         self._relay_fails = min(self._relay_fails + 1, self._config.relay_streak)
         self._relay_failed_at = now
         self._agree()
@@ -91,23 +92,18 @@ class Liveness:
             self._relay_fails = 0
             self._agree()
 
-    @property
-    def lost(self) -> bool:
-        """Whether its channel broke or relaying failed, and neither has worked since."""
-        return self._lost_at is not None
-
     def awaited_until(self, worth_s: float) -> float:
         """Until when (monotonic seconds, -inf: not at all) requests wait for a lost region that would lose `worth_s`
         elsewhere: so long since it was lost, so that who waits in vain loses at most twice what he would have (ski
         rental, Karlin et al. 1988).
         """
-        if self._lost_at is None or self.forced.health is not None:
+        if self.lost_at is None or self.forced.health is not None:
             return -inf
-        return self._lost_at + min(worth_s, AWAITED_S)
+        return self.lost_at + min(worth_s, AWAITED_S)
 
     def _agree(self) -> None:
         if self._channel_up and not self._relay_fails:
-            self._lost_at = None
+            self.lost_at = None
         agreed = self._channel_up and self._relay_fails < self._config.relay_streak
         self._fine = _fine(self.report_at + self._config.report_age_s) if agreed else None
 

@@ -55,7 +55,7 @@ def test_a_region_is_down_on_two_signals_suspect_on_one_and_up_on_none(events: l
             lost_at = None
         if (was_connected and not connected) or failures[-1:] == [now]:
             lost_at = now if lost_at is None else lost_at
-        assert liveness.lost == (lost_at is not None)
+        assert liveness.lost_at == lost_at
         for worth_s in (0.0, 1.0, 100.0):
             until = -inf if lost_at is None else lost_at + min(worth_s, AWAITED_S)
             assert liveness.awaited_until(worth_s) == until
