@@ -669,7 +669,11 @@ class GlobalFlow:
         chosen = decision.chosen
         if chosen is None:
             return self._nowhere(state, decision, now)
-        if self.regions.lost and not decided and (waits := self._await_return(state, decision, now)) is not None:
+        if (
+            (state.awaited or self.regions.lost)
+            and not decided
+            and (waits := self._await_return(state, decision, now)) is not None
+        ):
             return waits
         self.held.pop(request.id, None)
         instance = self.regions.best_instance(chosen.region, request.model)
@@ -728,17 +732,23 @@ class GlobalFlow:
         """Hold the request while the region that has its prompt cached may be back in a moment, or another of its
         balancers take over; None if there is no such region, or waiting is not worth it. Once for each region."""
         request, chosen, asked, refusals = state.request, decision.chosen, decision.asked, state.refusals
+        held = request.id in self.held
+        for region, until in state.awaited.items():
+            # A balancer that is back has yet to find its engines.
+            finds = refusals.get(region, outcome.NO_REPLICA) is outcome.NO_REPLICA
+            waits = region in decision.absent and now < until and (finds or self.held.get(request.id) == region)
+            if waits and self.regions.liveness_of(region).forced.health is None:
+                return [] if held and state.due == until else self._hold(state, until, region)
         assert chosen is not None
         assert asked is not None  # it was chosen from it
         lost = [name for name in decision.absent if name not in refusals or refusals[name].source is Source.TRANSPORT]
         region, until = self.regions.awaited(request, lost, asked, chosen.region, now)
         if request.first_token_by is not None and not state.resumes:  # it goes while it can still be in time
             until = min(until, request.first_token_by - chosen.bare_ttft_ms / 1e3)
-        held = request.id in self.held
         if now >= until or (not held and (region in state.awaited or len(self.held) >= self.config.held_max)):
             return None
-        state.awaited |= {region}
         due = min(request.deadline, until)
+        state.awaited = {**state.awaited, region: due}
         return [] if held and state.due == due else self._hold(state, due, region)
 
     # -- queries of death: what may have ended two processes is not handed to a third (farhop.balance.health.suspects)

@@ -537,6 +537,31 @@ def test_a_stream_waits_for_a_lost_region_that_has_its_prompt_cached(play) -> No
     assert (flow.under_way, len(flow.ledger), len(flow.held)) == (0, 0, 0)
 
 
+def test_a_stream_waits_until_the_balancer_that_is_back_has_found_its_engines(play) -> None:
+    def known(ready: int):
+        return seen(instance("london", incarnation=2, replicas_ready=ready)).view.regions["london"]
+
+    flow = slow()
+    (
+        broken(play, flow)
+        .at(1.2).on(RegionReported("london", renewed=True, known=known(0))).expect()
+        .at(1.9).on(RegionReported("london", known=known(0))).expect()
+        .at(2.0).on(RegionReported("london", known=known(2))).expect(goes_on("a", "london", 2))
+    )  # fmt: skip
+
+
+def test_a_stream_waits_on_if_the_balancer_that_is_back_has_not_found_its_engines(play) -> None:
+    """Its channel may be back before its first report is."""
+    flow = slow()
+    until = 1.0 + lost_worth_s(flow)
+    book = broken(play, flow)
+    book.at(1.1).on(ChannelChanged("london", False)).expect()
+    book.at(1.2).on(ChannelChanged("london", True)).expect(goes_on("a", "london", 2))
+    book.at(1.3).on(AttemptRefused("a", 2, outcome.NO_REPLICA)).expect(held("a", until=until))
+    found = seen(instance("london", incarnation=2, received_at=1.9)).view.regions["london"]
+    book.at(1.9).on(RegionReported("london", renewed=True, known=found)).expect(goes_on("a", "london", 3))
+
+
 def test_a_stream_waits_no_longer_than_being_prefilled_elsewhere_takes(play) -> None:
     flow = slow()
     until = 1.0 + lost_worth_s(flow)
