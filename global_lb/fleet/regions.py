@@ -52,7 +52,6 @@ MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
 OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: no client is told to wait for days
 CANDIDATES_MAX = 1024
-AWAITED_MIN_MS = 1000.0  # no balancer is started again sooner: who would lose less elsewhere does not wait for it
 _WORK_LEARN = 0.05  # what each request weighs in how much of a prompt is left to prefill in the mean
 
 _UNKNOWN = Liveness()  # down: it never had a report or a channel
@@ -165,7 +164,7 @@ class Regions:
         self._known_candidates: dict[tuple[frozenset[str], str], _Candidates] = {}
         self._settled: dict[str, tuple[Region | None, bool] | None] = {}
         self._touched: set[str] = set()  # regions whose liveness may have changed
-        self.lost: set[str] = set()  # of them those that were lost when candidates were found
+        self.lost: set[str] = set()  # regions whose liveness had a `lost_at` when candidates were looked for last
         self._seen: dict[str, tuple[State, str]] = {}  # what each was when candidates were found
         self.lineages = Lineages()  # what the models are based on, by all reports
         self._lineages: dict[str, Lineage] = {}  # by region
@@ -379,22 +378,6 @@ class Regions:
         """Forget all prefixes of all regions, until they are reported or sent again."""
         for region in self.trie.locations:
             self.trie.clear(region)
-
-    def awaited(
-        self, request: Request, lost: Collection[str], field: Field, chosen: str, now: float
-    ) -> tuple[str, float]:
-        """Which of the `lost` regions, if any, the request waits for rather than have the chosen one of the field
-        prefill what that one holds of its prompt; and until when (monotonic seconds). ("", -inf) for none."""
-        awaited, latest = "", -inf
-        lost = [name for name in lost if name in self.lost and self.liveness[name].awaited_until(inf) > now]
-        depths = self.trie.match(request.chain) if lost else {}
-        for name in lost:
-            held_bytes = self.partial_blocks.bytes_behind(request.chain, depths.get(name, 0))
-            worth_ms = field.fill_up_ms(field.at[chosen], min(held_bytes, request.prompt_bytes))
-            until = self.liveness[name].awaited_until(worth_ms / 1e3)
-            if worth_ms >= AWAITED_MIN_MS and until > latest:
-                awaited, latest = name, until
-        return awaited, latest
 
     def opens_in_s(self, lawful: frozenset[str], waits_ms: Mapping[str, float], now: float) -> float:
         """In how many seconds the first of these regions may serve again, as far as is known: a drain says when it

@@ -24,7 +24,7 @@ from farhop.balance.ledger import Ledger, Reservation
 from farhop.balance.outcome import Source
 from global_lb.fleet.regions import Regions, Spill
 from global_lb.fleet.view import ChannelChanged, OutputsReported, RegionForced, RegionKnown, RegionReported, ViewSwapped
-from global_lb.routing import admission, cascade
+from global_lb.routing import admission, cascade, lost
 from global_lb.routing.pick import Decision, pick
 from global_lb.routing.policy import OverridesChanged
 from global_lb.routing.redirect import Redirects
@@ -550,7 +550,7 @@ class GlobalFlow:
         for request_id in tuple(self.held):
             state = self.requests[request_id]
             request, awaits = state.request, self.held[request_id]
-            if awaits and not by_law and now < state.due and self.regions.liveness_of(awaits).awaited_until(inf) > now:
+            if awaits and not by_law and now < state.due and lost.is_lost(self.regions.liveness[awaits]):
                 continue
             if now >= state.due:
                 state.refusals.clear()  # as its timer, which is due, would
@@ -662,8 +662,8 @@ class GlobalFlow:
         if self._suspects.against and request.body_hash and (commands := self._suspected(state, now)) is not None:
             return commands
         awaited = self.held.get(request.id)
-        if awaited and self.regions.liveness_of(awaited).lost_at is None:
-            state.refusals.pop(awaited, None)
+        if awaited and self.regions.liveness[awaited].lost_at is None:
+            state.refusals.pop(awaited, None)  # it is back, and is asked again
         decided = decision is not None
         decision = state.decision = decision or self._decide(state, now, verdict)
         chosen = decision.chosen
@@ -729,27 +729,17 @@ class GlobalFlow:
         return [] if held and now < state.due else self._hold(state, due)  # []: it waits already
 
     def _await_return(self, state: RequestState, decision: Decision, now: float) -> list[Command] | None:
-        """Hold the request while the region that has its prompt cached may be back in a moment, or another of its
-        balancers take over; None if there is no such region, or waiting is not worth it. Once for each region."""
-        request, chosen, asked, refusals = state.request, decision.chosen, decision.asked, state.refusals
-        held = request.id in self.held
-        for region, until in state.awaited.items():
-            # A balancer that is back has yet to find its engines.
-            finds = refusals.get(region, outcome.NO_REPLICA) is outcome.NO_REPLICA
-            waits = region in decision.absent and now < until and (finds or self.held.get(request.id) == region)
-            if waits and self.regions.liveness_of(region).forced.health is None:
-                return [] if held and state.due == until else self._hold(state, until, region)
-        assert chosen is not None
-        assert asked is not None  # it was chosen from it
-        lost = [name for name in decision.absent if name not in refusals or refusals[name].source is Source.TRANSPORT]
-        region, until = self.regions.awaited(request, lost, asked, chosen.region, now)
-        if request.first_token_by is not None and not state.resumes:  # it goes while it can still be in time
-            until = min(until, request.first_token_by - chosen.bare_ttft_ms / 1e3)
-        if now >= until or (not held and (region in state.awaited or len(self.held) >= self.config.held_max)):
+        """Hold the request while it waits for a lost region (see `lost`); None if it goes."""
+        request_id = state.request.id
+        held_for = self.held.get(request_id)
+        found = lost.awaited(state, decision, self.regions, held_for, now)
+        if found is None or (held_for is None and len(self.held) >= self.config.held_max):
             return None
-        due = min(request.deadline, until)
-        state.awaited = {**state.awaited, region: due}
-        return [] if held and state.due == due else self._hold(state, due, region)
+        region, until = found
+        if held_for == region and state.due == until:
+            return []
+        state.awaited = {**state.awaited, region: until}
+        return self._hold(state, until, region)
 
     # -- queries of death: what may have ended two processes is not handed to a third (farhop.balance.health.suspects)
 

@@ -22,6 +22,7 @@ from tests.conftest import RunningWorld
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 REGIONS = frozenset(("virginia", "frankfurt", "tokyo"))
 FROM, SPARED = "virginia", "tokyo"
@@ -139,6 +140,63 @@ def test_a_tenant_of_the_dead_region_alone_gets_the_error(world: RunningWorld) -
     for result in results:
         assert result.error is not None
         assert result.error.code == "upstream_died_mid_stream"
+
+
+WORDS = (
+    8_000  # of a prompt: 11,700 tokens, which its engine prefills in five seconds, as long as a region is waited for
+)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[RunningWorld]:
+    """A world whose engines take eight times as long."""
+    made = RunningWorld(WorldSettings(replicas=1, speedup=0.25), tmp_path / "world")
+    try:
+        made.call(made.world.start())
+        made.call(made.world.wait_until_serving(REGIONS))
+        yield made
+    finally:
+        made.close()
+
+
+async def prompt_tokens(world: World) -> dict[str, float]:
+    """What the engines of each region were asked to prefill so far."""
+    found = {}
+    async with aiohttp.ClientSession() as session:
+        for region, run in world.regions.items():
+            async with session.get(f"{run.engine_urls[0]}/metrics") as response:
+                text = await response.text()
+            found[region] = sum(map(float, re.findall(r"^vllm:prompt_tokens_total\S* (\S+)$", text, re.MULTILINE)))
+    return found
+
+
+def test_a_stream_with_a_long_prompt_goes_on_where_it_is_cached_once_the_balancer_is_back(slow: RunningWorld) -> None:
+    """SIGKILL to the balancer alone, and a new one at once: it refuses until it has found its engines."""
+    world = slow.world
+
+    async def drill() -> tuple[Result, dict[str, float]]:
+        text = " ".join(f"w{n}" for n in range(WORDS))
+        body = body_of(slow, 0, 100) | {"messages": [{"role": "user", "content": text}], "stream": True}
+        pieces, again = 0, None
+        async for event in ask([slow.entry(FROM)], "sk-farhop-anywhere", body):
+            if isinstance(event, Delta):
+                pieces += 1
+                if pieces == 10:
+                    regional = world.regions[FROM].regional
+                    assert regional is not None
+                    await regional.kill()
+                    again = asyncio.create_task(world.start_regional(FROM))
+            elif isinstance(event, Result):
+                result = event
+        assert again is not None
+        await again
+        return result, await prompt_tokens(world)
+
+    result, prefilled = slow.call(drill())
+    assert result.error is None
+    assert result.headers["x-farhop-region"] == FROM
+    assert prefilled[FROM] > 20_000  # twice its prompt: where it broke it went on
+    assert {prefilled[region] for region in REGIONS - {FROM}} == {0.0}
 
 
 LONG, PACE_S = 900, 2.0  # tokens, 6 ms each: such a stream takes far longer than the drain's pace

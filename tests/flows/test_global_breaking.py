@@ -504,9 +504,9 @@ def test_a_stream_waits_for_a_region_that_serves_and_no_longer_than_a_while(play
 LONG = 31_744  # bytes, whole blocks of the cache: 7,936 tokens, which `slow` regions prefill in 1.6 s
 
 
-def slow():
+def slow(**config):
     """Regions that take twice as long to prefill a token."""
-    return worldwide(view=everywhere(prefill_ms_per_token=0.2))
+    return worldwide(view=everywhere(prefill_ms_per_token=0.2), **config)
 
 
 def lost_worth_s(flow, region: str = "frankfurt") -> float:
@@ -560,6 +560,55 @@ def test_a_stream_waits_on_if_the_balancer_that_is_back_has_not_found_its_engine
     book.at(1.3).on(AttemptRefused("a", 2, outcome.NO_REPLICA)).expect(held("a", until=until))
     found = seen(instance("london", incarnation=2, received_at=1.9)).view.regions["london"]
     book.at(1.9).on(RegionReported("london", renewed=True, known=found)).expect(goes_on("a", "london", 3))
+
+
+def test_a_balancer_that_never_finds_its_engines_leaves_attempts_for_other_regions(play) -> None:
+    """Its channel says that it is back, and the report of before says that it serves."""
+    flow = slow()
+    book = broken(play, flow).at(1.1).on(ChannelChanged("london", False)).expect()
+    book.at(1.2).on(ChannelChanged("london", True)).expect(goes_on("a", "london", 2))
+    for attempt in (2, 3, 4):
+        book.on(AttemptRefused("a", attempt, outcome.NO_REPLICA)).expect(held("a"))
+        book.at(1.2 + 0.3 * attempt).on(ChannelChanged("london", False)).expect()
+        book.on(ChannelChanged("london", True)).expect(goes_on("a", "london", attempt + 1))
+    book.on(AttemptRefused("a", 5, outcome.NO_REPLICA)).expect(goes_on("a", "frankfurt", 6))
+
+
+def test_who_waits_for_a_lost_region_does_not_hold_up_those_like_it_who_wait_for_any(play) -> None:
+    flow = slow(patience_s=30.0)
+    book = begun(play, flow, "a", prompt_bytes=LONG)
+    for region in ("frankfurt", "tokyo"):
+        book.at(2.9).on(RegionReported(region)).expect()
+    book.at(3.0).on(ChannelChanged("london", False)).expect()  # nor has it reported for so long
+    book.on(RequestArrived(request("again", LONG, prefix="a"))).expect(held("again"))
+    for region in ("frankfurt", "tokyo"):
+        book.at(3.1).on(RegionForced(region, True, "racks")).expect()
+    book.on(RequestArrived(request("b"))).expect(held("b"))
+    # London is back, and has not found its engines.
+    known = seen(instance("london", incarnation=2, replicas_ready=0)).view.regions["london"]
+    book.at(3.2).on(RegionReported("london", renewed=True, known=known)).expect()
+    book.on(ChannelChanged("london", True)).expect()
+    book.at(3.3).on(RegionForced("frankfurt", False, "")).expect(sent("b", "frankfurt"))
+    assert list(flow.held) == ["again"]
+
+
+def test_who_waits_for_a_lost_region_is_not_decided_anew_until_something_happens_to_it(play, monkeypatch) -> None:
+    """A thousand may wait, and reports come twenty times a second from each region."""
+    flow, decided = slow(), []
+    book = broken(play, flow)
+    consider = flow.consider
+    monkeypatch.setattr(flow, "consider", lambda *args, **fields: decided.append(args) or consider(*args, **fields))
+    for n in range(5):
+        book.at(1.1 + 0.2 * n).on(RegionForced("tokyo", n % 2 == 0, "racks")).expect()
+    assert decided == []
+
+
+def test_no_more_wait_for_a_lost_region_than_may_be_on_hold(play) -> None:
+    flow = slow(held_max=1)
+    book = begun(play, flow, "a", "b", prompt_bytes=LONG)
+    book.at(1.0).on(ChannelChanged("london", False)).expect()
+    book.on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(held("a"))
+    book.on(AttemptFailed("b", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("b", "frankfurt", 2))
 
 
 def test_a_stream_waits_no_longer_than_being_prefilled_elsewhere_takes(play) -> None:
@@ -632,6 +681,20 @@ def test_nobody_waits_for_a_region_that_an_operator_drained(play) -> None:
     book = begun(play, flow, "a", prompt_bytes=LONG)
     book.at(0.5).on(RegionForced("london", True, "racks")).expect()
     book.at(1.0).on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("a", "frankfurt", 2))
+
+
+def test_who_waits_leaves_when_an_operator_drains_the_region(play) -> None:
+    flow = slow()
+    book = broken(play, flow)
+    book.at(1.1).on(RegionForced("london", True, "racks")).expect(goes_on("a", "frankfurt", 2))
+
+
+def test_nobody_waits_for_a_region_that_refused_the_request_before_it_was_lost(play) -> None:
+    flow = slow()
+    book = begun(play, flow, "a", prompt_bytes=LONG)
+    book.on(RequestArrived(request("b", LONG, prefix="a"))).expect(sent("b", "london"))
+    book.at(1.0).on(ChannelChanged("london", False)).expect()
+    book.on(AttemptRefused("b", 1, outcome.QUEUE_FULL, 800.0)).expect(sent("b", "frankfurt", attempt=2))
 
 
 def test_a_region_s_earlier_refusal_does_not_prevent_it_from_continuing_a_stream(play) -> None:

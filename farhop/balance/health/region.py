@@ -27,7 +27,6 @@ class LivenessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LIVENESS = LivenessConfig()
-AWAITED_S = 5.0  # so soon is a balancer back that was started again: afterwards the region counts as lost
 _SIGNALS = ("no recent report", "channel broken", "relay failures")
 
 
@@ -80,7 +79,8 @@ class Liveness:
         """A relayed request met a transport failure."""
         if now >= self._relay_failed_at + self._config.relay_hold_s:
             self._relay_fails = 0
-            self.lost_at = self.lost_at if not self._channel_up else None
+            if self._channel_up:
+                self.lost_at = None  # what relaying met long ago is forgotten
         self.lost_at = now if self.lost_at is None else self.lost_at
         self._relay_fails = min(self._relay_fails + 1, self._config.relay_streak)
         self._relay_failed_at = now
@@ -91,15 +91,6 @@ class Liveness:
         if self._relay_fails:
             self._relay_fails = 0
             self._agree()
-
-    def awaited_until(self, worth_s: float) -> float:
-        """Until when (monotonic seconds, -inf: not at all) requests wait for a lost region that would lose `worth_s`
-        elsewhere: so long since it was lost, so that who waits in vain loses at most twice what he would have (ski
-        rental, Karlin et al. 1988).
-        """
-        if self.lost_at is None or self.forced.health is not None:
-            return -inf
-        return self.lost_at + min(worth_s, AWAITED_S)
 
     def _agree(self) -> None:
         if self._channel_up and not self._relay_fails:

@@ -1,14 +1,13 @@
 """A region's life by playbook, and by property: two signals are death, one is doubt, and the operator comes first."""
 
 import copy
-from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance.health.reading import Health, State
-from farhop.balance.health.region import AWAITED_S, Liveness, LivenessConfig
+from farhop.balance.health.region import Liveness, LivenessConfig
 
 RUN = settings(max_examples=250, deadline=None, derandomize=True)
 
@@ -56,9 +55,6 @@ def test_a_region_is_down_on_two_signals_suspect_on_one_and_up_on_none(events: l
         if (was_connected and not connected) or failures[-1:] == [now]:
             lost_at = now if lost_at is None else lost_at
         assert liveness.lost_at == lost_at
-        for worth_s in (0.0, 1.0, 100.0):
-            until = -inf if lost_at is None else lost_at + min(worth_s, AWAITED_S)
-            assert liveness.awaited_until(worth_s) == until
         for later in (now, now + 2.9, now + 3.0, now + 10.0):
             against = [
                 reported_at is None or later >= reported_at + 3.0,
