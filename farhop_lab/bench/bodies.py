@@ -27,9 +27,9 @@ _ACCENTED = ("r\u00e9gion", "\u2019cache", "Stra\u00dfe", "\u4f60\u597d", "\u201
 _WORDS = ("region", "replica", "cache", "prefix", "token", "queue", "wait", "hop", "law", "trace", "batch", "decode")
 
 
-def plain(size: int, count: int = COUNT, model: str = MODEL) -> list[bytes]:
-    """Bodies of `size` bytes each (a few hundred at least) that ask for an answer in one piece."""
-    return [_body(size, i, {"max_tokens": 128}, "", model) for i in range(count)]
+def plain(size: int, count: int = COUNT, model: str = MODEL, delay_ms: float = 0.0) -> list[bytes]:
+    """Bodies of `size` bytes each (a few hundred at least) that ask for an answer in one piece, after `delay_ms`."""
+    return [_body(size, i, {"max_tokens": 128}, _delayed(delay_ms), model) for i in range(count)]
 
 
 def streamed(
@@ -39,8 +39,12 @@ def streamed(
     into types of their own, and only text is sure to arrive as it was sent.
     """
     options = {"max_tokens": chunks, "stream": True, "stream_options": {"include_usage": True}}
-    order = f" chunks={chunks} pace_ms={pace_ms:g}" + (f" delay_ms={delay_ms:g}" if delay_ms else "")
+    order = f" chunks={chunks} pace_ms={pace_ms:g}" + _delayed(delay_ms)
     return [_body(size, i, options, order, model) for i in range(count)]
+
+
+def _delayed(delay_ms: float) -> str:
+    return f" delay_ms={delay_ms:g}" if delay_ms else ""
 
 
 def _body(size: int, index: int, options: dict[str, object], order: str, model: str) -> bytes:

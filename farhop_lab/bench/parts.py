@@ -33,6 +33,9 @@ TO = "FARHOP_BENCH_COUNTS_TO"  # the folder to which a counted process writes
 REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
 ROUNDS = 3  # of counting calls; the one with the fewest is reported, since other load only adds
 _PACE_MS, _PAUSE_S = 4.0, 0.003
+_ANSWER_MS = (
+    8.0  # longer than the prefill is expected to take, or whether an answer tells a pace depends on the machine
+)
 _NEARLY = 0.9  # of all requests
 _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__
@@ -48,15 +51,14 @@ _MODE = "mode"  # the file that says what to count
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """What one request (or chunk) consists of in all counted processes. `syscalls` None: strace is missing, not
-    permitted or not wanted. `functions` are frames by function, most first.
+    """What one request (or chunk) consists of in all counted processes: frames and C calls by Python function, most
+    first. `syscalls` None: strace is missing, not permitted or not wanted.
     """
 
-    frames: int
-    c_calls: int
+    frames: dict[str, int]
+    c_calls: dict[str, int]
     opcodes: int  # 0 if not wanted: counting them takes a hundred times as long
     syscalls: dict[str, int] | None
-    functions: dict[str, int]
 
     @property
     def syscalls_all(self) -> int | None:
@@ -152,7 +154,7 @@ class Counted:
 
     async def requests(self, *, slowly: bool = False) -> Parts:
         """The parts of a small request that is answered in one piece. `slowly`: opcodes and syscalls, too."""
-        made = [bodies.request(body, HOST) for body in bodies.plain(self._size)]
+        made = [bodies.request(body, HOST) for body in bodies.plain(self._size, delay_ms=_ANSWER_MS)]
         await self._send(made, WARM, 0.0)
         return await self._parts(lambda: self._send(made, REQUESTS), REQUESTS, slowly=slowly)
 
@@ -165,13 +167,14 @@ class Counted:
     async def _parts(self, sent: Callable[[], Awaitable[None]], times: int, *, slowly: bool) -> Parts:
         rounds = [await self._during("calls", sent) for _ in range(ROUNDS)]
         steps = await self._during("opcodes", sent) if slowly else {}
-        frames = min((_each(calls, "frames", times) for calls in rounds), key=Counter.total)
+        frames, c_calls = (
+            min((_each(calls, what, times) for calls in rounds), key=Counter.total) for what in ("frames", "c_calls")
+        )
         return Parts(
-            frames=frames.total(),
-            c_calls=min(_each(calls, "c_calls", times).total() for calls in rounds),
+            frames=dict(frames.most_common()),
+            c_calls=dict(c_calls.most_common()),
             opcodes=_each(steps, "opcodes", times).total() if steps else 0,
             syscalls=await self._syscalls(sent, times) if slowly else None,
-            functions=dict(frames.most_common()),
         )
 
     async def _during(self, mode: str, sent: Callable[[], Awaitable[None]]) -> dict[str, Counter[str]]:
@@ -281,9 +284,10 @@ async def _main() -> None:
 
 
 def _show(what: str, parts: Parts) -> None:
-    counts = f"{parts.frames} frames, {parts.c_calls} C calls, {parts.opcodes} bytecodes"
+    frames, c_calls = sum(parts.frames.values()), sum(parts.c_calls.values())
+    counts = f"{frames} frames, {c_calls} C calls, {parts.opcodes} bytecodes"
     print(f"{what}: {counts}, {parts.syscalls_all} syscalls {parts.syscalls or ''}")
-    for name, count in parts.functions.items():
+    for name, count in parts.frames.items():
         print(f"  {count} {name}")
 
 

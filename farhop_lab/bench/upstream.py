@@ -125,6 +125,9 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The request is complete: answer."""
         body = b"".join(self._body)
+        if (delay := _DELAY.search(body)) is not None:
+            # To 0.1 ms, while the loop's timers have whole ones; there are no other clients.
+            time.sleep(float(delay[1]) / 1e3)
         if self._url == b"/metrics":
             self._whole(self._metrics, b"text/plain; version=0.0.4")
         elif self._url.startswith(b"/v1/models"):
@@ -147,9 +150,6 @@ class Connection(asyncio.Protocol):
         order = _ORDER.search(body)
         chunks, pace_s = (int(order[1]), float(order[2]) / 1e3) if order else (200, 0.02)
         tokens = len(body) // BYTES_PER_TOKEN
-        if (delay := _DELAY.search(body)) is not None:
-            # To 0.1 ms, while the loop's timers have whole ones; there are no other clients.
-            time.sleep(float(delay[1]) / 1e3)
         first = piece = _PIECE
         if _ASKED in body:
             prompt = ",".join(["1234"] * tokens)

@@ -228,8 +228,11 @@ class Speed:
 
     def _lean(self, tpot_ms: float, load: float, now: float) -> None:
         """How loads and tokens go together, by the latest answers (least squares, forgetting)."""
-        self._taken = min(self._taken + 1, _LEAN_ANSWERS)
-        weight, keep = 1.0 / self._taken, exp((self._at - now) / LEAN_TAU_S) if self._at < now else 1.0
+        if self._taken < _LEAN_ANSWERS:
+            self._taken += 1
+        weight, keep = 1.0 / self._taken, 1.0
+        if self._at < now:
+            keep, self._at = exp((self._at - now) / LEAN_TAU_S), now
         more, longer_ms = load - self._load, tpot_ms - self._mean_ms
         if self._taken > 1:
             most_ms = _LEAN_CLIP * self._mean_ms  # what a stall made of a token says nothing of loads
@@ -238,7 +241,6 @@ class Speed:
         self._mean_ms += weight * longer_ms
         self._var = (1.0 - weight) * (self._var * keep + weight * more * more)
         self._cov = (1.0 - weight) * (self._cov * keep + weight * more * longer_ms)
-        self._at = max(self._at, now)
 
     def adopt(self, other: Measured, now: float) -> None:
         """Begin with what another measured of the same target, if nothing was measured here. Figures outside their
