@@ -90,16 +90,17 @@ class Recording:
 
 
 class Recorder:
-    """Hands what passes to those who listen. `region` is where requests come in."""
+    """Hands what passes to those who listen. `region` is where requests come in. Whose prefix may not be known there
+    comes without its chain (request_telemetry)."""
 
     def __init__(self, region: str) -> None:
-        self._region = region
+        self.region = region
         self.recordings: list[Recording] = []  # none while there is no listener
 
     def concluded(self, request: Request, arrived_s: float, over_s: float, usage: Usage | None) -> None:
         """A request is over that came from a client, and that may be recorded here. Wall seconds."""
         for recording in self.recordings:
-            recording.add(request, self._region, arrived_s, over_s, usage)
+            recording.add(request, self.region, arrived_s, over_s, usage)
 
     @contextmanager
     def listening(self, salt: bytes) -> Iterator[Recording]:

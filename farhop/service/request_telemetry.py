@@ -19,6 +19,7 @@ from farhop.service.decisions import Record
 from farhop.telemetry import attributes as a
 from farhop.telemetry import context as trace_context
 from farhop.telemetry.spans import RequestTrace
+from topology.law import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 MODEL_CHARS_MAX = 128
 PROVIDER = "farhop"  # what clients' spans would name, too: the engines behind are not theirs to know
 _UNTRACED = RequestTrace(b"", None)
+_HINTS = Scope.HINTS
 _WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
 
 
@@ -314,11 +316,18 @@ class RequestTelemetry:
         if context.trace.sampled:
             self._decided(active, context, now)  # one that sent it nowhere, or that a later one overtook
         if self.recorder is not None and self.recorder.recordings and context.recorded and self._is_clients(context):
-            arrived_s, over_s = (self._clock.wall_ns(moment) / 1e9 for moment in (context.arrived_at, now))
-            self.recorder.concluded(active.request, arrived_s, over_s, usage)
+            self._record(self.recorder, active.request, context.arrived_at, now, usage)
         ttft_ms = (active.began_at - context.arrived_at) * 1e3 if active.began_at else None
         self._keep(context, active.request, active.reasons, reason, status, now, usage, ttft_ms)
         self._finish(context, reason, status, now, active, usage)
+
+    def _record(self, recorder: Recorder, request: Request, arrived_at: float, now: float, usage: Usage | None) -> None:
+        """Add it to the recordings under way. Its blocks only where the law lets hints of it be known: who knows a
+        recording's salt can look for a text among its fingerprints."""
+        if self.under is not None and recorder.region not in self.under.law.request_verdict(request, _HINTS).lawful:
+            request = msgspec.structs.replace(request, chain=())
+        arrived_s, over_s = (self._clock.wall_ns(moment) / 1e9 for moment in (arrived_at, now))
+        recorder.concluded(request, arrived_s, over_s, usage)
 
     @staticmethod
     def _is_clients(context: RequestContext) -> bool:

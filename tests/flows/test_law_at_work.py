@@ -426,6 +426,25 @@ async def test_no_record_is_kept_after_a_law_forbids_records(up: Both, engine: E
         assert "error" in await admin(port, f"/decisions/{decision}")
 
 
+async def test_no_recording_names_blocks_of_prompts_whose_hashes_may_not_be_known_here(up: Both) -> None:
+    """Whoever has the recording's salt can tell from a fingerprint whether a text began the prompt, as from a hint."""
+    salt = "0123456789abcdef"
+    recorders = [balancer.telemetry.recorder for balancer in (up.global_, up.regional)]
+    with contextlib.ExitStack() as stack:
+        recordings = [stack.enter_context(recorder.listening(salt.encode())) for recorder in recorders if recorder]
+        for epoch, hints in ((2, ["world"]), (3, ["jp"])):
+            residency = {**ANYWHERE, "logging": {"allow": ["world"]}, "hints": {"allow": hints}}
+            await Etcd(up).law(epoch, tenant("anywhere", residency=residency))
+            for port in (up.entry, up.client):
+                assert (await send(port, chat(body=streaming("x" * 600)))).status == 200
+            await up.at_rest()
+        assert len(recordings) == 2
+        for recording in recordings:
+            rows = [json.loads(row) for row in recording.rows]
+            assert [len(row["blocks"]) for row in rows] == [2, 0]
+            assert {row["input_tokens"] for row in rows} == {11}
+
+
 @pytest.mark.parametrize("size", [0, 300_000])  # read here, and in a process of its own
 async def test_unknown_field_names_are_not_recorded_where_records_are_forbidden(up: Both, size: int) -> None:
     """A body's member that nobody knows is counted; its name is the client's word."""
