@@ -79,9 +79,9 @@ def alias_note(request: Request) -> str:
 
 
 def narrowed_by_name(request: Request, law: Law) -> tuple[tuple[str, ...], ...]:
-    """The places that a request stays within once its name was replaced by a model. So the law's rule about the name
-    also binds its records and hints, even in regions that do not know the name."""
-    left = law.left_by_rules(request.tenant, request.model)
+    """The places that a request stays within once its name was replaced by a model, or was before. So the law's rule
+    about the name also binds its records and hints, even in regions that do not know the name."""
+    left = law.left_by_rules(request.tenant, request.alias or request.model)
     return request.narrow if left is None or left in request.narrow else (*request.narrow, left)
 
 

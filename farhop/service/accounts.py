@@ -159,7 +159,7 @@ class Accounts:
     ) -> Decided:
         caller, request = context.caller, active.request
         known = caller is not None and recorded(
-            self._law(), request.tenant, request.model, request.narrow, self.region, request.key
+            self._law(), request.tenant, request.model, caller.narrow, self.region, request.key
         )
         epoch, lawful = self._judged(active)
         return Decided(

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from farhop.service.prompt_tokens import PromptTokens
     from farhop.service.request_reader import RequestReader
     from farhop.service.request_telemetry import RequestContext, RequestTelemetry
+    from topology.law import Law
 
 _MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is a call, and each request asks for it
 _BODILESS = (_MODELS, _VERSION)
@@ -63,6 +64,14 @@ def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
         return answers.refusal(outcome.METHOD_NOT_ALLOWED, "this path answers GET only", extra=b"allow: GET, HEAD\r\n")
     good = head.path == paths.HEALTH or ready()
     return answers.Reply(200 if good else 503, b"", outcome.SERVED, _NO_STORE, b"text/plain")
+
+
+def as_it_came(request: Request, law: Law) -> Request:
+    """The request within what `law` allowed, which it came under. Its machine judges it by the law in force when it
+    gets it: that is another if one came while its body was on the way, or while it waited (to be read, for quota, for
+    another's answer)."""
+    lawful = law.request_verdict(request).lawful
+    return replace(request, lawful=lawful if request.lawful is None else lawful & request.lawful)
 
 
 class Advisor(Protocol):
@@ -328,6 +337,8 @@ class Ingress:
         request = replace(request, body_bytes=len(body), chain=self.reader.chain_anew(exchange, body))
         context.body_sha256 = b""  # it was of the body that came
         self._mute_unless_recorded(context, caller, request.model)
+        if context.came_under is not None:  # of the other models it was asked when the body was here
+            request = as_it_came(request, context.came_under)
 
         def proceed(_since: float) -> None:
             assert self.relay is not None
@@ -374,6 +385,9 @@ class Ingress:
         context: RequestContext = exchange.context
         assert context.caller is not None  # `head` let it pass
         assert context.kind is not None
+        under, came_under = self._telemetry.under, context.came_under
+        if under is not None and came_under is not None and came_under is not under.law:
+            request = as_it_came(request, came_under)
         if self._anycast and exchange.local_host in self._anycast and redirect_token.HEADER not in exchange.head.known:
             request = replace(request, by_anycast=True)
         if prompt.hide_usage and not exchange.sees_answer:

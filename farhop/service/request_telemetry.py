@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from farhop.balance import outcome
+from farhop.balance import model_steps, outcome
 from farhop.balance.machine import Usage
 from farhop.balance.outcome import Source
 from farhop.service.authenticator import Caller
@@ -91,6 +91,7 @@ class RequestContext(msgspec.Struct, eq=False):
     trace: RequestTrace
     arrived_at: float
     since: float
+    came_under: Law | None = None  # the law in force when its head came: no later one allows it more
     law: Law | None = None  # the law under which `recorded` was determined; None: determine it again
     recorded: bool = True
     over: bool = False
@@ -148,7 +149,8 @@ class RequestTelemetry:
         """A request's head is here. Callers that are not admitted are not traced."""
         self._metrics.in_flight += 1
         now = self._clock.now()
-        return RequestContext(_UNTRACED, now, now, None if self.under is None else self.under.law)
+        law = None if self.under is None else self.under.law
+        return RequestContext(_UNTRACED, now, now, law, law)
 
     def rule_may_differ(self, context: RequestContext, model: str) -> bool:
         """Whether what was said at its head, of any model, may not hold of this one, or not any more."""
@@ -209,8 +211,24 @@ class RequestTelemetry:
 
         self._decisions.forget_unless(may_stay)
 
+    def _judge_again(self, context: RequestContext, request: Request | None) -> None:
+        """The law changed while the request was under way: keep records of it by the law of now, which may have a rule
+        about the name that it came by. None: it is not known what it asks for."""
+        caller, model = context.caller, ""
+        if caller is None:
+            return
+        if request is not None:
+            model = request.model
+            if self.under is not None and request.alias in self.under.law.bound_models:
+                narrow = model_steps.narrowed_by_name(request, self.under.law)
+                caller = context.caller = msgspec.structs.replace(caller, narrow=narrow)
+        if context.recorded and not self.may_record(caller, model):
+            self.mute(context)
+
     def turned_away(self, context: RequestContext, reason: Outcome, status: int) -> None:
         """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
+        if self.under is None or context.law is not self.under.law:
+            self._judge_again(context, None)
         if self.accounts is not None and not context.over:
             self.accounts.turned_away(context, reason, status, self._clock.now())
         if reason.source is Source.LAW:
@@ -289,15 +307,10 @@ class RequestTelemetry:
         if context.over:
             return
         now = active.ended_at or self._clock.now()
+        if self.under is None or context.law is not self.under.law:
+            self._judge_again(context, active.request)
         if self.accounts is not None:
             self.accounts.concluded(context, active, reason, status, usage, now)
-        if (
-            context.recorded
-            and context.caller is not None
-            and (self.under is None or context.law is not self.under.law)
-            and not self.may_record(context.caller, active.request.model)
-        ):
-            self.mute(context)  # the law changed while it was under way
         if context.trace.sampled:
             self._decided(active, context, now)  # one that sent it nowhere, or that a later one overtook
         if self.recorder is not None and self.recorder.recordings and context.recorded and self._is_clients(context):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from farhop.balance import outcome
+from farhop.balance import model_steps, outcome
 from farhop.identity import hop_token
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
@@ -92,8 +92,11 @@ class GlobalTier(InstrumentedTier):
         Each attempt, and each time it is sent again, has a token of its own: one is good for one use.
         """
         context: RequestContext = active.context
-        forward, request = active.forward, active.request
+        forward, request, law = active.forward, active.request, self._flow.law
         assert forward is not None
+        narrow = request.narrow
+        if request.alias in law.bound_models:  # the region does not know the name, and the rule may be a later law's
+            narrow = model_steps.narrowed_by_name(request, law)
         now_ms, promised_ms = self._clock.now() * 1e3, forward.promised_ttft_ms
         head, body, mutual = active.exchange.head, active.body, self._mutual(forward.target)
         instance = self._instance_of(forward)
@@ -109,13 +112,13 @@ class GlobalTier(InstrumentedTier):
                 issuer=self._instance,
                 tenant=request.tenant,
                 lawful=tuple(sorted(forward.lawful or ())),
-                epoch=self._flow.law.epoch,
+                epoch=law.epoch,
                 priority=request.priority,
                 deadline_ms=max(0.0, request.deadline * 1e3 - now_ms),
                 expires_ms=now_ms + (0.0 if instance is None else instance.clock_offset_ms) + LIFE_MS,
                 decision_id=context.decision_id,
                 promised_ttft_ms=None if promised_ms is None else min(promised_ms, BUDGET_MAX_MS),
-                narrow=request.narrow,
+                narrow=narrow,
                 key=request.key,
                 body=b"" if mutual or with_body else context.body_sha256,
                 waited_ms=min(forward.waited_s * 1e3, BUDGET_MAX_MS),

@@ -4,7 +4,7 @@ leads (is sent upstream, for others to share).
 Invariants: an answer is only given to the tenant that it was made for, by the law in force: the region that made it
 must be lawful for the request that gets it, and the tenant's records and hints must be allowed where it is kept.
 Another law makes all kept answers unreachable at once. A request that shares an answer is under the same rules as the
-leader: same tenant, model, version, key and narrowing. Never reads a body, a clock or a socket.
+leader: same tenant, model, name that it came by, version, key and narrowing. Never reads a body, a clock or a socket.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 H = TypeVar("H")
-ShareKey: TypeAlias = "tuple[str, bytes, bool, str, tuple[tuple[str, ...], ...], frozenset[str] | None, int]"
+ShareKey: TypeAlias = "tuple[str, bytes, bool, str, str, tuple[tuple[str, ...], ...], frozenset[str] | None, int]"
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
@@ -111,9 +111,12 @@ class AnswerCache(Generic[H]):
                 return Hit(kept, now - kept.made_at)
         if not route.coalesce:
             return Lead(None, keeps) if keeps else Alone("law")
-        # `lawful`: what a name that stands for this model keeps it within (routing.cascade).
+        # `lawful`: what a name that stands for this model keeps it within (routing.cascade), or the law that it came
+        # under. `alias`: another law may say of that name what it does not say of the leader's, which alone is judged
+        # again once the answer is under way.
         share = (
-            request.tenant, key, request.stream, request.key, request.narrow, request.lawful, request.priority,
+            request.tenant, key, request.stream, request.key, request.alias, request.narrow, request.lawful,
+            request.priority,
         )  # fmt: skip
         if renew:
             return Lead(None, keeps)

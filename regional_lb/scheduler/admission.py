@@ -74,7 +74,7 @@ def unlawful(request: Request, region: str, law: Law) -> Refusal | None:
     """Why the law keeps the request out of this region; None if it does not. The token's lawful set and our own law can
     each do so."""
     if request.lawful is not None and region not in request.lawful:
-        return Refusal(outcome.UNLAWFUL_HERE, f"the hop token does not allow region {region}")
+        return Refusal(outcome.UNLAWFUL_HERE, f"the hop token, or the law that came before, does not allow {region}")
     verdict = law.request_verdict(request)
     if region in verdict.lawful:
         return None

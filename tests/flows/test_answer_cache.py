@@ -21,6 +21,7 @@ from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import RoutesChanged
 from tests.drills.classic import Gpu, l4
 from topology.law import Law
+from topology.model import Rule
 
 if TYPE_CHECKING:
     import openai
@@ -350,6 +351,50 @@ async def test_a_request_waiting_for_a_shared_first_byte_gets_it_and_may_leave()
         assert [(answer.status, word(answer), text_of(answer)) for answer in answers] == [(200, "hit", "hello")] * 2
         assert word(await send(up.entry, chat(body=body()))) == "hit"
         assert len(engine.seen) == 1
+
+
+def legislate(up: Both, **changes: Any) -> None:
+    """Another law is in force in both tiers."""
+    law = up.global_.flow.law
+    later = Law(replace(law.topology, epoch=law.epoch + 1, **changes))
+    up.regional.relay.react(LawChanged(later))
+    up.global_.laws.adopt(later)
+
+
+async def test_no_request_shares_the_answer_of_one_that_came_by_another_name() -> None:
+    """Both names may have the same rules until a law says of one of them what it does not say of the other: an attempt
+    is judged again by the leader's alone."""
+    engine = Engine()
+    engine.behaviour = "pause"
+    names = [{"model": name, "models": [{"model": MODEL}]} for name in ("fast", "auto")]
+    async with scripted(engine, routes=[SHARES, *names]) as up:
+        asked = [await Client.asking(up, chat(body=stream() | {"model": name})) for name in ("fast", "auto", "auto")]
+        await until(lambda: up.global_.metrics.in_flight == 3 and len(engine.seen) == 2)
+        legislate(up, models={"auto": Rule(("world",), ("us",))})
+        engine.release.set()
+        answers = [await one.read_to_end() for one in asked]
+        assert sorted(str(word(answer)) for answer in answers) == ["hit", "miss", "miss"]
+        assert word(answers[0]) == "miss"
+        await up.at_rest()
+        kept = [up.global_.decisions.get(answer.headers["x-farhop-decision"]) is not None for answer in answers]
+        assert kept == [True, False, False]  # the rule keeps records of what came by that name from here
+
+
+async def test_a_follower_that_goes_alone_stays_within_the_law_that_it_came_under() -> None:
+    elsewhere = {"processing": {"allow": ["eu"]}, "on_exhausted": "wait", "wait_max_s": 20}
+    engine = Engine()
+    async with scripted(engine, tenant("elsewhere", residency=elsewhere)) as up:
+        asked = [await Client.asking(up, chat(key="sk-farhop-elsewhere", body=body())) for _ in range(3)]
+        await until(lambda: len(up.global_.flow.held) == 1 and up.global_.metrics.in_flight == 3)
+        await asyncio.sleep(0.05)  # all have been read
+        who = up.global_.flow.law.topology.tenants["elsewhere"]
+        assert who.residency is not None
+        moved = replace(who, residency=replace(who.residency, processing=Rule(("us",))))
+        legislate(up, tenants={**up.global_.flow.law.topology.tenants, "elsewhere": moved})
+        answers = [await one.read_to_end() for one in asked]
+        assert [answer.status for answer in answers] == [451] * 3
+        assert engine.seen == []
+        assert (await send(up.entry, chat(key="sk-farhop-elsewhere", body=body()))).status == 200
 
 
 class Failing(Engine):

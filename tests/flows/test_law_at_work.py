@@ -231,6 +231,47 @@ async def test_body_in_transfer_is_not_read_after_the_law_closes_the_entry(up: B
     assert engine.seen == []
 
 
+@pytest.mark.parametrize("size", [0, 300_000])  # read here, and in a process of its own
+async def test_body_in_transfer_stays_within_the_law_that_its_head_came_under(
+    up: Both, engine: Engine, size: int
+) -> None:
+    """What another law lets in it does not let in who came before."""
+    epoch = up.global_.flow.law.epoch
+    whole = chat(body=streaming("x" * size) | {"user": "ann"})
+    for port, code in ((up.entry, "no_lawful_region"), (up.client, "unlawful_here")):
+        await Etcd(up).law(epoch + 1, tenant("anywhere", residency={"processing": {"allow": ["eu"]}}))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(whole[:-20])
+        await until(lambda: up.global_.metrics.in_flight + up.regional.metrics.in_flight == 1)
+        epoch += 2
+        await Etcd(up).law(epoch, tenant("anywhere", residency={"processing": {"allow": ["us"]}}))
+        writer.write(whole[-20:])
+        answer = read(await reader.read())
+        writer.close()
+        assert (answer.status, answer.code) == (451, code)
+    assert engine.seen == []
+
+
+async def test_a_model_fallen_back_to_stays_within_the_law_that_the_head_came_under(engine: Engine) -> None:
+    """Which models a name may stand for is asked once its body is here."""
+    names = [{"model": "auto", "models": [{"model": "other"}, {"model": MODEL}]}]
+    async with both(engine, topology(), global_={"routes": names}, regional={"replicas": [
+        {"url": f"http://{engine.address}", "models": [MODEL, "other"], "name": "one"}]}) as up:  # fmt: skip
+        engine.behaviour = "vanish"
+        denied = tenant("anywhere", models={MODEL: {"allow": ["world"], "deny": ["us"]}})
+        await Etcd(up).law(2, denied)
+        whole = chat(body=streaming() | {"model": "auto"})
+        reader, writer = await asyncio.open_connection("127.0.0.1", up.entry)
+        writer.write(whole[:-20])
+        await until(lambda: up.global_.metrics.in_flight == 1)
+        await Etcd(up).law(3, tenant("anywhere"))
+        writer.write(whole[-20:])
+        await reader.read()
+        writer.close()
+        assert {body["model"] for _, body in engine.seen} == {"other"}
+        await up.at_rest()
+
+
 @pytest.mark.parametrize(
     ("residency", "code"),
     [

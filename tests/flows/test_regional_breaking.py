@@ -310,7 +310,7 @@ def test_law_refuses_by_token_by_tenant_and_by_key(play) -> None:
     (
         play(flow)
         .on(RequestArrived(request("a", lawful=frozenset({"tokyo"})))).expect(
-            answered("a", outcome.UNLAWFUL_HERE, detail="the hop token does not allow region london", wait_ms=None))
+            answered("a", outcome.UNLAWFUL_HERE, detail=lambda text: "hop token" in text, wait_ms=None))
         .on(RequestArrived(request("b", lawful=frozenset()))).expect(answered("b", outcome.UNLAWFUL_HERE))
         .on(RequestArrived(request("c", tenant="german", lawful=frozenset({"london"})))).expect(
             answered("c", outcome.UNLAWFUL_HERE, detail=lambda text: "allows only DE" in text))

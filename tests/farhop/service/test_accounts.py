@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 
 from farhop.accounts import segments
-from farhop.accounts.audit import Files
+from farhop.accounts.audit import AuditLog, Decided, Files
 from farhop.accounts.usage import Event, Reading
 from farhop.config import ConfigError, problems_of
 from farhop.service.authenticator import Caller
+from topology.law import Law
+from topology.model import Rule
 
 
 def residency(logging: list[str]) -> dict[str, Any]:
@@ -108,6 +111,32 @@ async def test_what_a_models_rule_keeps_from_here_is_not_written_down_where_it_i
     (found,) = events(tmp_path)
     assert found.id.startswith(f"{other.headers.get('x-farhop-decision', '')}")
     assert found.data.status == 400
+
+
+async def test_a_later_rule_about_the_name_keeps_the_request_from_being_written_down(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audited: list[Any] = []
+    monkeypatch.setattr(AuditLog, "put", lambda _self, entry: audited.append(entry))
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    given = {
+        "usage": {"dir": str(tmp_path / "usage"), "sync": "never"},
+        "audit": {"dir": str(tmp_path / "audit"), "key": f"file:{tmp_path / 'key'}"},
+        "routes": [{"model": "auto", "models": [{"model": MODEL}]}],
+    }  # fmt: skip
+    engine.behaviour = "pause"
+    async with both(engine, topology(), global_=given) as running:
+        asked = asyncio.create_task(send(running.entry, chat(body=streaming() | {"model": "auto"})))
+        await until(lambda: engine.seen)
+        law = running.global_.flow.law
+        world = replaced(law.topology, epoch=law.epoch + 1, models={"auto": Rule(("world",), ("us",))})
+        running.global_.laws.adopt(Law(world))
+        engine.release.set()
+        assert (await asked).status == 200
+        await running.at_rest()
+    assert [one.tenant for one in audited if isinstance(one, Decided)] == [""]
+    assert events(tmp_path / "usage") == []
 
 
 @pytest.mark.parametrize("on_full", ["serve", "refuse"])

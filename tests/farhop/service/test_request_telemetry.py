@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from farhop.service.request_telemetry import MODEL_CHARS_MAX, RequestTelemetry
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
 from farhop_lab.world.collector import Collector, SpanRecord
+from topology.law import Law
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -137,6 +139,25 @@ async def test_what_the_law_keeps_from_here_leaves_nothing_here(up: Both, collec
     assert len(up.global_.decisions) == len(up.regional.decisions) == 1  # the later request's
     if answer.status == 200:
         assert up.global_.decisions.get(answer.headers["x-farhop-decision"]) is None
+
+
+async def test_a_request_that_ends_before_it_is_read_leaves_nothing_where_another_law_forbids_it(
+    up: Both, collector: Collector
+) -> None:
+    law = up.global_.flow.law
+    tenants = dict(law.topology.tenants)
+    whole = _traced(12)
+    reader, writer = await asyncio.open_connection("127.0.0.1", up.entry)
+    writer.write(whole[:-20])
+    await until(lambda: up.global_.metrics.in_flight == 1)
+    logging = tenants["records-in-japan"].residency
+    tenants["anywhere"] = replace(tenants["anywhere"], residency=logging)
+    up.global_.laws.adopt(Law(replace(law.topology, epoch=law.epoch + 1, tenants=tenants)))
+    writer.close()
+    await until(lambda: up.global_.metrics.in_flight == 0)
+    up.global_.laws.adopt(Law(replace(law.topology, epoch=law.epoch + 2)))
+    assert await _spans_of_others(up, collector) == {}
+    del reader
 
 
 async def test_what_a_model_turns_out_to_be_based_on_binds_what_was_kept(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace as with_
 from hashlib import sha256
 from random import Random
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from global_lb.fleet.table import Scored
 from global_lb.fleet.view import Instance, Region, View
 from global_lb.routing.pick import Decision
 from topology.law import Law, Verdict
+from topology.model import Rule
 
 WORLD = topology()
 
@@ -100,6 +102,16 @@ def claims(written: bytes, audience: str = "tokyo", clock_ms: float = 993_000.0)
     read = HopVerifier({"k1": HOP_KEY.encode()}, audience).verify(line.partition(b": ")[2], clock_ms, REQUEST)
     assert isinstance(read, HopClaims), read
     return read
+
+
+def test_the_token_keeps_to_a_later_rule_about_the_name_that_the_region_does_not_know() -> None:
+    """Records and hints of the request may be kept within what that rule leaves alone."""
+    flow, passage = Flow(), Passage()
+    passage.request = replace(passage.request, alias="auto")
+    assert claims(tier(flow).upstream_headers(passage)).narrow == (("jp", "us"),)  # type: ignore[arg-type]
+    flow.law = Law(with_(WORLD, epoch=2, models={"auto": Rule(("world",), ("eu",))}))
+    for _ in range(2):
+        assert claims(tier(flow).upstream_headers(passage)).narrow == (("jp", "us"), ("tokyo", "virginia"))  # type: ignore[arg-type]
 
 
 def test_the_token_says_all_that_the_region_needs() -> None:

@@ -140,8 +140,8 @@ async def test_a_key_is_no_token(up: Both, engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("claims", "words"),
     [
-        ({"lawful": ("tokyo",)}, "hop token does not allow"),
-        ({"lawful": ()}, "hop token does not allow"),
+        ({"lawful": ("tokyo",)}, "the hop token, or the law that came before, does not allow"),
+        ({"lawful": ()}, "the hop token, or the law that came before, does not allow"),
         ({"tenant": "eu-only"}, "allows only eu"),
         ({"tenant": "nobody"}, "not in the topology"),
         ({"narrow": (("jp",),)}, "asked to stay within jp"),
