@@ -31,6 +31,7 @@ from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
 from regional_lb.scheduler.accepted_bytes import AcceptedBytes
+from regional_lb.scheduler.awaited import Wait
 from regional_lb.scheduler.learning import Learning
 from regional_lb.scheduler.overdue import OverdueCheckDue, OverdueRequests
 from regional_lb.scheduler.pairs import Pairs
@@ -239,7 +240,11 @@ class RegionalFlow:
             unable = self.fleet.view.unable_to_resume(request.model, state.carrier)
             if not self.wait_estimate.serving(state.variant, now, unable):
                 return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up such a stream", now)]
-        placed = self._place(state, now) if not self.queue.by_id or not self.queue.on_time(state.variant) else []
+        placed: list[Command] = []
+        if not self.queue.by_id:
+            placed = self._place(state, now)
+        elif not self.wait_estimate.in_line(state.variant):
+            placed = self._place(state, now, ahead=self.queue.on_time(state.variant) > 0)
         return placed or self._hold(state, now)
 
     def _moved(self, event: machine.AttemptMoved, now: float) -> list[Command]:
@@ -616,9 +621,10 @@ class RegionalFlow:
     ) -> list[Command]:
         """Forward the request if some replica, except those in `aside`, has room (for a foreign request: beside the
         reserve); [] otherwise. `ahead`: see Table.room."""
-        request = state.request
+        request, awaited = state.request, self.wait_estimate.awaited
+        if awaited.by_request:
+            awaited.leave(request.id)
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
-            state.declined = False
             return []
         barred: tuple[str, ...] = ()
         if request.among is not None or state.carrier is not None:
@@ -637,9 +643,10 @@ class RegionalFlow:
             choosy=choosy,
             ahead=ahead,
         )
-        state.declined = choice is not None and choice.declined
         if choice is None or choice.chosen is None:
             state.cached_tokens = choice.most_cached_tokens if choice is not None else 0.0
+            if choice is not None and choice.awaits is not None:
+                awaited.wait(request.id, Wait(state.variant, *choice.awaits))
             return []
         chosen, need = choice.chosen, state.need
         if not self.fleet.admit(chosen.replica, now):
@@ -856,7 +863,7 @@ class RegionalFlow:
     def _last_call(self, state: RequestState, now: float) -> list[Command]:
         """The request's time to wait is over. One that waited by choice takes a replica with room now. One that may
         wait longer steps back, or keeps its turn if its tenant has less than its share of the queue."""
-        if state.declined:
+        if state.request.id in self.wait_estimate.awaited.by_request:
             state.held_at = -inf
             placed = self._place(state, now)
             if placed:
@@ -979,6 +986,8 @@ class RegionalFlow:
         if state.held_at is not None:  # else it never stood in line
             self.queue.remove(request_id, served=False)
             self.queue.settle(request_id, None)
+        if self.wait_estimate.awaited.by_request:
+            self.wait_estimate.awaited.leave(request_id)
         self.fleet.ledger.release(request_id)
         if state.prefiller:
             self._pairs.over(state)

@@ -65,14 +65,16 @@ class Known(NamedTuple):
 
 
 NOTHING = Known({}, {})
+NOBODY: Mapping[str, float] = {}
 
 
 class Pick(msgspec.Struct, eq=False, gc=False):
-    """The choice and the field it was made from. `chosen` None: no replica has room or, if `declined`, those with room
-    are worse than one that soon will have it. `explored`: it was chosen to learn how fast it is. `prefill`: the replica
-    that prefills the prompt for the chosen one, None if the chosen one does. `version` is the chosen replica's,
-    `assigned` the one that a split gave the request, if one is in force. `residual_ms`: by how much first tokens lately
-    came later than predicted. Keeps only the request's sizes: picks are remembered, and a prefix chain is large.
+    """The choice and the field it was made from. `chosen` None: no replica has room, or those with room are worse than
+    one that soon will have it: `awaits`, with the request's work there in tokens. `explored`: it was chosen to learn
+    how fast it is. `prefill`: the replica that prefills the prompt for the chosen one, None if the chosen one does.
+    `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
+    `residual_ms`: by how much first tokens lately came later than predicted. Keeps only the request's sizes: picks are
+    remembered, and a prefix chain is large.
     """
 
     policy: Policy
@@ -86,7 +88,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _exact: Collection[str] = ()
     _delay: Column | None = None
     _blocking: Column | None = None
-    declined: bool = False
+    awaits: tuple[str, float] | None = None
     explored: bool = False
     version: str = ""
     assigned: Assigned | None = None
@@ -257,11 +259,13 @@ def pick(
     choosy: bool = True,
     home: str = "",
     ahead: bool = False,
+    awaited: Mapping[str, float] = NOBODY,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
     at each row before its prefill can begin; policies that score in ms count it. `choosy`: choose none rather than a
-    replica much worse than one that only has to finish a prompt. `ahead`: see Table.room.
+    replica much worse than one that only has to finish a prompt, and those of all who wait for it (`awaited`, see
+    Awaited.tokens). `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
     work = work_tokens(uncached, need.prompt_tokens)
@@ -277,11 +281,12 @@ def pick(
     ready = score if all_room else np.where(room, score, inf)
     best = int(ready.argmin())
     names = table.of.names
-    chosen, declined, explored = None, False, False
+    chosen, awaits, explored = None, None, False
     best_score = ready.item(best)
-    if choosy and not all_room and best_score < inf:
-        declined = _worth_waiting(need, table, uncached, score, policy, best_score, now)
-    if best_score < inf and not declined:
+    if choosy and not all_room and best_score < inf and policy.waits_ms is not None:
+        sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, awaited, now)
+        awaits = (names[sooner], work.item(sooner)) if sooner is not None else None
+    if best_score < inf and awaits is None:
         row = policy.choose(best, ready, need, table, rng)
         at_home = _tied(home, best, ready, table, policy) if home else None
         if at_home is not None:
@@ -313,7 +318,7 @@ def pick(
         blocking_ms = blocking_ms[kept] if blocking_ms is not None else None
     return Pick(
         policy, names, need.prompt_tokens, need.output_tokens, paces, b"".join(columns),
-        None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, declined, explored,
+        None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, awaits, explored,
     )  # fmt: skip
 
 
@@ -352,18 +357,22 @@ def _explored(
     return int(rows[int(rng.random() * len(rows))])
 
 
-def _worth_waiting(
-    need: Need, table: Table, uncached: Column, score: Column, policy: Policy, least: float, now: float
-) -> bool:
-    """Whether a replica that lacks only prefill room would still serve the request sooner than one with room.
+def _sooner(
+    need: Need, table: Table, uncached: Column, score: Column, below: float, awaited: Mapping[str, float], now: float
+) -> int | None:
+    """The place of the replica that lacks only prefill room and would still serve the request best, after all who wait
+    for it, if its score is then below this. None if there is none.
 
     Otherwise a long context would go to whichever replica is free at the moment, be computed again, and be held twice
     from then on.
     """
-    if policy.waits_ms is None:
-        return False
-    fits = table.fits(uncached, need.output_tokens, now)
-    return bool(ANY(score[fits] < least - policy.waits_ms))
+    score = np.where(table.fits(uncached, need.output_tokens, now), score, inf)
+    for name, tokens in awaited.items():
+        place = table.of.at.get(name)
+        if place is not None:
+            score[place] += tokens * table.prefill_ms_per_token.item(place)
+    best = int(score.argmin())
+    return best if score.item(best) < below else None
 
 
 def least(score: Column, most: int) -> Rows:

@@ -32,7 +32,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     tried: tuple[str, ...] = ()  # the replicas that are not to be asked again
     due: float = 0.0  # when its timer fires
     held_at: float | None = None  # when it was first put in the queue; None: never
-    declined: bool = False  # it waits by choice (Pick.declined)
     # How much of its prompt the best replica had cached when it was last tried and none had room.
     cached_tokens: float = 0.0
     forwarded_at: float = 0.0

@@ -17,6 +17,7 @@ from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.tokenizer_guard import Shape
 from regional_lb.fleet.view import model_of, variant_of
 from regional_lb.scheduler import admission, pairs
+from regional_lb.scheduler.awaited import Awaited
 from regional_lb.scheduler.pick import (
     NOTHING,
     Known,
@@ -69,6 +70,7 @@ class WaitEstimate:
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
+        self.awaited = Awaited()  # the flow says who waits
         self.affinity = SessionAffinity()  # of sessions that nobody asked for; the flow says where they went
 
     def foreign_by(self, foreign: admission.ForeignConfig) -> None:
@@ -179,7 +181,10 @@ class WaitEstimate:
         delay_ms = adapters.delay_ms(request.model, table, now) if adapters.names else None
         policy = self._policies.of(request.model)
         home = self.affinity.near(session, request.parent_session, request.model) if session else ""
-        choice = pick(need, table, hits, policy, now, self._rng, known, delay_ms, choosy=choosy, home=home, ahead=ahead)
+        choice = pick(
+            need, table, hits, policy, now, self._rng, known, delay_ms,
+            choosy=choosy, home=home, ahead=ahead, awaited=self.awaited.tokens,
+        )  # fmt: skip
         choice.assigned = assigned
         chosen = choice.chosen
         if chosen is not None:
@@ -296,8 +301,14 @@ class WaitEstimate:
         over its parts; 0 if nobody serves it."""
         parts = self.parts(model)
         if len(parts) == 1:  # nearly always, and 20 times a second
-            return self._wait_ms(parts[0][1], self._queue.on_time(parts[0][1]), now)
-        return sum(share * self._wait_ms(variant, self._queue.on_time(variant), now) for share, variant in parts)
+            return self._wait_ms(parts[0][1], self.in_line(parts[0][1]), now)
+        return sum(share * self._wait_ms(variant, self.in_line(variant), now) for share, variant in parts)
+
+    def in_line(self, variant: str) -> int:
+        """How many requests wait since nobody has room for them, and have not stepped back: whoever waits by choice
+        leaves the room there is to others."""
+        waiting = self._queue.on_time(variant)
+        return max(0, waiting - self.awaited.by_variant.get(variant, 0)) if waiting else 0
 
     def _wait_ms(self, variant: str, queued: int, now: float) -> float:
         # Of the requests waiting at another balancer of the region, as many are served before ours as are ahead of it
@@ -406,6 +417,7 @@ class WaitEstimate:
         `weight` is its tenant's.
         """
         ahead = self._queue.ahead(state.variant, state.request.priority, state.request.tenant, weight)
+        ahead = min(ahead, self.in_line(state.variant))
         if not ahead:
             return False
         able = self.able(state.variant, now)

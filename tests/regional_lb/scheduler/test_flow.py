@@ -389,6 +389,9 @@ class RegionalMachine(RuleBasedStateMachine):
         queue = self.flow.queue
         assert len(queue) <= 6
         assert queue.tokens == pytest.approx(sum(w.tokens for w in queue.by_id.values()))
+        awaited = self.flow.wait_estimate.awaited
+        assert set(awaited.by_request) <= set(queue.by_id)
+        assert all(wait.variant == queue.by_id[name].model for name, wait in awaited.by_request.items())
         assert queue.tokens <= 4000 or len(queue) == 1
         assert 0 <= self.flow.budget.retrying <= 3 + 0.2 * 50
 
@@ -666,6 +669,34 @@ def test_a_request_that_waits_by_choice_is_never_refused_for_it(stands_s: float)
     (late,) = (c for c in flow.handle(TimerFired("long"), due) if isinstance(c, Forward))
     assert late.target == "r2"  # r1 still computes the other prompt
     assert not len(flow.queue)
+
+
+def test_whoever_waits_by_choice_counts_for_the_next_until_it_is_gone() -> None:
+    flow = regional(*(replica(name, slots=8, kv_tokens=100_000) for name in ("r1", "r2")), queue_wait_s=1.0)
+    stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
+    flow.fleet.trie.insert("r1", stem)
+    other = request("other", prompt_bytes=bytes_at(28), chain=(*stem[:17], *range(51, 62)), max_tokens=10)
+    flow.handle(RequestArrived(other), 0.0)
+    awaited = flow.wait_estimate.awaited
+
+    def come(name: str) -> list[str]:
+        one = request(name, prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10)
+        return [c.target for c in flow.handle(RequestArrived(one), 0.1) if isinstance(c, Forward)]
+
+    waiting, sent = list[str](), list[str]()
+    while len(waiting) < 20 and not (sent := come(f"q{len(waiting)}")):
+        waiting.append(f"q{len(waiting)}")
+        assert list(awaited.by_request) == waiting
+        # They leave r2 to others: nobody is in line.
+        assert flow.wait_estimate.in_line(MODEL) == 0
+        assert flow.wait_estimate.wait_ms(MODEL, 0.1) == 0.0
+    assert sent == ["r2"]  # to wait for all of them would take longer than the 717 ms of computing it there
+    assert len(waiting) > 1
+    assert awaited.tokens == {"r1": 512.0 * len(waiting)}  # 51 ms each
+    assert 51.2 * len(waiting) < 717.0
+    for one in waiting:
+        flow.handle(ClientLeft(one), 0.2)
+    assert not awaited.by_request
 
 
 def test_as_many_are_compared_as_are_worth_it() -> None:

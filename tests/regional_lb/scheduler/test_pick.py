@@ -16,7 +16,7 @@ from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
 from regional_lb.fleet.view import Sample
-from regional_lb.scheduler.pick import EXPLORED_SHARE, FIELD_MAX, Known, expected_wait_ms, least, pick
+from regional_lb.scheduler.pick import EXPLORED_SHARE, FIELD_MAX, NOBODY, Known, expected_wait_ms, least, pick
 from regional_lb.scheduler.policy import Need, Predictive
 from regional_lb.scheduler.policy.latency import LeastLatency
 from regional_lb.scheduler.policy.predictive import BETA
@@ -91,12 +91,15 @@ LONG = Need(prompt_tokens=8192.0, output_tokens=100.0, bytes_per_token=4.0)
 ROOMY = {"slots": 8, "kv_tokens": 100_000, "prefill_tokens_max": 2_000}
 
 
-def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None):
+def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None, awaited=NOBODY):
     """Who gets a prompt that r1 holds but for 1,536 tokens, and r2 does not; r1 prefills so many of another's."""
     rows = table(replica("r1", **ROOMY), replica("r2", **ROOMY), reserved=[Reservation("r1", backlog_tokens, 4_000)])
     policy = policy or Predictive()
     policy.adopt(rows.of.names)
-    return pick(need, rows, [(chain.bytes_at(38), rows.of.at["r1"])], policy, 0.0, Random(1), choosy=choosy).chosen
+    hits = [(chain.bytes_at(38), rows.of.at["r1"])]
+    choice = pick(need, rows, hits, policy, 0.0, Random(1), choosy=choosy, awaited=awaited)
+    assert choice.awaits == (None if choice.chosen is not None else ("r1", pytest.approx(1_843.2, rel=0.2)))
+    return choice.chosen
 
 
 def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere() -> None:
@@ -106,6 +109,9 @@ def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere
     assert of_long(LONG, 1_500).replica == "r1"  # there is room
     assert of_long(LONG, 9_000).replica == "r2"  # waiting for that is later than computing it
     assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # the costs are unknown
+    # Whoever waits for it already goes first: there is a number of them from which it is later than computing it.
+    assert of_long(LONG, 2_100, awaited={"r1": 2_000.0, "r2": 9_000.0, "gone": 9_000.0}) is None
+    assert of_long(LONG, 2_100, awaited={"r1": 6_000.0}).replica == "r2"
     # No request waits for a replica without room in its KV cache, or with a line, if another has room.
     full = table(
         replica("r1", **{**ROOMY, "kv_tokens": 5_000}),
