@@ -3,8 +3,9 @@
 Each hash also covers all blocks before its own, so a node identifies a whole path from the beginning of the prompt.
 Invariants: block boundaries depend on position alone, and only whole blocks become nodes, so equal prefixes give equal
 chains up to the last whole block; equal input gives an equal chain in every process and version, since both tiers
-compute it and it is never sent. Never keeps the text. Not a cryptographic hash: xxh3 collisions can be made on purpose,
-which can only mislead an estimate of what is cached.
+compute it and it is never sent; chains of different scopes have no node in common, however their blocks are chosen.
+Never keeps the text. Not a cryptographic hash: xxh3 collisions can be made on purpose, which can only mislead an
+estimate of what is cached, and only within a scope.
 """
 
 from bisect import bisect_right
@@ -37,30 +38,37 @@ ENDS = (0, *accumulate(BLOCK_BYTES))
 _FINE = bisect_right(ENDS, _LAYOUT[1][1]) - 1  # 44 nodes to 32 KiB
 # Cutting 44 small blocks one by one costs as much as hashing them (5 of 11 us); one call of struct cuts them in 3.
 _CUT_FINE = tuple(Struct("".join(f"{n}s" for n in BLOCK_BYTES[:depth])).unpack_from for depth in range(_FINE + 1))
+# A node's upper 24 bits are its scope's, the lower 40 the hash: a block of printable text with a given hash is found in
+# seconds, and by the hash alone a tenant could so learn that another's prompt is cached, block by block.
+_HASH = (1 << 40) - 1
+_SCOPE = (1 << 64) - 1 - _HASH
 _COARSE = tuple(slice(start, end) for start, end in pairwise(ENDS[_FINE:]))
 
 
 def seed_of(model: str, adapter: str, cache_salt: str, scope: str) -> int:
-    """The 64-bit seed of a chain. Only chains of equal seeds can share nodes. An argument is "" if it does not apply.
+    """The 64-bit seed of a chain. Only chains of equal seeds can share nodes, and by no means those of other scopes. An
+    argument is "" if it does not apply.
 
     Each argument is hashed with its length, so that no two different quadruples give the same text.
     """
     text = f"{len(model)}:{model}{len(adapter)}:{adapter}{len(cache_salt)}:{cache_salt}{len(scope)}:{scope}"
     # A word read from JSON may hold lone surrogates; hashing it must not fail.
-    return xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+    seed, own = (xxh3_64_intdigest(one.encode("utf-8", "surrogatepass")) for one in (text, scope))
+    return seed & _HASH | own & _SCOPE
 
 
 def chain(data: bytes, seed: int) -> tuple[int, ...]:
-    """The nodes of the canonical prompt `data`, shallowest first: h[i] = xxh3_64(block[i], seed=h[i-1]), h[-1] = seed.
+    """The nodes of the canonical prompt `data`, shallowest first: h[i] = xxh3_64(block[i], seed=h[i-1]), h[-1] = seed,
+    each with the scope of the seed in its upper bits.
 
     At most DEPTH_MAX nodes of 64 bits; () for less than one block (256 B).
     """
     depth = bisect_right(ENDS, len(data)) - 1
-    node = seed
-    nodes = [node := xxh3_64_intdigest(block, node) for block in _CUT_FINE[min(depth, _FINE)](data)]
+    node, scope = seed, seed & _SCOPE
+    nodes = [node := xxh3_64_intdigest(block, node) & _HASH | scope for block in _CUT_FINE[min(depth, _FINE)](data)]
     if depth > _FINE:
         view = memoryview(data)
-        nodes += [node := xxh3_64_intdigest(view[block], node) for block in _COARSE[: depth - _FINE]]
+        nodes += [node := xxh3_64_intdigest(view[block], node) & _HASH | scope for block in _COARSE[: depth - _FINE]]
     return tuple(nodes)
 
 
@@ -90,7 +98,10 @@ def extend_chain(tail: Tail, more: bytes) -> tuple[int, ...]:
     cuts = ENDS[len(nodes) : bisect_right(ENDS, start + len(data))]
     if len(cuts) < 2:
         return nodes
-    return nodes + tuple([node := xxh3_64_intdigest(data[a - start : b - start], node) for a, b in pairwise(cuts)])
+    scope = node & _SCOPE
+    return nodes + tuple(
+        [node := xxh3_64_intdigest(data[a - start : b - start], node) & _HASH | scope for a, b in pairwise(cuts)]
+    )
 
 
 def bytes_at(depth: int) -> int:

@@ -21,11 +21,12 @@ from farhop.balance.prefix.chain import (
 
 RUN = settings(max_examples=150, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 2**64 - 1)
+words = st.text(max_size=6)
 LENGTHS = st.one_of(st.integers(0, 70_000), st.sampled_from([255, 256, 4095, 4096, 5119, 5120, 32768, 36863, 36864]))
 
 # Recorded once: a change here changes what two tiers of different versions can share.
-GOLDEN_SEED = 0xEB73879461B07A9D
-GOLDEN_NODES = (0x8209E85994F69109, 0x3035F785CB342612, 0x4886BE9100EEBB0A, 45)
+GOLDEN_SEED = 0x635C5B9461B07A9D
+GOLDEN_NODES = (0x635C5B0013A3115D, 0x635C5B6DBB37EB23, 0x635C5B9132F0ECFB, 45)
 
 
 def text(n_bytes: int, salt: int = 0) -> bytes:
@@ -51,6 +52,32 @@ def test_different_seeds_share_nothing(n_bytes: int, seed: int, other: int) -> N
         assert set(chain(text(n_bytes), seed)).isdisjoint(chain(text(n_bytes), other))
 
 
+def test_a_block_made_to_hash_to_a_node_of_another_scope_is_not_that_node() -> None:
+    """Of printable text, found in 13 s of CPU: each pair of the hash's eight lanes gives a sum of its own, and four
+    lists of such sums are searched for the one that is wanted. Else a tenant could ask whether another's prompt is
+    cached."""
+    theirs, own = (seed_of("llama-3.1-8b", "", "", f"tenant:{name}") for name in ("victim", "spy"))
+    (node,) = chain(b"user\xfe" + b"the merger is planned for May. " * 9, theirs)
+    made = b"user\xfe" + b"." * 187 + b"abwY27tn1EQzTBmXWPKSrPLCFmQoyCXV7Y6KfYsH rWFviMkU0f 1HOZqhiFOHl1"
+    assert xxh3_64_intdigest(made, own) == node
+    assert chain(made, own) != (node,)
+
+
+@given(LENGTHS, LENGTHS, words, words)
+@RUN
+def test_scopes_have_no_node_in_common(length: int, known: int, one: str, other: str) -> None:
+    """Whatever the blocks are: the upper bits of all nodes are those of the scope alone."""
+    tops = set()
+    for scope in {one, other}:
+        seed = seed_of("llama-3.1-8b", "", "salt", scope)
+        nodes = chain(text(length), seed)
+        nodes += extend_chain(tail(text(length), nodes, seed), text(known, 1))[len(nodes) :]
+        assert {node >> 40 for node in nodes} <= {seed >> 40}
+        assert seed >> 40 == seed_of("other", "adapter", "", scope) >> 40
+        tops.add(seed >> 40)
+    assert len(tops) == len({one, other})
+
+
 @given(LENGTHS, SEEDS)
 @RUN
 def test_a_node_is_its_block_hashed_over_the_node_before(n_bytes: int, seed: int) -> None:
@@ -59,7 +86,7 @@ def test_a_node_is_its_block_hashed_over_the_node_before(n_bytes: int, seed: int
     for size in BLOCK_BYTES:
         if start + size > n_bytes:
             break
-        node = xxh3_64_intdigest(data[start : start + size], node)
+        node = xxh3_64_intdigest(data[start : start + size], node) % 2**40 + (seed >> 40 << 40)
         expected.append(node)
         start += size
     assert chain(data, seed) == tuple(expected)
@@ -123,9 +150,6 @@ def test_both_tiers_and_all_versions_compute_the_same() -> None:
     assert seed == GOLDEN_SEED
     nodes = chain(text(40_000), seed)
     assert (nodes[0], nodes[43], nodes[-1], len(nodes)) == GOLDEN_NODES
-
-
-words = st.text(max_size=6)
 
 
 @given(st.tuples(words, words, words, words), st.tuples(words, words, words, words))
