@@ -147,8 +147,9 @@ class RegionLinks:
         self._again(region)
 
     def _again(self, region: str) -> None:
-        soon = HURRY if self.distances.moving(region) else 1.0
-        if 0 < self.lost[region] < PINGS_LOST:
+        lost = self.lost[region]
+        soon = HURRY if lost or self.distances.moving(region) else 1.0
+        if 0 < lost < PINGS_LOST:
             soon = AGAIN
         jitter = 0.8 + 0.4 * self._rng.random()
         self._context.timeline.after(self._context.watching.ping_s * jitter * soon, self._ping, region)

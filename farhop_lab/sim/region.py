@@ -2,11 +2,12 @@
 
 Does what regional_lb's ingress, watcher and reporter do; the report is the live Reporter's own. Never decides. A region
 that dies loses its machine, queue and engines, and returns empty, as a new process; a balancer that restarts leaves the
-engines running, which lose the balancer's requests.
+engines running, which lose the balancer's requests, and begins with what its disk has of the prompts that they cache.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,8 @@ from farhop_lab.sim.replicas import Host
 from regional_lb.engines.signals import gpus
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 from regional_lb.mesh.report import LOOK_S, Reporter
+from regional_lb.mesh.warm_restart import EVERY_S
+from topology.law import Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
     from farhop_wire.region_pb2 import PrefixDelta
 
-    from farhop.balance.machine import Forward, Usage
+    from farhop.balance.machine import Forward, Request, Usage
     from farhop.balance.outcome import Outcome
     from farhop.store.documents.report import RegionReport
     from farhop_lab.sim.context import SimContext
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
 
 SAMPLE_S = 0.1
 ENGINES_EVERY = 5  # samples: as often as engines are scraped, since each look at one ends its leap
+ON_DISK_MAX = 5_000  # prompts, of those that ended last
 _ADDRESSES = ("sim:1", "sim:2", "sim:3")
 
 
@@ -72,6 +76,7 @@ class EngineAttempt:
         "_context",
         "_host",
         "_place",
+        "_region",
         "_relay",
         "_sends_ids",
         "_sent_at",
@@ -90,7 +95,7 @@ class EngineAttempt:
         self.prompt, self.answer_tokens = active.prompt.text + active.generated, None if asked is None else asked - came
         self.max_tokens = None if active.request.max_tokens is None else active.request.max_tokens - came
         self._sends_ids = region.flow.fleet.view.replicas[forward.target].token_ids
-        self._relay, self._active, self._context = region.relay, active, region.context
+        self._region, self._relay, self._active, self._context = region, region.relay, active, region.context
         self._host, self._away_s = region.hosts[forward.target], region.away_s
         self._place = region.name, forward.target
         timeline = region.context.timeline
@@ -127,6 +132,7 @@ class EngineAttempt:
         context = self._context
         if context.timed is not None:
             context.timed(*self._place, Timing(self._sent_at, self._began_at, context.timeline.now, usage))
+        self._region.ended(self._place[1], chain or active.request.chain, active.request)
         self._act(self._relay.ended, 200, usage, chain, len(generated))
 
     def refused(self, status: int, text: str = "") -> None:
@@ -203,6 +209,9 @@ class RegionProcess:
         self._hung: set[str] = set()  # replicas whose probe has not come back
         self._make, self.on_report = make, on_report
         self.incarnation = 0
+        # When an answer ended, at which replica, its prompt and answer, and whose they are.
+        self._on_disk: deque[tuple[float, str, tuple[int, ...], Request]] = deque(maxlen=ON_DISK_MAX)
+        self._died_at = -inf
         self._samples = 0
         self._seen: list[tuple[int, int, float]] = []
         self._ejections: dict[str, int] = {}
@@ -245,18 +254,31 @@ class RegionProcess:
         )  # fmt: skip
         life = self.incarnation
         self.relay.react(ViewSwapped(view_of(self.site.named())))
+        self._warm()
         self._look_at_gpus(life)
         self._scrape(life)
         self._probe(life)
         self._look(life)
 
+    def _warm(self) -> None:
+        """Begin with what the disk has, which was written at the longest interval before the death."""
+        hints = self.flow.law.request_verdict
+        for ended_at, replica, chain, request in self._on_disk:
+            if ended_at <= self._died_at - EVERY_S:
+                self.flow.fleet.caches(replica, chain, hints(request, Scope.HINTS))
+
+    def ended(self, replica: str, chain: tuple[int, ...], request: Request) -> None:
+        """An answer ended at the replica, which now has this cached."""
+        self._on_disk.append((self.context.timeline.now, replica, chain, request))
+
     def die(self, *, engines: bool = True) -> None:
         """The process and its engines die, or the process alone; connected clients notice."""
         if engines:
             self.hosts = {}
+            self._on_disk.clear()
         if not self.alive:
             return
-        self.alive = False
+        self.alive, self._died_at = False, self.context.timeline.now
         for active in self.relay.die():
             active.last_word().broke(outcome.DIED_BEFORE_START)
         for call in tuple(self.calls):

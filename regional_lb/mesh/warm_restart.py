@@ -1,15 +1,16 @@
 """A balancer's learned state on its own disk: a restart without a peer begins with it.
 
-It contains what a peer would send (`mesh.feed`), is written now and then and at the end, and is read like a peer's
-message before clients are served: which replica had which prefixes cached, and what was learned, but nothing about
-requests under way. Invariants: an invalid file is counted and changes nothing; hashes that the law keeps out of this
-region are not written, and a new law rewrites the file; a state older than AGE_MAX_S is ignored, since engines have
-served other prompts by then; losing the file costs time, and nothing else. Never holds text: prefixes are hashes.
+It contains what a peer would send (`mesh.feed`), is written as often as costs little and at the end, and is read like
+a peer's message before clients are served: which replica had which prefixes cached, and what was learned, but nothing
+about requests under way. Invariants: an invalid file is counted and changes nothing; hashes that the law keeps out of
+this region are not written, and a new law rewrites the file; a state older than AGE_MAX_S is ignored, since engines
+have served other prompts by then; losing the file costs time, and nothing else. Never holds text: prefixes are hashes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from time import thread_time
 from typing import TYPE_CHECKING
 
 from farhop_wire import peers_pb2
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from regional_lb.scheduler.flow import RegionalFlow
 
 NAME = "learned"
-EVERY_S = 60.0  # tens of thousands of paths take a third of a second of CPU, in pieces
+# Between two writings: as long as keeps their work below WORK_SHARE of a core, so that a balancer that is killed has
+# lost little. Tens of thousands of paths take a third of a second, in pieces.
+EVERY_S, RARELY_S, WORK_SHARE = 5.0, 60.0, 0.01
 AGE_MAX_S = 900.0
 AGE_AHEAD_S = 60.0  # by which a disk's clock may be ahead of ours
 REPLICAS_S = 1.0  # how long a start waits for the replicas that the file names to be found
@@ -52,6 +55,7 @@ class WarmRestart:
         self._state_dir, self._flow, self._feed = state_dir, flow, feed
         self._react, self._refused, self._wall_s = react, refused, wall_s
         self._saved: tuple[object, ...] = ()
+        self.pause_s = EVERY_S  # until the next writing
 
     async def restore(self) -> int:
         """Load the state on disk; returns how many messages were accepted."""
@@ -87,7 +91,7 @@ class WarmRestart:
     async def keep(self) -> None:
         """Write it down now and then, until cancelled."""
         while self._state_dir is not None:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(self.pause_s)
             await self.save()
 
     async def save(self) -> None:
@@ -96,10 +100,14 @@ class WarmRestart:
         if self._state_dir is None or now == self._saved:
             return
         pieces: list[bytes] = []
+        work_s, began = 0.0, thread_time()
         for update in self._feed.everything():
             written = update.SerializeToString()
             pieces += (len(written).to_bytes(_LENGTH_BYTES, "big"), written)
+            work_s += thread_time() - began
             await asyncio.sleep(0)
+            began = thread_time()
+        self.pause_s = min(max(EVERY_S, work_s / WORK_SHARE), RARELY_S)
         try:
             await asyncio.to_thread(self._state_dir.save, NAME, b"".join(pieces))
             self._saved = now

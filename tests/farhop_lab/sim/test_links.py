@@ -9,6 +9,7 @@ from farhop.store.documents.report import RegionReport
 from farhop_lab.sim.balancer import BalancerProcess
 from farhop_lab.sim.sites import Reporting, Watching, flat, station
 from farhop_lab.sim.world import World
+from global_lb.links.link import HURRY
 from global_lb.routing.flow import GlobalFlow
 
 
@@ -85,6 +86,19 @@ def test_channel_breaks_after_two_lost_pings_and_not_after_one() -> None:
     assert links.channel_up["there"], "one may be lost by chance"
     world.run(world.now + 0.5)
     assert not links.channel_up["there"], "it was asked again soon"
+
+
+def test_a_broken_channel_is_tried_four_times_a_second() -> None:
+    world = apart(watching=Watching(ping_jitter=0.0))
+    world.run(5.0)
+    links, there = only(world).links, world.regions["there"]
+    there.alive = False
+    while links.channel_up["there"]:
+        world.run(world.now + 0.01)
+    world.run(world.now + 3.0)
+    there.alive = True
+    world.run(world.now + HURRY * 1.2 + 0.1)  # the pause at the longest, and the wire
+    assert links.channel_up["there"]
 
 
 def test_the_clock_offset_is_that_of_the_ping_not_of_an_old_report() -> None:

@@ -9,6 +9,7 @@ from farhop_lab.engine.core.faults import Fault
 from farhop_lab.sim.measures import RequestRecord
 from farhop_lab.sim.sites import MODEL, Reporting, Watching, flat, gpus, station
 from farhop_lab.sim.world import World
+from regional_lb.mesh.warm_restart import EVERY_S
 
 
 def lonely(reporting: Reporting | None = None, *, slots: int = 4, replicas: int = 2) -> World:
@@ -160,6 +161,28 @@ def test_a_balancer_that_restarts_finds_its_engines_as_they_were() -> None:
     assert [record.outcome for record in measures.records] == [
         "upstream_died_mid_stream", "connect_failed", "served"
     ]  # fmt: skip
+
+
+def test_a_balancer_that_restarts_begins_with_the_prompts_that_its_disk_has() -> None:
+    """Those whose answers ended long enough before its death to be written down."""
+    world = World(5, flat(["paris"]), {"paris": gpus("a100", 2)}, balancers={})
+    region, nodes = world.regions["paris"], list[int]()
+    world.at(1.0, lambda: world.arrive("paris", "t", 4096, answer_tokens=20, direct=True))
+    for at_s in (2.0 + EVERY_S, 20.0):
+        world.run(at_s)
+        world.kill_regional("paris")
+        world.revive("paris")
+        nodes.append(region.flow.fleet.trie.nodes)
+        world.run(at_s + 1.0)  # it has found its engines
+        world.arrive("paris", "t", 8192, answer_tokens=20, direct=True)
+    assert 0 < nodes[0] < nodes[1]
+    world.run(24.0)
+    world.kill_regional("paris")
+    world.revive("paris")
+    assert region.flow.fleet.trie.nodes == nodes[1]  # the last prompt was not written yet
+    world.kill("paris")
+    world.revive("paris")
+    assert region.flow.fleet.trie.nodes == 0  # engines that start anew have nothing
 
 
 def test_view_of_a_replica_matches_its_state() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from worlds import WORLD, law, regional, replica, request
 from farhop.balance import machine
 from farhop.balance.machine import Usage
 from farhop.store.state import StateDir
+from regional_lb.mesh import warm_restart
 from regional_lb.mesh.feed import PeerFeed
-from regional_lb.mesh.warm_restart import AGE_MAX_S, NAME, WarmRestart
+from regional_lb.mesh.warm_restart import AGE_MAX_S, EVERY_S, NAME, RARELY_S, WarmRestart
 from topology.law import Law
 from topology.model import Residency, Rule
 
@@ -60,6 +62,20 @@ async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
     assert after.flow.fleet.ledger.load(before.replica).in_flight == 0
     assert after.flow.fleet.shares is not None
     assert after.flow.fleet.shares.alone  # the peer that reported it is gone
+
+
+@pytest.mark.parametrize(("piece_s", "pause_s"), [(0.001, EVERY_S), (0.2, 20.0), (5.0, RARELY_S)])
+async def test_it_is_written_as_often_as_costs_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_s: float, pause_s: float
+) -> None:
+    lone = Lone(tmp_path)
+    lone.serve()
+    clock = count(0.0, piece_s)  # each reading is later by a piece's work; this state is one piece
+    monkeypatch.setattr(warm_restart, "thread_time", lambda: next(clock))
+    await lone.warm_restart.save()
+    assert lone.warm_restart.pause_s == pytest.approx(pause_s)
+    await lone.warm_restart.save()  # nothing is new
+    assert lone.warm_restart.pause_s == pytest.approx(pause_s)
 
 
 async def test_hashes_that_the_law_keeps_out_of_the_region_are_not_written(tmp_path: Path) -> None:
