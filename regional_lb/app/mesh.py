@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from farhop.service import stores
-from farhop.service.clock import wall
+from farhop.service.clock import cpu_s, wall
 from farhop.service.peer_authenticator import peer_authenticator_of
 from farhop.service.tasks import Tasks, all_of
 from farhop.store.hubs import stores_of
@@ -84,7 +84,7 @@ class Mesh:
             peer_authenticator=self._peer_authenticator,
         )
         self._warm_restart = WarmRestart(
-            stores.state(config, "regional"), flow, self.peers.feed, react, refused, lambda: wall().timestamp()
+            stores.state(config, "regional"), flow, self.peers.feed, react, refused, lambda: wall().timestamp(), cpu_s
         )
         self.reporter: Reporter | None = None
         self._tasks = Tasks()

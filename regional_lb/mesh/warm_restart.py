@@ -10,7 +10,6 @@ have served other prompts by then; losing the file costs time, and nothing else.
 from __future__ import annotations
 
 import asyncio
-from time import thread_time
 from typing import TYPE_CHECKING
 
 from farhop_wire import peers_pb2
@@ -41,7 +40,7 @@ _NOBODY: frozenset[str] = frozenset()
 
 
 class WarmRestart:
-    """See the module's docstring. `wall_s` is the wall clock, as the disk's."""
+    """See the module's docstring. `wall_s` is the wall clock, as the disk's; `cpu_s` the CPU time of this process."""
 
     def __init__(
         self,
@@ -51,9 +50,10 @@ class WarmRestart:
         react: Callable[[Event], None],
         refused: Callable[[str], None],
         wall_s: Callable[[], float],
+        cpu_s: Callable[[], float],
     ) -> None:
         self._state_dir, self._flow, self._feed = state_dir, flow, feed
-        self._react, self._refused, self._wall_s = react, refused, wall_s
+        self._react, self._refused, self._wall_s, self._cpu_s = react, refused, wall_s, cpu_s
         self._saved: tuple[object, ...] = ()
         self.pause_s = EVERY_S  # until the next writing
 
@@ -100,13 +100,13 @@ class WarmRestart:
         if self._state_dir is None or now == self._saved:
             return
         pieces: list[bytes] = []
-        work_s, began = 0.0, thread_time()
+        work_s, began = 0.0, self._cpu_s()
         for update in self._feed.everything():
             written = update.SerializeToString()
             pieces += (len(written).to_bytes(_LENGTH_BYTES, "big"), written)
-            work_s += thread_time() - began
+            work_s += self._cpu_s() - began
             await asyncio.sleep(0)
-            began = thread_time()
+            began = self._cpu_s()
         self.pause_s = min(max(EVERY_S, work_s / WORK_SHARE), RARELY_S)
         try:
             await asyncio.to_thread(self._state_dir.save, NAME, b"".join(pieces))
