@@ -33,9 +33,7 @@ TO = "FARHOP_BENCH_COUNTS_TO"  # the folder to which a counted process writes
 REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
 ROUNDS = 3  # of counting calls; the one with the fewest is reported, since other load only adds
 _PACE_MS, _PAUSE_S = 4.0, 0.003
-_ANSWER_MS = (
-    8.0  # longer than the prefill is expected to take, or whether an answer tells a pace depends on the machine
-)
+_ANSWER_MS = 8.0  # longer than a prefill is expected to take: or whether an answer tells a pace is the machine's doing
 _NEARLY = 0.9  # of all requests
 _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__

@@ -95,9 +95,11 @@ def test_a_broken_channel_is_tried_four_times_a_second() -> None:
     there.alive = False
     while links.channel_up["there"]:
         world.run(world.now + 0.01)
+    before = links.lost["there"]
     world.run(world.now + 3.0)
+    assert links.lost["there"] - before >= 3.0 / (HURRY * 1.2 + 0.1) - 1.0  # the pause at the longest, and the wire
     there.alive = True
-    world.run(world.now + HURRY * 1.2 + 0.1)  # the pause at the longest, and the wire
+    world.run(world.now + HURRY * 1.2 + 0.1)
     assert links.channel_up["there"]
 
 

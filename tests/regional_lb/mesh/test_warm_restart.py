@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -11,6 +12,7 @@ from worlds import WORLD, law, regional, replica, request
 
 from farhop.balance import machine
 from farhop.balance.machine import Usage
+from farhop.service.tasks import until
 from farhop.store.state import StateDir
 from regional_lb.mesh.feed import PeerFeed
 from regional_lb.mesh.warm_restart import AGE_MAX_S, EVERY_S, NAME, RARELY_S, WarmRestart
@@ -80,6 +82,18 @@ async def test_it_is_written_as_often_as_costs_little(tmp_path: Path, piece_s: f
     assert lone.warm_restart.pause_s == pytest.approx(pause_s)
     await lone.warm_restart.save()  # nothing is new
     assert lone.warm_restart.pause_s == pytest.approx(pause_s)
+
+
+async def test_it_is_written_when_that_pause_is_over(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.serve()
+    lone.warm_restart.pause_s = 0.01
+    keeping = asyncio.create_task(lone.warm_restart.keep())
+    try:
+        assert await until(lone.state_dir.path(NAME).exists, 5.0)
+        assert lone.warm_restart.pause_s == EVERY_S
+    finally:
+        keeping.cancel()
 
 
 async def test_hashes_that_the_law_keeps_out_of_the_region_are_not_written(tmp_path: Path) -> None:

@@ -683,11 +683,17 @@ def test_whoever_waits_by_choice_counts_for_the_next_until_it_is_gone() -> None:
         one = request(name, prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10)
         return [c.target for c in flow.handle(RequestArrived(one), 0.1) if isinstance(c, Forward)]
 
+    assert come("q0") == []
+    short = request("short", prompt_bytes=bytes_at(2), max_tokens=10)
+    assert [type(command) for command in flow.handle(RequestArrived(short), 0.1)] == [SetTimer, Forward]
+    flow.handle(ClientLeft("short"), 0.1)
+    flow.handle(ClientLeft("q0"), 0.1)
+
     waiting, sent = list[str](), list[str]()
     while len(waiting) < 20 and not (sent := come(f"q{len(waiting)}")):
         waiting.append(f"q{len(waiting)}")
         assert list(awaited.by_request) == waiting
-        # They leave r2 to others: nobody is in line.
+        # They leave r2 to others: nobody is in line, so a short one had it without standing behind them.
         assert flow.wait_estimate.in_line(MODEL) == 0
         assert flow.wait_estimate.wait_ms(MODEL, 0.1) == 0.0
     assert sent == ["r2"]  # to wait for all of them would take longer than the 717 ms of computing it there
