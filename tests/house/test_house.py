@@ -69,6 +69,14 @@ def _nodes() -> dict[str, list[ast.AST]]:
     return {path: list(ast.walk(tree)) for path, tree in _sources().items()}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees_forgotten() -> Iterator[None]:
+    """Else the worker keeps a million nodes, which each later walk of the garbage collector visits: half a second."""
+    yield
+    _nodes.cache_clear()
+    _sources.cache_clear()
+
+
 def _pure() -> Iterator[tuple[str, ast.AST]]:
     """Every node of the pure packages, with its path."""
     for path, nodes in _nodes().items():

@@ -1,5 +1,7 @@
 """Chains: equal for equal prefixes, unrelated for other seeds, cut by position alone, and the same for ever."""
 
+from functools import lru_cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from farhop.balance.prefix.chain import (
 RUN = settings(max_examples=150, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 2**64 - 1)
 words = st.text(max_size=6)
+USUAL_BYTES = 100_000  # made once; only a longer text is made anew
 LENGTHS = st.one_of(st.integers(0, 70_000), st.sampled_from([255, 256, 4095, 4096, 5119, 5120, 32768, 36863, 36864]))
 
 # Recorded once: a change here changes what two tiers of different versions can share.
@@ -29,9 +32,14 @@ GOLDEN_SEED = 0x635C5B9461B07A9D
 GOLDEN_NODES = (0x635C5B0013A3115D, 0x635C5B6DBB37EB23, 0x635C5B9132F0ECFB, 45)
 
 
+@lru_cache(4)
+def _text(n_bytes: int, salt: int) -> bytes:
+    return b"".join(f"{salt}:{i:>11} ".encode() for i in range(n_bytes // 12 + 1))
+
+
 def text(n_bytes: int, salt: int = 0) -> bytes:
     """n_bytes that differ from block to block."""
-    return b"".join(f"{salt}:{i:>11} ".encode() for i in range(n_bytes // 12 + 1))[:n_bytes]
+    return _text(max(n_bytes, USUAL_BYTES), salt)[:n_bytes]
 
 
 @given(LENGTHS, LENGTHS, LENGTHS, SEEDS)
