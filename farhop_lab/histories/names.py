@@ -325,7 +325,7 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
         "model replicas_ready replicas_total slots_total slots_free kv_tokens_total kv_tokens_free wait_ms "
         "prefill_ms_per_token tpot_ms bytes_per_token version in_flight queued_requests queued_tokens usable_share "
         "headroom_foreign_tokens used_share batch_interference_ms base_unknown gpu_types bases max_model_len root "
-        "parent context_tokens",
+        "parent context_tokens foreign_wait_ms",
     ),
     # events of the global tier
     90: (

@@ -595,7 +595,8 @@ class Regions:
                 rows.append((name, self._row(name, model, now)))
             else:
                 capacity, load = self.instances.capacity(instances[0], model), self.loads[name, instances[0].name]
-                sent.append((name, *remaining(capacity, load), self.cache_hit_calibration[name].at(now)))
+                wait_ms, left = remaining(capacity, load, foreign=name != self._here)
+                sent.append((name, wait_ms, left, self.cache_hit_calibration[name].at(now)))
         table.write(rows, sent)
         stale.clear()
 
@@ -627,7 +628,7 @@ class Regions:
         best, least = able[0], (inf, inf, inf)
         for instance in able:
             load = self.loads[region, instance.name]
-            wait_ms, left = remaining(self.instances.capacity(instance, model), load)
+            wait_ms, left = remaining(self.instances.capacity(instance, model), load, foreign=region != self._here)
             key = wait_ms, -left, load.turn
             if key < least:
                 best, least = instance, key

@@ -103,13 +103,17 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     context_tokens: float = inf  # the longest request that it can hold; infinite: it does not report it
 
 
-def remaining(capacity: ModelReport, load: Outstanding) -> tuple[float, float]:
+def remaining(capacity: ModelReport, load: Outstanding, *, foreign: bool) -> tuple[float, float]:
     """An instance's wait in ms and its slots left: its report, corrected by the unacknowledged load of all instances
-    that share its replicas. A plain tuple: a named one takes twice as long to make, and every request makes one.
+    that share its replicas. `foreign`: in another region, whose own requests go before ours. A plain tuple: a named one
+    takes twice as long to make, and every request makes one.
     """
+    wait_ms = capacity.wait_ms
+    if foreign and capacity.foreign_wait_ms > wait_ms:
+        wait_ms = capacity.foreign_wait_ms
     if not load.outstanding_bytes:
-        return capacity.wait_ms, float(capacity.slots_free)
-    wait_ms, work_bytes = capacity.wait_ms, load.outstanding_work_bytes
+        return wait_ms, float(capacity.slots_free)
+    work_bytes = load.outstanding_work_bytes
     if work_bytes > 0.0:  # shared by as many replicas as are ready
         ms_per_token = capacity.prefill_ms_per_token / max(1, capacity.replicas_ready)
         wait_ms += work_bytes / capacity.bytes_per_token * ms_per_token
@@ -132,7 +136,7 @@ def row_of(
     Hardware by the hour, of which a request takes its prefill and, per token of its answer, a slot's share of a step:
     (prefill + output tokens * tpot / slots of a replica) * USD per hour. Egress on both ways.
     """
-    wait_ms, slots_left = remaining(capacity, load)
+    wait_ms, slots_left = remaining(capacity, load, foreign=price_here is not None)
     headroom = capacity.headroom_foreign_tokens if price_here is not None else inf
     usd_per_ms = price.usd_per_gpu_hour / 3.6e6
     prefill_ms_per_byte = capacity.prefill_ms_per_token / capacity.bytes_per_token

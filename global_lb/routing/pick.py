@@ -81,13 +81,13 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     lawful_here: bool = True
 
     def is_last_resort(self, now: float) -> bool:
-        """Whether only one region may be asked, or none takes foreign requests by fresh reports. Then no promise is
-        made: it would only be a reason to refuse, in one region after another."""
-        asked = self.asked
-        if asked is None:
+        """Whether only one region may be asked, or the choice takes no foreign requests by a fresh report and is
+        better than all others though it pays for that. Then no promise is made: it would only be a reason to refuse,
+        in one region after another."""
+        asked, chosen = self.asked, self.chosen
+        if asked is None or chosen is None:
             return False
-        n_asked = len(asked.names)
-        return n_asked == 1 or len(asked.full(now - FRESH_S)) == n_asked
+        return len(asked.names) == 1 or (asked.any_full and asked.at[chosen.region] in asked.full(now - FRESH_S))
 
     @property
     def field(self) -> tuple[Scored, ...]:

@@ -385,6 +385,7 @@ class ModelCapacity(_message.Message):
     ROOT_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
+    FOREIGN_WAIT_MS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """the name clients ask for"""
     version: _builtins.str
@@ -440,6 +441,8 @@ class ModelCapacity(_message.Message):
     """what it is an adapter of, as its engines say"""
     context_tokens: _builtins.int
     """the longest request that a ready replica can hold, prompt and answer; 0: unknown"""
+    foreign_wait_ms: _builtins.float
+    """ms that one from another region waits at least if no other would take it"""
     @_builtins.property
     def gpu_types(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """distinct, such as "H100-80GB" """
@@ -481,10 +484,11 @@ class ModelCapacity(_message.Message):
         root: _builtins.str = ...,
         parent: _builtins.str = ...,
         context_tokens: _builtins.int = ...,
+        foreign_wait_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_unknown", b"base_unknown", "bases", b"bases", "batch_interference_ms", b"batch_interference_ms", "bytes_per_token", b"bytes_per_token", "context_tokens", b"context_tokens", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "load_replicas", b"load_replicas", "max_model_len", b"max_model_len", "model", b"model", "parent", b"parent", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min", "replicas_needed", b"replicas_needed", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "root", b"root", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_unknown", b"base_unknown", "bases", b"bases", "batch_interference_ms", b"batch_interference_ms", "bytes_per_token", b"bytes_per_token", "context_tokens", b"context_tokens", "foreign_wait_ms", b"foreign_wait_ms", "gpu_types", b"gpu_types", "headroom_foreign_tokens", b"headroom_foreign_tokens", "in_flight", b"in_flight", "kv_tokens_free", b"kv_tokens_free", "kv_tokens_total", b"kv_tokens_total", "load_replicas", b"load_replicas", "max_model_len", b"max_model_len", "model", b"model", "parent", b"parent", "prefill_ms_per_token", b"prefill_ms_per_token", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "replicas_max", b"replicas_max", "replicas_min", b"replicas_min", "replicas_needed", b"replicas_needed", "replicas_ready", b"replicas_ready", "replicas_total", b"replicas_total", "root", b"root", "slots_free", b"slots_free", "slots_total", b"slots_total", "tpot_ms", b"tpot_ms", "usable_share", b"usable_share", "used_share", b"used_share", "version", b"version", "wait_ms", b"wait_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -179,6 +179,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             root=facts.root,
             parent=facts.parent,
             context_tokens=int(longest) if longest < inf else 0,
+            foreign_wait_ms=min(estimate.foreign_wait_ms(model, now), WAIT_LIMIT_MS) if flow.queue.by_id else 0.0,
             **flow.scaling.reported(model),
         )
 
@@ -432,7 +433,8 @@ def _set_result(news: asyncio.Future[None]) -> None:
 
 
 _AMOUNTS_OF = attrgetter(
-    "wait_ms", "slots_free", "kv_tokens_free", "queued_tokens", "used_share", "tpot_ms", "bytes_per_token"
+    "wait_ms", "slots_free", "kv_tokens_free", "queued_tokens", "used_share", "tpot_ms", "bytes_per_token",
+    "foreign_wait_ms",
 )  # fmt: skip
 
 

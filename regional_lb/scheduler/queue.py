@@ -368,6 +368,14 @@ class RequestQueue:
         line = self.lines.get(model)
         return line.foreign + line.late_foreign if line is not None else 0
 
+    def foreign_waits_s(self, model: str, now: float) -> float:
+        """For how long the oldest of those from other regions that did not step back has waited here; 0 if there is
+        none."""
+        line = self.lines.get(model)
+        if line is None or not line.foreign:
+            return 0.0
+        return next(now - waiting.since for waiting in line.by_id.values() if waiting.foreign)
+
     def note(self, model: str, late_s: float, now: float) -> None:
         """Record how long the oldest of each band has waited for the model. Called whenever a request may come or go,
         so that `stands_s` can tell a standing queue from one that is being worked off."""

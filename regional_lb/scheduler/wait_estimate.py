@@ -304,6 +304,13 @@ class WaitEstimate:
             return self._wait_ms(parts[0][1], self.in_line(parts[0][1]), now)
         return sum(share * self._wait_ms(variant, self.in_line(variant), now) for share, variant in parts)
 
+    def foreign_wait_ms(self, model: str, now: float) -> float:
+        """How long one more request from another region that no other would take would wait, at least, in ms: as long
+        as the first of those in line has, which is the best guess where it is unknown who comes before them (the delay
+        of the head of the line: R. Ibrahim, W. Whitt, "Real-time delay estimation based on delay history", M&SOM 11,
+        2009). The region's own requests do, however many arrive."""
+        return 1e3 * sum(share * self._queue.foreign_waits_s(variant, now) for share, variant in self.parts(model))
+
     def in_line(self, variant: str) -> int:
         """How many requests wait since nobody has room for them, and have not stepped back: whoever waits by choice
         leaves the room there is to others."""

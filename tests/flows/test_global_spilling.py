@@ -167,6 +167,40 @@ def test_no_attempt_is_made_if_no_region_takes_foreign_requests(
     assert (forward.promised_ttft_ms is not None) == promised
 
 
+@pytest.mark.parametrize(
+    ("tokyo_ms", "age_s", "target", "promised"),
+    [(5.0, 0.0, "tokyo", True), (5e3, 0.0, "frankfurt", False), (5e3, 2.0, "frankfurt", True)],
+)
+def test_a_full_region_that_is_far_sooner_than_others_is_asked_once_and_without_a_promise(
+    tokyo_ms: float, age_s: float, target: str, promised: bool
+) -> None:
+    found = [instance("frankfurt", headroom_foreign_tokens=0, received_at=1.0), instance("tokyo", wait_ms=tokyo_ms)]
+    flow = worldwide(view=seen(*found))
+    flow.handle(seen(*found), 1.0)
+    report_in(flow, FAR, 1.0 + age_s)
+    *_, forward = flow.handle(RequestArrived(request("a")), 1.0 + age_s)
+    assert (forward.target, forward.promised_ttft_ms is not None) == (target, promised)
+
+
+def test_how_long_others_wait_in_a_full_region_counts_after_a_request_was_sent_there_too(play) -> None:
+    found = [instance("frankfurt", foreign_wait_ms=300.0), instance("tokyo", wait_ms=5e3)]
+    flow = worldwide(view=seen(*found))
+
+    def waits(decision) -> bool:
+        return decision.chosen.wait_ms >= 300.0
+
+    for name in ("a", "b"):
+        play(flow).on(RequestArrived(request(name))).expect(sent(name, "frankfurt", reasons=waits))
+
+
+def test_of_a_regions_balancers_the_one_where_others_wait_less_is_asked(play) -> None:
+    one, other = (instance("frankfurt", name=f"r{n}", foreign_wait_ms=ms) for n, ms in ((1, 300.0), (2, 5.0)))
+    flow = worldwide(view=seen(one, other))
+    for n in range(4):
+        flow.handle(RequestArrived(request(f"q{n}")), 0.0)
+        assert flow.requests[f"q{n}"].attempt.instance.name == "r2"
+
+
 def test_the_wait_in_a_refusal_counts_until_the_next_report(play) -> None:
     flow = worldwide(view=at(0.0))
     (

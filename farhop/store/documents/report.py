@@ -82,6 +82,10 @@ class ModelReport(msgspec.Struct, frozen=True):
     parent: str = ""
     context_tokens: int = 0  # the longest request, prompt and answer together, that one of the ready replicas can hold
 
+    # The least that a request from another region which no other would take waits, in ms: the region's own go first. An
+    # older build does not report it.
+    foreign_wait_ms: float = 0.0
+
 
 class RegionReport(msgspec.Struct, frozen=True, kw_only=True):
     """One regional balancer instance's report. Reports are ordered by (incarnation, seq), never by a wall clock."""
@@ -171,7 +175,7 @@ _MOST = {
             "replicas_needed", "replicas_min", "replicas_max",
         ), COUNT_LIMIT,
     ),
-    "wait_ms": WAIT_LIMIT_MS,
+    **dict.fromkeys(("wait_ms", "foreign_wait_ms"), WAIT_LIMIT_MS),
     "prefill_ms_per_token": RATE_LIMIT_MS,
     "tpot_ms": RATE_LIMIT_MS,
     "bytes_per_token": BYTES_PER_TOKEN_LIMIT,
@@ -238,6 +242,7 @@ def _sound(model: ModelReport) -> bool:
         and 0 <= model.replicas_needed <= most
         and 0 <= model.replicas_min <= model.replicas_max <= most
         and 0.0 <= model.wait_ms <= WAIT_LIMIT_MS
+        and 0.0 <= model.foreign_wait_ms <= WAIT_LIMIT_MS
         and 0.0 <= model.prefill_ms_per_token <= RATE_LIMIT_MS
         and 0.0 <= model.tpot_ms <= RATE_LIMIT_MS
         and 0.0 < model.bytes_per_token <= BYTES_PER_TOKEN_LIMIT

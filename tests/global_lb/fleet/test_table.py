@@ -97,24 +97,35 @@ def test_headroom_is_what_slots_and_foreign_tokens_leave() -> None:
 def test_what_was_sent_since_the_report_is_shared_by_the_replicas(replicas: int, shared_by: int) -> None:
     load = UnacknowledgedLoad()
     load.sent(4096.0)
-    assert remaining(capacity(replicas_ready=replicas), load)[0] == pytest.approx(5.0 + 1024 * 0.1 / shared_by)
+    wait_ms, _ = remaining(capacity(replicas_ready=replicas), load, foreign=False)
+    assert wait_ms == pytest.approx(5.0 + 1024 * 0.1 / shared_by)
 
 
 def test_what_was_sent_takes_slots_until_it_is_acknowledged() -> None:
     load = UnacknowledgedLoad()
-    assert remaining(capacity(), load) == (5.0, 16.0)
+    assert remaining(capacity(), load, foreign=False) == (5.0, 16.0)
     for _ in range(3):
         load.sent(400.0)
-    wait_ms, slots_left = remaining(capacity(), load)
+    wait_ms, slots_left = remaining(capacity(), load, foreign=False)
     assert (wait_ms, slots_left) == (pytest.approx(5.0 + 300 * 0.1 / 2), 13.0)
     load.acknowledged(1, 1200.0)
-    assert remaining(capacity(), load) == (5.0, 16.0)
+    assert remaining(capacity(), load, foreign=False) == (5.0, 16.0)
 
 
 def test_what_is_cached_there_is_not_waited_for() -> None:
     load = UnacknowledgedLoad()
     load.sent(4000.0, 400.0)
-    assert remaining(capacity(), load) == (pytest.approx(5.0 + 100 * 0.1 / 2), 15.0)
+    assert remaining(capacity(), load, foreign=False) == (pytest.approx(5.0 + 100 * 0.1 / 2), 15.0)
+
+
+def test_a_region_makes_others_wait_as_long_as_it_says_and_its_own_clients_no_longer() -> None:
+    load = UnacknowledgedLoad()
+    for reported_ms, foreign, wait_ms in ((900.0, True, 900.0), (900.0, False, 5.0), (1.0, True, 5.0)):
+        assert remaining(capacity(foreign_wait_ms=reported_ms), load, foreign=foreign)[0] == wait_ms
+    load.sent(4000.0)
+    assert remaining(capacity(foreign_wait_ms=900.0), load, foreign=True)[0] == pytest.approx(900.0 + 1000 * 0.1 / 2)
+    waits = field(request("a"), 1.0, "london", london={"foreign_wait_ms": 900.0}, tokyo={"foreign_wait_ms": 900.0})
+    assert [waits.scored(place, 0.0).wait_ms for place in range(2)] == [5.0, 900.0]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -16,7 +16,7 @@ from reporting import ADDRESSES, Watched, calling, live, publishing, reporter
 from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
 from farhop.balance.ledger import Reservation
-from farhop.balance.machine import AttemptBegan, RequestArrived, Usage
+from farhop.balance.machine import AttemptBegan, ClientLeft, RequestArrived, Usage
 from farhop.service.region_channel import REPORT_BYTES_MAX
 from farhop.store.contract import ChangeKind, report_key
 from farhop.store.documents.document import DocumentError
@@ -75,6 +75,20 @@ async def test_each_models_queue_is_its_own() -> None:
     by_model = {m.model: m for m in reporter(flow, lambda: 0.0).build().models}
     assert by_model[MODEL].queued_requests == flow.queue.waiting(MODEL) == 2
     assert by_model[OTHER_MODEL].queued_requests == 0
+
+
+async def test_what_waits_from_other_regions_is_reported_by_how_long_it_has() -> None:
+    flow = regional(replica("a", slots=1))
+    now = 0.0
+    reports = reporter(flow, lambda: now)
+    assert reports.build().models[0].foreign_wait_ms == 0.0
+    for name, region in (("q0", "london"), ("q1", "london"), ("q2", "tokyo"), ("q3", "tokyo")):
+        flow.handle(RequestArrived(request(name, entry_region=region)), now)
+        now += 1.0
+    found = reports.build().models[0]
+    assert (found.queued_requests, found.foreign_wait_ms) == (3, 2000.0)
+    flow.handle(ClientLeft("q2"), now)
+    assert reports.build().models[0].foreign_wait_ms == 1000.0
 
 
 async def test_a_model_that_is_split_is_reported_whole_and_its_headroom_by_share() -> None:
@@ -290,6 +304,7 @@ def about(**fields: Any) -> RegionReport:
         ({"wait_ms": 95.0}, True),
         ({"wait_ms": 106.0}, True),
         ({"wait_ms": 0.0}, True),
+        ({"foreign_wait_ms": 1.0}, True),
         ({"slots_free": 96}, False),
         ({"slots_free": 95}, True),
         ({"kv_tokens_free": 949}, True),
