@@ -79,7 +79,7 @@ async def test_model_facts_of_engines_reach_the_client(entries: dict[str, int]) 
 
         async def known(port: int = entries[entry], text: dict[str, Any] = text) -> bool:
             text |= {model["id"]: model for model in (await send(port, asked)).json["data"]}
-            return "max_model_len" in text["llama"]
+            return "max_model_len" in text["llama"] and "parent" in text["whisper"]  # each as its region reports it
 
         async with asyncio.timeout(20):
             while not await known():
