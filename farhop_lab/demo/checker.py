@@ -57,6 +57,7 @@ class Checker:
         entries: Sequence[str] = (),
         begun: list[None] | None = None,
         history: Sequence[dict[str, str]] = (),
+        tools: Sequence[dict[str, Any]] = (),
     ) -> tuple[int, Result]:
         """A streamed request: the pieces received, and the result. `begun` is set at the first piece; `entries` are
         tried after the region's.
@@ -68,6 +69,7 @@ class Checker:
             "min_tokens": max_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({"tools": list(tools)} if tools else {}),
         }
         trusted = [run.entry for run in self.world.regions.values()]
         first = self.world.regions[region].entry

@@ -176,7 +176,9 @@ async def prefix_across_the_ocean(checker: Checker) -> None:
     long_talk = "The minutes of the meeting, in full, with every word that anybody said in it. " * 1400
     names = sorted(checker.world.regions)
     before = {name: (await _known(checker, name, name))["prefix_nodes"] for name in names}
-    first = await checker.ask("tokyo", "anywhere", long_talk)
+    # An agent's: another's prefix might be drawn to be prefilled at home, too, once in twenty times (pick).
+    tools = [{"type": "function", "function": {"name": "minutes", "parameters": {"type": "object"}}}]
+    first = await checker.ask("tokyo", "anywhere", long_talk, tools=tools)
     # So long a prompt goes to the region whose GPUs were measured to be a little faster; the test is that it returns
     # there.
     begun = region_of(first)
@@ -186,7 +188,7 @@ async def prefix_across_the_ocean(checker: Checker) -> None:
     while time.monotonic() < end and (await _known(checker, begun, entry))["prefix_nodes"] < nodes:
         await asyncio.sleep(0.05)  # until the region has reported what it caches
     await asyncio.sleep(CALM_S)
-    turn = await checker.ask(entry, "anywhere", "And what was decided?", history=history)
+    turn = await checker.ask(entry, "anywhere", "And what was decided?", history=history, tools=tools)
     cached = turn.usage.cached_tokens if turn.usage is not None and turn.usage.cached_tokens is not None else 0
     total = turn.usage.prompt_tokens if turn.usage is not None else 0
     what = f"a long talk begun in {begun} goes on from {entry}"

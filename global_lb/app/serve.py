@@ -407,6 +407,7 @@ def _instance(instance: Instance, now: float) -> dict[str, Any]:
         "models": {
             name: {
                 "wait_ms": c.wait_ms,
+                "foreign_wait_ms": c.foreign_wait_ms,
                 "replicas_ready": c.replicas_ready,
                 "slots_free": c.slots_free,
                 "used_share": c.used_share,
