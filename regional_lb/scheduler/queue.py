@@ -39,7 +39,7 @@ from pydantic import Field
 from farhop.config import Part, Seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
 OF_LATE_S = 30.0
 RELIEVED_SHARE = 0.5  # of what is late
@@ -368,13 +368,13 @@ class RequestQueue:
         line = self.lines.get(model)
         return line.foreign + line.late_foreign if line is not None else 0
 
-    def foreign_waits_s(self, model: str, now: float) -> float:
-        """For how long the oldest of those from other regions that did not step back has waited here; 0 if there is
-        none."""
+    def foreign_waits_s(self, model: str, now: float, but: Collection[str] = ()) -> float:
+        """For how long the oldest of those from other regions that did not step back has waited here, `but` for these
+        requests; 0 if there is none."""
         line = self.lines.get(model)
         if line is None or not line.foreign:
             return 0.0
-        return next(now - waiting.since for waiting in line.by_id.values() if waiting.foreign)
+        return next((now - one.since for one in line.by_id.values() if one.foreign and one.id not in but), 0.0)
 
     def note(self, model: str, late_s: float, now: float) -> None:
         """Record how long the oldest of each band has waited for the model. Called whenever a request may come or go,

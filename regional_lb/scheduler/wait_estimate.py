@@ -308,8 +308,9 @@ class WaitEstimate:
         """How long one more request from another region that no other would take would wait, at least, in ms: as long
         as the first of those in line has, which is the best guess where it is unknown who comes before them (the delay
         of the head of the line: R. Ibrahim, W. Whitt, "Real-time delay estimation based on delay history", M&SOM 11,
-        2009). The region's own requests do, however many arrive."""
-        return 1e3 * sum(share * self._queue.foreign_waits_s(variant, now) for share, variant in self.parts(model))
+        2009). The region's own requests do, however many arrive. Whoever waits by choice leaves the room to others."""
+        queue, by_choice = self._queue, self.awaited.by_request
+        return 1e3 * sum(share * queue.foreign_waits_s(variant, now, by_choice) for share, variant in self.parts(model))
 
     def in_line(self, variant: str) -> int:
         """How many requests wait since nobody has room for them, and have not stepped back: whoever waits by choice

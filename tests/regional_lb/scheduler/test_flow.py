@@ -680,7 +680,7 @@ def test_whoever_waits_by_choice_counts_for_the_next_until_it_is_gone() -> None:
     awaited = flow.wait_estimate.awaited
 
     def come(name: str) -> list[str]:
-        one = request(name, prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10)
+        one = request(name, prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10, entry_region="tokyo")
         return [c.target for c in flow.handle(RequestArrived(one), 0.1) if isinstance(c, Forward)]
 
     assert come("q0") == []
@@ -695,7 +695,7 @@ def test_whoever_waits_by_choice_counts_for_the_next_until_it_is_gone() -> None:
         assert list(awaited.by_request) == waiting
         # They leave r2 to others: nobody is in line, so a short one had it without standing behind them.
         assert flow.wait_estimate.in_line(MODEL) == 0
-        assert flow.wait_estimate.wait_ms(MODEL, 0.1) == 0.0
+        assert flow.wait_estimate.wait_ms(MODEL, 0.1) == flow.wait_estimate.foreign_wait_ms(MODEL, 0.5) == 0.0
     assert sent == ["r2"]  # to wait for all of them would take longer than the 717 ms of computing it there
     assert len(waiting) > 1
     assert awaited.tokens == {"r1": 512.0 * len(waiting)}  # 51 ms each

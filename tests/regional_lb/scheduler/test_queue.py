@@ -115,6 +115,7 @@ def test_guests_do_not_stand_before_own_work_nor_keep_it_out() -> None:
     for name, now in (("g1", 0.0), ("g2", 1.0), ("own", 2.0)):
         push(queue, name, now=now, foreign=name != "own")
     assert (queue.foreign_waits_s("m", 2.5), queue.foreign_waits_s("n", 2.5)) == (2.5, 0.0)
+    assert [queue.foreign_waits_s("m", 2.5, but) for but in (("g1",), ("g1", "g2"))] == [1.5, 0.0]
     assert [w.id for w in queue.first("m", 8, NOW)] == ["g1", "g2", "own"]
     assert [w.id for w in queue.first("m", 8, NOW, own=True)] == ["own"]
     for _ in range(STARVED_EVERY - 1):

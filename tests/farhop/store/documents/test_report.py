@@ -78,6 +78,7 @@ def models(draw):
         queued_requests=draw(counts),
         queued_tokens=draw(counts),
         wait_ms=draw(st.floats(0, WAIT_LIMIT_MS)),
+        foreign_wait_ms=draw(st.floats(0, WAIT_LIMIT_MS)),
         prefill_ms_per_token=draw(st.floats(0, 100)),
         tpot_ms=draw(st.floats(0, 1000)),
         bytes_per_token=draw(st.floats(0.1, 100)),
@@ -138,8 +139,9 @@ def test_fields_of_a_newer_balancer_are_ignored():
 BAD_MODEL = [
     *((name, -1) for name in ("replicas_total", "slots_free", "kv_tokens_free", "in_flight", "queued_requests")),
     *((name, -1) for name in ("queued_tokens", "headroom_foreign_tokens", "replicas_ready", "slots_total")),
-    *((name, -0.5) for name in ("wait_ms", "prefill_ms_per_token", "tpot_ms", "bytes_per_token")),
+    *((name, -0.5) for name in ("wait_ms", "foreign_wait_ms", "prefill_ms_per_token", "tpot_ms", "bytes_per_token")),
     *((name, bad) for name in ("wait_ms", "tpot_ms", "usable_share") for bad in (math.nan, math.inf, -math.inf)),
+    *(("foreign_wait_ms", bad) for bad in (math.nan, math.inf, WAIT_LIMIT_MS * 1.01)),
     ("wait_ms", WAIT_LIMIT_MS * 1.01),
     ("kv_tokens_total", COUNT_LIMIT + 1),
     ("bytes_per_token", 0.0),
