@@ -28,6 +28,7 @@ import msgspec
 from farhop_lab.bench import bodies, tiers
 from farhop_lab.bench.harness import HOST, BenchError, Running, Subject, engines, open_files
 from farhop_lab.world.child import PROGRAM, bound_to_parent
+from global_lb.links import watch
 
 TO = "FARHOP_BENCH_COUNTS_TO"  # the folder to which a counted process writes
 REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
@@ -292,6 +293,8 @@ def _show(what: str, parts: Parts) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         signal.signal(signal.SIGUSR1, _Counting(Path(os.environ[TO])).toggle)
+        # A period later a prompt counts as confirmed, which takes two frames more: a slow machine gets there.
+        watch.CONFIRM_S = 3600.0
         sys.argv[0] = "farhop"
         runpy.run_module("farhop_cli", run_name="__main__")
     else:
