@@ -294,7 +294,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         signal.signal(signal.SIGUSR1, _Counting(Path(os.environ[TO])).toggle)
         # A period later a prompt counts as confirmed, which takes two frames more: a slow machine gets there.
-        watch.CONFIRM_S = 3600.0
+        setattr(watch, "CONFIRM_S", 3600.0)  # noqa: B010 - not a name that it exports
         sys.argv[0] = "farhop"
         runpy.run_module("farhop_cli", run_name="__main__")
     else:
