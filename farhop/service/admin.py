@@ -406,6 +406,8 @@ class AdminServer:
         """Have a console, of this balancer alone. Before `open`."""
         source = BalancerSource(self._tier_admin.status, self._metrics, self._decisions, law, store, self.explained)
         self.have(source)
+        assert self.console is not None  # made just now
+        self._decisions.narrowed.append(self.console.forget)
 
     def have(self, source: Source) -> None:
         """Have a console of this source. Before `open`."""
