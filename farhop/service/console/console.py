@@ -280,7 +280,7 @@ class Console:
         if request.method == "GET":
             return None
         origin = request.headers.get("Origin")
-        if request.headers.get(GUARD) != "1" or (origin is not None and urlsplit(origin).netloc != host):
+        if request.headers.get(GUARD) != "1" or (origin is not None and not is_own(origin, host)):
             return reply({"error": f"only the console's own page acts here (header {GUARD}: 1)"}, 403)
         return None
 
@@ -549,10 +549,19 @@ def _file(name: str) -> tuple[bytes, str]:
     return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
 
+def is_own(origin: str, host: str) -> bool:
+    """Whether an `Origin` header names the port itself, by the name in the request's `Host`."""
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
+
+
 def is_address(host: str) -> bool:
     """Whether a `Host` header names no other machine: a name may lead to another's page first and here afterwards."""
-    name = urlsplit(f"//{host}").hostname or ""
+    name = ""
     try:
+        name = urlsplit(f"//{host}").hostname or ""
         return bool(ip_address(name))
     except ValueError:
         return name == "localhost"

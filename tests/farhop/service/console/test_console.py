@@ -133,7 +133,8 @@ async def test_no_other_sites_page_acts(http: aiohttp.ClientSession) -> None:
     act = {"do": "undrain", "target": "tokyo", "why": "x"}
     async with port(OPEN, source) as (_, base):
         url = f"{base}/console/of/act"
-        for headers in ({}, {**GUARD, "Origin": "https://evil.example"}, {**GUARD, "Host": "evil.example"}):
+        for headers in ({}, {**GUARD, "Origin": "https://evil.example"}, {**GUARD, "Host": "evil.example"},
+                        {**GUARD, "Origin": "http://["}, {**GUARD, "Host": "[::1"}):  # fmt: skip
             async with http.post(url, json=act, headers=headers) as answer:
                 assert answer.status == 403
         async with http.get(f"{base}/console/of/events", headers={"Host": "evil.example"}) as answer:
