@@ -1,8 +1,8 @@
 """One global balancer's links to the regions in virtual time: reports, prefixes and pings.
 
-The counterpart of global_lb.links.watch and .link, with their functions and constants but without etcd: reports come
-only as over gRPC, and only pings are sent on demand. Invariants: an older report never overwrites a newer one; no clock
-is compared with another's. Never decides.
+The counterpart of global_lb.links.watch and .link, with their functions and constants: reports come as over gRPC, from
+etcd only when the process starts, and only pings are sent on demand. Invariants: an older report never overwrites a
+newer one; no clock is compared with another's. Never decides.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from farhop_lab.sim.relay import SimulatedRelay
 from farhop_lab.sim.replicas import Host
 from regional_lb.engines.signals import gpus
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
-from regional_lb.mesh.report import LOOK_S, Reporter
+from regional_lb.mesh.report import LEASE_S, LOOK_S, Reporter
 from regional_lb.mesh.warm_restart import EVERY_S
 from topology.law import Scope
 
@@ -270,6 +270,11 @@ class RegionProcess:
     def ended(self, replica: str, chain: tuple[int, ...], request: Request) -> None:
         """An answer ended at the replica, which now has this cached."""
         self._on_disk.append((self.context.timeline.now, replica, chain, request))
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether its report is in etcd: it lives, or did until its lease's time ago."""
+        return self.alive or self.context.timeline.now - self._died_at < LEASE_S
 
     def die(self, *, engines: bool = True) -> None:
         """The process and its engines die, or the process alone; connected clients notice."""

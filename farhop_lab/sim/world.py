@@ -94,6 +94,7 @@ class World:
         self.lost: dict[str, float] = {}
         self.drained: dict[str, tuple[str, float | None]] = {}  # in etcd: the reason and the end
         self.etcd_silent = False
+        self._reports: dict[str, RegionReport] = {}  # in etcd: each region's last
         self._law_in_etcd, self._revision = b"", 0
         self._dice, self._dice_law = context.rng("reports"), context.rng("laws")
         self._streams = self._arrivals = 0
@@ -408,6 +409,14 @@ class World:
             stands = ends_at is None or ends_at > self.now
             balancer.relay.react(RegionForced(region, stands, why, until if stands else None))
 
+    def _list_reports(self, balancer: BalancerProcess) -> None:
+        """The regions' reports that a process reads from etcd when it starts."""
+        if self.etcd_silent:
+            return
+        for name, report in self._reports.items():
+            if self.regions[name].is_listed:
+                balancer.links.on_report(report)
+
     # -- faults
 
     def kill(self, region: str) -> None:
@@ -439,6 +448,7 @@ class World:
         self._everybody = [balancer for those in self.balancers.values() for balancer in those]
         self._list_law(process)
         self._list_drains(process)
+        self._list_reports(process)
 
     def host(self, region: str, replica: str) -> Host:
         """A replica's process, to inject faults. KeyError for one that does not exist, or whose region is dead."""
@@ -524,6 +534,8 @@ class World:
         self.timeline.after(self._context.reporting.delay_s, self._send, report)
 
     def _send(self, report: RegionReport) -> None:
+        if not self.etcd_silent:
+            self._reports[report.region] = report
         lost = self.lost.get(report.region, self._context.reporting.lost)
         for balancer in self._everybody:
             if lost <= 0.0 or self._dice.random() >= lost:

@@ -66,6 +66,11 @@ class Hub:
             self._read(entry.key, entry.value, self._on_kept_report if change.kept else self._on_report)
 
     @property
+    def is_read(self) -> bool:
+        """Whether what it holds is known here, or it is out of contact."""
+        return self._changed_at is not None or self.trouble is not None
+
+    @property
     def listed(self) -> set[tuple[str, str]]:
         """The (region, instance) of all balancers whose reports are in this hub."""
         return {name for key in self._keys if (name := parse_report_key(key)) is not None}

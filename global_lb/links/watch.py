@@ -435,7 +435,9 @@ class Watcher:
 
     def caught_up(self) -> bool:
         """Whether everything that connected balancers have sent by now (caches and positions) has arrived. A balancer
-        whose liveness is not yet known is waited for, too."""
+        whose liveness is not yet known is waited for, too, and a hub that has not answered yet."""
+        if not all(hub.is_read for hub in self.hubs):
+            return False
         for region, instance in self._reports:
             up = self._up.get((region, instance))
             if up is None or (up and self.prefixes.state(region) != "connected"):

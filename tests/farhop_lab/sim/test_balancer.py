@@ -12,6 +12,7 @@ from farhop_lab.sim.measures import RequestRecord
 from farhop_lab.sim.sites import MODEL, Watching, flat, gpus, station
 from farhop_lab.sim.wire import STREAMED_BYTES
 from farhop_lab.sim.world import World
+from regional_lb.mesh.report import LEASE_S
 from topology.model import Rule
 
 
@@ -229,6 +230,36 @@ def test_a_balancer_that_dies_breaks_its_streams_and_returns_with_the_state_in_e
     assert measures.records[-1].outcome == "served"
     assert before.relay.under_way == before.flow.under_way - 1 == 0, "the dead one is left as it died"
     assert measures.violations == 0
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_new_process_waits_for_every_region_whose_report_is_in_etcd(is_read: bool) -> None:
+    """Not only for those whose reports come first: a prompt may be too long for them. Without etcd it knows no more."""
+    world = World(5, flat(["here", "near", "far"], 300.0), {"near": station(8, 2.0), "far": station(8, 2.0)})
+    world.at(5.0, world.kill_global, "here")
+    world.run(5.5)
+    world.lose_reports("far", 1.0)
+    if not is_read:
+        world.stop_etcd()
+    world.start_global("here")
+    made = only(world)
+    while not made.listens:
+        assert world.now < 10.0
+        world.run(world.now + 0.01)
+    assert made.links.channel_up == ({"near": True, "far": True} if is_read else {"near": True})
+
+
+def test_a_region_that_died_is_in_etcd_for_its_lease() -> None:
+    world = apart()
+    world.run(5.0)
+    world.kill("there")
+    for at, listed in ((5.0 + LEASE_S - 0.1, True), (5.0 + LEASE_S, False)):
+        world.run(at)
+        assert world.regions["there"].is_listed == listed
+    world.start_global("here")
+    world.kill_global("here")
+    world.start_global("here")
+    assert only(world).links.reports == {}
 
 
 def test_a_new_process_accepts_clients_only_after_it_knows_the_regions_or_has_waited() -> None:

@@ -32,10 +32,12 @@ class Recorder:
 def test_before_it_answers_it_is_not_in_contact_and_a_loss_is_shown_until_it_is_back() -> None:
     recorder = Recorder()
     assert (recorder.hub.status()["in_contact"], recorder.hub.status()["age_s"]) == (False, None)
+    assert not recorder.hub.is_read
     recorder.hub.changed(Change(ChangeKind.SNAPSHOT, 5, entries=(Entry(KEY, encode(a_report()), 4),)))
     recorder.clock.at += 2.0
     seen = recorder.hub.status()
     assert (seen["in_contact"], seen["revision"], seen["age_s"], seen["balancers"]) == (True, 5, 2.0, 1)
+    assert recorder.hub.is_read
     recorder.hub.changed(Change(ChangeKind.LOST, why="frozen"))
     assert (recorder.hub.trouble, recorder.hub.status()["in_contact"], recorder.hub.listed) == (
         "frozen",
@@ -44,6 +46,12 @@ def test_before_it_answers_it_is_not_in_contact_and_a_loss_is_shown_until_it_is_
     )
     recorder.hub.changed(Change(ChangeKind.SNAPSHOT, 1))
     assert (recorder.hub.trouble, recorder.hub.status()["outages"], recorder.hub.listed) == (None, 1, set())
+
+
+def test_a_hub_without_contact_from_the_start_is_not_waited_for() -> None:
+    recorder = Recorder()
+    recorder.hub.changed(Change(ChangeKind.LOST, why="refused"))
+    assert recorder.hub.is_read
 
 
 def test_reports_are_handed_on_and_deletions_only_listed() -> None:

@@ -15,7 +15,7 @@ from reporting import reporter
 from worlds import regional, replica
 
 from farhop.balance.machine import Address
-from farhop.store.contract import Change, ChangeKind, report_key
+from farhop.store.contract import Change, ChangeKind, Entry, report_key
 from farhop.store.documents.report import encode, to_wire
 from farhop.store.hubs import Hubs
 from farhop_lab.memory_store import MemoryStore
@@ -272,6 +272,22 @@ async def test_reports_of_a_past_incarnation_are_refused_while_the_later_one_rep
             assert watcher.on_report(a_report(incarnation=2, seq=second + 1)) is None
             assert watcher.on_report(a_report(incarnation=1, seq=second + 1)) == "past_incarnation"
         assert found.view.regions["tokyo"].instances[0].incarnation == 2
+
+
+async def test_it_has_not_caught_up_before_every_hub_has_answered_or_is_out_of_contact() -> None:
+    """Who lets clients in knows the regions of all hubs: a prompt may be too long for those of the first."""
+    a, b = MemoryStore(Random(1)), MemoryStore(Random(2))
+    store = Hubs({"a": a, "b": b}, Random(3))
+    async with watching(store) as (watcher, _, _found):  # type: ignore[arg-type]
+        first, second = watcher.hubs
+        first.changed(
+            Change(ChangeKind.SNAPSHOT, 1, entries=(Entry(report_key("tokyo", "r1"), encode(a_report()), 1),))
+        )
+        (name,) = watcher.links
+        watcher.on_channel(name, up=False)
+        assert not watcher.caught_up()
+        second.changed(Change(ChangeKind.LOST, why="refused"))
+        assert watcher.caught_up()
 
 
 async def test_hubs_are_merged_and_each_is_shown() -> None:
