@@ -1,6 +1,7 @@
 """docs/start/first-fleet.md, word by word: its second part is pasted into a shell and says what it says it does.
 
-Only the ports are others than in the text, each the same throughout: nothing else on this machine is in the way.
+Only the ports are others than in the text, each the same throughout: nothing else on this machine is in the way. And
+the shell's `farhop` is a fork of one that has done its imports, which were three quarters of what the page costs.
 The same runs with real engines where `make engines` installed them (`make test-engines`), as the text says.
 """
 
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_commands import commands
 
 from farhop_lab.world.etcd import find_binary
 from farhop_lab.world.ports import free_ports
@@ -63,26 +65,15 @@ def script(engine: str) -> tuple[str, list[list[str]]]:
 def test_the_guide_does_what_it_says(engine: str, tmp_path: Path) -> None:
     if engine in MODELS and not (REAL / ENGINES[engine]).exists():
         pytest.skip(f"{engine} is not installed: run `make engines`")
-    (tmp_path / "run.sh").write_text((commands := script(engine))[0])
-    first = [Path(sys.executable).parent, find_binary().parent]
+    (tmp_path / "run.sh").write_text((given := script(engine))[0])
     last = [(REAL / ENGINES[engine]).parent] if engine in MODELS else []  # its own python must not be ours
-    path = os.pathsep.join([*map(str, first), os.environ["PATH"], *map(str, last)])
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("FARHOP_", "OTEL_"))}
-    environment |= {"PATH": path, **MODELS.get(engine, {})}
-    shell = subprocess.Popen(
-        ["bash", str(tmp_path / "run.sh")], cwd=tmp_path, env=environment, text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-    try:
-        output, _ = shell.communicate(timeout=HANGS_S)
-    except subprocess.TimeoutExpired:
-        _end(shell)
-        output = shell.communicate()[0]
-        pytest.fail(f"it did not come to its end:\n{output}\n{_logs(tmp_path)}", pytrace=False)
-    finally:
-        _end(shell)
-    rest = output
-    for n, lines in enumerate(commands[1]):
+    environment |= MODELS.get(engine, {})
+    with commands(tmp_path, environment) as farhop:
+        first = [farhop, Path(sys.executable).parent, find_binary().parent]
+        environment["PATH"] = os.pathsep.join([*map(str, first), os.environ["PATH"], *map(str, last)])
+        rest = output = _said(tmp_path, environment)
+    for n, lines in enumerate(given[1]):
         text, mark, rest = rest.partition(f"<<end {n}>>\n")
         assert mark, f"block {n} did not end:\n{output}\n{_logs(tmp_path)}"
         plain = " ".join(text.split())
@@ -92,6 +83,22 @@ def test_the_guide_does_what_it_says(engine: str, tmp_path: Path) -> None:
             assert found >= 0, f"block {n} does not say {line!r}:\n{text}\n{_logs(tmp_path)}"
             at = found
         assert "Traceback" not in text
+
+
+def _said(folder: Path, environment: dict[str, str]) -> str:
+    """What the shell wrote, to its end."""
+    shell = subprocess.Popen(
+        ["bash", str(folder / "run.sh")], cwd=folder, env=environment, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return shell.communicate(timeout=HANGS_S)[0]
+    except subprocess.TimeoutExpired:
+        _end(shell)
+        output = shell.communicate()[0]
+        pytest.fail(f"it did not come to its end:\n{output}\n{_logs(folder)}", pytrace=False)
+    finally:
+        _end(shell)
 
 
 def elsewhere_said(line: str) -> str:
