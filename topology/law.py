@@ -13,6 +13,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Protocol
 
@@ -85,7 +86,9 @@ class Law:
     """The rules of one topology, for models of this lineage. Never changes: a new epoch is a new Law, and so are other
     models (`knowing`)."""
 
-    __slots__ = ("_inside", "_ruled_models", "_topology", "bound_models", "epoch", "fresh", "lineage", "stale")
+    __slots__ = (
+        "_fingerprint", "_inside", "_ruled_models", "_topology", "bound_models", "epoch", "fresh", "lineage", "stale",
+    )  # fmt: skip
 
     def __init__(self, topology: Topology, lineage: Lineage = NO_LINEAGE) -> None:
         self._compile(topology, lineage, _members(topology), _ruled(topology))
@@ -97,6 +100,7 @@ class Law:
         self.epoch = topology.epoch
         self._inside, self._ruled_models = inside, ruled
         self.bound_models = _bound(ruled, lineage)  # models that rules bind, by name: any other is any model
+        self._fingerprint = 0
         # Two generations bound the memo at 2 × _MEMO_MAX without bookkeeping on a hit.
         self.fresh: dict[_Memo, Verdict] = {}
         self.stale: dict[_Memo, Verdict] = {}
@@ -110,6 +114,17 @@ class Law:
     def held_epoch(self) -> int:
         """The epoch of the newest document that is here: of a law that only keeps another's place, the one before."""
         return self.epoch if self._topology.tenants else self.epoch - 1
+
+    @property
+    def fingerprint(self) -> int:
+        """What verdicts go by that the epoch does not name, in 64 bits, alike in all processes: the map, and the rules
+        that bind each model by its bases. Laws of one epoch and one fingerprint give the same verdicts."""
+        if not self._fingerprint:
+            inside = sorted((place, sorted(regions)) for place, regions in self._inside.items())
+            by = repr((inside, sorted(self.bound_models.items(), key=operator.itemgetter(0))))
+            digest = blake2b(by.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            self._fingerprint = int.from_bytes(digest, "big") or 1
+        return self._fingerprint
 
     def knowing(self, lineage: Lineage) -> Law:
         """The same rules, where these models are served."""

@@ -18,7 +18,7 @@ and one that is used up takes of that as if as much of it had leaked. So nobody 
 pool spends is within the sums of its depths and rates and POOL_S of those rates.
 
 A bucket for each user is one whose name ends with EACH: USERS_MAX of them are known, of which the least recently used
-is forgotten and begins anew; so do all of them with a new root.
+is forgotten and begins anew, of a limit that has its part of them; so do all of them with a new root.
 """
 
 from __future__ import annotations

@@ -204,13 +204,14 @@ class Root:
         self._tenures: dict[str, _Tenure] = {}  # by holder
         self.pools: dict[str, _Pool] = {}
         self._each: dict[str, Quota] = {}  # of limits for each user
-        self._users: dict[str, None] = {}  # their buckets, the least recently used first
+        self._users: dict[str, dict[str, None]] = {}  # their buckets, by limit, the least recently used first
+        self._n_users = 0
 
     def configure(self, quotas: dict[str, Quota], now: float) -> None:
         """Replace all buckets. A bucket whose size changes keeps its level."""
         self._each = {name: quota for name, quota in quotas.items() if name.endswith(EACH)}
         quotas = {name: quota for name, quota in quotas.items() if name not in self._each}
-        for name in tuple(self._users):
+        for name in [name for of in self._users.values() for name in of]:
             each = self._each.get(name.rpartition(EACH)[0] + EACH)
             if each is None:
                 self._forget(name)
@@ -253,7 +254,12 @@ class Root:
 
     def _forget(self, name: str) -> None:
         del self._buckets[name]
-        self._users.pop(name, None)
+        if EACH in name:
+            limit = name.rpartition(EACH)[0]
+            del self._users[limit][name]
+            self._n_users -= 1
+            if not self._users[limit]:
+                del self._users[limit]
         for lease in self._leases.values():
             lease.accounts.pop(name, None)
         for tenure in self._tenures.values():
@@ -264,18 +270,27 @@ class Root:
         known = self._buckets.get(name)
         if EACH not in name:
             return known
+        limit, _, user = name.rpartition(EACH)
         if known is not None:
-            del self._users[name]
+            del self._users[limit][name]
         else:
-            limit, _, user = name.rpartition(EACH)
             quota = self._each.get(limit + EACH)
             if quota is None or not user:
                 return None
-            if len(self._users) >= USERS_MAX:
-                self._forget(next(iter(self._users)))
+            if self._n_users >= USERS_MAX:
+                self._forget(self._gives_way(limit))
             known = self._buckets[name] = (_Slots if quota.slots else _Lent)(quota, now, 0.0, inf)
-        self._users[name] = None
+            self._n_users += 1
+        self._users.setdefault(limit, {})[name] = None
         return known
+
+    def _gives_way(self, limit: str) -> str:
+        """The bucket in whose place another user's of this limit comes: the least recently used, of this limit if it
+        has its part of them, else of that with the most. So no tenant's users, however many, evict another's."""
+        of = self._users.get(limit, {})
+        if len(of) < USERS_MAX // len(self._each):
+            of = max(self._users.values(), key=len)
+        return next(iter(of))
 
     def snapshot(self, now: float) -> dict[str, int]:
         """The marks to write down. Until `written` it lends within these and the ones before."""

@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
-from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -26,7 +25,7 @@ from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
 from farhop.service import external_metrics as external
 from farhop.service.clock import wall
 from farhop.service.console.acts import ActError
-from farhop.service.console.console import BY_ADDRESS, EVENTS, OPERATOR, BalancerSource, Console, is_address
+from farhop.service.console.console import BY_ADDRESS, EVENTS, OPERATOR, BalancerSource, Console, is_address, is_own
 from farhop.service.operators import OPEN
 from farhop.service.request_reader import RefusedError
 from farhop.telemetry import logs
@@ -232,7 +231,7 @@ class AdminServer:
         """Why a request may come from a page of another site in an operator's browser, which can reach what the page's
         author cannot; None if it does not."""
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and not is_own(origin, host):
             return _json({"error": "pages of other sites are not answered here"}, 403)
         if _BROWSERS_OWN in request.headers and not self._operators.asks and not is_address(host):
             return _json({"error": BY_ADDRESS}, 403)
@@ -406,6 +405,8 @@ class AdminServer:
         """Have a console, of this balancer alone. Before `open`."""
         source = BalancerSource(self._tier_admin.status, self._metrics, self._decisions, law, store, self.explained)
         self.have(source)
+        assert self.console is not None  # made just now
+        self._decisions.narrowed.append(self.console.forget)
 
     def have(self, source: Source) -> None:
         """Have a console of this source. Before `open`."""

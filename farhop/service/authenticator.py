@@ -333,8 +333,12 @@ class KeyAuthenticator:
         everywhere = frozenset(law.topology.regions)
         offers = {everywhere: self._offered(everywhere)}  # by where it is lawful: mostly the same for all models
         models: dict[str, ModelFacts] = {}
+        judged: dict[str, frozenset[str]] = {}  # the law remembers none whose places a client made up
         for model in sorted(offers[everywhere] if not caller.models else offers[everywhere].keys() & {*caller.models}):
-            lawful = law.verdict(caller.tenant, model, narrow=caller.narrow, key=caller.key).lawful
+            bound = model if model in law.bound_models else ""
+            if bound not in judged:
+                judged[bound] = law.verdict(caller.tenant, bound, narrow=caller.narrow, key=caller.key).lawful
+            lawful = judged[bound]
             if lawful not in offers:
                 offers[lawful] = self._offered(lawful)
             if model in offers[lawful]:

@@ -93,13 +93,16 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Decisions:
-    """Records by decision id; the oldest is dropped first. A record is a function, called only when it is read."""
+    """Records by decision id; the oldest is dropped first. A record is a function, called only when it is read.
+    `narrowed` are called where the law allows fewer records here than before: by them go those who keep what they read.
+    """
 
-    __slots__ = ("_most", "_records")
+    __slots__ = ("_most", "_records", "narrowed")
 
     def __init__(self, most: int = DECISIONS_MAX) -> None:
         self._most = most
         self._records: OrderedDict[str, Callable[[], dict[str, Any]]] = OrderedDict()
+        self.narrowed: list[Callable[[], None]] = []
 
     def put(self, decision_id: str, record: Callable[[], dict[str, Any]]) -> None:
         """Keep a record."""

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     Borrow = Callable[[RootClaim, region_pb2.BorrowRequest], Awaitable[region_pb2.BorrowReply]]
 
 MATCHES_MAX = 10_000  # of tenant, key, model and user, remembered
-USERS_MAX = 8192  # users of tenants that limit each, remembered
+USERS_MAX = 8192  # users of tenants that limit each, remembered; and as many that are some tenant's part of these
 _UNITS_MAX = 2**53  # what is lent of a limit at most
-USERS_LOOKED_AT = 32  # for one that is idle and can be forgotten
+LOOKED_AT = 32  # for one that can be forgotten: a user who is idle, a match of a tenant that has many
 REFRESH_S = 2.0  # between two exchanges with a root
 GAP_S = 0.01  # at least
 ASK_S = 1.0  # for an answer
@@ -88,11 +88,9 @@ class _User:
     def idle(self) -> bool:
         return all(holding.idle for holding in self.holdings.values())
 
-    def forget(self, matches: dict[_Whose, Matched | None]) -> None:
+    def forget(self) -> None:
         for bucket in self.holdings:
             self.lender.holder.holdings.pop(bucket, None)
-        for whose in self.matches:
-            matches.pop(whose, None)
 
 
 class Reservation:
@@ -174,6 +172,7 @@ class Limiter:
         self.matches: dict[_Whose, Matched | None] = {}
         self._by_user: set[str] = set()  # tenants that limit each user
         self.users: dict[tuple[str, str], _User] = {}
+        self._n_matches, self._n_users = Counter[str](), Counter[str]()  # of these, each tenant's
         self._refused = Counter[tuple[str, str]]()
         self._tasks = Tasks()
         book.changes.append(self._changed)
@@ -299,7 +298,10 @@ class Limiter:
         one, whose = self.tenants[tenant], (tenant, key_id, key, model, user)
         lender = self.lenders[one.home]
         holdings, of = lender.holder.holdings, list[tuple[int, int, int, Holding]]()
-        known = self.users.setdefault((tenant, user), _User(lender)) if user else None
+        known = self.users.get((tenant, user)) if user else None
+        if user and known is None:
+            known = self.users[tenant, user] = _User(lender)
+            self._n_users[tenant] += 1
         for limit in one.limits:
             if limit.key not in ("", key_id or key) or limit.model not in ("", model):
                 continue
@@ -313,16 +315,32 @@ class Limiter:
                 if bucket in holdings:
                     of.append((KINDS[kind_of(name)], n, int(period_s(name)), holdings[bucket]))
         if len(self.matches) >= MATCHES_MAX:
-            del self.matches[old := next(iter(self.matches))]
-            if (user_of_old := self.users.get((old[0], old[4]))) is not None:
-                user_of_old.matches.discard(old)
+            self._forget_match()
         self.matches[whose] = matched = Matched(lender, tuple(of)) if of else None
+        self._n_matches[tenant] += 1
         money = next((holding for kind, _, _, holding in of if kind == MONEY), None)
         if matched is not None and money is not None:
             self._price(matched, money, model)
         if known is not None:
             known.matches.add(whose)
         return matched
+
+    def _forget_match(self) -> None:
+        """Forget the oldest match of a tenant that has its part of them or more: a tenant's clients make up models, and
+        what was learned of others is to stay."""
+        part, old = MATCHES_MAX // len(self.tenants), next(iter(self.matches))
+        for _ in range(LOOKED_AT):
+            if self._n_matches[old[0]] >= part:
+                break
+            self.matches[old] = self.matches.pop(old)
+            old = next(iter(self.matches))
+        self._unmatch(old)
+        if (user := self.users.get((old[0], old[4]))) is not None:
+            user.matches.discard(old)
+
+    def _unmatch(self, whose: _Whose) -> Matched | None:
+        self._n_matches[whose[0]] -= 1
+        return self.matches.pop(whose)
 
     def _price(self, matched: Matched, money: Holding, model: str) -> None:
         at_s = self._wall_s(self._clock())
@@ -334,7 +352,7 @@ class Limiter:
         """Match the limits again with the current prices. Requests in flight are settled with the limits they began
         with.
         """
-        old, matched = self.matches.pop(whose), self._match(*whose)
+        old, matched = self._unmatch(whose), self._match(*whose)
         assert old is not None
         assert matched is not None  # it matches the same limits
         matched.output_tokens, matched.tokens_per_s = old.output_tokens, old.tokens_per_s
@@ -351,19 +369,24 @@ class Limiter:
         user = hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
         if (tenant, user) in self.users or len(self.users) < USERS_MAX:
             return user
-        for _ in range(USERS_LOOKED_AT):  # the first that is idle is forgotten; one that is not goes to the end
+        for _ in range(LOOKED_AT):  # the first that is idle is forgotten; one that is not goes to the end
             whose = next(iter(self.users))
             old = self.users.pop(whose)
             if old.idle:
-                old.forget(self.matches)
+                self._n_users[whose[0]] -= 1
+                for match in old.matches & self.matches.keys():
+                    self._unmatch(match)
+                old.forget()
                 return user
             self.users[whose] = old
-        return _OTHER_USERS
+        # Others' busy users, however many, leave each tenant its part.
+        return user if self._n_users[tenant] < USERS_MAX // len(self._by_user) else _OTHER_USERS
 
     # -- what stands in etcd
 
     def _changed(self) -> None:
         self.tenants, self.matches, now = self._book.tenants(), {}, self._clock()
+        self._n_matches.clear()
         self._by_user = {one.tenant for one in self.tenants.values() if any(limit.each_user for limit in one.limits)}
         wanted: dict[str, set[str]] = {home: set() for home in self.lenders}
         each: dict[str, Quota] = {}
@@ -396,6 +419,7 @@ class Limiter:
                 elif quota != holdings[bucket].quota:
                     holdings[bucket].resize(quota, None, now)
         self.users = {whose: user for whose, user in self.users.items() if whose[0] in self._by_user}
+        self._n_users = Counter(tenant for tenant, _ in self.users)
         for whose, user in self.users.items():
             user.lender = self.lenders[self.tenants[whose[0]].home]
             held = user.lender.holder.holdings

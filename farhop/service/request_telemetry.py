@@ -139,6 +139,7 @@ class RequestTelemetry:
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
         self.under: LawHolder | None = None  # whose law that is; the tier sets it
+        self._kept_under: Law | None = None  # the law in force at its last change
         self.recorder: Recorder | None = None  # where requests come in; the tier sets it
         self.accounts: Accounting | None = None  # where usage or audit is written; the tier sets it
         self.hops: dict[
@@ -212,6 +213,13 @@ class RequestTelemetry:
             return stays
 
         self._decisions.forget_unless(may_stay)
+        if self.under is None:
+            return
+        before, self._kept_under = self._kept_under, self.under.law
+        here = frozenset((self._metrics.process[1],))
+        if before is None or not self._kept_under.widens(before, Scope.LOGGING, here):
+            for narrowed in self._decisions.narrowed:
+                narrowed()
 
     def _judge_again(self, context: RequestContext, request: Request | None) -> None:
         """The law changed while the request was under way: keep records of it by the law of now, which may have a rule

@@ -165,7 +165,7 @@ class AnswerCacheRelay:
                 return
             plan = decide(gives=False)
         if isinstance(plan, Follow) and not plan.leader.joinable:
-            plan = Lead(None, keeps=False)
+            plan = Lead(plan.share, keeps=False)
         match plan:
             case Follow(leader):
                 self._follow(client, leader)

@@ -10,7 +10,7 @@ leader: same tenant, model, name that it came by, version, key and narrowing. Ne
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -55,9 +55,10 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Follow(Generic[H]):
-    """Read this answer, which is being recorded."""
+    """Read this answer, which is being recorded. `share`: to lead by, in its place, if it has no room for a reader."""
 
     leader: H
+    share: ShareKey | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class AnswerCache(Generic[H]):
         leader = self._leaders.get(share)
         # A leader with a much earlier deadline would end this request's answer too soon.
         if leader is not None and request.deadline - now <= 2 * (leader[1] - now):
-            return Follow(leader[0])
+            return Follow(leader[0], share)
         return Lead(share, keeps)
 
     def _may_keep(self, request: Request, law: Law) -> bool:

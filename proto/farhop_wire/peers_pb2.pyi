@@ -94,6 +94,7 @@ class PeerUpdate(_message.Message):
     CAUGHT_UP_FIELD_NUMBER: _builtins.int
     LAW_EPOCH_FIELD_NUMBER: _builtins.int
     LEARNED_FIELD_NUMBER: _builtins.int
+    LAW_FINGERPRINT_FIELD_NUMBER: _builtins.int
     region: _builtins.str
     instance: _builtins.str
     incarnation: _builtins.int
@@ -108,6 +109,8 @@ class PeerUpdate(_message.Message):
     """what was known when the stream began has been told"""
     law_epoch: _builtins.int
     """by which law the regions in `cached` were judged"""
+    law_fingerprint: _builtins.int
+    """and by which map and bases of models (topology.law); 0: not told"""
     @_builtins.property
     def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaLoad]:
         """those that changed"""
@@ -139,10 +142,11 @@ class PeerUpdate(_message.Message):
         caught_up: _builtins.bool = ...,
         law_epoch: _builtins.int = ...,
         learned: Global___Learned | None = ...,
+        law_fingerprint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["learned", b"learned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cached_seq", b"cached_seq", "caught_up", b"caught_up", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "learned", b"learned", "loads", b"loads", "queued", b"queued", "region", b"region", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "cached_seq", b"cached_seq", "caught_up", b"caught_up", "draining", b"draining", "incarnation", b"incarnation", "instance", b"instance", "law_epoch", b"law_epoch", "law_fingerprint", b"law_fingerprint", "learned", b"learned", "loads", b"loads", "queued", b"queued", "region", b"region", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

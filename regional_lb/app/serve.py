@@ -145,10 +145,12 @@ class RegionalTier(InstrumentedTier):
         return self._engine_key + self.telemetry.upstream_context(context)
 
     def answer_headers(self, active: ActiveRequest) -> bytes:
-        """Headers with the region, the decision, the replica and the version that served."""
-        forward = active.forward
-        replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n" if forward is not None else b""
-        if forward is not None and forward.prefill is not None:
+        """Headers with the region, the decision, the replica (by its name; an address is not for clients) and the
+        version that served."""
+        forward, replica = active.forward, b""
+        if forward is not None and ":" not in forward.target:
+            replica = b"x-farhop-replica: " + forward.target.encode() + b"\r\n"
+        if forward is not None and forward.prefill is not None and ":" not in forward.prefill.target:
             replica += b"x-farhop-prefill-replica: " + forward.prefill.target.encode() + b"\r\n"
         pick: Pick | None = active.reasons
         if pick is not None and pick.version:

@@ -150,6 +150,7 @@ class _Stream:
             cached_seq=self._at,
             caught_up=caught_up,
             law_epoch=flow.law.epoch,
+            law_fingerprint=flow.law.fingerprint,
             learned=learned,
         )
 

@@ -5,6 +5,8 @@ Invariant: a message is accepted whole or not at all: if one value is outside it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from farhop_wire import peers_pb2
 
 from farhop.balance.estimate.estimates import ENTRIES_MAX, Learned, Measured
@@ -12,6 +14,9 @@ from farhop.balance.prefix.chain import DEPTH_MAX
 from farhop.store.documents.report import COUNT_LIMIT, MODELS_LIMIT, TEXT_LIMIT
 from regional_lb.fleet.recent import Cached
 from regional_lb.fleet.shares import Paces, PeerLoad, PeerReported
+
+if TYPE_CHECKING:
+    from topology.law import Law
 
 LOADS_MAX = 8192
 PACES_MAX = 2048  # so that they fit into one message beside all loads; those of other replicas are soon measured
@@ -22,20 +27,22 @@ class PeerUpdateError(Exception):
     """A message that cannot be meant, or not for us. The text is the reason it is counted under."""
 
 
-def event_of(update: peers_pb2.PeerUpdate, epoch: int, *, first: bool) -> PeerReported:
-    """A message as the machine takes it. Raises PeerUpdateError for what no balancer in its right mind would send."""
+def event_of(update: peers_pb2.PeerUpdate, law: Law, *, first: bool) -> PeerReported:
+    """A message as the machine takes it, which goes by `law`. Raises PeerUpdateError for what no balancer in its right
+    mind would send."""
     if len(update.loads) > LOADS_MAX or len(update.queued) > MODELS_LIMIT:
         raise PeerUpdateError("peer_too_many")
     if len(update.cached) > NODES_MAX or sum(len(path.nodes) + len(path.regions) for path in update.cached) > NODES_MAX:
         raise PeerUpdateError("peer_too_many")
-    same_law = update.law_epoch == epoch
+    # Of one epoch a map or a model's base may still differ: while they change, or since what is on disk was written.
+    same_law = (update.law_epoch, update.law_fingerprint) == (law.epoch, law.fingerprint)
     return PeerReported(
         update.instance,
         {load.replica: _load(load) for load in update.loads},
         {model: count for model, count in update.queued.items() if count > 0},
         whole=first,
         cached=tuple(_cached(path, same_law=same_law) for path in update.cached),
-        epoch=epoch,
+        epoch=law.epoch,
         learned=_learned(update.learned) if first and update.HasField("learned") else None,
     )
 

@@ -312,7 +312,7 @@ class Peers:
     def take(self, name: str, update: peers_pb2.PeerUpdate, *, first: bool) -> None:
         """Believe one message. Raises PeerUpdateError."""
         known = self.known[name]
-        event = event_of(update, self._flow.law.epoch, first=first)
+        event = event_of(update, self._flow.law, first=first)
         if update.instance != name or update.incarnation != known.incarnation:
             raise PeerUpdateError("peer_misplaced")
         known.draining = update.draining

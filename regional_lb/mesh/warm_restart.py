@@ -68,14 +68,12 @@ class WarmRestart:
             return 0
         if kept is None or not -AGE_AHEAD_S <= self._wall_s() - kept.written_at <= AGE_MAX_S:
             return 0
-        believed, names = 0, set[str]()
+        believed = 0
         try:
             for number, update in enumerate(_messages(kept.document)):
-                event = event_of(update, self._flow.law.epoch, first=number == 0)
                 if not number:
-                    names = {name for name, load in event.loads.items() if load.known}
-                    await self._found(names)
-                self._react(event)
+                    await self._found({load.replica for load in update.loads if load.known}, update.law_fingerprint)
+                self._react(event_of(update, self._flow.law, first=number == 0))
                 believed += 1
                 await asyncio.sleep(0)  # others may run
         except (PeerUpdateError, DecodeError, ValueError):
@@ -84,9 +82,14 @@ class WarmRestart:
         self._react(PeersChanged(_NOBODY, _NOBODY))
         return believed
 
-    async def _found(self, names: set[str]) -> None:
-        """Wait, for a bounded time, until these replicas are discovered: state of unknown replicas is dropped."""
-        await until(lambda: names <= self._flow.fleet.view.replicas.keys(), REPLICAS_S)
+    async def _found(self, names: set[str], law_fingerprint: int) -> None:
+        """Wait, for a bounded time, until these replicas are discovered: state of unknown replicas is dropped. And
+        until they have told what their models are based on: where that is not as it was, nobody may know of prefixes.
+        """
+        flow = self._flow
+        await until(
+            lambda: names <= flow.fleet.view.replicas.keys() and flow.law.fingerprint == law_fingerprint, REPLICAS_S
+        )
 
     async def keep(self) -> None:
         """Write it down now and then, until cancelled."""

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 from aiohttp import web
 from inprocess import MODEL, Answer, Both, Engine, both, chat, read, send, tenant, topology, until
 
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading, Sums
 from farhop.balance.machine import LawChanged
+from farhop.relay.upstream import recording
 from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import RoutesChanged
 from tests.drills.classic import Gpu, l4
@@ -321,6 +323,23 @@ async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_le
         assert outcomes(up) == {("miss", ""): 1, ("shared", ""): 3}
         # Nothing was to be stored.
         assert word(await send(up.entry, chat(body=stream()))) == "miss"
+
+
+async def test_an_answer_has_few_readers_and_the_next_request_leads_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is written to all of them in one turn of the loop: to 1,500 it took 100 ms."""
+    monkeypatch.setattr(recording, "READERS_MAX", 3)
+    engine = Engine()
+    engine.behaviour = "pause"
+    async with scripted(engine) as up:
+        clients = []
+        for _ in range(7):
+            clients.append(await Client.asking(up, chat(body=stream())))
+            await clients[-1].until(b'"one"')
+        engine.release.set()
+        answers = [await client.read_to_end() for client in clients]
+        assert [text_of(answer) for answer in answers] == ["onetwothree"] * 7
+        assert [word(answer) for answer in answers] == ["miss", "hit", "hit", "miss", "hit", "hit", "miss"]
+        assert len(engine.seen) == 3
 
 
 async def test_upstream_is_cancelled_when_the_last_reader_leaves() -> None:

@@ -14,6 +14,7 @@ import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, read, send, streaming, tenant, topology, until
 
 from farhop.balance.health.region import Liveness
+from farhop.service.console import console
 from farhop.store.contract import LAW_KEY, route_key
 from farhop.store.sealed import inner
 from farhop_lab.memory_store import MemoryStore
@@ -410,6 +411,32 @@ async def test_records_are_dropped_when_a_new_law_forbids_them(up: Both) -> None
     for port in (up.global_admin, up.regional_admin):
         assert "error" in await admin(port, f"/decisions/{decisions[0]}")
         assert [one["tenant"] for one in (await admin(port, "/decisions"))["decisions"]] == ["patient"]
+
+
+async def _in_the_last_hour(port: int) -> bytes:
+    """All that a balancer's console shows of it."""
+    chunks = (await admin(port, "/console/of/past"))["chunks"]
+    return b"".join([(await send(port, head("GET", f"/console/of/past/{one['number']}"))).body for one in chunks])
+
+
+async def test_the_console_s_last_hour_is_dropped_when_a_new_law_forbids_records(
+    up: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "is_address", lambda _host: True)
+    answers = [await send(up.entry, chat(key=f"sk-farhop-{name}")) for name in ("anywhere", "patient")]
+    await up.at_rest()
+    etcd, (gone, stays) = Etcd(up), [answer.headers["x-farhop-decision"].encode() for answer in answers]
+    consoles = [balancer.admin.console for balancer in (up.global_, up.regional)]
+    for port, one in zip((up.global_admin, up.regional_admin), consoles, strict=True):
+        await one.look()
+        assert gone in await _in_the_last_hour(port)
+    await etcd.law(2, tenant("anywhere", residency={**ANYWHERE, "logging": {"allow": ["jp"]}}), tenant("patient"))
+    for port, one in zip((up.global_admin, up.regional_admin), consoles, strict=True):
+        assert gone not in await _in_the_last_hour(port)
+        await one.look()
+        shown = await _in_the_last_hour(port)
+        assert gone not in shown
+        assert stays in shown
 
 
 async def test_no_record_is_kept_after_a_law_forbids_records(up: Both, engine: Engine) -> None:

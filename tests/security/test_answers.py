@@ -190,6 +190,21 @@ async def test_an_engine_s_cookies_and_addresses_do_not_reach_clients(stage: Any
     assert answer.get("retry-after") == "7"
 
 
+async def test_what_a_proxy_before_an_engine_says_of_its_key_and_of_its_engines_reaches_no_client(stage: Any) -> None:
+    s = await stage()
+    lines = (
+        b"X-LiteLLM-Model-Api-Base: http://10.0.0.7:8000/v1", b"x-litellm-key-spend: 12.5",
+        b"llm_provider-server: 10.0.0.7",
+        b"X-Gateway-Destination-Endpoint-Served: 10.0.0.7:8000", b"x-prefiller-host-port: 10.0.0.7:8000",
+        b"target-pod: 10.0.0.7:8000", b"X-Upstream-Addr: 10.0.0.7:8000", b"X-Real-IP: 10.0.0.7", b"x-request-id: 7",
+    )  # fmt: skip
+    s.upstream.answer = lambda _m: plain(b"{}", headers=b"".join(line + b"\r\n" for line in lines))
+    answer = await s.ask(post())
+    assert "10.0.0.7" not in repr(answer.headers)
+    assert "12.5" not in repr(answer.headers)
+    assert answer.get("x-request-id") == "7"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_impossible_usage_is_not_charged(stage: Any, stream: bool) -> None:
     s = await stage()

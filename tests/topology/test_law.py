@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,23 @@ def test_a_rule_allows_by_region_country_jurisdiction_or_world() -> None:
         (WORLD, set(REGIONS)),
     ]:
         assert _law(Residency(Rule((place,)))).verdict("acme", "m").lawful == lawful
+
+
+def test_a_fingerprint_names_the_map_and_the_bases_that_rules_bind() -> None:
+    anywhere, rules = Residency(Rule((WORLD,))), {"base": Rule(("eu",))}
+    law = _law(anywhere, world=rules)
+    topology = law.topology
+    regions = {**REGIONS, "tokyo": _region("tokyo", "jp", "eu")}
+    others = [
+        Law(replace(topology, regions=regions)),
+        Law(replace(topology, places={})),
+        law.knowing({"sql": frozenset({"base"})}),
+        law.knowing({"sql": None}),
+    ]
+    assert len({one.fingerprint for one in (law, *others)}) == 1 + len(others)
+    same = replace(topology, regions=dict(reversed(REGIONS.items())), local_rtt_ms=2.0)
+    assert Law(same, {"llama": frozenset({"unruled"})}).fingerprint == law.fingerprint
+    assert _law(anywhere).knowing({"sql": None}).fingerprint == _law(anywhere).fingerprint  # where no model has a rule
 
 
 def test_deny_wins_over_a_closer_allow() -> None:

@@ -67,6 +67,7 @@ _JSON: dict[Kind, str] = {
 
 # Whose engines read bodies so (farhop.relay.formats.lenient). Triton's server does not.
 _BY_PYDANTIC = frozenset(_JSON) - {Kind.GENERATE, Kind.GENERATE_STREAM}
+_INFER = Kind.INFER  # to look up an enum's member is a call
 BOM = b"\xef\xbb\xbf"
 
 
@@ -123,7 +124,10 @@ def read(
                 found = preferences.read(fields)
         prompt = openai.chat_of(outline, guard) if outline is not None and kind is Kind.CHAT else None
         if prompt is None:
-            prompt = READERS[kind](body, path, headers, guard)
+            if light and kind is _INFER:  # its reader looks at the shape itself: of the JSON before raw tensors
+                prompt = kserve.infer(body, path, headers, guard, light=True)
+            else:
+                prompt = READERS[kind](body, path, headers, guard)
         if prompt.model and found is NO_PREFERENCES:
             return prompt
         if found is not NO_PREFERENCES:

@@ -63,10 +63,10 @@ def has_raw(lines: bytes) -> bool:
     return b"\r\n" + _JSON_BYTES + b":" in b"\r\n" + lines
 
 
-def infer(body: bytes, path: bytes, headers: bytes, guard: Guard) -> Prompt:
-    """`.../infer`. Raises BodyError, or msgspec's errors."""
+def infer(body: bytes, path: bytes, headers: bytes, guard: Guard, *, light: bool = False) -> Prompt:
+    """`.../infer`. Raises BodyError, or msgspec's errors; `light` as in `shape.outlined`."""
     json_part = memoryview(body)[: _json_bytes(body, headers)]
-    fields = shape.check(json_part, "inputs")
+    fields = shape.check(json_part, "inputs", light=light)
     guard.fields(fields)
     document = _infer(json_part)
     for tensor in (*document.inputs, *(document.outputs or ())):

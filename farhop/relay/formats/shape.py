@@ -120,9 +120,9 @@ class Outline(msgspec.Struct, gc=False):
 _least, _most = np.minimum.reduce, np.maximum.reduce
 
 
-def check(body: bytes | memoryview, numeric: str = "") -> Any:
+def check(body: bytes | memoryview, numeric: str = "", *, light: bool = False) -> Any:
     """As `outlined`, without returning the outline."""
-    return outlined(body, numeric)[0]
+    return outlined(body, numeric, light=light)[0]
 
 
 def outlined(body: bytes | memoryview, numeric: str = "", *, light: bool = False) -> tuple[Any, Outline | None]:

@@ -58,11 +58,14 @@ _ANSWER_DROPPED = frozenset(
         b"set-cookie", b"set-cookie2", b"location", b"content-location", b"refresh", b"link", b"alt-svc",
         b"clear-site-data", b"strict-transport-security", b"public-key-pins", b"nel", b"report-to",
         b"reporting-endpoints", b"service-worker-allowed", b"www-authenticate", b"server", b"x-powered-by",
-        b"x-served-by", b"x-backend-server", b"x-envoy-upstream-host", b"ratelimit", b"ratelimit-policy",
+        b"x-served-by", b"x-backend-server", b"x-envoy-upstream-host", b"x-upstream-addr", b"x-real-ip",
+        b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-served", b"x-prefiller-host-port",
+        b"target-pod", b"ratelimit", b"ratelimit-policy",
     )
 )  # fmt: skip
-# What a client may use still is ours to say: an engine's are the limits of our key there.
-_ANSWER_DROPPED_PREFIXES = (b"x-farhop-", b"x-forwarded-", b"x-ratelimit-")
+# What a client may use still is ours to say: an engine's are the limits of our key there. LiteLLM's proxy tells what
+# that key has spent, where its engines are, and under a prefix each header of theirs.
+_ANSWER_DROPPED_PREFIXES = (b"x-farhop-", b"x-forwarded-", b"x-ratelimit-", b"x-litellm-", b"llm_provider-")
 
 
 def passes(name: bytes) -> bool:

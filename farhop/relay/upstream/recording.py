@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from farhop.relay.answers import Reply
 
 PIECE_BYTES = 64 * 1024  # of a stored answer, sent at a time
+READERS_MAX = 64  # of one answer: each piece of it is written to all of them in one turn of the loop, at 40 us each
 _KEPT_LINES = (b"content-type:", b"x-farhop-version:")  # of the answer's head: its other lines belong to one request
 
 
@@ -274,8 +275,8 @@ class SharedExchange(Exchange):
 
     @property
     def joinable(self) -> bool:
-        """Whether a further reader can still read it from its beginning."""
-        return not (self._over or self._solo) and self.recording.first == 0
+        """Whether a further reader can still read it from its beginning, and there are not too many."""
+        return not (self._over or self._solo) and self.recording.first == 0 and len(self.readers) < READERS_MAX
 
     def join(self, reader: Reader) -> None:
         """Add a reader, which reads from the beginning."""

@@ -202,6 +202,7 @@ class Console:
         self._picture: Picture = {}
         self._looking = asyncio.Lock()  # each patch leads from the picture before
         self._ring = Ring()
+        self._forgotten = 0  # how often
         self._viewers: set[asyncio.Queue[bytes | None]] = set()
         self._looked_at = asyncio.Event()  # somebody has begun to
         self._sessions: OrderedDict[str, tuple[Operator, float]] = OrderedDict()
@@ -227,6 +228,14 @@ class Console:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    def forget(self) -> None:
+        """The law allows fewer records here than before: keep no picture of before. Viewers begin again."""
+        self._forgotten += 1
+        self._picture, self._ring = {}, Ring()
+        self._number += 1  # an empty picture, which no patch leads to
+        for viewer in self._viewers:
+            _end(viewer)
 
     def routes(self) -> tuple[tuple[str, str, Handler, Right | None], ...]:
         """The method, path and handler of each route, and the right it needs (None: the handler checks it, or its
@@ -271,7 +280,7 @@ class Console:
         if request.method == "GET":
             return None
         origin = request.headers.get("Origin")
-        if request.headers.get(GUARD) != "1" or (origin is not None and urlsplit(origin).netloc != host):
+        if request.headers.get(GUARD) != "1" or (origin is not None and not is_own(origin, host)):
             return reply({"error": f"only the console's own page acts here (header {GUARD}: 1)"}, 403)
         return None
 
@@ -350,10 +359,13 @@ class Console:
             await self._look()
 
     async def _look(self) -> None:
+        forgotten = self._forgotten
         latest = await self._source.snapshots()
         now_ms = _now_ms()
         picture = await _in_turns(snapshots.picture(latest, self._source.law(), now_ms))
         patch = msgspec.json.encode(await _in_turns(diff_in_turns(self._picture, picture)))
+        if self._forgotten != forgotten:
+            return  # it may show what must not be kept any more
         self._picture = picture
         self._number += 1
         self._ring.add(self._number, now_ms, picture, patch)
@@ -537,10 +549,19 @@ def _file(name: str) -> tuple[bytes, str]:
     return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
 
 
+def is_own(origin: str, host: str) -> bool:
+    """Whether an `Origin` header names the port itself, by the name in the request's `Host`."""
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
+
+
 def is_address(host: str) -> bool:
     """Whether a `Host` header names no other machine: a name may lead to another's page first and here afterwards."""
-    name = urlsplit(f"//{host}").hostname or ""
+    name = ""
     try:
+        name = urlsplit(f"//{host}").hostname or ""
         return bool(ip_address(name))
     except ValueError:
         return name == "localhost"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import count
 from math import inf
 from random import Random
 from typing import Any
@@ -398,6 +399,25 @@ def test_user_buckets_are_created_on_demand_and_evicted_least_recently_used_firs
     assert {one["depth"] for one in lender.levels(0.0).values()} == {20.0}
     lender.configure({}, 0.0)
     assert lender.levels(0.0) == {}
+
+
+def test_users_of_one_limit_however_many_evict_none_of_another_s_part(monkeypatch: Any) -> None:
+    """Else a tenant's made-up users would give another's back what they used up."""
+    monkeypatch.setattr(quota_root, "USERS_MAX", 6)
+    lender, crowded, other = Root({}, 0.0, 1), f"crowded{EACH}", f"other{EACH}"
+    lender.configure({crowded: Quota(10.0, 1e-9), other: Quota(10.0, 1e-9)}, 0.0)
+    numbers = count(1)
+
+    def lend(name: str) -> int:
+        asked = ask(Want(name, wanted=7, least=7), number=next(numbers))
+        return lender.exchange("h", asked, 0.0).grants[0].granted
+
+    assert [lend(f"{other}{user}") for user in ("ann", "bob", "cid")] == [7, 7, 7]
+    assert [lend(f"{crowded}{user}") for user in range(20)] == [7] * 20
+    assert [lend(f"{other}{user}") for user in ("ann", "bob", "cid")] == [3, 3, 3]
+    assert len(lender.levels(0.0)) == 6
+    assert lend(f"{other}dan") == 7, "one of its own gives way"
+    assert lend(f"{other}ann") == 7
 
 
 def test_idle_quotas_are_left_out_and_a_forgotten_one_starts_again() -> None:

@@ -70,7 +70,8 @@ async def test_pages_of_other_sites_learn_nothing_and_do_nothing(up: Both, http:
     page = {"Accept-Language": "en"}
     for path in ("/status", "/law", "/metrics"):
         (url, _) = _urls(up, path)
-        for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {**page, "Host": "evil.example:80"}):
+        for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {**page, "Host": "evil.example:80"},
+                        {"Origin": "http://["}, {**page, "Host": "["}):  # fmt: skip
             async with http.get(url, headers=headers) as answer:
                 assert (answer.status, list(await _json(answer))) == (403, ["error"])
         for headers in (page, {"Host": "balancer.fleet.svc:9090"}):  # a browser by the address, others by a name

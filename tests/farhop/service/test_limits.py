@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from farhop_wire import region_pb2
+from msgspec.structs import replace
 
 from farhop.accounts.prices import PriceEpoch, Prices
 from farhop.balance import outcome, quota_root
@@ -64,8 +65,8 @@ class Stage:
         claim = RootClaim(region="tokyo", instance="r1", address="", seq=1, first_lease=1, marks={})
         self.limiter.rooted(Change(ChangeKind.PUT, 1, claim.place, documents.encode_root(claim)))
 
-    def limit(self, *given: Limit, **more: Any) -> None:
-        one = TenantLimits(tenant="acme", home="tokyo", limits=given, author="a", why="w", at=NOW, **more)
+    def limit(self, *given: Limit, tenant: str = "acme", **more: Any) -> None:
+        one = TenantLimits(tenant=tenant, home="tokyo", limits=given, author="a", why="w", at=NOW, **more)
         self.book.changed(Change(ChangeKind.PUT, 1, one.place, documents.encode(one)))
         if self.root is not None:
             self.root.configure(self.book.lent_by("tokyo"), self.now)
@@ -411,6 +412,39 @@ async def test_models_that_strangers_name_fill_no_memory(monkeypatch: Any) -> No
         assert (await stage.admit(request("x" * NAME_LIMIT), user="ann")).reserved is not None
         assert isinstance(await stage.admit(request("x" * NAME_LIMIT), user="ann"), Reply)
         assert (await stage.admit(request("x" * (NAME_LIMIT + 1)), user="ann")).reserved is not None
+    finally:
+        await stage.limiter.close()
+
+
+async def test_another_tenant_s_made_up_models_forget_nothing_that_was_learned_of_a_tenant(monkeypatch: Any) -> None:
+    monkeypatch.setattr(limits, "MATCHES_MAX", 8)
+    stage = Stage(Limit(requests_per_day=1000))
+    stage.limit(Limit(tokens_per_minute=5000), tenant="globex")
+    asked = replace(request(tokens=None), tenant="globex")
+    try:
+        first = await stage.admit(asked)
+        first.reserved.settle(ended(of=asked), outcome.SERVED, Usage(10, 40))
+        for n in range(50):
+            await stage.admit(request(f"made up {n}"))
+        assert len(stage.limiter.matches) == 8
+        known = [await stage.admit(asked) for _ in range(10)]  # of 4,096 tokens only one would fit
+        assert [one for one in known if isinstance(one, Reply)] == []
+    finally:
+        await stage.limiter.close()
+
+
+async def test_another_tenant_s_busy_users_leave_each_tenant_its_part_of_those_that_are_known(monkeypatch: Any) -> None:
+    monkeypatch.setattr(limits, "USERS_MAX", 6)
+    stage = Stage(Limit(each_user=True, requests_per_minute=1))
+    stage.limit(Limit(each_user=True, requests_per_minute=1), tenant="globex")
+    of_globex = replace(request(), tenant="globex")
+    try:
+        busy = [await stage.admit(user=f"made up {n}") for n in range(20)]
+        assert sum(isinstance(one, Reply) for one in busy) == 20 - 6 - 1  # and all others as one
+        for user in ("ann", "bob", "cid"):
+            assert (await stage.admit(of_globex, user=user)).reserved is not None
+            assert isinstance(await stage.admit(of_globex, user=user), Reply)
+        assert len(stage.limiter.users) <= 2 * 6
     finally:
         await stage.limiter.close()
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -172,6 +173,21 @@ async def test_what_a_model_turns_out_to_be_based_on_binds_what_was_kept(engine:
         for decisions in (up.global_.decisions, up.regional.decisions):
             await until(lambda: [one["tenant"] for one in decisions.last(9)] == ["anywhere"])  # noqa: B023
         assert (await send(up.entry, chat("sk-farhop-careful", streaming("hello")))).status == 451
+
+
+def test_whoever_keeps_what_it_read_of_records_is_told_where_a_law_allows_fewer_here() -> None:
+    def law(epoch: int, *places: str) -> Law:
+        told = topology(tenant("anyone", residency={"processing": {"allow": ["world"]}, "logging": {"allow": places}}))
+        return Law(replace(told, epoch=epoch))
+
+    decisions, narrowed = Decisions(), list[int]()
+    told, holder = telemetry(TierMetrics("global", "virginia", "g1"), decisions), SimpleNamespace(law=law(1, "us"))
+    told.under = holder
+    decisions.narrowed.append(lambda: narrowed.append(holder.law.epoch))
+    told.law_changed()  # what came before is not known
+    for holder.law in (law(2, "us", "jp"), law(3, "us"), law(4, "jp"), law(5, "us", "jp")):
+        told.law_changed()
+    assert narrowed == [1, 4]
 
 
 async def test_the_record_says_where_and_why_and_not_what(up: Both, engine: Engine) -> None:

@@ -94,6 +94,21 @@ async def test_a_token_lets_a_request_in(up: Both, engine: Engine) -> None:
     assert up.regional.flow.accepted_bytes.keys() == {"tokyo/g1"}
 
 
+@pytest.mark.parametrize("behaviour", ["serve", "error", "vanish", "die"])
+async def test_a_replica_s_address_does_not_reach_clients_where_it_has_no_other_name(
+    engine: Engine, behaviour: str
+) -> None:
+    nameless = [{"url": f"http://{engine.address}", "models": [MODEL]}]
+    async with both(engine, WORLD, regional={"replicas": nameless}) as up:
+        assert list(up.regional.flow.fleet.view.replicas) == [engine.address]
+        engine.behaviour = behaviour
+        for port in (up.client, up.entry):
+            answer = await send(port, chat(body=streaming()))
+            assert answer.headers["x-farhop-region"] == "virginia"
+            assert engine.address not in repr((answer.headers, answer.body))
+            assert engine.address.partition(":")[0] not in repr((answer.headers, answer.body))
+
+
 async def test_neither_a_token_nor_a_set_of_regions_is_held_for_each_request(up: Both, engine: Engine) -> None:
     engine.behaviour = "wait"
     asked = [asyncio.create_task(_ask(up, token(up))) for _ in range(2)]

@@ -13,13 +13,18 @@ from farhop.balance.prefix.chain import DEPTH_MAX
 from regional_lb.fleet.recent import Cached
 from regional_lb.fleet.shares import PeerLoad
 from regional_lb.mesh.messages import LOADS_MAX, NODES_MAX, PeerUpdateError, cached_to_wire, event_of, load_to_wire
+from topology.law import Law
+from topology.model import Topology
+
+LAW = Law(Topology("test", 3, {}))
 
 _counts = st.integers(0, 2**53)
 _nodes = st.lists(st.integers(1, 2**64 - 1), min_size=1, max_size=8, unique=True).map(tuple)
 
 
 def update(**fields: Any) -> peers_pb2.PeerUpdate:
-    return peers_pb2.PeerUpdate(region="london", instance="r2", incarnation=7, seq=1, law_epoch=3, **fields)
+    told = {"law_epoch": LAW.epoch, "law_fingerprint": LAW.fingerprint}
+    return peers_pb2.PeerUpdate(region="london", instance="r2", incarnation=7, seq=1, **{**told, **fields})
 
 
 @given(
@@ -29,15 +34,16 @@ def update(**fields: Any) -> peers_pb2.PeerUpdate:
 @settings(max_examples=80, deadline=None, derandomize=True)
 def test_a_peer_update_is_read_as_it_was_written(load, cached) -> None:
     message = update(loads=[load_to_wire("g1", load)], cached=[cached_to_wire(cached)], queued={"m": 3, "n": 0})
-    event = event_of(peers_pb2.PeerUpdate.FromString(message.SerializeToString()), 3, first=True)
+    event = event_of(peers_pb2.PeerUpdate.FromString(message.SerializeToString()), LAW, first=True)
     assert (event.peer, event.loads, event.cached, event.whole) == ("r2", {"g1": load}, (cached,), True)
     assert (event.queued, event.epoch) == ({"m": 3}, 3)
 
 
-def test_under_another_law_no_balancer_outside_gets_anything() -> None:
+@pytest.mark.parametrize("other", [{"law_epoch": 4}, {"law_fingerprint": 1}, {"law_fingerprint": 0}])
+def test_under_another_law_map_or_base_no_balancer_outside_gets_anything(other: dict[str, int]) -> None:
     for audience in (None, frozenset({"london"})):
-        message = update(cached=[cached_to_wire(Cached("g1", (1, 2), audience))])
-        assert event_of(message, 4, first=False).cached == (Cached("g1", (1, 2), frozenset()),)
+        message = update(cached=[cached_to_wire(Cached("g1", (1, 2), audience))], **other)
+        assert event_of(message, LAW, first=False).cached == (Cached("g1", (1, 2), frozenset()),)
 
 
 def _path(*nodes: int) -> peers_pb2.CachedPath:
@@ -63,4 +69,4 @@ def _path(*nodes: int) -> peers_pb2.CachedPath:
 )
 def test_what_cannot_be_meant_is_not_believed(message, why) -> None:
     with pytest.raises(PeerUpdateError, match=why):
-        event_of(message, 3, first=False)
+        event_of(message, LAW, first=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
 
 import pytest
-from worlds import WORLD, law, regional, replica, request
+from worlds import WORLD, law, regional, replica, request, swapped
 
 from farhop.balance import machine
 from farhop.balance.machine import Usage
@@ -114,6 +115,47 @@ async def test_a_law_that_takes_hashes_away_takes_them_off_the_disk(tmp_path: Pa
     await before.warm_restart.save()
     assert await after.warm_restart.restore() >= 1
     assert after.flow.fleet.trie.nodes == 0
+
+
+def _told(one: Lone, region: str) -> int:
+    """How many nodes this region's global balancers are told of."""
+    journal = one.flow.fleet.journal
+    journal.listen()
+    return sum(len(path.nodes) for paths in journal.snapshot(region, 1000) for path in paths)
+
+
+def _elsewhere(before: Law) -> Law:
+    """The same law on a map where Frankfurt is no longer in the EU."""
+    regions = before.topology.regions
+    moved = replace(regions["frankfurt"], jurisdictions=frozenset({"efta"}))
+    return Law(replace(before.topology, regions={**regions, "frankfurt": moved}))
+
+
+async def test_hashes_written_under_another_map_of_the_same_epoch_are_told_nowhere(tmp_path: Path) -> None:
+    under = law(anyone=Rule(allow=("uk", "eu")))
+    before, again, after = (Lone(tmp_path, under=one) for one in (under, under, _elsewhere(under)))
+    before.serve()
+    await before.warm_restart.save()
+    for one in (again, after):
+        assert await one.warm_restart.restore() >= 1
+        assert one.flow.fleet.trie.nodes == before.flow.fleet.trie.nodes > 0  # used here
+    assert _told(again, "frankfurt") == _told(before, "frankfurt") > 0
+    assert _told(after, "frankfurt") == 0
+
+
+async def test_a_start_waits_until_the_models_bases_are_known_as_they_were(tmp_path: Path) -> None:
+    rules = {"base": Rule(allow=("uk", "eu"))}
+    before, after = (Lone(tmp_path, under=Law(replace(law().topology, models=rules))) for _ in range(2))
+    based = swapped(replica("a", lineage={"llama": frozenset({"base"})}), replica("b"))
+    before.flow.handle(based, 1.0)
+    before.serve()
+    await before.warm_restart.save()
+    restoring = asyncio.create_task(after.warm_restart.restore())
+    await asyncio.sleep(0.05)
+    assert after.flow.fleet.trie.nodes == 0
+    after.flow.handle(based, 1.0)
+    assert await restoring >= 1
+    assert _told(after, "frankfurt") == _told(before, "frankfurt") > 0
 
 
 async def test_what_was_learned_meanwhile_is_not_overwritten(tmp_path: Path) -> None:

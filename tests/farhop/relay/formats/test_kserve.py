@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -42,6 +43,25 @@ def test_raw_tensors_stand_behind_the_json() -> None:
     with pytest.raises(BodyError) as caught:
         infer(raw, tail=b"\5\0\0\0hello")
     assert caught.value.outcome is outcome.INVALID_JSON
+
+
+@pytest.mark.parametrize(
+    ("heavy", "light"),
+    [
+        ([{**TEXT, "data": [["x"]] * 3000}], [{**TEXT, "data": [["x"]] * 1000}]),
+        ([{**NUMBERS, "parameters": {"a": 1}}] * 1000, [NUMBERS] * 200),
+        ([{**TEXT, "data": ["x"] * 9000}], [{**NUMBERS, "data": [1] * 50_000}]),
+    ],
+)
+@pytest.mark.parametrize("tail", [b"", b"\xff{" * 9000])
+def test_tensors_of_many_parts_are_for_the_process_beside(heavy: list[Any], light: list[Any], tail: bytes) -> None:
+    """They took the loop 10 to 15 ms."""
+    for inputs, is_light in ((light, True), (heavy, False)):
+        body = json.dumps({"inputs": inputs}).encode()
+        length = b"inference-header-content-length: %d\r\n" % len(body)
+        assert bodies.read(Kind.INFER, body + tail, INFER, length)
+        with contextlib.nullcontext() if is_light else pytest.raises(bodies.HeavyError):
+            bodies.read(Kind.INFER, body + tail, INFER, length, light=True)
 
 
 @pytest.mark.parametrize("value", [b"-1", b"x", b"", b"99999", b"9" * 40])

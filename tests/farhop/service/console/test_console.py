@@ -41,10 +41,14 @@ class _Source:
 
     def __init__(self) -> None:
         self.looks = 0
+        self.reading, self.read = asyncio.Event(), asyncio.Event()  # a look has begun to read, and may go on
+        self.read.set()
         self.store = MemoryStore(Random(1))
 
     async def snapshots(self) -> Mapping[str, LastSnapshot]:
         self.looks += 1
+        self.reading.set()
+        await self.read.wait()
         word = {"tier": "global", "region": "tokyo", "under_way": self.looks, "regions": {"tokyo": {"state": "up"}}}
         return {"global tokyo": LastSnapshot(word, int(time.time() * 1e3))}
 
@@ -129,7 +133,8 @@ async def test_no_other_sites_page_acts(http: aiohttp.ClientSession) -> None:
     act = {"do": "undrain", "target": "tokyo", "why": "x"}
     async with port(OPEN, source) as (_, base):
         url = f"{base}/console/of/act"
-        for headers in ({}, {**GUARD, "Origin": "https://evil.example"}, {**GUARD, "Host": "evil.example"}):
+        for headers in ({}, {**GUARD, "Origin": "https://evil.example"}, {**GUARD, "Host": "evil.example"},
+                        {**GUARD, "Origin": "http://["}, {**GUARD, "Host": "[::1"}):  # fmt: skip
             async with http.post(url, json=act, headers=headers) as answer:
                 assert answer.status == 403
         async with http.get(f"{base}/console/of/events", headers={"Host": "evil.example"}) as answer:
@@ -175,6 +180,35 @@ async def _events(http: aiohttp.ClientSession, base: str, most: int, last: str =
             if len(found) == most:
                 break
     return found
+
+
+async def test_what_is_forgotten_is_shown_to_nobody_and_viewers_begin_again(http: aiohttp.ClientSession) -> None:
+    source = _Source()
+    async with port(OPEN, source) as (server, base):
+        console = server.console
+        assert console is not None
+        assert console._task is not None
+        console._task.cancel()  # nobody looks but this test
+        await console.look()
+        ((last, _, picture),) = await _events(http, base, 1)
+        assert picture["balancers"]
+        before = console.viewers  # one that has left is noticed when it is written to
+        viewing = asyncio.create_task(_events(http, base, 1000))
+        while console.viewers == before:
+            await asyncio.sleep(0.01)
+        source.reading, source.read = asyncio.Event(), asyncio.Event()
+        looking = asyncio.create_task(console.look())
+        await source.reading.wait()  # it has read what must not be kept any more
+        console.forget()
+        source.read.set()
+        await asyncio.wait_for(viewing, 60.0)
+        await looking
+        async with http.get(f"{base}/console/of/past") as answer:
+            assert (await answer.json())["chunks"] == []
+        assert [(kind, picture) for _, kind, picture in await _events(http, base, 1, last)] == [("picture", {})]
+        await console.look()
+        ((_, kind, picture),) = await _events(http, base, 1, last)
+        assert (kind, picture["balancers"]["global tokyo"]["under_way"]) == ("picture", source.looks)
 
 
 async def test_a_resumed_viewer_gets_what_it_missed(http: aiohttp.ClientSession) -> None:
