@@ -164,7 +164,8 @@ class KeyAuthenticator:
             self._under = law
         known = head.known
         if self.by_token is not None and PASS in known:
-            return self.by_token(known[PASS], head.path)
+            wish = narrow_of(known.get(b"x-farhop-allow"))
+            return _no_wish() if wish is None else self._within(self.by_token(known[PASS], head.path), wish)
         principal = self._identified(head)
         if not isinstance(principal, Principal):
             return self._nobody(principal)
@@ -223,8 +224,7 @@ class KeyAuthenticator:
             return answers.refusal(outcome.ENTRY_FORBIDDEN, detail)
         wish = narrow_of(head.get(b"x-farhop-allow"))
         if wish is None:
-            detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
-            return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
+            return _no_wish()
         patience_s = self.patience_of(head.get(b"x-farhop-timeout-ms"))
         if patience_s is None:
             detail = "`x-farhop-timeout-ms` must be a whole number of milliseconds above 0"
@@ -232,6 +232,14 @@ class KeyAuthenticator:
         narrow = narrowing(principal.within, wish, within)
         caller = self.trusted(principal.tenant, narrow, principal.key_name, patience_s)
         return caller if not principal.key_id else as_issued(caller, principal)
+
+    def _within(self, caller: Caller | Reply, wish: tuple[str, ...]) -> Caller | Reply:
+        """The caller of a token, whose request asks to stay within these places: the token may be of a wider one."""
+        if not isinstance(caller, Caller) or not wish or wish in caller.narrow:
+            return caller
+        narrow = (*caller.narrow, wish)
+        is_recorded = recorded(self._holder.law, caller.tenant, "", narrow, self._region, caller.key)
+        return replace(caller, narrow=narrow, recorded=is_recorded)
 
     def _lies_in(self, within: tuple[str, ...]) -> bool:
         """Whether this balancer is in one of these places."""
@@ -409,6 +417,11 @@ def recorded(
     """Whether spans and decisions of a tenant's requests may be kept in `region`. `model` "": whatever the model. `key`
     is the law's, whose places may be fewer by now than `narrow` says."""
     return region in law.verdict(tenant, model, _LOGGING, narrow, key).lawful
+
+
+def _no_wish() -> Reply:
+    detail = f"`x-farhop-allow` must be a comma-separated list of at most {NARROW_PLACES_MAX} names of places"
+    return answers.refusal(outcome.INVALID_FIELD, detail, param="x-farhop-allow")
 
 
 def narrow_of(value: bytes | None) -> tuple[str, ...] | None:

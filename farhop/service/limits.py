@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     Borrow = Callable[[RootClaim, region_pb2.BorrowRequest], Awaitable[region_pb2.BorrowReply]]
 
 MATCHES_MAX = 10_000  # of tenant, key, model and user, remembered
-USERS_MAX = 8192  # users of tenants that limit each, remembered; and as many that are some tenant's part of these
+USERS_MAX = 8192  # users of tenants that limit each, remembered; half of them, in equal parts, for each tenant alone
 _UNITS_MAX = 2**53  # what is lent of a limit at most
 LOOKED_AT = 32  # for one that can be forgotten: a user who is idle, a match of a tenant that has many
 REFRESH_S = 2.0  # between two exchanges with a root
@@ -367,7 +367,12 @@ class Limiter:
         if not named:
             return _OTHER_USERS
         user = hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
-        if (tenant, user) in self.users or len(self.users) < USERS_MAX:
+        if (tenant, user) in self.users:
+            return user
+        # Others' busy users, however many, leave each tenant its part.
+        tenants = len(self._by_user)
+        part = USERS_MAX // (2 * tenants)
+        if len(self.users) < USERS_MAX - part * (tenants - 1) or self._n_users[tenant] < part:
             return user
         for _ in range(LOOKED_AT):  # the first that is idle is forgotten; one that is not goes to the end
             whose = next(iter(self.users))
@@ -379,8 +384,7 @@ class Limiter:
                 old.forget()
                 return user
             self.users[whose] = old
-        # Others' busy users, however many, leave each tenant its part.
-        return user if self._n_users[tenant] < USERS_MAX // len(self._by_user) else _OTHER_USERS
+        return _OTHER_USERS
 
     # -- what stands in etcd
 

@@ -126,9 +126,9 @@ class FirstTokenGlobal(GlobalPredictive):
 class FirstTokenRegional(RegionalPredictive):
     """The same for replicas."""
 
-    def score(self, need: Need, table: Table, uncached_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, uncached_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """See Policy."""
-        score_ms: Column = (table.backlog_tokens + uncached_tokens) * table.prefill_ms_per_token
+        score_ms: Column = (backlog_tokens + uncached_tokens) * table.prefill_ms_per_token
         return score_ms
 
 

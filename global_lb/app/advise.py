@@ -108,7 +108,7 @@ def _reasons(decision: Decision) -> dict[str, Any]:
         "spilled_from": decision.spilled_from,
         "chosen": _offer(chosen),
         "runners_up": [_offer(one) for one in others[:RUNNERS_UP_MAX]],
-        "not_serving": dict(decision.absent),
+        "not_serving": admission.not_serving(decision.absent),
         "unlawful": dict(decision.verdict.excluded),
     }
 

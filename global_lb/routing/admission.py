@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
+from farhop.balance.health.reading import State
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from topology.law import Law, Verdict
 
+_DRAINING = str(State.DRAINING)
 _HINTS = Scope.HINTS  # to look up an enum's member is a call, and this is asked for every request
 
 
@@ -43,10 +45,15 @@ def turned_away(reason: Outcome) -> bool:
     return reason in (outcome.FOREIGN_FULL, outcome.BROKEN_PROMISE, outcome.QUEUE_TIMEOUT)
 
 
+def not_serving(absent: Mapping[str, str]) -> dict[str, str]:
+    """Why regions are absent, as a text for the client: of a drain not who ordered it, and why."""
+    return {region: _DRAINING if reason.startswith(_DRAINING) else reason for region, reason in absent.items()}
+
+
 def refused_by(refusals: Mapping[str, Outcome], absent: Mapping[str, str]) -> str:
     """What happened to a request in each region, as a text for the client."""
     why = [f"{region}: {reason.reason}" for region, reason in sorted(refusals.items())]
-    why += [f"{region}: {reason}" for region, reason in sorted(absent.items()) if region not in refusals]
+    why += [f"{region}: {reason}" for region, reason in sorted(not_serving(absent).items()) if region not in refusals]
     return f"no lawful region can serve this request now ({'; '.join(why[:16])})"
 
 

@@ -451,7 +451,7 @@ class Fleet:
             self._write_load(self.whole.of.at[name], replica, load)
         else:
             self.whole.write_load(
-                self.whole.of.at[name], replica, load, self._reduced.get(name) if self._reduced else None
+                self.whole.of.at[name], replica, load, self.now, self._reduced.get(name) if self._reduced else None
             )
 
     def _write_load(self, row: int, replica: Replica, load: Load) -> None:
@@ -460,9 +460,9 @@ class Fleet:
         shares, name = self.shares, replica.name
         reduced = self._reduced.get(name) if self._reduced else None
         if shares is None or shares.alone:
-            self.whole.write_load(row, replica, load, reduced)
+            self.whole.write_load(row, replica, load, self.now, reduced)
             return
-        self.whole.write_load(row, replica, shares.with_others(name, load), reduced)
+        self.whole.write_load(row, replica, shares.with_others(name, load), self.now, reduced)
         if shares.gives_way(name):
             self.whole.kv_room_tokens[row] = -inf
 

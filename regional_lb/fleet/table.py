@@ -71,6 +71,8 @@ class Columns:
     uncertainty: Column  # by what share its true speed may differ from the estimate
     step_tokens: Column  # of a prompt, what it computes in a step
     short_step_tokens: Column  # the same, but for no longer than STEP_MS
+    computing_tokens: Column  # of the backlog, what was there when the engine's present step began
+    computing_since: Column  # when that was (monotonic seconds)
 
 
 _COLUMNS = tuple(Columns.__annotations__)
@@ -106,6 +108,7 @@ _SIZES = slice(_COLUMNS.index("slots"), _COLUMNS.index("slots") + len(Sums._fiel
 assert Sums._fields[1:] == _COLUMNS[_SIZES]
 PACES = 3
 _ZERO = np.array(0.0)  # a float beside a short column takes longer than the column itself
+_MS = np.array(1e3)  # in a second
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
 
 
@@ -191,6 +194,7 @@ class Table(Columns):
             self.backlog_tokens, self.in_flight, self.tpot_ms, self.prefill_room_tokens,
             self.kv_room_tokens, self.slots, self.kv_tokens, self.kv_taken_tokens, self.service_ms, self.sampled_at,
             self.running, self.waiting, self.filled, self.uncertainty, self.step_tokens, self.short_step_tokens,
+            self.computing_tokens, self.computing_since,
         ) = self.block  # fmt: skip
         self.queued_until = queued_until  # until then some engine's report of a queue is fresh
         # By row: of the tokens counted for the requests there, how many its engine was last seen not to hold, and of
@@ -211,6 +215,12 @@ class Table(Columns):
         if n_rows < _MANY_ROWS:
             return Table(some, self.block.take(some.rows, 1), self.queued_until)
         return _Part(some, self)
+
+    def backlog_left(self, now: float) -> Column:
+        """The backlog (tokens) less what the engines have probably computed of it since their present steps began."""
+        done = np.maximum(now - self.computing_since, _ZERO) * _MS / self.prefill_ms_per_token
+        left: Column = self.backlog_tokens - np.minimum(done, self.computing_tokens)
+        return left
 
     def room(
         self, uncached_tokens: Column | float, output_tokens: float, now: float, *, ahead: bool = False
@@ -321,9 +331,24 @@ class Table(Columns):
         """How many requests a replica may have under way: 1 or more."""
         self.slots[row] = slots
 
-    def write_load(self, row: int, replica: Replica, load: Load, reduced: ReducedCapacity | None = None) -> None:
-        """Set the load under way at a replica, and with it the room left."""
+    def write_load(
+        self, row: int, replica: Replica, load: Load, now: float, reduced: ReducedCapacity | None = None
+    ) -> None:
+        """Set the load under way at a replica from `now` on, and with it the room left.
+
+        An engine's step takes in all prompts that are there when it begins, and ends with their first tokens: when one
+        comes, the next step begins, with all that are left. The first prompt of an engine that only decodes waits for
+        half a step in the mean.
+        """
         in_flight, backlog, taken = load.in_flight, load.prefill_tokens, float(load.kv_tokens)
+        before = self.backlog_tokens[row]  # `item` would be a call
+        if backlog < before:
+            self.computing_since[row], self.computing_tokens[row] = now, backlog
+        elif now < self.computing_since[row]:
+            self.computing_tokens[row] = backlog
+        elif not before:
+            step_ms = self.tpot_ms[row] if load.decoding else 0.0
+            self.computing_since[row], self.computing_tokens[row] = now + 0.5e-3 * step_ms, backlog
         slots = replica.slots
         if reduced is not None:
             slots, in_flight, taken = reduced.slots, in_flight + reduced.requests, taken + reduced.kv_tokens

@@ -50,14 +50,15 @@ def soonest(need: Need, table: Table, hits: Hits, known: Known, now: float) -> S
         return None
     uncached = uncached_tokens(need, table, hits, known)
     work = work_tokens(uncached, need.prompt_tokens)
-    end_ms = (table.backlog_tokens + work) * table.prefill_ms_per_token
+    backlog = table.backlog_left(now)
+    end_ms = (backlog + work) * table.prefill_ms_per_token
     ready = np.where(table.room(uncached, 0.0, now), end_ms, np.inf)
     best = int(ready.argmin())
     if ready.item(best) == inf:
         return None
     left, own = uncached.item(best), work.item(best)
     return Scored(
-        table.of.names[best], end_ms.item(best), need.prompt_tokens - left, left, own, table.backlog_tokens.item(best),
+        table.of.names[best], end_ms.item(best), need.prompt_tokens - left, left, own, backlog.item(best),
         table.prefill_ms_per_token.item(best), table.tpot_ms.item(best),
     )  # fmt: skip
 

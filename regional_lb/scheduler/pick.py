@@ -41,7 +41,8 @@ FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
     """A replica's score, in its policy's unit, and what is known about it for this request. `work_tokens`: the prefill
-    work of the prompt's uncached part (cost.prefill_work); `backlog_tokens`: the same for the requests before it."""
+    work of the prompt's uncached part (cost.prefill_work); `backlog_tokens`: the same for the requests before it, less
+    what is computed already."""
 
     replica: str
     score: float
@@ -199,28 +200,28 @@ def work_tokens(uncached: Amount, prompt_tokens: float) -> Amount:
     return prefill_work(uncached, prompt_tokens) if prompt_tokens >= LONG_TOKENS else uncached
 
 
-def _latest_ms(need: Need, table: Table, work: Column) -> Column:
+def _latest_ms(need: Need, table: Table, to_prefill: Column) -> Column:
     """The longest time (ms) that each replica takes for the request, if it is slower than estimated by twice its
-    uncertainty."""
-    prefill_ms = (table.backlog_tokens + work) * table.prefill_ms_per_token
+    uncertainty. `to_prefill`: tokens, the request's own and those before it."""
+    prefill_ms = to_prefill * table.prefill_ms_per_token
     latest_ms: Column = (1.0 + 2.0 * table.uncertainty) * (prefill_ms + need.output_tokens * table.tpot_ms)
     return latest_ms
 
 
-def _work(table: Table, work: Column, row: int) -> tuple[float, float, float, float]:
+def _work(table: Table, work: Column, backlog: Column, row: int) -> tuple[float, float, float, float]:
     """One replica's work: tokens to prefill for the prompt and before it, ms for each of them, and ms per answer
     token."""
     return (
         work.item(row),
-        table.backlog_tokens.item(row),
+        backlog.item(row),
         table.prefill_ms_per_token.item(row),
         table.tpot_ms.item(row),
     )
 
 
-def _surest(need: Need, table: Table, work: Column, ready: Column) -> int:
+def _surest(need: Need, table: Table, to_prefill: Column, ready: Column) -> int:
     """The replica with room that finishes first if every one is as slow as its uncertainty allows."""
-    return int(np.where(ready < inf, _latest_ms(need, table, work), inf).argmin())
+    return int(np.where(ready < inf, _latest_ms(need, table, to_prefill), inf).argmin())
 
 
 def uncached_tokens(need: Need, table: Table, hits: Hits, known: Known = NOTHING) -> Column:
@@ -268,8 +269,10 @@ def pick(
     Awaited.tokens). `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
-    work = work_tokens(uncached, need.prompt_tokens)
-    score = policy.score(need, table, work, now)
+    long = need.prompt_tokens >= LONG_TOKENS
+    work = prefill_work(uncached, need.prompt_tokens) if long else uncached  # as work_tokens does, without its frame
+    backlog = table.backlog_left(now)
+    score = policy.score(need, table, work, backlog, now)
     if delay_ms is not None and policy.unit == "ms":
         score = score + delay_ms
     blocking_ms = policy.blocking_ms(table, work) if need.prompt_tokens >= BLOCKING_TOKENS else None
@@ -292,23 +295,23 @@ def pick(
         if at_home is not None:
             row = at_home
         elif policy.explores and rng.random() < EXPLORED_SHARE:
-            usual, row = row, _explored(need, table, work, ready, policy, row, now, rng)
+            usual, row = row, _explored(need, table, backlog + work, ready, policy, row, now, rng)
             explored = row != usual
-        own, backlog, pace_ms, tpot_ms = _work(table, work, row)
+        own, before, pace_ms, tpot_ms = _work(table, work, backlog, row)
         if policy.explores:  # it might miss the request's deadline, by _latest_ms
             latest_ms = (1.0 + 2.0 * table.uncertainty.item(row)) * (
-                (backlog + own) * pace_ms + need.output_tokens * tpot_ms
+                (before + own) * pace_ms + need.output_tokens * tpot_ms
             )
             if latest_ms > (need.deadline - now) * 1e3:
-                row = _surest(need, table, work, ready)
-                own, backlog, pace_ms, tpot_ms = _work(table, work, row)
+                row = _surest(need, table, backlog + work, ready)
+                own, before, pace_ms, tpot_ms = _work(table, work, backlog, row)
         left = uncached.item(row)
         chosen = Scored(
-            names[row], score.item(row), need.prompt_tokens - left, left, own, backlog, pace_ms, tpot_ms,
+            names[row], score.item(row), need.prompt_tokens - left, left, own, before, pace_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
     paces = table.paces()
-    columns: Sequence[Any] = (uncached, score, table.backlog_tokens, table.in_flight)
+    columns: Sequence[Any] = (uncached, score, backlog, table.in_flight)
     if len(names) > FIELD_MAX:  # the best of them are remembered
         kept = least(score, FIELD_MAX)
         names = tuple([names[place] for place in kept.tolist()])
@@ -332,7 +335,7 @@ def _tied(home: str, best: int, ready: Column, table: Table, policy: Policy) -> 
 
 
 def _explored(
-    need: Need, table: Table, work: Column, ready: Column, policy: Policy, chosen: int, now: float, rng: Random
+    need: Need, table: Table, to_prefill: Column, ready: Column, policy: Policy, chosen: int, now: float, rng: Random
 ) -> int:
     """The least certain replica that may be as good as the chosen one; the chosen one if there is none.
 
@@ -344,10 +347,10 @@ def _explored(
     if uncertainty.item(uncertainty.argmax()) < most:
         return chosen
     limit = ready.item(chosen) + max(policy.ties_floor, policy.ties_share * ready.item(chosen))
-    prefill_ms = (table.backlog_tokens + work) * table.prefill_ms_per_token
+    prefill_ms = to_prefill * table.prefill_ms_per_token
     may = ready - uncertainty * policy.at_stake(need, table, prefill_ms) <= limit
     may &= (1.0 - uncertainty) * prefill_ms <= limit
-    may &= _latest_ms(need, table, work) <= (need.deadline - now) * 1e3
+    may &= _latest_ms(need, table, to_prefill) <= (need.deadline - now) * 1e3
     may &= uncertainty >= most
     uncertain = np.where(may, uncertainty, 0.0)
     greatest = uncertain.item(uncertain.argmax())

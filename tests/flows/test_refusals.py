@@ -185,7 +185,7 @@ def test_the_reserve_is_kept_when_a_region_is_lost() -> None:
 
 
 CODE_S = 20.0
-CODE_SEEDS = (2, 3, 4, 5)  # by one alone chance decides: p99 is of four requests
+CODE_SEEDS = (2, 3, 4, 5)  # taken together: of one alone p99 is four requests, whose ratio to four others is chance
 
 
 def code(router: str, load: float, seed: int) -> tuple[int, list[float], float]:
@@ -213,14 +213,15 @@ def code(router: str, load: float, seed: int) -> tuple[int, list[float], float]:
 
 
 def test_below_capacity_no_request_is_refused_and_long_prompts_do_not_starve() -> None:
-    p99, done = [], []
+    ours, theirs, done = list[float](), list[float](), list[float]()
     for seed in CODE_SEEDS:
         refused, ttft, done_at = code("farhop", 0.9, seed)
-        _, theirs, theirs_done_at = code("spill-least-load", 0.9, seed)
+        _, their_ttft, theirs_done_at = code("spill-least-load", 0.9, seed)
         assert refused == 0
-        p99.append(quantile(ttft, 0.99) / quantile(theirs, 0.99))
+        ours += ttft
+        theirs += their_ttft
         done.append(done_at / theirs_done_at)
-    assert fmean(p99) < 1.25
+    assert quantile(sorted(ours), 0.99) < 1.1 * quantile(sorted(theirs), 0.99)
     assert fmean(done) < 1.02
 
 

@@ -61,10 +61,11 @@ class Policy(ABC):
     learns: ClassVar[bool] = False
 
     @abstractmethod
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:
         """One score per row of the table, lower is better, as a new array.
 
-        `work_tokens`: what is left of the prompt to prefill at each (cost.prefill_work). `now`: monotonic seconds.
+        What is left to prefill at each (cost.prefill_work): `work_tokens` of the prompt, `backlog_tokens` of those
+        before it (Table.backlog_left). `now`: monotonic seconds.
         """
 
     def at_stake(self, need: Need, table: Table, prefill_ms: Column) -> Column:  # noqa: ARG002

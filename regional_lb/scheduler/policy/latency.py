@@ -37,7 +37,7 @@ class LeastLatency(Policy):
         self._peaks: dict[str, PeakEwma] = {}
         self._peak_ms, self._updated_at = PerReplica(0.0), PerReplica(0.0)
 
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """See the module's docstring; PeakEwma.at for one replica."""
         peak_ms = self._peak_ms.of(table) * np.exp(np.minimum(self._updated_at.of(table) - now, 0.0) / TAU_S)
         floor_ms = np.maximum(work_tokens * table.prefill_ms_per_token, _LEAST_MS)

@@ -21,7 +21,7 @@ class LeastLoad(Policy):
 
     name, unit = "least-load", "share taken"
 
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """max(in flight / slots, KV tokens promised / KV tokens)."""
         taken: Column = np.maximum(table.in_flight / table.slots, table.kv_taken_tokens / table.kv_tokens)
         return taken
@@ -32,7 +32,7 @@ class PowerOfTwo(Policy):
 
     name, unit = "p2c", "requests"
 
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """Requests in flight."""
         return table.in_flight.copy()
 

@@ -6,11 +6,11 @@
     stalled_ms(i) = what of the prefill exceeds a step * in flight(i)
 
 The work of a prefill is what is not cached, and more the more is before it (cost.prefill_work); the backlog is that
-of all who are to be prefilled there. A token costs what the request itself waits for it, and what the request makes
-everybody beside it wait: engines decode all of a batch in one pass, so the second is as large as the first's growth,
-and without it a fleet is never level. So does a prefill: a missed prefix is paid by the whole batch. A prefill that
-would keep the last replica busy which is not busy with one for long is paid by all who come meanwhile, too:
-`blocking_ms`. Never writes.
+of all who are to be prefilled there, less what the engine has done of it since its step began. A token costs what the
+request itself waits for it, and what the request makes everybody beside it wait: engines decode all of a batch in one
+pass, so the second is as large as the first's growth, and without it a fleet is never level. So does a prefill: a
+missed prefix is paid by the whole batch. A prefill that would keep the last replica busy which is not busy with one for
+long is paid by all who come meanwhile, too: `blocking_ms`. Never writes.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Predictive(Policy):
     waits_ms = 50.0  # what is being prefilled at each counts in its scores; so much a detour through the queue may cost
     ties_share, ties_floor = 0.05, 1.0  # scores this close are equal within what prefill speed is known to
 
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """See the module's docstring."""
         # cost.token_ms and .stalled_ms, all at once. A float beside a short column takes longer than the column itself.
         cost_ms = table.tpot_ms + table.batch_interference_ms * table.in_flight
         prefill_ms = work_tokens * table.prefill_ms_per_token
         stalled_ms = np.maximum(prefill_ms - table.tpot_alone_ms, _ZERO) * table.in_flight
         later_ms = (cost_ms - array(cost_ms.item(cost_ms.argmin()))) * array(need.output_tokens) + stalled_ms
-        score_ms: Column = table.backlog_tokens * table.prefill_ms_per_token + prefill_ms + _BETA * later_ms
+        score_ms: Column = backlog_tokens * table.prefill_ms_per_token + prefill_ms + _BETA * later_ms
         return score_ms
 
     def blocking_ms(self, table: Table, work_tokens: Column) -> Column | None:

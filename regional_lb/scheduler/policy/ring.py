@@ -66,7 +66,7 @@ class _OnRing(Policy):
         """What keeps requests together; "" if nothing does: then it goes to the less busy of two drawn."""
         raise NotImplementedError
 
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """Requests in flight."""
         return table.in_flight.copy()
 

@@ -47,7 +47,7 @@ class RoundRobin(Policy):
         self.variants: dict[str, _Turns] = {}  # who was used least lately first
         self._names: tuple[str, ...] = ()
 
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """How long until it is due."""
         turns = self.variants.get(need.variant)
         half = 0.5 * self._strides(table)

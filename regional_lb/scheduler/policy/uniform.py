@@ -23,7 +23,7 @@ class Uniform(Policy):
 
     name, unit = "random", "1 / weight"
 
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """The inverse of its weight: here everyone weighs the same."""
         return np.ones(len(table))
 
@@ -41,7 +41,7 @@ class WeightedRandom(Uniform):
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._weights = Weights(weights)
 
-    def score(self, need: Need, table: Table, work_tokens: Column, now: float) -> Column:  # noqa: ARG002
+    def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
         """See Uniform."""
         inverse: Column = 1.0 / self._weights.of(table)
         return inverse

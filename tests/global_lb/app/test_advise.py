@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from math import inf
 
 import msgspec
 import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, send, tenant, topology
 
 from farhop_lab.world.ports import free_ports
+from global_lb.fleet.view import RegionForced
 from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import RoutesChanged
 
@@ -55,6 +57,35 @@ async def test_the_token_is_given_on_request_and_valid_for_one_use(up: Both, eng
     assert (answer.status, answer.headers["x-farhop-decision"]) == (200, found["decision"])
     assert (await send(up.client, bare)).code == "redirect_token_over"
     assert "farhop-pass" not in str(up.global_.decisions.get(found["decision"]))
+
+
+@pytest.mark.parametrize(
+    ("allow", "status", "code"), [("us", 200, ""), ("jp", 451, "unlawful_here"), ("a b", 400, "invalid_field")]
+)
+async def test_who_brings_a_token_may_still_narrow_the_request(
+    up: Both, engine: Engine, allow: str, status: int, code: str
+) -> None:
+    """The token is of what was asked about, and says nothing of what the request itself asks for."""
+    found = (await send(up.entry, chat(path="/v1/route", x_farhop_token="yes"))).json
+    target = found["url"].removeprefix(f"http://127.0.0.1:{up.client}")
+    answer = await send(up.client, head("POST", target, content_length=str(len(BODY)), x_farhop_allow=allow) + BODY)
+    assert answer.status == status
+    assert status == 200 or answer.code == code
+    assert len(engine.seen) == (status == 200)
+
+
+async def test_no_client_is_told_who_drained_a_region_and_why(up: Both) -> None:
+    """By default the name is user@host, and the reason may name another tenant."""
+    drained = RegionForced("frankfurt", drain=True, why="globex's leak (by root@bastion-3)", until=inf)
+    up.global_.relay.react(drained)
+    found = (await send(up.entry, chat(path="/v1/route"))).json
+    assert found["not_serving"]["frankfurt"] == "draining"
+    record = up.global_.decisions.get(found["decision"])
+    assert record["reasons"]["not_serving"]["frankfurt"] == f"draining: {drained.why}"
+    for path in ("/v1/route", "/v1/chat/completions"):
+        refused = await send(up.entry, chat(path=path, x_farhop_allow="de"))
+        assert (refused.status, refused.code) == (503, "no_region_serving")
+        assert "(frankfurt: draining)" in refused.json["error"]["message"]
 
 
 async def test_it_meets_the_errors_of_the_request_itself(up: Both, engine: Engine) -> None:

@@ -75,6 +75,45 @@ def test_an_engine_that_queues_has_no_room_while_its_sample_is_fresh() -> None:
     assert not rows().room(0.0, 0.0, now=0.0).any()
 
 
+def test_of_a_backlog_counts_what_is_not_computed_yet() -> None:
+    """A step takes in the prompts that are there when it begins, and ends with their first tokens."""
+    known, table = replica("r", prefill_ms_per_token=0.1, tpot_ms=20.0), rows(replica("r", prefill_ms_per_token=0.1))
+
+    def left(*at: float) -> list[float]:
+        return [table.backlog_left(now).item(0) for now in at]
+
+    table.write_load(0, known, Load(1, 1000, 1000, 1), 5.0)  # 100 ms of an idle engine
+    assert left(4.0, 5.0, 5.025, 5.1, 9.0) == pytest.approx([1000.0, 1000.0, 750.0, 0.0, 0.0], abs=1e-6)
+    table.write_load(0, known, Load(3, 3000, 3000, 3), 5.05)  # two more: they wait for the next step
+    assert left(5.05, 5.1, 9.0) == pytest.approx([2500.0, 2000.0, 2000.0])
+    table.write_load(0, known, Load(3, 2000, 3000, 2, decoding=1), 5.12)  # the first has begun to answer
+    assert left(5.12, 5.22, 9.0) == pytest.approx([2000.0, 1000.0, 0.0], abs=1e-6)
+    table.write_load(0, known, Load(3, 0, 3000, 0, decoding=3), 5.4)
+    assert left(5.4, 9.0) == [0.0, 0.0]
+    step_s = table.tpot_ms.item(0) / 1e3
+    table.write_load(
+        0, known, Load(4, 500, 3500, 1, decoding=3), 6.0
+    )  # half a step of decoding comes first, in the mean
+    table.write_load(0, known, Load(5, 800, 3800, 2, decoding=3), 6.001)  # and takes this one along
+    assert left(6.0 + 0.5 * step_s, 6.0 + 0.5 * step_s + 0.04) == pytest.approx([800.0, 400.0])
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(0, 5_000), st.integers(0, 3)), min_size=1, max_size=30),
+    st.floats(0.0, 60.0),
+)
+def test_a_backlog_is_never_less_than_nothing_nor_more_than_what_was_sent(
+    changes: list[tuple[float, int, int]], later_s: float
+) -> None:
+    known, table, now = replica("r"), rows(replica("r")), 0.0
+    for gap_s, tokens, decoding in changes:
+        now += gap_s
+        table.write_load(0, known, Load(decoding + (tokens > 0), tokens, tokens, 1, decoding=decoding), now)
+        assert 0.0 <= table.computing_tokens.item(0) <= tokens
+        soon, late = (table.backlog_left(at).item(0) for at in (now, now + later_s))
+        assert 0.0 <= late <= soon <= tokens
+
+
 def test_a_part_keeps_its_order_and_its_numbers() -> None:
     whole = rows(replica("a", slots=1), replica("b", slots=2), replica("c", slots=3))
     part = whole.only(whole.of.without(("b",)))
@@ -96,10 +135,10 @@ def test_a_replica_with_reduced_capacity_has_fewer_slots_and_failed_requests_cou
         (ReducedCapacity(4, requests=2, kv_tokens=9801), False, 3.0, 9901.0),
         (ReducedCapacity(3, requests=2), False, 3.0, 100.0),
     ):
-        table.write_load(0, known, Load(1, 0, 100), reduced)
+        table.write_load(0, known, Load(1, 0, 100), 0.0, reduced)
         assert table.room(0.0, 100.0, now=0.0).tolist() == [fits], reduced
         assert (table.in_flight[0], table.kv_taken_tokens[0]) == (in_flight, kv_tokens)
-    table.write_load(0, known, Load(), ReducedCapacity(1))
+    table.write_load(0, known, Load(), 0.0, ReducedCapacity(1))
     assert table.room(1e9, 100.0, now=0.0).all()  # idle: it may have its one
     table.allow(0, 3)
     assert table.slots.tolist() == [3.0]
@@ -149,7 +188,7 @@ def shared_prefix(usage: float | None, running: int = 50) -> Table:
     table = counted_whole(known)
     table.tpot_alone_ms[:] = 20.0
     table.allow(0, 256)
-    table.write_load(0, known, Load(50, 0, 35_000, answer_tokens=5_000))
+    table.write_load(0, known, Load(50, 0, 35_000, answer_tokens=5_000), 0.0)
     table.describe(0, msgspec.structs.replace(known, sample=Sample(1.0, waiting=0, running=running, kv_usage=usage)))
     return table
 
@@ -160,11 +199,11 @@ def test_what_an_engine_does_not_hold_of_prompts_that_share_is_room() -> None:
     assert table.kv_taken_tokens[0] == pytest.approx(35_000 - (30_000 - 11_500))
     assert table.kv_room_tokens[0] == pytest.approx(40_000 - 16_500)
     known = replica("r", slots=256, kv_tokens=40_000)
-    table.write_load(0, known, Load(51, 0, 35_700, answer_tokens=5_100))
+    table.write_load(0, known, Load(51, 0, 35_700, answer_tokens=5_100), 0.0)
     assert table.kv_taken_tokens[0] == pytest.approx(16_500 + 700), "who came since counts whole"
-    table.write_load(0, known, Load(25, 0, 17_500, answer_tokens=2_500))
+    table.write_load(0, known, Load(25, 0, 17_500, answer_tokens=2_500), 0.0)
     assert table.kv_taken_tokens[0] == pytest.approx(8_250), "who left takes its part of it along"
-    table.write_load(0, known, Load())
+    table.write_load(0, known, Load(), 0.0)
     assert table.room(1e9, 1.0, now=0.0).all()
 
 
@@ -175,7 +214,9 @@ def test_generated_tokens_do_not_count_as_kv_held_for_prompts() -> None:
     table.allow(0, 256)
     taken = []
     for ago_s in (0.0, 1.0, 100.0):
-        table.write_load(0, known, Load(50, 0, 35_000, answer_tokens=5_000, decoding=50, began_s=50 * (200.0 - ago_s)))
+        table.write_load(
+            0, known, Load(50, 0, 35_000, answer_tokens=5_000, decoding=50, began_s=50 * (200.0 - ago_s)), 0.0
+        )
         at_once = Sample(200.0, waiting=0, running=50, kv_usage=11_500 / 40_000)
         table.describe(0, msgspec.structs.replace(known, sample=at_once))
         taken.append(table.kv_taken_tokens.item(0))
@@ -220,7 +261,7 @@ def test_never_more_than_counted_nor_less_than_held_is_taken(
             requests, backlog * bool(requests), counted, answer_tokens=requests * answer, decoding=decoding,
             began_s=decoding * (n - 0.5),
         )  # fmt: skip
-        table.write_load(0, known, load)
+        table.write_load(0, known, load, 0.0)
         assert load.answer_tokens - 1e-6 <= table.kv_taken_tokens[0] <= load.kv_tokens + 1e-6
         usage, running = seen[n % len(seen)]
         table.describe(0, msgspec.structs.replace(known, sample=Sample(float(n), 0, running, kv_usage=usage)))

@@ -17,7 +17,7 @@ NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 
 
 def scores(policy: LeastLatency, table, now: float, uncached: float = 0.0) -> list[float]:
-    return policy.score(NEED, table, np.full(len(table), uncached), now).tolist()
+    return policy.score(NEED, table, np.full(len(table), uncached), table.backlog_tokens, now).tolist()
 
 
 def adopted(*names: str) -> LeastLatency:

@@ -19,7 +19,7 @@ def test_load_is_a_share_of_what_is_scarcer() -> None:
     big, small = replica("big", slots=10), replica("small", slots=4)
     held = [Reservation("big", 0, 10)] * 2 + [Reservation("small", 0, 10)] + [Reservation("big", 0, 5000)]
     table = fleet(big, small, reserved=held).whole
-    assert LeastLoad().score(NEED, table, np.zeros(2), 0.0).tolist() == [0.502, 0.25]
+    assert LeastLoad().score(NEED, table, np.zeros(2), np.zeros(2), 0.0).tolist() == [0.502, 0.25]
 
 
 def test_the_least_loaded_is_taken_and_idle_ones_share() -> None:

@@ -25,7 +25,13 @@ def score(*replicas, hits=None, reserved=()):
     table = fleet(*replicas, reserved=reserved).whole
     held = [(chain.bytes_at(depth), table.of.at[name]) for name, depth in (hits or {}).items() if name in table.of.at]
     uncached = uncached_tokens(NEED, table, held)
-    return list(zip(uncached.tolist(), Predictive().score(NEED, table, uncached, 0.0).tolist(), strict=True))
+    return list(
+        zip(
+            uncached.tolist(),
+            Predictive().score(NEED, table, uncached, table.backlog_tokens, 0.0).tolist(),
+            strict=True,
+        )
+    )
 
 
 def test_prefill_of_what_is_not_cached() -> None:
