@@ -147,6 +147,8 @@ def run(
         if done is not None:
             done(result)
 
+    if not waiting:  # the imports of the process that forks would be most of what this takes
+        return [results[job.key] for job in wanted]
     have = len(results)
     crew = _Crew(workers or os.cpu_count() or 1)
     try:

@@ -32,7 +32,9 @@ def tiny() -> Scenario:
     return parse(TEXT, "it", Path(), ["farhop"])
 
 
-def test_processes_change_nothing_and_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
+def test_processes_change_nothing_and_what_is_kept_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = pool.jobs(tiny(), ["farhop", "region-local"], [1])
     shares: list[float] = []
     results = pool.run(jobs, out=tmp_path, workers=2, moved=shares.append)
@@ -45,6 +47,7 @@ def test_processes_change_nothing_and_what_is_kept_is_not_run_again(tmp_path: Pa
         "tiny.region-local.x1.s1.json",
     ]
     done: list[Key] = []
+    monkeypatch.setattr(pool, "_Crew", None)  # nor is the process prepared that would fork
     again = pool.run(jobs, out=tmp_path, done=lambda result: done.append(result.key))
     assert again == results  # wall times, too: nothing was run
     assert done == [job.key for job in jobs]
