@@ -34,7 +34,7 @@ from farhop.store.documents.limits import NAME_LIMIT, kind_of, period_s
 from farhop.store.follow import Documents, follow
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from farhop.accounts.prices import Prices
     from farhop.balance.machine import Request, Usage
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from farhop.service.limit_book import LimitBook
     from farhop.service.limit_match import Amounts
     from farhop.store.contract import Change, Store
-    from farhop.store.documents.limits import RootClaim, TenantLimits
+    from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
     from farhop.telemetry.metrics import TierMetrics
 
     # Asks a root; grpc.aio.AioRpcError or TimeoutError if it does not answer.
@@ -53,6 +53,12 @@ if TYPE_CHECKING:
 
 MATCHES_MAX = 10_000  # of tenant, key, model and user, remembered
 USERS_MAX = 8192  # users of tenants that limit each, remembered; half of them, in equal parts, for each tenant alone
+# What one of them takes of an ask to a root; who takes more counts as several. So all of them take 3 MiB at most: gRPC
+# reads messages of 4 MiB, and the buckets of whole tenants are to fit beside them.
+USER_BYTES = 3 * 1024 * 1024 // USERS_MAX
+# Of a bucket in an ask, beside its name: six numbers (of slots fewer) with a tag and 6 bytes, which is up to 2**42 and
+# four times the largest limit, and two frames.
+_WANT_BYTES = 6 * 7 + 2 * 4
 _UNITS_MAX = 2**53  # what is lent of a limit at most
 LOOKED_AT = 32  # for one that can be forgotten: a user who is idle, a match of a tenant that has many
 REFRESH_S = 2.0  # between two exchanges with a root
@@ -77,12 +83,19 @@ _USER_CHARS = 16
 
 
 class _User:
-    """One of a tenant's users: its lent units by bucket, and the limits that match it."""
+    """One of a tenant's users: its lent units by bucket, what these take of an ask, and the limits that match it."""
 
-    __slots__ = ("holdings", "lender", "matches")
+    __slots__ = ("bytes", "holdings", "lender", "matches")
 
     def __init__(self, lender: Lender) -> None:
         self.lender, self.holdings, self.matches = lender, dict[str, Holding](), set[_Whose]()
+        self.bytes = USER_BYTES
+
+    def now_holds(self, holdings: dict[str, Holding]) -> int:
+        """Have these. Returns how many bytes more than before an ask may take."""
+        before, self.holdings = self.bytes, holdings
+        self.bytes = max(USER_BYTES, sum(map(_ask_bytes, holdings)))
+        return self.bytes - before
 
     @property
     def idle(self) -> bool:
@@ -91,6 +104,10 @@ class _User:
     def forget(self) -> None:
         for bucket in self.holdings:
             self.lender.holder.holdings.pop(bucket, None)
+
+
+def _ask_bytes(bucket: str) -> int:
+    return len(bucket.encode("utf-8", "surrogatepass")) + _WANT_BYTES
 
 
 class Reservation:
@@ -172,7 +189,8 @@ class Limiter:
         self.matches: dict[_Whose, Matched | None] = {}
         self._by_user: set[str] = set()  # tenants that limit each user
         self.users: dict[tuple[str, str], _User] = {}
-        self._n_matches, self._n_users = Counter[str](), Counter[str]()  # of these, each tenant's
+        self._n_matches, self._user_bytes = Counter[str](), Counter[str]()  # of these, each tenant's
+        self._user_bytes_all = 0
         self._refused = Counter[tuple[str, str]]()
         self._tasks = Tasks()
         book.changes.append(self._changed)
@@ -232,7 +250,9 @@ class Limiter:
         who = self._user(tenant, caller.user or user) if tenant in self._by_user else ""
         # A longer name is no limit's, and is not remembered as long as its client made it.
         whose = tenant, caller.key_id, request.key, request.model[: NAME_LIMIT + 1], who
-        matched = self.matches[whose] if whose in self.matches else self._match(*whose)
+        if whose not in self.matches:
+            whose = self._match_known(whose)
+        matched = self.matches[whose]
         if matched is None:
             return None
         now = self._clock()
@@ -294,6 +314,17 @@ class Limiter:
         lender.wake.set()
         return future
 
+    def _match_known(self, whose: _Whose) -> _Whose:
+        """Match the limits of a request, of this user or, if there is no room for it, of those who are one. Returns
+        whose they are."""
+        user = whose[4]
+        if user and user != _OTHER_USERS and not self._has_room(whose):
+            whose = *whose[:4], _OTHER_USERS
+            if whose in self.matches:
+                return whose
+        self._match(*whose)
+        return whose
+
     def _match(self, tenant: str, key_id: str, key: str, model: str, user: str) -> Matched | None:
         one, whose = self.tenants[tenant], (tenant, key_id, key, model, user)
         lender = self.lenders[one.home]
@@ -301,19 +332,17 @@ class Limiter:
         known = self.users.get((tenant, user)) if user else None
         if user and known is None:
             known = self.users[tenant, user] = _User(lender)
-            self._n_users[tenant] += 1
-        for limit in one.limits:
-            if limit.key not in ("", key_id or key) or limit.model not in ("", model):
-                continue
-            for name, n in limit.sizes().items():
-                bucket = bucket_of(tenant, limit, name)
-                if limit.each_user and known is not None:
-                    bucket += user
-                    if bucket not in holdings:
-                        holdings[bucket] = new_holding(bucket, one.parts(limit, name, n)[0], None, self._clock())
-                    known.holdings[bucket] = holdings[bucket]
-                if bucket in holdings:
-                    of.append((KINDS[kind_of(name)], n, int(period_s(name)), holdings[bucket]))
+            self._hold(tenant, USER_BYTES)
+        own = dict[str, Holding]()
+        for limit, name, n, bucket in self._buckets(whose):
+            if limit.each_user and known is not None:
+                if bucket not in holdings:
+                    holdings[bucket] = new_holding(bucket, one.parts(limit, name, n)[0], None, self._clock())
+                own[bucket] = holdings[bucket]
+            if bucket in holdings:
+                of.append((KINDS[kind_of(name)], n, int(period_s(name)), holdings[bucket]))
+        if known is not None:
+            self._hold(tenant, known.now_holds(known.holdings | own))
         if len(self.matches) >= MATCHES_MAX:
             self._forget_match()
         self.matches[whose] = matched = Matched(lender, tuple(of)) if of else None
@@ -324,6 +353,19 @@ class Limiter:
         if known is not None:
             known.matches.add(whose)
         return matched
+
+    def _buckets(self, whose: _Whose) -> Iterator[tuple[Limit, str, int, str]]:
+        """The limits that match: each with the name of its size, that size, and its bucket, of whom it is for."""
+        tenant, key_id, key, model, user = whose
+        for limit in self.tenants[tenant].limits:
+            if limit.key in ("", key_id or key) and limit.model in ("", model):
+                for name, n in limit.sizes().items():
+                    bucket = bucket_of(tenant, limit, name)
+                    yield limit, name, n, bucket + user if limit.each_user else bucket
+
+    def _hold(self, tenant: str, more: int) -> None:
+        self._user_bytes[tenant] += more
+        self._user_bytes_all += more
 
     def _forget_match(self) -> None:
         """Forget the oldest match of a tenant that has its part of them or more: a tenant's clients make up models, and
@@ -366,25 +408,40 @@ class Limiter:
         """Whom a request counts for among its tenant's users, by a name that is the same at all balancers."""
         if not named:
             return _OTHER_USERS
-        user = hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
-        if (tenant, user) in self.users:
-            return user
+        return hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
+
+    def _has_room(self, whose: _Whose) -> bool:
+        """Whether an ask may hold what is new of this user; others that are idle give way to it."""
+        tenant, user = whose[0], whose[4]
+        known = self.users.get((tenant, user))
+        names = set() if known is None else set(known.holdings)
+        names.update(bucket for limit, _, _, bucket in self._buckets(whose) if limit.each_user)
+        more = max(USER_BYTES, sum(map(_ask_bytes, names))) - (0 if known is None else known.bytes)
         # Others' busy users, however many, leave each tenant its part.
         tenants = len(self._by_user)
-        part = USERS_MAX // (2 * tenants)
-        if len(self.users) < USERS_MAX - part * (tenants - 1) or self._n_users[tenant] < part:
-            return user
-        for _ in range(LOOKED_AT):  # the first that is idle is forgotten; one that is not goes to the end
-            whose = next(iter(self.users))
-            old = self.users.pop(whose)
-            if old.idle:
-                self._n_users[whose[0]] -= 1
-                for match in old.matches & self.matches.keys():
-                    self._unmatch(match)
-                old.forget()
-                return user
-            self.users[whose] = old
-        return _OTHER_USERS
+        part = USERS_MAX // (2 * tenants) * USER_BYTES
+        if (
+            more <= 0
+            or self._user_bytes_all + more <= USERS_MAX * USER_BYTES - part * (tenants - 1)
+            or self._user_bytes[tenant] + more <= part
+        ):
+            return True
+        for _ in range(LOOKED_AT):  # the first that are idle are forgotten; one that is not goes to the end
+            other = next(iter(self.users))
+            old = self.users.pop(other)
+            if old is known or not old.idle:
+                self.users[other] = old
+                continue
+            self._hold(other[0], -old.bytes)
+            for match in old.matches & self.matches.keys():
+                self._unmatch(match)
+            old.forget()
+            more -= old.bytes
+            if more <= 0:
+                return True
+            if not self.users:
+                break
+        return False
 
     # -- what stands in etcd
 
@@ -423,11 +480,13 @@ class Limiter:
                 elif quota != holdings[bucket].quota:
                     holdings[bucket].resize(quota, None, now)
         self.users = {whose: user for whose, user in self.users.items() if whose[0] in self._by_user}
-        self._n_users = Counter(tenant for tenant, _ in self.users)
+        self._user_bytes.clear()
+        self._user_bytes_all = 0
         for whose, user in self.users.items():
             user.lender = self.lenders[self.tenants[whose[0]].home]
             held = user.lender.holder.holdings
-            user.holdings = {name: held[name] for name in user.holdings if name in held}
+            user.now_holds({name: held[name] for name in user.holdings if name in held})
+            self._hold(whose[0], user.bytes)
             user.matches.clear()
 
     async def _follow_roots(self) -> None:

@@ -50,6 +50,7 @@ class Stage:
 
     def __init__(self, *given: Limit, **more: Any) -> None:
         self.now, self.asked, self.refused = 100.0, 0, list[str]()
+        self.longest_ask = 0  # bytes
         self.book = LimitBook(None, self.refused.append)  # type: ignore[arg-type]
         self.root: Root | None = Root({}, self.now, 1)
         self.limiter = Limiter(
@@ -73,6 +74,7 @@ class Stage:
 
     async def borrow(self, claim: RootClaim, asked: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
         self.asked += 1
+        self.longest_ask = max(self.longest_ask, asked.ByteSize())
         if self.root is None:
             raise OSError(claim.instance)
         self.root.snapshot(self.now)
@@ -445,6 +447,43 @@ async def test_another_tenant_s_busy_users_leave_each_tenant_its_part_of_those_t
             assert (await stage.admit(of_globex, user=user)).reserved is not None
             assert isinstance(await stage.admit(of_globex, user=user), Reply)
         assert len(stage.limiter.users) <= 12 + 1  # and who stands for all others
+    finally:
+        await stage.limiter.close()
+
+
+@pytest.mark.parametrize("model", ["m", "m" * NAME_LIMIT])
+async def test_an_ask_is_within_its_bytes_however_many_limits_each_user_has(model: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(limits, "USERS_MAX", 32)
+    per_day = {f"{kind}_per_day": 10**12 for kind in ("requests", "input_tokens", "output_tokens", "tokens")}
+    each = {"each_user": True, "requests_per_minute": 9, "tokens_per_minute": 10**9, "concurrency": 9, **per_day}
+    stage = Stage(Limit(**each), Limit(model=model, **each))
+    try:
+        asked = [stage.admit(request(model), user=f"user {n}") for n in range(40)]
+        answers = await asyncio.gather(*asked)
+        assert sum(not isinstance(one, Reply) for one in answers) > 9, (
+            "those beyond are one together, and served as one"
+        )
+        for _ in range(3):
+            await stage.settled()
+        rest = 14 * (limits._WANT_BYTES + len(model) + 64)
+        assert stage.longest_ask <= 32 * limits.USER_BYTES + rest
+        other = request("another")
+        assert not isinstance(await stage.admit(other, user="user 1"), Reply), "others' limits go on"
+    finally:
+        await stage.limiter.close()
+
+
+async def test_one_who_is_known_counts_with_the_others_for_a_model_whose_buckets_have_no_room(monkeypatch: Any) -> None:
+    monkeypatch.setattr(limits, "USERS_MAX", 2)
+    long = "m" * NAME_LIMIT
+    wide = Limit(model=long, each_user=True, requests_per_minute=1, requests_per_day=9, tokens_per_day=10**9)
+    stage = Stage(Limit(each_user=True, requests_per_minute=3), wide)
+    try:
+        assert (await stage.admit(user="ann")).reserved is not None
+        assert (await stage.admit(request(long), user="ann")).reserved is not None
+        assert isinstance(await stage.admit(request(long), user="bob"), Reply), "both are the rest there"
+        assert (await stage.admit(user="ann")).reserved is not None
+        assert {user for _, user in stage.limiter.users} == {stage.limiter._user("acme", "ann"), "rest"}
     finally:
         await stage.limiter.close()
 
