@@ -293,7 +293,7 @@ def _show(what: str, parts: Parts) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         signal.signal(signal.SIGUSR1, _Counting(Path(os.environ[TO])).toggle)
-        # A prompt that its region confirmed takes two frames more than one that was only sent, and a busy machine may
+        # A prompt that its region confirmed takes two frames fewer than one that was only sent, and a busy machine may
         # hear of it before the first answer: so soon all prompts are confirmed ones, as most are in operation.
         setattr(watch, "CONFIRM_S", 0.5)  # noqa: B010 - not a name that it exports
         sys.argv[0] = "farhop"

@@ -110,10 +110,7 @@ class _Region:
 
     @property
     def known(self) -> bool:
-        for one in self.instances.values():  # noqa: SIM110 - as above: every answer asks
-            if one.known:
-                return True
-        return False
+        return any(one.known for one in self.instances.values())
 
     @property
     def connected(self) -> bool:
@@ -187,10 +184,14 @@ class Prefixes:
         known = self.regions.get(region)
         if known is None or not chain or known.young_nodes.most >= SENT_NODES_MAX:
             return
-        nodes, last = known.young_nodes, chain[-1]  # an instance that has a node has those above it, too
-        if last not in nodes and not known.holds(last) and known.known:
+        last, heard = chain[-1], False  # an instance that has a node has those above it, too
+        for one in known.instances.values():  # as `holds` and `known`, without their frames: every answer asks
+            if last in one.nodes or one.holds_unfinished(last):
+                return
+            heard = heard or one.known
+        if heard and last not in known.young_nodes:
             known.young.append(chain)
-            nodes.put(chain)
+            known.young_nodes.put(chain)
 
     # -- from time to time
 
