@@ -370,7 +370,7 @@ class TenantCertificate(Part):
 
 class Identity(Part):
     """Authentication besides API keys: tokens by their issuer's name, and certificates of clients. `user_salt` hides
-    the users named by tokens and requests in usage records; without it users are left out."""
+    the users named by tokens and requests in usage records, without it users are left out, and from limits' roots."""
 
     issuers: Annotated[dict[OperatorName, IssuerConfig], Field(max_length=64)] = Field(default_factory=dict)
     certificates: Annotated[dict[OperatorName, TenantCertificate], Field(max_length=10_000)] = Field(

@@ -24,6 +24,7 @@ from farhop_wire import region_pb2
 from farhop.balance import outcome
 from farhop.balance.quota import EACH, Ask, Grant, LeaseReply, Want
 from farhop.balance.quota_holder import Holding, new_holding
+from farhop.identity.jwt_tokens import hidden_user
 from farhop.service import limit_answers
 from farhop.service.limit_book import bucket_of, kind_and_whose
 from farhop.service.limit_match import KINDS, MONEY, Lender, Matched
@@ -171,13 +172,13 @@ class Reservation:
 class Limiter:
     """Holds a balancer's clients to the limits. `name` is the balancer's in the fleet, TIER REGION/INSTANCE; `safe`
     that under which limits give it a part of its own, "" where none do. `borrow` asks a root. `region`: the only one
-    whose root it may ask, "" any."""
+    whose root it may ask, "" any. `salt` hides users' names from roots; without it they can be guessed."""
 
     def __init__(
         self, book: LimitBook, store: Store, name: str, safe: str, borrow: Borrow,
-        clock: Callable[[], float], refused: Callable[[str], None], region: str = "",
+        clock: Callable[[], float], refused: Callable[[str], None], region: str = "", salt: bytes = b"",
     ) -> None:  # fmt: skip
-        self._region = region
+        self._region, self._salt = region, salt
         self._prices: Prices | None = None
         self._wall_s: Callable[[float], float] = float
         self._book, self._store, self._safe = book, store, safe
@@ -408,6 +409,8 @@ class Limiter:
         """Whom a request counts for among its tenant's users, by a name that is the same at all balancers."""
         if not named:
             return _OTHER_USERS
+        if self._salt:  # otherwise hidden than in usage records, so that a root cannot look them up there
+            return hidden_user(self._salt, f"limits\n{tenant}", named)[:_USER_CHARS]
         return hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
 
     def _has_room(self, whose: _Whose) -> bool:

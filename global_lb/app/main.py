@@ -188,7 +188,7 @@ class GlobalBalancer:
         self.limits = LimitBook(self.store, self.metrics.report_refused)
         self.limiter = self.ingress.limits = Limiter(
             self.limits, self.store, f"global {config.balancer}", config.balancer, self.roots.borrow, self.clock.now,
-            self.metrics.report_refused,
+            self.metrics.report_refused, salt=config.identity.salt,
         )  # fmt: skip
         self.limiter.observe(self.metrics)
         self.limits.changes.append(self._limits_changed)

@@ -249,7 +249,7 @@ class RegionalBalancer:
         """Build tenants' limits, whose units are borrowed."""
         self.limiter = self.listeners.client_ingress.limits = Limiter(
             self.limits, self.store, f"regional {self.config.region}/{self.config.instance}", "", self.mesh.borrow,
-            self.clock.now, self.metrics.report_refused, self.config.region,
+            self.clock.now, self.metrics.report_refused, self.config.region, self.config.identity.salt,
         )  # fmt: skip
         self.limiter.observe(self.metrics)
 

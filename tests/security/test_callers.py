@@ -18,6 +18,7 @@ from provider import Provider
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading
 from farhop.identity.api_keys import digest, with_checksum
+from farhop.identity.jwt_tokens import hidden_user
 from farhop.store.contract import issued_key
 from farhop.store.documents import issued_keys, limits
 from farhop.store.documents.issued_keys import IssuedKey
@@ -87,7 +88,10 @@ async def test_each_is_answered_and_nothing_is_counted_wrongly(tmp_path: Path, m
         corp = provider.config(claims={"tenant": "tenant"})
         given = {"usage": {"dir": str(tmp_path), "sync": "never"},
                  "identity": {"issuers": {"corp": corp}, "user_salt": "env:FARHOP_TEST_SALT"}}  # fmt: skip
-        async with both(engine, topology(tenant("acme")), global_=given) as up:
+        salted = {"identity": {"user_salt": "env:FARHOP_TEST_SALT"}}
+        async with both(engine, topology(tenant("acme")), global_=given, regional=salted) as up:
+            users = {balancer.limiter._user("acme", "ann@acme.example") for balancer in (up.global_, up.regional)}
+            assert users == {hidden_user(b"salt-of-this-test", "limits\nacme", "ann@acme.example")[:16]}
             await limited(up, requests_per_day=1000, tokens_per_day=10_000)
             good = await send(
                 up.entry, posted(BODY, f"authorization: Bearer {provider.token(time.time(), tenant='acme')}")

@@ -1,6 +1,7 @@
 """Limits of requests, over a root in this process: which limits match, what is taken, given back and reported."""
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from farhop.balance import outcome, quota_root
 from farhop.balance.machine import Request, Usage
 from farhop.balance.quota import LEASE_S
 from farhop.balance.quota_root import Root
+from farhop.identity.jwt_tokens import hidden_user
 from farhop.relay.answers import Reply
 from farhop.service import limit_book, limit_match, limits
 from farhop.service.limit_book import LimitBook, kind_and_whose
@@ -380,6 +382,18 @@ async def test_each_user_of_a_tenant_has_a_limit_of_its_own_and_all_together_tha
         assert (await stage.admit(sub="ann")).reserved is not None
     finally:
         await stage.limiter.close()
+
+
+async def test_with_a_salt_no_root_can_guess_users_names_and_balancers_with_the_same_agree() -> None:
+    def user_of(salt: bytes) -> str:
+        return Limiter(book(), None, "", "", None, float, print, salt=salt)._user("acme", "ann@acme.example")  # type: ignore[arg-type]
+
+    guessed = hashlib.sha256(b"acme\nann@acme.example").hexdigest()
+    hidden = user_of(b"a salt of sixteen")
+    assert hidden not in guessed
+    assert hidden not in hidden_user(b"a salt of sixteen", "acme", "ann@acme.example"), "nor find them in usage records"
+    assert hidden == user_of(b"a salt of sixteen") != user_of(b"another salt, new")
+    assert user_of(b"") == guessed[:16], "as older builds"
 
 
 async def test_unnamed_users_count_as_one_and_so_do_those_beyond_the_bound(monkeypatch: Any) -> None:
