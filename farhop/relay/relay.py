@@ -226,7 +226,7 @@ class Relay:
         lines = head.onward
         if not self.upstream_is_tier:  # of a client's header lines those that engines may see
             lines = engine_headers(lines)
-            if self.asks_load and orca.ASK not in lines:
+            if self.asks_load:
                 lines += orca.ASKING
         return b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b%b%b%b\r\n" % (
             head.method,

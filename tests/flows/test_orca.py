@@ -13,6 +13,17 @@ from farhop_lab.engine import main as engine
 from farhop_lab.engine.settings import EngineSettings
 
 
+async def test_a_client_that_asks_for_it_is_not_told_an_engines_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
+    async with engine.host(EngineSettings(ports=[0], model=MODEL, speedup=5)) as (address,):
+        stand = Engine()
+        stand.address = address
+        async with both(stand, topology(), regional={"watch": {"probe_s": 0.05, "rise": 1}}) as up:
+            for port in (up.client, up.entry):
+                answer = await send(port, chat(**{"endpoint-load-metrics-format": "TEXT"}))
+                assert (answer.status, answer.headers.get("endpoint-load-metrics")) == (200, None)
+
+
 def long(word: str) -> dict[str, Any]:
     """One that shares nothing with others."""
     found = [{"role": "user", "content": word * 400}]
@@ -39,7 +50,8 @@ async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch
 
             assert wait_ms() == 0.0
             short = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 600}
-            asked = asyncio.create_task(send(up.client, chat(body=short)))
+            asks = {"endpoint-load-metrics-format": "JSON"}
+            asked = asyncio.create_task(send(up.client, chat(body=short, **asks)))
             await until(lambda: flow.under_way == 1)
             # Load from other clients, which this balancer does not know.
             others = [
@@ -48,7 +60,7 @@ async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch
             ]
             answer = await asked
             assert answer.status == 200
-            assert "endpoint-load-metrics" not in answer.headers  # only we request it
+            assert "endpoint-load-metrics" not in answer.headers  # whoever asks, it is for us
             found = flow.fleet.view.replicas["one"].sample
             assert found.at > scraped.at
             assert found.waiting >= 2

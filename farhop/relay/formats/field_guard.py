@@ -175,7 +175,7 @@ _NAME_CHARS = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 _HEADERS = frozenset(
     (
         b"accept", b"accept-language", b"anthropic-beta", b"anthropic-version", b"content-language", b"content-type",
-        b"endpoint-load-metrics-format", b"inference-header-content-length", b"user-agent",
+        b"inference-header-content-length", b"user-agent",
     )
 )  # fmt: skip
 

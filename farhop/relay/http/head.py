@@ -50,9 +50,9 @@ _TARGET = bytes(range(0x21, 0x7F))
 _LENGTH_DIGITS_MAX = 15
 
 _ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via", b"server-timing"}
-_ANSWER_BOTH = (b"content-type", b"endpoint-load-metrics")  # read here, and passed on
+_ANSWER_READ = (b"content-type", b"endpoint-load-metrics")
 # Of an engine's answer: what acts on the client's browser in the name of our host (cookies, where to go, what to forget
-# or to trust), and what tells an address inside the fleet or what runs there.
+# or to trust), and what tells an address inside the fleet, what runs there or how much others ask of it.
 _ANSWER_DROPPED = frozenset(
     (
         b"set-cookie", b"set-cookie2", b"location", b"content-location", b"refresh", b"link", b"alt-svc",
@@ -60,7 +60,7 @@ _ANSWER_DROPPED = frozenset(
         b"reporting-endpoints", b"service-worker-allowed", b"www-authenticate", b"server", b"x-powered-by",
         b"x-served-by", b"x-backend-server", b"x-envoy-upstream-host", b"x-upstream-addr", b"x-real-ip",
         b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-served", b"x-prefiller-host-port",
-        b"target-pod", b"ratelimit", b"ratelimit-policy",
+        b"target-pod", b"endpoint-load-metrics", b"ratelimit", b"ratelimit-policy",
     )
 )  # fmt: skip
 # What a client may use still is ours to say: an engine's are the limits of our key there. LiteLLM's proxy tells what
@@ -79,7 +79,7 @@ def without(lines: bytes, name: bytes) -> bytes:
 
 
 def _answer_read(name: bytes) -> bool:
-    return name in _ANSWER_OURS or name in _ANSWER_BOTH or name.startswith(b"x-farhop-")
+    return name in _ANSWER_OURS or name in _ANSWER_READ or name.startswith(b"x-farhop-")
 
 
 def _answer_passes(name: bytes) -> bool:

@@ -13,7 +13,6 @@ from farhop.balance.health.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.relay import answers
 from farhop.relay.formats import paths
 from farhop.relay.formats.transcript import Transcript
-from farhop.relay.http.head import without
 from farhop.relay.upstream import engine_faults, orca
 from farhop.relay.upstream.engine_faults import FaultTap, RefusalTap
 from farhop.relay.upstream.tap import ERROR, BodyTap, EchoTap, StreamTap
@@ -160,8 +159,6 @@ class AttemptRun:
                 self.active.version = version
         if (load := known.get(orca.HEADER)) is not None and not self.owner.upstream_is_tier:
             self.load = orca.read(load)
-            if orca.ASK not in self.active.exchange.head.onward:  # what we asked for alone is for us alone
-                self._onward = without(self._onward, orca.HEADER)
         content_type = known.get(b"content-type", b"").lower()
         if answer.status in (404, 405, 501) and self._may_be_unsupported():
             self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
