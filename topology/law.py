@@ -87,7 +87,8 @@ class Law:
     models (`knowing`)."""
 
     __slots__ = (
-        "_fingerprint", "_inside", "_ruled_models", "_topology", "bound_models", "epoch", "fresh", "lineage", "stale",
+        "_fingerprint", "_inside", "_places_of", "_ruled_models", "_topology", "bound_models", "epoch", "fresh",
+        "lineage", "stale",
     )  # fmt: skip
 
     def __init__(self, topology: Topology, lineage: Lineage = NO_LINEAGE) -> None:
@@ -100,7 +101,7 @@ class Law:
         self.epoch = topology.epoch
         self._inside, self._ruled_models = inside, ruled
         self.bound_models = _bound(ruled, lineage)  # models that rules bind, by name: any other is any model
-        self._fingerprint = 0
+        self._fingerprint, self._places_of = 0, dict[str, int]()
         # Two generations bound the memo at 2 × _MEMO_MAX without bookkeeping on a hit.
         self.fresh: dict[_Memo, Verdict] = {}
         self.stale: dict[_Memo, Verdict] = {}
@@ -121,10 +122,18 @@ class Law:
         that bind each model by its bases. Laws of one epoch and one fingerprint give the same verdicts."""
         if not self._fingerprint:
             inside = sorted((place, sorted(regions)) for place, regions in self._inside.items())
-            by = repr((inside, sorted(self.bound_models.items(), key=operator.itemgetter(0))))
-            digest = blake2b(by.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-            self._fingerprint = int.from_bytes(digest, "big") or 1
+            self._fingerprint = _digest((inside, sorted(self.bound_models.items(), key=operator.itemgetter(0))))
         return self._fingerprint
+
+    def places_of(self, region: str) -> int:
+        """The places that a region is in, in 64 bits, alike in all processes: laws of one epoch that agree on them
+        agree on what may be known there. Other than `fingerprint` it stays when other regions come or go."""
+        known = self._places_of.get(region)
+        if known is None:
+            known = _digest(sorted(place for place, regions in self._inside.items() if region in regions))
+            if region in self._inside[WORLD]:  # others' names have no end
+                self._places_of[region] = known
+        return known
 
     def knowing(self, lineage: Lineage) -> Law:
         """The same rules, where these models are served."""
@@ -430,6 +439,11 @@ def narrowing(*lists: tuple[str, ...]) -> Narrow:
 def _ruled(topology: Topology) -> frozenset[str]:
     """The models that have any rule."""
     return frozenset(topology.models).union(*(tenant.models for tenant in topology.tenants.values()))
+
+
+def _digest(of: object) -> int:
+    by = repr(of).encode("utf-8", "surrogatepass")
+    return int.from_bytes(blake2b(by, digest_size=8).digest(), "big") or 1
 
 
 def _bound(ruled: frozenset[str], lineage: Lineage) -> dict[str, tuple[str, ...] | None]:

@@ -160,12 +160,12 @@ class RecordingSession:
             self._begun[id(recorder)] = number + 1
             return _Stream(recorder, number, stream)
 
-        def adopted(prefixes: Any, law_epoch: int) -> None:
+        def adopted(prefixes: Any, law_epoch: int, places: int = 0) -> None:
             recorder = recorder_of(prefixes)
             if recorder is not None:
                 recorder.call(names.ADOPT, 0.0, law_epoch)
                 recorder.came(names.ADOPT, None)
-            adopt(prefixes, law_epoch)
+            adopt(prefixes, law_epoch, places)
 
         def tidied(prefixes: Any, now: float) -> Iterator[None]:
             recorder, work = recorder_of(prefixes), tidy(prefixes, now)

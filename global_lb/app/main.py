@@ -161,6 +161,7 @@ class GlobalBalancer:
         self.store = stores.sealed(hubs, config.signing.made(), self.metrics.report_refused, rng, keep)
         self.laws = stores.law_book(config, "global", self.store, self.flow.law, self._adopt, self.metrics, log, rng)
         self.prefixes = prefixes = Prefixes(self.flow.regions.trie, self.metrics.report_refused, self.flow.law.epoch)
+        self._adopt_hints()
         self.flow.regions.sent.append(prefixes.sent)
         self.flow.forgotten.append(prefixes.begin_anew)
         self.watcher = Watcher(
@@ -325,11 +326,15 @@ class GlobalBalancer:
         """A region charges clients that come to it of what its own root lends: no others are sent there."""
         self.flow.redirects.homes = {name: one.home for name, one in self.limits.tenants().items()}
 
+    def _adopt_hints(self) -> None:
+        law = self.flow.law
+        self.prefixes.adopt(law.epoch, law.places_of(self.config.region))
+
     def _adopt(self, law: Law) -> None:
         self.relay.react(LawChanged(law))
         if self.accounts is not None:
             self.accounts.law_changed(self.laws)
-        self.prefixes.adopt(self.flow.law.epoch)
+        self._adopt_hints()
         if self.latencies is not None:
             self.latencies.lawful()
 
@@ -376,7 +381,7 @@ class GlobalBalancer:
             self.plane.relimit(config.limits)
             # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
             self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))
-            self.prefixes.adopt(self.flow.law.epoch)
+            self._adopt_hints()
             if self.latencies is not None:
                 self.latencies.lawful()
             self.overrides.regions = topology.regions

@@ -238,6 +238,7 @@ class BalancerLink:
                     known_incarnation=stream.known_incarnation,
                     known_seq=stream.known_seq,
                     law_epoch=watcher.prefixes.law_epoch,
+                    places=watcher.prefixes.places,
                 )
             )
             pause_s = config.watch.ping_s

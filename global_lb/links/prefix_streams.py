@@ -118,7 +118,8 @@ class _Region:
 
 
 class Prefixes:
-    """All regions. `refused` counts rejected messages by reason; `law_epoch` is that of the law in force here."""
+    """All regions. `refused` counts rejected messages by reason; `law_epoch` is that of the law in force here, `places`
+    those that its map has us in."""
 
     def __init__(
         self, trie: PrefixTrie, refused: Callable[[str], None], law_epoch: int = 0, forget_s: float = FORGET_S
@@ -126,7 +127,7 @@ class Prefixes:
         self._trie, self._refused, self._forget_s = trie, refused, forget_s
         self.regions: dict[str, _Region] = {}
         self.discarded: list[NodeMap] = []
-        self.law_epoch = law_epoch
+        self.law_epoch, self.places = law_epoch, 0
 
     # -- by the links
 
@@ -158,11 +159,11 @@ class Prefixes:
 
     # -- by the law
 
-    def adopt(self, law_epoch: int) -> None:
-        """The law is of this epoch. What came under the one before stands (but see `begin_anew`). Nothing is taken any
-        more that was asked under that one: the law by which it is sent may be a third, which allowed what neither
-        does."""
-        self.law_epoch = law_epoch
+    def adopt(self, law_epoch: int, places: int = 0) -> None:
+        """The law is of this epoch, and by its map we are in these places (`Law.places_of`). What came under the one
+        before stands (but see `begin_anew`). Nothing is taken any more that was asked under that one: the law by which
+        it is sent may be a third, which allowed what neither does."""
+        self.law_epoch, self.places = law_epoch, places
 
     def begin_anew(self) -> None:
         """The law may now forbid prefixes that were reported or sent until now: forget them; each region reports the
@@ -314,7 +315,8 @@ class PrefixStream:
     def __init__(self, prefixes: Prefixes, name: tuple[str, str], region: _Region, instance: _Instance) -> None:
         self._prefixes, self._region, self.instance = prefixes, region, instance
         self._name, self._who = name
-        self._trie, self._session, self._law_epoch = prefixes._trie, instance.session, prefixes.law_epoch
+        self._trie, self._session = prefixes._trie, instance.session
+        self._under = prefixes.law_epoch, prefixes.places
         self.known_incarnation, self.known_seq = instance.incarnation, instance.seq
 
     def ended(self, now: float) -> None:
@@ -342,8 +344,8 @@ class PrefixStream:
             raise PrefixGapError(content)
         if not self._current:
             raise PrefixGapError("superseded, or forgotten meanwhile")
-        if self._law_epoch != self._prefixes.law_epoch:
-            raise PrefixGapError("asked under another law")
+        if self._under != (self._prefixes.law_epoch, self._prefixes.places):
+            raise PrefixGapError("asked under another law or map")
         self.instance.lost_at = None  # it speaks, even if not all is reported yet
         if message.HasField("slice"):
             yield from self._slice(message, content)

@@ -503,6 +503,7 @@ class PrefixesRequest(_message.Message):
     KNOWN_INCARNATION_FIELD_NUMBER: _builtins.int
     KNOWN_SEQ_FIELD_NUMBER: _builtins.int
     LAW_EPOCH_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
     balancer: _builtins.str
     """name of the asking global balancer"""
     region: _builtins.str
@@ -513,6 +514,8 @@ class PrefixesRequest(_message.Message):
     """last seq applied of that incarnation; with a gap the sender starts with a snapshot"""
     law_epoch: _builtins.int
     """nothing is told by another law than this: it may allow what the asker's forbids"""
+    places: _builtins.int
+    """nor by another map: which places the asker's region is in (topology.law); 0: not told"""
     def __init__(
         self,
         *,
@@ -521,10 +524,11 @@ class PrefixesRequest(_message.Message):
         known_incarnation: _builtins.int = ...,
         known_seq: _builtins.int = ...,
         law_epoch: _builtins.int = ...,
+        places: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "known_incarnation", b"known_incarnation", "known_seq", b"known_seq", "law_epoch", b"law_epoch", "region", b"region"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balancer", b"balancer", "known_incarnation", b"known_incarnation", "known_seq", b"known_seq", "law_epoch", b"law_epoch", "places", b"places", "region", b"region"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

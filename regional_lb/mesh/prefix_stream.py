@@ -2,7 +2,8 @@
 if there are many, together with those of the next 20 ms.
 
 A stream is an iterator over messages and pauses. Invariants: a prefix that the law keeps from the reader's region is
-never sent, neither when it is cached nor when it is evicted, and nothing is sent under another law than the reader's;
+never sent, neither when it is cached nor when it is evicted, and nothing is sent under another law than the reader's,
+or another map of where the reader's region is (older readers do not tell theirs);
 at most one slice of work is done between two pauses; the rate is bounded, and a reader that falls behind the journal
 begins again. Never decides, never awaits.
 """
@@ -56,7 +57,8 @@ class PrefixPublisher:
         self.readers = 0
 
     def _under(self, request: region_pb2.PrefixesRequest) -> bool:
-        return self._flow.law.epoch == request.law_epoch
+        law = self._flow.law
+        return law.epoch == request.law_epoch and request.places in (0, law.places_of(request.region))
 
     def _delta(self, **fields: Any) -> region_pb2.PrefixDelta:
         return region_pb2.PrefixDelta(instance=self._instance, incarnation=self._incarnation, **fields)

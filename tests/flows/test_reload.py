@@ -140,6 +140,25 @@ async def test_a_region_joins_and_leaves_the_map_while_requests_under_way_stay(e
         assert 'farhop_config_reloads_total{region="frankfurt",result="taken",tier="global"} 2.0' in page
 
 
+async def test_a_region_tells_no_hints_while_its_map_has_the_entry_elsewhere(engine, tmp_path):
+    files = Files(tmp_path, engine)
+    files.world["tenants"] = [one for one in files.world["tenants"] if one["name"] != "japan-only"]
+    files.write("frankfurt", "tokyo", "virginia")
+    async with living(files) as both:
+        known, law, here = both.global_.prefixes, both.global_.flow.law, both.global_.config.region
+        await until(lambda: known.state("virginia") == "connected")
+        known.adopt(law.epoch, 1)  # as by a map that has it in other places
+        asked = {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "long " * 2000}], "max_tokens": 8}
+        assert (await send(both.entry, chat(body=asked))).status == 200
+        await until(lambda: known.state("virginia") == "behind")
+        await asyncio.sleep(2 * both.global_.config.watch.ping_s)
+        assert known.state("virginia") == "behind", "what is asked by another map is not told"
+        files.write("frankfurt", "virginia")
+        await both.global_.reloader.reload()
+        assert known.places == both.global_.flow.law.places_of(here) == law.places_of(here)
+        await until(lambda: known.state("virginia") == "connected")
+
+
 BAD = {
     "no YAML": ({}, "a: [", "not YAML"),
     "somebody stranded": (

@@ -31,6 +31,19 @@ def _law(residency: Residency | None, *, world: dict[str, Rule] | None = None, *
     return Law(Topology("w", 7, REGIONS, {"acme": who}, world or {}, places=places))
 
 
+def test_the_places_of_a_region_stay_when_others_come_and_change_with_its_own() -> None:
+    law = _law(Residency(Rule((WORLD,))))
+
+    def mapped(**regions: Region) -> Law:
+        return Law(replace(law.topology, regions={**REGIONS, **regions}))
+
+    at = law.places_of("tokyo")
+    assert at == mapped(seoul=_region("seoul", "kr")).places_of("tokyo")
+    others = (_region("tokyo", "kr"), _region("tokyo", "jp", "eu"))
+    assert len({at, *(mapped(tokyo=other).places_of("tokyo") for other in others)}) == 3
+    assert 0 not in {at, law.places_of("nowhere")}
+
+
 def test_a_rule_allows_by_region_country_jurisdiction_or_world() -> None:
     for place, lawful in [
         ("frankfurt", {"frankfurt"}),

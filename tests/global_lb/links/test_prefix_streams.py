@@ -527,6 +527,18 @@ async def test_under_a_law_that_only_widens_it_is_kept_and_requested_again() -> 
     assert found.stream().known_seq == 0
 
 
+async def test_nothing_is_taken_any_more_that_was_asked_under_another_map() -> None:
+    found = Told()
+    found.prefixes.adopt(5, 77)
+    stream = await whole(found, path(0, 1, 2))
+    found.prefixes.adopt(5, 77)
+    await in_turns(stream.take(delta(1, stored(2, 3))))
+    found.prefixes.adopt(5, 78)
+    with pytest.raises(PrefixGapError):
+        await in_turns(stream.take(delta(2, stored(3, 4))))
+    assert found.held == {1, 2, 3}
+
+
 async def test_a_snapshot_being_received_is_not_visible() -> None:
     found = Told()
     paths = [path(0, *range(1000 * n + 1, 1000 * n + 100)) for n in range(40)]

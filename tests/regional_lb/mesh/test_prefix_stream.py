@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -19,6 +21,7 @@ from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, LawChang
 from regional_lb.mesh import prefix_stream
 from regional_lb.mesh.report import Reporter
 from regional_lb.scheduler.flow import RegionalFlow
+from topology.law import Law
 from topology.model import Rule
 
 CACHE = 10**7  # KV tokens: nothing is evicted
@@ -172,6 +175,23 @@ def test_a_law_that_comes_while_the_last_of_the_news_is_told_ends_the_stream() -
     assert isinstance(next(steps), region_pb2.PrefixDelta)
     flow.handle(LawChanged(law(2, other=Rule(allow=("eu",)))), 1.0)
     assert list(steps) == []
+
+
+def test_by_another_map_of_the_reader_s_places_nothing_is_told() -> None:
+    flow = flow_of()
+    serve(flow, "x")
+    publisher = prefix_stream.PrefixPublisher("r1", flow, lambda: 0.0, 7, 10**6)
+
+    def told(places: int) -> bool:
+        ask = asked()
+        ask.places = places
+        return any(isinstance(step, region_pb2.PrefixDelta) for step in islice(publisher.subscribe(ask), 5))
+
+    topology = flow.law.topology
+    moved = replace(topology, regions=topology.regions | {"tokyo": replace(topology.regions["tokyo"], country="kr")})
+    assert told(flow.law.places_of("tokyo"))
+    assert told(0), "an older reader does not tell"
+    assert not told(Law(moved).places_of("tokyo"))
 
 
 @pytest.fixture
