@@ -154,9 +154,11 @@ class AnswerCacheRelay:
         if isinstance(asked, str):
             self._alone(client, asked)
             return
+        assert context.caller is not None  # its body was read
         decide = partial(
-            self.cache.decide, request, asked.key, route, flow.law, now, renew=asked.renew, age_s_max=asked.age_s_max
-        )
+            self.cache.decide, request, asked.key, route, flow.law, now, key_id=context.caller.key_id,
+            renew=asked.renew, age_s_max=asked.age_s_max,
+        )  # fmt: skip
         plan = decide()
         if isinstance(plan, Hit):
             recording = self._recording(plan.kept, request, context)

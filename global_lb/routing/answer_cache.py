@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from topology.law import Law
 
 H = TypeVar("H")
-ShareKey: TypeAlias = "tuple[str, bytes, bool, str, str, tuple[tuple[str, ...], ...], frozenset[str] | None, int]"
+ShareKey: TypeAlias = "tuple[str, bytes, bool, str, str, tuple[tuple[str, ...], ...], frozenset[str] | None, int, str]"
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
@@ -98,10 +98,11 @@ class AnswerCache(Generic[H]):
 
     def decide(
         self, request: Request, key: bytes, route: RouteConfig, law: Law, now: float, *,
-        renew: bool = False, age_s_max: float | None = None, gives: bool = True,
+        key_id: str = "", renew: bool = False, age_s_max: float | None = None, gives: bool = True,
     ) -> Hit | Follow[H] | Lead | Alone:  # fmt: skip
-        """What to do with a request that may be repeated. `renew`: what is there is not to be given, `age_s_max`: nor
-        what is older. `gives`: False once what is kept turned out to be of no use."""
+        """What to do with a request that may be repeated. `key_id`: the issued key, issuer or certificate that it came
+        by, as limits know it. `renew`: what is there is not to be given, `age_s_max`: nor what is older. `gives`: False
+        once what is kept turned out to be of no use."""
         self.under(law)
         if not self.store.largest:
             return Alone("room")
@@ -117,7 +118,7 @@ class AnswerCache(Generic[H]):
         # again once the answer is under way.
         share = (
             request.tenant, key, request.stream, request.key, request.alias, request.narrow, request.lawful,
-            request.priority,
+            request.priority, key_id,
         )  # fmt: skip
         if renew:
             return Lead(None, keeps)

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,11 @@ from inprocess import MODEL, Answer, Both, Engine, both, chat, read, send, tenan
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading, Sums
 from farhop.balance.machine import LawChanged
+from farhop.identity.api_keys import digest, with_checksum
 from farhop.relay.upstream import recording
+from farhop.store.contract import issued_key
+from farhop.store.documents import issued_keys
+from farhop.store.documents.issued_keys import IssuedKey
 from global_lb.routing.policy import RouteConfig
 from global_lb.routing.routes import RoutesChanged
 from tests.drills.classic import Gpu, l4
@@ -32,6 +37,7 @@ SDKS = ("openai",)  # see conftest.py
 KEEPS = {"keep_answers_s": 600.0}
 SHARES = {"coalesce": True}
 TOKENS = 24
+NOW = datetime.now(UTC)
 
 
 def body(text: str = "why?", **more: Any) -> dict[str, Any]:
@@ -323,6 +329,23 @@ async def test_requests_under_way_share_one_stream_and_the_leaders_client_may_le
         assert outcomes(up) == {("miss", ""): 1, ("shared", ""): 3}
         # Nothing was to be stored.
         assert word(await send(up.entry, chat(body=stream()))) == "miss"
+
+
+async def test_two_issued_keys_of_a_tenant_share_no_stream() -> None:
+    engine = Engine()
+    engine.behaviour = "pause"
+    keys = {name: with_checksum(name.rjust(30, "0")) for name in ("one", "two")}
+    async with scripted(engine) as up:
+        for name, key in keys.items():
+            one = IssuedKey(id=name, sha256=digest(key), tenant="anywhere", author="ann", why="test", at=NOW)
+            await up.global_.store.put(issued_key(name), issued_keys.encode(one))
+        await until(lambda: all(up.global_.keys.get(digest(key)) is not None for key in keys.values()))
+        clients = []
+        for key in (keys["one"], keys["two"], keys["one"]):
+            clients.append(await Client.asking(up, chat(key, stream())))
+            await clients[-1].until(b'"one"')
+        engine.release.set()
+        assert [word(await client.read_to_end()) for client in clients] == ["miss", "miss", "hit"]
 
 
 async def test_an_answer_has_few_readers_and_the_next_request_leads_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_the_law_of_now_says_where_it_may_be_from_and_lie() -> None:
     # eu-only may neither be computed in Virginia nor have a record or a hint there.
     assert filled().decide(request("eu-only"), b"k1", KEEPS, LAW, 1.0) == Alone("law")
     assert filled().decide(request("eu-only"), b"k1", BOTH, LAW, 1.0) == Lead(
-        ("eu-only", b"k1", False, "", "", (), None, 0), keeps=False
+        ("eu-only", b"k1", False, "", "", (), None, 0, ""), keeps=False
     )
     narrowed = request(narrow=(("eu",),))
     assert filled(at="frankfurt").decide(narrowed, b"k1", KEEPS, LAW, 1.0) == Lead(None, keeps=True)
@@ -89,10 +89,10 @@ def test_it_lies_only_where_what_the_name_asked_for_lets_it() -> None:
 
 def test_another_law_leaves_nothing() -> None:
     cache = filled()
-    cache.leads(("anywhere", b"k1", False, "", "", (), None, 0), "one", 600.0)
+    cache.leads(("anywhere", b"k1", False, "", "", (), None, 0, ""), "one", 600.0)
     later = Law(with_(LAW.topology, epoch=LAW.epoch + 1))
     assert cache.decide(request(), b"k1", BOTH, later, 1.0) == Lead(
-        ("anywhere", b"k1", False, "", "", (), None, 0), keeps=True
+        ("anywhere", b"k1", False, "", "", (), None, 0, ""), keeps=True
     )
     assert not cache.keep("anywhere", b"k1", kept(), LAW, later)  # it was requested under the law before
     assert len(cache.store) == 0
@@ -112,6 +112,7 @@ def test_only_an_equal_request_of_the_same_caller_follows_a_lead() -> None:
     ):  # fmt: skip
         found = cache.decide(other, b"k1", SHARES, LAW, 1.0)
         assert isinstance(found, Lead), other
+    assert isinstance(cache.decide(request(), b"k1", SHARES, LAW, 1.0, key_id="another issued key"), Lead)
     assert cache.decide(request(), b"k1", KEEPS, LAW, 1.0) == Lead(None, keeps=True)  # its route does not say so
     assert cache.decide(request(), b"k1", SHARES, LAW, 1.0, renew=True) == Lead(None, keeps=False)
     cache.settled(lead.share, "another")
