@@ -11,7 +11,7 @@ import msgspec
 from farhop.telemetry import context as trace_context
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from farhop.balance.machine import Usage
     from farhop.balance.outcome import Outcome
@@ -95,13 +95,16 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 class Decisions:
     """Records by decision id; the oldest is dropped first. A record is a function, called only when it is read.
     `narrowed` are called where the law allows fewer records here than before: by them go those who keep what they read.
+    Of `_doubtful` records, which another law is still to be asked about, none is read that may not stay.
     """
 
-    __slots__ = ("_most", "_records", "narrowed")
+    __slots__ = ("_doubtful", "_may_stay", "_most", "_records", "narrowed")
 
     def __init__(self, most: int = DECISIONS_MAX) -> None:
         self._most = most
         self._records: OrderedDict[str, Callable[[], dict[str, Any]]] = OrderedDict()
+        self._doubtful: dict[str, None] = {}
+        self._may_stay: Callable[[Any], bool] = bool
         self.narrowed: list[Callable[[], None]] = []
 
     def put(self, decision_id: str, record: Callable[[], dict[str, Any]]) -> None:
@@ -110,24 +113,45 @@ class Decisions:
         if len(self._records) > self._most:
             self._records.popitem(last=False)
 
-    def forget_unless(self, may_stay: Callable[[Any], bool]) -> None:
-        """Keep no other records than those that may stay."""
-        gone = [name for name, record in self._records.items() if not may_stay(record)]
-        for name in gone:
+    def forget_unless(self, may_stay: Callable[[Any], bool]) -> Iterator[None]:
+        """Keep no other records than those that may stay. They are judged one by one, as it is iterated; whoever reads
+        one before has it judged first. What is unjudged when this is called again is forgotten: the law between
+        may have forbidden it."""
+        for name in self._doubtful:
+            self._records.pop(name, None)
+        self._doubtful, self._may_stay = dict.fromkeys(self._records), may_stay
+        return self._judge_each(self._doubtful)
+
+    def _judge_each(self, doubtful: dict[str, None]) -> Iterator[None]:
+        while doubtful and doubtful is self._doubtful:
+            self._judge(doubtful.popitem()[0])
+            yield
+
+    def _judge(self, name: str) -> None:
+        self._doubtful.pop(name, None)
+        record = self._records.get(name)
+        if record is not None and not self._may_stay(record):
             del self._records[name]
+
+    def _read(self, name: str) -> Callable[[], dict[str, Any]] | None:
+        if name in self._doubtful:
+            self._judge(name)
+        return self._records.get(name)
 
     def get(self, decision_id: str) -> dict[str, Any] | None:
         """The record as JSON-ready data; None if it is unknown or long ago."""
-        record = self._records.get(decision_id)
+        record = self._read(decision_id)
         return record() if record is not None else None
 
     def last(self, most: int) -> list[dict[str, Any]]:
         """The newest records, newest first."""
-        return [self._records[name]() for name in islice(reversed(self._records), most)]
+        found = [self._read(name) for name in list(islice(reversed(self._records), most))]
+        return [record() for record in found if record is not None]
 
     def newest(self, most: int) -> list[str]:
         """The newest decisions by id, the newest first; none of them is spelled out."""
-        return list(islice(reversed(self._records), most))
+        names = list(islice(reversed(self._records), most))
+        return [name for name in names if self._read(name) is not None]
 
     def __len__(self) -> int:
         return len(self._records)

@@ -16,13 +16,14 @@ from farhop.balance.machine import Usage
 from farhop.balance.outcome import Source
 from farhop.service.authenticator import Caller
 from farhop.service.decisions import Record
+from farhop.service.tasks import Tasks, in_turns
 from farhop.telemetry import attributes as a
 from farhop.telemetry import context as trace_context
 from farhop.telemetry.spans import RequestTrace
 from topology.law import Scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sized
     from random import Random
 
     from farhop.balance.machine import Request
@@ -45,6 +46,8 @@ MODEL_CHARS_MAX = 128
 PROVIDER = "farhop"  # what clients' spans would name, too: the engines behind are not theirs to know
 _UNTRACED = RequestTrace(b"", None)
 _HINTS = Scope.HINTS
+# By the law, of what records tell of their requests: one takes some 25 us.
+_VERDICTS_A_TURN = 128
 _WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
 
 
@@ -114,6 +117,15 @@ class RequestContext(msgspec.Struct, eq=False):
     attempts: tuple[tuple[str, str], ...] = ()  # (target, outcome) of each
 
 
+def _turns(work: Iterator[None], judged: Sized) -> Iterator[None]:
+    """The same in fewer steps: one for so many verdicts."""
+    until = _VERDICTS_A_TURN
+    for _ in work:
+        if len(judged) >= until:
+            until = len(judged) + _VERDICTS_A_TURN
+            yield
+
+
 class RequestTelemetry:
     """Sees every request of one tier. `name` is the root span's (`farhop.global`, `farhop.regional`), `decide` that of
     a decision. Of requests whose clients ask to have them traced, `traced_per_s_max` are; the others go by our own
@@ -140,11 +152,16 @@ class RequestTelemetry:
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
         self.under: LawHolder | None = None  # whose law that is; the tier sets it
         self._kept_under: Law | None = None  # the law in force at its last change
+        self._tasks = Tasks()
         self.recorder: Recorder | None = None  # where requests come in; the tier sets it
         self.accounts: Accounting | None = None  # where usage or audit is written; the tier sets it
         self.hops: dict[
             tuple[str, str], RequestContext
         ] = {}  # by issuer and its name for the attempt: from head to end
+
+    async def close(self) -> None:
+        """Stop what is done in turns."""
+        await self._tasks.close()
 
     # -- before it is relayed
 
@@ -201,7 +218,7 @@ class RequestTelemetry:
         """Another law is in force, or more is known of the models it binds: drop what it does not allow to be kept
         here.
         """
-        judged: dict[tuple[Any, ...], bool] = {}  # there are few of them, and many records
+        judged: dict[tuple[Any, ...], bool] = {}  # few, where clients do not narrow each request otherwise
 
         def may_stay(record: Record) -> bool:
             asked = record.tenant, record.key, record.narrow, record.model, record.asked_for
@@ -212,7 +229,10 @@ class RequestTelemetry:
                 stays = judged[asked] = all(self.may_record(caller, model) for model in models)
             return stays
 
-        self._decisions.forget_unless(may_stay)
+        turns = _turns(self._decisions.forget_unless(may_stay), judged)
+        for _ in turns:  # more than fit into this one
+            self._tasks.start(in_turns(turns), "forget decisions")
+            break
         if self.under is None:
             return
         before, self._kept_under = self._kept_under, self.under.law

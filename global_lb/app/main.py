@@ -499,6 +499,7 @@ class GlobalBalancer:
             self.limiter.close,
             self.roots.close,
             self._tasks.close,
+            self.telemetry.close,
             self.store.close,
             self.admin.close,
             self.plane.close,

@@ -380,6 +380,7 @@ class RegionalBalancer:
             self._close_kv_listener,
             self.listeners.close,
             self._tasks.close,
+            self.instruments.telemetry.close,
             self.relay.close,
             self.close_accounts,
             self.store.close,

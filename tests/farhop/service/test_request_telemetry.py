@@ -17,6 +17,7 @@ from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, te
 
 from farhop.balance import outcome
 from farhop.balance.machine import Address, Forward, Request, Usage
+from farhop.service.authenticator import Caller
 from farhop.service.decisions import Decisions
 from farhop.service.request_telemetry import MODEL_CHARS_MAX, RequestTelemetry
 from farhop.telemetry.metrics import TierMetrics
@@ -173,6 +174,39 @@ async def test_what_a_model_turns_out_to_be_based_on_binds_what_was_kept(engine:
         for decisions in (up.global_.decisions, up.regional.decisions):
             await until(lambda: [one["tenant"] for one in decisions.last(9)] == ["anywhere"])  # noqa: B023
         assert (await send(up.entry, chat("sk-farhop-careful", streaming("hello")))).status == 451
+
+
+async def test_records_of_requests_each_narrowed_otherwise_are_judged_in_turns_and_none_is_read_before() -> None:
+    decisions, judged = Decisions(), list[int]()
+    told = telemetry(TierMetrics("global", "virginia", "g1"), decisions)
+
+    def may_record(caller: Caller, _model: str) -> bool:
+        judged.append(int(caller.narrow[0][0]))
+        return judged[-1] % 2 == 0
+
+    told.may_record = may_record
+    for n in range(2000):
+        one = {"tenant": "a", "key": "", "narrow": ((str(n),),), "model": "m", "asked_for": ""}
+        decisions.put(str(n), Kept(**one))
+    told.law_changed()
+    most = len(judged)
+    assert 0 < most <= 200
+    assert decisions.get("1") is None, "before its turn"
+    assert decisions.get("2") == {}
+    while len(decisions) > 1000:
+        before = len(judged)
+        await asyncio.sleep(0)
+        most = max(most, len(judged) - before)
+    assert most <= 200
+    assert sorted(judged) == list(range(2000)), "each once"
+    await told.close()
+
+
+class Kept(SimpleNamespace):
+    """What a record tells of its request; called, nothing."""
+
+    def __call__(self) -> dict[str, Any]:
+        return {}
 
 
 def test_whoever_keeps_what_it_read_of_records_is_told_where_a_law_allows_fewer_here() -> None:
