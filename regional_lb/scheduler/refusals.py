@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from random import Random
 
 
+_DETAIL = "an operator has this region refuse new work"
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """A `share` (0, 1] of new requests is refused until then (monotonic seconds); who said so, and why."""
 
@@ -38,9 +41,11 @@ class Refusals:
         self.by_model = dict(by_model or {})
 
     def of(self, model: str, now: float, rng: Random) -> str:
-        """Why a request for the model is refused; "" where it is not. Each that stands draws for itself."""
+        """What the client of a request for the model is told that is refused; "" where it is not. Each that stands
+        draws for itself. Who said so, and why, is for operators: a name is user@host by default, and a reason may tell
+        of others."""
         for name in dict.fromkeys((model, "")):
             refusal = self.by_model.get(name)
             if refusal is not None and now < refusal.until and rng.random() < refusal.share:
-                return f"{refusal.author} has this region refuse new work: {refusal.why}"
+                return _DETAIL
         return ""

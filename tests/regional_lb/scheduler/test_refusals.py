@@ -14,4 +14,5 @@ def test_a_share_is_refused_of_a_model_or_of_any() -> None:
     assert abs(share["m"] - 0.625) < 0.03  # each waiting request draws for itself
     assert abs(share["other"] - 0.25) < 0.03
     assert not any(refusals.of("m", 10.0, rng) for _ in range(100))
-    assert "ann" in Refusals({"": Refusal(1.0, 1.0, "a drill", "ann")}).of("m", 0.0, rng)
+    told = Refusals({"": Refusal(1.0, 1.0, "globex's leak", "ann@bastion")}).of("m", 0.0, rng)
+    assert told == "an operator has this region refuse new work", "who said so, and why, is not for clients"
