@@ -248,25 +248,29 @@ class GlobalFlow:
     def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:
         """After a failure in mid-stream: continue from another region, if the law in force and the bounds allow it. If
         nobody is thought to serve just now it waits: its client has a part of the answer, and whoever could go on may
-        be back."""
-        request = state.request
-        state.broke |= {attempt.region}
+        be back. So may a lost region that is the only one: its engines need not have stopped with its balancer."""
+        request, region = state.request, attempt.region
+        state.broke |= {region}
         lawful = state.lawful & self.law.request_verdict(request).lawful
-        elsewhere = any(self.regions.offers(region, request.model) for region in lawful - state.broke)
+        elsewhere = any(self.regions.offers(other, request.model) for other in lawful - state.broke)
+        returns = not elsewhere and region in lawful and lost.is_lost(self.regions.liveness_of(region))
+        returns &= len(self.held) < self.config.held_max
         bounded = state.resumes < RESUMES_MAX and state.attempts < retry.ATTEMPTS_MAX
-        if not event.resumable or not bounded or not elsewhere:
+        if not event.resumable or not bounded or not (elsewhere or returns):
             self._over(state)
             how = "was stopped by another law" if event.outcome.source is Source.LAW else "failed while answering"
-            return [machine.Answer(event.id, event.outcome, f"region {attempt.region} {how}")]
+            return [machine.Answer(event.id, event.outcome, f"region {region} {how}")]
         self._withdraw(state, attempt, counted=True)
         state.resumes += 1
         # The region where it broke is not asked again while there is another. Refusals from before the stream began are
         # outdated.
-        refusals = {**state.refusals, attempt.region: event.outcome}
-        state.refusals = {region: reason for region, reason in refusals.items() if region in state.broke}
+        refusals = {**state.refusals, region: event.outcome}
+        state.refusals = {one: reason for one, reason in refusals.items() if one in state.broke}
         state.waits_ms.clear()
         patience_s = max(RESUME_WAIT_S, self._patience_s(request.tenant))
         state.held_until = min(request.deadline, now + patience_s)
+        if returns:
+            return self._hold(state, min(state.held_until, now + ASK_AGAIN_S), region)
         return self._dispatch(state, now)
 
     def _client_left(self, event: machine.ClientLeft, _now: float) -> list[Command]:

@@ -450,16 +450,67 @@ def test_broken_stream_continues_from_the_runner_up(play) -> None:
 
 def test_stream_that_cannot_continue_ends_with_the_error(play) -> None:
     flow = worldwide()
-    for number, (tenant, resumable) in enumerate((("anyone", False), ("german", True))):
+    for number, (tenant, how) in enumerate((
+        ("anyone", {"resumable": False}),
+        ("german", {"resumable": True, "target_lives": True}),  # its only region has tried what it could
+    )):  # fmt: skip
         name, region = str(number), ("london", "frankfurt")[number]
         (
             play(flow)
             .on(RequestArrived(request(name, tenant=tenant))).expect(sent(name, region))
             .on(AttemptBegan(name, 1, 200)).expect()
-            .on(AttemptFailed(name, 1, outcome.DIED_MID_STREAM, resumable=resumable)).expect(
-                answered(name, outcome.DIED_MID_STREAM))
+            .on(AttemptFailed(name, 1, outcome.DIED_MID_STREAM, **how)).expect(answered(name, outcome.DIED_MID_STREAM))
         )  # fmt: skip
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def german(play, flow, *names: str) -> Playbook:
+    """Streams that only Frankfurt may serve have begun there."""
+    book = play(flow)
+    for name in names:
+        book.on(RequestArrived(request(name, tenant="german", deadline=90.0))).expect(sent(name, "frankfurt"))
+        book.at(0.1).on(AttemptBegan(name, 1, 200)).expect()
+    return book
+
+
+def test_a_stream_without_another_region_waits_until_its_own_is_back(play) -> None:
+    """A balancer that is started again finds the engines as they were."""
+    flow = worldwide()
+    book = german(play, flow, "a").at(1.0)
+    book.on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(held("a", until=1.0 + ASK_AGAIN_S))
+    book.at(1.1).on(ChannelChanged("frankfurt", False)).expect()
+    book.at(1.5).on(RegionReported("london")).expect()
+    book.at(2.0).on(ChannelChanged("frankfurt", True)).expect(goes_on("a", "frankfurt", 2))
+    book.on(AttemptRefused("a", 2, outcome.NO_REPLICA)).expect(held("a", until=2.0 + ASK_AGAIN_S))  # not found yet
+    book.at(2.0 + ASK_AGAIN_S).on(TimerFired("a")).expect(goes_on("a", "frankfurt", 3))
+    book.on(AttemptBegan("a", 3, 200)).expect()
+    book.on(AttemptEnded("a", 3, 200, None)).expect()
+    assert (flow.under_way, len(flow.ledger)) == (0, 0)
+
+
+def test_a_stream_whose_only_region_stays_away_ends_after_a_while(play) -> None:
+    flow = worldwide()
+    book = german(play, flow, "a").at(4.0).on(ChannelChanged("frankfurt", False)).expect()  # and no report for 4 s
+    book.on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(held("a", until=4.0 + ASK_AGAIN_S))
+    book.at(4.0 + ASK_AGAIN_S).on(TimerFired("a")).expect(timer("a", at=4.0 + RESUME_WAIT_S))
+    book.at(4.0 + RESUME_WAIT_S).on(TimerFired("a")).expect(answered("a", outcome.NO_REGION))
+    assert (flow.under_way, len(flow.held)) == (0, 0)
+
+
+def test_a_stream_does_not_wait_for_an_only_region_that_is_drained_or_forbidden_or_beside_too_many(play) -> None:
+    dies = (outcome.DIED_MID_STREAM,)
+    for how in ("drained", "forbidden", "crowded"):
+        flow = worldwide(held_max=1 if how == "crowded" else 1024)
+        book = german(play, flow, "a", "b").at(1.0)
+        if how == "drained":
+            book.on(RegionForced("frankfurt", True, "racks")).expect()
+        elif how == "forbidden":
+            book.on(LawChanged(law(2, german=Rule(allow=("uk",))))).expect(
+                Expected(machine.Recall), Expected(machine.Recall)
+            )
+        else:
+            book.on(AttemptFailed("b", 1, *dies, resumable=True)).expect(held("b"))
+        book.on(AttemptFailed("a", 1, *dies, resumable=True)).expect(answered("a", *dies))
 
 
 def test_stream_is_retried_if_no_region_continues_it_at_once(play) -> None:

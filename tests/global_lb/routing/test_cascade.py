@@ -295,7 +295,7 @@ def test_a_stream_that_began_stays_with_its_model() -> None:
     flow = worldwide(view=seen(serving("london", big=4, small=4)), routes=auto("big", "small"))
     arrived(flow)
     flow.handle(AttemptBegan("a", 1, 200), 0.1)
-    (refused,) = flow.handle(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True), 0.2)
+    (refused,) = flow.handle(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, target_lives=True, resumable=True), 0.2)
     assert isinstance(refused, Answer)
 
 
