@@ -209,7 +209,7 @@ class RegionProcess:
         self._hung: set[str] = set()  # replicas whose probe has not come back
         self._make, self.on_report = make, on_report
         self.incarnation = 0
-        # When an answer ended, at which replica, its prompt and answer, and whose they are.
+        # When a prompt was sent, or its answer ended: when, at which replica, its text so far, and whose it is.
         self._on_disk: deque[tuple[float, str, tuple[int, ...], Request]] = deque(maxlen=ON_DISK_MAX)
         self._died_at = -inf
         self._samples = 0
@@ -263,8 +263,8 @@ class RegionProcess:
     def _warm(self) -> None:
         """Begin with what the disk has, which was written at the longest interval before the death."""
         hints = self.flow.law.request_verdict
-        for ended_at, replica, chain, request in self._on_disk:
-            if ended_at <= self._died_at - EVERY_S:
+        for at, replica, chain, request in self._on_disk:
+            if at <= self._died_at - EVERY_S:
                 self.flow.fleet.caches(replica, chain, hints(request, Scope.HINTS))
 
     def ended(self, replica: str, chain: tuple[int, ...], request: Request) -> None:
@@ -311,6 +311,7 @@ class RegionProcess:
         self.context.observer("computed", self.name, self.name, request)
         if self.name not in self.law_client.law.verdict(request.tenant, request.model, narrow=request.narrow).lawful:
             self.context.journal.violated(f"{request.id} is processed in {self.name} against the law")
+        self._on_disk.append((self.context.timeline.now, forward.target, request.chain, request))
         return EngineAttempt(self, active, forward)
 
     # -- probes and scrapes

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -109,10 +110,33 @@ def test_stream_of_a_dead_region_continues_in_another_lawful_one(bound: bool) ->
     assert world.measures.violations == 0, world.journal.first_violations
     ((outcome_, region, tokens, prompt_tokens, value),) = seen
     if bound:
-        assert outcome_ == "upstream_died_mid_stream"
+        assert outcome_ == "no_region_serving"  # its own did not come back
     else:
         assert (outcome_, region, tokens, prompt_tokens) == ("served", "yonder", 400, 2)
         assert value == write_all(b"tell me", 0, 200.0, 400)
+
+
+def test_a_stream_whose_only_region_loses_its_balancer_goes_on_there_where_its_prompt_is_cached() -> None:
+    """A new balancer finds on its disk what was sent some seconds before."""
+    seen: list[tuple[str, int, bytes]] = []
+
+    def done(record: RequestRecord, value: bytes) -> None:
+        seen.append((record.outcome, record.cached_tokens, value))
+
+    for dies in (False, True):
+        sites = {"there": gpus("a100", 4, token_ids=True)}
+        world = World(5, flat(["here", "there"], 20.0), sites, balancers={"here": 1})
+        text = b"tell me of the sea " * 400
+        world.at(5.0, partial(world.arrive, "here", "t", text=text, answer_tokens=900, max_tokens=900, on_done=done))
+        if dies:
+            world.at(14.0, world.kill_regional, "there")
+            world.at(15.0, world.revive, "there")
+        world.run(60.0)
+        assert world.measures.violations == 0, world.journal.first_violations
+    (whole, cached_tokens, value), (broken, cached_again_tokens, as_long) = seen
+    assert (whole, cached_tokens) == (broken, 0) == ("served", 0)
+    assert as_long == value
+    assert cached_again_tokens > 1_800  # of 1,900, and what had come of the answer
 
 
 def test_a_frozen_link_is_given_up_in_time_and_heals_without_a_command_too_much() -> None:
