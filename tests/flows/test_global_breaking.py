@@ -488,6 +488,15 @@ def test_a_stream_without_another_region_waits_until_its_own_is_back(play) -> No
     assert (flow.under_way, len(flow.ledger)) == (0, 0)
 
 
+def test_a_stream_goes_on_in_its_only_region_if_another_of_its_balancers_answers(play) -> None:
+    flow = worldwide()
+    book = german(play, flow, "a")
+    book.on(RequestArrived(request("c", tenant="german"))).expect(sent("c", "frankfurt"))
+    book.at(1.0).on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(held("a"))
+    book.at(1.1).on(AttemptBegan("c", 1, 200)).expect()
+    book.at(1.2).on(RegionReported("frankfurt")).expect(goes_on("a", "frankfurt", 2))
+
+
 def test_a_stream_whose_only_region_stays_away_ends_after_a_while(play) -> None:
     flow = worldwide()
     book = german(play, flow, "a").at(4.0).on(ChannelChanged("frankfurt", False)).expect()  # and no report for 4 s
