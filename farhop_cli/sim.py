@@ -65,6 +65,9 @@ def run(options: Options) -> int:
     counted = range(1, (options.seeds or scenario.doc.seeds) + 1)
     seeds = list(counted) if options.seed is None else [options.seed]
     results = simulated(pool.jobs(scenario, names, seeds), options.out, options.workers, f"sim {scenario.doc.name}")
+    for result in results:
+        if not result.score.whole.asked:
+            warn(f"{result.key.slug}: no request came while it counts, so its figures say nothing; simulate longer")
     files: list[Path] = []
     if options.out is not None and options.plots:
         files = pictures([(scenario, results)], scenario.doc.name, [table(scenario, results)], options.out)

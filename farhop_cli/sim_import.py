@@ -1,7 +1,7 @@
 """`farhop sim import`: turns a user's request log into a trace and a scenario that plays it.
 
 Reads the log, writes two new files, and overwrites nothing. Never keeps a text: only times, lengths, sessions and
-regions.
+regions. A published trace that a scenario plays as it stands is not copied: the scenario names it.
 """
 
 from __future__ import annotations
@@ -60,24 +60,26 @@ def run(options: Options) -> int:
             fail(f"--out: {path} is there already, and is not written over; give another name")
     topology = _topology(options)
     known = _regions(options, topology)
-    try:
-        rows, left_out = load.own_log(options.log, _fields(options.fields), skip=options.skip)
-    except load.TraceError as error:
-        fail(str(error))
-    for complaint in left_out[:COMPLAINTS_SHOWN]:
+    read = _read(options, trace)
+    for complaint in read.left_out[:COMPLAINTS_SHOWN]:
         warn(f"left out: {complaint}")
+    rows = read.rows
     named = sorted({row.region for row in rows if row.region})
     for name in named:
         _known(f"{options.log}: it names", name, known)
     recorded = len(named) > 0 and all(row.region for row in rows)
-    facts = _facts(rows) | {"left_out": len(left_out), "trace": str(trace), "scenario": str(options.out)}
+    facts = _facts(rows) | {
+        "left_out": len(read.left_out), "trace": read.work["path"] if read.as_it_is else str(trace),
+        "scenario": str(options.out),
+    }  # fmt: skip
     try:
-        trace.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-        scenario = _scenario(options, topology, rows, named if recorded else known, recorded)
+        if not read.as_it_is:
+            trace.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        scenario = _scenario(options, topology, read, named if recorded else known, recorded)
         options.out.write_text(scenario, encoding="utf-8")
     except OSError as error:
         fail(f"--out: {error.filename}: {error.strerror}; give a place that can be written to")
-    for note in _notes(rows):
+    for note in _notes(read):
         warn(note)
     if options.as_json:
         show.json(facts)
@@ -86,6 +88,34 @@ def run(options: Options) -> int:
     show.table(f"{options.log}", columns, [(name.replace("_", " "), _shown(value)) for name, value in facts.items()])
     show.line(f"Say in {options.out} which GPUs you have, then: farhop sim {shlex.quote(str(options.out))}")
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read. `work`: the kind of trace that the scenario plays, its path and its loop."""
+
+    rows: Sequence[LogRow]
+    left_out: Sequence[str]
+    work: dict[str, str]
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether the scenario plays the file that was read."""
+        return self.work["kind"] != "log"
+
+
+def _read(options: Options, trace: Path) -> _Read:
+    fields = _fields(options.fields)
+    try:
+        found = None if fields else load.published(options.log)
+        if found is not None:
+            kind, rows = found
+            return _Read(rows, (), {"kind": kind, "path": str(options.log.resolve())})
+        rows, left_out = load.own_log(options.log, fields, skip=options.skip)
+    except load.TraceError as error:
+        fail(str(error))
+    loop = {"loop": "closed"} if any(row.session for row in rows) else {}
+    return _Read(rows, left_out, {"kind": "log", "path": trace.name} | loop)
 
 
 def _fields(given: Sequence[str]) -> dict[str, str]:
@@ -128,7 +158,7 @@ def _known(option: str, region: str, known: Sequence[str]) -> None:
 
 def _facts(rows: Sequence[LogRow]) -> dict[str, Any]:
     """The summary of a log. Tokens are per request."""
-    span_s = rows[-1].at_s - rows[0].at_s
+    span_s = _span_s(rows)
     inputs, outputs = sorted(row.input_tokens for row in rows), sorted(row.output_tokens for row in rows)
     return {
         "requests": len(rows),
@@ -144,13 +174,20 @@ def _facts(rows: Sequence[LogRow]) -> dict[str, Any]:
     }
 
 
-def _notes(rows: Sequence[LogRow]) -> list[str]:
+def _notes(read: _Read) -> list[str]:
     """What the log lacks, and what that means for a plan."""
-    notes = []
+    notes, rows = [], read.rows
     room = max(PROFILES[name].context_tokens for name in GPUS)
     if cut := sum(row.input_tokens + row.output_tokens > room for row in rows):
         notes.append(f"{cut} of {len(rows)} requests are longer than {room} tokens, and are cut to that")
-    if not any(row.session or row.blocks for row in rows):
+    if empty := sum(not (row.input_tokens and row.output_tokens) for row in rows):
+        notes.append(f"{empty} of {len(rows)} requests have a prompt or an answer of 0 tokens, which counts as 1")
+    if (span_s := _span_s(rows)) > LENGTH_S_MAX:
+        notes.append(
+            f"the log spans {span_s:.0f} s, and the scenario plays its first {LENGTH_S_MAX:.0f}; for others give its "
+            "work `since_s`"
+        )
+    if not (read.as_it_is or any(row.session or row.blocks for row in rows)):
         notes.append(
             "the log has no sessions and no blocks: every prompt counts as new, so a plan will be too large if prompts "
             "begin alike; say where sessions are by --field session=PATH, or record with `farhop record`"
@@ -158,15 +195,16 @@ def _notes(rows: Sequence[LogRow]) -> list[str]:
     return notes
 
 
-def _scenario(
-    options: Options, topology: Topology, rows: Sequence[LogRow], regions: Sequence[str], recorded: bool
-) -> str:
-    span_s = max(1.0, min(LENGTH_S_MAX, rows[-1].at_s - rows[0].at_s))
-    sessions = any(row.session for row in rows)
-    work: dict[str, Any] = {"kind": "log", "path": options.out.with_suffix(".jsonl").name, "regions": list(regions)}
+def _span_s(rows: Sequence[LogRow]) -> float:
+    return rows[-1].at_s - rows[0].at_s
+
+
+def _scenario(options: Options, topology: Topology, read: _Read, regions: Sequence[str], recorded: bool) -> str:
+    rows = read.rows
+    span_s = max(1.0, min(LENGTH_S_MAX, _span_s(rows)))
+    work: dict[str, Any] = {**read.work, "regions": list(regions)}
     work |= {"place": "recorded"} if recorded else {}
     work |= {} if "anywhere" in topology.tenants else {"tenant": next(iter(topology.tenants))}
-    work |= {"loop": "closed"} if sessions else {}
     longest = max(row.input_tokens + row.output_tokens for row in rows)
     gpu = next((name for name in GPUS if longest <= PROFILES[name].context_tokens), GPUS[-1])
     room = PROFILES[gpu].context_tokens

@@ -78,7 +78,7 @@ def run(
 
 @app.command("import", epilog="Example:  farhop sim import requests.jsonl --regions tokyo,virginia --out mine.yaml")
 def import_log(
-    log: Annotated[Path, typer.Argument(help="A request log: JSON lines or one array, plain or gzipped.")],
+    log: Annotated[Path, typer.Argument(help="A request log: JSON lines, one array, or CSV; plain or gzipped.")],
     out: Annotated[
         Path, typer.Option("--out", metavar="FILE", help="The scenario to write; its trace goes beside it.")
     ],
@@ -103,7 +103,8 @@ def import_log(
     """Make a scenario of a request log of your own.
 
     It needs times and lengths in tokens; it also takes sessions, regions and how long answers took, if they are there.
-    Fields are looked for by the names that OpenAI, gateways and SDKs use. Texts are neither needed nor kept.
+    Fields are looked for by the names that OpenAI, gateways, SDKs and OpenTelemetry use. Texts are neither needed nor
+    kept.
     """
     from farhop_cli import sim_import
 

@@ -83,7 +83,7 @@ def _text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             raw = file.read(4 * TEXT_CHARS_MAX + 1)
-        if _is_log(raw):
+        if path.suffix in _OF_LOGS or _is_log(raw):
             remedy = f"make a scenario of it: farhop sim import {shlex.quote(str(path))} --out mine.yaml"
             raise ScenarioError(str(path), [Problem("", "a request log or a trace, and no scenario", remedy)])
         return raw.decode("utf-8-sig")
@@ -92,6 +92,9 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         fault = Problem("", f"not UTF-8 at byte {error.start}", "save the file as UTF-8")
     raise ScenarioError(str(path), [fault])
+
+
+_OF_LOGS = (".csv", ".tsv", ".jsonl", ".ndjson")
 
 
 def _is_log(raw: bytes) -> bool:
@@ -269,5 +272,7 @@ def _lawful(work: WorkDoc, at: tuple[str, int], doc: ScenarioDoc, topology: Topo
         yield Problem(
             path_of(*at, "figures"),
             f"a request may take {tokens} tokens, and no lawful replica holds more than {room}",
-            "ask for less, or give larger GPUs",
+            f"say `context_tokens: {room}` here, and longer ones are cut; or give larger GPUs"
+            if work.kind in TRACES
+            else "ask for less, or give larger GPUs",
         )

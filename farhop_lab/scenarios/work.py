@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop_lab.scenarios.schema import RECORDED_REGIONS
 from farhop_lab.workloads import agents, arrivals, chat, load, places, traces, trees
 from farhop_lab.workloads.daylight import Daylight
 from farhop_lab.workloads.program import Ask, Program, Programs, Schedule, WorkloadError, one
@@ -247,10 +248,13 @@ def check_trace(work: WorkDoc, folder: Path) -> None:
     """Read it whole. TraceError, also if it lacks what the work needs."""
     path = folder / work.path
     if work.kind == "servegen":
-        load.servegen(path, str(work.figures.get("clients", "deepseek-r1")))
+        clients = load.servegen(path, str(work.figures.get("clients", "deepseek-r1")))
+        bare = next((client.name for client in clients if not client.lengths), None)
+        if bare is not None:
+            raise load.TraceError(f"{path}: {bare} was recorded without lengths; give other `clients` in `figures`")
         return
     rows = _READERS[work.kind](path)
-    if work.place == "recorded":
+    if work.place == "recorded" and work.kind in RECORDED_REGIONS:
         strangers = {row.region for row in rows} - set(work.regions)
         if "" in strangers:
             raise load.TraceError(f"{path}: it does not record where each request came in; give another `place`")

@@ -8,12 +8,15 @@ are given by path; none is shipped.
 from __future__ import annotations
 
 import ast
+import csv
 import gzip
+import io
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from math import isfinite
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -30,6 +33,15 @@ MEMBER_BYTES_MAX = 256 * 1024 * 1024
 PAUSE_S_MAX = 604_800.0
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 AZURE_HEAD = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+_TAR_AT, _TAR = 257, b"ustar"
+_GZIP = b"\x1f\x8b"
+_UNREADABLE = {
+    b"\x28\xb5\x2f\xfd": ("compressed with zstd", "unpack it first: zstd -d"),
+    b"BZh": ("compressed with bzip2", "unpack it first: bunzip2"),
+    b"PK\x03\x04": ("a zip archive", "unpack it first: unzip"),
+    b"\xff\xfe": ("UTF-16", "save it as UTF-8"),
+    b"\xfe\xff": ("UTF-16", "save it as UTF-8"),
+}
 _STRETCH_S = 600.0  # ServeGen gives a rate for each 10 minutes
 
 _Row = TypeVar("_Row")
@@ -57,14 +69,13 @@ def azure(path: Path) -> list[AzureRow]:
     """Azure's CSV. Times count from the earliest. Raises TraceError."""
     rows: list[AzureRow] = []
     first: datetime | None = None
-    for number, line in _lines(path):
-        cells = line.strip().split(",")
-        if number == 1:
-            if cells != AZURE_HEAD:
-                raise _bad(path, 1, f"the head is {line.strip()[:80]!r}; {','.join(AZURE_HEAD)} is expected")
-            continue
+    lines = _lines(path)
+    for number, head in islice(lines, 1):
+        if head.strip().split(",") != AZURE_HEAD:
+            raise _bad(path, number, f"the head is {head.strip()[:80]!r}; {','.join(AZURE_HEAD)} is expected")
+    for number, line in lines:
         try:
-            moment, inputs, outputs = cells
+            moment, inputs, outputs = line.strip().split(",")
             at = datetime.fromisoformat(moment)
             tokens = int(inputs), int(outputs)
         except ValueError as error:
@@ -85,14 +96,15 @@ def burstgpt(path: Path) -> list[AzureRow]:
     """
     rows: list[AzureRow] = []
     columns: list[int] = []
-    for number, line in _lines(path):
-        cells = [cell.strip() for cell in line.rstrip("\r\n").split(",")]
-        if number == 1:
-            missing = [name for name in BURSTGPT_COLUMNS if name not in cells]
-            if missing:
-                raise _bad(path, 1, f"no column {missing[0]!r}; {', '.join(BURSTGPT_COLUMNS)} are expected")
-            columns = [cells.index(name) for name in BURSTGPT_COLUMNS]
-            continue
+    lines = _lines(path)
+    for number, head in islice(lines, 1):
+        cells = [cell.strip() for cell in head.split(",")]
+        missing = [name for name in BURSTGPT_COLUMNS if name not in cells]
+        if missing:
+            raise _bad(path, number, f"no column {missing[0]!r}; {', '.join(BURSTGPT_COLUMNS)} are expected")
+        columns = [cells.index(name) for name in BURSTGPT_COLUMNS]
+    for number, line in lines:
+        cells = [cell.strip() for cell in line.split(",")]
         try:
             at, inputs, outputs = (float(cells[column]) for column in columns)
         except IndexError:
@@ -122,25 +134,59 @@ def log(path: Path) -> list[LogRow]:
     return sorted(moved, key=lambda row: row.at_s)
 
 
+def published(path: Path) -> tuple[str, list[LogRow]] | None:
+    """The kind of trace that a file is, if a scenario plays it as it stands (`mooncake`, `sessions`), and its requests
+    in short. Raises TraceError.
+    """
+    if not path.is_file():  # a pipe can be read once only
+        return None
+    for _, line in islice(_lines(path), 1):
+        with suppress(msgspec.MsgspecError, RecursionError):
+            names = msgspec.json.decode(line, type=dict[str, msgspec.Raw]).keys()
+            if {"hash_ids", "input_length"} <= names:
+                return "mooncake", [
+                    LogRow(at_s=row.at_ms / 1e3, input_tokens=row.input_length, output_tokens=row.output_length)
+                    for row in mooncake(path)
+                ]
+            if {"session", "turns"} <= names:
+                found = (row for session in sessions(path) for row in _turns(session))
+                return "sessions", sorted(found, key=lambda row: row.at_s)
+    return None
+
+
+def _turns(session: SessionRow) -> Iterator[LogRow]:
+    """A session's requests, as if answers took no time."""
+    at_s, held = session.at_s, sum(tokens for _, tokens in session.prefix)
+    for turn in session.turns:
+        at_s, held = at_s + max(turn.pause_s, turn.since_s), held + turn.input_tokens
+        yield LogRow(
+            at_s=at_s,
+            input_tokens=held,
+            output_tokens=turn.output_tokens,
+            session=session.session,
+            region=session.region,
+        )
+        held += turn.output_tokens
+
+
 def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tuple[list[LogRow], list[str]]:
-    """A user's own request log: JSON lines (or one JSON array) with fields of any names (own_logs), as rows of a `log`
-    in order of time, with pauses within sessions if it is known how long answers took. Also returns what was left out:
-    with `skip`, one message for each line that cannot be read; otherwise none. Raises TraceError.
+    """A user's own request log: JSON lines, one JSON array, or CSV with a head; with fields of any names (own_logs), as
+    rows of a `log` in order of time, with pauses within sessions if it is known how long answers took. Also returns
+    what was left out: with `skip`, one message for each line that cannot be read; otherwise none. Raises TraceError.
     """
     found: list[tuple[LogRow, float | None]] = []
     complaints: list[str] = []
-    for number, line in _log_lines(path):
+    for at, line in _log_lines(path):
         try:
-            row, took_s = own_logs.row_of(msgspec.json.decode(line, type=dict[str, Any]), fields)
-            _check_tokens(path, number, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
-            found.append((row, took_s))
-        except (msgspec.MsgspecError, own_logs.FieldError, TraceError) as error:
-            complaint = str(error) if isinstance(error, TraceError) else f"{path}, line {number}: {error}"
-            if isinstance(error, msgspec.MsgspecError):
-                complaint += "; one JSON object a line, or one whole array, is expected"
+            if isinstance(line, TraceError):
+                raise line
+            found += _requests(path, at, line, fields)
+        except TraceError as error:
             if not skip:
-                raise TraceError(complaint) from None
-            complaints.append(complaint)
+                raise TraceError(f"{error} (--skip leaves such lines out)") from None
+            complaints.append(str(error))
+    if complaints and not found:
+        raise TraceError(f"{complaints[0]}; no line of the file can be read")
     found.sort(key=lambda one: one[0].at_s)
     first = _some(path, found)[0][0].at_s
     ended: dict[str, float] = {}
@@ -156,22 +202,66 @@ def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tup
     return rows, complaints
 
 
-def _log_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """A log's objects as text, with their line numbers; those of an array count from 1."""
-    array: list[str] | None = None
-    for number, line in _lines(path):
-        if number == 1 and line.lstrip().startswith("["):
-            array = []
-        if array is not None:
-            array.append(line)
-        elif line.strip():
-            yield number, line.encode()
-    if array is not None:
-        try:
-            objects = msgspec.json.decode("".join(array), type=list[msgspec.Raw])
-        except msgspec.MsgspecError as error:
-            raise _bad(path, 1, f"{error}; give JSON lines, or one whole array") from None
-        yield from ((at, bytes(one)) for at, one in enumerate(objects, 1))
+def _requests(
+    path: Path, at: int | str, line: bytes | dict[str, str], fields: Mapping[str, str]
+) -> list[tuple[LogRow, float | None]]:
+    """The requests of one line. Raises TraceError."""
+    try:
+        whole = msgspec.json.decode(line, type=dict[str, Any]) if isinstance(line, bytes) else line
+        found = [own_logs.row_of(one, fields) for one in own_logs.requests_of(whole)]
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _bad(path, at, f"{error}; JSON objects, one a line or in one array, or CSV are expected") from None
+    except own_logs.FieldError as error:
+        raise _bad(path, at, str(error)) from None
+    for row, _ in found:
+        _check_tokens(path, at, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
+    return found
+
+
+def _log_lines(path: Path) -> Iterator[tuple[int | str, bytes | dict[str, str] | TraceError]]:
+    """A log's objects, with their line numbers or, in an array, their place in it: as text, or the cells of CSV. A line
+    of CSV that is none comes as its error.
+    """
+    lines = _lines(path)
+    for number, first in islice(lines, 1):
+        whole = chain([(number, first)], lines)
+        if first.lstrip().startswith("["):
+            yield from _of_array(path, whole)
+        elif not first.lstrip().startswith("{") and (separator := max(",;\t", key=first.count)) in first:
+            yield from _of_csv(path, whole, separator)
+        else:
+            yield from ((at, line.encode()) for at, line in whole)
+
+
+def _of_array(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[tuple[str, bytes]]:
+    try:
+        objects = msgspec.json.decode("".join(line for _, line in lines), type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise TraceError(f"{path}: {error}; give JSON lines, or one whole array") from None
+    yield from ((f"entry {at} of the array", bytes(one)) for at, one in enumerate(objects, 1))
+
+
+def _of_csv(
+    path: Path, lines: Iterable[tuple[int, str]], separator: str
+) -> Iterator[tuple[int, dict[str, str] | TraceError]]:
+    number = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal number
+        for number, line in lines:  # noqa: B007 - read below
+            yield line
+
+    try:
+        reader = csv.reader(texts(), delimiter=separator, strict=True)
+        head = [name.strip() for name in next(reader)]
+        for cells in reader:
+            if len(cells) == len(head):
+                yield number, {name: cell.strip() for name, cell in zip(head, cells, strict=True) if cell.strip()}
+            else:
+                what = f"{len(cells)} cells under a head of {len(head)}; is the file truncated?"
+                yield number, _bad(path, number, what)
+    except csv.Error as error:
+        raise _bad(path, number, f"{error}; give whole CSV, or leave its columns of texts out") from None
 
 
 def sessions(path: Path) -> list[SessionRow]:
@@ -193,13 +283,11 @@ def sessions(path: Path) -> list[SessionRow]:
 def _objects(path: Path, kind: type[_Row]) -> Iterator[tuple[int, _Row]]:
     decode = msgspec.json.Decoder(kind).decode
     for number, line in _lines(path):
-        if not line.strip():
-            continue
         try:
             yield number, decode(line)
         except msgspec.ValidationError as error:
             raise _bad(path, number, f"{error}; correct that field, or leave the line out") from None
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise _bad(path, number, f"{error}; one JSON object a line is expected, is the file truncated?") from None
 
 
@@ -283,28 +371,40 @@ def _members(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are not empty, each with its number."""
     number = 0
     try:
         with _open(path) as file:
             for number, line in enumerate(file, 1):
                 if number > ROWS_MAX:
                     raise TraceError(f"{path}: more than {ROWS_MAX} lines; cut it")
-                yield number, line
+                if line.strip():
+                    yield number, line
     except (OSError, EOFError, zlib.error) as error:
         at = f", line {number + 1}" if number else ""
         raise TraceError(f"{path}{at}: {error}; give a whole, readable file") from None
 
 
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return path.open(encoding="utf-8", errors="replace")
+@contextmanager
+def _open(path: Path) -> Iterator[IO[str]]:
+    """As text: UTF-8 with or without a byte order mark, gzipped or not, whatever the file is called."""
+    with path.open("rb") as raw:
+        head = raw.peek(4)
+        for mark, (what, remedy) in _UNREADABLE.items():
+            if head.startswith(mark):
+                raise TraceError(f"{path}: it is {what}; {remedy}")
+        plain = gzip.GzipFile(fileobj=raw) if head.startswith(_GZIP) else raw
+        if plain.peek(_TAR_AT + len(_TAR))[_TAR_AT:].startswith(_TAR):
+            remedy = "name ServeGen's in a scenario, as `path` of a work of `kind: servegen`"
+            raise TraceError(f"{path}: it is an archive; {remedy}")
+        with io.TextIOWrapper(plain, encoding="utf-8-sig", errors="replace") as file:
+            yield file
 
 
-def _check_tokens(path: Path, number: int, *counts: float) -> None:
+def _check_tokens(path: Path, at: int | str, *counts: float) -> None:
     for tokens in counts:
         if not 0 <= tokens <= TOKENS_MAX:
-            raise _bad(path, number, f"{tokens} tokens; a number from 0 to {TOKENS_MAX} is expected")
+            raise _bad(path, at, f"{tokens} tokens; a number from 0 to {TOKENS_MAX} is expected")
 
 
 def _check_moment(path: Path, number: int, at_s: float, *pauses_s: float) -> None:
@@ -321,5 +421,5 @@ def _some(path: Path, rows: list[_Row]) -> list[_Row]:
     return rows
 
 
-def _bad(path: Path, number: int, what: str) -> TraceError:
-    return TraceError(f"{path}, line {number}: {what}")
+def _bad(path: Path, at: int | str, what: str) -> TraceError:
+    return TraceError(f"{path}, {at if isinstance(at, str) else f'line {at}'}: {what}")

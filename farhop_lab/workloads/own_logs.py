@@ -1,14 +1,16 @@
 """A user's own request log, whatever the names of its fields, as rows of a `log` trace.
 
-A field is found by the names that gateways and SDKs use (NAMES), or by the path that the user gives. Never guesses a
-value: a missing field is an error that names it, except fields that a row can do without. Pure.
+A field is found by the names that gateways, SDKs, OpenTelemetry and published traces use (NAMES), or by the path that
+the user gives. Never guesses a value: a missing field is an error that names it, except fields that a row can do
+without. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import msgspec
@@ -16,22 +18,37 @@ import msgspec
 from farhop_lab.workloads.traces import Blocks, LogRow
 
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "at_s": ("at_s", "timestamp", "@timestamp", "time", "ts", "created", "created_at", "start_time", "startTime"),
+    "at_s": (
+        "at_s", "timestamp", "@timestamp", "time", "ts", "created", "created_at", "start_time", "startTime",
+        "TIMESTAMP", "Timestamp", "startTimeUnixNano",
+    ),
+    "at_ms": ("at_ms", "timestamp_ms"),
     "input_tokens": (
         "input_tokens", "prompt_tokens", "usage.prompt_tokens", "usage.input_tokens", "request_tokens", "inputTokens",
+        "promptTokens", "usage.input", "usageDetails.input", "usage_details.input", "ContextTokens", "Request tokens",
+        "gen_ai.usage.input_tokens", "attributes.gen_ai.usage.input_tokens",
     ),
     "output_tokens": (
         "output_tokens", "completion_tokens", "usage.completion_tokens", "usage.output_tokens", "response_tokens",
-        "outputTokens",
+        "outputTokens", "completionTokens", "usage.output", "usageDetails.output", "usage_details.output",
+        "GeneratedTokens", "Response tokens", "gen_ai.usage.output_tokens", "attributes.gen_ai.usage.output_tokens",
     ),
-    "session": ("session", "session_id", "conversation_id", "chat_id", "thread_id", "sessionId"),
+    "session": (
+        "session", "session_id", "conversation_id", "chat_id", "thread_id", "sessionId", "Session ID",
+        "gen_ai.conversation.id", "attributes.gen_ai.conversation.id",
+    ),
     "region": ("region",),
     "tools": ("tools", "request.tools"),
-    "duration_s": ("duration_s", "latency_s"),
+    "duration_s": ("duration_s", "latency_s", "Elapsed time"),
     "duration_ms": ("duration_ms", "latency_ms"),
+    "end": ("end", "end_time", "endTime", "endTimeUnixNano"),
 }  # fmt: skip
-"""Names of each field; a dot leads into an object. The first that is present counts."""
-NEEDED = ("at_s", "input_tokens", "output_tokens")
+"""Names of each field; a dot leads into an object. The first that is present counts. `at_ms` is in milliseconds from
+any zero; `at_s` and `end` in any unit that `_moment` tells apart.
+"""
+NEEDED = ("input_tokens", "output_tokens")
+_CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")  # Anthropic's: not part of its input_tokens
+_SHOWN, _SHOWN_CHARS = 4, 100
 # Seconds since 1970 stay below the first bound for 3,000 years; larger numbers are in finer units.
 _UNITS = ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6), (1e20, 1e9))
 
@@ -45,63 +62,141 @@ def row_of(line: Mapping[str, Any], fields: Mapping[str, str]) -> tuple[LogRow, 
     if known. `fields` maps our names to paths. Raises FieldError.
     """
     found = {name: _found(line, (fields[name],) if name in fields else names) for name, names in NAMES.items()}
+    if found["at_s"] is None and found["at_ms"] is None:
+        raise FieldError(_missing("at_s", line, fields))
     for name in NEEDED:
         if found[name] is None:
-            looked = fields.get(name) or ", ".join(NAMES[name])
-            raise FieldError(f"no {name} (looked for {looked}); say where it is by --field {name}=PATH")
-    duration = found["duration_s"]
-    scale = 1.0
-    if duration is None:
-        duration, scale = found["duration_ms"], 1e-3
+            raise FieldError(_missing(name, line, fields))
+    in_ms = found["at_ms"] is not None and ("at_ms" in fields or found["at_s"] is None)
+    at_s = _number("at_ms", found["at_ms"]) / 1e3 if in_ms else _moment("at_s", found["at_s"])
+    input_tokens = _tokens("input_tokens", found["input_tokens"])
+    if "input_tokens" not in fields:
+        input_tokens += _beside(line)
     row = LogRow(
-        at_s=_moment(found["at_s"]),
-        input_tokens=_tokens("input_tokens", found["input_tokens"]),
+        at_s=at_s,
+        input_tokens=input_tokens,
         output_tokens=_tokens("output_tokens", found["output_tokens"]),
         session=_name("session", found["session"]),
         region=_name("region", found["region"]),
         pause_s=None if line.get("pause_s") is None else max(0.0, _number("pause_s", line["pause_s"])),
         blocks=_blocks(line.get("blocks")),
-        tools=bool(found["tools"]),
+        tools=_flag(found["tools"]),
     )
-    return row, None if duration is None else _number("duration", duration) * scale
+    return row, _took_s(found, at_s)
+
+
+def requests_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The requests of a line: itself, or the spans within an export of OpenTelemetry's collector."""
+    if "resourceSpans" not in line:
+        return [line]
+    try:
+        return msgspec.convert(line, _Export).spans()
+    except msgspec.ValidationError as error:
+        raise FieldError(f"resourceSpans: {error}; an export of OpenTelemetry's collector is expected") from None
+
+
+class _Scope(msgspec.Struct):
+    spans: list[dict[str, Any]] = []
+
+
+class _Resource(msgspec.Struct):
+    scope_spans: list[_Scope] = msgspec.field(name="scopeSpans", default_factory=list)
+
+
+class _Export(msgspec.Struct):
+    resource_spans: list[_Resource] = msgspec.field(name="resourceSpans")
+
+    def spans(self) -> list[Mapping[str, Any]]:
+        return [span for resource in self.resource_spans for scope in resource.scope_spans for span in scope.spans]
+
+
+def _missing(name: str, line: Mapping[str, Any], fields: Mapping[str, str]) -> str:
+    names = NAMES[name]
+    looked = fields.get(name) or f"{', '.join(names[:_SHOWN])} and {len(names) - _SHOWN} more"
+    there = ", ".join(map(str, line))[:_SHOWN_CHARS] or "nothing"
+    return f"no {name} (looked for {looked}; there is {there}); say where it is by --field {name}=PATH"
+
+
+def _took_s(found: Mapping[str, Any], at_s: float) -> float | None:
+    """How long the answer took: as it says, or until its end."""
+    if found["duration_s"] is not None:
+        took_s = _number("duration_s", found["duration_s"])
+    elif found["duration_ms"] is not None:
+        took_s = _number("duration_ms", found["duration_ms"]) / 1e3
+    elif found["end"] is not None:
+        took_s = _moment("end", found["end"]) - at_s
+    else:
+        return None
+    if took_s < 0.0:
+        raise FieldError(f"an answer that took {took_s:g} s; 0 or more is expected")
+    return took_s
+
+
+def _beside(line: Mapping[str, Any]) -> int:
+    """Prompt tokens that Anthropic counts beside `input_tokens`: those read from its cache, and those written there."""
+    usage = line.get("usage", line)
+    if not isinstance(usage, Mapping) or "input_tokens" not in usage or "prompt_tokens" in usage:
+        return 0
+    return sum(_tokens(name, usage[name]) for name in _CACHED if usage.get(name) is not None)
 
 
 def _found(line: Mapping[str, Any], paths: tuple[str, ...]) -> Any:
     for path in paths:
-        value: Any = line.get(path)
-        if value is None and "." in path:
-            value = line
-            for part in path.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
+        value = _at(line, path)
         if value is not None:
             return value
     return None
 
 
-def _moment(value: Any) -> float:
-    """Seconds: a number is in s, ms, µs or ns, by its size; a text is ISO 8601 (UTC unless it names a zone)."""
-    if isinstance(value, str):
-        try:
-            moment = datetime.fromisoformat(value.strip())
-        except ValueError:
-            pass
-        else:
+def _at(value: Any, path: str) -> Any:
+    """What stands at a path. Names may have dots themselves, and be those of OpenTelemetry's lists of attributes."""
+    if isinstance(value, list):
+        return next((_attribute(one) for one in value if isinstance(one, dict) and one.get("key") == path), None)
+    if not isinstance(value, dict):
+        return None
+    found = value.get(path)
+    at = path.find(".")
+    while found is None and at > 0:
+        if path[:at] in value:
+            found = _at(value[path[:at]], path[at + 1 :])
+        at = path.find(".", at + 1)
+    return found
+
+
+def _attribute(one: Mapping[str, Any]) -> Any:
+    value = one.get("value")
+    return next(iter(value.values()), None) if isinstance(value, dict) else value
+
+
+def _moment(name: str, value: Any) -> float:
+    """Seconds: a number is in s, ms, µs or ns, by its size; a text is a number, or ISO 8601 (UTC unless it names a
+    zone). A number comes first: milliseconds such as "1712010112345" are also a moment of 1712 in ISO 8601.
+    """
+    number = _finite(value)
+    if number is not None:
+        for below, per_s in _UNITS:
+            if abs(number) < below:
+                return number / per_s
+    elif isinstance(value, str):
+        with suppress(ValueError):
+            moment = datetime.fromisoformat(value.strip().removesuffix(" UTC"))
             return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
-    number = _number("at_s", value)
-    for below, per_s in _UNITS:
-        if abs(number) < below:
-            return number / per_s
-    raise FieldError(f"at_s: {str(value)[:40]} is no moment; give seconds, milliseconds or ISO 8601")
+    raise FieldError(f"{name}: {str(value)[:40]!r} is no moment; seconds, milliseconds or ISO 8601 are expected")
 
 
 def _number(name: str, value: Any) -> float:
-    try:
-        number = float(value) if not isinstance(value, bool) else float("nan")
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not isfinite(number):
+    number = _finite(value)
+    if number is None:
         raise FieldError(f"{name}: {str(value)[:40]!r} is no number")
     return number
+
+
+def _finite(value: Any) -> float | None:
+    try:
+        number = float(value) if not isinstance(value, bool) else nan
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if isfinite(number) else None
 
 
 def _tokens(name: str, value: Any) -> int:
@@ -117,6 +212,11 @@ def _blocks(value: Any) -> Blocks:
         return msgspec.convert(value or (), Blocks)
     except msgspec.ValidationError as error:
         raise FieldError(f"blocks: {error}; a list of names and lengths in tokens is expected") from None
+
+
+def _flag(value: Any) -> bool:
+    """Also of a text, as in CSV."""
+    return value.strip().lower() not in ("", "0", "false", "no") if isinstance(value, str) else bool(value)
 
 
 def _name(name: str, value: Any) -> str:

@@ -58,3 +58,20 @@ def test_every_problem_of_a_file_is_shown(tmp_path: Path) -> None:
     assert text.exit_code == 2
     assert "unknown GPU" in text.stderr
     assert "warm_up_s" in text.stderr
+
+
+def test_a_run_without_a_request_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "idle.yaml"
+    path.write_text(TEXT.replace("work:", "work:\n  - {kind: requests, per_s: {virginia: 0}}\nx:").split("x:")[0])
+    text = CliRunner().invoke(app(), ["sim", str(path), "--policy", "farhop", "--seeds", "1"])
+    assert text.exit_code == 0, text.output
+    assert "no request came while it counts, so its figures say nothing" in text.stderr
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log"])
+def test_a_log_is_told_how_it_becomes_a_scenario(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"at_s": 1}\n' if name != "log.csv" else "timestamp,input_tokens\n1,2\n")
+    text = CliRunner().invoke(app(), ["sim", str(path)])
+    assert text.exit_code == 2
+    assert f"farhop sim import {path} --out mine.yaml" in text.stderr

@@ -86,7 +86,7 @@ def test_file_other_than_a_log_is_reported_in_one_line_with_the_expected_format(
     assert output.exit_code == 2
     assert output.stderr.count("\n") == 1
     assert "own, line 1: " in output.stderr
-    assert "; one JSON object a line, or one whole array, is expected" in output.stderr
+    assert "; JSON objects, one a line or in one array, or CSV are expected" in output.stderr
 
 
 def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None:
@@ -101,6 +101,51 @@ def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None
     assert "left out: " in text.stderr
 
 
+PUBLISHED = {
+    "mooncake": '{"timestamp": 3000, "input_length": 700, "output_length": 5, "hash_ids": [0, 1]}\n'
+    '{"timestamp": 0, "input_length": 9, "output_length": 2, "hash_ids": [0]}\n',
+    "sessions": '{"session": "s", "at_s": 5, "prefix": [["tools", 697]], "turns": [{"input_tokens": 3, "output_tokens"'
+    ': 5}, {"input_tokens": 4, "output_tokens": 2, "pause_s": 3.0}]}\n',
+}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_trace_that_a_scenario_plays_as_it_stands_is_not_copied(tmp_path: Path, kind: str) -> None:
+    log, out = tmp_path / "trace.jsonl", tmp_path / "mine.yaml"
+    log.write_text(PUBLISHED[kind])
+    text = CliRunner().invoke(app(), ["sim", "import", str(log), "--out", str(out), "--json"])
+    assert (text.exit_code, text.stderr) == (0, "")
+    facts = json.loads(text.stdout)
+    tokens = {"mooncake": 700, "sessions": 709}[kind]
+    assert (facts["requests"], facts["span_s"], facts["input_tokens_max"], facts["trace"]) == (2, 3.0, tokens, str(log))
+    assert sorted(tmp_path.iterdir()) == [out, log]
+    (work,) = load.find(str(out), routers.names()).doc.work
+    assert (work.kind, work.path) == (kind, str(log))
+
+
+def test_a_trace_with_fields_of_its_own_is_a_log(tmp_path: Path) -> None:
+    log, out = tmp_path / "trace.jsonl", tmp_path / "mine.yaml"
+    log.write_text(PUBLISHED["mooncake"])
+    fields = ["at_ms=timestamp", "input_tokens=input_length", "output_tokens=output_length"]
+    given = [one for field in fields for one in ("--field", field)]
+    text = CliRunner().invoke(app(), ["sim", "import", str(log), "--out", str(out), "--json", *given])
+    assert text.exit_code == 0, text.output
+    rows = [json.loads(line) for line in (tmp_path / "mine.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"at_s": 0.0, "input_tokens": 9, "output_tokens": 2}, {"at_s": 3.0, "input_tokens": 700, "output_tokens": 5}
+    ]  # fmt: skip
+
+
+def test_what_is_not_played_as_logged_is_said(tmp_path: Path) -> None:
+    lines = [{"timestamp": at, "prompt_tokens": 5, "completion_tokens": 0, "session": "a"} for at in (0, 700_000)]
+    out = tmp_path / "m.yaml"
+    text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(out)])
+    assert text.exit_code == 0, text.output
+    empty, long = text.stderr.splitlines()
+    assert "2 of 2 requests have a prompt or an answer of 0 tokens, which counts as 1" in empty
+    assert "spans 700000 s, and the scenario plays its first 604800" in long
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -110,7 +155,7 @@ def test_lines_that_cannot_be_read_are_shown_and_counted(tmp_path: Path) -> None
         (["--topology", "nowhere"], "no ready-made world of that name"),
         (["--field", "when=x"], "--field: there are: at_s"),
         (["--field", "at_s"], "names no path; give one such as at_s="),
-        (["--field", "input_tokens=size"], "no input_tokens (looked for size)"),
+        (["--field", "input_tokens=size"], "no input_tokens (looked for size; there is timestamp, usage, "),
         (["--out", "/dev/null/x.yaml"], "give a place that can be written to"),
     ],
 )

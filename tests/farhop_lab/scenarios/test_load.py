@@ -76,6 +76,10 @@ def test_scenario_survives_serialization() -> None:
         (("clients: {virginia: 2}", "tenant: eu-only, clients: {virginia: 2}"), "no site lies where the law"),
         (("clients: {virginia: 2}", "tenant: japan-only, clients: {virginia: 2}"), 'forbids entry in "virginia"'),
         (("{kind: chat, clients: {virginia: 2}}", "{kind: azure, path: gone.csv, regions: [tokyo]}"), "gone.csv"),
+        (
+            ("{kind: chat, clients: {virginia: 2}}", "{kind: azure, path: gone.csv, regions: [tokyo]}"),
+            "say `context_tokens: 16384` here, and longer ones are cut",
+        ),
         (("name: small", "name: small\nwarm_up_s: 600"), "leave nothing of 600 s"),
         (("name: small", "name: small\ntopology: mars"), 'topology: "mars"'),
         (("name: small", "name: small\nbalancers: {virginia: 0}"), "give it at least one balancer"),
@@ -128,6 +132,13 @@ def test_a_malformed_trace_is_one_line(tmp_path: Path, content: bytes) -> None:
     (line,) = problems(GOOD.replace("{kind: chat, clients: {virginia: 2}}", work), tmp_path)
     assert line.startswith("work[0].path: ")
     assert "t.csv" in line
+
+
+def test_a_trace_that_records_no_regions_cannot_be_placed_as_recorded(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,12,3\n")
+    work = "{kind: azure, path: t.csv, regions: [tokyo], place: recorded, figures: {context_tokens: 8000}}"
+    (line,) = problems(GOOD.replace("{kind: chat, clients: {virginia: 2}}", work), tmp_path)
+    assert line.startswith("work[0].place: azure records no regions")
 
 
 @pytest.mark.parametrize("name", ["arenaa", "no/such.yaml"])

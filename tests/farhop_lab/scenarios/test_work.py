@@ -23,6 +23,7 @@ from farhop_lab.scenarios.work import (
 from farhop_lab.workloads.load import TraceError
 from farhop_lab.workloads.program import WorkloadError, run
 from farhop_lab.workloads.trees import BRANCH_4
+from tests.farhop_lab.workloads.test_load import archive
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{second:02d}.0000000,{100 + second},20\n" for second in range(40)
@@ -196,3 +197,11 @@ def test_recorded_places_need_a_region_of_every_request(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text(f'{line}, "region": "tokyo"}}\n{line}, "region": "oslo"}}\n')
     with pytest.raises(TraceError, match="came in oslo; list these"):
         check_trace(work(kind="log", path="t.jsonl", place="recorded", regions=["tokyo"]), tmp_path)
+
+
+def test_servegen_clients_without_lengths_are_reported_before_a_run(tmp_path: Path) -> None:
+    archive(tmp_path / "all.tar.gz", chunk_0_trace_csv="0,1,1,,\n")
+    with pytest.raises(TraceError, match="kind-1 chunk-0 was recorded without lengths; give other `clients`"):
+        check_trace(
+            work(kind="servegen", path="all.tar.gz", regions=["tokyo"], figures={"clients": "kind-1"}), tmp_path
+        )

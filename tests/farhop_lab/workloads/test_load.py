@@ -100,6 +100,97 @@ SESSIONS = (
 )
 
 
+SPELLINGS = {
+    "a byte order mark": lambda text: b"\xef\xbb\xbf" + text,
+    "empty lines": lambda text: b"\n" + text.replace(b"\n", b"\n \n\n"),
+    "CRLF": lambda text: text.replace(b"\n", b"\r\n"),
+    "gzip": gzip.compress,
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (load.mooncake, MOONCAKE), (load.azure, AZURE), (load.burstgpt, BURSTGPT), (load.log, LOG),
+        (load.sessions, SESSIONS), (lambda path: load.own_log(path, {}), LOG),
+        (lambda path: load.own_log(path, {}), AZURE), (lambda path: load.own_log(path, {}), BURSTGPT_WITH_SESSIONS),
+        (lambda path: load.own_log(path, {}), f"[{LOG.strip().replace(chr(10), ',' + chr(10))}]"),
+    ],
+)  # fmt: skip
+def test_the_same_however_it_is_written_and_called(tmp_path: Path, read: Any, text: str, spelling: str) -> None:
+    (tmp_path / "other").write_bytes(SPELLINGS[spelling](text.encode()))
+    assert read(tmp_path / "other") == read(write(tmp_path / "plain", text))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x28\xb5\x2f\xfd" + b"x" * 40, r"it is compressed with zstd; unpack it first: zstd -d"),
+        (b"BZh91AY&SY", r"compressed with bzip2; unpack it first"),
+        (b"PK\x03\x04x", r"a zip archive; unpack it first"),
+        (LOG.encode("utf-16"), r"it is UTF-16; save it as UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_named_with_its_remedy(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    for read in (load.log, lambda path: load.own_log(path, {}, skip=True)):
+        with pytest.raises(TraceError, match=says):
+            read(path)
+
+
+def test_an_archive_is_no_log(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"all\.tar\.gz: it is an archive; name ServeGen's in a scenario"):
+        load.own_log(archive(tmp_path / "all.tar.gz", chunk_0_trace_csv="0,1,1,,\n"), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"x": ' + "[" * 9999 + "]" * 9999 + "}", r"line 1: .*depth"),
+        ("time,input_tokens,output_tokens\n1,2\n", r"line 2: 2 cells under a head of 3; is the file truncated\?"),
+        ("time,input_tokens,output_tokens\n1,2,3,4\n", r"line 2: 4 cells under a head of 3"),
+        ('time,prompt\n1,"' + "x" * 200_000 + '"\n', r"line 2: .*leave its columns of texts out"),
+        ("time,input_tokens,output_tokens\n1,,3\n", r"line 2: no input_tokens .*there is time, output_tokens\)"),
+        ('[{"time": 1, "input_tokens": 1, "output_tokens": 1}, 7]', r"entry 2 of the array: Expected `object`"),
+        ('[{"time": 1, "input_', r"own: Input data was truncated; give JSON lines, or one whole array"),
+    ],
+)
+def test_own_log_that_cannot_be_read(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(TraceError, match=says) as caught:
+        load.own_log(write(tmp_path / "own", text), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_own_log_as_csv(tmp_path: Path) -> None:
+    text = 'time;input_tokens;output_tokens;prompt\n3;40;5;"two\n\nlines; x"\n1;2\n2;30;4;\n'
+    rows, left_out = load.own_log(write(tmp_path / "own.csv", text), {}, skip=True)
+    assert [(row.at_s, row.input_tokens, row.output_tokens) for row in rows] == [(0.0, 30, 4), (1.0, 40, 5)]
+    assert left_out == [f"{tmp_path / 'own.csv'}, line 5: 2 cells under a head of 4; is the file truncated?"]
+
+
+def test_own_log_of_which_no_line_can_be_read(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"line 1: no at_s .*; no line of the file can be read"):
+        load.own_log(write(tmp_path / "own", "{}\n{}\n"), {}, skip=True)
+
+
+def test_an_export_of_opentelemetry_has_many_requests_a_line(tmp_path: Path) -> None:
+    span = {"startTimeUnixNano": "5", "attributes": {"gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 4}}
+    export = {"resourceSpans": [{"scopeSpans": [{"spans": [span, span]}]}]}
+    rows, _ = load.own_log(write(tmp_path / "own", json.dumps(export)), {})
+    assert rows == [LogRow(at_s=0.0, input_tokens=3, output_tokens=4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [(MOONCAKE, "mooncake"), (SESSIONS, "sessions"), (LOG, None), (AZURE, None), ("", None)]
+)
+def test_traces_that_a_scenario_plays_as_they_stand(tmp_path: Path, text: str, kind: str | None) -> None:
+    found = load.published(write(tmp_path / "trace", text))
+    assert (found and found[0]) == kind
+    assert load.published(tmp_path) is None
+
+
 @pytest.mark.parametrize("text", [BURSTGPT, BURSTGPT_WITH_SESSIONS])
 def test_burstgpt_with_its_failures_as_answers_of_one_token(tmp_path: Path, text: str) -> None:
     first, second = load.burstgpt(write(tmp_path / "burst.csv", text))
@@ -242,10 +333,6 @@ def test_truncated_or_missing_files_are_reported(tmp_path: Path) -> None:
         load.mooncake(cut)
     with pytest.raises(TraceError, match=r"No such file.*give a whole"):
         load.azure(tmp_path / "none.csv")
-    plain = write(tmp_path / "plain.csv.gz", "x")
-    plain.write_text(AZURE)
-    with pytest.raises(TraceError, match="give a whole, readable file"):
-        load.azure(plain)
     tar = archive(tmp_path / "all.tar.gz", chunk_0_trace_csv="0,1,1,,\n" * 5000)
     tar.write_bytes(tar.read_bytes()[:60])
     with pytest.raises(TraceError, match=r"give a whole \.tar\.gz archive"):

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from farhop_lab.workloads.own_logs import FieldError, row_of
+from farhop_lab.workloads.own_logs import FieldError, requests_of, row_of
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,14 @@ from farhop_lab.workloads.own_logs import FieldError, row_of
         {"@timestamp": "1970-01-01T01:00:12.500+01:00", "usage": {"input_tokens": 9, "output_tokens": 3}},
         {"created": "1970-01-01 00:00:12.5", "usage.prompt_tokens": 9, "usage.completion_tokens": 3.0},
         {"ts": "12.5", "input_tokens": "9", "output_tokens": 3},
+        {"time": "1970-01-01 00:00:12.5 UTC", "input_tokens": 9, "output_tokens": 3},
+        {"timestamp_ms": 12500, "input_tokens": 9, "output_tokens": 3},
+        {"startTime": 12.5, "promptTokens": 9, "completionTokens": 3},  # Langfuse
+        {"startTime": 12.5, "usageDetails": {"input": 9, "output": 3}},
+        {"TIMESTAMP": "1970-01-01 00:00:12.5000000", "ContextTokens": "9", "GeneratedTokens": "3"},  # Azure
+        {"Timestamp": "12.5", "Request tokens": "9", "Response tokens": "3"},  # BurstGPT
+        {"start_time": 12.5, "attributes": {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 3}},
+        {"start_time": 12.5, "attributes": {"gen_ai": {"usage": {"input_tokens": 9, "output_tokens": 3}}}},
     ],
 )
 def test_fields_by_the_names_that_others_use(line: dict[str, Any]) -> None:
@@ -28,6 +36,63 @@ def test_fields_by_the_names_that_others_use(line: dict[str, Any]) -> None:
 def test_moments_in_any_unit(scale: int, at: float) -> None:
     row, _ = row_of({"ts": int(at) * scale, "input_tokens": 1, "output_tokens": 1}, {})
     assert row.at_s == pytest.approx(at)
+
+
+@pytest.mark.parametrize("scale", [1, 1_000, 1_000_000, 1_000_000_000])
+def test_moments_that_are_texts_of_numbers(scale: int) -> None:
+    """1712010112345 is a moment of 1712 in ISO 8601, too."""
+    row, _ = row_of({"ts": str(1712010112345 * scale // 1000), "input_tokens": 1, "output_tokens": 1}, {})
+    assert row.at_s == pytest.approx(1712010112, abs=1)
+
+
+def test_a_moment_in_milliseconds_from_any_zero() -> None:
+    line = {"timestamp": 3000, "input_tokens": 1, "output_tokens": 1}
+    assert row_of(line, {})[0].at_s == 3000.0
+    assert row_of(line, {"at_ms": "timestamp"})[0].at_s == 3.0
+
+
+SPAN = {
+    "name": "chat",
+    "startTimeUnixNano": "1544712660000000000",
+    "endTimeUnixNano": "1544712661500000000",
+    "attributes": [
+        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": "20"}},
+        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "10"}},
+        {"key": "gen_ai.conversation.id", "value": {"stringValue": "c1"}},
+    ],
+}
+
+
+def test_spans_of_opentelemetry() -> None:
+    export = {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": [SPAN]}, {"spans": [SPAN]}]}]}
+    assert requests_of(SPAN) == [SPAN]
+    assert requests_of(export) == [SPAN, SPAN]
+    row, took_s = row_of(SPAN, {})
+    assert (row.at_s, row.input_tokens, row.output_tokens, row.session) == (1544712660.0, 20, 10, "c1")
+    assert took_s == pytest.approx(1.5)
+    with pytest.raises(FieldError, match=r"resourceSpans: .*; an export of OpenTelemetry's collector is expected"):
+        requests_of({"resourceSpans": 5})
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_what_anthropic_counts_beside_the_input(nested: bool) -> None:
+    usage = {"input_tokens": 20, "cache_read_input_tokens": 4000, "cache_creation_input_tokens": None}
+    usage |= {"output_tokens": 5}
+    line = {"ts": 1, "usage": usage} if nested else {"ts": 1, **usage}
+    assert row_of(line, {})[0].input_tokens == 4020
+    assert row_of(line, {"input_tokens": "usage.input_tokens" if nested else "input_tokens"})[0].input_tokens == 20
+
+
+def test_what_a_gateway_counts_within_the_input_is_not_added() -> None:
+    usage = {"prompt_tokens": 4020, "cache_read_input_tokens": 4000, "input_tokens": 20, "completion_tokens": 5}
+    assert row_of({"ts": 1, "usage": usage}, {})[0].input_tokens == 4020
+
+
+@pytest.mark.parametrize(
+    ("value", "offers"), [("false", False), ("0", False), ("true", True), ([], False), ([1], True)]
+)
+def test_tools_also_as_a_text(value: Any, offers: bool) -> None:
+    assert row_of({"ts": 1, "input_tokens": 1, "output_tokens": 1, "tools": value}, {})[0].tools is offers
 
 
 def test_optional_fields_are_read() -> None:
@@ -48,23 +113,29 @@ def test_field_is_read_from_the_given_path() -> None:
     line = {"meta": {"when": 4, "in": [1]}, "n": 7, "input_tokens": 1, "output_tokens": 2}
     row, _ = row_of(line, {"at_s": "meta.when", "input_tokens": "n"})
     assert (row.at_s, row.input_tokens, row.output_tokens) == (4.0, 7, 2)
-    with pytest.raises(FieldError, match=r"no at_s \(looked for meta\.where\); say where it is by --field at_s=PATH"):
+    with pytest.raises(
+        FieldError,
+        match=r"no at_s \(looked for meta\.where; there is meta, n, .*\); say where it is by --field at_s=PATH",
+    ):
         row_of(line, {"at_s": "meta.where"})
 
 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("ts", "yesterday", r"at_s: 'yesterday' is no number"),
-        ("ts", 1e300, r"at_s: 1e\+300 is no moment"),
-        ("ts", True, r"at_s: 'True' is no number"),
-        ("ts", None, r"no at_s"),
+        ("ts", "yesterday", r"at_s: 'yesterday' is no moment; seconds, milliseconds or ISO 8601 are expected"),
+        ("ts", 1e300, r"at_s: '1e\+300' is no moment"),
+        ("ts", True, r"at_s: 'True' is no moment"),
+        ("ts", None, r"no at_s \(looked for at_s, timestamp, .* more; there is ts, input_tokens, output_tokens\)"),
+        ("end_time", 0.5, r"an answer that took -0\.5 s; 0 or more is expected"),
+        ("latency_ms", -1, r"an answer that took -0\.001 s"),
+        ("input_tokens", 10**400, r"input_tokens: '1000+' is no number"),
         ("input_tokens", -1, r"input_tokens: -1 is no count of tokens"),
         ("input_tokens", 1.5, r"input_tokens: 1\.5 is no count"),
         ("input_tokens", float("nan"), r"input_tokens: 'nan' is no number"),
         ("output_tokens", [1], r"output_tokens: '\[1\]' is no number"),
         ("session", {"a": 1}, r"session: a text is expected"),
-        ("duration_s", "soon", r"duration: 'soon' is no number"),
+        ("duration_s", "soon", r"duration_s: 'soon' is no number"),
     ],
 )
 def test_error_names_the_field(name: str, value: Any, says: str) -> None:
