@@ -13,8 +13,8 @@ import msgspec
 import xxhash
 
 from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, fail, warn
-from farhop_cli.sim import found, shortened
+from farhop_cli.exits import NEGATIVE, fail
+from farhop_cli.sim import found, interrupted, shortened
 from farhop_lab.scenarios.schema import FaultDoc
 from farhop_lab.sim.stats import fewest, share_interval
 from farhop_lab.studies import pool, routers
@@ -69,7 +69,7 @@ def run(options: Options) -> int:
     except (pool.CellError, TooFewRequestsError) as error:
         fail(str(error))
     except KeyboardInterrupt:
-        warn("interrupted; give --out to go on from what is finished")
+        interrupted(options.out)
         raise
     if options.as_json:
         show.json({"scenario": scenario.document(), "plan": planned})

@@ -130,10 +130,13 @@ def _print(path: Path, received: _Received, as_json: bool) -> int:
     if as_json:
         show.json(facts)
     else:
-        show.line(f"{path}: {received.requests} requests of {received.balancers} balancers", "bold")
+        show.line(f"{path}: {received.requests} requests; {received.balancers} balancers to the end", "bold")
         if received.lost or received.unmeasured:
             show.line(f"left out: {received.lost} that came too fast, {received.unmeasured} without usage")
-        show.line(f"Play it: farhop sim import {shlex.quote(str(path))} --out mine.yaml")
+        if received.requests:
+            show.line(f"Play it: farhop sim import {shlex.quote(str(path))} --out mine.yaml")
+        else:
+            show.line("no request was recorded; record while clients ask, and for longer than an answer takes")
     if received.errors:
         return PARTIAL
     return 0 if received.requests else NEGATIVE

@@ -139,9 +139,14 @@ def simulated(jobs: Sequence[pool.Job], out: Path | None, workers: int | None, w
     except pool.CellError as error:
         fail(str(error))
     except KeyboardInterrupt:
-        kept = f"what is finished is in {out}; the same command goes on from there" if out else "nothing is kept"
-        warn(f"interrupted; {kept}{'' if out else ' without --out'}")
+        interrupted(out)
         raise
+
+
+def interrupted(out: Path | None) -> None:
+    """Say what is left of an interrupted run."""
+    kept = f"what is finished is in {out}; the same command goes on from there"
+    warn(f"interrupted; {kept if out is not None else 'nothing is kept without --out'}")
 
 
 @contextmanager

@@ -55,9 +55,9 @@ def run(options: Options) -> int:
     trace = options.out.with_suffix(".jsonl")
     if options.out.suffix not in (".yaml", ".yml"):
         fail(f"--out: {options.out} is no scenario's name; let it end in .yaml")
-    for path in (options.out, trace):
+    for path, what in ((options.out, f"{options.out}"), (trace, f"its trace goes to {trace}, which")):
         if path.exists():
-            fail(f"--out: {path} is there already, and is not written over; give another name")
+            fail(f"--out: {what} is there already, and is not written over; give another name")
     topology = _topology(options)
     known = _regions(options, topology)
     read = _read(options, trace)

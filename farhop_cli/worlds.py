@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from farhop_cli import show
-from farhop_cli.exits import NEGATIVE, fail, warn
+from farhop_cli.exits import NEGATIVE, fail
 from farhop_cli.routing import markdown
-from farhop_cli.sim import progress, shown
+from farhop_cli.sim import interrupted, progress, shown
 from farhop_lab.sim.stats import interval
 from farhop_lab.studies import pool, routers
 from farhop_lab.studies import random_worlds as drawn
@@ -75,7 +75,7 @@ def run(
     except (pool.CellError, TraceError, WorkloadError) as error:
         fail(str(error))
     except KeyboardInterrupt:
-        warn(f"interrupted; {'what is finished is kept' if out else 'nothing is kept without --out'}")
+        interrupted(out)
         if not verdicts:
             raise
     return printed(verdicts, as_json)

@@ -10,7 +10,7 @@ import typer
 from farhop_cli.commands.wiring import OneRegion, verb
 from farhop_cli.exits import fail
 from farhop_cli.help_page import App
-from farhop_cli.options import OUT, PLAIN, Allow, By, Drills, FleetOptions, From, Json, Keys, Length, Out
+from farhop_cli.options import OUT, PLAIN, Allow, By, Drills, FleetOptions, From, Json, Keys, Out
 
 # -- looking at a fleet
 
@@ -139,7 +139,9 @@ def bundle(
 @verb(record_app, "record", "farhop record --for 10m --out friday.jsonl")
 def record(
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The file to write. It must not exist.")],
-    length: Length = "10m",
+    length: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="For how long, such as 90s, 30m, 2h; at most 1d.")
+    ] = "10m",
     region: OneRegion = "",
     *,
     fleet_options: FleetOptions,

@@ -190,7 +190,7 @@ def flows(scenario: Scenario, results: Sequence[Result]) -> Any:
         _map(axes, router, those, places)
     for axes in list(panels.flat)[len(by_router) :]:
         axes.set_visible(False)
-    title = f"Where requests were answered\n{_about(scenario, results)}"
+    title = f"Where requests were answered; arrows: from where they came, % of all\n{_about(scenario, results)}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     return figure
 
@@ -278,8 +278,8 @@ def use(scenario: Scenario, results: Sequence[Result]) -> Any:
             axes.axvline(fault.at_s * (hours or 1.0), color="#999999", linestyle=":", linewidth=1)
         axes.axvspan(0, doc.warm_up_s * (hours or 1.0), color="#dddddd", alpha=0.5, linewidth=0)
         axes.set_title(router, loc="left")
-        axes.set_ylim(bottom=0)
         axes.tick_params(labelbottom=True)
+    panels[0][0].set_ylim(bottom=0)  # only now: it ends the scaling of the axis that all panels share
     for axes in list(panels.flat)[len(by_router) :]:
         axes.set_visible(False)
     figure.supxlabel(

@@ -7,6 +7,7 @@ import json
 import threading
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from farhop_cli import record
@@ -59,3 +60,21 @@ def test_served_requests_are_recorded_and_replayed(running: RunningWorld, tmp_pa
     made = CliRunner().invoke(app(), ["sim", "import", str(out), "--out", str(tmp_path / "live2.yaml"), "--json"])
     assert made.exit_code == 0, made.output
     assert json.loads(made.stdout)["requests"] == len(rows)
+
+
+def test_a_recording_without_requests_is_not_offered_to_be_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert record._print(tmp_path / "r.jsonl", record._Received(balancers=2), as_json=False) == 1
+    assert "sim import" not in capsys.readouterr().out
+    assert record._print(tmp_path / "r.jsonl", record._Received(balancers=2, requests=1), as_json=False) == 0
+    assert "sim import" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("length", "code"), [("1d", 0), ("25h", 2)])
+def test_the_longest_recording_is_what_the_help_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: str, code: int
+) -> None:
+    monkeypatch.setattr(record, "run", lambda *_: 0)
+    assert "at most 1d" in CliRunner().invoke(app(), ["record", "--help"]).stdout
+    assert CliRunner().invoke(app(), ["record", "--for", length, "--out", str(tmp_path / "r")]).exit_code == code

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farhop_cli.main import app
+from farhop_lab.studies import pool
 from tests.farhop_lab.studies.test_pool import TEXT
 
 
@@ -75,3 +76,19 @@ def test_a_log_is_told_how_it_becomes_a_scenario(tmp_path: Path, name: str) -> N
     text = CliRunner().invoke(app(), ["sim", str(path)])
     assert text.exit_code == 2
     assert f"farhop sim import {path} --out mine.yaml" in text.stderr
+
+
+@pytest.mark.parametrize("command", [["sim"], ["plan"], ["bench", "worlds"]])
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interrupted_run_says_what_is_left_of_it(
+    monkeypatch: pytest.MonkeyPatch, scenario: str, tmp_path: Path, command: list[str], kept: bool
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool, "run", interrupted)
+    given = [*command, *([scenario] if command != ["bench", "worlds"] else []), *(["--out", str(tmp_path)] * kept)]
+    text = CliRunner().invoke(app(), given)
+    assert text.exit_code == 130
+    left = f"what is finished is in {tmp_path}; the same command goes on from there"
+    assert text.stderr == f"farhop: interrupted; {left if kept else 'nothing is kept without --out'}\n"

@@ -169,3 +169,10 @@ def test_error_is_reported_in_one_line(tmp_path: Path, arguments: list[str], wor
     assert words in output.stderr
     assert output.stderr.count("\n") == 1
     assert not (tmp_path / "mine.jsonl").exists()
+
+
+def test_the_name_of_the_log_itself_is_not_taken_for_its_trace(tmp_path: Path) -> None:
+    log = written(tmp_path / "friday.jsonl", LINES)
+    output = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(tmp_path / "friday.yaml")])
+    assert output.exit_code == 2
+    assert output.stderr.startswith(f"farhop: --out: its trace goes to {log}, which is there already")

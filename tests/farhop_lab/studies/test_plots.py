@@ -54,7 +54,16 @@ def test_all_pictures_are_written(ran: tuple[Scenario, list[Result]], tmp_path: 
     [
         (plots.latency, ["time to first token, ms", "share of requests", "objective 2000 ms", "region-local"]),
         (plots.goodput, ["good answers a second (TTFT <= 2000 ms", "95 % intervals"]),
-        (plots.flows, ["farhop: ", "% of answers from abroad", "longitude, degrees east", "no clients"]),
+        (
+            plots.flows,
+            [
+                "farhop: ",
+                "% of answers from abroad",
+                "arrows: from where they came, % of all",
+                "longitude, degrees east",
+                "no clients",
+            ],
+        ),
         (plots.use, ["% of its slots", "seconds (grey: warm-up", "tokyo"]),
         (plots.cost, ["US dollars per 1,000 good answers", "good answers, %"]),
     ],
@@ -67,6 +76,15 @@ def test_pictures_say_what_they_show(ran: tuple[Scenario, list[Result]], make: A
     text = texts(figure)
     assert "drawn: virginia 1 L4, tokyo 1 L4; 6 s, 1 seed, simulated" in text
     assert all(word in text for word in words), text
+
+
+def test_the_use_of_every_router_lies_within_its_panel(ran: tuple[Scenario, list[Result]]) -> None:
+    scenario, results = ran
+    busier = [msgspec.structs.replace(results[1], curves={"virginia": [0.5], "tokyo": [0.9]})]
+    figure = plots.use(scenario, [results[0], *busier])
+    tops = [max(line.get_ydata()) for axes in figure.axes for line in axes.lines if len(line.get_ydata())]
+    assert max(tops) == 90.0
+    assert all(axes.get_ylim()[0] == 0.0 and axes.get_ylim()[1] > 90.0 for axes in figure.axes)
 
 
 def test_goodput_is_a_line_over_several_loads(ran: tuple[Scenario, list[Result]]) -> None:
