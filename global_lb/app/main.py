@@ -256,9 +256,9 @@ class GlobalBalancer:
         self.tier_admin.issued, self.tier_admin.limits = self.identities.status, self.limiter.status
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
-        self._entry: Publication | None = None
+        self._listed: Publication | None = None
         self.tier_admin.published = lambda: [
-            {"hub": name, "trouble": why} for name, why in publication_status(self._entry, hub).items()
+            {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()
         ]
         if self.accounts is not None:
             self.tier_admin.accounts = self.accounts.status
@@ -490,7 +490,8 @@ class GlobalBalancer:
             admin_tls=config.admin.tls is not None,
             version=release(),
         )
-        self._entry = await self.store.publish(entry_key(config.region, config.instance), encode(report), ENTRY_LEASE_S)
+        key = entry_key(config.region, config.instance)
+        self._listed = await self.store.publish(key, encode(report), ENTRY_LEASE_S)
 
     async def close(self) -> None:
         """See farhop.service.process.Balancer."""
