@@ -117,8 +117,13 @@ class TrialRunner:
         doc = self._scenario.doc
         good, whole_s = doc.objective.good, doc.duration_s - doc.warm_up_s
         asked = {name: share.asked * whole_s / first.window.seconds for name, share in first.score.regions.items()}
-        region = min(asked, key=lambda name: asked[name], default="")
-        few, need = max(asked.get(region, 0.0), 0.1), needed(good)
+        if not asked:
+            raise TooFewRequestsError(
+                f"no request came in the {whole_s:g} s that count; give a longer --for, or the scenario a shorter "
+                "warm_up_s"
+            )
+        region = min(asked, key=lambda name: asked[name])
+        few, need = max(asked[region], 0.1), needed(good)
         runs = ceil(need / few)
         again = any(not work.path for work in doc.work)  # a trace gives the same requests in every run
         most = (self._given or SEEDS_MAX) if again else 1
@@ -127,7 +132,7 @@ class TrialRunner:
             remedy = f"--for {for_m}m" + (f" or --seeds {runs}" if again and runs <= 100 else ", if the trace goes on")
             doubt = _doubt(good, max(1, round(few)))
             raise TooFewRequestsError(
-                f"{region or 'no region'} has {few:.0f} requests in the {whole_s:g} s that count: they show the share "
+                f"{region} has {few:.0f} requests in the {whole_s:g} s that count: they show the share "
                 f"of good answers to within ± {100 * doubt:.1f} %, where {100 * (1 - good):.3g} % may be bad; "
                 f"{need} requests would do: {remedy}"
             )

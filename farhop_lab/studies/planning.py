@@ -206,7 +206,8 @@ class Search:
             if not short:
                 break
             if any(high[region] == self._most for region in short):
-                return Need(None, why=f"{self._most} replicas are not enough in {', '.join(short)}")
+                reached = ", ".join(f"{region} ({outcome.good[region]:.0%} good)" for region in short)
+                return Need(None, why=f"{self._most} replicas are not enough in {reached}")
             for region in short:
                 low[region] = high[region] + 1
                 high[region] = self._most if self._over_now() else min(2 * high[region], self._most)
@@ -236,7 +237,10 @@ class Search:
             # Its proportions are useless: the maximum everywhere.
             shape, low, top = dict.fromkeys(self._prices, self._most), 0.0, 1.0
             if not (yield from self._is_enough(shape, lost)):
-                return Need(None, why=f"{self._most} replicas in every region are not enough")
+                tried = (self._known.get(_trial(shape, True, region)) for region in lost)
+                worst = min(outcome.worst[0] for outcome in tried if outcome is not None)
+                why = f"{self._most} replicas in every region are not enough ({worst:.0%} good in the worst)"
+                return Need(None, why=why)
             break
         fleet, settled = yield from self._halved(shape, low, top, lost)
         fleet, pared = yield from self._pared(fleet, lost)

@@ -126,3 +126,21 @@ def test_an_unknown_scenario_is_one_line() -> None:
     output = CliRunner().invoke(app(), ["plan", "nowhere"])
     assert output.exit_code == 2
     assert output.stderr.count("\n") == 1
+
+
+def test_an_impossible_objective_tells_how_far_the_largest_fleet_comes(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(TEXT)
+    output = CliRunner().invoke(app(), ["plan", str(path), "--most", "1", "--ttft", "1", "--json"])
+    assert output.exit_code == 1, output.output
+    found = json.loads(output.stdout)["plan"]
+    assert found["alone"]["why"] == "1 replicas are not enough in virginia (0% good), tokyo (0% good)"
+    assert found["together"]["why"] == "1 replicas in every region are not enough (0% good in the worst)"
+
+
+def test_no_request_at_all_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(TEXT.replace("virginia: 12, tokyo: 6", "virginia: 0"))
+    output = CliRunner().invoke(app(), ["plan", str(path)])
+    assert output.exit_code == 2
+    assert output.stderr.startswith("farhop: no request came in the 3 s that count; give a longer --for")

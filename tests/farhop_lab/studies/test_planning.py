@@ -84,7 +84,7 @@ def test_the_worst_share_is_given_with_its_interval() -> None:
 def test_insufficient_capacity_is_reported() -> None:
     planned = Search(PRICES, 0.9, Fleet(), most=3).run()
     assert planned.alone.replicas is None
-    assert planned.alone.why == "3 replicas are not enough in a"
+    assert planned.alone.why == "3 replicas are not enough in a (50% good)"
     assert planned.together.total == 6
     assert Search(PRICES, 0.9, Fleet(), most=1).run().together.replicas is None
 
