@@ -40,6 +40,7 @@ from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionRe
 from farhop.service.tasks import Tasks, all_of, until
 from farhop.store.contract import entry_key
 from farhop.store.documents.entry import EntryReport, encode
+from farhop.store.hubs import publication_status
 from farhop.telemetry import logs
 from farhop.telemetry.release import release
 from global_lb.app.advise import Advisor
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request, Usage
     from farhop.relay.active import ActiveRequest
-    from farhop.store.contract import Store
+    from farhop.store.contract import Publication, Store
     from global_lb.routing.pick import Decision
     from topology.model import Topology
 
@@ -255,6 +256,10 @@ class GlobalBalancer:
         self.tier_admin.issued, self.tier_admin.limits = self.identities.status, self.limiter.status
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        self._listed: Publication | None = None
+        self.tier_admin.published = lambda: [
+            {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()
+        ]
         if self.accounts is not None:
             self.tier_admin.accounts = self.accounts.status
         self.admin = AdminServer(
@@ -487,7 +492,8 @@ class GlobalBalancer:
             admin_tls=config.admin.tls is not None,
             version=release(),
         )
-        await self.store.publish(entry_key(config.region, config.instance), encode(report), ENTRY_LEASE_S)
+        key = entry_key(config.region, config.instance)
+        self._listed = await self.store.publish(key, encode(report), ENTRY_LEASE_S)
 
     async def close(self) -> None:
         """See farhop.service.process.Balancer."""

@@ -283,6 +283,7 @@ class GlobalAdmin:
         self._watcher, self._overrides, self._clock, self._laws = watcher, overrides, clock, laws
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
+        self.published: Callable[[], list[dict[str, Any]]] = list  # why operators find no address of ours in a hub
         self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
         self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
         self.accounts: Callable[[], dict[str, Any]] = dict  # what is written down of requests
@@ -319,6 +320,7 @@ class GlobalAdmin:
             "law": self._laws.status(),
             "configuration": self._configuration(),
             "kept": self.kept(),
+            "published": self.published(),
             "keys": self.issued(),
             "limits": self.limits(),
             "accounts": self.accounts(),
