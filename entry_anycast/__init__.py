@@ -1,1 +1,1 @@
-"""`farhop anycast`: announces an entry's prefixes while the entry is fit, and takes them back before it is not."""
+"""`farhop anycast`: announces an entry's prefixes while the entry is ready, and withdraws them when it no longer is."""

@@ -78,7 +78,7 @@ def run(options: Options) -> int:
 
 
 def plan(options: Options) -> Plan:
-    """Who asks what, where. Ends the command if that is unknown."""
+    """Which key asks which model at which entry. Ends the command if that is unknown."""
     here = _world(options)
     allow = running.places(here.topology if here is not None else None, options.allow)
     if here is None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 WATCH_S = 20.0
 MISSED = "missed: it was not run while its window was open"
-AGREED_S = 3.0  # the longest time until a run's result is in the history: then all watchers know of it
+AGREED_S = 3.0  # the longest time until a run's result is in the history, where all watchers see it
 
 
 def schedule(

@@ -490,7 +490,7 @@ def with_store(here: Fleet, work: Callable[[Store], Awaitable[int]], *, writes: 
 
 
 async def settled(followed: Callable[[], Awaitable[int]], asked: int) -> int:
-    """How many of so many balancers follow once all do, or KNOWN_WITHIN_S is over. Fewer than all is not an error: they
+    """How many of the balancers follow, once all do or KNOWN_WITHIN_S is over. Fewer than all is not an error: the rest
     follow when they can.
     """
     aware = 0

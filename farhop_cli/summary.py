@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LINES_MAX = 10
 WRONG_MAX, BUSY_MAX = 4, 3
+NO_ENTRY = "unknown: no global balancer was found; does one run, and may it write its address to etcd?"
 NOT_TOLD = "as entries see it: no regional balancer answered, or none is known here (a context finds them)"
 _LATELY_S = 60.0  # older failures of requests are not reported
 _STATES = ("down", "draining", "suspect", "up")  # worst first, as reported by some balancer
@@ -57,6 +58,7 @@ class Summary(msgspec.Struct, frozen=True):
     fleet: str
     balancers: int
     answered: int
+    global_balancers: int
     regions: dict[str, int]  # how many, by state
     epochs: dict[int, list[str]]
     law: str
@@ -83,6 +85,7 @@ def of(
         name,
         len(upper) + len(lower),
         len(answered),
+        len(upper),
         dict(Counter(str(view.get("state") or "unknown") for view in views.values())),
         epochs,
         _law(answered),
@@ -111,7 +114,7 @@ def lines(summary: Summary) -> Iterator[tuple[str, str | None]]:
     if len(few) < len(summary.wrong):
         yield f"wrong: and {len(summary.wrong) - len(few)} more; see --wide", "red"
     told = not summary.loads or any(load.in_flight is not None for load in summary.loads)
-    yield f"load: {_total(summary.loads) if told else NOT_TOLD}", None
+    yield f"load: {(_total(summary.loads) if told else NOT_TOLD) if summary.global_balancers else NO_ENTRY}", None
     for load in summary.loads[:BUSY_MAX]:
         yield f"  {_shown(load)}", None
 
@@ -277,6 +280,13 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
     trouble = status.get("store_trouble")
     if trouble:
         yield f"{one.name} has lost etcd: {trouble}"
+    for hub in _dicts(status.get("published" if status.get("tier") == "global" else "hubs")):
+        if hub.get("trouble"):
+            yield f"{one.name} is missing in hub {hub.get('hub')}: {hub['trouble']}"
+    limits = status.get("limits")
+    root = limits.get("root") if isinstance(limits, dict) else None
+    if isinstance(root, dict) and root.get("trouble"):
+        yield f"{one.name} cannot lend out limits (tenants with limits here may get 429): {root['trouble']}"
     law = status.get("law")
     if isinstance(law, dict):
         for what in _texts(law.get("trouble")):

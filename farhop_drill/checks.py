@@ -1,7 +1,7 @@
-"""Whether a drill may begin: the fleet is whole, what is left of it holds the load, nobody loses a last lawful region.
+"""Whether a drill may begin: the fleet is healthy, the rest of it can carry the load, no tenant loses its last region.
 
-Pure: facts in, findings out, each check by its name. Invariant: what cannot be told is a reason not to run. Never
-weighs one check against another: one that does not hold is enough.
+Pure: facts in, findings out, each check by its name. Invariant: an unknown fact is a reason not to run. Never weighs
+one check against another: one that does not hold is enough.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _serving(facts: Facts) -> dict[str, set[str]]:
 
 
 def _last_site(drill: Drill, facts: Facts) -> Finding:
-    """A region that is lost whole must not be the last one of anybody."""
+    """A region that is lost completely must not be the last lawful one of any tenant."""
     gone = {name for name in drill.lost() if drill.share_lost(name) >= 1.0}
     law = Law(facts.topology)
     stranded_by = []
@@ -162,7 +162,7 @@ def _last_site(drill: Drill, facts: Facts) -> Finding:
 
 
 def _last_entry(drill: Drill, facts: Facts) -> Finding:
-    """Nor the last one where somebody's requests may be read."""
+    """An entry that is lost must not be the last one that may read a tenant's requests."""
     entries = facts.topology.entries
     gone = {
         entries[one.entry].region if one.do == "drain-entry" and one.entry in entries else one.region
@@ -182,8 +182,8 @@ def _last_entry(drill: Drill, facts: Facts) -> Finding:
 
 
 def _n_minus_1(drill: Drill, facts: Facts) -> Finding:
-    """Utilisation of each set of lawful regions that loses something: what they have under way and waiting, by the
-    slots that are left of them, in the same model."""
+    """Utilisation of each set of lawful regions that loses something: requests under way and waiting, divided by the
+    slots that remain, per model."""
     law = Law(facts.topology)
     slots: dict[tuple[str, str], float] = {}
     used: dict[tuple[str, str], float] = {}
@@ -217,7 +217,7 @@ def _probe(facts: Facts) -> Finding:
 
 
 def _pilot_light(drill: Drill, facts: Facts) -> list[Finding]:
-    """Nothing of a drill that measures one, where there is none to measure."""
+    """A drill that measures a pilot light needs one that is asleep."""
     if not any(one.measure == "pilot_light_s" for one in drill.hypotheses):
         return []
     found: dict[str, bool] = {}

@@ -26,7 +26,7 @@ DURATION_MAX_S = 4 * 3600.0
 SOAK_MAX_S = 3600.0
 CANARIES_MAX = 200_000  # of a run, all of them kept until it is judged
 
-# What a drill can do, what each must be told, and what it may be told. Traffic: by overrides that end by themselves.
+# What a drill can do, and each action's required and optional fields. Traffic: by overrides that end by themselves.
 TRAFFIC: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "drain": (("region",), ("share", "over_s")),
     "bias": (("region", "ms"), ()),
@@ -52,7 +52,7 @@ TAKES_A_SHARE = frozenset({"drain", "refuse"})
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """What can be measured: its unit and meaning; `live`: also each second, over a moment, for abort conditions."""
+    """What can be measured: its unit and meaning; `live`: also each second, over the last seconds, for aborts."""
 
     unit: str
     what: str
@@ -127,7 +127,7 @@ class Injection(_Part):
 
 
 class Step(_Part):
-    """What is injected, and how long is waited with it in place."""
+    """What is injected, and for how long it stays in place."""
 
     name: Text
     inject: Annotated[list[Injection], Field(min_length=1, max_length=8)]
@@ -154,7 +154,7 @@ class Hypothesis(_Part):
 
 
 class Abort(_Part):
-    """What ends the drill early: a measure of the last moment that is `above` a bound for `for_s`."""
+    """What ends the drill early: a measure over the last seconds that is `above` a bound for `for_s`."""
 
     measure: str
     above: Annotated[float, Field(allow_inf_nan=False)]
@@ -175,8 +175,8 @@ class Canaries(_Part):
 
 
 class Drill(_Part):
-    """A drill. `before_s`: how long the steady state is measured; `after_s`: how long at most is waited for the return.
-    Times in seconds; windows in UTC."""
+    """A drill. `before_s`: how long the steady state is measured; `after_s`: the longest wait for the return. Times in
+    seconds; windows in UTC."""
 
     drill: str
     title: Text
@@ -309,11 +309,11 @@ def _filled(raw: dict[str, Any], given: Mapping[str, str], problems: list[str]) 
     return {name: fill(one, str(name)) for name, one in raw.items() if name != "parameters"}
 
 
-# -- what the shape does not tell
+# -- what the shape does not check
 
 
 def _beyond_shape(raw: Mapping[str, Any], names: Names | None) -> list[str]:
-    """Faults of meaning, looked for in whatever is there, however misshapen the rest."""
+    """Errors of meaning, looked for in whatever is there, however malformed the rest."""
     found: list[str] = []
     if not isinstance(raw.get("drill"), str) or not _NAME.fullmatch(raw["drill"]):
         found.append("drill: give a name of a-z, 0-9 and '-'")

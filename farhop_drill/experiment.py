@@ -2,7 +2,7 @@
 
 Pure. The drill keeps its own checks, aborts and rollback: the experiment runs it by its command and asks for its
 verdict. Chaos Toolkit skips a method whose hypothesis is unmet beforehand, and still ends `completed`: so the
-hypothesis is looked at after the method alone, and says that the drill *ran* and passed. Rollbacks are played always.
+hypothesis is only evaluated after the method, and says that the drill *ran* and passed. Rollbacks always run.
 """
 
 from __future__ import annotations

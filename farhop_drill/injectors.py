@@ -1,6 +1,6 @@
-"""What makes a step stand and takes it back: overrides in etcd, or faults in a world that `farhop up` runs.
+"""Injects a step and restores it: overrides in etcd, or faults in a world that `farhop up` runs.
 
-Invariant: whatever stands ends by itself within LEASE_S of the last renewal: an override by etcd's lease and by each
+Invariant: every injection ends by itself within LEASE_S of the last renewal: an override by etcd's lease and by each
 balancer's own clock, a fault by the clock of the process that runs the world. So a runner that dies ends its drill.
 Never overwrites what an operator set.
 """
@@ -38,22 +38,22 @@ MEND_S = 60.0  # processes that were killed take a while to start
 
 
 class InjectError(Exception):
-    """A step that could not be made to stand, or taken back; the text says why."""
+    """A step that could not be injected, or not restored; the text says why."""
 
 
 class Injector(Protocol):
-    """Makes steps stand one after another: a later one replaces an earlier one's injection of the same target."""
+    """Injects steps one after another: a later one replaces an earlier one's injection for the same target."""
 
     async def inject(self, step: Step) -> None:
-        """Make it stand. InjectError; then a part of it may stand, and `restore` takes that back."""
+        """Inject it. InjectError; then a part of it may be in place, and `restore` removes that."""
         ...
 
     async def renew(self) -> None:
-        """Have it stand for LEASE_S from now. InjectError."""
+        """Renew it for LEASE_S from now. InjectError."""
         ...
 
     async def restore(self) -> None:
-        """Take all of it back, the last first. InjectError; to be asked again then."""
+        """Restore all of it, the last step first. InjectError; call it again then."""
         ...
 
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class Injector(Protocol):
 
 class TrafficInjector:
     """By overrides, which every balancer follows. `homes` are entries' regions; `raise_epoch` puts the law in force
-    under its next epoch, unchanged, which needs no way back."""
+    under its next epoch, unchanged, which needs no restoring."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class TrafficInjector:
 
     async def _put(self, one: Injection, *, new: bool) -> None:
         override = self._override(one)
-        self._stands[override.key] = one  # before it is written: what was not acknowledged may stand
+        self._stands[override.key] = one  # before it is written: an unacknowledged write may be in place
         try:
             value = overrides.encode(override)
             await self._store.put(override.key, value, expect_revision=0 if new else None, ttl_s=LEASE_S)
@@ -151,7 +151,7 @@ class FaultInjector:
         self._session: aiohttp.ClientSession | None = None
 
     async def inject(self, step: Step) -> None:
-        """See Injector. Of a step all at once: a region does not die piece by piece."""
+        """See Injector. All of a step at once: a region does not die piece by piece."""
         names = []
         for one in step.inject:
             name = f"{self._run}.{one.target.replace('/', '.')}"
@@ -177,12 +177,12 @@ class FaultInjector:
             self._stands.remove(name)
 
     async def standing(self) -> list[str]:
-        """The faults that stand in the world now, whoever's they are. InjectError."""
+        """The faults in place in the world now, from any run. InjectError."""
         answer = await self._call("GET", "/faults", None)
         return [str(one) for one in answer.get("faults") or ()]
 
     async def possible(self, steps: Iterable[Step]) -> None:
-        """Ask whether all of it can be made there. InjectError says what cannot; nothing is touched."""
+        """Ask whether all of it can be injected there. InjectError says what cannot; nothing is touched."""
         bounds = {"lease_s": LEASE_S, "for_s": self._for_s}
         await self._call("POST", "/faults", [{**_fault(one), **bounds} for step in steps for one in step.inject])
 

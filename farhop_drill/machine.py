@@ -1,9 +1,8 @@
 """The state machine of a run: pending > checking > steady > (injecting > soaking)* > restoring > after > done.
 
-`handle(event, now) -> commands`, now in monotonic seconds; it never awaits. Invariants: whatever was asked to be
-injected is asked to be restored before the run is done, and nothing is injected afterwards; never two injections at
-once; a verdict is PASS only if every step ran to its end, and everything was restored; an abort is a `Restore` in the
-same breath.
+`handle(event, now) -> commands`, now in monotonic seconds; it never awaits. Invariants: for every `Inject` there is a
+`Restore` before the run is done, and nothing is injected afterwards; never two injections at once; a verdict is PASS
+only if every step ran to its end, and everything was restored; an abort returns `Restore` at once.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ RESTORE_TRIES = 5
 
 
 class Phase(StrEnum):
-    """Where a run stands."""
+    """The phase of a run."""
 
     PENDING = "pending"
     CHECKING = "checking"
@@ -57,13 +56,13 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class Injected(msgspec.Struct, frozen=True):
-    """A step stands."""
+    """A step is in place."""
 
     step: int
 
 
 class InjectFailed(msgspec.Struct, frozen=True):
-    """A step could not be made to stand, or not whole."""
+    """A step could not be injected, or only in part."""
 
     step: int
     why: str
@@ -83,11 +82,11 @@ class StopAsked(msgspec.Struct, frozen=True):
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """Nothing that was injected stands any more."""
+    """Nothing that was injected is in place any more."""
 
 
 class RestoreFailed(msgspec.Struct, frozen=True):
-    """It could not be taken back; it ends by its own lease."""
+    """It could not be restored; it ends by its own lease."""
 
     why: str
 
@@ -99,7 +98,7 @@ Event: TypeAlias = Started | Checked | Injected | InjectFailed | Ticked | StopAs
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Look at the fleet and say `Checked`."""
+    """Check the fleet and report `Checked`."""
 
 
 class Observe(msgspec.Struct, frozen=True):
@@ -107,13 +106,13 @@ class Observe(msgspec.Struct, frozen=True):
 
 
 class Inject(msgspec.Struct, frozen=True):
-    """Make a step stand, and say `Injected` or `InjectFailed`."""
+    """Inject a step, and report `Injected` or `InjectFailed`."""
 
     step: int
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Take back all that was injected, the last first, and say `Restored` or `RestoreFailed`."""
+    """Restore all that was injected, the last first, and report `Restored` or `RestoreFailed`."""
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -144,7 +143,7 @@ class Run:
         self._bound = float("inf")
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event; what is to be done about it, in order."""
+        """Take one event; returns the commands, in order."""
         if self.phase is Phase.DONE:
             return []
         match event:
@@ -228,7 +227,8 @@ class Run:
         return self._abort(why, DrillVerdict.ABORTED)
 
     def _abort(self, why: str, untouched: DrillVerdict = DrillVerdict.NOT_RUN) -> list[Command]:
-        """`untouched`: the verdict if nothing was injected yet. A steady state that is none is no drill gone wrong."""
+        """`untouched`: the verdict if nothing was injected yet. A steady state that does not hold is not a drill that
+        failed."""
         if self.phase in (Phase.RESTORING, Phase.AFTER):
             if self.verdict is None and self.phase is Phase.AFTER:
                 self.verdict, self.ended = DrillVerdict.ABORTED, why

@@ -1,8 +1,8 @@
 """What a run showed: from canaries as clients saw them and balancers as they described themselves, to figures.
 
 Pure; the names are `document.MEASURES`. Clients' counts are the authority: balancers' pages give t1 and utilisation
-alone. t0 is when the first injection was asked for, so that its own duration counts; "good" is an answer whole and its
-first token within the drill's objective. A figure that nothing was seen of is left out, never 0.
+alone. t0 is when the first injection was requested, so that its own duration counts; "good" is a complete answer whose
+first token came within the drill's objective. A figure without any observation is left out, never 0.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
     from farhop_drill.document import Drill
 
-LIVE_S = 3.0  # what abort conditions look back on
+LIVE_S = 3.0  # how far abort conditions look back
 WRONG = frozenset({"down", "draining", "suspect"})
-BACK_S = 1.0  # so long everything is at home before it counts as back
+BACK_S = 1.0  # how long everything must be served at home before it counts as back
 BACK_SHARE = 0.9
-BACK_AHEAD = 10  # of so many requests from the first on that is served at home, as good as all are
+BACK_AHEAD = 10  # of this many requests, from the first that is served at home on, nearly all must be
 BACK_MAX = 1000  # canaries looked at for it
-BACK_MIN = 3  # so many must have been served at home, however seldom they ask
+BACK_MIN = 3  # at least this many must have been served at home, however few requests there are
 GIGABYTE = 1e9
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of the probe, seconds from the run's beginning. `first_s` None: no first token. `region`: who served,
-    by the answer's header; "" if it does not say. `code` "" : it ended whole. `prompt` names what may be compared."""
+    """One request of the probe, seconds from the run's beginning. `first_s` None: no first token. `region`: which one
+    served it, by the answer's header; "" if it does not say. `code` "": it is complete. `prompt` names what may be
+    compared."""
 
     entry: str
     tenant: str
@@ -54,7 +55,7 @@ class Canary(msgspec.Struct, frozen=True, kw_only=True):
 
 class StatusSample(msgspec.Struct, frozen=True, kw_only=True):
     """What the global balancers that answered said at a moment: each region's worst state and fullest share, the epochs
-    of the law that they go by, and which regions are pilot lights: True where all of them have woken it."""
+    of the law that they apply, and which regions are pilot lights: True where all of them have woken it."""
 
     at_s: float
     states: Mapping[str, str]
@@ -76,7 +77,7 @@ class Timeline(msgspec.Struct):
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
-    """Nearest rank; None of nothing."""
+    """Nearest rank; None if there is nothing."""
     ranked = sorted(values)
     return ranked[max(0, ceil(share * len(ranked)) - 1)] if ranked else None
 
@@ -93,8 +94,8 @@ def homes(canaries: Iterable[Canary], before_s: float) -> dict[tuple[str, str], 
 def live(
     drill: Drill, canaries: Sequence[Canary], looks: Sequence[StatusSample], now_s: float, violations: int
 ) -> dict[str, float]:
-    """The measures of the last moment, of canaries in the order they ended. `violations` are those of the whole run:
-    one is never forgotten."""
+    """The measures over the last seconds, of canaries in the order they ended. `violations` are those of the whole run:
+    none is ever forgotten."""
     recent: list[Canary] = []
     for one in reversed(canaries):
         if one.ended_s < now_s - LIVE_S:
@@ -113,9 +114,9 @@ def live(
 def is_back(
     drill: Drill, canaries: Sequence[Canary], looks: Sequence[StatusSample], marks: Timeline, now_s: float
 ) -> bool:
-    """Whether all regions are up, and the affected are all served where they were at first, for a moment now.
+    """Whether all regions are up, and the affected clients are all served where they were at first, for BACK_S now.
 
-    Who asks so seldom that hardly any did in that moment is judged by the last that did since the restoration.
+    A client that sent hardly any request in that time is judged by its last ones since the restoration.
     """
     if marks.t0_s is None or marks.restored_s is None or now_s < marks.restored_s + BACK_S or not looks:
         return False
@@ -145,7 +146,7 @@ def measured(
     violates: Callable[[Canary], bool],
     egress_usd_per_gb: Mapping[str, float],
 ) -> dict[str, float]:
-    """Every figure that there is something to say of."""
+    """Every figure for which there is an observation."""
     found: dict[str, float] = {"canaries": float(len(canaries))}
     if canaries:
         found["residency_violations"] = float(sum(map(violates, canaries)))
@@ -198,7 +199,7 @@ def _rto_s(drill: Drill, home: Mapping[tuple[str, str], str], new: Sequence[Cana
         later = [one for one in some if one.began_s > max(bad, default=-1.0) and _good(drill, one)]
         firsts = [one.first_s for one in later if one.first_s is not None]
         if not firsts:
-            if bad and who:  # never restored while it was looked at: at least so long
+            if bad and who:  # never restored while it was observed: at least this long
                 worst = max(worst or 0.0, max(one.ended_s for one in some) - t0)
             continue
         worst = max(worst or 0.0, min(firsts) - t0)
@@ -236,7 +237,7 @@ def _detect_s(drill: Drill, looks: Sequence[StatusSample], t0: float) -> float |
 
 
 def _pilot_light_s(looks: Sequence[StatusSample], t0: float) -> float | None:
-    """Of pilot lights that were asleep when it began: one that was awake shows nothing."""
+    """Only of pilot lights that were asleep at the beginning: one that was awake shows nothing."""
     before = next((look.pilots for look in reversed(looks) if look.at_s < t0), {})
     asleep = [name for name, awake in before.items() if not awake]
     woken = (look.at_s - t0 for look in looks if look.at_s >= t0 and any(look.pilots.get(name) for name in asleep))
@@ -244,7 +245,7 @@ def _pilot_light_s(looks: Sequence[StatusSample], t0: float) -> float | None:
 
 
 def _shift(drill: Drill, home: Mapping[tuple[str, str], str], new: Sequence[Canary], t0: float) -> dict[str, float]:
-    """Of requests that were served there at first: from when so many of all that follow are served elsewhere."""
+    """Of requests that were served there at first: from when on that share of all that follow is served elsewhere."""
     theirs = _served_there(drill, home)
     some = [one for one in sorted(new, key=lambda one: one.began_s)
             if (one.entry, one.tenant) in theirs and one.region]  # fmt: skip
@@ -283,7 +284,7 @@ def _failback(
 
 
 def _bytes(canaries: Sequence[Canary], during: Sequence[Canary], t0: float) -> dict[str, float]:
-    """Against what the same prompt was answered with before: nothing is said where engines do not repeat themselves."""
+    """Compared with the earlier answer to the same prompt; no figure where engines do not repeat themselves."""
     before: dict[str, set[str]] = defaultdict(set)
     for one in canaries:
         if one.prompt and not one.code and one.ended_s < t0:
@@ -303,7 +304,7 @@ def _bytes(canaries: Sequence[Canary], during: Sequence[Canary], t0: float) -> d
 
 
 def _common(a: str, b: str) -> int:
-    """How many characters two texts begin alike with."""
+    """The length of two texts' common prefix, in characters."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

@@ -1,7 +1,7 @@
-"""Where the law lets a request be served, by set arithmetic on the law's document: to hold the answers against.
+"""Where the law lets a request be served, by set arithmetic on the law's document: the answers are checked by it.
 
-Shares no code with `topology.law`, so that a fault there is seen here. Pure. Never kinder than the document: a tenant,
-a place or a region that it does not know is allowed nothing. What a model is based on is not looked at: canaries name
+Shares no code with `topology.law`, so that a bug there is seen here. Pure. Never more lenient than the document: a
+tenant, a place or a region that it does not know is allowed nothing. Models' bases are not considered: canaries name
 their model as the law does.
 """
 

@@ -1,4 +1,4 @@
-"""What came of a run, whole: what was done and when, what was seen, and the verdict of each hypothesis.
+"""The complete result of a run: what was done and when, what was seen, and the verdict of each hypothesis.
 
 Pure. Invariants: a run is PASS only if every hypothesis is; one that could not be measured is NOT_RUN and never PASS.
 """
@@ -23,7 +23,7 @@ _WORST_FIRST = (DrillVerdict.FAIL, DrillVerdict.ABORTED, DrillVerdict.NOT_RUN, D
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A hypothesis and what became of it. `value` None: nothing was measured."""
+    """A hypothesis and its result. `value` None: nothing was measured."""
 
     hypothesis: str
     measure: str
@@ -73,7 +73,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 def judge(drill: Drill, measures: Mapping[str, float], verdict: DrillVerdict | None, why: str) -> list[Judged]:
-    """Each hypothesis by what was measured; `verdict` is set where the run says it for all of them."""
+    """Each hypothesis by what was measured; `verdict` is set if the run decides it for all of them."""
     judged = []
     for one in drill.hypotheses:
         value, unit = measures.get(one.measure), MEASURES[one.measure].unit

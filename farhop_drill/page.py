@@ -1,7 +1,8 @@
 """A run's report as one HTML file: verdicts, the timeline and its plots, checks and figures. Nothing is loaded from
 anywhere.
 
-Pure. Whatever a fleet said stands in it as text, never as markup; points are bounded, however long the run.
+Pure. Whatever a fleet reported is in it as text, never as markup; the number of points is bounded, however long the
+run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The probe: canary requests from outside, as clients of each entry and tenant would send them, at a bounded rate.
 
-A client holds an ordered list of entries and goes on down it. Never retries what began, and never sends more than its
-rate, however slow the answers: who is still waiting is not asked again.
+A client has an ordered list of entries and tries them in turn. Never retries a request that began, and never sends more
+than its rate, however slow the answers: a client that still waits sends nothing else.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Client(msgspec.Struct, frozen=True):
 
 class Probe:
     """Sends canaries until stopped; `received` is called with each as it ends. Times are `clock` less `began`. Engines
-    that are `emulated` stop where it pleases them: they are sent how long to write."""
+    that are `emulated` stop at an arbitrary length: they are told how much to write."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Probe:
         self._sending = asyncio.create_task(self._send())
 
     async def stop(self, patience_s: float) -> None:
-        """Send no more; those under way have so long to end."""
+        """Send no more; those under way have that long to end."""
         if self._sending is not None:
             self._sending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -111,7 +111,7 @@ class Probe:
 
     async def _one(self, client: Client, number: int, *, is_long: bool) -> None:
         round_ = number // len(self._clients)
-        # A long one repeats: what it is answered must then repeat, too. A short one is new to every cache.
+        # A long prompt is repeated, so its answer must be, too. A short one is new to every cache.
         text = f"canary {round_ % LONG_PROMPTS} " if is_long else f"canary {self._salt} {number} "
         text += f"of {client.tenant} at {client.entry}: count from one to a hundred."
         tokens = self._wanted.long_tokens if is_long else self._wanted.answer_tokens
@@ -129,7 +129,7 @@ class Probe:
         ended_s = self._clock() - self._began
         first_s = None if answer.ttft_ms is None else began - self._began + answer.ttft_ms / 1e3
         if first_s is None and not answer.code:
-            first_s = ended_s  # whole, and without a word
+            first_s = ended_s  # complete, but without a token
         self._received(
             Canary(
                 entry=client.entry,

@@ -1,9 +1,7 @@
-"""What stands in etcd of drills: the lock, the emergency stop, what was asked to stop, documents, schedules and the
-history.
+"""Drills' records in etcd: the lock, the emergency stop, orders to stop, documents, schedules and the history.
 
 Invariants: one run holds the lock at a time, under a lease that ends with its runner; while the emergency stop is
-engaged nobody begins; a run that cannot read the emergency stop for a while ends, unless etcd itself is what it takes
-away.
+engaged no run begins; a run that cannot read the emergency stop for a while ends, unless it stops etcd itself.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ T = TypeVar("T")
 
 
 class DrillLock(msgspec.Struct, frozen=True, kw_only=True):
-    """Who drills: the run, its drill, who runs it, since when (epoch seconds)."""
+    """The holder of the lock: the run, its drill, who runs it, since when (epoch seconds)."""
 
     run: str
     drill: str
@@ -43,7 +41,7 @@ class DrillLock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's word: stop."""
+    """An operator's order to stop."""
 
     author: str
     why: str
@@ -70,7 +68,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Records:
-    """All of it, on a store that is open. Every word raises StoreError where etcd does not answer."""
+    """All of them, on an open store. Every method raises StoreError if etcd does not answer."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -78,7 +76,7 @@ class Records:
     # -- the lock
 
     async def holder(self) -> DrillLock | None:
-        """Who drills now."""
+        """The present holder of the lock."""
         return _read(await self._store.get(LOCK), DrillLock)
 
     async def lock(self, held: DrillLock) -> bool:
@@ -90,7 +88,7 @@ class Records:
         return True
 
     async def renew(self, held: DrillLock) -> bool:
-        """Keep it; False: somebody else has it. What a lost etcd let go is taken again."""
+        """Keep it; False: somebody else has it. A lock that was lost with etcd is taken again."""
         there = await self._store.get(LOCK)
         other = _read(there, DrillLock)
         if other is not None and other.run != held.run:
@@ -172,7 +170,7 @@ class Records:
 
 
 def _read(entry: Entry | None, kind: type[T]) -> T | None:
-    """What stands there; None for nothing, and for what nobody of this build wrote."""
+    """The value there; None for nothing, and for a value that this build cannot have written."""
     try:
         return msgspec.json.decode(entry.value, type=kind) if entry is not None else None
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
-"""A run's report as others' tools read it: a journal as Chaos Toolkit writes them, and JUnit.
+"""A run's report for other tools: a journal as Chaos Toolkit writes it, and JUnit.
 
-Pure: text from an Outcome. The journal keeps Chaos Toolkit's own words (`status`, `deviated`, `steady_states`, `run`,
-`rollbacks`), so that its readers accept it; ours stands under `farhop`. Never says `completed` of a drill that did not
-run, nor `deviated: false` of one that did not pass.
+Pure: text from an Outcome. The journal has Chaos Toolkit's own fields (`status`, `deviated`, `steady_states`, `run`,
+`rollbacks`), so that its readers accept it; Farhop's own results are under `farhop`. Never says `completed` of a drill
+that did not run, nor `deviated: false` of one that did not pass.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The shell of a run: carries out what the machine commands, renews what stands, and keeps what was seen.
+"""The shell of a run: carries out the machine's commands, renews injections, and keeps what was seen.
 
-Invariants: however it ends, what was injected is taken back or was told to end by itself, and the lock is given back;
-the machine alone decides. Never asserts a figure: `measures` does, from what is kept here.
+Invariants: however it ends, what was injected is restored or ends by its own lease, and the lock is given back; the
+machine alone decides. Never asserts a figure: `measures` does, from what is kept here.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ STOP_POLL_S = 0.5  # so that an order to stop is followed within a second
 
 
 class DrilledFleet(NamedTuple):
-    """By what a run looks at a fleet, acts on it and judges it. `facts` are what safety checks go by; `probe` makes the
-    probe, of who receives canaries; `egress` are regions' prices in USD per GB."""
+    """What a run needs to observe a fleet, act on it and judge it. `facts` are for the safety checks; `probe` makes the
+    probe, given the receiver of canaries; `egress` are regions' prices in USD per GB."""
 
     injector: Injector
     facts: Callable[[], Awaitable[Facts]]
@@ -212,7 +212,7 @@ class Runner:
         self._violations += self.violates(canary)
 
     def violates(self, canary: Canary) -> bool:
-        """Whether it was served where the law does not let it be."""
+        """Whether it was served where the law forbids it."""
         return bool(canary.region) and canary.region not in self._oracle.lawful(canary.tenant, canary.model)
 
     def _ticked(self) -> Event:
@@ -230,7 +230,7 @@ class Runner:
         return machine.Ticked(live, back)
 
     async def _renew(self) -> None:
-        """What stands, and the lock, for as long as we are here."""
+        """Renew the injections and the lock for as long as this process runs."""
         while True:
             await asyncio.sleep(RENEW_S)
             try:
@@ -245,7 +245,7 @@ class Runner:
                         self.stop("somebody else took the lock")
 
     async def _follow_stops(self) -> None:
-        """An operator's order to stop. Who cannot receive one does not go on."""
+        """An operator's order to stop. A run that cannot receive one ends."""
         self._read_at = self._clock()
         while True:
             try:
@@ -267,7 +267,7 @@ class Runner:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._observing:
             await self._probe.stop(PATIENCE_S)
-        if not self._finished:  # by an error of ours, or cancelled
+        if not self._finished:  # by an internal error, or cancelled
             with contextlib.suppress(InjectError):
                 await self._injector.restore()
         if self._locked:

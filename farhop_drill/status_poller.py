@@ -1,6 +1,6 @@
-"""What global balancers say of the fleet while a drill runs: each asked by itself, so that a dead one delays no other.
+"""What global balancers report while a drill runs; each is asked separately, so that a dead one delays no other.
 
-Never decides, and never keeps an old word: who has not answered lately says nothing.
+Never decides, and never keeps old reports: a balancer that has not answered lately does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORST_FIRST = ("down", "draining", "suspect", "returning", "up")
 
 
 class StatusPoller:
-    """`asks` give a balancer's /status each, or None where it does not answer; they bound their own patience."""
+    """`asks` give a balancer's /status each, or None if it does not answer; they have time limits of their own."""
 
     def __init__(
         self, asks: Sequence[Callable[[], Awaitable[Mapping[str, Any] | None]]], clock: Callable[[], float]
@@ -47,7 +47,7 @@ class StatusPoller:
             await asyncio.sleep(EVERY_S)
 
     def look(self, began: float) -> StatusSample | None:
-        """What those who answered lately say, times counted from `began`; None if nobody did."""
+        """What the balancers that answered lately report, times counted from `began`; None if none did."""
         now = self._clock()
         return seen([status for at, status in self._answers.values() if now - at <= FRESH_S], now - began)
 
@@ -67,7 +67,7 @@ def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> StatusSample | N
                 isinstance(pilot, dict) and pilot.get("state") == "asleep"
             )  # nothing goes there, and nothing is wrong
             if state == "up" and isinstance(share, float | int) and share < 1.0 and not asleep:
-                state = "returning"  # or hot: not all that would go there does
+                state = "returning"  # or hot: some requests avoid it
             states[name] = min(states.get(name, "up"), state, key=_badness)
             if isinstance(pilot, dict):
                 pilots[name] = pilots.get(name, True) and not asleep

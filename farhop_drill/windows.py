@@ -22,7 +22,7 @@ class WindowError(ValueError):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """On these weekdays, from so many minutes of the day on, until so many (left out)."""
+    """On these weekdays, from one minute of the day on, until another (exclusive)."""
 
     days: tuple[int, ...]
     from_min: int
@@ -73,7 +73,8 @@ class Due(msgspec.Struct, frozen=True):
 def due(planned: Planned, last_s: float | None, now_s: float) -> Due:
     """By the run before (its beginning; None: none yet). A window is missed if a run was due in it and it closed.
 
-    Missed windows are told and not made up for: two drills in a row teach no more than one. Looks back two months."""
+    Missed windows are reported and not made up for: two drills in a row teach no more than one. Looks back two
+    months."""
     windows = [window_of(text) for text in planned.windows]
     next_s = planned.since_s if last_s is None else last_s + planned.every_s
     if next_s > now_s:

@@ -30,6 +30,10 @@ case "${1:-}" in
     # Its own reports, and replicas that register themselves.
     etcdctl role grant-permission "farhop-$name" --prefix=true readwrite "/farhop/v1/region/$name/" > /dev/null
     etcdctl role grant-permission "farhop-$name" --prefix=true readwrite "/farhop/v1/replica/$name/" > /dev/null
+    # Where operators' commands reach the admin port of its global balancers.
+    etcdctl role grant-permission "farhop-$name" --prefix=true readwrite "/farhop/v1/entry/$name/" > /dev/null
+    # Which of its balancers lends out the limits whose home it is: without that such tenants get 429.
+    etcdctl role grant-permission "farhop-$name" readwrite "/farhop/v1/limit-root/$name" > /dev/null
     # What the announcer of its entry says of itself.
     etcdctl role grant-permission "farhop-$name" --prefix=true readwrite "/farhop/v1/announce/$name/" > /dev/null
     # How far clients' networks are from its entry, for DNS servers.
@@ -37,7 +41,7 @@ case "${1:-}" in
     # A hub that lacks the law is given it by any balancer. Sign laws: then it can be no other.
     etcdctl role grant-permission "farhop-$name" readwrite /farhop/v1/policy/law > /dev/null
     user "$name" "farhop-$name"
-    echo "user $name: reads /farhop/v1/, writes region/$name/, replica/$name/, announce/$name/, latency/$name/ and policy/law"
+    echo "user $name: reads /farhop/v1/, writes region/, replica/, entry/, announce/, latency/ and limit-root/ of $name, and policy/law"
     ;;
   operators)
     secret

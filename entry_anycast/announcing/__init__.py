@@ -1,1 +1,1 @@
-"""The decisions: when a prefix is announced, drained and withdrawn. Pure: no IO, no clock, no chance."""
+"""The decisions: when a prefix is announced, drained and withdrawn. Pure: no IO, no clock, no randomness."""

@@ -2,9 +2,10 @@
 
 A withdrawal is never delayed: the route of a dead entry must go. Only the return of a route is limited. Invariants:
 after a route was withdrawn, for whatever reason, it is announced again only when the hold is over: `hold_s` at first,
-doubled each time that the route went again before it had stood for `window_s`, at most `hold_max_s`. One hold in a
-window may be skipped (the last healthy site). Attributes change at most `changes` times in a window. So with hold_s >=
-window_s no window contains more than two withdrawals, nor more than one unless a hold was skipped. Never reads a clock.
+doubled each time that the route is withdrawn again before it was announced for `window_s`, at most `hold_max_s`. One
+hold in a window may be skipped (the last healthy site). Attributes change at most `changes` times in a window. So with
+hold_s >= window_s no window contains more than two withdrawals, nor more than one unless a hold was skipped. Never
+reads a clock.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The announcer's state machine: `handle(event, now) -> commands`. withdrawn -> announced -> draining -> withdrawn.
 
 The shell probes the entry, follows etcd and talks to the speaker; this decides. It never awaits and opens nothing.
-Invariants: an entry that is dead is not announced, unless the policy keeps the last healthy site; while that holds
-nothing is withdrawn but by the end of this process; a drain announces, waits, and only then withdraws; a stop waits
-until the withdrawal is acknowledged and has settled; a speaker that does not acknowledge in time, or announces what it
-was to withdraw, is killed, whatever the budget: its session falls, and with it the route.
+Invariants: a dead entry is not announced, unless the policy keeps the last healthy site; while it is kept, only the end
+of this process withdraws it; a drain is announced first, and withdraws after a wait; a stop waits until the withdrawal
+is acknowledged and has settled; a speaker that does not acknowledge in time, or announces what it should have
+withdrawn, is killed, whatever the budget: its session ends, and with it the route.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Announcer:
 
     @property
     def healthy(self) -> bool:
-        """Whether others may count on us: announced, not drained, and not a single probe failed since."""
+        """Whether others may count on this site: announced, not drained, and not a single probe failed since."""
         return self.phase is Phase.ANNOUNCED and not self.why_not and self.bad == 0
 
     def held_s(self, now: float) -> float:
@@ -297,7 +297,7 @@ class Announcer:
         return [KillSpeaker(why)]
 
     def _observe(self, event: Observed, now: float) -> list[Command]:
-        """Compare the announced state with the sent one, once that had time to take effect."""
+        """Compare the announced state with the sent one, once the update had time to take effect."""
         self.observed, update = event, self.update
         sent = update.phase if update is not None else Phase.WITHDRAWN
         if event.phase is sent and (sent is Phase.WITHDRAWN or event.sessions):

@@ -1,7 +1,7 @@
 """Assembles an announcer from its configuration: the one module here with the clock, random numbers and sockets.
 
 Order of starting: etcd and the speaker, with nothing announced; then the probe. Of stopping: drain, wait, withdraw, let
-that settle, and only then end: the entry itself stops listening after us (docs/operate/anycast.md).
+that settle, and only then end: the entry itself stops listening after this process (docs/operate/anycast.md).
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class Others:
-    """Follows both. `react` takes events; `refused` counts documents not believed; `later` runs something in so many s.
+    """Follows both. `react` takes events; `refused` counts documents not believed; `later` runs something after that
+    many s.
 
     `prefixes` are ours: another entry counts if it announces all of them.
     """

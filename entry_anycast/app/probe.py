@@ -25,7 +25,7 @@ class Prober:
         self._config, self._report, self._tls = config, report, _context(config)
 
     async def run(self) -> None:
-        """Until cancelled. A connection each: whether new ones are taken is what is asked."""
+        """Until cancelled. Each probe makes a new connection, since it asks whether new ones are accepted."""
         loop = asyncio.get_running_loop()
         timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
         connector = aiohttp.TCPConnector(force_close=True, ssl=self._tls)
@@ -51,7 +51,7 @@ class Prober:
 
 
 def _context(config: Probe) -> ssl.SSLContext | bool:
-    """On this machine a certificate proves nothing that the address does not."""
+    """Verification is off for this machine: there a certificate proves no more than the address."""
     parts = urlsplit(config.url)
     if config.ca_file is not None:
         return ssl.create_default_context(cafile=config.ca_file)

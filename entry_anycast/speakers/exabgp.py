@@ -207,8 +207,8 @@ class ExaBgp:
 
 
 def _user() -> str:
-    """The user that ExaBGP runs as: ours. Started as root it would switch to `nobody`, and a change of user undoes
-    PR_SET_PDEATHSIG."""
+    """The user that ExaBGP runs as: this process's. Started as root it would switch to `nobody`, and a change of user
+    undoes PR_SET_PDEATHSIG."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

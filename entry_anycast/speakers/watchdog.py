@@ -53,7 +53,7 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _watch(silence_s: float, child: subprocess.Popen[bytes] | None) -> None:
-    """Until the parent is silent for so long or gone, or the speaker has ended."""
+    """Until the parent is silent for `silence_s` or gone, or the speaker has ended."""
     watched = [0] if child is None else [0, os.pidfd_open(child.pid)]
     while True:
         ready, _, _ = select.select(watched, [], [], silence_s)

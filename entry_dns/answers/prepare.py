@@ -205,7 +205,7 @@ def _ranked(
 
 
 def _renumbered(spaces: dict[int, Space], lists: npt.NDArray[np.uint16], fallback: int, shared: int) -> Table:
-    """Without the lists that nobody gets."""
+    """Without the lists that no network gets."""
     used = np.unique(np.concatenate([space.values for space in spaces.values()]))
     more = [fallback] if shared < 0 else [fallback, shared]
     used = np.union1d(used[used != ASK_RESOLVER], np.array(more, dtype=used.dtype))

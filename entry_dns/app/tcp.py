@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MESSAGES_MAX = 1000  # on one connection
 MESSAGE_BYTES_MAX = 4096  # a question has 300 and some options; as by UDP
-SHARE = 10  # a network has one in so many connections
+SHARE = 10  # a network may have this fraction of the connections: one in 10
 WAITED_S = 1.0  # a connection with a message in this time is not closed for a new one
 
 
@@ -71,7 +71,7 @@ class TcpServer:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError):  # TimeoutError is an OSError
                 await self._talk(reader, writer, host)
             writer.close()
-            with contextlib.suppress(OSError):  # who does not take his answers keeps it open, and is counted meanwhile
+            with contextlib.suppress(OSError):  # a client that reads no answers keeps it open, and is counted
                 async with asyncio.timeout(self._idle_s):
                     await writer.wait_closed()
         finally:

@@ -75,8 +75,8 @@ def scope(starts: Sequence[int], index: int, address: int, bits: int) -> int:
 def spaces(networks: Iterable[tuple[IPv4Network | IPv6Network, int]]) -> dict[int, Space]:
     """The spaces of both families, by 4 and 6, from networks with their values.
 
-    The narrowest network that holds an address decides; of two equal ones the later. Private networks are there before
-    all others, so that one given stands.
+    The narrowest network that holds an address decides; of two equal ones the later. Private networks come before all
+    others, so that a configured one overrides them.
     """
     given: dict[int, dict[tuple[int, int], int]] = {4: {}, 6: {}}
     for network in PRIVATE_NETWORKS:

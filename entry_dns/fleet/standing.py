@@ -18,11 +18,11 @@ from farhop.balance.health.ramp import Ramp
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STEPS = 16  # shares have so many steps: a finer change is no reason to prepare every answer anew
+STEPS = 16  # steps of a share: a finer change is no reason to prepare every answer again
 
 
 class State(StrEnum):
-    """Of an entry: what answers go by."""
+    """What answers need to know of an entry."""
 
     UP = "up"
     SUSPECT = "suspect"

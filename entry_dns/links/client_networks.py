@@ -105,7 +105,7 @@ def _networks_of(cidrs: Sequence[str], file: str | None, path: str) -> Iterator[
 
 
 def network_of(text: str, path: str) -> IPv4Network | IPv6Network:
-    """The network in a text. Raises ConfigError, also for an IPv6 network narrower than /64: it would stand for all of
+    """The network in a text. Raises ConfigError, also for an IPv6 network narrower than /64: it would count for all of
     its /64, another part of which may be confined elsewhere."""
     try:
         network = ip_network(text)

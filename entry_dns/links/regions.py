@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farhop.service.region_connections import RegionConnections
     from farhop.store.documents.report import RegionReport
 
-LINKS_MAX = 256  # a balancer serves so many streams at most, and an entry needs no more of a region than its sum
+LINKS_MAX = 256  # the most streams that a balancer serves; an entry needs no more of a region than its sum
 AGAIN_S = 1.0  # between two attempts at a stream
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 

@@ -250,7 +250,7 @@ class _StaleLogin(StoreUnreachable):
 def _remedy(code: grpc.StatusCode, detail: str) -> str:
     match code:
         case grpc.StatusCode.PERMISSION_DENIED:
-            return "grant the user's role readwrite on /farhop/v1/"
+            return "grant the user's role what deploy/etcd/roles.sh grants"
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return "its space or its patience is used up: compact, defragment, disarm the alarm"
     if "authentication" in detail or "user name" in detail:

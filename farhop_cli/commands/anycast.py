@@ -1,4 +1,4 @@
-"""`farhop anycast`: runs an announcer, or tells what all of them announce. The wiring alone, and one table."""
+"""`farhop anycast`: runs an announcer, or shows what all of them announce. Only the wiring, and one table."""
 
 from __future__ import annotations
 

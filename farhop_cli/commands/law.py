@@ -1,4 +1,4 @@
-"""`farhop law`: the law that all balancers go by. The wiring alone."""
+"""`farhop law`: the law that all balancers apply. Only the wiring."""
 
 from __future__ import annotations
 

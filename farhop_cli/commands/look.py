@@ -1,4 +1,4 @@
-"""Commands that look at a fleet: what its balancers tell, and what they wrote down (usage, audit). The wiring alone."""
+"""Commands that look at a fleet: what its balancers report, and what they recorded (usage, audit). Only the wiring."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class GlobalTier(InstrumentedTier):
         self._signer, self._mutual = signer, mutual
 
     def _attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
-        """See relay.Tier. Of a region that takes none of our tokens all else looks well: it is said aloud."""
+        """See relay.Tier. A region that rejects all our tokens looks well otherwise, so it is logged."""
         self.telemetry.attempt_over(active, attempt, reason)
         if reason is outcome.HOP_REJECTED:
             self.token_rejected_at[attempt.target] = self._clock.now()
@@ -283,6 +283,7 @@ class GlobalAdmin:
         self._watcher, self._overrides, self._clock, self._laws = watcher, overrides, clock, laws
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
+        self.published: Callable[[], list[dict[str, Any]]] = list  # why operators find no address of ours in a hub
         self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
         self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
         self.accounts: Callable[[], dict[str, Any]] = dict  # what is written down of requests
@@ -319,6 +320,7 @@ class GlobalAdmin:
             "law": self._laws.status(),
             "configuration": self._configuration(),
             "kept": self.kept(),
+            "published": self.published(),
             "keys": self.issued(),
             "limits": self.limits(),
             "accounts": self.accounts(),

@@ -11,6 +11,7 @@ import pytest
 import uvloop
 import yaml
 
+from farhop.store.contract import entry_key, limit_root_key
 from farhop_lab.world.child import Child
 from farhop_lab.world.etcd import EmbeddedEtcd, find_binary
 from farhop_lab.world.ports import free_ports
@@ -64,9 +65,12 @@ def test_a_region_writes_its_own_keys_alone_and_its_balancer_works_with_that(tmp
             assert hub.put("virginia", "/farhop/v1/region/virginia/lb/x")
             assert hub.put("virginia", "/farhop/v1/replica/virginia/gpu-1")
             assert hub.put("virginia", "/farhop/v1/policy/law")
+            assert hub.put("virginia", entry_key("virginia", "g-1"))
+            assert hub.put("virginia", limit_root_key("virginia"))
             assert hub.get("virginia", "/farhop/v1/region/tokyo/lb/x")
             for key in ("region/tokyo/lb/x", "region/virginia2/lb/x", "replica/tokyo/gpu-1", "override/drain/virginia",
-                        "steer/bias/tokyo", "policy/lawful"):  # fmt: skip
+                        "steer/bias/tokyo", "policy/lawful", "entry/tokyo/g-1", "limit-root/tokyo",
+                        "limit-root/virginia2"):  # fmt: skip
                 assert not hub.put("virginia", f"/farhop/v1/{key}"), key
             assert not hub.put("virginia", "/another/program")
             assert hub.put("operators", "/farhop/v1/override/drain/virginia")

@@ -71,6 +71,25 @@ def test_with_entries_alone_the_summary_says_that_no_regional_balancer_was_asked
     ]
 
 
+def test_a_balancer_that_may_not_write_to_etcd_says_what_is_missing_there():
+    denied = {"hub": "main", "trouble": "permission denied; grant"}
+    upper = [balancer("tokyo", tier="global", published=[denied], hubs=[{"hub": "main", "trouble": "silent"}])]
+    lower = [
+        balancer("paris", tier="regional", hubs=[denied], replicas=replicas("up")),
+        balancer("rome", limits={"root": {"lends": False, "trouble": "denied"}}, replicas=replicas("up")),
+    ]
+    assert [line for line in summed(upper, lower) if line.startswith("wrong")] == [
+        "wrong: tokyo is missing in hub main: permission denied; grant",
+        "wrong: paris is missing in hub main: permission denied; grant",
+        "wrong: rome cannot lend out limits (tenants with limits here may get 429): denied",
+    ]
+
+
+def test_without_a_global_balancer_the_summary_does_not_pass_for_that_of_a_fleet_without_load():
+    found = summed([], [balancer("paris", law_epoch=1, under_way=3, replicas=replicas("up"))])
+    assert found[-1].startswith("load: unknown: no global balancer was found; does one run, and may it write ")
+
+
 def test_problems_are_sorted_by_severity_and_bounded_in_number():
     drain = {"author": "ann", "why": "new racks"}
     views = [view("oslo", "down"), view("tokyo", "suspect")]
