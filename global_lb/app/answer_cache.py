@@ -1,5 +1,5 @@
-"""The answer cache in operation: while any route uses it, it stands between ingress and relay, and answers a request
-from a stored answer, from one under way, or by sending it upstream and recording the answer.
+"""The answer cache in operation: while any route uses it, it is between ingress and relay, and answers a request from a
+stored answer, from one under way, or by sending it upstream and recording the answer.
 
 global_lb.routing.answer_cache decides; relay.upstream.recording records an answer and serves it to clients. Each
 client's request is accounted for once, separately; the tokens of an answer are those of the request that was sent.
@@ -55,7 +55,7 @@ class _Client:
     body: bytes
     continuation: Continuation | None
     leads: bool = False
-    leader: ActiveRequest | None = None  # whose answer it reads along with, once that began
+    leader: ActiveRequest | None = None  # the request whose answer it shares, once that began
     age_s: float | None = None
     timer: asyncio.TimerHandle | None = None
 
@@ -83,7 +83,7 @@ class AnswerCacheRelay:
         before, self._repeating = self._repeating, self._flow.routes.repeating
         self._ingress.relay = self if self._repeating else self._relay
         if before != self._repeating:
-            self.cache.store.clear()  # so an operator has all that is kept forgotten
+            self.cache.store.clear()  # so an operator can discard all stored answers
 
     def _law_changed(self) -> None:
         """Another law may be in force: drop the answers stored under the one before."""
@@ -180,7 +180,7 @@ class AnswerCacheRelay:
     def _asked(exchange: Exchange, request: Request, body: bytes, context: RequestContext) -> CacheLookup | str:
         head = exchange.head
         if head.known.get(EXPLAIN) == b"1":
-            return "receipt"  # it wants to be told of its own way
+            return "receipt"  # it asks for its own route
         assert context.kind is not None  # its body was read
         named = head.known.get(cacheable.KEY_HEADER)
         return cacheable.asked(
@@ -266,7 +266,7 @@ class AnswerCacheRelay:
         return Reader(self, client.active.exchange, wants_usage=not client.active.hide_usage, context=client)
 
     def _recorded(self, shared: SharedExchange, client: _Client, key: bytes, law: Law) -> None:
-        """An answer is whole: it is kept, if it is a good one and all of one piece."""
+        """An answer is complete: it is kept if it is good and was never continued elsewhere."""
         active, recording = client.active, shared.recording
         context: RequestContext = active.context
         forward, attempt, progress = active.forward, active.attempt, active.progress
@@ -312,7 +312,7 @@ class AnswerCacheRelay:
         client.active.version = leads.version
 
     def _read_along(self, client: _Client, leads: ActiveRequest, reason: Outcome | None) -> None:
-        """It has read all that it could: what that spared an engine is known if that was all there is."""
+        """It has read all that it could: what that saved an engine is known if it was the complete answer."""
         context: RequestContext = client.active.context
         usage = leads.usage if leads.attempt is None else leads.attempt.usage
         saved = usage if reason is None else None
@@ -321,7 +321,7 @@ class AnswerCacheRelay:
         self.cache.counted("shared", "", saved)
 
     def over(self, reader: Reader, reason: Outcome | None) -> None:
-        """A client's answer is whole, or ended before."""
+        """A client's answer is complete, or ended before."""
         client = _client(reader)
         _disarm(client)
         if client.leads:
@@ -346,7 +346,7 @@ class AnswerCacheRelay:
         if reader.shared is not None:
             reader.shared.stop()
         if reader.exchange.callbacks is not reader:
-            return  # it was told with all the others
+            return  # it was informed with all the others
         if reader.begun:
             reader.cut(None, outcome.STOPPING)
         else:

@@ -26,9 +26,9 @@ IpAddress = Annotated[str, AfterValidator(lambda text: str(ip_address(text)))]
 
 
 class OuterLimits(Limits):
-    """As a region's (farhop.service.config.Limits), but where its own limits must have had their say before ours.
+    """As a region's (farhop.service.config.Limits), but longer where a region's own limits must apply before these.
 
-    It may hold a request for `queue.wait_s` (30 s) and wait for `first_byte_s` (120 s) three times over, the first try
+    A region may hold a request for `queue.wait_s` (30 s) and wait for `first_byte_s` (120 s) three times, the first try
     and two more: 450 s. A whole answer and a pause get the region's limit and time for its answer to come here.
     """
 
@@ -39,13 +39,13 @@ class OuterLimits(Limits):
 
 class PilotLightConfig(Part):
     """A region kept small and without traffic until others cannot carry the load. `sleep_after_s`: for how long they
-    must be able to again before it goes back to that."""
+    must be able to again before it sleeps."""
 
     sleep_after_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
 
 
 class Unicast(Part):
-    """How clients reach this process alone, and which of its addresses others announce, too (anycast).
+    """How clients reach just this process, and which of its addresses others announce, too (anycast).
 
     `url` is http(s)://host[:port], of this process and no other: a redirect brings a token that only it knows.
     """
@@ -61,7 +61,7 @@ class GlobalConfig(LinksConfig):
     Of the `routes` the narrowest that matches a request decides, whole; without any the policy is predictive.
     `client_latencies`: how far clients' networks are is measured and published for `farhop dns`; left out, it is not.
     `drills`: run those that are on the schedule, by whichever balancer holds the lock; left out, this one runs none.
-    `answers_bytes`: what answers that routes let be given again (`keep_answers_s`, `coalesce`) take of memory at most.
+    `answers_bytes`: the most memory for answers that routes reuse (`keep_answers_s`, `coalesce`).
     """
 
     elsewhere: ClassVar = {
@@ -83,14 +83,14 @@ class GlobalConfig(LinksConfig):
     answers_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 64 * 1024 * 1024
 
     def routes_in(self, topology: Topology) -> dict[RouteScope, RouteConfig]:
-        """The routes by their scope. Raises ConfigError where they do not go with this map."""
+        """The routes by their scope. Raises ConfigError if they do not fit this map."""
         try:
             return routes_of(self.routes, topology.regions)
         except ValueError as error:
             raise ConfigError("configuration", [str(error)]) from None
 
     def pilots_in(self, topology: Topology) -> dict[str, PilotConfig]:
-        """The pilot-light regions. Raises ConfigError where they do not go with this map."""
+        """The pilot-light regions. Raises ConfigError if they do not fit this map."""
         if unknown := sorted(self.pilot_light.keys() - topology.regions.keys()):
             known = ", ".join(sorted(topology.regions)[:8])
             raise ConfigError("pilot_light", [f"no region {unknown[0]!r} in the topology; known are {known}"])

@@ -1,4 +1,4 @@
-"""Assembles a global balancer from its configuration: the one place here that knows the clock, chance and sockets.
+"""Assembles a global balancer from its configuration: the one place here that uses the clock, randomness and sockets.
 
 Order of starting: regions are watched, then the listener opens. Of stopping: no new connections, requests under way
 finish, everything closes.
@@ -79,7 +79,7 @@ LIVE = LIVE_OF_BOTH | {
     "proxies": (),
     "region_hosts": ("tier_tls", "tier_insecure"),
 }
-ENTRY_LEASE_S = 15.0  # of what is said for operators: nothing waits for its end
+ENTRY_LEASE_S = 15.0  # of the document for operators: nothing waits for its end
 _PILOT = {PilotState.ASLEEP: 0.0, PilotState.WAKING: 0.5, PilotState.AWAKE: 1.0}
 SETTLE_S = 1.0  # how long clients are kept out while no region is known to serve
 WARM_S = 2.0  # and then until the regions' caches and distances are known here: no request is routed by guesses
@@ -149,7 +149,7 @@ class GlobalBalancer:
         )
 
     def _context_tokens(self, region: str, model: str) -> int | None:
-        """See Resumption. Whether a region's engines tell ids is seen in its answer."""
+        """See Resumption. Whether a region's engines report ids is seen in its answer."""
         known = self.flow.regions.view.regions.get(region)
         reports = () if known is None else (i.models[model] for i in known.instances if model in i.models)
         return min((report.max_model_len for report in reports), default=0)
@@ -219,7 +219,7 @@ class GlobalBalancer:
         return None if rates is None else rates.at_most(prompt, ceil(output_tokens))
 
     def _judged(self, active: ActiveRequest) -> tuple[int, frozenset[str] | None]:
-        """Under which epoch it was decided last, and where it might have gone."""
+        """The epoch that it was decided under last, and the regions that it might have gone to."""
         decision: Decision | None = active.reasons
         if decision is None:
             law = self.flow.law
@@ -273,7 +273,7 @@ class GlobalBalancer:
         self.admin.show(lambda: self.flow.law, self.store)
 
     def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
-        """Where clients come in, and who asks what of them."""
+        """The clients' listener, and what it asks of the other parts."""
         config = self.config
         self.authenticator = KeyAuthenticator(
             config.region, self.flow,
@@ -321,14 +321,15 @@ class GlobalBalancer:
         self.listener = self.plane.listener("listen", self.ingress, self.plane.tls.listener("listen", config.listen))
 
     def _named(self) -> None:
-        """Names are looked up only while some stand for other models."""
+        """Names are resolved only while some stand for other models."""
         self.reader.names = self._names if self.flow.routes.cascades else None
 
     def _patience_s(self, tenant: str) -> float:
         return self.flow.law.patience_s(tenant)
 
     def _limits_changed(self) -> None:
-        """A region charges clients that come to it of what its own root lends: no others are sent there."""
+        """A region charges redirected clients from what its own root lends: no other tenants' clients are sent
+        there."""
         self.flow.redirects.homes = {name: one.home for name, one in self.limits.tenants().items()}
 
     def _adopt_hints(self) -> None:
@@ -344,7 +345,7 @@ class GlobalBalancer:
             self.latencies.lawful()
 
     def _follow(self) -> None:
-        """Follow what operators say, from the beginning: what named a region that was not there may count now."""
+        """Follow operators' overrides from the beginning: one that named an unknown region may count now."""
         for task in self._following:
             task.cancel()
         self._following = [
@@ -384,7 +385,7 @@ class GlobalBalancer:
             self.plane.guard.adopt(guard)
             self.session.adopt(session)
             self.plane.relimit(config.limits)
-            # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
+            # Decisions first: what follows evaluates requests again, and must do so by this law and this map.
             self.relay.react(Reconfigured(law, flow_config, routes, _prices(topology)))
             self._adopt_hints()
             if self.latencies is not None:
@@ -475,13 +476,14 @@ class GlobalBalancer:
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
     async def _settle(self) -> None:
-        """Before clients are let in: until some region serves, and what there is to know of them is here; or not."""
+        """Wait, for a bounded time, before clients are admitted: until some region serves, and its state is known
+        here."""
         for seen, patience_s in ((self.tier_admin.ready, SETTLE_S), (self.watcher.caught_up, WARM_S)):
             if not await until(seen, patience_s):
-                return  # of whom there is not, there is nothing to know either
+                return  # without a region there is no state to wait for
 
     async def _publish_entry(self, admin_port: int) -> None:
-        """For operators alone: that we are there, and where to ask us. The store takes it back as it closes."""
+        """For operators only: that this balancer exists, and where to ask it. The store deletes it as it closes."""
         config = self.config
         report = EntryReport(
             region=config.region,

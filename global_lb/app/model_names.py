@@ -21,12 +21,12 @@ class ModelNames:
         self._flow, self._clock = flow, clock
 
     def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
-        """The request for the model that it gets; None where its name is that. Raises BodyError."""
+        """The request for the model that it gets; None if its name is a model's own. Raises BodyError."""
         found = self._flow.resolve(request, allowed, self._clock.now())
         if isinstance(found, Unresolved):
             raise BodyError(found.outcome, found.detail, "model")
         return found
 
     def listed(self, tenant: str) -> dict[str, tuple[str, ...]]:
-        """Names that stand for others when this tenant asks, and for which."""
+        """The names that stand for other models for this tenant, and for which."""
         return model_steps.aliases(self._flow.routes.cascades, tenant)

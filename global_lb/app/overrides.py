@@ -1,6 +1,6 @@
 """Follows this entry's routes and operators' biases and pins in etcd. Never decides.
 
-Invariants: a document that is invalid, names an unknown region or stands under another's key changes nothing and is
+Invariants: a document that is invalid, names an unknown region or is under another's key changes nothing and is
 counted; an override ends with its key, with a snapshot that lacks it, or after its own length by this process's clock;
 a deleted routes key returns the entry to its configuration; losing etcd changes nothing.
 """
@@ -45,7 +45,8 @@ _reader: TypeAdapter[list[RouteConfig]] = TypeAdapter(Annotated[list[RouteConfig
 class RoutingOverrides:
     """What is in force. `react` takes events; `refused` counts documents not believed, by reason.
 
-    `regions` are those of the map in force; who changes them follows anew: what was not believed may be now."""
+    `regions` are those of the map in force; after a change all documents are read again, as a rejected one may be valid
+    now."""
 
     def __init__(
         self,

@@ -32,10 +32,10 @@ _DETAILS = {
 
 
 class OwnTokens:
-    """Tokens by which clients that came by anycast come to this very process once more, by its own name.
+    """Tokens with which clients that came by anycast return to this very process, by its own name.
 
-    Signed with a key that this process makes and that never leaves it: they are of use nowhere else. Who brings one
-    left its API key behind, as clients do across hosts; the law is evaluated anew.
+    Signed with a key that this process makes and that never leaves it: they are of use nowhere else. A client that
+    brings one sends no API key, as clients drop it across hosts; the law is evaluated again.
     """
 
     def __init__(self, region: str, authenticator: KeyAuthenticator, clock: Clock) -> None:

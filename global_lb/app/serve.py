@@ -72,7 +72,7 @@ class GlobalTier(InstrumentedTier):
         self._signer, self._mutual = signer, mutual
 
     def _attempt_over(self, active: ActiveRequest, attempt: Attempt, reason: Outcome) -> None:
-        """See relay.Tier. Of a region that takes none of our tokens all else looks well: it is said aloud."""
+        """See relay.Tier. A region that rejects all our tokens looks well otherwise, so it is logged."""
         self.telemetry.attempt_over(active, attempt, reason)
         if reason is outcome.HOP_REJECTED:
             self.token_rejected_at[attempt.target] = self._clock.now()

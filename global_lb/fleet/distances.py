@@ -1,7 +1,7 @@
-"""How far regions are and how far their clocks are off, from pings alone. Never decides.
+"""How far regions are and how far their clocks are off, only from pings. Never decides.
 
-Invariants: until a region was pinged, and again when it no longer is, the topology's figure stands; what a ping says of
-a clock is of one incarnation and says nothing of the next; an absurd reply changes nothing.
+Invariants: until a region was pinged, and again when it no longer is, the topology's figure holds; a clock's offset
+counts only for the incarnation that was pinged; an absurd reply changes nothing.
 """
 
 from __future__ import annotations

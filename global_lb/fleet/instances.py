@@ -1,7 +1,7 @@
 """Which instances of a region can be asked for a model, and what each offers by the latest report or refusal.
 
-Invariants: a newer report ends what a refusal said; who is draining is never asked. Never counts what
-was sent, and never chooses.
+Invariants: a newer report replaces what a refusal said; a draining instance is never asked. Never counts what was sent,
+and never chooses.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Instances:
         return self.reported(instance, model)
 
     def reported(self, instance: Instance, model: str) -> ModelReport:
-        """What it can use by the reports alone: all of the region's, where several have parts of it."""
+        """What it can use by the reports alone: all of the region's replicas, if several instances share them."""
         pool = self._pool.get(instance.region) if self._pool else None
         return pool[instance.name, model] if pool else instance.models[model]
 
@@ -86,9 +86,9 @@ class Instances:
         return tuple(sorted(name for name, ready in self._ready.items() if model in ready))
 
     def used_share(self, region: str, model: str) -> float:
-        """How much of the region is used, 0 and up. ValueError where nobody is able.
+        """How much of the region is used, 0 and up. ValueError if no instance is able.
 
-        Each speaks of all that it can send to; where nothing is shared, in proportion to what it has.
+        Each reports on all replicas that it can send to; if nothing is shared, in proportion to what it has.
         """
         able = self.able(region, model)
         if len(able) == 1:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from topology.lineage import Lineage
 
 CALIBRATION_MIN = 0.1  # never 0: a region thought to hold nothing would never get a request that proves the opposite
-CALIBRATION_TAU_S = 60.0  # how fast that is forgotten where nobody is sent any more: what it says it holds is believed
+CALIBRATION_TAU_S = 60.0  # how fast it returns to 1 if no requests are sent there
 _CALIBRATION_AGES_S, _BELIEVED = 1.0, 0.999
 MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
@@ -199,7 +199,7 @@ class Regions:
             self.settle(name, now)
 
     def take(self, name: str, known: Region | None) -> None:
-        """One region is known like this from now on: what it acknowledges is no longer outstanding, and who left is
+        """Set the state of one region: what it acknowledges is no longer outstanding, and instances that left are
         forgotten. None: nothing is known of it any more. To be settled next."""
         before = self.view.regions.get(name)
         self.view = self.view.put(name, known)
@@ -265,7 +265,7 @@ class Regions:
         return health.state in (State.UP, State.SUSPECT) or health.share > 0.0
 
     def settle(self, region: str, now: float) -> None:
-        """Tell the guards whether the region can be used, and how much of it is."""
+        """Inform the guards whether the region can be used, and how much of it is in use."""
         if now >= self.scaling.due:
             for name in self.scaling.look(self.view, lambda name: self._usable(name, now), self.on_map, now):
                 self._known_candidates.clear()
@@ -396,8 +396,8 @@ class Regions:
         return max(OPENS_MIN_S, soonest)
 
     def began(self, model: str, chosen: Scored, elapsed_ms: float) -> None:
-        """A stream's first token came so long after it was sent to the chosen region. The correction is used from the
-        region's next report on."""
+        """Learn from the time between sending a stream's request to the chosen region and its first token. The
+        correction is used from the region's next report on."""
         residual = self._residuals.get((chosen.region, model))
         if residual is None:
             if chosen.region not in self.view.regions:
@@ -578,7 +578,7 @@ class Regions:
         if table is None:
             names = self.instances.serving(model)
             table = Table(names, self._here)
-            if names:  # no table is kept for a model that nobody serves: clients may ask for any name
+            if names:  # no table is kept for a model that no region serves: clients may ask for any name
                 self._tables[model] = table
                 self._stale[model] = dict.fromkeys(names, True)
         return table

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from global_lb.fleet.view import Region, View
 
 LOOK_S = 0.5
-UNREADY_S = 2.0  # a region without a replica for so long is lost; a balancer that has just begun has not seen its own
-HELD_S = 300.0  # how long what all of them carried is remembered: who has died tells of no load any more
+UNREADY_S = 2.0  # a region without a replica for this long is lost; a balancer that just began has not seen its own
+HELD_S = 300.0  # how long the load of all regions is remembered: a dead one reports none any more
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def figures(region: Region) -> Iterator[tuple[str, Figures]]:
-    """By model; of instances that tell different things the most. Those of older builds tell nothing."""
+    """By model; the highest figure if instances differ. Those of older builds report none."""
     summed: dict[str, Figures] = {}
     for instance in region.instances:
         for model, c in instance.models.items() if not instance.draining else ():

@@ -164,7 +164,7 @@ _AT = {name: row for row, name in enumerate(COLUMNS)}
 
 
 def _rows(*names: str) -> slice:
-    """The block's rows of these columns, which stand side by side."""
+    """The block's rows of these columns, which are adjacent."""
     first = _AT[names[0]]
     assert COLUMNS[first : first + len(names)] == names
     return slice(first, first + len(names))
@@ -229,9 +229,9 @@ class Table:
     """All regions that serve one model: `names`, each one's place (`at`), and the block of columns, a row per COLUMN;
     `sent` are the three that change with every request: wait, slots left, cache-hit calibration.
 
-    `here`: the place of the region that is not foreign, None without it. `full` and `moving`: who is. `waited`: where
-    requests wait. `token_least_ms`: the quickest decoding. `context_least_bytes`: prompt and answer of the shortest
-    request that one of them may be unable to hold; `contexts_differ`: whether another holds longer ones.
+    `here`: the place of the region that is not foreign, None without it. `full` and `moving`: which regions are.
+    `waited`: where requests wait. `token_least_ms`: the quickest decoding. `context_least_bytes`: prompt and answer of
+    the shortest request that one of them may be unable to hold; `contexts_differ`: whether another holds longer ones.
     """
 
     __slots__ = (
@@ -474,7 +474,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
     def uncertainty_ms(self, now: float) -> Column:
         """By how much each one's wait may be off at `now`: as farhop.balance.estimate.drift has it, of all at once.
 
-        By Little's law, one of so many slots frees every service time / slots.
+        By Little's law, a slot becomes free every service time / slots.
         """
         at, wait, use = self.block[_DRIFT]
         slot_ms = np.array(self.output_tokens) * self.block[_TPOT] / np.maximum(self.block[_SLOTS], _ONE)

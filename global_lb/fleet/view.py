@@ -46,10 +46,11 @@ class Instance(msgspec.Struct, frozen=True):
 def instance_of(
     report: RegionReport, tier: Address, received_at: float, offset_ms: float | None, balancer: str
 ) -> Instance:
-    """A regional balancer as its report tells of it, reached at `tier`, to the global balancer named `balancer`.
+    """A regional balancer as it describes itself in its report to the global balancer named `balancer`; reached at
+    `tier`.
 
     `received_at` is in our seconds. `offset_ms` is its clock less ours by pings; None before the first one came back:
-    then the report's own stamp must do, whose way here is unknown.
+    then only the report's own stamp is known, not how long it took to arrive.
     """
     return Instance(
         name=report.instance,
@@ -162,7 +163,7 @@ class RegionReported(Event, frozen=True):
 
 
 class ChannelChanged(Event, frozen=True):
-    """The gRPC channel to the region is up or broken. `known` as in RegionReported: who falls silent is left out."""
+    """The gRPC channel to the region is up or broken. `known` as in RegionReported: a silent balancer is left out."""
 
     region: str
     up: bool
@@ -179,8 +180,8 @@ class OutputsReported(Event, frozen=True):
 class RegionForced(Event, frozen=True):
     """An operator's drain: drain the region until `until` (monotonic seconds; None: until lifted), or lift that.
 
-    `over_s` is the pace: new work moves away over so many seconds; a `keep_share` of it stays. `moves`: streams under
-    way there go on elsewhere, at that pace.
+    `over_s` is the pace: new work moves away over that many seconds; a `keep_share` of it stays. `moves`: streams under
+    way there are continued elsewhere, at that pace.
     """
 
     region: str

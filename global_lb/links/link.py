@@ -34,7 +34,7 @@ SILENCE = 0.5  # of that time without a message on the channel, and it is asked:
 # The same of a region that nothing was sent to for IDLE_S: its reports say that it lives, so only a missing one is
 # asked about, and nothing waits for an answer that comes half a second later.
 IDLE_S, IDLE, IDLE_SILENCE = RESTED_S, 2.0, 1.25
-LAW_AGAIN_S = 2.0  # between two attempts to go by one law
+LAW_AGAIN_S = 2.0  # between two attempts to agree on one law
 LAW_TIMEOUT_S = 10.0
 GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED)
 _DISBELIEVED = ("andshake failed", "Hostname Verification")  # in what gRPC says where TLS fails
@@ -108,7 +108,7 @@ class BalancerLink:
         self._alive_at = _loop_time()  # anything at all
         self._wake = asyncio.Event()  # to see whether to ping
         self._broke = False  # a stream, since the last ping
-        self._unlike = asyncio.Event()  # it goes by another law than we
+        self._unlike = asyncio.Event()  # it applies another law than this balancer
         self._tasks = Tasks()
         self._tasks.start(self._ping(), f"ping {address}")
         self._tasks.start(self._reports(), f"read the reports of {address}")
@@ -259,7 +259,7 @@ class BalancerLink:
 
 
 def apply_quiet_ms(asked: Sequence[SilentAttempt], quiet_ms: Sequence[int], sent_at: float, rtt_s: float) -> None:
-    """Give each attempt what was said of it; nothing was if the answer does not speak of all of them."""
+    """Give each attempt its part of the answer; an answer that does not cover all of them counts as none."""
     if len(quiet_ms) == len(asked):
         for attempt, ms in zip(asked, quiet_ms, strict=True):
             attempt.on_inquiry_answer(sent_at, None if ms < 0 else ms / 1e3, rtt_s)

@@ -31,7 +31,7 @@ CONFIRM_S = 5.0  # what we sent, and its region has not confirmed after once to 
 MESSAGE_NODES_MAX = 16_384
 _NODES_READ = MESSAGE_NODES_MAX + 1  # of one change: enough to be too many
 INSTANCE_NODES_MAX = 1 << 20
-SENT_NODES_MAX = 262_144  # beyond it what we send a region stands until its next snapshot, or is evicted with age
+SENT_NODES_MAX = 262_144  # beyond it what we send a region is kept until its next snapshot, or is evicted with age
 TURN_NODES = 256  # applied in one turn: some 0.5 ms
 _TURN_FREED = 4000  # given back in one turn
 STALE_MAX = 8
@@ -160,9 +160,9 @@ class Prefixes:
     # -- by the law
 
     def adopt(self, law_epoch: int, places: int = 0) -> None:
-        """The law is of this epoch, and by its map we are in these places (`Law.places_of`). What came under the one
-        before stands (but see `begin_anew`). Nothing is taken any more that was asked under that one: the law by which
-        it is sent may be a third, which allowed what neither does."""
+        """The law has this epoch, and by its map this balancer is in these places (`Law.places_of`). What came under
+        the one before is kept (but see `begin_anew`). Nothing more is accepted that was requested under that one: it
+        may be sent under a third law, which allowed what neither does."""
         self.law_epoch, self.places = law_epoch, places
 
     def begin_anew(self) -> None:
@@ -263,7 +263,7 @@ def _free(nodes: NodeMap) -> Iterator[None]:
 
 
 def _first_missing(region: _Region, chain: Sequence[int]) -> int | None:
-    """The first node of this path that the region did not tell of."""
+    """The first node of this path that the region did not report."""
     low, high = 0, len(chain)
     while low < high:  # holding is monotone in depth
         middle = (low + high) >> 1
@@ -333,8 +333,8 @@ class PrefixStream:
         return instance.session == self._session and self._region.instances.get(self._who) is instance
 
     def take(self, message: region_pb2.PrefixDelta, content: Content | str | None = None) -> Iterator[None]:
-        """Apply one message, turn by turn; `content` is what `read` made of it, if it was. Raises PrefixGapError where
-        it does not follow or cannot be meant."""
+        """Apply one message, turn by turn; `content` is what `read` made of it, if it was. Raises PrefixGapError if it
+        does not follow the one before, or is impossible."""
         if message.instance != self._who:
             content = "prefixes_misplaced"
         elif content is None:

@@ -197,8 +197,9 @@ class Watcher:
     # -- another map
 
     def reconfigure(self, config: LinksConfig, topology: Topology) -> None:
-        """By this map and these ways to its regions from now on. What of a region that is gone, or is no longer where
-        its balancers may be, was known is forgotten; what stands in the hubs is read anew where there are more."""
+        """Use this map and these connections to its regions from now on. What was known of a region that is gone, or of
+        a balancer at an address no longer allowed, is forgotten; if regions are new, the hubs' documents are read
+        again."""
         before, self._topology = self._topology, topology
         rerouted = _reachability(self.config) != _reachability(config)
         self.config = config
@@ -286,8 +287,8 @@ class Watcher:
         return silent and before[0] == at[0] and at[1] > before[1]
 
     def _goes_on_for_long(self, name: tuple[str, str], report: RegionReport, now: float) -> bool:
-        """Whether an instance counts on below the number that it is known by, which came once: a hub that was cut off
-        and tells of the past does so at once."""
+        """Whether an instance keeps counting below its known sequence number, which was seen only once. (A hub that was
+        cut off and delivers the past shows lower numbers, too, but all at once.)"""
         before, since = self._past.get(name, ((0, 0), now))
         self._came_late(name, report, now)
         goes_on = before[0] == report.incarnation and report.seq > before[1]
@@ -395,7 +396,7 @@ class Watcher:
         return self.upstreams.quiet(known.tier) if self.upstreams is not None and known is not None else ()
 
     def in_use(self, name: tuple[str, str], within_s: float) -> bool:
-        """See LinkEvents; where nobody knows, it is."""
+        """See LinkEvents; true if unknown."""
         known = self._instances.get(name[0], {}).get(name[1])
         return self.upstreams is None or known is None or self.upstreams.in_use(known.tier, within_s)
 

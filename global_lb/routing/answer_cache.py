@@ -113,7 +113,7 @@ class AnswerCache(Generic[H]):
                 return Hit(kept, now - kept.made_at)
         if not route.coalesce:
             return Lead(None, keeps) if keeps else Alone("law")
-        # `lawful`: what a name that stands for this model keeps it within (routing.cascade), or the law that it came
+        # `lawful`: the bounds of a name that stands for this model (routing.cascade), or those of the law that it came
         # under. `alias`: another law may say of that name what it does not say of the leader's, which alone is judged
         # again once the answer is under way.
         share = (

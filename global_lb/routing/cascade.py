@@ -2,8 +2,8 @@
 
 Invariants: a model that the law or the API key does not let the request use is never chosen, and neither is a name that
 the law keeps it from; resolving ends, since a model of a cascade never stands for others in turn, and no model is
-fallen back to twice. Decided when the request comes, and again only where it would be refused for want of room before
-anything of an answer is there. Never sends, and reserves nothing.
+fallen back to twice. Decided when the request comes, and again only if it would be refused for lack of room before any
+part of an answer exists. Never sends, and reserves nothing.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def resolve(
     *,
     micro_usd: Callable[[Request], int | None] = lambda _: None,
 ) -> Request | Unresolved:
-    """The request for the model that it gets: the first with room in a region where it may go; while none has any, the
-    first that is served there; where none is, the first that it may use, of those `known` if there is one. `allowed`
-    are the models of its API key, empty for any; `micro_usd`: what a request may cost at most,
-    None where that has no price. Its `lawful` then holds what the law says of the name asked for, too.
-    Its `fallbacks` are the others that it may use, each where this law lets it, and it stays within what a rule about
-    the name leaves. Its chain is still the name's."""
+    """The request for the model that it gets: the first with room in a region where it may go; if none has room, the
+    first that is served there; if none is, the first that it may use, preferably of those `known`. `allowed` are the
+    models of its API key, empty for any; `micro_usd`: what a request may cost at most, None where that has no price.
+    Its `lawful` then holds what the law says of the name asked for, too. Its `fallbacks` are the others that it may
+    use, each where this law lets it, and it stays within what a rule about the name leaves. Its chain is still the
+    name's."""
     by_name = law.request_verdict(request).lawful
     by_name = admission.both(by_name, request.lawful)
     narrow = model_steps.narrowed_by_name(request, law)
@@ -94,9 +94,9 @@ def resolve(
 def fall_back(
     request: Request, refused: str, attempts: int, consider: Callable[[Request], Decision], *, room: bool
 ) -> Request | None:
-    """The request for another of the models that its name stands for, after so many attempts for this one, which
-    `refused` says the end of: the first with room where it may go, and, unless there has to be `room`, while none has
-    any the first that is served there. None: there is none."""
+    """The request for another of the models that its name stands for, after `attempts` for this one, which ended with
+    `refused`: the first with room where it may go; if none has room and `room` is not required, the first that is
+    served there. None: there is none."""
     served: Request | None = None
     for model in request.fallbacks:
         one = model_steps.fallback(request, model, refused, attempts)

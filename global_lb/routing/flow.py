@@ -61,7 +61,7 @@ _NO_PATH_DETAIL = (
 )
 _NO_PATH = outcome.PATH_UNSUPPORTED
 _TOO_LONG_DETAIL = "no engine of this model that the request may go to can hold so long a one"
-AT_ONCE_MS = 100.0  # whoever waits no longer than that stands in no queue
+AT_ONCE_MS = 100.0  # a request that waits no longer than this counts as not queued
 ASK_AGAIN_S = 2.0  # a request on hold does not ask a region that refused it before this
 
 
@@ -112,7 +112,7 @@ class GlobalFlow:
         self.law_changes: list[Callable[[], None]] = []
         self.ledger, self.estimates = Ledger(), Estimates()
         self._suspects = Suspects()
-        # What a request with so many tokens of answers may cost, in millionths of a USD; the tier sets it.
+        # What a request with that many tokens of answers may cost, in millionths of a USD; the tier sets it.
         self.micro_usd: Callable[[Request, float], int | None] = lambda _request, _tokens: None
         self.requests: dict[str, RequestState] = {}
         self.budget = retry.RetryBudget(self.requests)
@@ -247,8 +247,9 @@ class GlobalFlow:
 
     def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:
         """After a failure in mid-stream: continue from another region, if the law in force and the bounds allow it. If
-        nobody is thought to serve just now it waits: its client has a part of the answer, and whoever could go on may
-        be back. So may a lost region that is the only one: its engines need not have stopped with its balancer."""
+        no region seems to serve just now, it waits: its client has a part of the answer, and a region that could
+        continue may come back. So may a lost region that is the only one: its engines need not have stopped with its
+        balancer."""
         request, region = state.request, attempt.region
         state.broke |= {region}
         lawful = state.lawful & self.law.request_verdict(request).lawful
@@ -504,10 +505,11 @@ class GlobalFlow:
         away, if it would begin them at once, long before the queues where they wait. The oldest first; if one would
         gain nothing, the others like it are not tried.
 
-        Who has a promise is let go by the region that cannot keep it. Who has none stands there for as long as anybody
-        may, and a region that died leaves hundreds of those behind: they would wait on beside one that is back idle.
-        Only for who is back: in overload that lasts, whoever goes from queue to queue loses its turn in each of them.
-        And only to begin at once: a queue of those who are late already would make everybody late who comes in time.
+        A request with a promise is released by a region that cannot keep it. One without stays there for the longest
+        allowed time, and a region that died leaves hundreds of those behind: they would go on waiting although their
+        region is back and idle. Only to a region that is back: in lasting overload, a request that moves from queue to
+        queue loses its turn in each of them. And only to begin at once: a queue of late requests would delay all those
+        that are still in time.
         """
         commands: list[Command] = []
         stuck: set[Any] = set()
@@ -566,7 +568,7 @@ class GlobalFlow:
                 continue
             released = self._dispatch(state, now)
             commands += released
-            if self.held.get(request_id) == "":  # who waits for a certain region says nothing of the others
+            if self.held.get(request_id) == "":  # one that waits for a certain region says nothing of the others
                 stuck.add(alike)
         return commands
 

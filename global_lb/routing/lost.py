@@ -1,8 +1,8 @@
 """Whether a request waits for a lost region that has its prompt cached, and until when.
 
 A balancer that is started again finds its engines, and their caches, as they were; a request that goes elsewhere
-meanwhile is prefilled again there. Nobody knows how long a region stays away. To wait for as long as that prefill would
-take, counted from the loss, costs at most as much again (ski rental, Karlin et al. 1988).
+meanwhile is prefilled again there. It is unknown how long a region stays away. Waiting for as long as that prefill
+would take, counted from the loss, costs at most as much again (ski rental, Karlin et al. 1988).
 
 Never sends or holds anything, and never waits for a region that the law forbids or an operator drained.
 """
@@ -29,7 +29,7 @@ _ATTEMPTS = retry.ATTEMPTS_MAX // 2  # the others are for other regions
 
 
 def is_lost(liveness: Liveness) -> bool:
-    """Whether the region is lost, and nobody forced it to be so."""
+    """Whether the region is lost, and not by an operator's order."""
     return liveness.lost_at is not None and liveness.forced.health is None
 
 

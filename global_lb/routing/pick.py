@@ -63,7 +63,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """The choice and why: the law's verdict, the regions not serving and why, and the regions scored, in no order.
 
     `ties`: the doubt in ms about the wait of each that it was drawn from, if there was more than one. `spilled_from`:
-    the region that would have been best, were nobody hot; None if it was chosen, hot or not. `notes`: what modifiers
+    the region that would have been best if none were hot; None if it was chosen, hot or not. `notes`: what modifiers
     and operators had to say. `asked` is the field, `foreign` whether the choice is elsewhere than here, and
     `lawful_here` whether here would have been lawful.
     """
@@ -124,7 +124,7 @@ def pick(
     soft_affinity: SessionAffinity | None = None,
 ) -> Decision:
     """Choose among the regions of `field`, all of them lawful and serving the model. `here`: the entry region.
-    `soft_affinity`: where sessions were that nobody asked for; they decide near ties alone.
+    `soft_affinity`: where sessions were if no route asks for affinity; it only decides near ties.
 
     The field is the decision's from then on.
     """
@@ -145,7 +145,7 @@ def pick(
         if policy.in_ms:
             assert field.penalty_ms is not None
             score = ready = score + field.penalty_ms
-        elif not avoided.all():  # no milliseconds to add to: who is avoided comes last
+        elif not avoided.all():  # no milliseconds to add to: avoided regions come last
             ready = np.where(avoided, np.inf, score)
     ties = _near_ties(field, ready, avoided, policy, now)
     place = ties[0][0] if len(ties) == 1 else _one_of(field, ties, avoided, soft_affinity, rng, notes)

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 REDIRECTED_S = 2.0  # a round trip of the client's, and the second within which every region reports
 REDIRECTED_MAX = 65_536
-_CHARGES = 3  # a region that reads hop tokens of this version charges who is redirected to it
+_CHARGES = 3  # a region that reads hop tokens of this version charges redirected clients
 
 
 class Redirects:
-    """See the module's docstring. `homes`: of each tenant with limits the region that lends them, which whoever follows
-    the limits puts here.
+    """See the module's docstring. `homes`: for each tenant with limits, the region that lends them; set by what follows
+    the limits.
     """
 
     __slots__ = ("_https_only", "_redirected", "homes")
@@ -67,7 +67,7 @@ class Redirects:
             return False
         home = self.homes.get(tenant)
         if home is not None and (home != instance.region or instance.hop_version < _CHARGES):
-            return False  # who comes to it is charged there, of what its own region lends, or by an older build not
+            return False  # it charges such clients from what its own region lends, or (older builds) not at all
         return admission.may_read(tenant, instance.region, law)
 
     def redirect(

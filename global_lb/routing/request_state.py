@@ -59,7 +59,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
         return all(self.refusals.get(region) in _UNLAWFUL_THERE for region in lawful)
 
     def all_say(self, reason: Outcome) -> bool:
-        """Whether all who were asked, if any was, refused it for this."""
+        """Whether all regions that were asked, if any, refused it for this reason."""
         return bool(self.refusals) and all(one is reason for one in self.refusals.values())
 
     def summary(self) -> str:

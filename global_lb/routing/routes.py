@@ -54,8 +54,8 @@ class Routes:
         return routes.get((tenant, model)) or routes.get((tenant, "")) or routes.get(("", model)) or self._default
 
     def cascade(self, tenant: str, model: str) -> tuple[ModelStep, ...]:
-        """What the name stands for when this tenant asks for it; empty where it is a model and nothing else. A name
-        in a cascade is never looked up in turn."""
+        """What the name stands for if this tenant uses it; empty if it is only a model. A name in a cascade is never
+        resolved in turn."""
         return model_steps.of(self.cascades, tenant, model)
 
     def configure(self, configured: Mapping[RouteScope, RouteConfig]) -> None:
@@ -64,8 +64,8 @@ class Routes:
         self.override(self._changes)
 
     def override(self, routes: Mapping[RouteScope, RouteConfig]) -> None:
-        """From now on these go before what is configured, and nothing else does. A new one begins with nothing
-        counted; one that stays goes on."""
+        """From now on these, and only these, override the configuration. A new route begins with nothing counted; one
+        that stays keeps its counts."""
         self._changes = routes
         chosen = {**self._configured, **routes}
         before = self._routes
@@ -90,7 +90,7 @@ class Routes:
             self.overrides = event.overrides
 
     def sent(self, request: Request, decision: Decision, now: float) -> None:
-        """A request is on its way to the region chosen: what is counted, counts it."""
+        """A request is on its way to the chosen region: count it."""
         chosen, route, field = decision.chosen, decision.route, decision.asked
         if chosen is None or field is None:
             return

@@ -55,12 +55,11 @@ class ReplicaResumeConfig(ResumeConfig):
 
 
 class RegionalConfig(EnginesConfig, MeshConfig):
-    """One regional balancer: what each of its rooms is told, in one file.
+    """One regional balancer: the configuration of all its parts, in one file.
 
     `policy` and `scaling` are for all models but those of `policies` and `scalings`. `splits` are by model, between the
     versions of its replicas. `routes` are what names of models stand for at `client` (docs/operate/model-routes.md).
-    `tokenizers` are by model; an adapter that has none is read by that of its replica's first
-    model.
+    `tokenizers` are by model; an adapter without one uses that of its replica's first model.
     """
 
     elsewhere: ClassVar = {

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 
 class Listeners:
-    """All of a region's balancer. `ready`: whether work should be sent here. `tokenizers` are None where none is
-    configured, `picker` where no gateway asks."""
+    """All ports of a regional balancer. `ready`: whether work should be sent here. `tokenizers` are None if none is
+    configured, `picker` if no gateway uses it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Listeners:
         self.hop_ingress = self._ingress(self.hop_authenticator)
         self.client_ingress = self._ingress(self.authenticator, ready)
         self.hop_ingress.relay = self.client_ingress.relay = relay
-        relay.begin_anew = self.client_ingress.begin_anew  # names stand for models at this port alone
+        relay.begin_anew = self.client_ingress.begin_anew  # only at this port may names stand for models
         self._ingresses = [self.hop_ingress, self.client_ingress]
         admits = partial(above.admits, "global") if above.mutual else None
         self.tier_listener = plane.listener(
@@ -113,7 +113,7 @@ class Listeners:
         )  # fmt: skip
 
     def _make_picker(self, config: PickerConfig, relay: Relay) -> None:
-        """Another way in, of those whom a gateway asks for."""
+        """The port for gateways, which ask on behalf of their clients."""
         from regional_lb.picker.server import PickerServer  # brings HTTP/2: only where it is wanted
 
         flow, plane, authenticator = self._flow, self._plane, self._authenticator_of(config)

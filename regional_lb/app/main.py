@@ -1,4 +1,4 @@
-"""Assembles a regional balancer from its configuration: the only place here that uses the clock, chance and sockets.
+"""Assembles a regional balancer from its configuration: the only place here that uses the clock, randomness, sockets.
 
 Order of starting: watch the replicas, learn from the region's other balancers, admit clients, publish reports. Order of
 stopping: tell peers and global balancers, refuse new connections, finish requests under way, close everything.
@@ -82,7 +82,7 @@ class RegionalBalancer:
         """`path`: the configuration file, read again on a reload; None: reloads are not possible."""
         self.config, self.topology = config, topology
         self.clock = Clock(rng)
-        self.incarnation = time.time_ns() // 1_000_000  # tells this life of the process from earlier ones
+        self.incarnation = time.time_ns() // 1_000_000  # distinguishes this process from earlier ones of its name
         self.instruments = instruments = Instruments("regional", "pick", config, self.clock, rng, PickReasons())
         self.metrics, self.decisions = instruments.metrics, instruments.decisions
         self.telemetry, self._log = instruments.telemetry, instruments.log
@@ -159,7 +159,7 @@ class RegionalBalancer:
         self.listeners.gate(self.accounts.refusal)
 
     def _judged(self, active: ActiveRequest) -> tuple[int, frozenset[str] | None]:
-        """The epoch that it was sent on under, and where the tier above said that it might go."""
+        """The epoch that it was forwarded under, and the regions that the tier above allowed."""
         return active.context.law_epoch or self.flow.law.epoch, active.request.lawful
 
     def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:
@@ -325,7 +325,8 @@ class RegionalBalancer:
         self.plane.observe(metrics)
 
     async def _look(self) -> None:
-        """Have the machine look, while anybody waits for an answer to begin, at who should have begun long ago."""
+        """While requests wait for their answer to begin, have the machine look for those that should have begun long
+        ago."""
         while True:
             await asyncio.sleep(CHECK_S)
             if self.flow.overdue_check_due <= self.clock.now():
@@ -390,7 +391,7 @@ class RegionalBalancer:
         )
 
     def _listen_to_kv_events(self, watched: Mapping[str, ReplicaConfig]) -> None:
-        """Listen to the KV events of those who have them."""
+        """Listen to the KV events of the replicas that publish them."""
         if self.kv_listener is None:
             if not any(replica.kv_events for replica in watched.values()):
                 return

@@ -1,5 +1,5 @@
 """All exchange with other balancers: reports and prefixes for global balancers, state for the region's other balancers,
-the loans of a root of limits, and the state that a restart begins with.
+what a limit root lends, and the state that a restart begins with.
 
 All of it uses the control port, except for documents in etcd. Never decides: received data go to the flow as events.
 """

@@ -82,13 +82,13 @@ class ModelNames:
         ]
 
     def listed(self, tenant: str) -> dict[str, tuple[str, ...]]:
-        """Names that stand for others when this tenant asks, and for which."""
+        """The names that stand for other models for this tenant, and for which."""
         return model_steps.aliases(self.in_force, tenant)
 
     def resolved(self, request: Request, allowed: tuple[str, ...]) -> Request | None:
-        """The request for the model that it gets: the first with room here; while none has any, the first that is
-        served; where none is, the first that it may use. The others that it fits are its `fallbacks`. None where its
-        name is that and there is no other. Raises BodyError."""
+        """The request for the model that it gets: the first with room here; if none has room, the first that is served;
+        if none is, the first that it may use. The others that it may use are its `fallbacks`. None if its name is a
+        model's own and stands for no other. Raises BodyError."""
         steps = model_steps.of(self.in_force, request.tenant, request.model)
         if not steps:
             return None
@@ -157,8 +157,8 @@ class ModelNames:
 
 
 def _read(_key: str, document: bytes) -> dict[Scope, tuple[ModelStep, ...]]:
-    """Of routes as `farhop route` writes them what names stand for; nothing for a scope whose route says another thing,
-    which goes before the configured name, too. ValueError for what the entry would refuse."""
+    """What names stand for, from routes as `farhop route` writes them. A scope whose route does anything else has
+    nothing, which overrides the configured name, too. ValueError for what the entry would refuse."""
     listed, _ = split_routes_authorship(document, DOCUMENT_LIMIT_BYTES)
     routes = _routes.validate_json(listed or b"[]")
     plain = {(str(one.get("tenant", "")), str(one.get("model", ""))): () for one in routes if not one.get("models")}

@@ -1,4 +1,4 @@
-"""Follows the documents in etcd that override this region's configuration (policies and splits), and tells the flow.
+"""Follows the documents in etcd that override this region's configuration (policies and splits), and informs the flow.
 Never decides.
 
 A document is JSON by model, as in the configuration; with author and reason (`farhop policy`, `farhop split`) it is
@@ -34,9 +34,9 @@ _splits: TypeAdapter[dict[str, SplitConfig]] = TypeAdapter(_Splits)
 
 
 class Overrides:
-    """What stands under one key. `read` makes an event of the part by model, or raises ValueError.
+    """The document under one key. `read` makes an event of the part by model, or raises ValueError.
 
-    `react` is told events; `refused` counts documents not believed, as `<what>_malformed`.
+    `react` takes events; `refused` counts rejected documents, as `<what>_malformed`.
     """
 
     def __init__(

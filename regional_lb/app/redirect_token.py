@@ -54,8 +54,8 @@ def vouched(
     *,
     charged: bool = False,
 ) -> Caller:
-    """The caller whom a token vouches for, who `stands` so here. `attempt`: the issuer's name for it. `body_mac`,
-    `charged`: as a Caller has it."""
+    """The caller that a token vouches for, with its rights here (`stands`). `attempt`: the issuer's name for it.
+    `body_mac`, `charged`: as in Caller."""
     return Caller(
         tenant=claims.tenant,
         deadline_s=claims.deadline_ms / 1e3,

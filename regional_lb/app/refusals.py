@@ -1,6 +1,6 @@
-"""Follows the documents in etcd by which this region must refuse new work, and tells the flow. Never decides.
+"""Follows the documents in etcd by which this region must refuse new work, and informs the flow. Never decides.
 
-Invariants: a document that is invalid, or stands under another's key, changes nothing and is counted; a refusal ends
+Invariants: a document that is invalid, or is under another's key, changes nothing and is counted; a refusal ends
 with its key, with a snapshot that lacks it, or after its own length by this process's clock; losing etcd changes
 nothing.
 """

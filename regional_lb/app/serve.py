@@ -82,15 +82,15 @@ class HopAuthenticator:
         claims, body_mac = admitted
         issuer = claims.issuer
         if len(issuer) > TEXT_LIMIT or not issuer.isprintable() or not issuer.startswith(f"{claims.entry_region}/"):
-            # It will stand in our reports: one that cannot be read would silence the region, and nobody acknowledges
-            # what another region's balancer sent.
+            # It will be in our reports: one that cannot be read would silence the region, and nobody acknowledges what
+            # another region's balancer sent.
             return answers.refusal(outcome.HOP_FORGED, _HOP_DETAILS[outcome.HOP_FORGED])
         if self._names_body and body_mac is None and not claims.body:
             return answers.refusal(outcome.HOP_FORGED, _UNBOUND)
         region, law = self._flow.config.region, self._flow.law
         self.newest_epoch = max(self.newest_epoch, claims.epoch)
         if claims.epoch < law.epoch:
-            # Whatever the model, which stands in the body: the body need not come here to be refused.
+            # Whatever the model, which is in the body: the body need not be read to refuse it.
             why = law.verdict(claims.tenant, "", narrow=claims.narrow, key=claims.key).why_not(region)
             if why is not None:
                 return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
@@ -218,7 +218,7 @@ class PickReasons:
         chosen = decision.chosen
         if chosen is None:
             return 0.0, "trie"
-        # Once it has fetched what another computed, it holds all of it.
+        # Once it has fetched what another replica computed, it holds the whole prompt.
         tokens = chosen.hit_tokens if decision.prefill is None else chosen.hit_tokens + chosen.uncached_tokens
         return tokens, "exact" if chosen.exact else "trie"
 

@@ -71,8 +71,8 @@ def place_of(url: str) -> tuple[Address, str]:
 
 
 class Watch(Part):
-    """How often replicas are looked at, and when they count as down. Seconds, and counts in a row. `orca`: they are
-    asked to tell their load with each answer, too, which costs an engine the reading of its own metrics."""
+    """How often replicas are probed and scraped, and when they count as down. Seconds, and counts in a row. `orca`:
+    they are asked to report their load with each answer, too, for which an engine has to read its own metrics."""
 
     probe_s: Seconds = 1.0
     scrape_s: Seconds = 0.5
@@ -275,8 +275,8 @@ class EtcdSource(Part):
 class DnsSource(Part):
     """A DNS name: `srv` gives hosts and ports, `address` (A and AAAA) hosts on `port`.
 
-    What a name's owner lets be kept for less than `ttl_floor_s` or more than `ttl_ceiling_s` is kept so long all the
-    same. `nameservers` are `address` or `address:port`; without any, the system's.
+    A TTL below `ttl_floor_s` or above `ttl_ceiling_s` counts as that bound. `nameservers` are `address` or
+    `address:port`; without any, the system's.
     """
 
     kind: Literal["dns"]

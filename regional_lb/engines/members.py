@@ -30,10 +30,10 @@ _WRITES_ON: dict[str, Literal["solid", "text"]] = {"vllm": "solid", "sglang": "t
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """What an engine's /v1/models says: `ids` in its order, and every name (root, parent) one of them also goes by;
-    by id, what it is based on: an adapter on its parent (`adapters`), another name on its root; and by id, what clients
-    may be told of it (`facts`). `engine`: who says so (`owned_by`); `slots`: how many requests it runs at once, None
-    where it does not tell."""
+    """What an engine's /v1/models says: `ids` in its order, and every other name (root, parent) of one of them; by id,
+    what it is based on: an adapter on its parent (`adapters`), another name on its root; and by id, what clients may
+    learn of it (`facts`). `engine`: which engine answers (`owned_by`); `slots`: how many requests it runs at once, None
+    if it does not say."""
 
     ids: tuple[str, ...]
     names: frozenset[str]
@@ -44,13 +44,13 @@ class Listing(msgspec.Struct, frozen=True):
     slots: int | None = None
 
 
-SLOTS = 256  # of an engine that does not tell, as vLLM has it on most GPUs
+SLOTS = 256  # of an engine that does not report them; vLLM's default on most GPUs
 _T = TypeVar("_T", str, int)
 _UNLISTED = Listing((), frozenset())
 
 
 _NONE = msgspec.Raw(b"null")
-_IDS_MAX = 4096  # one for each model, one for its permissions: to read so many takes 4 ms
+_IDS_MAX = 4096  # one for each model, one for its permissions: reading this many takes 4 ms
 
 
 class _Model(msgspec.Struct):
@@ -159,8 +159,8 @@ class Members:
         return _served_as(config, before) != _served_as(config, listing)
 
     def runs(self, name: str, slots: int, *, by_metrics: bool) -> bool:
-        """An engine's metrics said how many requests it runs at once, or how it is configured: that counts only where
-        the others do not say it. Whether that changed anything."""
+        """An engine's metrics said how many requests it runs at once, or the configuration did: this counts only if no
+        other source says it. Returns whether that changed anything."""
         config, before = self._config(name), self._slots.get(name)
         if config is None or (before is not None and before[0] > by_metrics):
             return False
@@ -172,7 +172,7 @@ class Members:
         self._slots.pop(name, None)
 
     def slots(self, name: str) -> int | None:
-        """How many requests its engine said that it runs at once, None if it never did."""
+        """How many requests its engine runs at once, as it reports; None if it never did."""
         return self._listings.get(name, _UNLISTED).slots
 
     def missing(self, name: str) -> frozenset[str]:
@@ -254,8 +254,8 @@ def _adapters(config: ReplicaConfig, listing: Listing | None) -> frozenset[str]:
 
 
 def _lineage(config: ReplicaConfig, listing: Listing | None) -> dict[str, Bases]:
-    """What each model served there is based on, as configured and as its engine tells. A configured adapter is one of
-    the models configured beside it or, where there are none, of those that its engine lists."""
+    """What each model served there is based on, by configuration and by its engine's report. A configured adapter's
+    base is one of the models configured beside it or, if there are none, of those that its engine lists."""
     known = listing if listing is not None else _UNLISTED
     lineage: dict[str, Bases] = {}
     for model in _models(config, listing):

@@ -45,19 +45,20 @@ SWAP_S = 0.1  # within which what engines say that they serve is taken in togeth
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
 _WARMUP_S = 60.0  # each completion of a warm-up may take so long: kernels are compiled, graphs captured
 _HUNG = "it generates nothing, whatever its health page says"
-# Anything else may be a page whose server says nothing better of it.
+# Anything else may be a metrics page whose server gives no better type.
 _NO_PAGES = (b"text/html", b"application/json")
 _REMEDY = "is the engine there? else correct its `url`"
 _FRESH_SHARE = 0.5  # of how long a sample counts, between two of an engine at rest
-_GPUS_FRESH = 4  # rounds for which an exporter's last word holds: a GPU that broke does not mend while it is silent
+_GPUS_FRESH = 4  # rounds for which an exporter's last report holds: a broken GPU does not recover while it is silent
 
 
 class Watcher:
-    """Watches all replicas. `react` is told events; `refused` counts what was not believed, by reason.
+    """Watches all replicas. `react` takes events; `refused` counts what was rejected, by reason.
 
-    `context` and `trouble` are as the relay's pool has them: probes believe whom requests believe; `credentials` is the
-    same for gRPC. `answered_at` tells when a replica last answered a request well, `in_flight` how many it works on;
-    `say` is told of a replica by name what is wrong with it, `watched` is told all whom we look at when that changes.
+    `context` and `trouble` are as in the relay's pool: probes trust the certificates that requests trust; `credentials`
+    is the same for gRPC. `answered_at` gives when a replica last answered a request well, `in_flight` how many it works
+    on; `say` is called with a replica's name and what is wrong with it, `watched` with all watched replicas when that
+    set changes.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Watcher:
         self._in_flight, self._warn, self._watched = in_flight, warn, watched
         # No request lives for longer than `request_s`: after that a leaving replica has none.
         self.members = Members(config.limits.request_s)
-        self._problems: dict[str, dict[str, str]] = {}  # by name and what was asked: what came of it last
+        self._problems: dict[str, dict[str, str]] = {}  # by name and what was asked: the last result
         self._tasks = Tasks()
         self._looking: dict[str, tuple[ReplicaConfig, list[asyncio.Task[None]]]] = {}  # by name
         self._exporters: dict[str, asyncio.Task[None]] = {}  # by URL
@@ -136,7 +137,7 @@ class Watcher:
                 looks = {"probe": self._probe, "scrape": self._scrape, "models of": self._ask_models}
                 if config.probe.generate_s:
                     looks["tokens of"] = self._generate
-                # They begin after this call, and each goes on only as long as it stands here.
+                # They begin after this call, and each runs only as long as it is listed here.
                 started = [self._tasks.start(look(config), f"{what} {name}") for what, look in looks.items()]
                 self._looking[name] = config, started
         self._look_at_exporters({config.dcgm for config in watched.values() if config.dcgm})
@@ -212,7 +213,7 @@ class Watcher:
         self._react(ReplicaProbed(replica.label, result.ok, fault or hung, result.ready, strain))
 
     async def _warm_up(self, replica: ReplicaConfig) -> bool:
-        """Whether it went through. Who refuses to be asked so is not warmed up, and serves all the same."""
+        """Whether it went through. An engine that refuses such requests is not warmed up, and serves all the same."""
         assert self._pool is not None
         for _ in range(replica.probe.warmup):
             answered = await probes.generates(self._pool, replica, self._key, _WARMUP_S)

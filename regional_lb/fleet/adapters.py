@@ -1,6 +1,6 @@
 """Which LoRA adapters each replica has loaded, as far as is known, and how long loading one takes.
 
-An engine keeps the `max` adapters last used (vLLM: `--max-loras`) and tells which run and wait, not which are loaded:
+An engine keeps the `max` adapters last used (vLLM: `--max-loras`) and reports which run and wait, not which are loaded:
 so what it ran, and what was sent to it, is remembered in that order. Invariants: no more is remembered of a replica
 than it can have loaded; names that were not configured are not kept; scoring never writes. Never decides.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOAD_MS = 200.0  # to start from: some 100 MB from the host's disk, once
 LOAD_MS_MIN, LOAD_MS_MAX = 1.0, 60_000.0
-_PLACES = 4  # of an engine that does not tell
+_PLACES = 4  # of an engine that does not report it
 # Requests go where loading seems cheap: a sample inflated by a stall is clipped, and forgotten within minutes.
 _LEARN, _FORGET_S, _CLIP = 0.25, 300.0, 4.0
 
@@ -66,7 +66,7 @@ class Adapters:
         self.names = frozenset().union(*served.values())
 
     def on_report(self, replica: str, lora: Lora) -> None:
-        """An engine said what runs and what waits there."""
+        """An engine reported what runs and what waits there."""
         places = self._places.get(replica)
         if places is None:
             return

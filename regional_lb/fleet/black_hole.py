@@ -5,8 +5,8 @@ A request that fails early keeps counting at its replica, with its slot and KV c
 have taken: to every policy and to `room` alike a replica that fails fast looks no emptier than one that serves.
 (Prequal guards against the same by counting errors into its signals: FIELD §4.)
 
-Invariants: at most as many count at a replica as it has slots, each until a time that was fixed when it failed; where a
-model has no other replica nothing is held, since there is nobody to be drawn away from. Never decides.
+Invariants: at most as many count at a replica as it has slots, each until a time that was fixed when it failed; if a
+model has no other replica nothing is held, since there is no other to draw work away from. Never decides.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every engine names blocks in its own way, so blocks are hashed again: a node is the hash of a block's tokens over its
 parent's node, seeded by what separates caches (adapter, block size; a salt or an image goes into the block that it
 begins in). Invariants: a node that no source holds is gone; what is removed as often as it was stored is gone (vLLM
-keeps, and tells of, several copies of a block); memory is bounded per source and in all; a source that may hold blocks
+keeps, and reports, several copies of a block); memory is bounded per source and in all; a source that may hold blocks
 which it never reported is not called exact. Never estimates and never forgets by itself; token ids are not kept.
 """
 
@@ -119,9 +119,9 @@ class BlockIndex:
         self._sources: dict[int, _Source] = {}  # by bit
         self._bits = 0  # ever in use
         self._free: list[int] = []
-        self._stale: list[tuple[int, dict[Hash, int]]] = []  # what was forgotten at once and is cleared away by parts
+        self._stale: list[tuple[int, dict[Hash, int]]] = []  # forgotten at once, but cleared away in parts
         self._sizes: dict[int, int] = {}  # tokens a block -> bits of the sources with such blocks
-        self._exact: dict[str, float] = {}  # those whose word is whole, with 0: what a path nobody holds comes to
+        self._exact: dict[str, float] = {}  # sources with complete reports, with 0: a hit that none has
         self.ignored: Counter[str] = Counter()  # by reason, what could not be used
 
     def add(self, replica: str, ranks: int) -> None:
@@ -145,7 +145,7 @@ class BlockIndex:
         self._exact.pop(replica, None)
 
     def resize(self, replica: str, kv_tokens: int) -> None:
-        """The engine reported that its caches hold so many tokens in total. Do not call this with an estimate."""
+        """The engine reported that its caches hold this many tokens in total. Do not call this with an estimate."""
         known = self._replicas.get(replica)
         if known is not None:
             known.kv_tokens = kv_tokens

@@ -99,7 +99,7 @@ class CacheMirror:
                     hits.append((held, place))
         return hits
 
-    # -- what was said
+    # -- what was reported
 
     def changed(self, event: BlocksChanged) -> None:
         """A replica reported changes of its cache. Its mirror is bounded by them at the next sample."""

@@ -11,9 +11,9 @@ from farhop.config import DAY_S, Part, Seconds, Share
 
 
 class Health(Part):
-    """What becomes of a replica by what its requests meet, beside its peers, and by what its GPUs' exporter says.
+    """How a replica is judged by the results of its requests, compared with its peers, and by its GPUs' exporter.
 
-    `rise` and `fall` of its probes stand under `watch`.
+    `rise` and `fall` of its probes are under `watch`.
     """
 
     streak: Annotated[int, Field(ge=1, le=1000)] = 5

@@ -1,7 +1,7 @@
 """What is known about the replicas beyond one view: standing, load, speed, cached prefixes. Survives view swaps.
 
-Everything a pick reads of it stands in a Table as well, kept in step here: whoever changes a replica's health, load or
-speed does so through the fleet. Never chooses.
+Everything that a pick reads is also in a Table, kept up to date here: a replica's health, load and speed are changed
+only through the fleet. Never chooses.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class Fleet:
         return now if self.standing.reducing else self._able_until
 
     def mode(self, model: str, now: float) -> Mode:
-        """How the replicas of a model may be used: in PANIC ejections are ignored, in ALL_DOWN none is left."""
+        """How the replicas of a model may be used: in PANIC ejections are ignored, in ALL_DOWN there is none."""
         self.able(model, now)
         return self.standing.modes.get(model, Mode.EMPTY)
 
@@ -410,7 +410,7 @@ class Fleet:
 
     def prefilled(self, name: str, elapsed_ms: float, tokens: float, now: float, *, sure: bool = True) -> None:
         """A first token came `elapsed_ms` after dispatch, after `tokens` of uncached prompt (those queued before it and
-        its own). Not `sure`: so much of the prompt was thought to be cached that the true number may be a multiple of
+        its own). Not `sure`: most of the prompt was expected to be cached, so the true number may be a multiple of
         `tokens`."""
         if self.speeds.began(name, elapsed_ms, tokens, now):
             step_ms = self.whole.tpot_ms.item(self.whole.of.at[name])

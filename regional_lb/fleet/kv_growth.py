@@ -1,19 +1,20 @@
 """How full a replica's KV cache will get from the requests under way there: the expected peak, plus a margin for
 chance.
 
-A sequence takes its prompt and what it has been answered, grows by a token a step, and gives all of it back with its
-end. If answers are staggered, some end while others grow, and the cache never holds all of them at full length; if they
-began together, it does. So the peak is looked for over the time to come (the Past-Future scheduler, Gong et al., ASPLOS
-2025): of each answer it is known how long it has been coming, and how long answers get, as a share of what was expected
-of each, is learned from those that ended.
+A sequence takes its prompt and its answer so far, grows by a token a step, and frees all of it when it ends. If answers
+are staggered, some end while others grow, and the cache never holds all of them at full length; if they began together,
+it does. So the peak is looked for over the time to come (the Past-Future scheduler, Gong et al., ASPLOS 2025): how long
+each answer has been coming is known, and how long answers get, as a share of what was expected of each, is learned from
+those that ended.
 
 Pure. Invariants:
 - the peak is at least what is held now and at most what all would hold if none ended, never falls with one more
   sequence, and never by a sequence's being larger;
-- no sequence is taken to have said more than all but CHANCE of the answers before: its age tells that by a pace that
-  may be wrong by a factor where loads rise and no answer has ended yet; what is held now the engine tells itself;
+- no sequence is assumed to be longer than all but CHANCE of the answers before: its length is computed from its age and
+  a pace that may be wrong by a factor while load rises and no answer has ended yet; what is held now is reported by the
+  engine;
 - the cache is outgrown at any one moment with a probability of CHANCE at most, as far as answers are independent of
-  each other and as long as those before were.
+  each other and as long as earlier ones.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ Tokens = NDArray[np.float64]
 
 CHANCE = 0.05
 _Z = 1.645  # of the normal distribution, CHANCE lies above
-_MEMORY = 128.0  # answers: what came so many ago counts 1/e
-# Answers to begin with, spread evenly in the logarithm from an eighth of what was expected to all of it: a guess, then.
-# Of three public traces (Azure's two of 2023, Mooncake's conversations) half of the answers are no longer than 0.37 of
-# it. Were all as long, whatever a fleet that starts has under way would be thought to be there whole one day, and
-# engines half empty be held to be full until the first answers end.
+_MEMORY = 128.0  # answers: one that came this many ago counts 1/e
+# Initial answers, spread evenly in the logarithm from an eighth of what was expected to all of it: a guess. In three
+# public traces (Azure's two of 2023, Mooncake's conversations) half of the answers are no longer than 0.37 of it. If
+# all were equally long, all requests of a starting fleet would be expected to reach full length together, and
+# half-empty engines would count as full until the first answers end.
 _PRIOR, _SPREAD_DOUBLINGS = 4.0, 3
 _SELDOM = 0.01  # the share of answers that may get longer than any that is remembered
 
@@ -40,11 +41,11 @@ _SHARES = 2.0 ** (np.arange(-4 * _STEPS_PER_DOUBLING, 3 * _STEPS_PER_DOUBLING + 
 _BOUNDS: list[float] = _SHARES.tolist()  # one is looked up in these in a tenth of the time
 _EXPECTED = int(np.searchsorted(_SHARES, 1.0))
 _PRIOR_FROM = _EXPECTED - _SPREAD_DOUBLINGS * _STEPS_PER_DOUBLING
-# Tokens ahead at which the cache is looked at: those of one interval are counted with who is left at its beginning, and
-# as large as at its end.
+# Tokens ahead at which the cache is looked at: an interval counts the sequences left at its beginning, at their size at
+# its end.
 _AHEAD = np.concatenate([[0.0], 4.0 * 1.2 ** np.arange(47)])
 _AHEADS: list[float] = _AHEAD.tolist()
-_FAR = 2.0  # times the longest answer expected: further nobody looks
+_FAR = 2.0  # times the longest answer expected: the search ends there
 _REBASE = 1e9
 _ONES = np.ones(256)
 MOST = np.maximum.reduce  # what an array's `max` calls in the end, after as long again
@@ -91,11 +92,11 @@ class AnswerLengths:
 
 
 def peak_tokens(sequences: Tokens, lengths: AnswerLengths, others: float = 0.0) -> float:
-    """The most that sequences will have taken at any time from now on, but for a chance of CHANCE.
+    """The most that sequences will take at any time from now on, except with a probability of CHANCE.
 
-    Of each, one or more, a column: the tokens its prompt holds, those expected of its answer (0: it has none), and
-    those it has been answered. `others`: how many the last two stand for, half of them each, where they are no
-    sequences themselves.
+    A column for each, one or more: the tokens that its prompt holds, those expected of its answer (0: it has none), and
+    those answered so far. `others`: how many sequences the last two columns represent, half of them each, if they are
+    no sequences themselves.
     """
     prompts, answers, generated = sequences
     count = len(prompts)

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 FAILING = "fails more than its peers"
 SLOW = "slower than its peers, by its own usual"
 
-ANSWERS_MIN = 10  # fewer say nothing of a replica's failures
-WELL_MIN = 3  # after so many good answers in a row, earlier failures are over
+ANSWERS_MIN = 10  # fewer say nothing about a replica's failures
+WELL_MIN = 3  # after this many good answers in a row, earlier failures are over
 _WEIGHT = 0.1  # of one answer in the share that fails
 _NONE = 0.005  # a smaller share counts as none: then a good answer costs nothing to note
-_FADE_S = 60.0  # how fast failures fade where nothing more is heard
+_FADE_S = 60.0  # how fast failures fade without further answers
 _PEERS_MIN = 5
 _DEVIATIONS = 3.0 * 1.4826
 _MARGIN, _MARGIN_FEW = 0.3, 0.5  # in shares of failures
@@ -47,7 +47,7 @@ USUAL_S, USUAL_EVERY_S = 600.0, 2.0  # a replica slow for minutes becomes usual,
 _USUAL_MAX = int(USUAL_S / USUAL_EVERY_S)
 _THEN_MIN = 2  # first tokens of a peer in the same time
 _THEN_S = 15.0  # how short that time may be, and how old the last of a run
-_SUSPECTS_MAX = 16  # so many are compared with all others at a time: if all of 1,000 are slow, none is an outlier
+_SUSPECTS_MAX = 16  # the most that are compared with all others at a time: if all of 1,000 are slow, none is an outlier
 _STEP_LEAST = 0.1
 
 
@@ -140,10 +140,10 @@ class Outliers:
     def began(
         self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float, *, sure: bool = True
     ) -> None:
-        """A first token came `elapsed_ms` after dispatch, behind and with so many uncached `tokens`, above 0; not
-        `sure`: more than those were thought to be cached.
+        """A first token came `elapsed_ms` after dispatch; `tokens` (above 0) are the uncached ones before it and its
+        own; not `sure`: more than those were expected to be cached.
 
-        `step_ms`, a decode step, is taken out: it waits for one before its own prompt's turn comes.
+        `step_ms`, a decode step, is subtracted: the request waits for one before its own prompt's turn comes.
         """
         record = self.records.get(name)
         if record is None or self._margin == inf or elapsed_ms <= 0.0:
@@ -219,7 +219,7 @@ class Outliers:
                 if peer != name and (pace := other.then(since)) is not None and other.usual is not None
             ]
             if others:
-                # One that is faster than usual (after a stall that lasted, its usual is too slow) makes nobody slow.
+                # One that is faster than usual (after a long stall its usual is too slow) makes no other slow.
                 theirs = max(0.0, median([slower for _, slower in others]))
                 above = min(slower - theirs, least - median([pace for pace, _ in others]))
                 if above >= self._margin:

@@ -1,11 +1,9 @@
 """What was recently cached at which replica, in order of use: for the peers of this region.
 
-Unlike farhop.balance.prefix.journal, which tells the world of the region as a whole, this tells peers replica by
-replica;
-they replay it, and their mirrors then age as ours do, so that evictions need not be told. Invariants: whatever is
-remembered goes with the audience that the law gives it, and the law that gave it: one that lets fewer know takes all
-earlier audiences back; entries and nodes are bounded, and a reader further behind goes on from the oldest there is.
-Never decides.
+Unlike farhop.balance.prefix.journal, which reports the region as a whole, this informs peers replica by replica; they
+replay it, and their mirrors then age as this one does, so that evictions need not be sent. Invariants: every entry is
+kept with the audience that the law allows, and with that law: a law that lets fewer regions know revokes all earlier
+audiences; entries and nodes are bounded, and a reader further behind continues from the oldest there is. Never decides.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ replica.
 
 Invariants: the peers' load at a replica is the sum of what each known peer last reported, and never negative; a replica
 is owned by exactly one of the balancers that serve it and take part, the same for all that know the same peers; a
-balancer gives way to a peer for at most HEAD_START_S, unless that peer takes what is free. Never reads a clock, never
+balancer leaves free slots to a peer for at most HEAD_START_S, unless that peer takes them. Never reads a clock, never
 does IO.
 
 Turns: the balancer that frees a slot knows it first, and with a queue of its own would take it again and again. So
@@ -95,8 +95,8 @@ class Shares:
 
     def __init__(self, instance: str) -> None:
         self.instance = instance
-        self.watched = False  # somebody follows us
-        self.alone = True  # nobody else is known to have anything under way
+        self.watched = False  # a peer follows this balancer
+        self.alone = True  # no peer is known to have anything under way
         self.recent = Recent()
         self._peers: dict[str, _Peer] = {}
         self._waiting: dict[str, _Peer] = {}  # of them, those with a queue
@@ -251,7 +251,7 @@ class Shares:
         return lead - peer.lead.setdefault(replica, lead) >= TURNS
 
     def overdue(self, replica: str, free: bool, now: float) -> bool:
-        """Whether peers have let their turn at a replica pass, so that we no longer give way there."""
+        """Whether peers have let their turn at a replica pass, so that this balancer may take the slot."""
         if not free or not self.gives_way(replica):
             self._left.pop(replica, None)
             return False

@@ -2,15 +2,14 @@
 
     expected = peers' * (own / peers') ** (evidence^2 / (evidence^2 + OWN^2))     (the ratio less ALIKE)
 
-Peers serve the same models on the same kind of GPU. What they measure is the weighted median of all their own figures;
-where none has measured of late, what they did before; where none ever has, what is configured, times what other kinds
-of GPU with the same model make of theirs: guesses and measurements are never held against each other as they are. All
-of it is in shares of what is configured for each. The less a replica has measured of late, the greater its uncertainty.
-A whole request takes no less than `occupancy` makes of those under way at all peers.
+Peers serve the same models on the same kind of GPU. Their figure is the weighted median of all their own figures;
+without recent measurements, of earlier ones; if there never were any, the configured figure, times the ratio of
+measured to configured of other kinds of GPU with the same model: a guess is never compared directly with a measurement.
+All figures are relative to what is configured for each. The fewer recent measurements a replica has, the greater its
+uncertainty. A whole request takes at least what `occupancy` estimates from those under way at all peers.
 
 Invariants: every figure exists, is positive, finite and in its domain; without samples it goes to the peers' figure,
-and its uncertainty to UNCERTAINTY; nothing is written but by what is told and by `refresh`, some times a second. Never
-chooses.
+and its uncertainty to UNCERTAINTY; only observations and `refresh` (some times a second) write. Never chooses.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ OWN = 1.0
 # and load decides between them.
 ALIKE = 0.1
 UNCERTAINTY = 0.5  # the uncertainty (a share) of a replica without recent measurements
-SLOW = 1.5  # times its peers' figure: worth telling
-_PRIOR = 0.1  # evidence that a guess is worth beside the first thing measured of its kind
+SLOW = 1.5  # times its peers' figure: worth reporting
+_PRIOR = 0.1  # weight of a guess, as evidence, beside the first measurement of its kind
 # The peers' longer-term figure counts twice as much as what they measure now: regions are compared by it, and the
 # prompts of a few seconds are no reason to send requests over an ocean. A replica that differs by more is known by its
 # own figure.
 _MEMORY = 2.0
-_MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over so much time with samples, and for how long after
-# Without any measurement for so long it is forgotten: nobody goes to a region that was slow when it was last measured,
-# so nobody would see that it is fast again.
+_MEMORY_S, _MEMORY_TAU_S = 30.0, 600.0  # what peers measured: over how much time, and how long it is kept
+# Without any measurement for this long it is forgotten: no request goes to a region that was slow when it was last
+# measured, so it would never be seen to be fast again.
 _SILENT_S = 120.0
 _INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that differ by 7 requests
 _OTHERS_MAX = 32  # kinds that a kind without samples is held against
@@ -256,7 +255,7 @@ class Speeds:
     # -- what was measured
 
     def began(self, name: str, elapsed_ms: float, tokens: float, now: float) -> bool:
-        """See Speed.began. False for who is not in the view."""
+        """See Speed.began. False for a replica that is not in the view."""
         row = self._rows.get(name)
         if row is None:
             return False
@@ -310,7 +309,7 @@ class Speeds:
             kind.answered |= answered
             self.due = -inf
 
-    # -- what is made of it
+    # -- estimates
 
     def refresh(self, now: float) -> None:
         """Update all figures with new measurements and with the ageing of old ones."""

@@ -53,8 +53,8 @@ class Standing:
         self.outliers = Outliers(config.outlier_factor)
         self.black_holes = BlackHoleGuard()
         self._view = view_of([])
-        self._overlooked: dict[str, tuple[str, ...]] = {}  # by model in panic: who is used although ejected
-        self._touched: set[str] = set()  # whose capacity may be reduced, or is
+        self._overlooked: dict[str, tuple[str, ...]] = {}  # by model in panic: replicas used although ejected
+        self._touched: set[str] = set()  # those whose capacity is, or may be, reduced
         self._compare_at = -inf
 
     def adopt(self, view: View) -> None:
@@ -140,7 +140,7 @@ class Standing:
         health = self.health.get(name)
         return health.answered_at if health is not None else -inf
 
-    # -- what happened. True: who is able may have changed.
+    # -- what happened. True: the set of able replicas may have changed.
 
     def probed(self, event: ReplicaProbed, now: float) -> bool:
         """An active probe came back, or something in the replica's hardware is broken."""

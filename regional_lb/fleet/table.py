@@ -1,7 +1,7 @@
 """Replicas as columns of numbers, one row each: what a pick reads of all of them at once, in a few numpy calls.
 
-Invariants: a row says of its replica what ledger, speed and scrape last said (the fleet writes it in the same
-breath); reading never writes. Never decides, and never knows why a number is what it is.
+Invariants: a row has its replica's latest figures of ledger, speed and scrape (the fleet writes them together); reading
+never writes. Never decides, and never knows where a number comes from.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Hits: TypeAlias = "Sequence[tuple[float, int | Rows | NDArray[np.bool_]]]"
 # load will take.
 Peak: TypeAlias = "Callable[[str, Load, float], float]"
 
-SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the queue of now
+SAMPLE_FRESH_S = 3.0  # an older scrape says nothing about the present queue
 # If all answers at full length fit into this share of the cache, they count at full length: nowhere near all of it is
 # in use at once, and a more exact figure would change nothing yet.
 WHOLE_SHARE = 0.5
@@ -254,11 +254,11 @@ class Table(Columns):
         return Sums(float(TOTAL(self.in_flight)), slots, kv_tokens, kv_taken_tokens)
 
     def holds(self, name: str, tokens: float) -> bool:
-        """Whether a replica's KV cache has room for so many tokens."""
+        """Whether a replica's KV cache has room for this many tokens."""
         return self.kv_room_tokens.item(self.of.at[name]) >= tokens
 
     def paces(self) -> Column:
-        """The first PACES of its Rates, as one block the same for all who ask until they change."""
+        """The first PACES of its Rates, as one block that all callers share until they change."""
         paces = self._paces
         if paces is None:
             paces = self._paces = self.block[:PACES].copy()

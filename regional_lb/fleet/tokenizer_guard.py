@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-_WRONG_MAX = 3  # errors in a row: neither an eviction nor a late event explains so many
-_TRIAL = 16  # one in so many prompts of a distrusted shape is tried all the same
+_WRONG_MAX = 3  # errors in a row: neither an eviction nor a late event explains this many
+_TRIAL = 16  # one in this many prompts of a distrusted shape is tried all the same
 _SHAPES_MAX = 4096
 _BLOCK_TOKENS = 16  # the smallest block that engines have: what differs by less may be one of theirs
 

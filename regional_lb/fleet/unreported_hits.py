@@ -1,8 +1,8 @@
 """How much engines find cached if their answers do not report `cached_tokens`, by the counters on their metrics pages.
 
-One request's share cannot be told from a counter, but over some thousand tokens it shows whether what a mirror believes
-in is there at all: after a cache was emptied behind our back, say. vLLM needs `--enable-prompt-tokens-details` to tell
-of each answer. Never decides what is forgotten, and keeps nothing of replicas that left.
+A counter does not show one request's share, but over some thousand tokens it shows whether what the mirror has is
+cached at all: after a cache was emptied unnoticed, for example. vLLM needs `--enable-prompt-tokens-details` to report
+it with each answer. Never decides what is forgotten, and keeps nothing of replicas that left.
 """
 
 from __future__ import annotations

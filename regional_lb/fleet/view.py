@@ -1,8 +1,8 @@
 """What the regional tier knows about its replicas: which there are (swapped as a whole) and each one's last sample.
 
-A swap is for who comes and goes; a sample renews one replica's entry (by the fleet, and nobody else), since a thousand
-replicas say something twice a second. Never holds what must survive a swap: reservations are in the ledger, health and
-speed in the flow.
+A swap is for replicas that come and go; a sample replaces one replica's entry (only the fleet does that), since a
+thousand replicas report twice a second. Never holds what must survive a swap: reservations are in the ledger, health
+and speed in the flow.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Replica(msgspec.Struct, frozen=True):
     gpu: str  # the kind of GPU
     slots: int  # how many sequences it runs at once
     kv_tokens: int  # the size of its KV cache
-    # How many prompt tokens it computes in a step. While so many are on their way to it, no request is sent; if several
-    # requests wait, the next step is filled, too.
+    # How many prompt tokens it computes in a step. While that many are on their way to it, no request is sent; if
+    # several requests wait, the next step is filled, too.
     prefill_tokens_max: int
     prefill_ms_per_token: float  # first guesses: the true speed is measured
     tpot_ms: float

@@ -29,7 +29,7 @@ class PeersTls(ConnectTls):
 
 
 class PeersConfig(Part):
-    """`addresses` are control ports, host:port, of peers that etcd may not tell of; one's own is harmless."""
+    """`addresses` are control ports, host:port, of peers that etcd may not list; the balancer's own is harmless."""
 
     addresses: Annotated[tuple[str, ...], Field(max_length=PEERS_MAX)] = ()
     tls: PeersTls | None = None
@@ -63,10 +63,11 @@ class ReportKey(Part):
 
 
 class MeshConfig(Process):
-    """What this balancer tells others, and where it listens for them. `advertise` is the host by which they reach it.
+    """What this balancer reports to others, and where it listens for them. `advertise` is the host by which they reach
+    it.
 
     Reports go to the region's hub and to `remote_hub`: one by name, the `nearest` by wire time, or `none`.
-    `prefix_nodes_per_s` bounds what each global balancer is told of the caches: 8 B a node.
+    `prefix_nodes_per_s` bounds what each global balancer is sent about the caches: 8 B a node.
     """
 
     control: Listen

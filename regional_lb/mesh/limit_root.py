@@ -61,7 +61,7 @@ class LimitRoot:
         self._root: Root | None = None
         self._claim: RootClaim | None = None
         self._until, self._revision = -inf, 0
-        self._seen: tuple[int, float] | None = None  # another's revision, and since when it stands
+        self._seen: tuple[int, float] | None = None  # another's revision, and since when it is unchanged
         self._wake, self._tasks = asyncio.Event(), Tasks()
         self._looked_at, self._fullest = -inf, dict[str, float]()  # of the limits of each kind
         self._nearly: dict[str, float] = {}  # since when buckets are nearly used
@@ -112,7 +112,7 @@ class LimitRoot:
                 async with asyncio.timeout(1.0):
                     await self._store.put(done.place, documents.encode_root(done), expect_revision=self._revision)
             except (StoreError, TimeoutError, DocumentError):
-                pass  # another sees it stand still
+                pass  # another balancer sees that it stops changing
 
     def borrowed(
         self, request: region_pb2.BorrowRequest, wants: list[Want] | None = None

@@ -28,8 +28,7 @@ class PeerUpdateError(Exception):
 
 
 def event_of(update: peers_pb2.PeerUpdate, law: Law, *, first: bool) -> PeerReported:
-    """A message as the machine takes it, which goes by `law`. Raises PeerUpdateError for what no balancer in its right
-    mind would send."""
+    """A message as the machine takes it, by `law`. Raises PeerUpdateError for what no sound balancer would send."""
     if len(update.loads) > LOADS_MAX or len(update.queued) > MODELS_LIMIT:
         raise PeerUpdateError("peer_too_many")
     if len(update.cached) > NODES_MAX or sum(len(path.nodes) + len(path.regions) for path in update.cached) > NODES_MAX:
@@ -48,7 +47,7 @@ def event_of(update: peers_pb2.PeerUpdate, law: Law, *, first: bool) -> PeerRepo
 
 
 def _learned(message: peers_pb2.Learned) -> Paces:
-    """Each figure's domain is looked at by who takes it."""
+    """Each figure's domain is checked by its reader."""
     if max(len(message.bytes_per_token), len(message.outputs)) > ENTRIES_MAX or len(message.paces) > PACES_MAX:
         raise PeerUpdateError("peer_too_many")
     outputs = {(one.tenant, one.model): one.tokens for one in message.outputs}

@@ -230,7 +230,7 @@ class Peers:
     async def _tick(self) -> None:
         turn = 0
         while True:
-            ticks = 1 if self.known else _TURN  # alone, there is no other to give way to
+            ticks = 1 if self.known else _TURN  # alone, there is no other to leave slots to
             await asyncio.sleep(ticks * TICK_S)
             if self.shares.contended:
                 self.react(TurnTimerFired())

@@ -1,11 +1,11 @@
-"""Tells a global balancer which prefixes this region has cached: a snapshot in slices, then changes, sent at once or,
-if there are many, together with those of the next 20 ms.
+"""Streams to a global balancer which prefixes this region has cached: a snapshot in slices, then changes, sent at once
+or, if there are many, together with those of the next 20 ms.
 
 A stream is an iterator over messages and pauses. Invariants: a prefix that the law keeps from the reader's region is
 never sent, neither when it is cached nor when it is evicted, and nothing is sent under another law than the reader's,
-or another map of where the reader's region is (older readers do not tell theirs);
-at most one slice of work is done between two pauses; the rate is bounded, and a reader that falls behind the journal
-begins again. Never decides, never awaits.
+or another map of where the reader's region is (older readers do not send theirs); at most one slice of work is done
+between two pauses; the rate is bounded, and a reader that falls behind the journal begins again. Never decides, never
+awaits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NODES_PER_S = 50_000  # to each reader: 0.4 MB/s
 BATCH_S = 0.02
 LOOK_S = 0.05  # between two looks while there is something to sweep
-IDLE_S = 5.0  # with nothing to tell or to sweep: events wake a reader, and nothing hangs by this
+IDLE_S = 5.0  # with nothing to send or to sweep: events wake a reader, so nothing depends on this
 SLICE_NODES = 2000
 SWEEP_NODES = 1000
 KEEP_S = 60.0  # after the last reader has left, its way back in is kept open for this long

@@ -59,7 +59,7 @@ LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; pr
 LOOK_S = 0.05
 STORE_GAP_S = 0.25  # at most 4 a second into etcd
 LONGEST_GAP_S = 1.0
-RECHECK_S = 0.5  # what goes by time alone is looked at as often
+RECHECK_S = 0.5  # how often what depends only on time is checked
 CHANGE = 0.05
 UNKNOWN = -1  # in place of a time, as region.proto has it
 QUIET_LIMIT_S = 86_400.0
@@ -88,9 +88,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
         signer: Signer | None = None,
         admin_tls: bool = False,
     ) -> None:
-        """With a `signer`, what stands in etcd is sealed by it. `peer_authenticator` knows who asks over gRPC.
+        """With a `signer`, documents in etcd are signed by it. `peer_authenticator` identifies callers over gRPC.
 
-        `addresses` are those of the tier, control and admin ports; the last one "" where operators cannot come.
+        `addresses` are those of the tier, control and admin ports; the last one "" if operators cannot reach it.
         """
         self._admin_tls = admin_tls
         self.limit_root: LimitRoot | None = None  # the root of limits; main sets it
@@ -111,7 +111,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self.streams = 0
         self.prefixes = PrefixPublisher(instance, flow, clock, incarnation, prefix_nodes_per_s)
 
-    # -- what is said
+    # -- the report
 
     def build(self) -> RegionReport:
         """The current report."""
@@ -184,8 +184,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
         )
 
     def _served_by(self, model: str) -> tuple[tuple[str, ...], ModelFacts]:
-        """The kinds of GPU that serve the model, and what their engines say of it, found out once for each view: 20
-        reports a second are built."""
+        """The kinds of GPU that serve the model, and what their engines say of it, computed once for each view, since
+        20 reports a second are built."""
         view = self._flow.fleet.view
         if view is not self._served_view:
             self._served_view, self._served = view, {}
@@ -221,8 +221,8 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tasks.start(self._store(self._publication, stored.seq), "report to the store")
 
     def _document(self, report: RegionReport) -> bytes | None:
-        """As it stands in etcd; None where it is too large for that, since engines name a lot: over gRPC all of it is
-        told. To sign takes some 50 us, at most four times a second."""
+        """As it is written to etcd; None if it is too large for that, since engines may name many models: gRPC carries
+        all of it. Signing takes some 50 us, at most four times a second."""
         try:
             document, self._unfit = encode(report), ""
         except DocumentError as error:
@@ -330,9 +330,9 @@ class Reporter(region_pb2_grpc.RegionServicer):
         )
 
     def quiet_ms(self, balancer: str, attempts: Sequence[str]) -> list[int]:
-        """Of each attempt of this balancer, ms since something of it was heard of; UNKNOWN of one that is not here.
+        """For each attempt of this balancer, ms since there was a sign of it; UNKNOWN for one that is not here.
 
-        [] where more are asked about than may be, or nobody here can tell.
+        [] if more are asked about than allowed, or nothing here knows.
         """
         if self.quiet_s is None or len(attempts) > ASKED_MAX:
             return []

@@ -84,7 +84,7 @@ class WarmRestart:
 
     async def _found(self, names: set[str], law_fingerprint: int) -> None:
         """Wait, for a bounded time, until these replicas are discovered: state of unknown replicas is dropped. And
-        until they have told what their models are based on: where that is not as it was, nobody may know of prefixes.
+        until they have reported their models' bases: if these changed, no other region may be told the prefixes.
         """
         flow = self._flow
         await until(

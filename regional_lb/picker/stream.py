@@ -87,7 +87,7 @@ class GatewayExchange(Exchange):
     def begin(self, status: int, headers: bytes, length: int | None, first: bytes) -> None:
         """The answer's head is to become this one, and its body begins. The status is unchanged."""
         self.started = True
-        if first and not self.sees_answer:  # not the engine's, whose body does not pass here: one in place of it
+        if first and not self.sees_answer:  # the engine's body does not pass here: an error takes its place
             self.stream.answer(status, headers, first, outcome.ENGINE_ERROR.reason)
             return
         self.stream.begin(headers, length)
@@ -131,8 +131,8 @@ class GatewayRun(AttemptRun):
         self._stream.send(self, ",".join(str(address) for _, address in self._places), request_head, body)
 
     def recall(self) -> None:
-        """See active.Attempt. How much of it the engine has is not known, which means until its answer begins: not all.
-        What waits here is dropped, and with our answer the gateway drops the rest."""
+        """See active.Attempt. How much of it the engine has is unknown, so until its answer begins it counts as not
+        all. What waits here is dropped, and with this answer the gateway drops the rest."""
         if not self._over and not (self.began and self._stream.is_sent):
             self._stream.withdraw()
             self._give_up(outcome.UNLAWFUL_HERE)

@@ -1,6 +1,6 @@
 """Prompt bytes that each global balancer sent here; the region's reports acknowledge them.
 
-Every request that arrived counts, whatever became of it: its sender counts everything that reached us
+Every request that arrived counts, whatever became of it: its sender counts everything that reached this balancer
 (farhop.balance.estimate.unacknowledged). Bounded, as the senders' names come from outside.
 """
 

@@ -58,8 +58,8 @@ class Headroom(msgspec.Struct, frozen=True):
     slots_free: int = 0
 
     def takes(self, kv_tokens: float) -> bool:
-        """Whether a foreign request that would take so much of the cache fits beside the reserve. An idle engine takes
-        anything, as for own work: what it can never hold it refuses itself."""
+        """Whether a foreign request that needs this much of the cache fits beside the reserve. An idle engine takes
+        anything, as with own work: what it can never hold it refuses itself."""
         return self.slots >= 1 and (kv_tokens <= self.kv_tokens or self.idle)
 
 
@@ -108,9 +108,10 @@ def last_resort_headroom(table: Table, reserve_share: float) -> Headroom:
     """The same for foreign requests with nowhere else to go: of n requests under way at most what log2 n of them take
     is reserved.
 
-    While those are kept out, whatever becomes free goes to own work. So each reserved place multiplies the chance that
-    own work finds none by its share of the load (trunk reservation: F. P. Kelly, "Loss networks", Annals of Applied
-    Probability 1, 1991): a reserve of the order of log n is enough, and a larger one stands idle while they wait.
+    While those are kept out, any room that becomes free goes to own work. So each reserved place multiplies the chance
+    that own work finds none by its share of the load (trunk reservation: F. P. Kelly, "Loss networks", Annals of
+    Applied Probability 1, 1991): a reserve of the order of log n is enough, and a larger one would be idle while they
+    wait.
     """
     sums = table.sums()
     under_way = max(2.0, sums.in_flight)

@@ -1,8 +1,8 @@
-"""Who waits by choice, and for which full replica: one that will soon serve them better than those with room.
+"""Which requests wait by choice, and for which full replica: one that will soon serve them better than those with room.
 
-They will have its next room, so whoever would wait for it, too, waits for all of them. Without this a queue forms
-before the best replica while others have nothing to prefill: everybody expects to wait for what is being prefilled
-there alone. And they are no queue before the others: whoever comes after them may have what they declined. Never
+They will get its next room, so a further request that would wait for it must wait for all of them. Without this a queue
+forms before the best replica while others have nothing to prefill, as each request expects to wait only for what is
+being prefilled there. And they do not queue before other requests: those may take the room that they declined. Never
 decides.
 """
 
@@ -20,8 +20,8 @@ class Wait(NamedTuple):
 
 
 class Awaited:
-    """The replicas that requests wait for by choice. `tokens`: by replica, their work there; `by_variant`: how many
-    they are. Neither forgets what nobody waits for any more before nobody waits at all.
+    """The replicas that requests wait for by choice. `tokens`: by replica, their work there; `by_variant`: their
+    number. Both keep entries that no request waits for any more until none waits at all.
     """
 
     __slots__ = ("by_request", "by_variant", "tokens")

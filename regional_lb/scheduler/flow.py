@@ -98,7 +98,7 @@ def _while_answering(reason: Outcome) -> str:
 
 class FlowConfig(msgspec.Struct, frozen=True):
     """Bounds of one regional balancer. `instance` is its name among its peers, which share its replicas; "": it is
-    alone. `move_over_s`: streams leave a drained replica over so many seconds; None: they end there."""
+    alone. `move_over_s`: streams leave a drained replica over that many seconds; None: they end there."""
 
     region: str
     instance: str = ""
@@ -144,8 +144,8 @@ class RegionalFlow:
         self.learning = Learning(self.fleet)
         self.scaling = Scaling(self.fleet, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes = AcceptedBytes()
-        self.news = 0  # events that were news: engines at rest say the same again, time after time
-        self.wake: Callable[[], None] | None = None  # of who waits for news: to be called at least once
+        self.news = 0  # events that were news: engines at rest report the same again and again
+        self.wake: Callable[[], None] | None = None  # set by what waits for news: to be called at least once
         self._suspects, self.overdue_requests = Suspects(), OverdueRequests()
         self.refusals = Refusals()
         self.requests: dict[str, RequestState] = {}
@@ -325,7 +325,7 @@ class RegionalFlow:
         if failed:
             self.fleet.lingers(held, state.forwarded_at, now)
         if event.status < 400:
-            # A stream that was continued elsewhere tells nothing of one engine's decode time.
+            # A stream that was continued elsewhere says nothing about one engine's decode time.
             lacks = event.usage is not None and not state.resumes and self.learning.ended(state, event.usage, now)
             lacks = lacks or (event.whole and state.paired and state.replica not in self.fleet.view.decode_only)
             chain = event.chain if self.learning.holds_answer(state, event) else state.request.chain if lacks else ()
@@ -729,8 +729,8 @@ class RegionalFlow:
             return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)]
         self.queue.note(state.variant, self.config.queue.late_s, now)
         most_s = self._patience.most_s(state, now) - request.waited_s
-        # Who stepped back in another region stands with those who did here. Where nobody did, there is room soon, and
-        # it goes before those who come by what it has waited.
+        # A request that stepped back in another region joins those that did here. If none did, there is room soon, and
+        # it goes before newcomers by what it has waited.
         if (
             request.waited_s
             and self.queue.stepped_back(state.variant)
@@ -971,7 +971,7 @@ class RegionalFlow:
         if reason.source is Source.LAW:
             return machine.Answer(state.request.id, reason, detail)
         if reason in (outcome.NO_REPLICA, outcome.PATH_UNSUPPORTED, outcome.TOO_LONG):
-            return machine.Answer(  # nobody knows how long, if ever
+            return machine.Answer(  # it is unknown for how long, if it ends at all
                 state.request.id, reason, detail, RETRY_AFTER_S if reason is outcome.NO_REPLICA else None
             )
         wait_ms = self.wait_estimate.wait_ms(state.variant, now)

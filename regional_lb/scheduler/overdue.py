@@ -36,7 +36,7 @@ def _factor(late: float, spread: float) -> float:
 
 
 class OverdueRequests:
-    """See the module's docstring. `factor`: a request is due after so many times the expected time to its first
+    """See the module's docstring. `factor`: a request is due after this many times the expected time to its first
     token."""
 
     def __init__(self) -> None:

@@ -48,13 +48,13 @@ class Patience:
         return now < state.late_until
 
     def most_s(self, state: RequestState, now: float) -> float:
-        """How long a request may wait, in seconds: less if its band's queue stands, rather than being a burst that is
-        worked off. A request that takes longer to prefill may wait proportionally longer. First come, first served,
-        every request would wait for the whole limit, and all that are served would be late. A queue stands if its
-        oldest request has always been late (CoDel, RFC 8289). One that merely is never empty does not stand: at 0.9 of
+        """How long a request may wait, in seconds: less if its band has a standing queue, rather than a burst that is
+        being worked off. A request that takes longer to prefill may wait proportionally longer. First come, first
+        served, every request would wait for the whole limit, and all that are served would be late. A queue is standing
+        if its oldest request has always been late (CoDel, RFC 8289), not if it merely is never empty: at 0.9 of
         capacity that lasts for long stretches, and no request need be refused. The wait in regions that released the
-        request counts; if no queue stands here, it may wait that long once more. A request that stepped back blocks no
-        other, and may wait as long as any.
+        request counts; if there is no standing queue here, it may wait that long once more. A request that stepped back
+        blocks no other, and may wait as long as any.
         """
         if state.late:
             return self.config.wait_s

@@ -265,7 +265,7 @@ def pick(
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
     at each row before its prefill can begin; policies that score in ms count it. `choosy`: choose none rather than a
-    replica much worse than one that only has to finish a prompt, and those of all who wait for it (`awaited`, see
+    replica much worse than one that only has to finish its prompts and those of all that wait for it (`awaited`, see
     Awaited.tokens). `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
@@ -363,7 +363,7 @@ def _explored(
 def _sooner(
     need: Need, table: Table, uncached: Column, score: Column, below: float, awaited: Mapping[str, float], now: float
 ) -> int | None:
-    """The place of the replica that lacks only prefill room and would still serve the request best, after all who wait
+    """The place of the replica that lacks only prefill room and would still serve the request best, after all that wait
     for it, if its score is then below this. None if there is none.
 
     Otherwise a long context would go to whichever replica is free at the moment, be computed again, and be held twice

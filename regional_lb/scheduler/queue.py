@@ -58,7 +58,7 @@ _FINISHES_MAX = 1024
 SLOWDOWN_MAX = 4.0
 _SAME = 1.0 - 1e-9  # sums of weights drift
 _COMPARED_MAX = 128  # of a tenant's oldest, at every turn: comparing one costs a fifth of a microsecond
-_BACK = 1 << 20  # bands of those who stepped back are so far below their own
+_BACK = 1 << 20  # how far below their own the bands of requests that stepped back are
 
 
 def work(prompt_tokens: float, output_tokens: float) -> float:
@@ -69,8 +69,8 @@ def work(prompt_tokens: float, output_tokens: float) -> float:
 class QueueConfig(Part):
     """Bounds of the queue. `ttft_objective_s`: the objective for the time to the first token, if the client gives none.
     If the oldest request has always waited longer than half of it for `stands_s`, more requests come than are served.
-    Then a request that has waited that long, and for SLOWDOWN_MAX times its own prefill time, steps back, or all would
-    wait so long. If another region may have room, it is released to it when its time is over."""
+    Then a request that has waited that long, and for SLOWDOWN_MAX times its own prefill time, steps back; otherwise all
+    would wait that long. If another region may have room, it is released to that one when its time is over."""
 
     requests_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
     tokens_max: Annotated[int, Field(ge=1, le=1_000_000_000_000)] = 4_000_000
@@ -86,10 +86,10 @@ class QueueConfig(Part):
 
 
 class Waiting(msgspec.Struct, frozen=True, eq=False):
-    """One request waiting. `tokens` are its prompt's, `work` what serving it counts, `left` the same without what was
-    cached of it when it came; since `since` (monotonic seconds), and for `waited_s` in other regions before. `foreign`:
-    it comes from another region. `late_s`: it is late when it has waited so long, by its client's word; 0 where that
-    says nothing. `late`: it stepped back."""
+    """One waiting request. `tokens` are its prompt's, `work` is what serving it counts, `left` the same without what
+    was cached of it when it came. It waits since `since` (monotonic seconds), and waited `waited_s` in other regions
+    before. `foreign`: it comes from another region. `late_s`: it is late when it has waited this long, as its client
+    said; 0 if it said nothing. `late`: it stepped back."""
 
     id: str
     model: str
@@ -106,7 +106,7 @@ class Waiting(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def band(self) -> int:
-        """Where it stands: larger ones go first."""
+        """Its rank: larger ones go first."""
         return self.priority - _BACK if self.late else self.priority
 
 
@@ -151,8 +151,9 @@ class _Tenant:
         yield from requests
 
     def _latest_first(self, now: float) -> Iterator[Waiting]:
-        """Those who stepped back, by octaves of how long they have waited, the shortest first: as nobody says by when
-        an answer is of use, whoever waited half as long is likelier to be in time still. Within one as above."""
+        """Requests that stepped back, by octaves of how long they have waited, the shortest first: as it is unknown how
+        long an answer is of use, one that waited half as long is likelier to be in time still. Within an octave as
+        above."""
 
         def turn(one: Waiting) -> tuple[int, float]:
             waited_s = now - one.since + one.waited_s
@@ -166,8 +167,8 @@ class _Tenant:
 
 
 class _Band:
-    """Tenants with something waiting, and where those stand who had something before: forgotten when it empties.
-    `late_since`: since when whoever was its oldest has always waited too long; None while that is not so."""
+    """Tenants with something waiting, and the ranks of those that had something before: forgotten when it empties.
+    `late_since`: since when its oldest request has always waited too long; None while that is not so."""
 
     __slots__ = ("by_id", "finishes", "late_since", "tenants", "weight")
 
@@ -261,8 +262,8 @@ class _Taken(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Line:
-    """What waits for one model. `turns` were served since the last that was the oldest. `late` are those who stepped
-    back, who are in `bands` and in no figure of the others."""
+    """What waits for one model. `turns` were served since the last that was the oldest. `late` are the requests that
+    stepped back: they are in `bands`, and in no figure of the others."""
 
     __slots__ = ("bands", "by_id", "foreign", "late", "late_foreign", "turns")
 
@@ -364,7 +365,7 @@ class RequestQueue:
         return Counter((waiting.priority, waiting.tenant) for waiting in self.by_id.values())
 
     def foreign(self, model: str) -> int:
-        """How many of those who wait for the model come from other regions."""
+        """How many requests from other regions wait for the model."""
         line = self.lines.get(model)
         return line.foreign + line.late_foreign if line is not None else 0
 
@@ -411,7 +412,7 @@ class RequestQueue:
 
     def ahead(self, model: str, priority: int, tenant: str, weight: float) -> int:
         """How many that wait for the model go before one more request of the tenant: those of higher bands, and of its
-        own band those whose turn is before its. However many somebody else has waiting, its turn comes."""
+        own band those whose turn is before its. However many another tenant has waiting, its turn comes."""
         line = self.lines.get(model)
         if line is None:
             return 0
@@ -473,7 +474,7 @@ class RequestQueue:
         self.lines.setdefault(model, _Line()).push(waiting, weight)
         self.tokens += tokens
         if late:
-            return  # it is in nobody's way
+            return  # it holds up no other
         if len(self._came) > MODELS_MAX:
             self._came = {name: self._came[name] for name in self.lines if name in self._came}
         self._came.setdefault(model, {})[priority] = now
@@ -512,8 +513,8 @@ class RequestQueue:
                 self.lines.setdefault(waiting.model, _Line()).push(waiting, weights[before, waiting.tenant])
 
     def remove(self, request_id: str, *, served: bool) -> Waiting | None:
-        """Take a request out, wherever it stands. `served`: charge its tenant for the turn, to be corrected by
-        `settle`. None if it is not here."""
+        """Take a request out, wherever it is. `served`: charge its tenant for the turn, to be corrected by `settle`.
+        None if it is not here."""
         waiting = self.by_id.pop(request_id, None)
         if waiting is None:
             return None
@@ -543,11 +544,11 @@ class RequestQueue:
         *,
         foreign: bool = False,
     ) -> Waiting | None:
-        """The request that must give way to one that does not fit: the newest of the lowest band below it; else, in its
-        own band, the newest foreign request, if the new one is not foreign; else the newest of the tenant that holds
-        most of the queue for one model, by weight, if that is more than the new request's tenant would then hold. A
-        foreign request never takes the place of own work. So neither one tenant nor one model fills the queue alone.
-        None if none has to give way, or one place would not be enough.
+        """The request to evict for one that does not fit: the newest of the lowest band below it; else, in its own
+        band, the newest foreign request, if the new one is not foreign; else the newest of the tenant that holds most
+        of the queue for one model, by weight, if that is more than the new request's tenant would then hold. A foreign
+        request never takes the place of own work. So neither one tenant nor one model fills the queue alone. None if
+        none has to be evicted, or one place would not be enough.
         """
         lowest = min((band for line in self.lines.values() for band in line.bands), default=priority)
         if lowest < priority:

@@ -1,6 +1,6 @@
-"""New work that a region refuses since an operator, or a drill, said so: a share of all, or of a model.
+"""New work that a region refuses because an operator or a drill ordered it: a share of all, or of a model.
 
-Invariant: each ends by itself, by this process's clock, whoever set it. Never touches who is in already. Pure.
+Invariant: each ends by itself, by this process's clock, whoever set it. Never touches admitted requests. Pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DETAIL = "an operator has this region refuse new work"
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A `share` (0, 1] of new requests is refused until then (monotonic seconds); who said so, and why."""
+    """A `share` (0, 1] of new requests is refused until then (monotonic seconds); who ordered it, and why."""
 
     share: float
     until: float
@@ -35,15 +35,15 @@ class RefusalsChanged(Event, frozen=True):
 
 
 class Refusals:
-    """What stands."""
+    """The refusals in force."""
 
     def __init__(self, by_model: Mapping[str, Refusal] | None = None) -> None:
         self.by_model = dict(by_model or {})
 
     def of(self, model: str, now: float, rng: Random) -> str:
-        """What the client of a request for the model is told that is refused; "" where it is not. Each that stands
-        draws for itself. Who said so, and why, is for operators: a name is user@host by default, and a reason may tell
-        of others."""
+        """The message for the client if a request for the model is refused; "" if it is not. Each order draws
+        separately. Who ordered it, and why, is only for operators: a name is user@host by default, and a reason may
+        mention others."""
         for name in dict.fromkeys((model, "")):
             refusal = self.by_model.get(name)
             if refusal is not None and now < refusal.until and rng.random() < refusal.share:

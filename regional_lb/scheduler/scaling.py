@@ -82,7 +82,7 @@ class Scaling:
             signal = self._signals.get(model)
             if signal is None:
                 if not load and not present:
-                    continue  # nobody has been probed yet: no reason to send anybody home
+                    continue  # no replica has been probed yet: no reason to remove any
                 signal = self._signals[model] = DesiredReplicas(self._bounds(model))
             signal.observe(load, present, now)
 
@@ -99,7 +99,7 @@ class Scaling:
         kv_tokens = sum(replica.kv_tokens for replica in replicas)
         if not under_way or not kv_tokens:
             return by_slots
-        taken = float(TOTAL(able.kv_taken_tokens)) * wanted / under_way  # those who wait take as much as the others
+        taken = float(TOTAL(able.kv_taken_tokens)) * wanted / under_way  # waiting requests count as much as the others
         return max(by_slots, taken * len(replicas) / kv_tokens)
 
     def desired(self) -> dict[str, int]:

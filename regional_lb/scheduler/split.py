@@ -3,7 +3,7 @@
 A request that is not pinned and matches no rule draws by weighted rendezvous hashing (farhop.balance.hashing) over
 model, split, version and the drawing key (session, tenant or request). Each version gets weight / sum of weights, and a
 changed weight moves only the keys that must move: if one weight grows, every key that moves goes to that version.
-Invariants: a split that is not in force costs one look-up; a version of weight 0 draws nobody and keeps nobody. Never
+Invariants: a split that is not in force costs one look-up; a version of weight 0 draws no request and keeps none. Never
 looks at health or load.
 """
 
@@ -69,7 +69,7 @@ class RuleConfig(Part):
 
     @property
     def header_match(self) -> HeaderMatch | None:
-        """What it looks for in a request's head; None if it goes by tenant."""
+        """What it looks for in a request's head; None if it matches by tenant."""
         if self.header is not None:
             return HeaderMatch("header", self.header.name, self.header.value)
         return HeaderMatch("cookie", self.cookie.name, self.cookie.value) if self.cookie is not None else None
@@ -78,8 +78,9 @@ class RuleConfig(Part):
 class SplitConfig(Part):
     """One model's split, as configured or as written to etcd: the first rule that holds, else by `weights`.
 
-    What is not said in etcd stays as configured. `name` deals its cohorts. `fallback`: whether any other version may
-    serve while nobody of the chosen one is able. `pinning`: whether clients may ask for a version that is served.
+    Fields not given in etcd stay as configured. `name` determines the assignment. `fallback`: whether any other version
+    may serve while no replica of the chosen one is able. `pinning`: whether clients may ask for a version that is
+    served.
     """
 
     name: Annotated[str, Field(pattern=r"^[!-~]{0,64}$")] = ""
@@ -116,7 +117,7 @@ class Assigned(msgspec.Struct, frozen=True):
 
 
 class SplitsChanged(Event, frozen=True):
-    """By model, what goes before the configuration from now on: of each only the fields that are said."""
+    """By model, what overrides the configuration from now on: only the fields that are given."""
 
     splits: dict[str, SplitConfig]
 

@@ -70,8 +70,8 @@ class WaitEstimate:
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
-        self.awaited = Awaited()  # the flow says who waits
-        self.affinity = SessionAffinity()  # of sessions that nobody asked for; the flow says where they went
+        self.awaited = Awaited()  # the flow reports the requests that wait
+        self.affinity = SessionAffinity()  # of sessions without configured affinity; the flow reports where they went
 
     def foreign_by(self, foreign: admission.ForeignConfig) -> None:
         """Work from other regions is let in on these terms from now on."""
@@ -206,8 +206,8 @@ class WaitEstimate:
         return () if among is None else tuple(name for name in self._fleet.view.replicas if name not in among)
 
     def _too_short(self, need: Need, model: str, now: float, without: tuple[str, ...]) -> tuple[str, ...]:
-        """The replicas that cannot hold so long a request, provided that one outside `without` can. If none can, no
-        replica is excluded: the length is an estimate, and the refusal is for the engine to give."""
+        """The replicas that cannot hold such a long request, provided that one outside `without` can. If none can, no
+        replica is excluded: the length is an estimate, and it is for the engine to refuse."""
         short = self._fleet.too_short(model, need.context_tokens)
         return short if short and self.serving(need.variant, now, (*short, *without)) else ()
 
@@ -298,7 +298,7 @@ class WaitEstimate:
 
     def wait_ms(self, model: str, now: float) -> float:
         """How long one more request for the model, or variant, would wait before its prefill begins, in ms, averaged
-        over its parts; 0 if nobody serves it."""
+        over its parts; 0 if no replica serves it."""
         parts = self.parts(model)
         if len(parts) == 1:  # nearly always, and 20 times a second
             return self._wait_ms(parts[0][1], self.in_line(parts[0][1]), now)
@@ -306,15 +306,16 @@ class WaitEstimate:
 
     def foreign_wait_ms(self, model: str, now: float) -> float:
         """How long one more request from another region that no other would take would wait, at least, in ms: as long
-        as the first of those in line has, which is the best guess where it is unknown who comes before them (the delay
-        of the head of the line: R. Ibrahim, W. Whitt, "Real-time delay estimation based on delay history", M&SOM 11,
-        2009). The region's own requests do, however many arrive. Whoever waits by choice leaves the room to others."""
+        as the first of those in the queue has waited, which is the best guess if it is unknown how many go before them
+        (the delay of the head of the line: R. Ibrahim, W. Whitt, "Real-time delay estimation based on delay history",
+        M&SOM 11, 2009). The region's own requests do, however many arrive. Requests that wait by choice leave the room
+        to others."""
         queue, by_choice = self._queue, self.awaited.by_request
         return 1e3 * sum(share * queue.foreign_waits_s(variant, now, by_choice) for share, variant in self.parts(model))
 
     def in_line(self, variant: str) -> int:
-        """How many requests wait since nobody has room for them, and have not stepped back: whoever waits by choice
-        leaves the room there is to others."""
+        """How many requests wait because no replica has room for them, and have not stepped back: those that wait by
+        choice leave the room to others."""
         waiting = self._queue.on_time(variant)
         return max(0, waiting - self.awaited.by_variant.get(variant, 0)) if waiting else 0
 

@@ -1,6 +1,6 @@
 """What an engine's answer says about the engine itself: out of GPU memory, its GPU or itself broken, a failure in a
-stream, or that it has no such path or cannot hold so long a request, which another's may; and whether what it says of a
-failure is for clients.
+stream, or that it has no such path or cannot hold such a long request, while another engine may; and whether its report
+of a failure is fit for clients.
 
 Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), error events
 of a stream, and the refusals that RefusalTap is made for. Invariants: bounded bytes; of a failure, what a client or a
@@ -114,7 +114,7 @@ def is_too_long(body: bytes) -> bool:
     return _TOO_LONG.search(body.lower()) is not None
 
 
-# How Python, PyTorch's C++, Rust, Go and Java begin a stack trace, or write a line of it; in JSON, quotes are escaped.
+# How stack traces of Python, PyTorch's C++, Rust, Go and Java begin, or a line of them; in JSON, quotes are escaped.
 _TRACE = re.compile(
     rb"\(most recent call (?:last|first)\)|\bFile \\{0,2}\"[^\"\n]{1,300}\", line \d|\bframe #\d+: |\bstack backtrace:"
     rb"|\bgoroutine \d+ \[|\bat [\w.$]{1,200}\(\w{1,100}\.java:\d"
@@ -213,9 +213,9 @@ class RefusalTap:
 
 
 class FaultTap:
-    """For the body of a failure: held until it is whole, then given out as it is if it is an error document that tells
-    no stack trace; else `unfit` is set, nothing is given out, and `trace` says where the engine failed, as far as the
-    body tells. `usage`: none is told."""
+    """For the body of a failure: held until it is complete, then passed on as it is if it is an error document without
+    a stack trace; else `unfit` is set, nothing is passed on, and `trace` says where the engine failed, as far as the
+    body shows. `usage`: there is none."""
 
     __slots__ = ("fault", "kept", "over_bound", "trace", "unfit")
 

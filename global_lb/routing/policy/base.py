@@ -2,7 +2,8 @@
 full.
 
 Invariants: scoring writes nothing (`explain` asks, too) and a policy keeps nothing of requests; it never filters: law,
-liveness and drains have spoken before, and who is hot or comes back is `pick`'s business, the same for every policy.
+liveness and drains were applied before, and regions that are hot or come back are `pick`'s business, the same for every
+policy.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ TIE_MS = 1.0  # below what a wire time is known to
 class Policy(ABC):
     """How a region is preferred. `unit` is that of its scores, for people.
 
-    `in_ms`: what is hot, biased or dear is so many milliseconds worse; in any other unit, who is hot comes after all
-    who are not. `ties`: how much worse than the best, in its unit, still counts as equal; `uncertain_waits`: so
-    does what the waits are not known to. `brings_home`: its score is Field.predicted_ms, and what leads requests
-    elsewhere by its cached prefix may be prefilled here.
+    `in_ms`: a penalty, bias or price adds milliseconds; in any other unit, hot regions come after all others. `ties`:
+    how much worse than the best, in its unit, still counts as equal; `uncertain_waits`: the uncertainty of the waits
+    counts as equal, too. `brings_home`: its score is Field.predicted_ms, and a prefix that draws requests elsewhere may
+    be prefilled here.
     """
 
     name: ClassVar[str]

@@ -6,7 +6,7 @@
     token_ms(r) = tpot_ms(r) + batch_interference_ms(r) * requests at each of its replicas: its cost to all of them
     stalled_ms  = what of the prefill exceeds a step, times those requests: they wait for it
     behind_ms   = wait_ms(r) * work(r) / mean * min(1, wait_ms(r) / (mean * prefill_ms_per_token(r))), where a
-                  request brings so much work in the mean: who comes behind waits, too
+                  average request brings `mean` work: those behind it wait, too
 
 Prompt tokens n are counted by each region's own learned bytes per token. Never writes.
 """

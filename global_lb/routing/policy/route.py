@@ -96,7 +96,7 @@ class RouteConfig(Part):
 
     # A route with `models` has no other field but `tenant` and `model`.
 
-    # The models that the name `model` stands for, in order of preference. Each goes by its own route.
+    # The models that the name `model` stands for, in order of preference. Each is routed by its own route.
     models: Steps = ()
 
     @model_validator(mode="before")
@@ -193,7 +193,7 @@ class Route:
 
 
 def routes_of(listed: Sequence[RouteConfig], regions: Collection[str]) -> dict[RouteScope, RouteConfig]:
-    """Routes by their scope. ValueError that names the route and the remedy if they cannot stand together here."""
+    """Routes by their scope. ValueError that names the route and the remedy if they do not fit together."""
     routes: dict[RouteScope, RouteConfig] = {}
     for n, one in enumerate(listed):
         scope = (one.tenant, one.model)

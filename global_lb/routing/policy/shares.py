@@ -1,6 +1,6 @@
-"""Policies by a hash of who asks: `weighted` and `consistent-hash`, both by weighted rendezvous hashing.
+"""Policies by a hash of a request's key: `weighted` and `consistent-hash`, both by weighted rendezvous hashing.
 
-Never writes, and rolls no dice: equal keys give equal scores in every process (see farhop.balance.hashing).
+Never writes, and draws no random numbers: equal keys give equal scores in every process (see farhop.balance.hashing).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from global_lb.fleet.table import Column, Field
 
-_NEVER = 1e-12  # the weight of who has none: behind all others, and still there if nobody else is
+_NEVER = 1e-12  # the weight of a region without one: behind all others, but usable if it is the only one
 
 
 def draw_key(request: Request) -> int:

@@ -31,7 +31,7 @@ PAGE = 500  # objects in one answer
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 EVENT_BYTES_MAX = 4 * 1024 * 1024  # etcd, below that API, holds no object larger than 1.5 MiB
 SECRET_BYTES_MAX = 64 * 1024
-_GOOD_S = 1.0  # a watch that lasted so long needs no pause before the next
+_GOOD_S = 1.0  # a watch that lasted this long needs no pause before the next
 _DETAILS = {
     401: "the API server does not know our token; check token_file",
     403: "we may not read it; grant our service account get, list and watch",

@@ -243,7 +243,7 @@ class _Book:
             self._problems[key] = str(error) if isinstance(error, EndpointError) else f"{key}: {error}"
 
     def _found(self) -> Found:
-        """While slices are rewritten an endpoint may stand in two of them: one that takes work goes before."""
+        """While slices are rewritten an endpoint may be in two of them: an entry that takes work has precedence."""
         by_place: dict[tuple[str, int], ReplicaConfig] = {}
         for key in sorted(self._replicas):
             for replica in self._replicas[key]:

@@ -57,7 +57,7 @@ class EndpointError(ValueError):
 
 
 def replica_of(template: Template, described: Any, source: str, **more: Any) -> ReplicaConfig:
-    """The replica that `described` stands for, read as `replicas` of a configuration; the rest is the template's.
+    """The replica that `described` describes, read like `replicas` of a configuration; the rest is the template's.
 
     `more` are fields that its source alone may say. Raises EndpointError; each line of its text begins with `source`.
     """

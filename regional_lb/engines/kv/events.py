@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from regional_lb.fleet.kv_events import KvEvent
 
 BLOCKS_A_TURN = 2048  # 1 to 2 ms
-MESSAGE_BLOCKS = 32  # to receive and judge a message takes as long as so many
+MESSAGE_BLOCKS = 32  # receiving and checking a message takes as long as this many
 EVENT_BLOCKS = 8  # the same of an event, whatever it changes
 SILENCE_S = 2.0  # of a replay
 REPLAY_S = 30.0  # a whole one
 REPLAY_EVERY_S = 1.0  # an engine whose numbers always jump is not asked for ever
-ROUNDS_MAX = 64  # a router drops what its queue does not hold: it is asked on from where that began
+ROUNDS_MAX = 64  # a router drops what its queue cannot hold: the rest is requested from there
 _RELINK_S, _RELINK_MAX_S = 0.1, 2.0
 _END = (-1).to_bytes(8, "big", signed=True)
 
@@ -213,7 +213,7 @@ class _Stream:
             self._report(turn)
 
     async def _took(self, blocks: int) -> None:
-        """Account for work as long as applying so many blocks, and yield to the event loop now and then."""
+        """Account for work equal to applying this many blocks, and yield to the event loop now and then."""
         self._done_blocks += blocks
         if self._done_blocks >= BLOCKS_A_TURN:
             self._done_blocks = 0

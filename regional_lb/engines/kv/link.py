@@ -49,7 +49,7 @@ class Link(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._buffer, self._at = bytearray(), 0  # what of it was read already
+        self._buffer, self._at = bytearray(), 0  # how much of it was read
         self._came = asyncio.Event()
         self._over = False
         self._heard_at = self._loop.time()

@@ -23,7 +23,7 @@ Out: TypeAlias = Cleared | Lost | bytes
 
 
 class Follower:
-    """Puts one stream's batches in order. `applied` and the digest of that batch survive a cut link: they tell whether
+    """Puts one stream's batches in order. `applied` and the digest of that batch survive a cut link: they show whether
     the process at the other end is still the same."""
 
     __slots__ = ("_digest", "_empty", "_newest", "_unproven", "applied")
@@ -32,7 +32,7 @@ class Follower:
         self.applied = -1
         self._newest = -1  # the last number that came by itself
         self._digest = 0
-        self._empty = False  # it is known to have said nothing yet
+        self._empty = False  # it is known to have sent nothing yet
         self._unproven = False  # a replay is under way and has not shown that it is the engine we know
 
     # -- as it comes
@@ -56,7 +56,7 @@ class Follower:
             return []
         return [Lost(), self._take(seq, payload)]
 
-    # -- as it is said again
+    # -- the replay
 
     def ask(self) -> int:
         """A replay begins: the number to ask from. The last known batch is asked for once more, to be compared."""
@@ -85,7 +85,7 @@ class Follower:
     def replay_ended(self) -> list[Out]:
         """The replay has ended. Returns what to do."""
         if self._unproven:
-            # It keeps at least the last it said. So it is another one, and has said nothing yet.
+            # A publisher keeps at least its last batch. So this is another one, and has sent nothing yet.
             self._unproven = False
             return self._anew()
         return self._first(0) if self.applied < 0 else []

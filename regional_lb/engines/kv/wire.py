@@ -150,7 +150,7 @@ def _changes(raw: msgspec.Raw) -> Iterator[KvEvent]:
     if kind == "AllBlocksCleared":
         return iter((Cleared(),))
     if (event.medium or "GPU").upper() != "GPU":
-        return iter(())  # on the host or a disk: to be had, but not at once
+        return iter(())  # on the host or a disk: available, but not at once
     return _removed(event) if kind == "BlockRemoved" else _stored(event)
 
 
@@ -194,6 +194,6 @@ def _extras(event: BlockStored, adapter: str) -> tuple[bytes, ...]:
     if adapter:
         own = msgspec.Raw(msgspec.msgpack.encode(adapter))
         extras = tuple(canonical_keys([key for key in _keys.decode(keys) or () if key != own]) for keys in given)
-    else:  # as they stand: to encode them again would bring the same
+    else:  # as they are: encoding them again would give the same
         extras = tuple(b"" if (keys := bytes(raw)) in _NO_KEYS else b"\xff" + keys for raw in given)
     return extras if any(extras) else ()

@@ -177,7 +177,7 @@ def _lora(page: Page, name: bytes, dropped: Callable[[str], None]) -> Lora | Non
     """The adapters in the latest line; None without one. Each combination of adapters keeps its own line for ever."""
     try:
         newest = page.newest(name)
-    except PageError as error:  # the rest of the page stands
+    except PageError as error:  # the rest of the page counts
         dropped(error.reason)
         return None
     if newest is None:

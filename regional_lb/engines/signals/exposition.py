@@ -30,10 +30,10 @@ class PageError(Exception):
 
 
 class Places:
-    """Where the lines of each name asked for stood on a page that was searched whole: of the next pages from there only
-    what lies about is looked at. `labels`: those read by then, since a line's are the same on the next page.
+    """Where the lines of each name were on a page that was searched whole: on the engine's next pages only the places
+    around these are looked at. `labels`: those read by then, since a line's are the same on the next page.
 
-    Trusted for pages about as long, since a line more or less changes a page by more, and so many times at most.
+    Trusted for pages of about the same length (a line more or less changes it by more), and a limited number of times.
     """
 
     __slots__ = ("_left", "_size", "labels", "of")
@@ -68,7 +68,7 @@ class Page:
         self._places.expect(len(text))
 
     def series(self, name: bytes) -> list[tuple[bytes, bytes]]:
-        """Labels (as they stand) and value of each line of exactly this name, at most LINES_MAX. Raises PageError."""
+        """Labels (unparsed) and value of each line of exactly this name, at most LINES_MAX. Raises PageError."""
         text, known = self._text, self._places.of
         before = known.get(name)
         ends = self._near(name, before) if before is not None else None
@@ -134,5 +134,5 @@ class Page:
 
 
 def labels_of(text: bytes) -> dict[bytes, bytes]:
-    """Labels by name; escapes in their values are left as they stand."""
+    """Labels by name; escapes in their values are left as they are."""
     return {name: value[1:-1] for name, value in _LABEL.findall(text)}

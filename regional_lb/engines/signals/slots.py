@@ -42,8 +42,8 @@ def _tgi(page: Any) -> Any:
 
 
 def _triton(page: Any) -> Any:
-    """What of a model runs at once: each of its instances (so many on each of their GPUs) takes one request, or a batch
-    where Triton makes batches of several. Only backends that batch by themselves know how many they take."""
+    """How many requests a model runs at once: each of its instances (a count for each of their GPUs) takes one request,
+    or a batch if Triton batches requests. Only backends that batch by themselves know how many they take."""
     decoupled = (page.get("model_transaction_policy") or {}).get("decoupled")
     if decoupled or page.get("backend") in _BATCH_THEMSELVES:
         return None

@@ -1,7 +1,8 @@
 """The interface of a policy: it scores replicas for one request, and chooses among those with room.
 
 Invariants: scoring and choosing write nothing (`explain` asks, too); what a policy counts moves on when a request is
-really sent (`placed`) or answered. Never filters: who may be scored, and who has room, is `pick`'s business.
+really sent (`placed`) or answered. Never filters: which replicas may be scored, and which have room, is `pick`'s
+business.
 """
 
 from __future__ import annotations
@@ -46,10 +47,9 @@ class Need(msgspec.Struct, frozen=True, gc=False):
 class Policy(ABC):
     """How a replica is preferred. `unit` is that of its scores, for people; `ties_share` and `ties_floor` say how much
     worse than the best still counts as equal: of the best score, and at least, in its unit. `explores`: whether a share
-    of the picks may go to who is doubtful, since scores rest on measured speed (`at_stake`) and would otherwise be
-    believed for ever. `waits_ms`: by how much
-    sooner somebody who is still prefilling must serve it to be waited for; None: nobody is. `learns`: whether it wants
-    to be told what was `placed` and what `answered`."""
+    of the picks may go to uncertain replicas, since scores rest on measured speed (`at_stake`) and would otherwise be
+    believed for ever. `waits_ms`: by how much sooner a replica that is still prefilling must serve it to be waited for;
+    None: none is waited for. `learns`: whether it is informed of what was `placed` and `answered`."""
 
     name: ClassVar[str]
     unit: ClassVar[str]
@@ -97,7 +97,7 @@ class Policy(ABC):
         ties = (ready <= np.array(least + max(self.ties_floor, self.ties_share * least))).nonzero()[0]
         if len(ties) < 2:
             return best
-        first, second = map(ties.item, choose.two_of(len(ties), rng))  # an idle fleet is all ties: none is spelled out
+        first, second = map(ties.item, choose.two_of(len(ties), rng))  # an idle fleet is all ties: no list is made
         lead = table.in_flight.item(first) - table.in_flight.item(second)
         if not lead:
             return second if table.filled_at(second) < table.filled_at(first) else first

@@ -92,7 +92,7 @@ class Policies:
         self.override({})
 
     def of(self, model: str) -> Policy:
-        """Who decides for a model."""
+        """The policy for a model."""
         return self._by_model.get(model) or self._default
 
     def adopt(self, names: tuple[str, ...]) -> None:
@@ -120,5 +120,5 @@ class Policies:
         self.wants_session = any(policy.wants_session for policy in self._by_model.values())
 
     def status(self) -> dict[str, str]:
-        """The names of those in force, by model; "" stands for all others."""
+        """The names of those in force, by model; "" for all others."""
         return {model: self._by_model[model].name for model in sorted(self._by_model)}

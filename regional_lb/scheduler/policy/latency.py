@@ -3,9 +3,8 @@
     score_ms(i) = max(peak EWMA(i), uncached(i) * prefill_ms_per_token(i)) * (in flight(i) + 1)
 
 The peak jumps up to a slow answer at once, no higher than PEAK_MAX times those of the others, and decays with TAU_S, so
-that who was slow is tried again within half a minute; what the
-request's own prefill takes is its floor, so that who was never heard of is no bargain. Errors are no samples: who fails
-fast must not look quick.
+that a replica that was slow is tried again within half a minute. The request's own prefill time is its floor, so that a
+replica without samples does not look best. Errors are no samples: a replica that fails fast must not look fast.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ class LeastLatency(Policy):
             self._updated_at.set(name, now)
 
     def _clipped(self, name: str, elapsed_ms: float, now: float) -> float:
-        """No more than so many times what is usual among the others: what a stall held up for seconds would take a
-        minute to decay."""
+        """At most PEAK_MAX times what is usual among the others: the peak of a stall of seconds would take a minute to
+        decay."""
         mine = self._peaks[name].at(now)
         if mine is not None and elapsed_ms <= PEAK_MAX * mine:
             return elapsed_ms  # nearly always

@@ -3,14 +3,14 @@
     score_ms(i) = (prefill backlog(i) + work(i)) * prefill_ms_per_token(i)
                 + beta * (m * (token_ms(i) - min token_ms) + stalled_ms(i))
     token_ms(i) = tpot_ms(i) with one request more + batch_interference_ms(i) * in flight(i)
-    stalled_ms(i) = what of the prefill exceeds a step * in flight(i)
+    stalled_ms(i) = the part of the prefill beyond a step * in flight(i)
 
-The work of a prefill is what is not cached, and more the more is before it (cost.prefill_work); the backlog is that
-of all who are to be prefilled there, less what the engine has done of it since its step began. A token costs what the
-request itself waits for it, and what the request makes everybody beside it wait: engines decode all of a batch in one
-pass, so the second is as large as the first's growth, and without it a fleet is never level. So does a prefill: a
-missed prefix is paid by the whole batch. A prefill that would keep the last replica busy which is not busy with one for
-long is paid by all who come meanwhile, too: `blocking_ms`. Never writes.
+The work of a prefill is its uncached tokens, weighted up by the context before them (cost.prefill_work); the backlog is
+the work of all prompts to be prefilled there, less what the engine has done of it since its step began. A token costs
+the time that the request itself waits for it, and the time by which it delays all requests beside it: engines decode a
+batch in one pass, so the second is as large as the first's growth, and without it load is never even. A prefill, too,
+costs both: the whole batch pays for a missed prefix. A long prefill on the last replica that has none under way also
+costs all requests that arrive meanwhile: `blocking_ms`. Never writes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Predictive(Policy):
 
     name, unit = "predictive", "ms"
     explores = True
-    waits_ms = 50.0  # what is being prefilled at each counts in its scores; so much a detour through the queue may cost
+    waits_ms = 50.0  # what is being prefilled at each counts in its scores; the price of a detour through the queue
     ties_share, ties_floor = 0.05, 1.0  # scores this close are equal within what prefill speed is known to
 
     def score(self, need: Need, table: Table, work_tokens: Column, backlog_tokens: Column, now: float) -> Column:  # noqa: ARG002
@@ -53,8 +53,8 @@ class Predictive(Policy):
         return score_ms
 
     def blocking_ms(self, table: Table, work_tokens: Column) -> Column | None:
-        """BETA times how long in all those who come during a long prefill are stalled, half of it each, where nobody
-        else is left for them: by Little's law in flight / service time come in a millisecond."""
+        """BETA times the total stall of the requests that arrive during a long prefill, half of it each, if no other
+        replica is left for them: by Little's law in flight / service time arrive per millisecond."""
         stalled_ms = work_tokens * table.prefill_ms_per_token - table.tpot_alone_ms
         if stalled_ms.item(stalled_ms.argmax()) < LONG_MS:
             return None

@@ -1,9 +1,9 @@
-"""Policies that keep equals together on a hash ring: `prefix`, `session`, `consistent-hash`.
+"""Policies that keep requests with equal keys together on a hash ring: `prefix`, `session`, `consistent-hash`.
 
 Consistent hashing (Karger et al. 1997), for the first two with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018):
 from a request's key clockwise to the first replica with room whose load is within
 `load_factor * (all in flight + 1) / replicas`, as KubeAI does; if none is, to the first with room. A replica that
-comes or goes moves only the keys next to it. Scores are what is in flight: the ring, not the score, prefers.
+comes or goes moves only the keys next to it. Scores are the requests in flight: the ring, not the score, chooses.
 """
 
 from __future__ import annotations

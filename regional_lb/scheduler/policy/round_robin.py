@@ -2,9 +2,10 @@
 
 Stride scheduling (Waldspurger and Weihl 1995; Envoy's weighted round robin is of this kind): each replica has a stride
 of 1 / weight in virtual time, is due in its middle, and the earliest due goes first. So turns interleave, whatever the
-weights. Who had no room, or is new, goes on from the present and does not catch up. A turn is over when a request is
-sent, never when one is only considered. Each variant (a model, or a version of it) has turns and a present of its own:
-by one clock for all, the replicas of a variant that others outrun would all be overdue, and the first get everything.
+weights. A replica that had no room, or is new, continues from the present and does not catch up. A turn is over when a
+request is sent, never when one is only considered. Each variant (a model, or a version of it) has its own turns and its
+own present: with one clock for all, the replicas of a variant with less traffic would all be overdue, and the first
+would get everything.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _MS_PER_S = 1e3
 
 
 class Weights:
-    """By name where any is configured: who is not named weighs 1. Else requests a second by measured service time."""
+    """By name if any is configured; a replica without one weighs 1. Else requests a second by measured service time."""
 
     def __init__(self, configured: Mapping[str, float]) -> None:
         self._configured = dict(configured)
