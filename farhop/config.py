@@ -1,9 +1,9 @@
 """What every configuration class is made of: YAML into a checked model, every error at once with its path.
 
-Each room owns the class of what can be configured there, made of `Part`; `app/config` of a tier assembles. A secret
-stands in a file as `env:NAME` or `file:PATH`, never as itself, and no message repeats a value: it may be a secret. Who
-only looks at a configuration, elsewhere than where it is used, reads it without what is not there (`load`).
-Never knows what is configured, and never reads anything but what it is given.
+Each package owns the class of what can be configured there, made of `Part`; `app/config` of a tier assembles. A secret
+is written in a file as `env:NAME` or `file:PATH`, never as itself, and no message repeats a value: it may be a secret.
+A configuration that is only inspected, not on its own host, is read without the secrets that are absent (`load`). Never
+knows what is configured, and never reads anything but what it is given.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-ABSENT = "absent-and-not-looked-at"  # stands for what is not here, where that is no fault: as long as a key must be
+ABSENT = "absent-and-not-looked-at"  # in place of a secret that need not be here; long enough for a key
 
 
 def is_absent(value: SecretStr | str) -> bool:
-    """Whether a value stands for a secret that is not available here."""
+    """Whether a value is the placeholder of a secret that is not available here."""
     return (value.get_secret_value() if isinstance(value, SecretStr) else value) == ABSENT
 
 

@@ -66,7 +66,8 @@ def run(options: Options) -> int:
     rows = read.rows
     named = sorted({row.region for row in rows if row.region})
     for name in named:
-        _known(f"{options.log}: it names", name, known)
+        ignored = "" if read.as_it_is else ", or ignore regions by --field region=-"
+        _known(f"{options.log}: it names", name, list(topology.regions), f"; give yours by --topology{ignored}")
     recorded = len(named) > 0 and all(row.region for row in rows)
     facts = _facts(rows) | {
         "left_out": len(read.left_out), "trace": read.work["path"] if read.as_it_is else str(trace),
@@ -150,10 +151,10 @@ def _regions(options: Options, topology: Topology) -> list[str]:
     return chosen
 
 
-def _known(option: str, region: str, known: Sequence[str]) -> None:
+def _known(option: str, region: str, known: Sequence[str], more: str = "") -> None:
     if region not in known:
         remedy = did_you_mean(region, known, f"the topology has: {', '.join(known)}")
-        fail(f"{option} unknown region {region[:63]!r}; {remedy}")
+        fail(f"{option} unknown region {region[:63]!r}; {remedy}{more}")
 
 
 def _facts(rows: Sequence[LogRow]) -> dict[str, Any]:
@@ -182,6 +183,9 @@ def _notes(read: _Read) -> list[str]:
         notes.append(f"{cut} of {len(rows)} requests are longer than {room} tokens, and are cut to that")
     if empty := sum(not (row.input_tokens and row.output_tokens) for row in rows):
         notes.append(f"{empty} of {len(rows)} requests have a prompt or an answer of 0 tokens, which counts as 1")
+    named = sum(bool(row.region) for row in rows)
+    if 0 < named < len(rows):
+        notes.append(f"{len(rows) - named} of {len(rows)} requests name no region, so all of them are placed evenly")
     if (span_s := _span_s(rows)) > LENGTH_S_MAX:
         notes.append(
             f"the log spans {span_s:.0f} s, and the scenario plays its first {LENGTH_S_MAX:.0f}; for others give its "

@@ -103,14 +103,12 @@ def checked(options: Options) -> WorldSettings:
 
 
 def engines_of(given: list[str]) -> dict[str, list[str]]:
-    """`--engine` values, `emulated` or REGION=URL, as URLs by region; the regions not named get emulated ones."""
+    """`--engine` values, REGION=URL, as URLs by region; the regions not named get emulated ones."""
     engines: dict[str, list[str]] = {}
     for value in given:
-        if value == "emulated":
-            continue
         region, _, url = value.partition("=")
         if not region or not _is_base(url):
-            fail(f"--engine: {quoted(value)} must be `emulated` or REGION=http://host:port")
+            fail(f"--engine: {quoted(value)} must be REGION=http://host:port; regions not named have emulated engines")
         engines.setdefault(region, []).append(url)
     return engines
 

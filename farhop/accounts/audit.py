@@ -1,15 +1,14 @@
-"""The audit log of one balancer: what was decided under which law, in files that nobody can change unseen.
+"""The audit log of one balancer: what was decided under which law, in tamper-evident files.
 
     <folder>/checkpoint, tile/...        as C2SP's tlog-tiles: an auditor needs these, and the log's key
-    <folder>/vkey                        that key, for whoever does not have it from elsewhere
-    <folder>/journal.<N>                 entries from N on that no checkpoint names yet
-    <folder>/salt                        what names are hashed with: it does not leave the machine
+    <folder>/vkey that key, for readers who do not have it from elsewhere <folder>/journal.<N> entries from N on that no
+    checkpoint names yet <folder>/salt what names are hashed with: it does not leave the machine
 
 Invariants: `put` appends to a queue and does no IO; an entry is in the journal before any tile, tiles are on the disk
-before the checkpoint that names them, and a checkpoint replaces another whole. So a process killed at any moment leaves
-a log that holds; the next start goes on from it, takes in what the journal has, and writes into the log itself that the
-one before ended so. What could not be kept is an entry, too, with how much it was. Names of tenants, models and keys
-are only there as HMAC-SHA-256 under the salt; text never is.
+before the checkpoint that names them, and a checkpoint replaces another as a whole. So a process killed at any moment
+leaves a valid log; the next start continues it, takes in the journal's entries, and records in the log that the
+previous process did not end properly. Lost entries are recorded as an entry, too, with their number. Names of tenants,
+models and keys are only there as HMAC-SHA-256 under the salt; text never is.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class AuditLog:
         self.folder, self.origin, self._key, self._now, self._wall_s = folder, origin, key, now, wall_s
         self._queue: deque[Decided | Event] = deque()
         self._made: list[bytes] = []  # entries that are not in the journal yet
-        self.alike: dict[tuple[Any, ...], str] = {}  # what of decisions stands behind id and moment
+        self.alike: dict[tuple[Any, ...], str] = {}  # the rest of decisions, behind id and time
         self.trouble = ""
         self.lost = self.sealed = self.recovered = 0
         self.unclean = False
@@ -127,7 +126,7 @@ class AuditLog:
         self._journal_at = 0
         self._lock = -1
         self._salt = b""
-        self._names: dict[str, str] = {}  # as they stand in the log
+        self._names: dict[str, str] = {}  # as they are in the log
         self._sealed_at = 0.0
         self._stop = threading.Event()
         self._turn = threading.Lock()  # whoever waited for it to open may be gone, and close it meanwhile
@@ -290,7 +289,7 @@ class AuditLog:
     # -- entries
 
     def _entries(self, some: Iterable[Decided | Event]) -> list[bytes]:
-        """As they stand in the log: what decisions have alike is spelled once, all but the id and the moment."""
+        """As they are in the log: equal decisions are encoded once, except for the id and the time."""
         known, made, ms, begun = self.alike.get, list[bytes](), -1, ""
         for one in some:
             if isinstance(one, Event):

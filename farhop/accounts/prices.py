@@ -46,7 +46,7 @@ class RegionPrice(Part):
 
 
 class PriceEpoch(Part):
-    """The prices in force from `since` on, by model and by region. `*` stands for all that are not listed."""
+    """The prices in force from `since` on, by model and by region. `*` means all that are not listed."""
 
     epoch: Annotated[int, Field(ge=1)]
     since: datetime

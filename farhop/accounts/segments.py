@@ -3,11 +3,11 @@
     <folder>/<moment>.jsonl        whole: nothing is ever written to it again
     <folder>/<moment>.jsonl.open   being written, by the process that holds its lock
 
-Invariants: `put` appends to a queue and does no IO; a line is in a file whole or not at all, but for the last one of a
-file whose process was killed, which is cut off at the next start; what could not be kept is counted, and said why for
-as long as that lasts. A killed process loses what it was handed in its last WAKE_S, and the next start says so: while a
-process writes it always has an open file, also between two of them. What a power failure takes is `sync`'s to bound.
-Never deletes what somebody still has to read (`may_delete`).
+Invariants: `put` appends to a queue and does no IO; a line is in a file whole or not at all, except for the last one of
+a file whose process was killed, which is cut off at the next start; lost lines are counted, and the reason is reported
+for as long as it lasts. A killed process loses what it was handed in its last WAKE_S, and the next start says so: a
+process that writes always has an open file, also between two of them. What a power failure may lose is bounded by
+`sync`. Never deletes what still has to be read (`may_delete`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Sync = Literal["always", "interval", "never"]
 
 
 class Bounds:
-    """Limits of what is kept on disk, in bytes and seconds. `keep_s`: how long files are kept that nobody needs to read
-    any more.
+    """Limits of what is kept on disk, in bytes and seconds. `keep_s`: how long files are kept that no longer have to be
+    read.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Segments:
         return not self.trouble
 
     def _append(self, data: bytes) -> None:
-        """Append all of it or none: what a full disk took of it is cut off again."""
+        """Append all of it or none: a part that a full disk took is cut off again."""
         view, done = memoryview(data), 0
         try:
             while done < len(data):
@@ -196,7 +196,7 @@ class Segments:
 
     def _rotate(self) -> None:
         """Create the next file before the current one is complete: if the process is killed between the two, the order
-        of the files still tells which was being written.
+        of the files still shows which was being written.
         """
         fd, path = self._fd, self._path
         self._begin()
@@ -204,7 +204,7 @@ class Segments:
 
     def _begin(self) -> None:
         """Open a new file whose name sorts after those of all files there, even if the wall clock was set back: readers
-        go by the names, and would take a file that sorts before one they have read for read itself."""
+        rely on the names, and would consider a file that sorts before one they have read as read, too."""
         names = (path.name.partition(".")[0] for path in self.folder.glob(f"*{WHOLE}*"))
         newest = max((int(name) for name in names if name.isdigit()), default=-1)
         path = self.folder / f"{max(int(self._wall_s() * 1e9), newest + 1):020d}{OPEN}"

@@ -1,9 +1,9 @@
-"""Usage records: one CloudEvent for each request, what it comes to in money, and sums over many. Pure.
+"""Usage records: one CloudEvent for each request, its cost in money, and sums over many. Pure.
 
-A record's id is the decision's with the number of the attempt that answered, so that whoever gets it twice can tell.
-What nobody measured is null, never a guess; what was computed again for a stream that went on elsewhere is told apart,
-and nobody is billed for it. Prices are by epoch: a record names the epoch it was made under, and is priced by that
-whenever it is looked at. Never holds a text, a prompt's hash or a key: of a key its name.
+A record's id is the decision's with the number of the attempt that answered, so that duplicates can be recognised. What
+was not measured is null, never a guess; tokens computed again for a stream that was continued elsewhere are separate,
+and not billed. Prices are by epoch: a record names the epoch it was made under, and is always priced by that. Never
+holds a text, a prompt's hash or a key: only the key's name.
 """
 
 from __future__ import annotations

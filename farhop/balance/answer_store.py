@@ -2,7 +2,7 @@
 
 Invariants: 0 <= kept + taken <= capacity, always; no answer takes more than a SHARE-th of it. When room is needed, the
 holder with the most bytes loses its least recently used answer, so that one tenant's many answers push out its own
-first. Never reads a clock, never says whether an answer may be given: only that it is here.
+first. Never reads a clock, and never decides whether an answer may be used: only whether it is here.
 """
 
 from __future__ import annotations

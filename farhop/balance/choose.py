@@ -44,7 +44,7 @@ def draw(weights: Sequence[float], rng: Random) -> int:
 def pick_two(scores: Sequence[float], rng: Random) -> int:
     """Power of two choices: draw two distinct indices, return the one with the lower score. ValueError if empty.
 
-    Mitzenmacher 2001. The first drawn wins a tie; as it is drawn uniformly, ties favour nobody. NaN loses.
+    Mitzenmacher 2001. The first drawn wins a tie; as it is drawn uniformly, ties favour no index. NaN loses.
     """
     n = len(scores)
     if n <= 1:

@@ -38,8 +38,9 @@ class Reservation(msgspec.Struct, frozen=True, gc=False):
 
 class Load(msgspec.Struct, frozen=True, gc=False):
     """The sum of a target's live reservations: requests, tokens still to be prefilled, tokens of KV cache, how many of
-    the requests are still to be prefilled, and of the KV cache what is for answers. Of `decoding` requests the answer
-    has begun, at moments (monotonic seconds) whose sum is `began_s`: so long they have been answered in all."""
+    the requests are still to be prefilled, and of the KV cache what is for answers. `decoding` requests' answers have
+    begun, at times (monotonic seconds) whose sum is `began_s`: from it follows for how long they have been answered in
+    all."""
 
     in_flight: int = 0
     prefill_tokens: int = 0
@@ -89,10 +90,10 @@ _NOBODY: Tokens = np.empty((3, 0))
 
 
 class Ledger:
-    """Reservations by request id, and their sums by target. Every call is O(1) but `targets`, and with `columns` goes
-    by how many there are at one target.
+    """Reservations by request id, and their sums by target. Every call is O(1) except `targets`, and with `columns`
+    depends on the number at one target.
 
-    `on_change(target, load)` is told each new sum. `columns`: whether they will be asked for.
+    `on_change(target, load)` gets each new sum. `columns`: whether they will be asked for.
     """
 
     __slots__ = ("_at", "_held", "_loads", "_on_change", "_prompts")
@@ -103,7 +104,7 @@ class Ledger:
         self._at: dict[str, _Held] | None = {} if columns else None  # the same by target
         # A Load is replaced, not changed: a pick reads many loads and writes one, so reading must not allocate.
         self._loads: dict[str, Load] = {}
-        # By target the marks of each request there, in order: those with most in common stand side by side.
+        # By target the marks of each request there, in order: those with most in common are neighbours.
         self._prompts: dict[str, list[tuple[int, ...]]] = {}
 
     def reserve(self, request_id: str, reservation: Reservation) -> None:
@@ -199,7 +200,7 @@ class Ledger:
         at, shared = bisect_left(prompts, marks), 0
         for others in prompts[at - 1 if at else 0 : at + 1]:
             high = min(len(marks), len(others))
-            while shared < high:  # each mark names all that is before it: who has one has those before
+            while shared < high:  # each mark names all that is before it: a request with one has those before, too
                 middle = (shared + high) >> 1
                 if marks[middle] == others[middle]:
                     shared = middle + 1

@@ -24,8 +24,8 @@ trims; any text."""
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """What an engine says it used, in its own tokens. `cached_tokens` and `reasoning_tokens` (of the completion) are
-    None where the engine does not tell."""
+    """The usage that an engine reports, in its own tokens. `cached_tokens` and `reasoning_tokens` (of the completion)
+    are None if the engine does not report them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -96,7 +96,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     # The prompt's tokens, if a tokenizer is configured here; never sent to another process.
     tokens: Tokens | None = None
     divisible: bool = False  # one replica may prefill it, another decode
-    body_hash: int = 0  # tells bodies apart; 0: bodies are not compared
+    body_hash: int = 0  # distinguishes bodies; 0: bodies are not compared
     waited_s: float = 0.0  # how long it waited in queues of other regions that released it
 
     # Hashes of session names that are well known and not configured (of coding agents and others): they decide only
@@ -129,8 +129,8 @@ class Request(msgspec.Struct, frozen=True, gc=False):
     first_token_by: float | None = None
 
 
-# What an engine may say that it used, beside what it was sent and asked for: media and templates make tokens that no
-# byte of the body stands for; one that calls tools goes on, and counts each turn; no model's answer is longer.
+# How much more usage than what was sent and asked for an engine may report: media and templates make tokens that are
+# not in the body; an engine that calls tools itself continues, and counts each turn; no model's answer is longer.
 PROMPT_TOKENS_BEYOND, ANSWER_TOKENS_BEYOND, ANSWER_TIMES, ANSWER_TOKENS_MAX = 1 << 18, 1024, 2, 1 << 20
 
 
@@ -205,7 +205,7 @@ class PrefillEnded(Event, frozen=True):
 
 class PrefillFailed(Event, frozen=True):
     """The first half of an attempt broke, or the engine there refused it. If the attempt had not begun it is over: its
-    decode replica was sent nothing, or is sent the end of it; else that goes on."""
+    decode replica got nothing, or the request there is cancelled; else the decode replica goes on."""
 
     id: str
     attempt: int
@@ -233,10 +233,10 @@ class AttemptBegan(Event, frozen=True):
 
 
 class AttemptEnded(Event, frozen=True):
-    """The upstream's answer was relayed whole. `fault`: what it said of the engine that gave it, if that is broken.
+    """The upstream's answer was relayed completely. `fault`: what it reported about its engine, if that is broken.
 
-    `chain` is that of the prompt and, behind it, the `answer_bytes` of the answer; () where that was not listened to.
-    `whole`: it came with its first byte, and no AttemptBegan was told of it before; `load` is then as there.
+    `chain` is that of the prompt and, behind it, the `answer_bytes` of the answer; () if the answer was not read.
+    `whole`: it came with its first byte, without an AttemptBegan before; `load` is then as there.
     """
 
     id: str
@@ -262,8 +262,8 @@ class AttemptRefused(Event, frozen=True):
 
 class AttemptFailed(Event, frozen=True):
     """The attempt broke; whether it had begun is known to the machine from AttemptBegan. `resumable`: if it had, its
-    stream could go on from another target that takes up what it is `carried_by`, without a character lost or said
-    twice. `target_lives`: the target, a tier, ended the answer itself, since what is behind it broke."""
+    stream can be continued by another target that accepts what it is `carried_by` (ids or text), without a character
+    lost or repeated. `target_lives`: the target, a tier, ended the answer itself, since its own upstream broke."""
 
     id: str
     attempt: int
@@ -387,8 +387,8 @@ class Move(Command, frozen=True):
 
 
 class Recall(Command, frozen=True):
-    """The law of now forbids its target: take this attempt back unless all of it has been sent, and tell so
-    (AttemptFailed or PrefillFailed, `unlawful_here`); else leave it as it is, and tell nothing."""
+    """The present law forbids its target: take this attempt back unless all of it has been sent, and report so
+    (AttemptFailed or PrefillFailed, `unlawful_here`); else leave it as it is, and report nothing."""
 
     id: str
     attempt: int

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """`max_model_len`: tokens of prompt and answer together, 0 where nobody says. `root`: what is served under the
-    name, `parent`: what an adapter is based on; "" where nobody says, or two say different things."""
+    """`max_model_len`: tokens of prompt and answer together, 0 if unknown. `root`: what is served under the name,
+    `parent`: what an adapter is based on; "" if unknown, or if engines disagree."""
 
     max_model_len: int = 0
     root: str = ""
@@ -26,7 +26,7 @@ UNKNOWN_FACTS = ModelFacts()
 
 
 def together(reported: Iterable[ModelFacts]) -> ModelFacts:
-    """What holds wherever the model is served: the shortest length, and a name if all who say one say the same."""
+    """What holds wherever the model is served: the shortest length, and a name if all that report one agree."""
     known = [facts for facts in reported if facts is not UNKNOWN_FACTS]
     if not known:
         return UNKNOWN_FACTS

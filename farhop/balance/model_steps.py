@@ -48,7 +48,7 @@ Steps = Annotated[tuple[ModelStep, ...], Field(max_length=MODELS_MAX)]
 
 
 class NameRoute(Part):
-    """The models that a `model` name stands for, when `tenant` asks for it; tenant "": when any tenant does."""
+    """The models that a `model` name stands for if `tenant` uses it; tenant "": if any tenant does."""
 
     tenant: Name | Literal[""] = ""
     model: Name
@@ -86,8 +86,8 @@ def narrowed_by_name(request: Request, law: Law) -> tuple[tuple[str, ...], ...]:
 
 
 def fallback(request: Request, model: str, refused: str, attempts: int) -> Request:
-    """The request for another of its `fallbacks`, after so many attempts for this model; `refused`: how the last one
-    ended. Its chain is to be made anew, and its tokens are not known: both go by the model."""
+    """The request for another of its `fallbacks`, after this many attempts for the first model; `refused`: how the last
+    one ended. Its chain has to be computed again, and its tokens are unknown: both depend on the model."""
     at, others, lawful = request.fallbacks.index(model), request.fallbacks, request.fallbacks_lawful
     why = f"{request.alias_why}; {request.model}: {refused}".removeprefix("; ")
     name = request.alias or request.model
@@ -109,13 +109,13 @@ def check_ends(listed: Iterable[tuple[str, Sequence[ModelStep]]]) -> None:
 
 
 def of(names: Mapping[Scope, tuple[ModelStep, ...]], tenant: str, model: str) -> tuple[ModelStep, ...]:
-    """What a name stands for when this tenant asks for it, the narrower scope first; empty where it is a model and
-    nothing else. A name among its models is never looked up in turn."""
+    """What a name stands for if this tenant uses it, the narrower scope first; empty if it is only a model. A name
+    among its models is never resolved in turn."""
     return names.get((tenant, model)) or names.get(("", model)) or () if names else ()
 
 
 def aliases(names: Mapping[Scope, tuple[ModelStep, ...]], tenant: str) -> dict[str, tuple[str, ...]]:
-    """All names that stand for other models when this tenant asks for them, and these models."""
+    """All names that stand for other models for this tenant, and these models."""
     mine = sorted({model for whose, model in names if whose in ("", tenant)})
     return {name: tuple(step.model for step in of(names, tenant, name)) for name in mine}
 

@@ -122,17 +122,17 @@ NO_BUFFER = _declare(Source.BALANCER, "buffers_full", retryable=True)
 # Usage or audit cannot be written, and the configuration says that then nothing is to be served.
 ACCOUNTS_NOT_WRITABLE = _declare(Source.BALANCER, "accounts_not_writable", retryable=True)
 TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryable=True)
-# Of ours to one address, or for want of descriptors and ports here: nobody else's fault, and nothing was sent.
+# Our own limit to one address, or no descriptors or ports left here: not the upstream's fault, and nothing was sent.
 UPSTREAM_FULL = _declare(Source.BALANCER, "too_many_upstream_connections", retryable=True)
 # What is bounded here has a share for each tenant, and this one's is used up.
 TENANT_OVER_SHARE = _declare(Source.BALANCER, "tenant_over_its_share", retryable=True)
-# The tenant, its key or a model of it has used what it may (service.limits); the word is OpenAI's.
+# The tenant, its key or a model of it has used up its limit (service.limits); the code is OpenAI's.
 RATE_LIMITED = _declare(Source.BALANCER, "rate_limit_exceeded")
 # The same body was under way at two processes when they ended: no third one is given to it.
 ENDED_TWO_PROCESSES = _declare(Source.BALANCER, "request_ended_two_processes")
 DEADLINE = _declare(Source.BALANCER, "deadline_exceeded")
-# An answer in one piece took longer than we wait for one. That is no failure of whoever generates it, and asked
-# elsewhere it would take as long again: a bound of ours, so not retried and held against nobody.
+# An answer that is not streamed took longer than our limit. That is no failure of its engine, and elsewhere it would
+# take as long again: so it is not retried, and counts against no target.
 WHOLE_ANSWER_TIMEOUT = _declare(Source.BALANCER, "whole_answer_timeout")
 STOPPING = _declare(Source.BALANCER, "stopping", retryable=True)
 INTERNAL = _declare(Source.BALANCER, "internal_error")
@@ -141,9 +141,9 @@ INTERNAL = _declare(Source.BALANCER, "internal_error")
 NO_REPLICA = _declare(Source.REGION, "no_replica_serving", retryable=True)
 QUEUE_FULL = _declare(Source.REGION, "queue_full", retryable=True)
 QUEUE_TIMEOUT = _declare(Source.REGION, "queue_timeout", retryable=True)
-# Every replica that was asked says in so many words that it has no such path: another's engine may.
+# Every replica that was asked says that it has no such path: another's engine may have it.
 PATH_UNSUPPORTED = _declare(Source.REGION, "path_not_supported_by_engine", retryable=True)
-# An engine says that it cannot hold so long a request, where another's can. The word is OpenAI's.
+# An engine says that it cannot hold such a long request, but another can. The code is OpenAI's.
 TOO_LONG = _declare(Source.REGION, "context_length_exceeded", retryable=True)
 # The region does not accept our token: keys or clocks of the two tiers disagree. Not the client's doing.
 HOP_REJECTED = _declare(Source.REGION, "hop_token_rejected", retryable=True)
@@ -158,20 +158,20 @@ CONNECT_FAILED = _declare(Source.TRANSPORT, "connect_failed", retryable=True)
 CONNECT_TIMEOUT = _declare(Source.TRANSPORT, "connect_timeout", retryable=True)
 FIRST_BYTE_TIMEOUT = _declare(Source.TRANSPORT, "first_byte_timeout", retryable=True)
 DIED_BEFORE_START = _declare(Source.TRANSPORT, "upstream_died_before_first_byte", retryable=True)
-# The upstream lives and does not know the attempt: the way there swallowed it, or the answer, before its first byte.
+# The upstream is alive and does not know the attempt: the network lost it, or its answer, before its first byte.
 LOST = _declare(Source.TRANSPORT, "lost_on_the_way", retryable=True)
 # A connection kept from earlier broke right after it was used again: most likely the other side had just closed it at
-# rest, and never saw the request. Asked anew by the rules for retries, as it may have been seen; held against nobody.
+# rest, and never saw the request. Retried by the usual rules, as it may have been seen; it counts against no target.
 KEPT_CLOSED = _declare(Source.TRANSPORT, "kept_connection_closed", retryable=True)
 DIED_MID_STREAM = _declare(Source.TRANSPORT, "upstream_died_mid_stream")
 STALLED = _declare(Source.TRANSPORT, "upstream_stalled")
-# An engine, or a proxy before it, does not accept our key (401, 407): nothing that a client could mend, as no client's
-# key goes there.
+# An engine, or a proxy before it, does not accept our key (401, 407): no client can fix that, as no client's key goes
+# there.
 ENGINE_KEY_REFUSED = _declare(Source.TRANSPORT, "engine_key_refused", retryable=True)
-# An engine, or a proxy before it, points elsewhere (3xx). Nobody goes there, neither we nor the client: the law knows
-# no such place.
+# An engine, or a proxy before it, redirects (3xx). Neither the balancer nor the client follows: the law knows no such
+# place.
 ENGINE_REDIRECTS = _declare(Source.TRANSPORT, "engine_redirects", retryable=True)
-# Of a request that two replicas share: the first said that it could not, or not where its KV is.
+# Of a request that two replicas share: the first failed, or did not say where its KV cache is.
 PREFILL_FAILED = _declare(Source.TRANSPORT, "prefill_failed", retryable=True)
 BAD_FRAMING = _declare(Source.TRANSPORT, "upstream_bad_framing")
 

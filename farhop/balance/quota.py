@@ -1,24 +1,25 @@
 """What tenants may use over a whole fleet: buckets at one root, lent out in leases, and taken from locally.
 
-Here are the rules by which the root (`quota_root`) and its holders (`quota_holder`) go, and what travels between them.
+Here are the rules for the root (`quota_root`) and its holders (`quota_holder`), and the messages between them.
 
 A limit of N units per period is a bucket (GCRA: ITU-T I.371; RFC 2697's token bucket) of depth N that leaks N per
 period. Its root lends units to holders, the balancers that clients come to; a unit leaks only once it was spent.
-Invariants: what is spent, whoever spends it, is within depth + rate x time + what was given back, for every interval;
-so under lost, late and doubled messages, crashes of anybody, and moves of the root. A holder does not spend after
-LEASE_S without an answer; what a root lost sight of counts as spent; a root never lends beyond the mark that its
+Invariants: what all holders together spend is within depth + rate x time + what was given back, for every interval,
+also under lost, late and doubled messages, crashes of any process, and moves of the root. A holder does not spend after
+LEASE_S without an answer; units that a root lost track of count as spent; a root never lends beyond the mark that its
 successor will begin from. Pure: no IO, no clock (`now` is each side's own monotonic seconds).
 
-A limit of N under way at once is N slots, lent out alike, and never spent: a holder takes one and lets it go. What
-travels are not totals but what a holder has now, in asks that are numbered, so that a new root learns it from the
-holders. Never are more than N under way, but for those whose holder was silent for LOST_S after its lease ended.
+A limit of N requests at once is N slots, lent in the same way, but never spent: a holder takes one and frees it.
+Messages carry not totals but what a holder has now, in numbered requests, so that a new root learns it from the
+holders. There are never more than N under way, except for those whose holder was silent for LOST_S after its lease
+ended.
 
-Buckets of one pool lend each other what idles: of one that is whole, what would refill it is spare, for POOL_S at most,
-and one that is used up takes of that as if as much of it had leaked. So nobody has less than its own for it, and what a
-pool spends is within the sums of its depths and rates and POOL_S of those rates.
+Buckets of one pool lend each other what is unused: units that would refill a full bucket are spare, for POOL_S at most,
+and a used-up bucket takes them as if they had leaked from it. So no bucket has less than its own because of it, and
+what a pool spends is within the sums of its depths and rates and POOL_S of those rates.
 
-A bucket for each user is one whose name ends with EACH: USERS_MAX of them are known, of which the least recently used
-is forgotten and begins anew, of a limit that has its part of them; so do all of them with a new root.
+A bucket for each user is one whose name ends with EACH. USERS_MAX of them are known; the least recently used one, of a
+limit that has its part of them, is forgotten and begins full, and so do all of them with a new root.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Bucket:
         self.quota, self.at, self.level = quota, now, level
 
     def leak(self, now: float) -> float:
-        """The level at `now`. A clock that stands still, or steps back, leaks nothing."""
+        """The level at `now`. A clock that stops, or steps back, leaks nothing."""
         if now > self.at:
             self.level = max(0.0, self.level - (now - self.at) * self.quota.rate)
             self.at = now
@@ -113,9 +114,9 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A root's word: `granted` since the lease began, or the slots that are held from now on; `free`: what is left of
-    the limit, below 0 where more was used, or is held, than there is, or where nothing leaks yet; `soon`: that it lends
-    more of it once it has written down that it may."""
+    """A root's answer: `granted` since the lease began, or the slots that are held from now on; `free`: what is left of
+    the limit, below 0 if more was used, or is held, than there is, or if nothing leaks yet; `soon`: it will lend more
+    once it has recorded in etcd that it may."""
 
     bucket: str
     granted: int = 0

@@ -114,7 +114,7 @@ class Holding:
         return self.spent + self.returned + self.refunded + self.owed  # each only rises
 
     def ask(self) -> Want | None:
-        """What to tell its root now; None: nothing, and nothing is wanted. What is more than wanted is returned."""
+        """The message for its root now; None: none, and nothing is wanted. Units beyond those wanted are returned."""
         self.want = want = min(max(2 * self.used, self.want // 2, self.waiting), floor(self.quota.depth))
         self.used = 0
         self.returned += max(0, self.available - want)
@@ -233,7 +233,7 @@ class SlotsHeld(Holding):
 
 
 def new_holding(name: str, quota: Quota, safe: Quota | None, now: float) -> Holding:
-    """A bucket as a balancer has it, that has nothing of it yet."""
+    """The bucket of a balancer that has not borrowed anything yet."""
     return (SlotsHeld if quota.slots else Holding)(name, quota, safe, now)
 
 

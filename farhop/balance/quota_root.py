@@ -11,10 +11,10 @@ from farhop.balance.quota import DRIFT, EACH, LEASE_S, LOST_S, Ask, Bucket, Gran
 
 # What a root may lend beyond its level when it wrote that down, whichever is most: of depth, of time, in units.
 AHEAD_SHARE, AHEAD_S, AHEAD_MIN = 0.02, 60.0, 4.0
-WAITED_SHARE = 0.1  # of depth: at most so much ahead for what requests wait for, so that few writings serve a large one
-SLOTS_AHEAD_SHARE = 0.1  # as AHEAD_SHARE, of slots: a successor soon learns what of it is true
-POOL_S = 10.0  # of a pool's rates: how much of what idles is kept for who comes; a few exchanges
-POOL_LOOK_S = 0.25  # between two looks at what idles
+WAITED_SHARE = 0.1  # of depth: the most lent ahead for waiting requests, so that few writes serve a large one
+SLOTS_AHEAD_SHARE = 0.1  # as AHEAD_SHARE, of slots: a successor soon learns how many of them are held
+POOL_S = 10.0  # of a pool's rates: how much unused is kept for later requests; a few exchanges
+POOL_LOOK_S = 0.25  # between two looks at what is unused
 USERS_MAX = 32_768
 MARKS_MAX = 8192  # of buckets that are no more
 _SCALE_MIN = 1e-100
@@ -111,15 +111,14 @@ class _Lent(Bucket):
         self._parts[place] = self._parts.get(place, 0.0) + n / self._scale
 
     def spare(self, now: float) -> float:
-        """What may be borrowed for it now: once it is lent to the brim, as much as was spent of it and has not
-        leaked."""
+        """What may be borrowed for it now: once all of it is lent, as much as was spent of it and has not leaked."""
         if self.pool is None or self.mark < self.quota.depth:
             return 0.0
         self.pool.look(now)
         return min(self.pool.spare, self.level)
 
     def borrow(self, n: float) -> None:
-        """Take `n` spare units of the bucket's pool: so many units of the bucket are free again."""
+        """Take `n` spare units of the bucket's pool: that many units of the bucket are free again."""
         assert self.pool is not None
         self.pool.spare -= n
         self.level -= n
@@ -156,8 +155,8 @@ class _Lent(Bucket):
 
 
 class _Slots(_Lent):
-    """Slots at their root: `lent` are held. `level` is what a predecessor lent and nobody reported to hold since; what
-    nobody reports until `forgets_at` is over."""
+    """Slots at their root: `lent` are held. `level` is what a predecessor lent and no holder has reported since; what
+    none reports by `forgets_at` is free."""
 
     __slots__ = ("forgets_at",)
 
@@ -373,7 +372,7 @@ class Root:
         bucket.leak(now)
         spent, returned = max(0, want.spent - account.spent), max(0, want.returned - account.returned)
         owed, refunded = max(0, want.owed - account.owed), max(0, want.refunded - account.refunded)
-        spent = min(spent, account.unspent)  # nobody spends, or returns, what was not lent
+        spent = min(spent, account.unspent)  # what was not lent cannot be spent or returned
         returned = min(returned, account.unspent - spent)
         bucket.lent -= spent + returned
         if spent or owed:
@@ -397,8 +396,8 @@ class Root:
         bucket.waited = max(bucket.waited, want.least)
         soon = bucket.runs_out
         self.runs_out |= soon
-        # Of the whole limit, which is what clients are told: who asks for more than is written down finds `soon`. Below
-        # 0 where more was used than there is, or nothing leaks yet: so long nobody need come again.
+        # Of the whole limit, which is what clients are shown: a holder that asks for more than is recorded gets `soon`.
+        # Below 0 if more was used than there is, or nothing leaks yet: until then no holder need ask again.
         left = bucket.quota.depth - bucket.level - bucket.lent + bucket.spare(now)
         left -= max(0.0, bucket.at - now) * bucket.quota.rate
         return Grant(want.bucket, account.granted, max(-float(MARK_MAX), left), soon)

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 REPLICAS_MAX = 100_000
 NOTHING = 1e-4  # of a replica: a smaller load is a rounding error
-BAND = 0.1  # one replica less only if it would also do for so much more: two sizes are then never both right
+BAND = 0.1  # one replica less only if it would also carry this much more: two sizes are then never both right
 GROWTH_MAX = 1.5  # times what is there: a trend is capped at this, since a step looks like a steep trend
-SETTLE_S = 30.0  # the signal does not fall so soon after a start: a new balancer sees no load yet
-# Two means: the faster lags by so much of the warm-up, the slower by so many times that; what parts them is the trend.
-# Arrivals by chance make a trend of themselves: over less than a quarter of a minute it is more of that than of demand.
+SETTLE_S = 30.0  # the signal does not fall for this long after a start: a new balancer sees no load yet
+# Two means: the faster lags by this share of the warm-up, the slower by a multiple of that; their difference is the
+# trend. Arrivals by chance make a trend of themselves: over less than a quarter of a minute it is more of that than of
+# demand.
 _FAST, _SLOWER, _FAST_MIN_S = 0.15, 4.0, 15.0
 
 
@@ -71,8 +72,8 @@ def made_up_for(largest_share: float) -> float:
 class DesiredReplicas:
     """The signal for one model: from the load, observed now and then, how many replicas there should be.
 
-    Up at once: by the load, and by where its trend leads within a warm-up. Down only when the highest of `down_after_s`
-    would do with less, and BAND more of it too.
+    Up at once: by the load, and by where its trend leads within a warm-up. Down only when fewer would carry the highest
+    load of `down_after_s`, and BAND more.
     """
 
     __slots__ = ("_at", "_began", "_bounds", "_fast", "_highest", "_slow", "needed")

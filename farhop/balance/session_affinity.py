@@ -1,8 +1,8 @@
-"""Where each session's last request for a model was sent: a preference where nothing better is known.
+"""Where each session's last request for a model was sent: a preference if nothing better is known.
 
-Bounded: the longest silent sessions are forgotten, part by part: one order of all of them would hold the loop for 7 ms
-whenever its dictionary is laid out anew. A session is a hash that holds its tenant, so that nobody meets
-another tenant's. Never decides what that is worth.
+Bounded: the longest silent sessions are forgotten, separately in each of several parts: a single dictionary would hold
+the loop for 7 ms whenever it is resized. A session is a hash that includes its tenant, so that tenants never share one.
+Never decides how much the preference weighs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The configuration holds only SHA-256 hashes of keys; a key's text exists only in this process's memory, never in a log
 or an error. Issued keys (`farhop key`) are `fh_`, 30 random characters and 6 of CRC-32, all in base62: 178 bits, so
 that SHA-256 at rest is enough, and a mistyped key is recognised without a look-up. Invariants: only positive results
-are remembered, and the memory is bounded; a malformed header authenticates nobody; validity by the clock is checked at
-every use, and a clock set back does not revive an expired key.
+are remembered, and the memory is bounded; a malformed header authenticates no caller; validity by the clock is checked
+at every use, and a clock set back does not revive an expired key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEARER = re.compile(rb"(?i:bearer) {1,4}([A-Za-z0-9\-._~+/]{1,%d}=*)" % KEY_BYT
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """The tenant that a credential stands for. `within` are the places that the key narrows its tenant to; empty: no
+    """The tenant that a credential authenticates. `within` are the places that the key narrows its tenant to; empty: no
     narrowing.
 
     `key_id` names the credential: an issued key by its id, an issuer of tokens as `jwt:NAME`, a certificate as
@@ -137,9 +137,9 @@ def bearer(header: bytes | None) -> str | None:
 class Keyring:
     """Answers "who is this?" for one topology. `lookup` maps a key's digest to its tenant and key, in O(1).
 
-    `issued` maps it to a key that was issued beside the topology, and `wall_s` tells the time, in epoch seconds. Swap
-    the lookup with `replace` whenever the topology changes, and `forget` whenever what is issued does: a revoked key
-    must not live on in the memo. `tokens` are asked about what is no key; they remember for themselves.
+    `issued` maps it to a key that was issued beside the topology, and `wall_s` is the time, in epoch seconds. Swap the
+    lookup with `replace` whenever the topology changes, and `forget` whenever what is issued does: a revoked key must
+    not live on in the memo. `tokens` are asked about what is no key; they remember for themselves.
     """
 
     __slots__ = ("_issued", "_latest_s", "_lookup", "_tokens", "_wall_s", "memo")
@@ -153,7 +153,7 @@ class Keyring:
     ) -> None:
         self._lookup, self._issued, self._wall_s, self._latest_s = lookup, issued, wall_s, 0.0
         self._tokens = tokens
-        self.memo: dict[bytes, Principal] = {}  # by the header's SHA-256: no key stands in memory in the clear
+        self.memo: dict[bytes, Principal] = {}  # by the header's SHA-256: no key is kept in memory in the clear
 
     def identify(
         self, authorization: bytes | None, x_api_key: bytes | None = None

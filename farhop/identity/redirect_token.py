@@ -20,7 +20,7 @@ from farhop.identity.api_keys import PRIORITY_MAX
 from farhop.identity.hop_token import HopClaims, HopSigner, HopVerifier
 
 PARAMETER = b"farhop-pass"
-HEADER = b"x-farhop-pass"  # where it stands once it is out of the target; a client may send it so as well
+HEADER = b"x-farhop-pass"  # carries it once it is removed from the target; a client may send it this way, too
 LIFE_MS = 30_000.0  # it is used at once; this covers a slow connect and the error of the receiver's clock
 _LIFE_MAX_MS = 60_000.0
 USES_MAX = 65_536  # some 10 MB; 1,000 redirects a second, each remembered for a minute, do not fill it

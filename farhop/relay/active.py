@@ -61,7 +61,7 @@ class Attempt(Protocol):
         """Cancel the work upstream at once, without a callback."""
 
     def recall(self) -> None:
-        """The law forbids its upstream from now on: give it up unless all of it has been sent."""
+        """The law forbids its upstream from now on: give it up unless it has been sent completely."""
 
     def pause(self) -> None:
         """The client reads too slowly: stop sending."""
@@ -107,7 +107,7 @@ class ActiveRequest(msgspec.Struct, eq=False):
     ended_at: float = 0.0  # when its answer was whole
     target: bytes = b""  # what is asked for in place of what the client asked for, once its stream broke
     hold_from: float | None = None
-    paused: bool = False  # its client is behind: who answers now does not read on, nor does who goes on from there
+    paused: bool = False  # its client is behind: neither the present attempt nor one that continues it reads on
     reasons: Any = None  # the machine's last decision on it
     status: int = 0  # of the answer that began
     streams: bool = False  # whether that is a stream of events, which can end with an error event

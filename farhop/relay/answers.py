@@ -34,7 +34,7 @@ def dialect(path: bytes) -> Dialect:
 _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.SERVED: (200, ""),
     outcome.REFUSED_BY_ENGINE: (400, "invalid_request_error"),  # as below: its own status is relayed
-    outcome.ENGINE_ERROR: (502, "server_error"),  # an engine's own status is relayed; this stands for one without
+    outcome.ENGINE_ERROR: (502, "server_error"),  # an engine's own status is relayed; this is for one without
     outcome.ENGINE_OUT_OF_MEMORY: (502, "server_error"),
     outcome.ENGINE_BROKEN: (502, "server_error"),
     outcome.MALFORMED_HTTP: (400, "invalid_request_error"),
@@ -102,7 +102,7 @@ _STATUS: dict[Outcome, tuple[int, str]] = {
     outcome.BAD_FRAMING: (502, "server_error"),
 }
 
-# Clients go by these words: LiteLLM takes any other 404 for a bad request.
+# Clients rely on these codes: LiteLLM takes any other 404 for a bad request.
 _CODES = {outcome.UNKNOWN_MODEL: "model_not_found"}
 
 STOPPING_DETAIL = "this balancer is stopping and could not wait any longer: ask again"
@@ -236,7 +236,7 @@ _TOKEN_REFUSALS = (
 
 
 def hop_outcome(reason: Outcome, wait_ms: float | None) -> bytes:
-    """The header by which a tier listener, and nothing else, tells the tier above that it refused a request."""
+    """The header by which only a tier listener shows the tier above that it refused a request."""
     wait = b"" if wait_ms is None else b"; wait_ms=%d" % max(0, int(wait_ms))
     return b"x-farhop-outcome: " + reason.reason.encode() + wait + b"\r\n"
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 AttemptMaker: TypeAlias = "Callable[[Relay, ActiveRequest, int, float], AttemptRun]"
 _last_activity_at = attrgetter("last_activity_at")
-_ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: who passes a request on says so
+_ALWAYS = b"accept-encoding: identity\r\nvia: 1.1 farhop\r\n"  # RFC 9110 §7.6.3: an intermediary adds itself
 
 
 class Tier(Protocol):
@@ -98,18 +98,18 @@ class Relay:
         budget: ByteBudget | None = None,
         asks_load: bool = False,
     ) -> None:
-        """`asks_load`: engines are asked to tell their load with each answer."""
+        """`asks_load`: engines are asked to report their load with each answer."""
         self.asks_load = asks_load
         self._name, self.flow, self._tier, self.pool, self.clock = name, flow, tier, pool, clock
         self.upstream_is_tier, self._budget = upstream_is_tier, budget
         self._loop = asyncio.get_running_loop()
         self.live: dict[str, ActiveRequest] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
-        self._dark: set[Address] = set()  # upstreams to which the way is broken, by other evidence
+        self._dark: set[Address] = set()  # upstreams to which the network path is broken, by other evidence
         self.unsalted_until: dict[Address, float] = {}  # see AttemptOwner
         self._news: list[tuple[Event, float]] = []  # events held until the bytes they came with are sent
         self.begin_anew: Callable[[ActiveRequest, Request], None] | None = None  # for another model; main sets it
-        self.resumption: Resumption | None = None  # where streams can go on elsewhere; main sets it
+        self.resumption: Resumption | None = None  # set by main if streams can be continued elsewhere
         self._ending = False  # time is up, and nothing more is sent upstream
         self._sweeper = self._loop.call_later(SWEEP_S, self.sweep)
         self._perform: dict[type[Command], Callable[[ActiveRequest, Any, float], None]] = {
@@ -351,7 +351,7 @@ class Relay:
             self.react(machine.PrefillFailed(run.active.request.id, run.number, reason))
 
     def client_left(self, active: ActiveRequest) -> None:
-        """Cancel what runs upstream, and tell the machine."""
+        """Cancel what runs upstream, and inform the machine."""
         if not self._forget(active):
             return
         self._end_attempt(active, outcome.CLIENT_LEFT)

@@ -35,7 +35,7 @@ def run_up(
         typer.Option(
             "--engine",
             metavar="REGION=URL",
-            help="Use an engine of yours in this region, or `emulated`; may be repeated.",
+            help="Use an engine of yours in this region; may be repeated. Regions not named have emulated ones.",
         ),
     ] = None,
     etcd: Annotated[

@@ -176,11 +176,9 @@ def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tup
     """
     found: list[tuple[LogRow, float | None]] = []
     complaints: list[str] = []
-    for at, line in _log_lines(path):
+    for at, request in _requests(path):
         try:
-            if isinstance(line, TraceError):
-                raise line
-            found += _requests(path, at, line, fields)
+            found.append(_row(path, at, request, fields))
         except TraceError as error:
             if not skip:
                 raise TraceError(f"{error} (--skip leaves such lines out)") from None
@@ -202,20 +200,36 @@ def own_log(path: Path, fields: Mapping[str, str], *, skip: bool = False) -> tup
     return rows, complaints
 
 
-def _requests(
-    path: Path, at: int | str, line: bytes | dict[str, str], fields: Mapping[str, str]
-) -> list[tuple[LogRow, float | None]]:
-    """The requests of one line. Raises TraceError."""
+def _row(
+    path: Path, at: int | str, request: Mapping[str, Any] | TraceError, fields: Mapping[str, str]
+) -> tuple[LogRow, float | None]:
+    """Raises TraceError."""
+    if isinstance(request, TraceError):
+        raise request
     try:
-        whole = msgspec.json.decode(line, type=dict[str, Any]) if isinstance(line, bytes) else line
-        found = [own_logs.row_of(one, fields) for one in own_logs.requests_of(whole)]
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise _bad(path, at, f"{error}; JSON objects, one a line or in one array, or CSV are expected") from None
+        row, took_s = own_logs.row_of(request, fields)
     except own_logs.FieldError as error:
         raise _bad(path, at, str(error)) from None
-    for row, _ in found:
-        _check_tokens(path, at, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
-    return found
+    _check_tokens(path, at, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
+    return row, took_s
+
+
+def _requests(path: Path) -> Iterator[tuple[int | str, Mapping[str, Any] | TraceError]]:
+    """Each request of a log with its place, or what is wrong with the line that should hold it."""
+    for at, line in _log_lines(path):
+        try:
+            whole = msgspec.json.decode(line, type=dict[str, Any]) if isinstance(line, bytes) else line
+            spans = None if isinstance(whole, TraceError) else own_logs.spans_of(whole)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            yield at, _bad(path, at, f"{error}; JSON objects, one a line or in one array, or CSV are expected")
+        except own_logs.FieldError as error:
+            yield at, _bad(path, at, str(error))
+        else:
+            if spans is None:
+                yield at, whole
+            else:
+                place = at if isinstance(at, str) else f"line {at}"
+                yield from ((f"{place}, span {number}", span) for number, span in enumerate(spans, 1))
 
 
 def _log_lines(path: Path) -> Iterator[tuple[int | str, bytes | dict[str, str] | TraceError]]:
@@ -254,6 +268,8 @@ def _of_csv(
     try:
         reader = csv.reader(texts(), delimiter=separator, strict=True)
         head = [name.strip() for name in next(reader)]
+        if twice := next((name for name in head if name and head.count(name) > 1), ""):
+            raise _bad(path, number, f"the head has {twice!r} twice; leave one of them out")
         for cells in reader:
             if len(cells) == len(head):
                 yield number, {name: cell.strip() for name, cell in zip(head, cells, strict=True) if cell.strip()}

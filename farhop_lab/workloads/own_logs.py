@@ -85,10 +85,10 @@ def row_of(line: Mapping[str, Any], fields: Mapping[str, str]) -> tuple[LogRow, 
     return row, _took_s(found, at_s)
 
 
-def requests_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The requests of a line: itself, or the spans within an export of OpenTelemetry's collector."""
+def spans_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """The spans of a line that OpenTelemetry's collector exported; None for any other line. Raises FieldError."""
     if "resourceSpans" not in line:
-        return [line]
+        return None
     try:
         return msgspec.convert(line, _Export).spans()
     except msgspec.ValidationError as error:

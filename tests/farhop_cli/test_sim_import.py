@@ -176,3 +176,23 @@ def test_the_name_of_the_log_itself_is_not_taken_for_its_trace(tmp_path: Path) -
     output = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(tmp_path / "friday.yaml")])
     assert output.exit_code == 2
     assert output.stderr.startswith(f"farhop: --out: its trace goes to {log}, which is there already")
+
+
+def test_regions_that_the_topology_has_not_may_be_ignored(tmp_path: Path) -> None:
+    log, out = written(tmp_path / "own", [{**line, "region": "us-east-1"} for line in LINES]), tmp_path / "mine.yaml"
+    asked = ["sim", "import", log, "--out", str(out), "--regions", "tokyo"]
+    output = CliRunner().invoke(app(), asked)
+    assert output.exit_code == 2
+    assert "names unknown region 'us-east-1'; the topology has: virginia, frankfurt, tokyo; give yours" in output.stderr
+    assert output.stderr.endswith("by --topology, or ignore regions by --field region=-\n")
+    assert CliRunner().invoke(app(), [*asked, "--field", "region=-"]).exit_code == 0
+    (work,) = load.find(str(out), routers.names()).doc.work
+    assert (work.place, work.regions) == ("uniform", ["tokyo"])
+
+
+def test_a_log_that_names_some_regions_only_is_placed_evenly(tmp_path: Path) -> None:
+    log, out = written(tmp_path / "own", [*LINES, {**LINES[0], "region": "tokyo"}]), tmp_path / "mine.yaml"
+    text = CliRunner().invoke(app(), ["sim", "import", log, "--out", str(out)])
+    assert text.exit_code == 0, text.output
+    assert "3 of 4 requests name no region, so all of them are placed evenly" in text.stderr
+    assert load.find(str(out), routers.names()).doc.work[0].place == "uniform"

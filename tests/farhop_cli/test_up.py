@@ -56,6 +56,7 @@ def arguments(tmp_path, *more: str) -> tuple[str, ...]:
         (("--topology", "no/such.yaml"), "--topology"),
         (("--engine", "tokio=http://127.0.0.1:8000"), 'did you mean "tokyo"?'),
         (("--engine", "tokyo"), "REGION=http://host:port"),
+        (("--engine", "tokyo=emulated"), "regions not named have emulated engines"),
         (("--engine", "tokyo=https://h:1"), "REGION=http://host:port"),
         (("--engine", "tokyo=http://h:99999"), "REGION=http://host:port"),
         (("--engine", "tokyo=http://"), "REGION=http://host:port"),
@@ -93,7 +94,7 @@ async def test_a_world_that_runs_already(cli, world, folder, never):
 
 def test_options_reach_the_world():
     options = Options(
-        "three-regions", ["tokyo=http://a:1", "tokyo=http://b:2/x", "emulated"], None, "l4", 3, 2.5, 0, "m", Path("no")
+        "three-regions", ["tokyo=http://a:1", "tokyo=http://b:2/x"], None, "l4", 3, 2.5, 0, "m", Path("no")
     )
     settings = up.checked(options)
     assert settings.engines == {"tokyo": ["http://a:1", "http://b:2/x"]}

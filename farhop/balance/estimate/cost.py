@@ -75,11 +75,11 @@ def behind_ms(wait_ms: float, *, work: float, mean_work: float, pace_ms: float) 
     `work` (prefill_work, in bytes or tokens), if the mean is `mean_work`, at `pace_ms` per unit, after a wait of
     `wait_ms`.
 
-    A queue in balance is as long behind who is served as it was before him when he came (Little 1961): of wait_ms /
-    (mean_work * pace_ms) requests at each replica, each of which waits work * pace_ms longer. What is shorter
-    than one of them is no queue but somebody's prefill, and counts by its share. Where only one's own wait counts, a
-    missed prefix is free: five regions of eight L4, cold and near their capacity, sent each other a third of their work
-    for queues that this made (docs/measurements/routing-trials.md).
+    In a queue in balance, as many requests are behind one that is served as were before it when it came (Little 1961):
+    wait_ms / (mean_work * pace_ms) requests at each replica, each of which waits work * pace_ms longer. A wait shorter
+    than one prefill is hardly a queue, and counts by its share. If only a request's own wait counts, a missed prefix is
+    free: five regions of eight L4, cold and near their capacity, sent each other a third of their work because of
+    queues that this caused (docs/measurements/routing-trials.md).
     """
     mean_ms = max(mean_work * pace_ms, 1e-9)
     return wait_ms * min(wait_ms / mean_ms, 1.0) * work / mean_work

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 BYTES_PER_TOKEN = 4.0  # English text under a BPE vocabulary of 32k-128k
 OUTPUT_TOKENS = 256.0
-# Those under way are heard where they say so many times what is thought, and the guess: for answers of a minute, as
-# reasoning models give. Where they are hardly longer, first tokens pay for it
+# Answers under way count if they suggest this many times what is expected, and the guess: for answers of a minute, as
+# of reasoning models. If they are hardly longer, counting them only delays first tokens
 # (docs/measurements/routing-trials.md).
 FAR_LONGER = 3.0
 ENTRIES_MAX = 2048
@@ -32,28 +32,29 @@ _OUTPUT_MAX, _OUTPUT_TAU_S, _OUTPUT_CLIP = 1e6, 1800.0, 8.0
 _SMALLEST_PROMPT_BYTES = 64  # a chat template of a few tokens would pass for the ratio
 # The domains: milliseconds to prefill a token, between two tokens of an answer, and of a whole request.
 PACE_MS, TPOT_MS, SERVICE_MS = (1e-5, 1e3), (1e-4, 1e5), (1e-3, 1e8)
-# Until loads have differed each request is taken to add so much of a lone one's step to every step: the weights are
-# read once for all, each one's KV beside (8B models, 1,000 tokens each: A100 0.4 %, H100 0.7 %, L4 0.9 %).
+# Until loads have differed each request is assumed to add this share of a lone one's step to every step: the weights
+# are read once for all, each one's KV beside (8B models, 1,000 tokens each: A100 0.4 %, H100 0.7 %, L4 0.9 %).
 INTERFERENCE_SHARE = 0.007
 
 _SMALLEST_PREFILL_TOKENS = 64  # below this a step's fixed cost hides the cost per token
-_HALF_TOKENS = 256.0  # half a usual prompt tells half of what can be told of a pace in a second
+_HALF_TOKENS = 256.0  # half a usual prompt gives half of the evidence that a second can give of a pace
 _LOAD_MAX = 1e6
-# An engine that has just begun compiles and warms up: what its first eight answers tell (a first token's time and a
-# token's) counts a quarter.
+# An engine that has just begun compiles and warms up: measurements of its first eight answers (a first token's time and
+# a token's) count a quarter.
 _COLD_SAMPLES, _COLD_WORTH = 16, 0.25
-_LEAN_ANSWERS, LEAN_TAU_S = 50, 300.0  # what loads do to a token is learned from so many answers, and forgotten
+_LEAN_ANSWERS, LEAN_TAU_S = 50, 300.0  # the effect of load on a token is learned from this many answers, and forgotten
 _LEAN_CLIP = 0.5
 # A whole request varies as its answers do, far more than a GPU does: as many of them, and for longer.
 _SERVICE_MEMORY, SERVICE_TAU_S, _CLIP = 16.0, 30.0, 3.0
 
 
 class Estimates:
-    """Bytes per token of each model, output tokens of each tenant and model. The longest not met is forgotten.
+    """Bytes per token of each model, output tokens of each tenant and model. The entry unused for longest is forgotten.
 
-    A tokenizer does not change, and everything that is served tells of it. Answers do, and whom long ones are expected
-    of may be refused for it: that goes back to the guess, and none of a hundred times the length carries it off.
-    Answers under way count where they are told of (`began`, `over`); what none is under way of may be forgotten.
+    A tokenizer does not change, and every request served measures it. Answer lengths do change, and a tenant whose
+    answers are expected to be long may be refused for it: so that estimate returns to the guess, and a single answer of
+    a hundred times the length hardly moves it. Answers under way count if they are reported (`began`, `over`); an entry
+    without any under way may be forgotten.
     """
 
     __slots__ = ("bytes_by_tenant", "now", "outputs_by_tenant", "under_way")
@@ -162,10 +163,10 @@ def _keep(known: OrderedDict[_K, _V], key: _K, entry: _V) -> None:
 class Speed:
     """What one target was measured to do: prefill and decode per token, and a request's whole service, in milliseconds.
 
-    It tells what was measured and how much that is worth by now, never what to expect: that takes what its peers
-    measure, and what is configured (regional_lb.fleet.speeds). A token takes the longer the more requests are under way
-    beside it, `interference_share` of a lone one's time for each: told from outside, since it is the model's and the
-    GPU's, and one target's loads seldom differ enough to tell it.
+    It gives what was measured and how much evidence that is by now, never what to expect: that also needs what its
+    peers measure, and what is configured (regional_lb.fleet.speeds). A token takes the longer the more requests are
+    under way beside it, by `interference_share` of a lone one's time for each: set from outside, since it belongs to
+    the model and the GPU, and one target's loads seldom differ enough to measure it.
     """
 
     __slots__ = (
@@ -190,14 +191,14 @@ class Speed:
 
     def began(self, elapsed_ms: float, prefill_tokens: float, tpot_ms: float, now: float) -> bool:
         """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt, where a
-        token takes `tpot_ms`. False if that was too little of a prompt to tell a pace."""
+        token takes `tpot_ms`. False if that was too little of a prompt to measure a pace."""
         # The first token also waits for about one decode step, which is not prefill.
         return self.prefilled(max(elapsed_ms - tpot_ms, 0.1 * elapsed_ms), prefill_tokens, now)
 
     def prefilled(self, elapsed_ms: float, prefill_tokens: float, now: float) -> bool:
-        """So many uncached tokens of prompt took `elapsed_ms`, and nothing else was done in that time.
+        """This many uncached tokens of prompt took `elapsed_ms`, and nothing else was done in that time.
 
-        False if that was too little of a prompt to tell a pace.
+        False if that was too little of a prompt to measure a pace.
         """
         if not _SMALLEST_PREFILL_TOKENS <= prefill_tokens < inf:
             return False

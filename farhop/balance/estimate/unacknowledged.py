@@ -48,9 +48,9 @@ class CombinedLoad:
 
 class UnacknowledgedLoad:
     """The counts towards one regional balancer instance. Every `sent` is followed by one `settled` or `came_back`, with
-    the same figures: a request's prompt, and what of it is believed not to be cached there (all, if left out).
+    the same figures: a request's prompt, and the part of it that is not expected to be cached there (all, if left out).
 
-    `turn` is kept for who sends: a number that says who was sent something last.
+    `turn` is kept for the sender: a number that shows which target was sent something last.
     """
 
     __slots__ = ("_accepted", "_incarnation", "_pending", "_requests", "_resting", "_sent", "_work", "turn")

@@ -16,16 +16,16 @@ from math import exp, inf
 
 WINDOW_S = 1.0
 KEPT = 16  # windows: at TAU_S the oldest of a steady flow counts an eighth
-SAMPLES_MAX = 32  # of one window; what comes after them in the same second says the same
-# How fast evidence fades. After three times as long (24 s) nothing of it is left beside a single new window, so who
-# was slow is believed to be as its peers are half a minute later; a replica that answers once in 8 s is known half.
+SAMPLES_MAX = 32  # of one window; further ones in the same second add nothing
+# How fast evidence fades. After three times as long (24 s) it hardly counts beside a single new window, so a replica
+# that was slow is assumed to be like its peers half a minute later; one that answers once in 8 s is known half.
 TAU_S = 8.0
 _REBASE_S = 50.0 * TAU_S
 
 
 class Windows:
-    """See the module's docstring. `half` is the weight of samples at which a window's evidence is 1/2: 1 sample, or so
-    many tokens where samples weigh as many.
+    """See the module's docstring. `half` is the weight of samples at which a window's evidence is 1/2: 1 sample, or
+    that many tokens if samples are weighted by tokens.
     """
 
     __slots__ = ("_closed", "_half", "_open", "_opened_at", "_since", "by_age", "by_value", "sampled_at")

@@ -2,11 +2,11 @@
 
     rtt_ms = least round trip of the window + k * (median - least of the latest pings)
 
-The minimum is the wire; what usually lies above it is jitter, and is allowed for; one stray ping is not, nor one of
-the first two: the median of few is the lower one, and a first one that nobody expected is soon followed by another. A
-route that became longer is believed when all of the latest pings say so: what came before it is dropped. Without pings
-the estimate does not stand: it goes back to what was known before any. Invariants: never below the least sample of the
-window; absurd samples change nothing. Never reads a clock: `now` is monotonic seconds.
+The minimum is the wire; what usually lies above it is jitter, and is allowed for; one stray ping is not, nor one of the
+first two: the median of few is the lower one, and a surprising first one is soon followed by another. A longer route is
+accepted when all of the latest pings show it: earlier samples are dropped. Without pings the estimate returns to what
+was known before any. Invariants: never below the least sample of the window; absurd samples change nothing. Never reads
+a clock: `now` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from statistics import median, median_low
 WINDOW_S = 30.0
 JITTER_SHARE = 1.0  # k
 LATEST = 8  # pings: a stray one is outvoted, and a better path is believed after five
-MOVED_SHARE = 0.25  # a sample this far off says that the path has changed: look again soon
-NOISE_MS = 1.0  # and by this at the least: less is the noise of a short one
-NOISY = 3.0  # and by so many times what usually lies above the least: of that, more says nothing new
+MOVED_SHARE = 0.25  # a sample this far off shows that the path has changed: look again soon
+NOISE_MS = 1.0  # and by at least this: less is the noise of a short path
+NOISY = 3.0  # and by this many times what usually lies above the minimum: less is usual jitter
 SAMPLE_MAX_MS = 60_000.0
 SAMPLES_MAX = 512
 

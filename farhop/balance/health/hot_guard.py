@@ -1,9 +1,10 @@
 """The hot guard: when requests avoid a target, and how fast they return. One mechanism for overload, outage and drain.
 
 A target above `spill_at` for `hold_s` is hot, until it falls below `return_at`. Coming back from hot, or from being
-away, it is cold for a growing share of the requests only: `ramp_per_s` a second. What nobody told of for SILENT_S does
-not count as time above. Invariants: the share lies in 0..1 and never grows faster than the ramp; between `return_at`
-and `spill_at` nothing changes, so noise there moves nothing. Reading changes nothing; `now` is monotonic seconds.
+away, it is cold for a growing share of the requests only: `ramp_per_s` a second. Time without a report for SILENT_S
+does not count as time above. Invariants: the share lies in 0..1 and never grows faster than the ramp; between
+`return_at` and `spill_at` nothing changes, so noise there moves nothing. Reading changes nothing; `now` is monotonic
+seconds.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class HotGuard:
         self._away = False
         self._above_since: float | None = None
         self._used_at = -inf
-        self.cap = 1.0  # never more than this, whatever the ramp: a pilot light that wakes has so much of itself
+        self.cap = 1.0  # never more than this, whatever the ramp: the part of a waking pilot light that is ready
         self._ramp_from: float | None = None  # None: no ramp, the whole share
 
     def configure(self, config: GuardConfig) -> None:

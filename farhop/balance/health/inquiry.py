@@ -1,16 +1,16 @@
-"""Whether an attempt that fell silent is lost: by what its upstream tells of it when asked, or by its own pace.
+"""Whether an attempt that fell silent is lost: by its upstream's answer to an inquiry, or by its own pace.
 
 A network path may drop a request or an answer without closing the connection. When asked, an upstream names the
-attempts it does not know, and for how long it has sent nothing of those it does. Invariants: what its upstream works
-on, or is slow with, is never called lost; a begun answer gets the time in which TCP may still bring what the upstream
-has sent. Never reads a clock.
+attempts it does not know, and for how long it has sent nothing of those it does. Invariants: an attempt that its
+upstream works on, or is slow with, is never called lost; a begun answer gets the time in which TCP may still bring what
+the upstream has sent. Never reads a clock.
 """
 
 from __future__ import annotations
 
-QUIET_S = 1.0  # silent for so long, an attempt is asked about: a round trip to anywhere, and the time to read a body
+QUIET_S = 1.0  # silence after which an attempt is asked about: a round trip to anywhere, and time to read a body
 ASKED_MAX = 256  # in one ping; the longest silent first
-LATER_S = 2.0  # by so much longer silent here than there, beyond the way: what was sent since has not come
+LATER_S = 2.0  # this much longer silent here than there, beyond the round trip: what was sent since is lost
 # A stream on a path that is broken by other evidence has stalled once it is silent for several times its own pauses. A
 # first pause has nothing to be compared with: another's prompt of 100k tokens stalls decoding for about as long.
 STALL_FLOOR_S = 10.0
@@ -41,9 +41,9 @@ class Inquiry:
         a byte of it, None if the upstream does not know it; `rtt_s`: a round trip; `silent_s`: since a byte of it last
         arrived here.
 
-        What has not begun can be asked for again for nothing: at once where the way broke, else when said twice, as an
-        answer may have ended at this very moment. What has begun cannot: TCP, whose timeouts double, may still bring
-        it after as long a silence as there was.
+        An attempt that has not begun can be sent again without loss: at once if the path broke, else after two such
+        answers, as an answer may have ended at this very moment. One that has begun cannot: TCP, whose timeouts double,
+        may still deliver after a silence as long as the one so far.
         """
         gone = quiet_s is None or (began and silent_s - quiet_s > LATER_S + rtt_s)
         if not gone:

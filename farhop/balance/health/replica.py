@@ -52,10 +52,10 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
     trial_s: float = 30.0  # how long a trial may go unanswered before another is let through
     fresh_s: float = 30.0  # how long evidence of life is good for
     slow_start_s: float = 10.0  # for how long one that comes up gets less than its share; 0: not
-    eject_share_max: float = 0.5  # of the targets that do the same work, at most so many are ejected
+    eject_share_max: float = 0.5  # of the targets that do the same work, at most this share is ejected
     panic_share: float = 0.5  # with fewer of them ready, ejections are overlooked; 0: never
     outlier_factor: float = (
-        3.0  # so many times slower than its own usual, beside its peers, is an outlier; 0: nothing is
+        3.0  # this many times slower than usual, compared with its peers, is an outlier; 0: nothing is
     )
 
     def __post_init__(self) -> None:
@@ -74,8 +74,9 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"outlier_factor must be 0 or above 1, not {self.outlier_factor!r}")
 
 
-# Times the base. Envoy goes from 30 s to 300 s, and brings back whole what may be broken still; here one request in
-# each back-off tries, so that a short one costs little, and who is mended is back within 20 s.
+# Times the base. Envoy's back-off is 30 s to 300 s, after which a possibly broken host gets full traffic; here one
+# trial request is sent after each back-off, so that a short one costs little, and a recovered target is back within 20
+# s.
 _EJECT_MOST, _REFUSED_MOST = 4.0, 10.0
 _STRAINED_SHARE = 0.5  # of its capacity: what is too hot or too full gets less to do, and is not taken out
 _DEFAULT = HealthConfig()
@@ -113,14 +114,15 @@ class _Backoff:
 
 
 class HealthMachine:
-    """One target's health from active probes and from what its requests met.
+    """One target's health from active probes and from the results of its requests.
 
-    Probes alone move it between UP and DOWN by `rise` and `fall`. An ejection (a streak of failed requests, something
-    broken said in an answer, an outlier among its peers, or a refused connection) lies over that: DOWN until its
-    back-off ends, then half open: one trial goes through, whose success ends the ejection and whose failure renews it
-    for twice as long. A probe's success ends the ejection of a refused connection early, but no other: a probe does
-    not see what requests see. What became of a request that was sent before it was last taken out, or came back, says
-    nothing of now. `warm`: at work before we saw it, so a first probe that succeeds brings it up whole.
+    Only probes move it between UP and DOWN, by `rise` and `fall`. An ejection (a streak of failed requests, an answer
+    that reports something broken, an outlier among its peers, or a refused connection) comes on top of that: DOWN until
+    its back-off ends, then half open: one trial is let through, whose success ends the ejection and whose failure
+    renews it for twice as long. A probe's success ends the ejection of a refused connection early, but no other: a
+    probe does not see what requests see. The result of a request sent before the target was last taken out, or came
+    back, says nothing about the present. `warm`: it worked before this process saw it, so its first successful probe
+    brings it up with its whole share.
     """
 
     __slots__ = (
@@ -168,8 +170,8 @@ class HealthMachine:
 
     def probed(self, ok: bool, now: float, fault: str = "", *, ready: bool = True, strain: str = "") -> None:
         """An active probe came back. A `fault` that no probe sees (broken hardware) takes it out at once; once it is
-        mended the probes must succeed as after any failure. Not `ready`: it lives, and takes no work until it says so,
-        which is no failure. `strain`: why it should have less to do."""
+        gone the probes must succeed as after any failure. Not `ready`: it is alive, and takes no work until it is
+        ready, which is no failure. `strain`: why it should have less to do."""
         self._fault = Health(State.DOWN, fault) if fault else None
         self._strain = strain
         if self._probed_up is None and not (ok and ready and not fault):
@@ -184,7 +186,7 @@ class HealthMachine:
             self._unready = False
         elif not ready:
             self._probe_fails, self._unready = 0, True
-            self._probed_up = self._probed_up or None  # once ready, one word of it is enough
+            self._probed_up = self._probed_up or None  # it was ready before, so one probe is enough
         else:
             self._answered_probe(now)
         self._ramp.turn(self.steady, now)
@@ -238,7 +240,7 @@ class HealthMachine:
             self._eject(self._eject_backoff, _STREAK, now)
 
     def eject(self, why: str, now: float) -> None:
-        """Out at once, for something broken said in an answer or for how it does beside its peers. Ask `may_eject`."""
+        """Out at once, because an answer reports something broken, or as an outlier. Ask `may_eject`."""
         if self._ejected_until is None or now >= self._ejected_until:
             self._eject(self._eject_backoff, why, now)
 

@@ -2,9 +2,9 @@
 process.
 
 A process counts against a body if the body was under way there when it broke off, and nothing was heard of the process
-afterwards, by any path, for SILENCE_S. One that is heard of again meanwhile had its link cut, and nothing is held
-against anybody. Invariants: bounded; nothing is held longer than HOLD_S; only the same body of the same tenant is
-concerned, and not once it was answered. Never sees a body: a hash stands for it.
+afterwards, by any path, for SILENCE_S. If it is heard of again meanwhile, only its link was cut, and no body is blamed.
+Invariants: bounded; nothing is held longer than HOLD_S; only the same body of the same tenant is affected, and not once
+it was answered. Never sees a body, only its hash.
 """
 
 from __future__ import annotations

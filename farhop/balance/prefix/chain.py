@@ -122,8 +122,8 @@ _MARK_EVERY = 4  # every fourth large block is a mark; all small ones (up to 32 
 
 
 def marks(nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """A sample of a chain's nodes. Comparing two samples tells about how far two prompts agree, at a third of the cost
-    of comparing all nodes.
+    """A sample of a chain's nodes. Comparing two samples shows roughly how far two prompts agree, at a third of the
+    cost of comparing all nodes.
     """
     return nodes if len(nodes) <= _FINE else nodes[:_FINE] + nodes[_FINE + _MARK_EVERY - 1 :: _MARK_EVERY]
 

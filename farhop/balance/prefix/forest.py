@@ -45,7 +45,8 @@ class Forest:
         self.slot[0] = NOBODY
 
     def grow(self) -> int:
-        """Add rows when none is free; returns the first. Nothing is copied: arrays this large are remapped by page."""
+        """Add rows when there is no free one; returns the first. Nothing is copied: arrays this large are remapped by
+        page."""
         first = len(self.key)
         for column in (
             self.key, self.parent, self.child, self.before, self.after, self.older, self.newer, self.set_id,

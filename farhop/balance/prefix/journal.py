@@ -1,9 +1,9 @@
 """The changes of a trie, in order, for other balancers: nodes added and evicted, and which regions may know of each.
 
-The audience of a node is the set of regions that may learn of it. Invariants: a region outside a node's audience is
-never told of the node, neither when it is added nor when it is evicted; the changes, replayed in order on a snapshot
-begun at the same seq, give the set of nodes that the reader may know; the numbers of nodes and entries kept are
-bounded, and a reader that is further behind starts again with a snapshot. Never holds text.
+The audience of a node is the set of regions that may learn of it. Invariants: a region outside a node's audience never
+learns of the node, neither when it is added nor when it is evicted; the changes, replayed in order on a snapshot begun
+at the same seq, give the set of nodes that the reader may know; the numbers of nodes and entries kept are bounded, and
+a reader that is further behind starts again with a snapshot. Never holds text.
 
 While nobody listens and nothing is restricted, the trie has no observer, and an insert costs nothing extra. Insert
 through the journal: what is inserted into the trie directly is reported to no region.
@@ -93,7 +93,7 @@ class Journal:
             return  # better no report than one whose audience is unknown
         store.observer = self
         if self.restricted.most:
-            self._widen(chain, audience)  # first, so that nobody is told of a node before its parent
+            self._widen(chain, audience)  # first, so that no reader gets a node before its parent
         self._audience = audience
         try:
             trie.insert(location, chain)
@@ -284,7 +284,7 @@ class Journal:
         yield slice_
         for count, _ in enumerate(sent.drain()):
             if count % (2 * nodes_max) == 0:
-                yield []  # freeing so many takes time, too
+                yield []  # freeing this many takes time, too
 
     def _unsent(self, node: int, region: str, sent: NodeMap) -> Stored | None:
         """The path down to `node` from the first node that was not sent; marks it as sent."""

@@ -100,7 +100,7 @@ class Mirrors:
         return row if row and self.forest.place(row, mirror.slot) else 0
 
     def shrink(self, mirror: Mirror, nodes: int) -> None:
-        """Evict so many nodes, the least recently used first. The mirror must hold at least as many."""
+        """Evict this many nodes, the least recently used first. The mirror must hold at least as many."""
         for _ in range(nodes):
             self._remove(mirror, self.forest.newer[mirror.ends])
 

@@ -78,8 +78,7 @@ def without_bom(kind: Kind, body: bytes) -> bytes:
 
 
 def renames(kind: Kind) -> bool:
-    """Whether the model stands in such a body, as JSON, so that another can be put there. In Triton's it is the
-    path's."""
+    """Whether such a body names the model, as JSON, so that it can be replaced. In Triton's API the path does."""
     return kind in _BY_PYDANTIC
 
 
@@ -104,8 +103,8 @@ def read(
     default_model: Callable[[], str] = _none, *, light: bool = False,
 ) -> Prompt:  # fmt: skip
     """Read a request's body: `path` is without its query, `headers` are its header lines ready to be sent on,
-    `guard` says what engines may be told, `default_model` which model is meant where none is named, "" if that cannot
-    be told. `light`: what takes longer to read than others should wait for it is not read.
+    `guard` says what engines may be sent, `default_model` which model is meant if none is named, "" if that is unknown.
+    `light`: a body that takes longer to read than other requests should wait is not read.
 
     Raises BodyError naming the field; HeavyError for what is not light.
     """
@@ -144,15 +143,15 @@ def read(
 
 
 def _check_charset(headers: bytes) -> None:
-    """JSON is UTF-8 (RFC 8259 §8.1). An engine that goes by another charset (aiohttp's `json()` decodes UTF-7, if told)
+    """JSON is UTF-8 (RFC 8259 §8.1). An engine that uses another charset (aiohttp's `json()` decodes UTF-7, if told to)
     would read another body out of the same bytes. Raises BodyError."""
     if names_other_charset(header(headers, b"content-type") or b""):
         raise invalid("content-type", "`Content-Type` names a charset that is not read: send JSON in UTF-8")
 
 
 def _remedy(body: bytes, error: Exception) -> str:
-    """Of what clients do without knowing: gzip that no header tells of, UTF-16, where a NUL stands beside the first
-    brace, and half of an emoji."""
+    """Usual mistakes of clients: gzip without its header, UTF-16 (a NUL beside the first brace), and half of an
+    emoji."""
     if not body.strip():
         return "; there is none"
     if body.startswith(b"\x1f\x8b"):

@@ -155,7 +155,7 @@ def _is_object(body: bytes) -> bool:
 def _has_error(body: bytes, *, stream: bool) -> bool:
     """Whether an answer holds an error. In a text it would be escaped, but another member may have this name, too."""
     if body.count(b'"error"') > _ERRORS_MAX:
-        return True  # no good answer has so many members of that name
+        return True  # no good answer has that many members of this name
     at = body.find(b'"error"')
     while at >= 0:
         begin, end = (body.rfind(b"\n\n", 0, at), body.find(b"\n\n", at)) if stream else (0, -1)
@@ -239,7 +239,7 @@ def _add(choice: Document, more: Document) -> None:
         elif name != "index" and (value is not None or name not in choice):
             if isinstance(value, list | dict):
                 raise _NotUnderstoodError
-            choice[name] = value  # such as finish_reason: said once
+            choice[name] = value  # such as finish_reason: sent once
 
 
 def _join(message: Document, part: str, piece: Any) -> None:
@@ -286,8 +286,8 @@ def _closed(choice: Document, kind: Kind) -> Document:
 
 
 def stream(kind: Kind, document: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """A whole answer of a chat or completion as a stream: what comes before its usage, the event with that (b"" if it
-    tells none), and the end. None where that cannot be told for sure."""
+    """A complete answer of a chat or completion as a stream: what comes before its usage, the event with that (b"" if
+    it has none), and the end. None if the conversion is not certain."""
     if kind not in _CONVERTIBLE or len(document) > CONVERTED_BYTES_MAX:
         return None
     try:

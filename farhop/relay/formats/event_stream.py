@@ -1,8 +1,8 @@
 """Server-sent events as bytes: where one ends, by the standard's rules of lines (WHATWG HTML 9.2.6).
 
 A line ends with LF, CR LF or CR; a blank line ends an event. Never waits for a byte that could not change that: CR CR
-is an end though LF may follow, which then belongs to that end. What says nothing, comments and blank lines, is not told
-apart, however much of it there is: a line of it takes three bytes, and in Python as long as an event.
+is an end though LF may follow, which then belongs to that end. Comments and blank lines are not separated, however many
+there are: such a line takes three bytes, and in Python as long as an event.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _EVENT_BYTES, _EVENTS_SPARED = 48, 128
 
 
 def is_crowded(events: bytes) -> bool:
-    """Whether events are so many and so short that no engine says anything by them. To look at each of 64 KiB of `a`
-    and a blank line takes 100 ms: such a part of a stream is not taken apart."""
+    """Whether events are so many and so short that no engine sends such. Looking at each of 64 KiB of `a` and a blank
+    line takes 100 ms: such a part of a stream is not parsed."""
     most = _EVENTS_SPARED + len(events) // _EVENT_BYTES
     if events.count(b"\n") + events.count(b"\r") <= 2 * most:  # an event has two ends of lines
         return False

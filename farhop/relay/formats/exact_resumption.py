@@ -1,10 +1,10 @@
-"""A stream that goes on by its token ids: which there are of prompt and answer, and of which the client has the text.
+"""Continuing a stream by its token ids: the ids of prompt and answer, and those of which the client has the text.
 
 A stream that breaks is continued from prompt ids and the ids whose text the client has, as a completion, whose chunks
-are spelled as those of the first stream. Ids are taken out of what a client gets; a tier above gets those of the text
-that it gets, so that it can go on by them itself. A chat that has said nothing yet is asked anew as it was: what its
-first tokens are, text or what the model thinks, only who reads chats can tell. Pure; never decides whether and where
-one goes on.
+are spelled like those of the first stream. Ids are removed from what a client gets; a tier above gets the ids of the
+text that it gets, so that it can continue by them itself. A chat without any text yet is sent again as it was: only an
+engine's chat parser can tell whether its first tokens are text or reasoning. Pure; never decides whether and where a
+stream continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ids = msgspec.json.Decoder(list[int])
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NONE = array("I")  # which nobody writes to
+_NONE = array("I")  # never written to
 _IDS = re.compile(rb'"(prompt_token_ids|token_ids)"\s*:\s*(\[[0-9,\s]*\])')
 _SAYS_MORE = re.compile(rb'"usage"\s*:\s*\{|"finish_reason"\s*:\s*"|"error"')  # what a stream's tap looks for
 _HAS_TEXT = re.compile(rb'"(?:content|text)"\s*:\s*"(?!")')
@@ -47,7 +47,7 @@ class _Behind(NamedTuple):
 
     middle: bytes  # from its quote to the bracket before the id
     tail: bytes  # from the bracket behind it
-    passed: bytes  # what stands there instead, from the bracket before it
+    passed: bytes  # what replaces it, from the bracket before it
 
 
 class ExactProgress(Progress):
@@ -59,10 +59,10 @@ class ExactProgress(Progress):
     def __init__(self, plan: Plan, body: bytes, tokens_max: int = TOKENS_MAX) -> None:
         """`body`: the request body as engines get it."""
         super().__init__(plan)
-        self._body = body if plan.chat else b""  # until it has said something
+        self._body = body if plan.chat else b""  # until it has sent text
         self._tokens_left = tokens_max
         self._prompt, self.ids = _NONE, array("I")
-        self._prompt_json = b""  # the same, as long as nobody needed them; once it settled, packed
+        self._prompt_json = b""  # the same, until they are needed; packed once settled
         self._sure = 0  # of the ids, those whose text the client has, wholly
         self._begins = _CONTENT if plan.chat else _TEXT  # what comes before an event's text
         self._form: tuple[bytes, _Behind] | None = None  # of this stream's events: to the text, and behind it
@@ -119,7 +119,7 @@ class ExactProgress(Progress):
         return not self.why_not and not self.finished and bool(self.prompt) and bool(self._head)
 
     def bounded(self, context_tokens: int) -> bool:
-        """See Progress. Without either nobody could say: a completion's default is another than a chat's."""
+        """See Progress. Without either it is unknown: a completion's default is another than a chat's."""
         return self.plan.max_tokens is not None or context_tokens > 0
 
     @property
@@ -128,9 +128,9 @@ class ExactProgress(Progress):
         return bool(self._prompt_json or self._prompt)
 
     def token(self, events: bytes) -> tuple[bytes, bytes] | None:
-        """Take an event that brings one token in the form of the last one, as nearly all do: what passes of it, and its
-        text as JSON spells it. Nothing else is in it: no usage, no end, no error. None, and nothing is taken, for all
-        that is not exactly that."""
+        """Take an event with one token, in the form of the last event, as nearly all are: what is passed on of it, and
+        its text as JSON spells it. Nothing else is in it: no usage, no end, no error. None, and nothing is taken, for
+        any other event."""
         if self._form is None:
             return None
         head, (middle, tail, passed) = self._form
@@ -202,7 +202,7 @@ class ExactProgress(Progress):
                     self._sure = len(self.ids)
                 since = start
         if not pieces and not self.why_not and _HAS_TEXT.search(events) is not None:
-            self.why_not = "untold"  # the client has text of which no ids are known: it would be said again
+            self.why_not = "untold"  # the client has text without known ids: it would be repeated
         if self._sure or self.why_not:
             self._body = b""
         if not pieces:
@@ -273,7 +273,7 @@ class ExactProgress(Progress):
 
     @property
     def usage(self) -> Usage:
-        """See Progress. How much was cached at first, nobody said."""
+        """See Progress. How much was cached at first is unknown."""
         return Usage(len(self.prompt), len(self.ids))
 
     def _tokens_by(self, event: bytes, tokens: int) -> int:
@@ -354,7 +354,7 @@ def _behind(middle: bytes, tail: bytes) -> _Behind:
     return _Behind(middle, tail, b"null" + tail[1:])
 
 
-# What stands in a list of numbers differs by its lower four bits: digits, the comma, and what fills the last byte up.
+# The characters of a list of numbers differ in their lower four bits: digits, the comma, and padding of the last byte.
 _COMMA, _FILLS = ord(","), b"/"
 _OF_NIBBLE = b"0123456789??,??/" + bytes(240)
 

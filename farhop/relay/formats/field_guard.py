@@ -1,12 +1,11 @@
-"""What of a client's request may reach an engine: no field, part or header that names hosts, files, code, devices or
-other requests' state.
+"""Which parts of a client's request may reach an engine: no field, part or header that names hosts, files, code,
+devices or other requests' state.
 
-Engines trust whoever speaks to them: a field may have one fetch from an address, unpickle a tensor, load a file or
-read another request's cache. Such fields are refused by family and by name, in letters of either case, whoever asks;
-so is what differs from a field that we read by their case alone, since an engine may read it as that one. Media by
-URL pass only from hosts that the configuration names. Fields that nobody knows pass, counted, or are refused where
-the configuration says so. Headers towards engines are an allow-list; a query names no field. Never changes a body,
-never reads text.
+Engines trust every client: a field may make one fetch from an address, unpickle a tensor, load a file or read another
+request's cache. Such fields are refused by family and by name, in letters of either case, from any client; so is a name
+that differs from a field that Farhop reads only in case, since an engine may read it as that field. Media by URL pass
+only from hosts that the configuration names. Unknown fields pass, counted, or are refused if the configuration says so.
+Headers towards engines are an allow-list; a query names no field. Never changes a body, never reads text.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ _FIELDS: dict[str, str] = {
     "logits_processors": _CODE,  # vLLM: by qualified name
     "chat_template": _CODE,  # vLLM, TGI: Jinja
     "trust_remote_code": _CODE,
-    "priority": _TURNS,  # vLLM, SGLang, Triton: where they go by it, it would push others' out
-    "extra_key": _CACHES,  # SGLang: behind the salt, and of who has none in its place
+    "priority": _TURNS,  # vLLM, SGLang, Triton: if they use it, it would displace other requests
+    "extra_key": _CACHES,  # SGLang: appended to the salt, or in its place if there is none
     "lora_path": _FILES,  # SGLang
     "tool_call_parser_plugin": _FILES,
     "embedding_overrides": _TENSORS,  # SGLang
@@ -60,17 +59,17 @@ _FIELDS: dict[str, str] = {
     "session_params": _OTHERS,  # SGLang: goes on from another request
     "previous_response_id": _STORED,
     "draft_model": _MODELS,  # LM Studio
-    "models": _MODELS,  # OpenRouter: whom else to ask; LiteLLM's are the `..._fallbacks` below
+    "models": _MODELS,  # OpenRouter: other models to ask; LiteLLM's are the `..._fallbacks` below
     "user_config": _MODELS,  # LiteLLM: models, and where they are
     "model_list": _MODELS,  # the same
     "custom_llm_provider": _HOSTS,  # LiteLLM: who serves the model
     "provider": _HOSTS,  # OpenRouter, the same
     "api_base": _HOSTS,  # LiteLLM
-    "mcp_servers": _HOSTS,  # Anthropic's: whose tools to use
+    "mcp_servers": _HOSTS,  # Anthropic's: servers whose tools to use
     "server_url": _HOSTS,  # of a tool in OpenAI's Responses
     "file_id": _OTHERS,
     "uuid": _OTHERS,  # vLLM: a medium that another request brought
-    "backend": _HOSTS,  # LocalAI: which of its backends, and they may stand elsewhere
+    "backend": _HOSTS,  # LocalAI: which of its backends, which may be on other hosts
     "model_base_name": _FILES,  # LocalAI, and the next
     "tokenizer": _FILES,
     "web_search_options": _RUNS,  # OpenAI's, which LiteLLM carries out for others
@@ -100,8 +99,8 @@ _NESTED = frozenset((
     "vllm_xargs", "extra_args", "extra_body", "sampling_params", "nvext", "parameters", "mm_processor_kwargs",
     "media_io_kwargs",
 ))  # fmt: skip
-_TOPMOST = frozenset(("inference_geo", "data_residency", "cache_salt"))  # bind whoever routes, or are changed by it
-# LiteLLM's proxy puts it over what it sends on: what was read of the body must not stand in it again.
+_TOPMOST = frozenset(("inference_geo", "data_residency", "cache_salt"))  # bind the router, or are changed by it
+# LiteLLM's proxy merges it over what it sends on: fields that were read from the body must not be in it again.
 _OVER_ALL = "extra_body"
 _READ = frozenset((
     "background", "best_of", "conversation", "documents", "input", "instructions", "max_completion_tokens",
@@ -154,8 +153,8 @@ KNOWN = frozenset(
 PLAIN = KNOWN - _NESTED - {_TEMPLATE_ARGUMENTS, _METADATA}
 """Members of a JSON body that `Guard.fields` has nothing to say of."""
 
-# How base64 of images, sound and films begins. Anything else where a medium stands that is no longer than a path may be
-# one: SGLang opens what is a file's name.
+# How base64 of images, sound and films begins. Anything else in place of a medium that is no longer than a path may be
+# one: SGLang opens a file of that name.
 _BASE64 = (
     "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "Qk0", "SUkq", "TU0AK", "T2dnU", "ZkxhQ", "SUQz", "AAAA", "GkXfo",
 )  # fmt: skip
@@ -167,7 +166,7 @@ _EXEMPT = frozenset((
 _OF_MEDIA = _MEDIA | _EXEMPT | {"input_audio", "data"}  # as most parts have: of no family
 _COUNTED_MAX = 256  # names; a client must not be able to make more
 OTHER = "(other)"
-_QUERY_FIELDS_MAX = 64  # some 4 us each, and nobody is known yet
+_QUERY_FIELDS_MAX = 64  # some 4 us each, before the client is authenticated
 _SEPARATORS = re.compile(rb"[&;]")
 _NAME_CHARS = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 
@@ -182,7 +181,7 @@ _HEADERS = frozenset(
 
 class Guard:
     """What the configuration allows beyond. `media_hosts` are `host` or `host:port`, in lower case; without, media come
-    in the request alone. `unknown` counts fields that nobody knows, by name; `pending` are those for `met`."""
+    in the request alone. `unknown` counts unknown fields, by name; `pending` are those for `met`."""
 
     __slots__ = ("media_hosts", "pending", "refuses_unknown", "unknown")
 
@@ -293,7 +292,7 @@ _TEXTS = ("text", "input_text")
 DEFAULT = Guard()
 
 
-# -- readers of bodies, which go by it
+# -- readers of bodies, which use it
 
 # Body, path (without its query), the request's header lines ready to be sent on (farhop.relay.http.head), and what
 # engines may be told. A reader raises BodyError, or msgspec's errors.
@@ -371,7 +370,7 @@ def tools(types: Iterable[Any]) -> None:
 
 
 def _metadata(given: Any) -> None:
-    """Check the metadata. It is the client's own, but LocalAI runs tools by it."""
+    """Check the metadata. It is the client's own, but LocalAI runs tools because of it."""
     if isinstance(given, dict):
         for inner, value in given.items():
             if value is not None and inner.casefold().startswith("mcp_"):
@@ -385,9 +384,9 @@ def _template(given: Any) -> None:
 
 
 def family_of(name: str) -> str | None:
-    """What a field of this name would have an engine do that no client may ask for; None where it is harmless."""
+    """What a field of this name would make an engine do that no client may ask for; None if it is harmless."""
     name = name.casefold()  # engines in Go (Ollama, LocalAI) take a member for another of the same letters
-    if len(name) > 2 * _END_CHARS:  # what tells a family stands at either end, and to look further takes long
+    if len(name) > 2 * _END_CHARS:  # a family shows at either end, and looking further takes long
         name = name[:_END_CHARS] + name[-_END_CHARS:]
     return _FIELDS.get(name) or next((rule for shape, rule in _FAMILIES if shape.fullmatch(name)), None)
 
@@ -397,8 +396,8 @@ def _refused(name: str, family: str, within: str = "") -> BodyError:
 
 
 def query(target: bytes) -> None:
-    """A request's target: what its query names may be no field, since of two an engine may read this one (LiteLLM's
-    `model`), while law and limits go by the body's. Raises BodyError."""
+    """A request's target: its query may name no field, since of two an engine may read this one (LiteLLM's `model`),
+    while law and limits use the body's. Raises BodyError."""
     text = target.partition(b"?")[2]
     if text.count(b"&") + text.count(b";") >= _QUERY_FIELDS_MAX:
         raise invalid("query", f"the query has too many fields: at most {_QUERY_FIELDS_MAX}")

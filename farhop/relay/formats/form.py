@@ -55,7 +55,7 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Form:
-    """The fields of one body. A name that is asked for may stand once only."""
+    """The fields of one body. A name that is read may occur only once."""
 
     def __init__(self, body: bytes, fields: dict[str, list[Field]]) -> None:
         self._body, self._fields = body, fields

@@ -1,7 +1,7 @@
 """Reading bodies of the Open Inference Protocol (KServe V2, Triton): tensors to infer from, texts to generate from.
 
-The model stands in the path. Of the tensors only text is a prompt: what a pass over other tensors costs cannot be told
-from their size, so it counts as nothing but a place in the batch. Never decodes a tensor that is not text.
+The model is in the path. Of the tensors only text is a prompt: the cost of other tensors does not follow from their
+size, so they count only as a place in the batch. Never decodes a tensor that is not text.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _data = msgspec.json.Decoder(str | _Nested)
 
 
 def has_raw(lines: bytes) -> bool:
-    """Whether raw tensors may stand behind a body's JSON, by its header lines ready to be sent on."""
+    """Whether raw tensors may follow a body's JSON, by its header lines ready to be sent on."""
     return b"\r\n" + _JSON_BYTES + b":" in b"\r\n" + lines
 
 

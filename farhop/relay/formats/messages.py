@@ -1,9 +1,8 @@
-"""Reading bodies of Anthropic's Messages API, as engines with it do: each becomes the chat that it stands for.
+"""Reading bodies of Anthropic's Messages API, as engines with it do: each becomes an equivalent chat.
 
 `as_chat` gives that chat as vLLM and SGLang make it, so that prefixes are counted in the order of the engine's prompt,
-and shared with chats of the same words. What changes from turn to turn and is no part of the prompt is left out: cache
-marks, and the line in which Claude Code says who pays, whose hash is another one for each request. Never changes a
-body.
+and shared with chats of the same text. What changes from turn to turn and is no part of the prompt is left out: cache
+marks, and Claude Code's billing line, whose hash is another one for each request. Never changes a body.
 """
 
 from __future__ import annotations

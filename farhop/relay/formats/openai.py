@@ -56,8 +56,8 @@ _SALTED = frozenset((
     Kind.CHAT, Kind.CHAT_BATCH, Kind.COMPLETION, Kind.EMBEDDINGS, Kind.GENERATIVE_SCORE, Kind.MESSAGES, Kind.RERANK,
     Kind.RESPONSES, Kind.SCORE,
 ))  # fmt: skip
-_SALT_DIGITS = 32  # 128 bits: nobody finds two that are alike
-_UNLIMITED = (-1, 0)  # llama.cpp's; SGLang's, for which 0 is not said. Engines that take neither say so
+_SALT_DIGITS = 32  # 128 bits: no collisions can be found
+_UNLIMITED = (-1, 0)  # llama.cpp's; SGLang's, for which 0 means unset. Engines that accept neither say so
 MEDIA_MAX = 2048  # a part that is no text takes 2 us to look at, and 1 us to hash; no engine takes as many
 _USAGE_TOKENS_MAX = 1 << 31  # an engine that says more is not believed
 
@@ -82,7 +82,7 @@ class _Body(Sized, kw_only=True):
     stream_options: _StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
     max_tokens: int | None = None
     cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
-    prompt_logprobs: Any = None  # vLLM: said by whoever computes the prompt, and so is what is echoed
+    prompt_logprobs: Any = None  # vLLM: from the engine that computes the prompt, like an echo
 
 
 class _Chat(_Body, kw_only=True):
@@ -287,8 +287,8 @@ _chat = json_decoder(_Chat)
 
 
 def chat_of(outline: Outline, guard: Guard) -> Prompt | None:
-    """As `chat`, where all long texts are messages': they are not decoded, and copied into the canonical text alone.
-    None where that cannot be said, or the body has faults: whoever reads all of it knows. Raises BodyError."""
+    """As `chat`, if all long texts are messages': they are not decoded, and copied only into the canonical text. None
+    if that is uncertain, or the body has errors: then all of it has to be read. Raises BodyError."""
     try:
         body = _chat(outline.marked)
     except UNREADABLE:
@@ -307,8 +307,9 @@ embeddings = json_reader(_Embeddings, _read_embeddings)
 
 
 def salt_of(kind: Kind, prompt: Prompt, scope: str | None) -> str:
-    """The `cache_salt` for engines, "" for none: who may not share prefixes must not learn of them by timing either,
-    and a client's own salt is one among its tenant's only. `scope` is the tenant's, None where no engine is asked."""
+    """The `cache_salt` for engines, "" for none: tenants that may not share prefixes must not learn of them by timing
+    either, and a client's own salt is one only within its tenant. `scope` is the tenant's, None if no engine is
+    asked."""
     if scope is None or kind not in _SALTED or not (scope or prompt.cache_salt):
         return ""
     return _salt(scope, prompt.cache_salt) if prompt.cache_salt else _tenants_salt(scope, "")
@@ -381,7 +382,7 @@ def without_salt(body: bytes) -> bytes:
 
 
 def _may_name(body: bytes, quoted: bytes) -> bool:
-    """Whether a member of this name may stand in it, if only as null; a letter of it may be escaped."""
+    """Whether it may have a member of this name, if only as null; a letter of the name may be escaped."""
     return quoted in body or b"\\u00" in body
 
 
@@ -450,8 +451,8 @@ class _OutputDetails(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     """Chats and embeddings name their tokens prompt and completion, transcriptions and Responses input and output; a
-    ranking may tell their total only, and generates nothing. Of Anthropic's input tokens those that were cached, or
-    are now, are counted apart."""
+    ranking may report only their total, and generates nothing. Anthropic counts input tokens that were cached, or are
+    now, separately."""
 
     prompt_tokens: int | None = None
     input_tokens: int | None = None
@@ -484,8 +485,8 @@ _answer = msgspec.json.Decoder(_Answer)
 
 
 def usage_of(document: bytes | memoryview, before: Usage | None = None) -> Usage | None:
-    """The usage in an answer or a stream's chunk; None where there is none, or it makes no sense. `before` is what an
-    earlier chunk told, since the last of Anthropic's may tell of the output alone."""
+    """The usage in an answer or a stream's chunk; None if there is none, or it makes no sense. `before` is what an
+    earlier chunk reported, since Anthropic's last one may have only the output."""
     try:
         answer = _answer.decode(document)
     except UNREADABLE:

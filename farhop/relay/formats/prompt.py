@@ -67,10 +67,10 @@ class AnswerText(msgspec.Struct, frozen=True, gc=False):
 
 
 class Preferences(msgspec.Struct, frozen=True, gc=False):
-    """What a body says beside its prompt that bears on where it goes (farhop.relay.formats.preferences).
+    """The fields of a body, beside its prompt, that affect where it goes (farhop.relay.formats.preferences).
 
-    `residency` are words for where to stay, in lower case, with the fields they stand in; `geo` is the one that the
-    answer's usage says again. `cache_key` and `user` may name a session; `tier` is a tier of service by its name.
+    `residency` are the residencies asked for, in lower case, with the names of their fields; `geo` is the one that the
+    answer's usage repeats. `cache_key` and `user` may name a session; `tier` is a tier of service by its name.
     """
 
     residency: tuple[tuple[str, str], ...] = ()
@@ -126,9 +126,9 @@ def output_limit(limit: int | None, param: str) -> int | None:
 
 
 def longest(*values: Any) -> int | None:
-    """How many tokens an answer may have by fields of which each engine goes by another, or by the first that it takes
-    for said: as many as any of them may say; None, for no limit, where one says less than 1 (SGLang takes 0 for not
-    said, llama.cpp -1 for no limit), or nothing that is a number."""
+    """How many tokens an answer may have, by fields of which engines read different ones, or the first that they
+    consider set: the largest of them; None, for no limit, if one is less than 1 (for SGLang 0 means unset, for
+    llama.cpp -1 means no limit), or is not a number."""
     most = 0
     for value in values:
         if value is None:
@@ -175,10 +175,10 @@ class Sized(msgspec.Struct, kw_only=True):
     """What may say beside an API's own limit how many answers there are, and how long: llama.cpp turns bodies of all
     APIs into its own, and these members go with them."""
 
-    max_completion_tokens: int | None = None  # of chats; there it goes before `max_tokens` of completions, too
+    max_completion_tokens: int | None = None  # of chats; there it overrides `max_tokens`, as in completions
     n: Any = None  # the engine's to judge
-    best_of: Any = None  # of older engines: so many are generated, and `n` of them told
-    n_predict: Any = None  # llama.cpp's own names, which go before `max_tokens` and `n` there
+    best_of: Any = None  # of older engines: this many are generated, and `n` of them sent
+    n_predict: Any = None  # llama.cpp's own names, which override `max_tokens` and `n` there
     n_cmpl: Any = None
 
 

@@ -1,10 +1,9 @@
-"""Reading bodies of OpenAI's Responses API, as far as nothing of them is to be kept: each becomes the chat that it
-stands for.
+"""Reading bodies of OpenAI's Responses API, as far as they are stateless: each becomes an equivalent chat.
 
-What would need state of an earlier request, or asks for some to be left, is refused with the reason, and so are tools
-by which an engine would connect to hosts that a client names. By OpenAI's default a response is stored; few who say
-nothing of it ever ask for it again (SDKs and agents send the whole conversation), so they are served and nothing is
-stored: the engine is told so. Who does ask again is told why it is not there. Never changes a body.
+A body that needs state of an earlier request, or asks for state to be kept, is refused with the reason, and so are
+tools by which an engine would connect to hosts that a client names. OpenAI stores a response by default; clients that
+do not set it hardly ever use that (SDKs and agents send the whole conversation), so they are served, and the engine is
+told not to store it. A client that asks for a stored response gets the reason why there is none. Never changes a body.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from farhop.balance import machine
 
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
-EVENT_BYTES_MAX = 16 * 1024  # of other events: to look for what one may hold takes 2 ms
-# A plan stands as long as its stream, beyond what is counted of that: 60,000 stop strings would be 3.4 MB.
+EVENT_BYTES_MAX = 16 * 1024  # of other events: searching a larger one would take 2 ms
+# A plan is kept as long as its stream, in addition to what is counted for that: 60,000 stop strings would be 3.4 MB.
 _KEPT_BYTES_MAX, _STOPS_BYTES_MAX, _STOPS_MAX = 8192, 8192, 64
 TOKENS_MAX = 1 << 19  # kept of one stream, prompt and answer
 CHAT, TARGET = b"/v1/chat/completions", b"/v1/completions"
@@ -77,7 +77,7 @@ _REFUSED = {
 }  # fmt: skip
 _REASONS = {name: reason for reason, names in _REFUSED.items() for name in names}
 _NEUTRAL = {"repetition_penalty": (b"1", b"1.0"), "response_format": (b'{"type":"text"}', b'{"type": "text"}')}
-# Here 0 says something: of no token more than of the one that is said.
+# Here 0 has a meaning: log probabilities of the chosen token only.
 _COUNTED = ("logprobs", "prompt_logprobs")
 
 
@@ -232,7 +232,7 @@ class Progress(ABC):
         self.stops = Stops(plan.stops, hides=plan.hides_stop) if plan.stops else None
         self._head = b""  # a _Named, as JSON takes less than half as much
         self.finished = False
-        self._usage_due = self._done_due = True  # at its end: what the client has not been told of it yet
+        self._usage_due = self._done_due = True  # at its end: what the client has not been sent yet
         self.why_not = ""
         self.resumed = self.recomputed = 0
         self._seam = 0  # tokens before the last one

@@ -1,11 +1,11 @@
-"""How much work a JSON body makes, found out in passes over its bytes before anything is built from it.
+"""How much work a JSON body causes, determined in passes over its bytes before anything is built from it.
 
 A megabyte of `{},{},...` is 350,000 objects: a hundred times the work of a megabyte of prompt. Counted are the commas
-and opening brackets outside strings, how deep they nest, and the escapes that must be undone, so that to read a body
-costs what its size says and no more. Code in a prompt passes: what stands in a string is text. Numbers behind one
-another (token ids, tensors) are counted apart: they may be many in the one member whose reader does not build them. And
-no key stands twice in one object, since of two readers one may take the first and one the last. Never builds an object
-per item, never decodes a long string; whether it is JSON at all is the decoder's to say.
+and opening brackets outside strings, how deep they nest, and the escapes that must be undone, so that reading a body
+costs no more than its size suggests. Code in a prompt passes: the contents of a string are text. Sequences of numbers
+(token ids, tensors) are counted separately: they may be many in the one member whose reader does not build them. And no
+key occurs twice in one object, since one reader may take the first and another the last. Never builds an object per
+item, never decodes a long string; whether it is JSON at all is decided by the decoder.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ITEMS_MAX = 16_384
 FRACTIONS_MAX = 8192  # read twice in each tier, 0.9 us each: 8 ms
 # Of one object. To put 16,384 in order takes msgspec 400 ms, where the first belongs behind all others; 512 take 0.5.
 MEMBERS_MAX = 512
-_WIDE = frozenset(("logit_bias",))  # of tokens, and as many: nobody puts them in order
+_WIDE = frozenset(("logit_bias",))  # by token, and many of them: they are never put in order
 DEPTH_MAX = 128  # engines' own readers give up between 128 (serde) and 1,000 (Python)
-# Of a body above SMALL_BYTES, where others wait for its reader: objects and lists count for four, since whoever looks
-# at one (a message, a part, a tool) takes 1 to 3 us, other values for one. 1,600 parts, or 64 tools of 32 members.
+# Of a body above SMALL_BYTES, where others wait for its reader: objects and lists count for four, since looking at one
+# (a message, a part, a tool) takes 1 to 3 us; other values count as one. 1,600 parts, or 64 tools of 32 members.
 LIGHT_ITEMS_MAX = 8192
 _OPENER_ITEMS = 4
 LIGHT_FRACTIONS_MAX = 1024
-# To read an integer takes the square of its digits: of 4,000 it is 120 us, and read four times. Nobody counts so far.
+# Reading an integer takes the square of its digits: for 4,000 it is 120 us, and it is read four times.
 DIGITS_MAX = 128
 NUMBERS_MAX = 1 << 21  # 2.4 ns each to skip: 5 ms
 ESCAPES_MAX = 1 << 21  # 3.3 ns each to undo: 7 ms; one in eight bytes of the longest body
@@ -42,12 +42,12 @@ _LONG_BYTES = 256
 _BEGINNING_BYTES = 1 << 20
 _DOUBTFUL_MAX = 4096  # quotes behind two backslashes: more are looked at in another way
 _CUTS_MAX = 1024  # up to here slices are cheaper than a mask over every byte
-_HOPS_MAX = 96  # up to here hops from quote to quote are cheaper than to look at every byte: 0.17 us each
-_HOPS_FIRST, _FAR = 16, 8  # who has not come through an eighth by then will not come through
+_HOPS_MAX = 96  # up to here hops from quote to quote are cheaper than looking at every byte: 0.17 us each
+_HOPS_FIRST, _FAR = 16, 8  # after that many hops an eighth must be done, else all would take too many
 _RUN_MAX = 16  # backslashes before a quote that are counted one by one
-_TEXT_BYTES = 2048  # of a body for each of its long texts: below, to tell them apart costs more than it saves
+_TEXT_BYTES = 2048  # of a body for each of its long texts: below, finding them costs more than it saves
 MARK = "\x01"  # JSON has it as an escape only
-_NAMED_BYTES_MAX = 64 * 1024  # to find out which key stands twice takes a slower reader
+_NAMED_BYTES_MAX = 64 * 1024  # naming the repeated key takes a slower reader
 
 _BEHIND_A_VALUE = (b",", b"]", b"}")
 
@@ -88,7 +88,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Spans(NamedTuple):
-    """Where texts stand in a body: where each begins, behind its quote, and where it ends, at the other."""
+    """The positions of texts in a body: the beginning of each, after its quote, and its end, at the other quote."""
 
     begins: list[int]
     ends: list[int]
@@ -103,7 +103,7 @@ class Outline(msgspec.Struct, gc=False):
     marked: bytes
 
     def texts(self) -> list[memoryview] | None:
-        """They, in UTF-8, as they stand there. None where one is no JSON."""
+        """The texts, in UTF-8, as they are there. None if one is not JSON."""
         view, data = memoryview(self.body), np.frombuffer(self.body, np.uint8)
         found = [view[begin:end] for begin, end in zip(*self.spans, strict=True)]
         if _least(data) < 0x20 and any(_least(np.frombuffer(text, np.uint8)) < 0x20 for text in found):
@@ -126,12 +126,12 @@ def check(body: bytes | memoryview, numeric: str = "", *, light: bool = False) -
 
 
 def outlined(body: bytes | memoryview, numeric: str = "", *, light: bool = False) -> tuple[Any, Outline | None]:
-    """Refuse a body that makes more work than its size says, or in which a key stands twice in one object.
+    """Refuse a body that causes more work than its size suggests, or in which a key occurs twice in one object.
 
-    Returns what was read of it: every key, in its place, and every short value; long texts may be emptied, and where
-    numbers are many their member is left out. `numeric` is the member that may hold them. And its outline, where it is
-    worth one. Raises BodyError, or msgspec's errors; where only a `light` body may be read here HeavyError, of one that
-    is not, before anything is built.
+    Returns what was read of it: every key, in its place, and every short value; long texts may be emptied, and a member
+    of many numbers is left out. `numeric` is the member that may have them. And its outline, if it is worth one. Raises
+    BodyError, or msgspec's errors; if only a `light` body may be read here, HeavyError for any other, before anything
+    is built.
     """
     if body[0:1] != b"{" and bytes(body).lstrip(b" \t\r\n")[:1] != b"{":
         return None, None  # no object: the reader says so at its first byte
@@ -292,7 +292,7 @@ def _number_of(data: _Bytes, mark: bytes) -> int:
 
 
 def _between_numbers(data: _Bytes) -> int:
-    """How many commas stand behind a digit and before a digit, a minus or a blank."""
+    """How many commas are after a digit and before a digit, a minus or a blank."""
     left, right = data[:-2], data[2:]
     before = (left - np.uint8(0x30)) < 10
     behind = ((right - np.uint8(0x30)) < 10) | (right == 0x20) | (right == 0x2D) | (right == 0x0A)
@@ -300,7 +300,7 @@ def _between_numbers(data: _Bytes) -> int:
 
 
 def _without(body: bytes, numeric: str, numbers: int) -> bytes:
-    """The rest of a body whose numbers are many: all of them must stand in the member `numeric`."""
+    """The rest of a body with many numbers: all of them must be in the member `numeric`."""
     most = NUMBERS_MAX if numeric else 0
     if numbers > most:
         raise _too_much(f"the body has too many numbers: at most {most or ITEMS_MAX} here")
@@ -334,8 +334,8 @@ _CUT = b"-87e-53"
 
 
 def once(body: bytes, *, light: bool = False) -> Any:
-    """Refuse a body in which a key stands twice in one object, or which has an object of more than MEMBERS_MAX members,
-    else return what it says. Raises BodyError, or msgspec's errors; `light` as in `outlined`.
+    """Refuse a body in which a key occurs twice in one object, or which has an object of more than MEMBERS_MAX members,
+    else return its contents. Raises BodyError, or msgspec's errors; `light` as in `outlined`.
 
     What is decoded has each key once: written again it has as many colons as the body, or some are gone.
     """
@@ -394,7 +394,7 @@ def twice(body: bytes) -> BodyError:
     """The error for a key that occurs twice. It names the key if that can be found at little cost."""
     name = ""
     if len(body) <= _NAMED_BYTES_MAX:
-        import json  # msgspec cannot tell
+        import json  # msgspec does not report it
 
         try:
             json.loads(body, object_pairs_hook=_unique)

@@ -1,8 +1,9 @@
-"""Stop strings of a stream that may go on elsewhere: found over a seam, and kept from a client that is not to see them.
+"""Stop strings of a stream that may be continued elsewhere: found across a seam, and hidden from a client that must not
+see them.
 
-An engine holds back what could begin a stop string without telling it, and looks for one from its own beginning on.
-It is asked to hold nothing (`include_stop_str_in_output`): each token's text comes with its id. What is held back and
-cut off is so here, where it outlives the engine; behind a seam a string is looked for in what was said before it, too.
+An engine silently holds back text that could begin a stop string, and looks for one only in its own output. So it is
+asked to hold nothing (`include_stop_str_in_output`): each token's text comes with its id. Text is held back and cut off
+here instead, where it outlives the engine; after a seam a string is also looked for in the text before it.
 Found as vLLM finds it (`check_stop_strings`): the first of the list that ends in the new text. Pure; never gives a
 character that an unbroken stream would not.
 """
@@ -35,8 +36,8 @@ def named(value: bytes) -> tuple[str, ...]:
 class Stops:
     """What one stream's stop strings ask for. `hides`: its client is to see neither these nor what could begin one.
 
-    `scan_chars`: so many characters yet may end one that began before the seam; `ended`: one did, which no engine can
-    see.
+    `scan_chars`: within this many further characters one that began before the seam may end; `ended`: one did, which no
+    engine can see.
     """
 
     __slots__ = ("_ending", "_held", "_hold", "_longest", "_texts", "ended", "hides", "scan_chars")
@@ -46,7 +47,7 @@ class Stops:
         self._longest = max(map(len, texts))
         self._hold = self._longest - 1 if hides else 0
         self._ending = ""  # last, as much as a stop string may begin in
-        self._held = ""  # of it, what the client has not got
+        self._held = ""  # the part of it that the client has not got
         self.scan_chars = 0
         self.ended = False
 

@@ -1,12 +1,12 @@
-"""A stream that goes on by its text, where its engine tells no token ids: never called exact.
+"""Continuing a stream by its text, if its engine reports no token ids: never called exact.
 
-Continued as the same request with the answer's text so far: behind a completion's prompt, in a chat as the last
-message, which the engine is to write on (`continue_final_message`; vLLM wants `add_generation_prompt: false` with it,
-SGLang knows no such field and ignores it). No character is lost or said twice. But the engine reads tokens of its own
-out of the text, which may be others than were written: so the rest need not be what an unbroken stream would have said.
-Tokens are counted by events, or where an event tells of usage by that: an engine may put several into one (`packs`, and
-`counting` for what such a one is asked). A tier above counts the same: behind a seam it is told usage with each event,
-since tokens without text come anew there. Text that a chat template could trim is told apart (`carried_by`). Pure.
+Continued as the same request with the answer's text so far: after a completion's prompt, in a chat as the last message,
+which the engine has to continue (`continue_final_message`; vLLM wants `add_generation_prompt: false` with it, SGLang
+does not know that field and ignores it). No character is lost or repeated. But the engine tokenizes the text again,
+perhaps into other tokens than were generated: so the rest need not be that of an unbroken stream. Tokens are counted by
+events, or by an event's usage if it has any: an engine may put several into one (`packs`; `counting` is what such an
+engine is asked for). A tier above counts in the same way: after a seam it gets usage with each event, since tokens
+without text are sent again there. Text that a chat template could trim is marked (`carried_by`). Pure.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class TextProgress(Progress):
         _check(plan, body)
         self._body, self.sends_usage = body, sends_usage
         self._text = bytearray()
-        self._form_begins = self._form_ends = b""  # what all events have in common that bring no more than text
-        self._tokens = self._mute = 0  # of the answer; those since the last text, whose text is still to come
-        self._counts_usage = False  # events tell how many tokens there are
-        self._prompt_tokens: int | None = None  # as the first engine told, if it has
-        self.strips = not plan.usage_each  # its client is not to see what only we asked for
-        self.usage_received: Usage | None = None  # by the engine that answers now
+        self._form_begins = self._form_ends = b""  # what all events that have only text have in common
+        self._tokens = self._mute = 0  # of the answer; those since the last text, without text yet
+        self._counts_usage = False  # events report how many tokens there are
+        self._prompt_tokens: int | None = None  # as the first engine reported, if it did
+        self.strips = not plan.usage_each  # its client must not see usage that only the balancer asked for
+        self.usage_received: Usage | None = None  # from the engine that answers now
 
     @property
     def held_bytes(self) -> int:
@@ -103,7 +103,8 @@ class TextProgress(Progress):
 
     @property
     def hindrance(self) -> str:
-        """See Progress. Nobody could write on behind half a character, nor tell usage without an engine's word."""
+        """See Progress. No engine can continue after half a character, and usage is unknown unless an engine reports
+        it."""
         if self.why_not:
             return self.why_not
         try:
@@ -189,7 +190,7 @@ class TextProgress(Progress):
             self._form_begins, self._form_ends = event[: found.start(1)], event[found.end(1) :]
 
     def _counted(self, event: bytes, *, has_text: bool) -> bool:
-        """Whether it tells how many tokens there are by now; those without text are still to come."""
+        """Whether it reports how many tokens there are by now; the text of some may still come."""
         if _USES.search(event) is None or _INDEX.search(event) is None:
             return False
         if (counted := _COUNTED.search(event)) is None:
@@ -310,7 +311,7 @@ def _check(plan: Plan, body: bytes) -> None:
 
 
 def _written_on(document: dict[str, msgspec.Raw], text: str) -> dict[str, msgspec.Raw]:
-    """What of a chat is to be said otherwise, so that its last message ends in this text and is written on."""
+    """The fields of a chat to change so that its last message ends in this text and is continued."""
     messages = _list.decode(document["messages"])
     if _is_true(document, "continue_final_message"):
         last = _message.decode(messages.pop())

@@ -19,7 +19,7 @@ TOKEN_MAX = (1 << 31) - 1
 class Texts(NamedTuple):
     """Prompts as they go into a chain: `items` of them. `is_text`: it is text, not token ids.
 
-    `surplus_bytes` are those by which ids in digits are longer than the text that they stand for.
+    `surplus_bytes`: by how much ids in digits are longer than their text.
     """
 
     canonical: bytes
@@ -29,9 +29,9 @@ class Texts(NamedTuple):
 
 
 _TOKEN_DIGITS = len(str(TOKEN_MAX))
-_LONG_IDS_MAX = 1 << 16  # of so many digits: no vocabulary has any
+_LONG_IDS_MAX = 1 << 16  # with this many digits: no vocabulary has any
 _LARGEST = str(TOKEN_MAX).encode()
-_TOKEN_BYTES = 4  # of text that a token stands for, until its model is known better
+_TOKEN_BYTES = 4  # of text per token, until its model is known better
 _BLANKS = b" \t\r\n"
 _text = msgspec.json.Decoder(str).decode
 _texts = msgspec.json.Decoder(list[str]).decode

@@ -72,7 +72,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
             self.miss()
 
     def add(self, piece: bytes) -> None:
-        """The text of one event, as JSON spells it, by who knows it already."""
+        """The text of one event, as JSON spells it, from a caller that knows it already."""
         if self._deaf:
             return
         pieces = self.pieces
@@ -90,7 +90,7 @@ class Transcript(msgspec.Struct, eq=False, gc=False):
         self.pieces, self._deaf = bytearray(), True
 
     def result(self) -> tuple[tuple[int, ...], int]:
-        """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 where nothing can be said."""
+        """At the end: the chain of prompt and answer, and the answer's bytes; () and 0 if unknown."""
         text = self._text or _unescaped(bytes(self.pieces))
         return (chain.extend_chain(self._of.tail, text), len(text)) if text else ((), 0)
 

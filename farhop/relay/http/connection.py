@@ -73,8 +73,8 @@ _READING = 5  # times its own size: what reading a large body takes beside it
 _HEADS_A_TURN = 16  # of one connection: refused at once they take 0.1 ms each, from whoever came
 _BYTES_A_TURN = 16 * 1024  # of more than one request: the worst bodies of 8 KiB take 1 to 2 ms each to read
 _LARGE_BYTES = 64 * 1024
-_READ_A_TURN = 128 * 1024  # more from one client waits a turn: uvloop would read up to 8 MB, which take 10 to 40 ms
-# What no head holds, however much of it is still to come: bare line ends, control characters.
+_READ_A_TURN = 128 * 1024  # more from one client waits a turn: uvloop would read up to 8 MB, which takes 10 to 40 ms
+# What no valid head contains, however much of it is still to come: bare line ends, control characters.
 _NEVER = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _END = b"\r\n\r\n"
 # Of struct tcp_info (linux/tcp.h): tcpi_min_rtt, microseconds; all bits set where nothing was measured.
@@ -178,12 +178,12 @@ class ClientConnection(asyncio.Protocol):
         self.client, self.tenant = "", _ANYBODY
         self.is_hop = listener.is_hop  # whether that is for the tier above
         self._rtt_taken = False
-        self._certificate: bytes | None = None  # b"": there is none; None: nobody asked
+        self._certificate: bytes | None = None  # b"": there is none; None: not looked up yet
         self._since = self._loop.time()  # the last sign of life
         # Reading.
         self._request_since = 0.0
         self._partial = b""  # of a head that is not complete; taken from the budget
-        self._reading: Exchange | None = None  # whose body is being read
+        self._reading: Exchange | None = None  # the exchange whose body is being read
         self._body: LengthBody | ChunkedBody | None = None
         self._reads_no_more = False
         # Answering, and ending.
@@ -526,7 +526,8 @@ class ClientConnection(asyncio.Protocol):
                 self.abort()
 
     def _advance(self) -> None:
-        """Serve those who wait. A loop, not a recursion: an answer given at once comes back here from within."""
+        """Serve the exchanges that wait. A loop, not a recursion: an answer given at once comes back here from
+        within."""
         if self._advancing:
             return
         self._advancing = True
@@ -578,9 +579,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def keeps(self, exchange: Exchange) -> bool:
-        """Whether the connection outlives this exchange; asked when its answer begins. If not, the client is told.
+        """Whether the connection outlives this exchange; asked when its answer begins. If not, the answer says so.
 
-        One that was not told may have sent its next request already: then that one's answer tells.
+        If it did not, the client may have sent its next request already: then that one's answer says so.
         """
         draining = self._listener.stopping and not self._waiting
         if exchange.head.keep_alive and self._close_after is not exchange and not draining:

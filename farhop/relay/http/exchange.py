@@ -108,10 +108,10 @@ class AnsweringConnection(Protocol):
 class Exchange:
     """One request and its one answer. `context` and `on_abandoned` belong to the handler.
 
-    `tenant` is set by the handler's `head` where it knows who asks: whose share of what is bounded this counts to;
-    `counted` says that it is among the requests under way, `waits` that it is whole and not read yet.
+    `tenant` is set by the handler's `head` once it is known: this counts towards its share of what is bounded;
+    `counted`: it is among the requests under way; `waits`: it is complete and not read yet.
 
-    `hears`: its answer passes through here, so that what only we asked for can be taken out of it.
+    `hears`: its answer passes through here, so that what only the balancer asked for can be removed from it.
 
     `on_abandoned(outcome, status)` is called once if a request that the handler's `head` let pass never arrives: it was
     cut short here (with the status the client got) or its client left (status 0).
@@ -139,7 +139,7 @@ class Exchange:
 
     def __init__(self, connection: AnsweringConnection, request_head: Head) -> None:
         self._connection = connection
-        self.is_hop = connection.is_hop  # the tier above asks, who understands refusals and broken streams
+        self.is_hop = connection.is_hop  # it is from the tier above, which understands refusals and broken streams
         self.head = request_head
         self.tenant = ""
         self.counted = self.waits = False
@@ -252,8 +252,8 @@ class Exchange:
 
     def break_off(self, event: bytes | None) -> None:
         """The answer cannot be completed. With an event the stream ends cleanly; without one it visibly breaks. Towards
-        the tier above it breaks after its last chunk, which tells that tier that we are alive and the failure is behind
-        us.
+        the tier above it breaks after its last chunk, which shows that tier that this one is alive and the failure is
+        upstream of it.
         """
         if event is not None:
             self.write(event)

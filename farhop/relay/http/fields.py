@@ -19,7 +19,7 @@ TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
 VALUE = bytes((0x09, *range(0x20, 0x7F), *range(0x80, 0x100)))
 _REMEMBERED_MAX = 1024  # lines; what does not fit is read again
 _REMEMBERED_BYTES_MAX = 200
-# Names whose lines repeat from request to request and are nobody's secret.
+# Names whose lines repeat from request to request and are not secret.
 _REPEATED = frozenset(
     (
         b"accept", b"accept-encoding", b"accept-language", b"cache-control", b"connection", b"content-length",

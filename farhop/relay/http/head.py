@@ -37,9 +37,9 @@ _OURS = frozenset(
     )
 )
 _NOT_FORWARDED = _HOP_BY_HOP | _OURS
-RESUME = b"x-farhop-resume"  # between tiers: tell token ids; or: this is a continuation
-EXPLAIN = b"x-farhop-explain"  # a client wants to be told how it goes, when its answer begins and when it ends
-_FORGOTTEN: dict[bytes, bytes] = {}  # nobody writes here
+RESUME = b"x-farhop-resume"  # between tiers: send token ids; or: this is a continuation
+EXPLAIN = b"x-farhop-explain"  # a client asks for the reasons of its route, when its answer begins and when it ends
+_FORGOTTEN: dict[bytes, bytes] = {}  # never written to
 _INTERNAL = (b"x-farhop-", b"x-forwarded-")
 _UNREMARKABLE = frozenset((b"close", b"keep-alive"))  # what `Connection` says without naming a header
 _LISTS = (b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"via", b"forwarded", b"tracestate")
@@ -51,8 +51,8 @@ _LENGTH_DIGITS_MAX = 15
 
 _ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via", b"server-timing"}
 _ANSWER_READ = (b"content-type", b"endpoint-load-metrics")
-# Of an engine's answer: what acts on the client's browser in the name of our host (cookies, where to go, what to forget
-# or to trust), and what tells an address inside the fleet, what runs there or how much others ask of it.
+# In an engine's answer: what acts on the client's browser in the name of our host (cookies, redirects, what to forget
+# or to trust), and what reveals an address inside the fleet, what runs there or how busy it is.
 _ANSWER_DROPPED = frozenset(
     (
         b"set-cookie", b"set-cookie2", b"location", b"content-location", b"refresh", b"link", b"alt-svc",
@@ -63,8 +63,8 @@ _ANSWER_DROPPED = frozenset(
         b"target-pod", b"endpoint-load-metrics", b"ratelimit", b"ratelimit-policy",
     )
 )  # fmt: skip
-# What a client may use still is ours to say: an engine's are the limits of our key there. LiteLLM's proxy tells what
-# that key has spent, where its engines are, and under a prefix each header of theirs.
+# A client's limits are Farhop's to report: an engine's are the limits of the region's key there. LiteLLM's proxy
+# reports what that key has spent, where its engines are, and under a prefix each header of theirs.
 _ANSWER_DROPPED_PREFIXES = (b"x-farhop-", b"x-forwarded-", b"x-ratelimit-", b"x-litellm-", b"llm_provider-")
 
 
@@ -154,7 +154,7 @@ def read(raw: bytes, headers_max: int) -> Head:
     known, onward = _sorted(_fields, lines)
     content_length = _length(known, http_11)
     if authority:
-        known[b"host"] = authority  # whatever that said, where the target says it (RFC 9112 §3.2.2)
+        known[b"host"] = authority  # the target's overrides it, if it has one (RFC 9112 §3.2.2)
     return Head(
         method=method,
         target=target,

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 SWEEP_S = 0.25
 # Connections beyond the limit get an answer, as long as there are no more of them than this.
 _TURNED_AWAY_MAX = 256
-_CLOSING_S = 1.0  # for clients to take their last word and close
+_CLOSING_S = 1.0  # for clients to read their last answer and close
 _BREAK_S = 1.0  # what breaking the connections that are left may take
 _HOP_IDLE_S = 0.5  # for the first request of the tier above on a connection that it has just made
 _ACCEPT_MAX_S = 1.0  # what accepting those that have connected may take, once we stop
-_HANDSHAKE_S = 0.01  # a neighbour's round trip: so long after our last SYN-ACK it may connect
+_HANDSHAKE_S = 0.01  # a neighbour's round trip: this long after our last SYN-ACK it may connect
 _ACCEPT_LOOK_S = 0.001
 _SO_ATTACH_FILTER = 26  # Linux; the socket module has no name for it
 # Classic BPF on TCP segments, from their header on: those with SYN and without ACK (byte 13) are dropped.

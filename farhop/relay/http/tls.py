@@ -1,9 +1,9 @@
-"""TLS on a connection that stands already: a client's, before it is a listener's; ours, inside a tunnel.
+"""TLS on a connection that exists already: a client's, before the listener gets it; ours, inside a tunnel.
 
 Invariants: a handshake is bounded in time, and so is the number of those under way; one that fails costs a count and
-nothing else. Never chooses what is believed: contexts come ready made (farhop.service.certificates). What Python's ssl
-and uvloop cannot do: answer a client that offers only h2 with an alert (it is left without ALPN, and its preface is
-refused as HTTP that is not 1.1), and send the alert of a failed handshake before the connection closes.
+nothing else. Never chooses which certificates are trusted: contexts come ready made (farhop.service.certificates). What
+Python's ssl and uvloop cannot do: answer a client that offers only h2 with an alert (it is left without ALPN, and its
+preface is refused as HTTP that is not 1.1), and send the alert of a failed handshake before the connection closes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HANDSHAKES_MAX = 1024  # under way at once, per listener: each holds 64 KiB
-# Where there are so many, the oldest gives way once it had so long: else whoever connects and says nothing keeps all
+# At this number, the oldest is closed once it had this long: otherwise connections that say nothing would keep all
 # others out.
 GIVES_WAY_S = 1.0
 SHUTDOWN_S = 2.0  # how long an upstream may take to say that it closes, too
@@ -172,8 +172,8 @@ class _Named(asyncio.Protocol):
 class _Accepted(asyncio.Protocol):
     """A connection before its handshake: its socket is taken over before anything is read from it.
 
-    Not `start_tls`: uvloop would read, and lose, what came before it. Not TLS by the server itself: that neither tells
-    of a handshake that fails nor bounds how many are under way.
+    Not `start_tls`: uvloop would read, and lose, what came before it. Not TLS by the server itself: that neither
+    reports a failed handshake nor bounds how many are under way.
     """
 
     def __init__(self, handshakes: Handshakes) -> None:

@@ -127,7 +127,7 @@ class AttemptRun:
         self.began = self.whole = False
         self.streams = False  # whether the answer is one of events, which can end with an error event
         self.timing = b""  # the upstream's own server-timing
-        self.load: machine.EngineLoad | None = None  # as it tells with its answer
+        self.load: machine.EngineLoad | None = None  # as its answer reports it
 
     # -- pool.UpstreamHandler
 
@@ -186,7 +186,7 @@ class AttemptRun:
         elif content_type.startswith(b"text/event-stream"):
             self._tap, self.streams = StreamTap(self.active.hide_usage, self._transcript, self.active.geo), True
         elif content_type.startswith(b"application/json") and self.active.geo and answer.status < 400:
-            self._tap = EchoTap(self._transcript, self.active.geo)  # it becomes longer by what is said again
+            self._tap = EchoTap(self._transcript, self.active.geo)  # it becomes longer by what is repeated
         elif content_type.startswith(b"application/json"):
             self._tap, self._length = BodyTap(self._transcript), answer.length
         else:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farhop.relay.upstream.pair import PrefillOwner
     from farhop.relay.upstream.pool import UpstreamConnection
 
-LINGER_S = 5.0  # the answer is whole, and the engine that prefilled has not said its last word yet
+LINGER_S = 5.0  # the answer is complete, and that of the prefilling engine is not yet
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 

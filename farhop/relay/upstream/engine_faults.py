@@ -1,6 +1,6 @@
 """What an engine's answer says about the engine itself: out of GPU memory, its GPU or itself broken, a failure in a
-stream, or that it has no such path, cannot hold so long a request, which another's may, or takes no `cache_salt`; and
-whether what it says of a failure is for clients.
+stream, or that it has no such path, cannot hold such a long request (another engine may), or takes no `cache_salt`; and
+whether its report of a failure is fit for clients.
 
 Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), error events
 of a stream, and the refusals that RefusalTap is made for. Invariants: bounded bytes; of a failure, what a client or a
@@ -96,8 +96,8 @@ TOO_LONG_STATUSES = frozenset((400, 413, 422))
 """HTTP statuses by which engines refuse a request that is too long."""
 SALT_STATUSES = frozenset((400, 422))
 """HTTP statuses by which strict servers refuse a member that they do not know."""
-# As servers word that they do not know the member: Hugging Face's `transformers serve`, OpenAI's API and others like it,
-# axum, Go, pydantic as text. From the beginning of what they say: further on, a client's own words may be repeated.
+# How servers say that they do not know the member: Hugging Face's `transformers serve`, OpenAI's API and others like it,
+# axum, Go, pydantic as text. Matched at the start of the message: further on it may repeat a client's own words.
 _SALT_UNKNOWN = re.compile(
     r"Unexpected fields in the request: \{[^{}]*'cache_salt'"
     r"|(?:Unrecognized request arguments? supplied: |Unknown parameter: |Extra inputs are not permitted, field: |property "
@@ -125,8 +125,8 @@ def is_too_long(body: bytes) -> bool:
 
 
 def refuses_salt(body: bytes) -> bool:
-    """Whether a refusal is for our `cache_salt`, which the server does not know. Not to be had by what a client writes:
-    for another tenant's requests it would count, too."""
+    """Whether a refusal is for the member `cache_salt`, which the server does not know. Nothing that a client wrote may
+    make it seem so, since it counts for other tenants' requests, too."""
     try:
         known: Any = any_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -139,7 +139,7 @@ def refuses_salt(body: bytes) -> bool:
     return isinstance(known, str) and _SALT_UNKNOWN.match(known) is not None
 
 
-# How Python, PyTorch's C++, Rust, Go and Java begin a stack trace, or write a line of it; in JSON, quotes are escaped.
+# How stack traces of Python, PyTorch's C++, Rust, Go and Java begin, or a line of them; in JSON, quotes are escaped.
 _TRACE = re.compile(
     rb"\(most recent call (?:last|first)\)|\bFile \\{0,2}\"[^\"\n]{1,300}\", line \d|\bframe #\d+: |\bstack backtrace:"
     rb"|\bgoroutine \d+ \[|\bat [\w.$]{1,200}\(\w{1,100}\.java:\d"
@@ -242,9 +242,9 @@ class RefusalTap:
 
 
 class FaultTap:
-    """For the body of a failure: held until it is whole, then given out as it is if it is an error document that tells
-    no stack trace; else `unfit` is set, nothing is given out, and `trace` says where the engine failed, as far as the
-    body tells. `usage`: none is told."""
+    """For the body of a failure: held until it is complete, then passed on as it is if it is an error document without
+    a stack trace; else `unfit` is set, nothing is passed on, and `trace` says where the engine failed, as far as the
+    body shows. `usage`: there is none."""
 
     __slots__ = ("fault", "kept", "over_bound", "trace", "unfit")
 

@@ -44,7 +44,7 @@ class Fetched(msgspec.Struct, frozen=True):
 
 class Collector:
     """A pool.UpstreamHandler that collects the answer. `write` is given the connection, and writes the request; `done`
-    gets once what came of it, unless it was aborted before."""
+    gets the result once, unless it was aborted before."""
 
     __slots__ = ("_body", "_connection", "_done", "_head", "_most", "_over", "_write")
 
@@ -153,7 +153,7 @@ async def _ask(pool: Pool, address: Address, line: str, tail: bytes, timeout_s: 
     ends_at = asyncio.get_running_loop().time() + timeout_s
     result = await _once(pool.lend, address, write, ends_at, bytes_max)
     if isinstance(result, FetchError) and result.outcome is outcome.KEPT_CLOSED:
-        # Probes and the like change nothing, and a connection closed at rest says nothing of who closed it.
+        # Probes and the like change nothing, and a connection closed at rest says nothing about which side closed it.
         result = await _once(pool.lend_fresh, address, write, ends_at, bytes_max)
     if isinstance(result, FetchError):
         try:
@@ -170,7 +170,7 @@ async def _once(
     ends_at: float,
     bytes_max: int,
 ) -> Fetched | FetchError:
-    # A failure is a result, too: an exception that comes just as nobody waits any more would be logged as lost.
+    # A failure is a result, too: an exception set after the caller stopped waiting would be logged as lost.
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Fetched | FetchError] = loop.create_future()
 

@@ -1,7 +1,7 @@
-"""The load that an engine tells with an answer's head, where it is asked for: ORCA's `endpoint-load-metrics`.
+"""The load that an engine reports in an answer's head, if asked for: ORCA's `endpoint-load-metrics`.
 
 As text (`TEXT a=1, named_metrics.b=0.5`) or JSON, as vLLM and Triton write them. Invariants: bounded, and a value
-outside its domain is as one that was not told. Never asks, and never decides what it means.
+outside its domain counts as not reported. Never asks, and never decides what it means.
 """
 
 from __future__ import annotations

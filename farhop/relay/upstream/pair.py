@@ -110,7 +110,7 @@ class PrefillRun:
 
     @property
     def last_activity_at(self) -> float:
-        """When it was made or sent: nothing of it is heard before it is over."""
+        """When it was made or sent: it gives no sign before it is over."""
         return self._sent_at
 
     def start(self, address: Address) -> None:

@@ -1,10 +1,10 @@
 """The upstream's side: keep-alive connections, and the pool that lends them.
 
 Invariants: a connection carries one attempt at a time; it is lent again only after a whole, well-framed answer to a
-request that was sent whole; bytes that nobody asked for close it, and keep us from keeping any to that address for a
-while; no address has more connections than its bound. A kept connection that turns out dead right after it was lent
-takes those that rested as long with it, so that the next attempt gets one that is alive. Never retries anything: the
-upstream may have seen the request, and the state machine counts retries.
+request that was sent whole; unsolicited bytes close it, and connections to that address are not kept for a while; no
+address has more connections than its bound. A kept connection that turns out dead right after it was lent takes those
+that rested as long with it, so that the next attempt gets one that is alive. Never retries anything: the upstream may
+have seen the request, and the state machine counts retries.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 
 class UpstreamLimits(msgspec.Struct, frozen=True):
-    """What an upstream may do, and how much of us one address gets. Seconds, counts and bytes.
+    """What an upstream may do, and how much of this process one address gets. Seconds, counts and bytes.
 
     A stream is silent while its prompt waits and is computed (`first_byte_s`), a whole answer until all of it is
-    generated (`whole_answer_s`): that says nothing of the upstream's health. Where the upstream is a tier, each limit
-    must leave it the time for its own: else whoever knows what happened never gets to say it.
+    generated (`whole_answer_s`): that says nothing about the upstream's health. If the upstream is a tier, each limit
+    must be longer than that tier's own: otherwise the tier that knows what happened cannot report it.
 
     A connection carries one stream, and a fresh one is opened only where none is at rest: `streams_max` bounds both.
     """
@@ -86,14 +86,14 @@ class UpstreamHandler(Protocol):
 
 
 CROSSING_S = 1.0  # a round trip, which no wire or proxy makes longer: for a close that crosses a request
-RESTED_S = 10.0  # without a request, after which the next one is told of: `Pool.on_use`
+RESTED_S = 10.0  # without a request, after which the next one is reported: `Pool.on_use`
 _CLOSE_S = 1.0  # what closing every connection may take
-# Of one connection so much is read in a turn of the loop, whatever has come: 48 bytes may be an event, and each takes
-# 10 to 20 us where a stream can go on elsewhere. uvloop hands over 256 KB at a time, and 32 times in a turn.
+# The most read of one connection in a turn of the loop, whatever has come: 48 bytes may be an event, and each takes 10
+# to 20 us if the stream is resumable. uvloop hands over 256 KB at a time, and 32 times in a turn.
 EVENTS_A_TURN = 4 * 1024
 BYTES_A_TURN = 64 * 1024
-# An upstream that gives two answers for one request gives the second to whoever asks next on the same connection, whose
-# own goes to the next, and so on: for so long each request to it gets a connection that nobody used before.
+# An upstream that sends two answers for one request gives the second to the next request on the same connection, whose
+# own goes to the one after it, and so on: for this long each request to it gets a fresh connection.
 UNASKED_S = 600.0
 _TIMED_OUT = (b"HTTP/1.1 408", b"HTTP/1.0 408")  # what a server may say of a connection at rest (RFC 9110 §15.5.9)
 # A connection that did not come to be for want of descriptors, ports or memory here says nothing about the upstream.
@@ -105,7 +105,7 @@ _FORGET = struct.pack("ii", 1, 0)  # linger for no time: closing resets the conn
 
 
 def _unsent_bytes(transport: asyncio.Transport) -> int:
-    """Bytes that the kernel has not sent yet; 0 if it does not tell."""
+    """Bytes that the kernel has not sent yet; 0 if unknown."""
     sock = transport.get_extra_info("socket")
     if sock is None or sys.platform != "linux":
         return 0
@@ -299,7 +299,7 @@ class UpstreamConnection(asyncio.Protocol):
             attempt.lost(outcome.DIED_BEFORE_START)
 
     def eof_received(self) -> bool:
-        # Over TLS only a proper goodbye comes here: an end that anybody on the way could forge does not end a body.
+        # Over TLS only a proper close gets here: an end that an attacker on the path could forge does not end a body.
         self._ended = True
         return False
 
@@ -333,7 +333,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if rest is not None and self.attempt is attempt:
             more = rest or self._unread
-            if more:  # behind a whole answer: nobody asked for that
+            if more:  # after a complete answer: unsolicited
                 self._pool.distrust(self.address)
             self._settle(attempt, keep=not more)
 
@@ -440,8 +440,9 @@ class UpstreamConnection(asyncio.Protocol):
 class Pool:
     """Connections to every upstream address, kept while they are of use, and lent.
 
-    `context` gives the TLS context for the next connection to an address that wants one; `trouble` is told where TLS
-    failed, or an upstream says what nobody asked for; `on_use`, where a request goes first after RESTED_S without any.
+    `context` gives the TLS context for the next connection to an address that wants one; `trouble` is called if TLS
+    failed, or an upstream sent unsolicited bytes; `on_use`, with the address of a request that is the first after
+    RESTED_S.
     """
 
     def __init__(
@@ -456,7 +457,7 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._all: set[UpstreamConnection] = set()
         self._at: Counter[Address] = Counter()  # open, or being opened
-        self._distrusted: dict[Address, float] = {}  # who said what nobody asked for, and until when that counts
+        self._distrusted: dict[Address, float] = {}  # addresses that sent unsolicited bytes, and until when that counts
         self._loop = asyncio.get_running_loop()
         self.cork = Cork(self._loop)
         self.on_use: Callable[[Address], None] = lambda _address: None

@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 VERSION = b"x-farhop-version"
 KEPT_BYTES_MAX = 256 * 1024 * 1024
 _PACKING_MAX = 4096  # targets; of more none is remembered
-IDS = b"ids"  # of a tier that asks: tell them; of one that answers: it does
-TEXT = b"text"  # the same, and where there are no ids the stream goes on by its text
-_CONTINUES = b"continue-"  # of a tier that asks: the body is a continuation, by what follows
-# What an engine says of itself in the midst of a stream, that another engine of the same model would not say.
+IDS = b"ids"  # in a request: send them; in an answer: they are sent
+TEXT = b"text"  # the same, and without ids the stream is continued by its text
+_CONTINUES = b"continue-"  # in a request: the body is a continuation, by what follows
+# Failures that an engine reports about itself in the middle of a stream: another engine would not have them.
 _GOES_ON_ELSEWHERE = (outcome.ENGINE_BROKEN, outcome.ENGINE_OUT_OF_MEMORY)
 _BREAKS = (outcome.DIED_MID_STREAM, outcome.STALLED, *_GOES_ON_ELSEWHERE)
 _NO_BREAKS = (outcome.SERVED, outcome.CLIENT_LEFT, outcome.STOPPING, outcome.DEADLINE)  # a begun stream ends so, too
-# A stream's first event tells the ids of its prompt, in some bytes each, and what a template added: it may be as long
-# as the prompt makes it, of ids.
+# A stream's first event has the ids of its prompt, some bytes each, and those that a template added: its length may
+# grow with the prompt.
 _IDS_BYTES_MAX, _BYTES_PER_ID, _TEMPLATE_BYTES_MAX = 4 * 1024 * 1024, 8, 64 * 1024
 _LISTED, _LOOKED_AT, _BEHIND_BYTES = b"0123456789, ", 4096 + 512, 512  # what is behind the ids may be here, too
 _COUNTED_EACH = 0xFF  # at the first token, and at every 256th from there
@@ -66,9 +66,10 @@ _CARRIERS: dict[bytes, machine.Carrier] = {_CONTINUES + name.encode(): name for 
 
 
 class Resumption:
-    """Which streams of this process can be continued, and what became of those that broke. `context_tokens` gives, of a
-    target and a model, the most tokens of prompt and answer there, 0 where nobody says, None where it does not tell
-    ids. `mode`: of a tenant and a model, what its streams may go on by; `writes_on`: whether a target takes up text."""
+    """Which streams of this process can be continued, and what became of those that broke. `context_tokens` gives, for
+    a target and a model, the most tokens of prompt and answer there, 0 if unknown, None if it does not report ids.
+    `mode`: for a tenant and a model, by what its streams may be continued; `writes_on`: whether a target can continue
+    text."""
 
     def __init__(
         self,
@@ -348,7 +349,7 @@ class ResumableRun(AttemptRun):
             if progress is None:
                 return
             active.progress = self._progress = progress
-        elif not isinstance(self._progress, ExactProgress):  # who was asked before would have gone on by text
+        elif not isinstance(self._progress, ExactProgress):  # the target asked before would have continued by text
             ours = self._resumption.by_ids(self._progress.plan, active.body, for_hop=bool(offered))
             active.progress = self._progress = ours
         if self.owner.upstream_is_tier:
@@ -418,7 +419,7 @@ class ResumableRun(AttemptRun):
 
     def _end_whole(self) -> None:
         if self._close():
-            # Nothing, where all of its end was told: an empty chunk would end the answer, and its end be said twice.
+            # Nothing, if all of its end was sent: an empty chunk would end the answer, and its end would be sent twice.
             if end := self._progress.end(sends_usage=not self.active.hide_usage):
                 self.active.exchange.write(end)
             request_id, usage = self.active.request.id, machine.believed(self._progress.usage, self.active.request)

@@ -1,11 +1,11 @@
 """Reads an answer as it passes: splits it into whole events, finds the usage, and notices an engine's error at its end.
 
-Payload passes as received, but for the residency that a client named by Anthropic's `inference_geo`: its usage says it
-again. Held are an event not yet complete (so that a broken stream ends between events), and the usage chunk that only
-we asked for. What engines tell with that chunk beside the usage (llama.cpp its `timings`, vLLM its fingerprint) they
-would have told with the chunk before, which says the answer's end: so that waits for the next one, and gets it. A
-transcript, where there is one, gets whole events or the body. Never keeps an answer beyond what finding its usage
-needs.
+Payload passes as received, except that the residency that a client named by Anthropic's `inference_geo` is repeated in
+its usage. Held back are an event not yet complete (so that a broken stream ends between events), and the usage chunk
+that only the balancer asked for. What engines send in that chunk beside the usage (llama.cpp its `timings`, vLLM its
+fingerprint) would otherwise be in the chunk before, which has the answer's end: so that one waits for the usage chunk,
+and gets it. A transcript, if there is one, gets whole events or the body. Never keeps an answer beyond what finding its
+usage needs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _FIRST = b'"message_start"'  # of Anthropic's events: the usage in it is that of
 
 class StreamTap:
     """For `text/event-stream`. `hide_usage`: the client did not ask for the usage chunk, so it does not see it. `geo`
-    is what the usage is to say again, "" for nothing.
+    is what the usage has to repeat, "" for nothing.
 
-    `fault`, at the end, is what an error event said of the engine (farhop.relay.upstream.engine_faults). Such an event
-    is the last but
-    for `[DONE]`, so of the last two segments those that name one are kept, and looked at then.
+    `fault`, at the end, is what an error event said about the engine (farhop.relay.upstream.engine_faults). Such an
+    event is the last but for `[DONE]`, so of the last two segments those that name one are kept, and looked at then.
     """
 
     __slots__ = (
@@ -112,7 +111,7 @@ class StreamTap:
             events.insert(0, self._finish)
             self._finish = b""
         told = [event for event in events if has_usage(event)]
-        # Of Anthropic's the first tells of the prompt; of all the last counts.
+        # Anthropic's first one has the prompt's; otherwise the last counts.
         for event in (*told[:1], *told[1:][-1:]):
             self._read(event)
         passed: list[bytes] = []
@@ -163,7 +162,7 @@ def _with_rest_of(event: bytes, hidden: bytes) -> bytes:
     """Add to an event what the hidden usage event after it says besides the usage: the engine would have put that here,
     had this event been the last."""
     if len(event) + len(hidden) > KEPT_BYTES_MAX:
-        return event  # it tells more than any engine does there
+        return event  # it has more than any engine sends there
     try:
         known, shown = (_members(one[one.index(b"{") :].rstrip()) for one in (event, hidden))
     except (*UNREADABLE, ValueError):
@@ -224,7 +223,7 @@ class BodyTap(msgspec.Struct, eq=False):
             document = bytes(self._kept)
             self._kept = bytearray()
             if self._size > BODY_BYTES_MAX:
-                # Valid JSON again only if `usage` was a member of the outermost object: nobody's text can imitate it.
+                # Valid JSON again only if `usage` was a member of the outermost object: no text can imitate it.
                 document = b"{" + document[document.rfind(b'"usage"') :]
             elif self._transcript is not None:
                 self._transcript.read(document)
@@ -249,5 +248,5 @@ class EchoTap(BodyTap):
         """The answer with the residency, if it was held back."""
         document = bytes(self._kept) if self._size <= BODY_BYTES_MAX else b""
         super().finish()
-        # The last one: what stands in a text is escaped, and arguments of tools come before.
+        # The last one: the contents of a text are escaped, and arguments of tools come before.
         return _with_geo(document, self._geo, next(reversed(list(_USAGE.finditer(document))), None))

@@ -151,6 +151,7 @@ def test_an_archive_is_no_log(tmp_path: Path) -> None:
         ('{"x": ' + "[" * 9999 + "]" * 9999 + "}", r"line 1: .*depth"),
         ("time,input_tokens,output_tokens\n1,2\n", r"line 2: 2 cells under a head of 3; is the file truncated\?"),
         ("time,input_tokens,output_tokens\n1,2,3,4\n", r"line 2: 4 cells under a head of 3"),
+        ("time,input_tokens,input_tokens,output_tokens\n1,2,3,4\n", r"line 1: the head has 'input_tokens' twice"),
         ('time,prompt\n1,"' + "x" * 200_000 + '"\n', r"line 2: .*leave its columns of texts out"),
         ("time,input_tokens,output_tokens\n1,,3\n", r"line 2: no input_tokens .*there is time, output_tokens\)"),
         ('[{"time": 1, "input_tokens": 1, "output_tokens": 1}, 7]', r"entry 2 of the array: Expected `object`"),
@@ -177,9 +178,13 @@ def test_own_log_of_which_no_line_can_be_read(tmp_path: Path) -> None:
 
 def test_an_export_of_opentelemetry_has_many_requests_a_line(tmp_path: Path) -> None:
     span = {"startTimeUnixNano": "5", "attributes": {"gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 4}}
-    export = {"resourceSpans": [{"scopeSpans": [{"spans": [span, span]}]}]}
-    rows, _ = load.own_log(write(tmp_path / "own", json.dumps(export)), {})
+    export = {"resourceSpans": [{"scopeSpans": [{"spans": [span, {"name": "GET"}, span]}]}]}
+    path = write(tmp_path / "own", json.dumps(export))
+    rows, left_out = load.own_log(path, {}, skip=True)
     assert rows == [LogRow(at_s=0.0, input_tokens=3, output_tokens=4)] * 2
+    assert len(left_out) == 1
+    with pytest.raises(TraceError, match=r"line 1, span 2: no at_s .*--skip leaves such lines out"):
+        load.own_log(path, {})
 
 
 @pytest.mark.parametrize(

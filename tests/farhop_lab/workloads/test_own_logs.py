@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from farhop_lab.workloads.own_logs import FieldError, requests_of, row_of
+from farhop_lab.workloads.own_logs import FieldError, row_of, spans_of
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ SPAN = {
 
 def test_spans_of_opentelemetry() -> None:
     export = {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": [SPAN]}, {"spans": [SPAN]}]}]}
-    assert requests_of(SPAN) == [SPAN]
-    assert requests_of(export) == [SPAN, SPAN]
+    assert spans_of(SPAN) is None
+    assert spans_of(export) == [SPAN, SPAN]
     row, took_s = row_of(SPAN, {})
     assert (row.at_s, row.input_tokens, row.output_tokens, row.session) == (1544712660.0, 20, 10, "c1")
     assert took_s == pytest.approx(1.5)
     with pytest.raises(FieldError, match=r"resourceSpans: .*; an export of OpenTelemetry's collector is expected"):
-        requests_of({"resourceSpans": 5})
+        spans_of({"resourceSpans": 5})
 
 
 @pytest.mark.parametrize("nested", [True, False])
