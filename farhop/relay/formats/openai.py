@@ -373,7 +373,7 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
 
 
 def without_salt(body: bytes) -> bytes:
-    """The body without its `cache_salt`, for an engine that refuses one; every other value is kept as it was written."""
+    """The body without its `cache_salt`, for an engine that refuses one; every other value stays as it was written."""
     if b'"cache_salt"' not in body:
         return body
     document = _raw.decode(body)

@@ -35,8 +35,8 @@ _UNSALTED_S = 60.0  # how long an upstream is known to take no salt: another eng
 
 class AttemptOwner(Protocol):
     """What an attempt needs from its owner (the relay), and reports to it, once. `clock` gives monotonic seconds;
-    `upstream_is_tier`: the upstream is a balancer of ours, whose refusals are to be read. `unsalted_until`: by upstream,
-    until when it is known to refuse a `cache_salt`."""
+    `upstream_is_tier`: the upstream is a balancer of ours, whose refusals are to be read. `unsalted_until`:
+    by upstream, until when it is taken to refuse a `cache_salt`."""
 
     pool: Pool
     clock: Callable[[], float]

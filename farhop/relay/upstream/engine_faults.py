@@ -96,12 +96,13 @@ TOO_LONG_STATUSES = frozenset((400, 413, 422))
 """HTTP statuses by which engines refuse a request that is too long."""
 SALT_STATUSES = frozenset((400, 422))
 """HTTP statuses by which strict servers refuse a member that they do not know."""
-# How servers say that they do not know the member: Hugging Face's `transformers serve`, OpenAI's API and others like it,
-# axum, Go, pydantic as text. Matched at the start of the message: further on it may repeat a client's own words.
+# How servers say that they do not know a member: Hugging Face's `transformers serve`, OpenAI's API and its like, axum,
+# Go, pydantic as text. Matched at the start of the message: further on it may repeat a client's own words.
 _SALT_UNKNOWN = re.compile(
     r"Unexpected fields in the request: \{[^{}]*'cache_salt'"
-    r"|(?:Unrecognized request arguments? supplied: |Unknown parameter: |Extra inputs are not permitted, field: |property "
-    r"|json: unknown field |Failed to deserialize the JSON body into the target type: unknown field )['\"`]?cache_salt\b"
+    r"|(?:Unrecognized request arguments? supplied: |Unknown parameter: |Extra inputs are not permitted, field: "
+    r"|property |json: unknown field |Failed to deserialize the JSON body into the target type: unknown field )"
+    r"['\"`]?cache_salt\b"
     r"|\[\{'type': 'extra_forbidden', 'loc': \('body', 'cache_salt'\)"
 )
 

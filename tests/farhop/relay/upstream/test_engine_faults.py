@@ -266,7 +266,7 @@ def test_the_pages_have_every_kind_of_refusal() -> None:
         b"""{"error":{"message":"Unknown parameter: 'cache_salt'.","param":"cache_salt","code":"unknown_parameter"}}""",
         b"""{"error":{"message":"property 'cache_salt' is unsupported"}}""",
         b'{"error":{"message":"json: unknown field \\"cache_salt\\""}}',
-        b"Failed to deserialize the JSON body into the target type: unknown field `cache_salt`, expected one of `model`",
+        b"Failed to deserialize the JSON body into the target type: unknown field `cache_salt`, expected `model`",
     ],
 )  # fmt: skip
 def test_servers_say_in_many_words_that_they_know_no_salt(body: bytes) -> None:
@@ -277,7 +277,7 @@ def test_servers_say_in_many_words_that_they_know_no_salt(body: bytes) -> None:
     "body",
     [
         b'{"error":{"message":"1 validation error: input_value=\'Unknown parameter: cache_salt\'"}}',
-        b'{"error":{"message":"unknown field `cache_salt`, expected `json_schema`"}}',  # of a grammar that a client wrote
+        b'{"error":{"message":"unknown field `cache_salt`, expected `json_schema`"}}',  # of a client's grammar
         b'{"detail":[{"type":"string_type","loc":["body","cache_salt"],"msg":"Input should be a valid string"}]}',
         b'{"detail":[{"type":"extra_forbidden","loc":["body","tools",0,"cache_salt"]}]}',
         b"""{"message":"[{'type': 'float_parsing', 'loc': ('body', 'temperature'), 'input': \\"[{'type': 'extra_forbidden', 'loc': ('body', 'cache_salt')\\"}]"}""",  # noqa: E501
