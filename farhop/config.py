@@ -169,6 +169,9 @@ def parsed(document: bytes, source: str) -> Any:
 
 _MISSING = "; give it, as docs/reference/configuration.md says"
 _UNKNOWN = "unknown field; correct its name (docs/reference/configuration.md), or leave it out"
+_NAMES_FIELD = re.compile(r"[a-z_.\[\]0-9]+: ")
+_NO_NUMBER = ("int_parsing", "float_parsing", "int_type", "float_type")
+_UNITS = {"bytes": "bytes (64 MiB is 67108864)", "ms": "milliseconds", "s": "seconds", "days": "days"}
 _LIKE = 0.7  # how alike two names are of which one is taken for the other, mistyped
 
 
@@ -181,6 +184,8 @@ def problems_of(error: ValidationError, at: str = "", kind: type[BaseModel] | No
 def _message(found: ErrorDetails, kind: type[BaseModel] | None) -> str:
     if found["type"] == "missing":
         return found["msg"] + _MISSING
+    if found["type"] in _NO_NUMBER:
+        return found["msg"] + _plain_number(str(found["loc"][-1]) if found["loc"] else "")
     if found["type"] != "extra_forbidden":
         return found["msg"]
     *above, name = found["loc"]
@@ -188,6 +193,13 @@ def _message(found: ErrorDetails, kind: type[BaseModel] | None) -> str:
         return f"unknown field; it is one of {kind.elsewhere[str(name)]}: is this the right file?"
     close = difflib.get_close_matches(str(name)[:64], _fields(kind, above), n=1, cutoff=_LIKE)
     return f'unknown field; did you mean "{close[0]}"?' if close else _UNKNOWN
+
+
+def _plain_number(name: str) -> str:
+    """The remedy for a field that is to be a number: YAML's own, and its unit is that of the field's name."""
+    words = name.split("_")
+    unit = next((_UNITS[word] for word in words if word in _UNITS and "per" not in words), "")
+    return f"; give a number without a unit or quotes{f', in {unit}' if unit else ''}"
 
 
 def _fields(kind: Any, field_path: Sequence[int | str]) -> list[str]:
@@ -207,4 +219,7 @@ def _fields(kind: Any, field_path: Sequence[int | str]) -> list[str]:
 
 def _line(field_path: tuple[int | str, ...], message: str) -> str:
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in field_path).lstrip(".")
-    return f"{path or 'document'}: {message.removeprefix('Value error, ')}"
+    message = message.removeprefix("Value error, ")
+    if not path and _NAMES_FIELD.match(message):
+        return message  # of several fields together: it begins with the one to change
+    return f"{path or 'document'}: {message}"

@@ -277,50 +277,51 @@ def _unannounced(announcers: Iterable[AnnounceReport]) -> Iterator[str]:
 
 def _wrong_at(one: Balancer) -> Iterator[str]:
     status = one.status or {}
+    name = f"{status.get('tier') or ''} {one.name}".strip()  # both tiers of a region have its name
     trouble = status.get("store_trouble")
     if trouble:
-        yield f"{one.name} has lost etcd: {trouble}"
+        yield f"{name} has lost etcd: {trouble}"
     for hub in _dicts(status.get("published" if status.get("tier") == "global" else "hubs")):
         if hub.get("trouble"):
-            yield f"{one.name} is missing in hub {hub.get('hub')}: {hub['trouble']}"
+            yield f"{name} is missing in hub {hub.get('hub')}: {hub['trouble']}"
     limits = status.get("limits")
     root = limits.get("root") if isinstance(limits, dict) else None
     if isinstance(root, dict) and root.get("trouble"):
-        yield f"{one.name} cannot lend out limits (tenants with limits here may get 429): {root['trouble']}"
+        yield f"{name} cannot lend out limits (tenants with limits here may get 429): {root['trouble']}"
     law = status.get("law")
     if isinstance(law, dict):
         for what in _texts(law.get("trouble")):
-            yield f"{one.name}, law: {what}"
+            yield f"{name}, law: {what}"
         if law.get("etcd_out_of_reach") and not trouble:
-            yield f"{one.name}, law: frozen, etcd is out of reach: {law['etcd_out_of_reach']}"
+            yield f"{name}, law: frozen, etcd is out of reach: {law['etcd_out_of_reach']}"
     for configuration in _dicts([status.get("configuration")]):
         for what in _texts(configuration.get("trouble"))[:1]:
             stands = f"generation {configuration.get('generation')} stands"
-            yield f"{one.name}, configuration rejected ({stands}): {what}"
+            yield f"{name}, configuration rejected ({stands}): {what}"
         waits = _texts(configuration.get("awaits_restart"))
         if waits:
-            yield f"{one.name}, configuration: {', '.join(waits[:4])} await a restart"
+            yield f"{name}, configuration: {', '.join(waits[:4])} await a restart"
     picker = status.get("picker")
     for what in _texts(picker.get("trouble")) if isinstance(picker, dict) else ():
-        yield f"{one.name}: {what}"
+        yield f"{name}: {what}"
     keys = status.get("keys")
     issuers = keys.get("issuers") if isinstance(keys, dict) else None
-    for name, issuer in issuers.items() if isinstance(issuers, dict) else ():
+    for issued_by, issuer in issuers.items() if isinstance(issuers, dict) else ():
         if isinstance(issuer, dict) and issuer.get("trouble"):
-            yield f"{one.name} cannot fetch the keys of issuer {name}: {issuer['trouble']}"
+            yield f"{name} cannot fetch the keys of issuer {issued_by}: {issuer['trouble']}"
     accounts = status.get("accounts")
-    for what, status in accounts.items() if isinstance(accounts, dict) else ():
-        if isinstance(status, dict) and status.get("trouble"):
-            yield f"{one.name} cannot write {what}: {status['trouble']}"
-        for prices in _dicts([status.get("prices")]) if isinstance(status, dict) else ():
+    for what, account in accounts.items() if isinstance(accounts, dict) else ():
+        if isinstance(account, dict) and account.get("trouble"):
+            yield f"{name} cannot write {what}: {account['trouble']}"
+        for prices in _dicts([account.get("prices")]) if isinstance(account, dict) else ():
             if prices.get("trouble"):
-                yield f"{one.name}, price book passed over: {prices['trouble']}"
-        delivery = status.get("delivery") if isinstance(status, dict) else None
+                yield f"{name}, price book passed over: {prices['trouble']}"
+        delivery = account.get("delivery") if isinstance(account, dict) else None
         if isinstance(delivery, dict) and delivery.get("trouble"):
-            yield f"{one.name} cannot send {what} on: {delivery['trouble']}"
+            yield f"{name} cannot send {what} on: {delivery['trouble']}"
     for kept in _dicts(status.get("kept")):
         if kept.get("from_disk"):
-            yield f"{one.name} started from what was kept on disk: hub {kept.get('hub')} is silent"
+            yield f"{name} started from what was kept on disk: hub {kept.get('hub')} is silent"
 
 
 def _replicas(one: Balancer) -> Iterator[str]:

@@ -168,7 +168,7 @@ class Accounts:
             epoch,
             request.tenant if known else "",
             request.model[:MODEL_CHARS_MAX],
-            (caller.key_id or request.key) if known and caller is not None else "",  # it tells whose it is
+            (caller.key_id or request.key) if known and caller is not None else "",  # it shows whose it is
             request.entry_region,
             self._served_in(active, reason),
             reason.reason,

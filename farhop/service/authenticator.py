@@ -50,7 +50,7 @@ _DETAILS = {
 _UNREADABLE = "this balancer may not read the request: "
 _WHAT = {"jwt": "token", "cert": "certificate"}  # by how a Principal's key_id begins
 _TIMEOUT_DIGITS_MAX = 12
-# Host names that stand for a residency: OpenRouter's, and those that OpenAI's SDKs write for `data_residency`.
+# Host names that imply a residency: OpenRouter's, and those that OpenAI's SDKs write for `data_residency`.
 _HOST = re.compile(rb"(?:(eu|us)|(ae|au|in|jp)(?=\.api\.))\.", re.IGNORECASE)
 _SHOWN_MAX = 16
 _OBJECTIVES, _SLO = (b"x-llm-d-inference-objective: ", b"x-gateway-inference-objective: "), b"x-llm-d-slo-ttft-ms: "
@@ -310,7 +310,7 @@ class KeyAuthenticator:
         objective = next((value for name in _OBJECTIVES for value in values(lines, name)), b"").decode("latin-1")
         (slo,) = (*values(lines, _SLO), b"")[:1]
         ttft_ms = float(slo) if slo.isdigit() and len(slo) <= _TIMEOUT_DIGITS_MAX else None
-        if ttft_ms and caller.ttft_s is None:  # else a token of ours says what is left of it
+        if ttft_ms and caller.ttft_s is None:  # else the hop token says what is left of it
             caller = replace(caller, ttft_s=min(ttft_ms / 1e3, caller.deadline_s))
         if tenant is not None and (tenant.tiers or tenant.objectives):
             names = (preferences.tier, objective)
@@ -341,7 +341,7 @@ class KeyAuthenticator:
         everywhere = frozenset(law.topology.regions)
         offers = {everywhere: self._offered(everywhere)}  # by where it is lawful: mostly the same for all models
         models: dict[str, ModelFacts] = {}
-        judged: dict[str, frozenset[str]] = {}  # the law remembers none whose places a client made up
+        judged: dict[str, frozenset[str]] = {}  # the law caches none for places that a client made up
         for model in sorted(offers[everywhere] if not caller.models else offers[everywhere].keys() & {*caller.models}):
             bound = model if model in law.bound_models else ""
             if bound not in judged:

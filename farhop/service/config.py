@@ -155,8 +155,8 @@ class Entry(Listen):
 
 
 class Hop(Part):
-    """Keys of the hop token between the tiers, by key id: the fleet's root, or what this region was given of it.
-    `active` signs; all verify, so that keys can rotate."""
+    """Keys of the hop token between the tiers, by key id: the fleet's root, or this region's derived keys. `active`
+    signs; all verify, so that keys can rotate."""
 
     keys: Annotated[dict[str, Secret], Field(min_length=1)]
     active: str
@@ -309,10 +309,10 @@ class Claims(Part):
 
 
 class IssuerConfig(Part):
-    """An identity provider: `issuer` and one of `audience` stand in its tokens, its keys at `jwks_url`.
+    """An identity provider: `issuer` and one of `audience` are in its tokens, its keys at `jwks_url`.
 
-    It may speak for `tenants`; `*`: for all of the law. Without `claims.tenant` it speaks for the one named. Keys are
-    fetched each `refresh_s`, and count for `stale_s` where they cannot be.
+    It may authenticate `tenants`; `*`: all of the law. Without `claims.tenant` the only one named. Keys are fetched
+    every `refresh_s`, and the last ones count for `stale_s` if that fails.
     """
 
     issuer: Annotated[str, Field(min_length=1, max_length=1024)]

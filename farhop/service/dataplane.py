@@ -259,8 +259,8 @@ def resumption(
     context_tokens: Callable[[str, str], int | None],
     writes_on: Callable[[str], bool] = lambda _target: False,
 ) -> Resumption | None:
-    """How streams go on elsewhere, with what is told of it; None where that is off. By the stricter of what is
-    configured and what the tenant says. `context_tokens`, `writes_on`: see Resumption."""
+    """How streams are continued elsewhere, with its counters; None if that is off. By the stricter of the configuration
+    and the tenant's setting. `context_tokens`, `writes_on`: see Resumption."""
     if not config.on:
         return None
 

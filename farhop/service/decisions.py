@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
     key: str  # by its name in the law
     narrow: tuple[tuple[str, ...], ...]
     model: str
-    asked_for: str  # the name that its client gave, where that stands for `model`; else empty
+    asked_for: str  # the name that its client gave, if that stands for `model`; else empty
     prompt_bytes: int
     outcome: Outcome
     status: int
@@ -94,8 +94,8 @@ class Record(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 class Decisions:
     """Records by decision id; the oldest is dropped first. A record is a function, called only when it is read.
-    `narrowed` are called where the law allows fewer records here than before: by them go those who keep what they read.
-    Of `_doubtful` records, which another law is still to be asked about, none is read that may not stay.
+    `narrowed` are called if the law allows fewer records here than before, for readers that keep what they read.
+    `_doubtful` records are still to be checked by another law; none is read that may not stay.
     """
 
     __slots__ = ("_doubtful", "_may_stay", "_most", "_records", "narrowed")

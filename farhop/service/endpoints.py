@@ -86,7 +86,7 @@ class Listen(Part):
 
     @property
     def exposed(self) -> bool:
-        """Whether others than this machine reach it, and it was not said that this may be without proof."""
+        """Whether other hosts can reach it, and it was not configured that this may be without authentication."""
         return not self.insecure and not is_loopback(self.host)
 
     @model_validator(mode="after")

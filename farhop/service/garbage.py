@@ -14,7 +14,7 @@ from farhop.service.clock import cpu_s
 
 NEW = 500  # objects more than before: some 0.2 ms
 DUE = 100  # walks of new objects, whose survivors are worth a walk through all
-EVERY_S, IDLE_SHARE, LATEST_S = 1.0, 0.1, 3600.0  # at rest: so much of a core is used, at most
+EVERY_S, IDLE_SHARE, LATEST_S = 1.0, 0.1, 3600.0  # at rest: at most this share of a core is in use
 _NEVER = 2**31 - 1
 
 

@@ -141,7 +141,7 @@ class Ingress:
         return request if self._tokens is None else self._tokens.now(caller, kind, request, prompt, body)
 
     def head(self, exchange: Exchange) -> Reply | None:
-        """Everything that can be said before the body is read."""
+        """Everything that can be decided before the body is read."""
         if exchange.head.path in _PROBES and self._ready is not None:
             return _probed(exchange.head, self._ready)
         context = exchange.context = self._telemetry.begin()

@@ -1,6 +1,6 @@
 """The issued API keys in etcd, followed (beside the law's keys) by every balancer that clients connect to.
 
-Invariants: a document that is invalid, or belongs to another key (by its place or its hash), admits nobody and is
+Invariants: a document that is invalid, or belongs to another key (by its place or its hash), admits no caller and is
 counted; a running process never returns to an earlier version of a key (after a restored etcd, or an old document
 written again); a key in force whose new document cannot be read is no longer in force; losing etcd changes nothing; a
 snapshot that lacks a key ends it. Never does IO for a request.
@@ -36,7 +36,7 @@ class KeyBook:
     def __init__(self, store: Store, refused: Callable[[str], None]) -> None:
         self._store, self._refused = store, refused
         self._documents: Documents[IssuedKey] = Documents(self._read, refused, "key")
-        self._newest: dict[str, IssuedKey] = {}  # what was ever said of a key, deleted or not
+        self._newest: dict[str, IssuedKey] = {}  # the newest document of a key, deleted or not
         self._by_sha256: dict[str, Issued] = {}
         self.changes: list[Callable[[], None]] = []
         self._answered = asyncio.Event()
@@ -60,7 +60,7 @@ class KeyBook:
         by_sha256: dict[str, Issued] = {}
         twins: set[str] = set()
         for one in self._documents.values():
-            if one.key in self._documents.problems:  # what stands there now may narrow it, or revoke it
+            if one.key in self._documents.problems:  # the unreadable document may narrow it, or revoke it
                 continue
             if one.sha256 in by_sha256:
                 twins.add(one.sha256)

@@ -43,7 +43,7 @@ def kind_and_whose(bucket: str) -> tuple[str, str]:
 
 
 class LimitBook:
-    """The limits that stand in etcd. `refused` counts documents not believed; `changes` are called at each change."""
+    """The limits in etcd. `refused` counts rejected documents; `changes` are called at each change."""
 
     def __init__(self, store: Store, refused: Callable[[str], None]) -> None:
         self._store = store

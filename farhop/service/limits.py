@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 MATCHES_MAX = 10_000  # of tenant, key, model and user, remembered
 USERS_MAX = 8192  # users of tenants that limit each, remembered; half of them, in equal parts, for each tenant alone
-# What one of them takes of an ask to a root; who takes more counts as several. So all of them take 3 MiB at most: gRPC
-# reads messages of 4 MiB, and the buckets of whole tenants are to fit beside them.
+# What one of them takes of a request to a root; one that takes more counts as several. So all of them take 3 MiB at
+# most: gRPC reads messages of 4 MiB, and the buckets of whole tenants have to fit beside them.
 USER_BYTES = 3 * 1024 * 1024 // USERS_MAX
 # Of a bucket in an ask, beside its name: six numbers (of slots fewer) with a tag and 6 bytes, which is up to 2**42 and
 # four times the largest limit, and two frames.
@@ -170,8 +170,8 @@ class Reservation:
 
 
 class Limiter:
-    """Holds a balancer's clients to the limits. `name` is the balancer's in the fleet, TIER REGION/INSTANCE; `safe`
-    that under which limits give it a part of its own, "" where none do. `borrow` asks a root. `region`: the only one
+    """Enforces the limits on a balancer's clients. `name` is the balancer's in the fleet, TIER REGION/INSTANCE; `safe`
+    the name under which limits reserve a safe share for it, "" if none do. `borrow` asks a root. `region`: the only one
     whose root it may ask, "" any. `salt` hides users' names from roots; without it they can be guessed."""
 
     def __init__(
@@ -316,8 +316,8 @@ class Limiter:
         return future
 
     def _match_known(self, whose: _Whose) -> _Whose:
-        """Match the limits of a request, of this user or, if there is no room for it, of those who are one. Returns
-        whose they are."""
+        """Match the limits of a request, of this user or, if there is no room for it, of the users that count as one.
+        Returns whose they are."""
         user = whose[4]
         if user and user != _OTHER_USERS and not self._has_room(whose):
             whose = *whose[:4], _OTHER_USERS
@@ -414,7 +414,7 @@ class Limiter:
         return hashlib.sha256(f"{tenant}\n{named}".encode("utf-8", "surrogatepass")).hexdigest()[:_USER_CHARS]
 
     def _has_room(self, whose: _Whose) -> bool:
-        """Whether an ask may hold what is new of this user; others that are idle give way to it."""
+        """Whether a request to a root may hold what is new of this user; idle others are dropped for it."""
         tenant, user = whose[0], whose[4]
         known = self.users.get((tenant, user))
         names = set() if known is None else set(known.holdings)
@@ -446,7 +446,7 @@ class Limiter:
                 break
         return False
 
-    # -- what stands in etcd
+    # -- documents in etcd
 
     def _changed(self) -> None:
         self.tenants, self.matches, now = self._book.tenants(), {}, self._clock()

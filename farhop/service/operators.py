@@ -71,7 +71,7 @@ class Operators:
             return _NOBODY
         digest = hashlib.sha256(given[len(_SCHEME) :].strip().encode("utf-8", "replace")).digest()
         found = _NOBODY
-        for name, (known, may) in self._tokens.items():  # all of them, so that the time tells nothing
+        for name, (known, may) in self._tokens.items():  # all of them, so that the time reveals nothing
             if hmac.compare_digest(known, digest):
                 found = Operator(f"token {name}", may)
         return found

@@ -52,7 +52,8 @@ class Pieces:
     def __init__(self, tokenizer: Any, read: Callable[[list[str]], list[bytes]]) -> None:
         self._read = read
         added = [one for one in tokenizer.get_added_tokens_decoder().values() if not one.normalized and one.content]
-        # Beside one that takes whitespace, or looks whether a word goes on, none is cut at that could be either.
+        # Beside a token that strips whitespace, or requires a word's end, there is no cut at a token that could be
+        # either.
         taking = [one.content for one in added if one.lstrip or one.rstrip or one.single_word]
         self._clean = {
             one.content for one in added if one.content not in taking and (not taking or _apart(one.content))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # exporter of spans works for 0.1 s every 5 s.
 _SWITCH_S = 0.0001
 
-# What an operator can mend: said in a line.
+# Errors that an operator can fix: reported in a line.
 _FAULT_EVERY_S = 10.0
 _FAULTS = (ConfigError, TopologyError, PortTakenError, StoreError, logs.LogError)
 
@@ -119,5 +119,5 @@ async def _unless(stop: asyncio.Event, balancer: Balancer) -> str | None:
 async def _close_anyway(name: str, balancer: Balancer) -> None:
     try:
         await balancer.close()
-    except Exception as error:  # noqa: BLE001 - on the way out because of another error, which must be the one told
+    except Exception as error:  # noqa: BLE001 - already closing because of another error, which is the one to report
         logs.get(name).error("closing failed", error=type(error).__name__, exc_info=error)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from farhop.service.request_telemetry import RequestTelemetry
     from farhop.service.tokenizer import Tokenizers
 
-_BESIDE_S = 0.05  # an engine takes longer for so long a prompt, and what is first to be sent goes first
+_BESIDE_S = 0.05  # an engine takes longer for such a long prompt, and sending it comes first
 
 
 class RequestHolder(Protocol):

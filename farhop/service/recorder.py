@@ -3,7 +3,7 @@ pauses.
 
 A caller with the admin port's right to read may record for a while. A recording never contains a text, a key, a tenant
 or a hash that could be compared with another recording: fingerprints are salted for each recording. Costs nothing while
-nobody records; a slow reader loses rows, which are counted.
+none is under way; a slow reader loses rows, which are counted.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Recording:
 
 
 class Recorder:
-    """Hands what passes to those who listen. `region` is where requests come in. Whose prefix may not be known there
-    comes without its chain (request_telemetry)."""
+    """Passes requests to the recordings. `region` is where requests come in. If a prefix may not be known there, the
+    request comes without its chain (request_telemetry)."""
 
     def __init__(self, region: str) -> None:
         self.region = region

@@ -38,6 +38,7 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 1000),
     # Else channels to one address share a connection, and a new link is handed the dead one of the link before.
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # `proxies` alone says what goes through one, not the environment
     *FIXED_WINDOW,
     (
         "grpc.service_config",

@@ -22,9 +22,8 @@ class TierTls(ConnectTls):
     """TLS to the regions' tier and control ports. Nothing that a region reports can turn it off.
 
     Their certificates must bear the region's name in the trust domain (farhop.identity.certificate_names), or
-    `server_name`, where
-    `{region}` stands for the region's: that of the host they advertise proves nothing, as they say themselves what it
-    is. `plaintext_regions` do not speak TLS yet.
+    `server_name`, where `{region}` is replaced by the region's name. The name of the host they advertise proves
+    nothing, as they choose it themselves. `plaintext_regions` do not speak TLS yet.
     """
 
     ca_file: str
@@ -97,9 +96,9 @@ class RegionConnections(Member):
         return certificate_names.host(self.trust_domain, "regional", region)
 
     def allows(self, region: str, host: str) -> bool:
-        """Whether a balancer of that region may be where a report of it says.
+        """Whether a balancer of that region may be at the address that its report gives.
 
-        Where `region_hosts` says where they are, there; else anywhere if its certificate must say that it is one.
+        Only within `region_hosts`, if these are given; else anywhere, if its certificate must name the region.
         """
         places = self.region_hosts.get(region)
         if places is not None:

@@ -1,7 +1,7 @@
 """Reloads the configuration and the map of a running process when their files change, or at SIGHUP.
 
 Invariants: an unusable file, or one that does not fit the law in force, changes nothing and stops nothing: the last
-good one stays in force, and the fault is logged; a reload is applied whole, in one step of the event loop, so that no
+good one stays in force, and the error is logged; a reload is applied whole, in one step of the event loop, so that no
 decision sees half of it; settings that cannot change at run time stay as they are and are named. Never decides which
 settings may change: each tier does (`Live`).
 """
@@ -87,9 +87,9 @@ def _differing(one: Any, other: Any, path: tuple[str, ...] = ()) -> Iterator[tup
 class Reloader(Generic[C]):
     """See the module's docstring. `path` is the configuration's file; None: it was not read from one, and stays.
 
-    `prepare` makes ready what a configuration and a map come to, beside the loop, or raises ConfigError; what it
-    returns puts all of it in its place at once, given the law over that map. `clusters` are the etcd clusters that a
-    configuration and a map come to: those of the start stay.
+    `prepare` builds everything that a configuration and a map define, outside the loop, or raises ConfigError; what it
+    returns applies all of it at once, given the law over that map. `clusters` are the etcd clusters that a
+    configuration and a map define: those of the start stay.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class ModelNames(Protocol):
         name is that. Raises bodies.BodyError."""
 
     def listed(self, tenant: str) -> dict[str, tuple[str, ...]]:
-        """Names that stand for others when this tenant asks, and for which."""
+        """The names that stand for other models for this tenant, and for which."""
 
 
 class RequestReader:
@@ -146,7 +146,7 @@ class RequestReader:
         except bodies.BodyError as error:
             raise _refused(error) from None
         finally:
-            self._guard.met()  # nobody sends it
+            self._guard.met()  # it is not forwarded
         asking = self._authenticator.with_preferences(caller, prompt.preferences, b"")
         if not isinstance(asking, Caller):
             raise RefusedError(asking)
@@ -157,7 +157,7 @@ class RequestReader:
     def renamed(
         self, names: ModelNames, caller: Caller, kind: Kind, request: Request, prompt: Prompt, body: bytes
     ) -> tuple[Request, Prompt, bytes] | None:
-        """All of it for the model that its name stands for; None where it is for that already, and for no other in its
+        """The request for the model that its name stands for; None if it is for that already, and for no other in its
         place. Raises RefusedError."""
         if caller.decision_id:
             return None  # it was sent here for this model, which another balancer chose
@@ -207,7 +207,7 @@ class RequestReader:
         for name, others in self.names.listed(caller.tenant).items() if self.names is not None else ():
             mine = not caller.models or name in caller.models
             if mine and any(other in offered for other in others):
-                models.setdefault(name, UNKNOWN_FACTS)  # they may differ in all that is said of them
+                models.setdefault(name, UNKNOWN_FACTS)  # its models may differ in every fact
         return dict(sorted(models.items()))
 
     def _only_model(self, caller: Caller) -> str:

@@ -46,7 +46,7 @@ MODEL_CHARS_MAX = 128
 PROVIDER = "farhop"  # what clients' spans would name, too: the engines behind are not theirs to know
 _UNTRACED = RequestTrace(b"", None)
 _HINTS = Scope.HINTS
-# By the law, of what records tell of their requests: one takes some 25 us.
+# Verdicts of the law in one turn, each for the records of equal requests: one takes some 25 us.
 _VERDICTS_A_TURN = 128
 _WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
 
@@ -118,7 +118,7 @@ class RequestContext(msgspec.Struct, eq=False):
 
 
 def _turns(work: Iterator[None], judged: Sized) -> Iterator[None]:
-    """The same in fewer steps: one for so many verdicts."""
+    """The same in fewer steps, each of several verdicts."""
     until = _VERDICTS_A_TURN
     for _ in work:
         if len(judged) >= until:
@@ -128,8 +128,8 @@ def _turns(work: Iterator[None], judged: Sized) -> Iterator[None]:
 
 class RequestTelemetry:
     """Sees every request of one tier. `name` is the root span's (`farhop.global`, `farhop.regional`), `decide` that of
-    a decision. Of requests whose clients ask to have them traced, `traced_per_s_max` are; the others go by our own
-    sampling."""
+    a decision. Of requests whose clients ask for tracing, at most `traced_per_s_max` are traced; the others are sampled
+    as configured here."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class RequestTelemetry:
         self._clock, self._rng, self._reasons = clock, rng, reasons
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
-        self.under: LawHolder | None = None  # whose law that is; the tier sets it
+        self.under: LawHolder | None = None  # the holder of the law; the tier sets it
         self._kept_under: Law | None = None  # the law in force at its last change
         self._tasks = Tasks()
         self.recorder: Recorder | None = None  # where requests come in; the tier sets it
@@ -173,7 +173,7 @@ class RequestTelemetry:
         return RequestContext(_UNTRACED, now, now, law, law)
 
     def rule_may_differ(self, context: RequestContext, model: str) -> bool:
-        """Whether what was said at its head, of any model, may not hold of this one, or not any more."""
+        """Whether the verdict at its head, for any model, may not hold for this one, or not any more."""
         law = context.law
         return law is None or self.under is None or law is not self.under.law or model in law.bound_models
 
@@ -242,8 +242,8 @@ class RequestTelemetry:
                 narrowed()
 
     def _judge_again(self, context: RequestContext, request: Request | None) -> None:
-        """The law changed while the request was under way: keep records of it by the law of now, which may have a rule
-        about the name that it came by. None: it is not known what it asks for."""
+        """The law changed while the request was under way: keep records of it by the present law, which may have a rule
+        about the model name that it used. None: its model is unknown."""
         caller, model = context.caller, ""
         if caller is None:
             return
@@ -350,8 +350,8 @@ class RequestTelemetry:
         self._finish(context, reason, status, now, active, usage)
 
     def _record(self, recorder: Recorder, request: Request, arrived_at: float, now: float, usage: Usage | None) -> None:
-        """Add it to the recordings under way. Its blocks only where the law lets hints of it be known: who knows a
-        recording's salt can look for a text among its fingerprints."""
+        """Add it to the recordings under way. Its blocks only where the law allows hints of it: with a recording's salt
+        one can look for a text among its fingerprints."""
         if self.under is not None and recorder.region not in self.under.law.request_verdict(request, _HINTS).lawful:
             request = msgspec.structs.replace(request, chain=())
         arrived_s, over_s = (self._clock.wall_ns(moment) / 1e9 for moment in (arrived_at, now))
@@ -435,7 +435,7 @@ class RequestTelemetry:
         context.trace.end(self._clock.wall_ns(now), attributes, reason.reason if wrong else None)
 
     def _compare(self, active: ActiveRequest) -> None:
-        """The promise that the choice rested on against what came of it."""
+        """The promise that the choice was based on, compared with the result."""
         promised_ms = None if active.reasons is None else self._reasons.predicted_ttft_ms(active.reasons)
         if promised_ms is not None:
             self._metrics.promised(promised_ms, (active.began_at - active.forwarded_at) * 1e3)
@@ -509,6 +509,14 @@ class InstrumentedTier:
                 decision=context.decision_id,
                 trace_id=context.trace.trace_id,
             )
+
+    def salt_unknown(self, active: ActiveRequest, attempt: Attempt) -> None:  # noqa: ARG002 - of the engine alone
+        """See relay.Tier: what its operator must know, said now and then."""
+        self._log.warning(
+            "an engine refuses `cache_salt` and is asked without: there tenants may learn by timing what others asked",
+            attempt.target,
+            replica=attempt.target,
+        )
 
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
         """A bug in the machine: its trace goes to the log, never to a client."""

@@ -78,7 +78,7 @@ class TokenizedPrompt(NamedTuple):
 
 
 class UnreadableError(Exception):
-    """A prompt that is not to be had as tokens. `reason` is a fixed word to count by."""
+    """A prompt that cannot be tokenized. `reason` is a fixed word to count by."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -86,7 +86,7 @@ class UnreadableError(Exception):
 
 
 class ModelTokenizer:
-    """One model's. `wall` is for templates that tell the date. ConfigError if a file is of no use."""
+    """One model's. `wall` is for templates that show the date. ConfigError if a file is unusable."""
 
     def __init__(self, field_path: str, files: Files, wall: Callable[[], datetime]) -> None:
         # One prompt at a time is no work for a pool of the library's own, whose threads would only wake one another.
@@ -291,8 +291,8 @@ def _no_bases(_model: str) -> Iterable[str]:
 
 
 class Tokenizers:
-    """Those of all models that have one. `unread` counts, by reason, prompts that went on without. `bases_of` tells
-    what a model is an adapter of, as engines say."""
+    """Those of all models that have one. `unread` counts, by reason, prompts that were routed without tokens.
+    `bases_of` gives what a model is an adapter of, as engines report."""
 
     def __init__(self, files: Mapping[str, Files], wall: Callable[[], datetime]) -> None:
         known: dict[Files, ModelTokenizer] = {}
@@ -316,17 +316,17 @@ class Tokenizers:
         """The prompt's tokens, None where it cannot be read. Takes 0.2 to 0.5 ms for each KB of it."""
         try:
             return self._counted(self._reader(model).read(kind, body), cache_salt)
-        except Exception as error:  # noqa: BLE001 - what a client wrote in a shape nobody thought of must not fail it
+        except Exception as error:  # noqa: BLE001 - a prompt in an unforeseen shape must not fail its request
             self._unread(error)
             return None
 
     def beginning(self, kind: Kind, model: str, body: bytes, cache_salt: str) -> Tokens | None:
-        """As much of the prompt's tokens as is to be had in a fraction of a millisecond; None where it cannot be."""
+        """As many of the prompt's tokens as a fraction of a millisecond allows; None if it cannot be tokenized."""
         if len(body) > BEGINNING_BYTES_MAX:
             return None
         try:
             prompt = self._reader(model).read(kind, body, whole=False)
-        except Exception:  # noqa: BLE001 - as in `now`; who reads the whole counts why it cannot be read
+        except Exception:  # noqa: BLE001 - as in `now`; reading the whole counts the reason
             return None
         return self._counted(prompt, cache_salt)
 

@@ -2,7 +2,7 @@
 
 The position is stored beside the files, and written only after the receiver accepted the records. So a process killed
 in between sends some records again, and the receiver recognises them by their ids. Never sends records that the law
-keeps here, and never blocks requests: records that nobody accepts stay on the disk.
+keeps here, and never blocks requests: records that are not accepted stay on the disk.
 """
 
 from __future__ import annotations

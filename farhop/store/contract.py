@@ -165,7 +165,7 @@ class Store(Protocol):
 
     async def put(self, key: str, value: bytes, expect_revision: int | None = None, ttl_s: float | None = None) -> int:
         """Write; returns the new revision. With `expect_revision` only if that is the key's revision now (0: absent),
-        else Conflict. With `ttl_s` the key goes by itself after that time. Not retried: raises StoreError."""
+        else Conflict. With `ttl_s` the key expires after that time. Not retried: raises StoreError."""
         ...
 
     async def delete(self, key: str, expect_revision: int | None = None) -> bool:
@@ -235,7 +235,7 @@ def issued_key(name: str) -> str:
 
 
 def limit_key(tenant: str) -> str:
-    """Where a tenant's limits stand. Raises ValueError for a name that would not parse."""
+    """The key of a tenant's limits. Raises ValueError for a name that would not parse."""
     return f"{LIMIT_PREFIX}{_segment(tenant)}"
 
 
@@ -245,7 +245,7 @@ def limit_root_key(region: str) -> str:
 
 
 def replica_prefix(region: str) -> str:
-    """Under which a region's replicas stand, each by its name. Raises ValueError for a name that would not parse."""
+    """The prefix of a region's replicas, each by its name. Raises ValueError for a name that would not parse."""
     return f"{REPLICA_PREFIX}{_segment(region)}/"
 
 

@@ -1,8 +1,9 @@
 """The store over etcd. Its contract is in `farhop.store.contract`.
 
 Watches use etcd's Watch stream directly: aetcd's watcher ends at the first error, drops watches silently when the
-stream breaks, and cannot tell a quiet etcd from a dead one. Invariants: after any gap the watch lists all keys again,
-so that no change is missed; a connection that answers nothing for `timeout_s` is abandoned, even if its socket is open.
+stream breaks, and cannot distinguish a quiet etcd from a dead one. Invariants: after any gap the watch lists all keys
+again, so that no change is missed; a connection that answers nothing for `timeout_s` is abandoned, even if its socket
+is open.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from random import Random
 
 PAGE = 1000  # keys in one answer
-QUIET_S = 15.0  # after which a watch that says nothing is asked whether it stands
+QUIET_S = 15.0  # after which a silent watch is checked
 _LEASE_GONE = "requested lease not found"
 
 
@@ -84,7 +85,7 @@ class EtcdStore(Store):
                         backoff.reset()
                         yield change
             except _GapError:
-                pass  # contact is not lost, only the sequence: the next snapshot tells readers everything
+                pass  # contact is not lost, only the sequence: the next snapshot gives readers everything
             except StoreError as error:
                 if not lost and not self._closed.is_set():
                     lost = True

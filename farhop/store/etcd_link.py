@@ -28,6 +28,7 @@ MESSAGE_LIMIT_BYTES = 64 * 1024 * 1024  # gRPC's own 4 MiB would fail the snapsh
 CHANNEL_OPTIONS = {
     # Else channels of one process share connections, and a new one is handed another's that is dead already.
     "grpc.use_local_subchannel_pool": 1,
+    "grpc.enable_http_proxy": 0,  # etcd is never behind the proxy of the environment
     "grpc.max_receive_message_length": MESSAGE_LIMIT_BYTES,
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,

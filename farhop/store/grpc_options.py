@@ -6,5 +6,5 @@ the measuring off. Set both or neither: without measuring alone the window is 64
 instead of 0.15 s.
 """
 
-WINDOW_BYTES = 4 * 1024 * 1024  # 28 MB a second at 150 ms; what a peer may send that nobody has read yet
+WINDOW_BYTES = 4 * 1024 * 1024  # 28 MB a second at 150 ms; the most unread bytes that a peer may send
 FIXED_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES))

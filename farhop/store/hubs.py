@@ -1,8 +1,8 @@
 """Several etcd clusters (hubs) as one Store: published in each, watched in all, merged by `farhop.store.merge`.
 
-Invariants: a hub that is down, hangs or was wiped delays nobody who can reach another; each hub is written
+Invariants: a hub that is down, hangs or was wiped does not delay a process that can reach another; each hub is written
 independently, so that a slow one only lags; a compare-and-set is decided at the first hub by name that answers, which
-is the same for all who reach it. Never forms a quorum over hubs: each is a cluster of its own.
+is the same for all that can reach it. Never forms a quorum over hubs: each is a cluster of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHANGES_WAITING = 1024  # of one watch: a hub whose changes are not consumed wai
 class Hubs(Store):
     """A Store on several, by the hub's name. `rng` jitters its back-offs.
 
-    `unreached` tells which hubs the last `get`, `list`, `put` or `delete` did not reach, and why.
+    `unreached` has the hubs that the last `get`, `list`, `put` or `delete` did not reach, and why.
     """
 
     def __init__(self, stores: Mapping[str, Store], rng: Random) -> None:
@@ -154,7 +154,7 @@ class Hubs(Store):
         expect_revision: int | None,
         write: Callable[[Store, int | None], Coroutine[Any, Any, Any]],
     ) -> Sequence[Any]:
-        """At each hub by its own revision. Who is first at the first hub goes before: the others give way to him."""
+        """At each hub by its own revision. The writer that is first at the first hub wins; the others give up."""
         found: dict[str, Entry | None] = await self._each(lambda store: store.get(key))
         entry = _of(found)
         if expect_revision is not None and expect_revision != (entry.revision if entry is not None else 0):

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from farhop.store.contract import Publication
     from farhop.store.state import StateDir
 
-SAVE_S = 1.0  # changes of so long go to the disk together
-LAZY_S = 30.0  # where values change all the time, and who is there matters: keys that come or go do not wait
+SAVE_S = 1.0  # changes within this time go to the disk together
+LAZY_S = 30.0  # for values that change all the time, if only the set of keys matters: keys that come or go do not wait
 LAZY = (REGION_PREFIX,)
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -72,7 +72,8 @@ class KeptStore(Store):
     # -- life
 
     async def open(self) -> None:
-        """See the contract. If nobody answers and enough was kept, it is open from disk, and tried until they do."""
+        """See the contract. If no cluster answers and enough was kept, it opens from disk, and retries until one
+        does."""
         try:
             await self.inner.open()
         except StoreUnreachable as error:
@@ -234,6 +235,6 @@ def kept_status(stores: Iterable[Store]) -> list[dict[str, Any]]:
 
 
 def notice(statuses: Iterable[dict[str, Any]]) -> str:
-    """What somebody who asks whether we are ready should know of it, too; "" if there is nothing."""
+    """What a readiness check should report of it, too; "" if there is nothing."""
     silent = [f"hub {one['hub']}: {one['why']}" for one in statuses if one["from_disk"]]
     return f"started from what was kept on disk, as etcd is silent: {'; '.join(silent)}" if silent else ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Stamp(msgspec.Struct):
-    """The fields that tell a document's age; others are ignored."""
+    """The fields that show a document's age; others are ignored."""
 
     epoch: int = 0
     incarnation: int = 0
@@ -62,9 +62,9 @@ class Merged:
         self._revision = 0
 
     def take(self, hub: str, change: Change) -> list[Change]:
-        """One step of one hub's watch; what the one watch tells because of it.
+        """One step of one hub's watch; what the merged watch reports because of it.
 
-        The first snapshot waits until every hub has answered or is lost: a word that only the slower one holds must
+        The first snapshot waits until every hub has answered or is lost: a document that only the slower one holds must
         not seem absent meanwhile.
         """
         self._silent.discard(hub)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Sealed(Store):
-    """`store` with documents opened by `keys`. `refused` is told of each document that does not count, as
+    """`store` with documents opened by `keys`. `refused` is called for each document that does not count, with
     `<kind>_<reason>`.
 
     With a `signer`, documents written for an operator are sealed by it. A document that would not count under the keys

@@ -44,7 +44,7 @@ class SavedDocument(msgspec.Struct, frozen=True):
 
 
 class StateDir:
-    """One process's documents. `owner` tells instances apart that share a disk, and is unique in the fleet's region.
+    """One process's documents. `owner` distinguishes instances that share a disk, and is unique in the fleet's region.
 
     ValueError if a name would not be one safe path component. Nothing is touched before the first call.
     """
@@ -80,8 +80,8 @@ class StateDir:
         path = self.path(name)
         if len(document) > DOCUMENT_BYTES_MAX:
             raise StateError(f"{path}: a document of {len(document)} bytes is not kept, at most {DOCUMENT_BYTES_MAX}")
-        # One name, so that a process that dies here leaves one file at most. Two that were given one owner's name by
-        # mistake may mix their bytes in it: the checksum tells.
+        # One name, so that a process that dies here leaves one file at most. Two processes with the same owner by
+        # mistake may mix their bytes in it: the checksum detects that.
         beside = path.with_name(f".{name}.new")
         try:
             # Laws hold hashes of keys: only we may read them.

@@ -87,7 +87,8 @@ def trace_id(traceparent: bytes) -> str:
 def state(tracestate: bytes | None) -> bytes | None:
     """A `tracestate` fit to be sent on as received, or None: missing, too long, or no list of members (§3.3.1).
 
-    Any client writes it, and who cannot read it (the SDK that records spans here, an engine's) logs its text.
+    Any client may write it, and a reader that cannot parse it (the SDK that records spans here, an engine's) logs its
+    text.
     """
     if not tracestate or len(tracestate) > TRACESTATE_BYTES_MAX:
         return None

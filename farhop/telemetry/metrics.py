@@ -53,7 +53,7 @@ Reading = Callable[[], "float | Mapping[str, float] | Mapping[tuple[str, str], f
 
 
 _Label = str | tuple[str, str] | None
-# A request that is over, as `finished` is told of it.
+# A request that is over, as passed to `finished`.
 _Over = tuple[str, int, float, float | None, float | None, str, str, "Usage | None", tuple[float, str] | None]
 
 
@@ -172,12 +172,12 @@ class TierMetrics(Collector):
         usage: Usage | None = None,
         hit: tuple[float, str] | None = None,
     ) -> None:
-        """A request begun has ended. `status` is what the client got (0: it got none), `target` who served it. `model`
-        is what it asked for, if an engine was asked; `usage` what that says it took. `hit`, if that tells what was
-        cached: how many tokens were expected to be, and by which of HIT_SOURCES: `trie` is our own guess, `exact` what
-        the engine's KV events say.
+        """A request begun has ended. `status` is what the client got (0: it got none), `target` the one that served it.
+        `model` is what it asked for, if an engine was asked; `usage` is what that reports. `hit`, if the usage shows
+        what was cached: how many tokens were expected to be, and by which of HIT_SOURCES: `trie` is our own estimate,
+        `exact` is from the engine's KV events.
 
-        Refusals and residency denials are derived from this: do not count them apart.
+        Refusals and residency denials are derived from this: do not count them separately.
         """
         self.in_flight -= 1
         over = self.pending_over

@@ -110,7 +110,7 @@ class _RecordedTrace(RequestTrace, kw_only=True):
     def mute(self) -> None:
         self.recorder, self.sampled = None, False
         self._records = []
-        if self._parent is not None:  # the next tier hangs below the caller, not below a span that nobody will see
+        if self._parent is not None:  # the next tier's span is below the caller's, not below one that is never exported
             self.traceparent = context.write(self._parent.trace_id, self._parent.span_id, self._flags)
 
     def end(self, end_ns: int, attributes: Mapping[str, Value] | None = None, error: str | None = None) -> None:
@@ -215,7 +215,7 @@ class Tracing:
     ) -> RequestTrace:
         flags = context.SAMPLED if parent is None else parent.flags | context.SAMPLED
         if self.recorder is None:
-            # Nothing is kept here, yet the choice stands: the tiers below may well export.
+            # Nothing is kept here, but the sampling choice holds: the tiers below may well export.
             span_id = _span_id(rng) if parent is None else parent.span_id
             return RequestTrace(context.write(trace_id, span_id, flags), tracestate)
         root = SpanRecord(name, "server", _span_id(rng), now_ns)

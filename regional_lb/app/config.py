@@ -11,7 +11,7 @@ from farhop.balance.model_steps import NameRoute, names_of
 from farhop.config import FromOutside, Model, Part
 from farhop.identity.hop_token import HopVerifier
 from farhop.service.config import Entry, ResumeConfig, Session
-from farhop.service.endpoints import Listen
+from farhop.service.endpoints import Listen, is_loopback
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
 from regional_lb.engines.config import EnginesConfig
 from regional_lb.mesh.config import MeshConfig
@@ -89,6 +89,16 @@ class RegionalConfig(EnginesConfig, MeshConfig):
                 raise ValueError(
                     f"{name}.tls.client_ca_file: balancers must prove who they are to be believed off loopback; give "
                     f"the authority of their certificates (`farhop certs init` makes one), or say {name}.insecure: true"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _reached(self) -> RegionalConfig:
+        for name, listen in (("tier", self.tier), ("control", self.control)):
+            if not is_loopback(listen.host) and "advertise" not in self.model_fields_set:
+                raise ValueError(
+                    f"advertise: is not given, and {name} is not on loopback; give the host by which global balancers "
+                    "and peers reach this process"
                 )
         return self
 

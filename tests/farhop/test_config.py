@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import create_model, model_validator
 
 from farhop.config import ConfigError, Part, PublicKey, Secret, is_absent, load
 
@@ -143,3 +144,44 @@ def test_a_mistyped_field_is_reported_with_the_right_one(tmp_path: Path, monkeyp
         "tier: unknown field; it is one of another thing's: is this the right file?",
         f"zzz: {other}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "unit"),
+    [
+        ("drain_s", "30s", ", in seconds"),
+        ("ping_ms", "1 s", ", in milliseconds"),
+        ("segment_bytes", "64 MiB", ", in bytes (64 MiB is 67108864)"),
+        ("body_bytes_max", "16MiB", ", in bytes (64 MiB is 67108864)"),
+        ("nodes_per_s_max", "5k", ""),
+        ("port", "http", ""),
+    ],
+)
+def test_a_number_with_a_unit_is_told_the_fields_own(tmp_path: Path, field: str, given: str, unit: str) -> None:
+    kind = create_model("Sized", __base__=Part, **{field: (float, 1.0)})  # type: ignore[call-overload]
+    (tmp_path / "config.yaml").write_text(f"{field}: {given}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(kind, tmp_path / "config.yaml")
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{field}: ")
+    assert problem.endswith(f"; give a number without a unit or quotes{unit}")
+
+
+def test_what_several_fields_contradict_begins_with_the_one_to_change(tmp_path: Path) -> None:
+    class Pair(Part):
+        low: int
+        high: int
+
+        @model_validator(mode="after")
+        def _ordered(self) -> Pair:
+            if self.low > self.high:
+                raise ValueError("low: is above high; lower it")
+            if self.low == self.high:
+                raise ValueError("both are the same")
+            return self
+
+    for text, expected in (("{low: 2, high: 1}", "low: is above"), ("{low: 1, high: 1}", "document: both are")):
+        (tmp_path / "config.yaml").write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load(Pair, tmp_path / "config.yaml")
+        assert caught.value.problems[0].startswith(expected)

@@ -79,10 +79,16 @@ def test_a_balancer_that_may_not_write_to_etcd_says_what_is_missing_there():
         balancer("rome", limits={"root": {"lends": False, "trouble": "denied"}}, replicas=replicas("up")),
     ]
     assert [line for line in summed(upper, lower) if line.startswith("wrong")] == [
-        "wrong: tokyo is missing in hub main: permission denied; grant",
-        "wrong: paris is missing in hub main: permission denied; grant",
+        "wrong: global tokyo is missing in hub main: permission denied; grant",
+        "wrong: regional paris is missing in hub main: permission denied; grant",
         "wrong: rome cannot lend out limits (tenants with limits here may get 429): denied",
     ]
+
+
+def test_a_start_without_etcd_is_wrong_also_where_accounts_are_kept():
+    kept = [{"hub": "main", "from_disk": True}]
+    upper = [balancer("tokyo", accounts={"usage": {}}, kept=kept), balancer("oslo", accounts={"usage": 1})]
+    assert "wrong: tokyo started from what was kept on disk: hub main is silent" in summed(upper)
 
 
 def test_without_a_global_balancer_the_summary_does_not_pass_for_that_of_a_fleet_without_load():

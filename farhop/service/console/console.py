@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 EVERY_S, UNSEEN_S = 1.0, 5.0  # with and without viewers: without, only for the last hour
-SPAN, RATE_MS_MIN = 2, 700  # looks that a rate is over; none is sooner after another
+SPAN, RATE_MS_MIN = 2, 700  # snapshots that a rate is over, and their least distance
 VIEWERS_MAX = 64
 BEHIND_MAX = 8  # patches that a viewer may be behind
 WRITE_S = 5.0
@@ -90,7 +90,7 @@ class Source(Protocol):
         ...
 
     def law(self) -> Law | None:
-        """The law that is shown, with its map; None while none is known."""
+        """The law that is shown, with its map; None if unknown."""
         ...
 
     async def decision(self, decision_id: str) -> dict[str, dict[str, Any]]:

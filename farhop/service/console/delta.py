@@ -95,7 +95,7 @@ class _Packing:
         self._compressor, self._packed = zlib.compressobj(6), list[bytes]()
 
     def add(self, data: bytes) -> None:
-        """More of it; and a share of what is to be done."""
+        """Add data; and do a share of the work."""
         self._pending += data
         size = max(STEP_BYTES, -(-len(self._pending) // self._left))
         self._left = max(1, self._left - 1)

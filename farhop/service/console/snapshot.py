@@ -1,8 +1,8 @@
 """A balancer's snapshot of the fleet at one moment, and the picture that several such snapshots are merged into.
 
-Invariants: a figure that nobody reported is left out, never shown as 0; a balancer's figures keep the time at which it
-reported them, and are marked as cut off once that is too long ago; if balancers report different states, the worst is
-shown, with the balancers that report it. Pure; never holds a prompt or a key.
+Invariants: a figure that no balancer reported is left out, never shown as 0; a balancer's figures keep the time at
+which it reported them, and are marked as cut off once that is too long ago; if balancers report different states, the
+worst is shown, with the balancers that report it. Pure; never holds a prompt or a key.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def freshness(latest: LastSnapshot, now_ms: int) -> str:
 
 
 def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) -> Generator[None, None, dict[str, Any]]:
-    """The world, as those balancers tell it. Keys of `latest` name balancers. Returned and yields as of_status."""
+    """The fleet, as those balancers report it. Keys of `latest` name balancers. Returns and yields like of_status."""
     fresh = {name: freshness(one, now_ms) for name, one in latest.items()}
     snapshots = {name: one.snapshot for name, one in latest.items() if one.snapshot is not None}
     upper = {name: snapshot for name, snapshot in snapshots.items() if snapshot.get("tier") == "global"}
@@ -346,7 +346,7 @@ def _merged(
     if not worst:
         row["why"] = "no global balancer that answers reports it"
     if own:
-        # Balancers of one region share its replicas: each tells of all, and how much of the load is not its own.
+        # Balancers of one region share its replicas: each reports all, and how much of the load is not its own.
         replicas = {
             key: one for snapshot in (own_latest or own) for key, one in _dict(snapshot.get("replicas")).items()
         }
@@ -367,8 +367,8 @@ def _badness(state: object) -> int:
 
 
 def _newest(snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
-    """The newest decisions of all, each once: by a global balancer where one tells of it. Where the law keeps its
-    record from there, the region that served it may tell, which does not know where it came in."""
+    """The newest decisions of all, each once: from a global balancer if one reports it. If the law forbids the record
+    there, it may come from the region that served it, which does not know the entry."""
     found: dict[str, Any] = {}
     for name, snapshot in sorted(snapshots.items(), key=lambda one: one[1].get("tier") == "global"):
         above = snapshot.get("tier") == "global"

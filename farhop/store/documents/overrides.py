@@ -51,7 +51,7 @@ class _Leased(msgspec.Struct, frozen=True, kw_only=True):
 class DrainOverride(_Leased, frozen=True, kw_only=True, tag="drain", tag_field="action"):
     """Send no new work to `region`.
 
-    `over_s`: the share of new requests that may still go there falls linearly to zero in so many seconds, by each
+    `over_s`: the share of new requests that may still go there falls linearly to zero in this many seconds, by each
     balancer's own clock from when it first saw the drain; 0: at once. `keep_share` (0..1) of new requests may go there
     throughout the drain, and so may requests that have no other region; 0: none. `move_streams`: streams in progress
     there are moved to other regions at the same pace, if the law and their kind allow it; otherwise they finish there.

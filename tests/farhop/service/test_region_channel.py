@@ -40,7 +40,9 @@ async def test_what_is_larger_than_it_can_be_is_not_read() -> None:
     await region.stop()
 
 
-async def test_it_leads_to_the_balancer_and_through_a_proxy_where_one_is_named() -> None:
+async def test_it_leads_to_the_balancer_and_through_a_proxy_where_one_is_named(monkeypatch: Any) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # the environment's is not asked
     region = Region()
     await region.start()
     ways = RegionConnections.model_validate(PROCESS)

@@ -80,6 +80,13 @@ async def test_dead_endpoints_are_passed_over():
                 assert (await store.get("/a")).value == b"1"
 
 
+async def test_the_proxy_of_the_environment_is_not_asked(monkeypatch):
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with EmbeddedEtcd() as etcd, opened(etcd.endpoint, timeout_s=5.0) as store:
+        await store.put("/a", b"1")
+
+
 async def test_a_closed_store_says_so():
     async with EmbeddedEtcd() as etcd:
         async with opened(etcd.endpoint) as store:
