@@ -1,7 +1,7 @@
-"""Configurations of the compared proxies, and of the nginx that stands for the engines. Pure.
+"""Configurations of the compared proxies, and of the nginx in place of the engines. Pure.
 
 Each is set up as its own manual recommends for this job: one worker, HTTP/1.1 keep-alive on both sides, no buffering of
-answers, sixteen servers in turn, no access log.
+answers, sixteen upstream servers in turn, no access log.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class ChangingFleet:
 
 
 def world(regions: int) -> topology.model.Topology:
-    """A map of so many regions, spread over the cities that Farhop knows."""
+    """A map of this many regions, spread over the cities that Farhop knows."""
     with (Path(topology.__file__).parent / "places.csv").open(encoding="utf-8") as file:
         cities = [row for row in csv.DictReader(file) if not row["name"].startswith("#")]
     step = max(1.0, len(cities) / regions)

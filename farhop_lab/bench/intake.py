@@ -66,7 +66,7 @@ class Intake(msgspec.Struct, frozen=True):
 
 
 def measure(regions: int = REGIONS, models: int = MODELS) -> Intake:
-    """Measure it for a world of so many regions."""
+    """Measure it for a world of this many regions."""
     return asyncio.run(_measure(regions, models))
 
 

@@ -1,6 +1,6 @@
 """Metrics pages of the size that real engines have: the metrics a balancer reads among histograms that it does not.
 
-Names and labels are each engine's own, numbers are plausible, the histograms stand for the dozens that every engine
+Names and labels are each engine's own, numbers are plausible, the histograms represent the dozens that every engine
 has. For benchmarks and tests only.
 """
 
@@ -59,7 +59,7 @@ _STEMS = {"tgi": "tgi_", "trtllm": "trtllm_", "triton": "nv_", "dcgm": "DCGM_FI_
 
 
 def page(engine: str, size: int = PAGE_BYTES) -> bytes:
-    """A page of about `size` bytes: the metrics that are read stand in the middle of the others."""
+    """A page of about `size` bytes: the metrics that are read are in the middle of the others."""
     stem = _STEMS.get(engine, f"{engine}:")
     words = "\n".join(LINES[engine]) + "\n"
     half = (size - len(words)) // 2

@@ -34,7 +34,7 @@ TO = "FARHOP_BENCH_COUNTS_TO"  # the folder to which a counted process writes
 REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
 ROUNDS = 3  # of counting calls; the one with the fewest is reported, since other load only adds
 _PACE_MS, _PAUSE_S = 4.0, 0.003
-_ANSWER_MS = 8.0  # longer than a prefill is expected to take: or whether an answer tells a pace is the machine's doing
+_ANSWER_MS = 8.0  # longer than a prefill should take: else it depends on the machine whether a pace is learned
 _NEARLY = 0.9  # of all requests
 _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__
@@ -293,8 +293,9 @@ def _show(what: str, parts: Parts) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         signal.signal(signal.SIGUSR1, _Counting(Path(os.environ[TO])).toggle)
-        # A prompt that its region confirmed takes two frames fewer than one that was only sent, and a busy machine may
-        # hear of it before the first answer: so soon all prompts are confirmed ones, as most are in operation.
+        # A prompt that its region confirmed takes two frames fewer than one that was only sent, and on a busy machine
+        # the confirmation may come before the first answer: with this interval all prompts are confirmed, as most are
+        # in operation.
         setattr(watch, "CONFIRM_S", 0.5)  # noqa: B010 - not a name that it exports
         sys.argv[0] = "farhop"
         runpy.run_module("farhop_cli", run_name="__main__")

@@ -1,8 +1,8 @@
-"""Stands for the regions under a global balancer in a benchmark: real reports of many regions, no balancers.
+"""Simulates the regions under a global balancer in a benchmark: real reports of many regions, no balancers.
 
 `python -m farhop_lab.bench.regions JOB`. Each region is a shipped RegionalFlow with healthy replicas and a shipped
-Reporter over it: to etcd under a lease, and by gRPC to subscribers. The requests themselves go to the upstream that
-stands for the tier listeners. Never relays.
+Reporter over it: to etcd under a lease, and by gRPC to subscribers. The requests themselves go to an upstream in place
+of the tier listeners. Never relays.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Regions:
 
 
 def replicas(job: Job) -> list[Replica]:
-    """The replicas of every region: they get no requests and only stand in reports."""
+    """The replicas of every region: they get no requests, and only appear in reports."""
     return [
         Replica(
             name=f"gpu-{i}",

@@ -288,7 +288,7 @@ class Run:
             await pipe.close()
 
     async def until(self, interruptions: int, progress: Callable[[str], None]) -> None:
-        """Send requests and interrupt them, until so many streams were interrupted."""
+        """Send requests and interrupt them, until this many streams were interrupted."""
         await asyncio.gather(*(self._client(interruptions, progress) for _ in range(STREAMS)))
         if self._mending is not None:
             await self._mending  # include the counters of processes that are being started again
@@ -401,8 +401,9 @@ async def measure(
 
 
 class KillReport(msgspec.Struct):
-    """A region killed so many times: how many of its streams ended whole and equal to an unbroken one, how the others
-    ended, and the longest pause that each client saw from the kill on, in ms. `wrong` has the texts of `altered` ones.
+    """A region killed several times: how many of its streams ended complete and equal to an unbroken one, how the
+    others ended, and the longest pause that each client saw from the kill on, in ms. `wrong` has the texts of `altered`
+    ones.
     """
 
     kills: int = 0
@@ -446,8 +447,8 @@ async def regions_killed(
     *,
     by_text: bool = False,
 ) -> KillReport:
-    """Kill a region's engines and its balancer under so many streams that it serves, so many times. WorldError if the
-    world cannot be run.
+    """Kill a region's engines and its balancer under this many streams that it serves, this many times. WorldError if
+    the world cannot be run.
     """
     at_once: dict[str, Any] = {"spill": {"ramp_per_s": 1e3}}  # a region that is back gets its traffic back at once
     settings = WorldSettings(

@@ -42,7 +42,7 @@ LIMIT_S = 50.0  # of CPU, for one world
 
 
 class Size(msgspec.Struct, frozen=True):
-    """A world to be measured: with so many replicas in all, under this router; 0 replicas: the large one."""
+    """A world to be measured: with this many replicas in all, under this router; 0 replicas: the large one."""
 
     router: str
     replicas: int = 0
@@ -54,7 +54,7 @@ SIZES = (*QUICK, Size(FARHOP, 36), Size(CHEAP, 36), Size(FARHOP))
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One world: requests concluded and virtual seconds passed in so much CPU time, after the warm-up."""
+    """One world: requests concluded and virtual seconds passed in the CPU time used, after the warm-up."""
 
     what: str
     router: str

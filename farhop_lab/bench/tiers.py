@@ -127,7 +127,7 @@ class TierEnvironment:
         return child.pid
 
     async def other_regions(self, names: tuple[str, ...]) -> None:
-        """Let the upstream stand for these regions' tier listeners, with real reports of each."""
+        """Use the upstream in place of these regions' tier listeners, with real reports of each."""
         targets = self._place.targets
         job = regions.Job(
             topology=str(self.file),

@@ -1,8 +1,7 @@
 """How many round trips a large prompt takes over a long link, by its connection's past and by TCP's settings.
 
 The shipped pool at one end of a long emulated link, an engine that answers at once at the other. One round trip is the
-minimum: the body there, the answer back. Beside it stands what the cost model charges
-(balance.estimate.cost.upload_ms).
+minimum: the body there, the answer back. For comparison: what the cost model charges (balance.estimate.cost.upload_ms).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A light, symmetric, open load: every region's clients send PER_REPLICA_S requests a second for each of its replicas
 (Poisson), every prompt PROMPT_BYTES long and like no other (nothing is ever cached), every answer ANSWER_TOKENS long.
-All replicas are one kind of GPU. So the fair share is defined without a choice of ours:
+All replicas are one kind of GPU. So the fair share is well defined:
 
 - a region's is what its own clients ask: it has room for all of it, and any other is a round trip away;
 - a replica's is an equal part of what its region serves.
@@ -33,7 +33,7 @@ GPU = PROFILES["a100"]
 RTT_MS = 60.0
 PROMPT_BYTES, PROMPT_TOKENS, ANSWER_TOKENS = 4000, 1000, 32
 PER_REPLICA_S = 1.0
-SERVED_WITHIN_S = 10.0  # an answer takes 0.5 s; a request that is open for so long is not being served
+SERVED_WITHIN_S = 10.0  # an answer takes 0.5 s; a request that is open for this long is not being served
 STOOD_S = 5.0
 
 

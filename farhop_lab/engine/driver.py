@@ -33,9 +33,9 @@ class Ticket(Protocol):
 
 
 class Driver:
-    """Drives one core on one loop. `clock` gives monotonic seconds: uvloop's own time stands still within a callback
-    and counts whole milliseconds, too coarse for steps of a few. `stretch` returns the factor on a step's duration:
-    asked at each step, infinite while the engine is stuck.
+    """Drives one core on one loop. `clock` gives monotonic seconds: uvloop's own time does not advance within a
+    callback and counts whole milliseconds, too coarse for steps of a few. `stretch` returns the factor on a step's
+    duration: asked at each step, infinite while the engine is stuck.
     """
 
     __slots__ = ("_clock", "_core", "_loop", "_stretch", "_tickets", "_timer", "lag_s", "scheduled")

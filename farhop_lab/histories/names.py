@@ -423,12 +423,12 @@ _KINDS: dict[int, tuple[type[Any], Tag]] = {
 NOT_KEPT: dict[str, str] = {
     "Outcome": "source retryable",  # follow from the reason
     "FallBack": "reasons",  # those of the Forward or the Answer before it
-    "Topology": "entries",  # who may enter where is the drivers' to ask
-    "Key": "explain",  # nor what a key may be told of a decision
+    "Topology": "entries",  # the drivers check who may enter where
+    "Key": "explain",  # and what a key may learn of a decision
     "RuleConfig": "header cookie",  # kept as the mark that they make
     "FlowConfig": "queue scaling scalings pilots",  # its figures are kept; scaling asks for replicas, and moves nothing
     "ModelReport": "load_replicas replicas_needed replicas_min replicas_max",  # of scaling, too
-    "PeerReported": "learned",  # what a balancer that starts is told once
+    "PeerReported": "learned",  # what a starting balancer is sent once
     "RouteConfig": "tenant model keep_answers_s coalesce",  # where it holds; the drivers' caches
     "Spill": "at return_at hold_s ramp_per_s",  # kept as its guard
     "ViewSwapped": "view",  # kept as its replicas or regions

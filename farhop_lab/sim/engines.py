@@ -125,7 +125,7 @@ class Station:
         self._next()
 
     def metrics(self) -> tuple[int, int, float]:
-        """See Engine. Slots stand for the KV cache."""
+        """See Engine. Slots represent the KV cache."""
         return len(self._waiting), len(self._running), len(self._running) / self._slots
 
 

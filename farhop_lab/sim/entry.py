@@ -144,7 +144,7 @@ class RemoteRequest:
 
 class ClientRequest:
     """One request of a client until it is concluded: tries one address after another while connections are refused, and
-    tells the arrival where it was answered.
+    informs the arrival where it was answered.
     """
 
     __slots__ = ("_active", "_addresses", "_entry", "remote")

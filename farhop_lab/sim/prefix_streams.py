@@ -193,7 +193,7 @@ class PrefixCall:
             self._watch = self._context.timeline.at(due, self._look)
 
     def give_up(self) -> None:
-        """Close the call and tell the region. Does nothing once it is over."""
+        """Close the call and inform the region. Does nothing once it is over."""
         if self._over:
             return
         self._end()

@@ -66,7 +66,7 @@ class EntryPoint(Protocol):
 
 
 class Attempt(Protocol):
-    """One attempt under way; tells the relay how it goes."""
+    """One attempt under way; reports its progress to the relay."""
 
     number: int
 
@@ -253,7 +253,7 @@ class SimulatedRelay:
             )
 
     def client_left(self, request_id: str) -> bool:
-        """Cancel the attempt, and tell the machine. False if the request is over."""
+        """Cancel the attempt, and inform the machine. False if the request is over."""
         active = self.live.get(request_id)
         if active is None:
             return False

@@ -53,7 +53,7 @@ class Watching(msgspec.Struct, frozen=True, kw_only=True):
     ping_timeout_s: float = 0.5
     ping_jitter: float = 0.02
     report_age_s: float = 3.0
-    settle_s: float = 1.0  # a new global balancer accepts no clients so long (global_lb.app.main), then `warm_s`
+    settle_s: float = 1.0  # how long a new global balancer accepts no clients (global_lb.app.main), then `warm_s`
     warm_s: float = 2.0
     first_byte_s: float = 480.0  # of a global balancer (global_lb.app.config.OuterLimits), as the next two
     whole_answer_s: float = 630.0

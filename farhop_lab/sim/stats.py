@@ -64,8 +64,8 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def share_interval(good: float, asked: int, z: float = 1.96) -> tuple[float, float]:
-    """The share that is estimated from so many good ones of `asked`, from and to (Wilson's interval; `z` 1.96: 95 %).
-    Requests of one run are not independent, since one that waits delays others: two count as one. ValueError for none.
+    """The interval of the share that is estimated from `good` of `asked` (Wilson's; `z` 1.96: 95 %). Requests of one
+    run are not independent, since one that waits delays others: two count as one. ValueError for none.
     """
     if not 0.0 <= good <= asked or not asked:
         raise ValueError(f"{good} of {asked} is no share; give at least one request")

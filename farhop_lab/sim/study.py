@@ -264,7 +264,7 @@ def is_enough(world: World, window: Window, objective: Objective, good: float) -
 
 
 def share_of(records: Sequence[RequestRecord], unfinished: int, objective: Objective) -> Share:
-    """The outcome of these requests, and of so many unfinished ones."""
+    """The outcome of these requests, and of this many unfinished ones."""
     served = [record for record in records if record.served]
     patience_ms = objective.patience_ms
     endless = [patience_ms] * unfinished
@@ -313,7 +313,7 @@ def _by(
 
 
 def _load(uses: Iterable[Use], window: Window) -> Load:
-    # A sample stands for the interval that ends with it: the one at the window's first moment is the warm-up's.
+    # A sample represents the interval that ends with it: the one at the window's first moment is the warm-up's.
     seen = [use for use in uses if window.since < use.at <= window.until]
     if not seen:
         return Load(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

@@ -133,7 +133,7 @@ def cost_ms(demand: Demand, profile: Profile, theta: float, alpha: float) -> flo
 
 
 def answers_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) -> float:
-    """The most of these requests that the fleet (replicas by GPU) can answer within so many seconds."""
+    """The most of these requests that the fleet (replicas by GPU) can answer within this many seconds."""
     counts = np.array(list(fleet.values()), dtype=float)
 
     def dual(prices: Column, costs: Column) -> float:
@@ -144,8 +144,8 @@ def answers_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float
 
 
 def share_max(work: Sequence[Demand], fleet: Mapping[str, int], seconds: float) -> float:
-    """The largest share of *every* request that the fleet can do within so many seconds, above 1 if it can do more: the
-    capacity that a load is a share of. Infinite for no work.
+    """The largest share of *every* request that the fleet can do within this many seconds, above 1 if it can do more:
+    the capacity that a load is a share of. Infinite for no work.
     """
     counts = np.array(list(fleet.values()), dtype=float)
 

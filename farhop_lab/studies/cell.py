@@ -145,8 +145,8 @@ def _steady(doc: ScenarioDoc) -> bool:
 
 
 class _EarlyStop:
-    """Ends a run once it is sure whether enough answers are good. That they are is not concluded before half of it: a
-    fleet that is a little too small falls behind slowly. `window` is the part that was used.
+    """Ends a run once it is certain whether enough answers are good. A positive result is not concluded before half of
+    it: a fleet that is a little too small falls behind slowly. `window` is the part that was used.
     """
 
     def __init__(

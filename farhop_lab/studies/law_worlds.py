@@ -624,8 +624,8 @@ def play(numbers: Iterable[int]) -> tuple[Counter[str], list[str]]:
 def prove(
     first: int, worlds: int, workers: int, progress: Callable[[str], None] = lambda _now: None
 ) -> tuple[int, Counter[str], list[str]]:
-    """Play so many worlds from this number on, in so many processes. Returns how many were played, the events, and how
-    the law was broken in the first world that broke it, if any.
+    """Play this many worlds from this number on, in this many processes. Returns how many were played, the events, and
+    how the law was broken in the first world that broke it, if any.
     """
     slices = [range(n, min(n + SLICE, first + worlds)) for n in range(first, first + worlds, SLICE)]
     seen: Counter[str] = Counter()

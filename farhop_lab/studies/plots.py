@@ -97,7 +97,7 @@ def _line(place: int) -> str:
 
 
 def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
-    """Time to first token: the share of requests within so many ms, by router (means over seeds)."""
+    """Time to first token: the share of requests within a number of ms, by router (means over seeds)."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter
 

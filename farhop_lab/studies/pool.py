@@ -159,7 +159,7 @@ def run(
 
 
 class _Crew:
-    """At most so many processes at once, one for each cell."""
+    """At most this many processes at once, one for each cell."""
 
     def __init__(self, workers: int) -> None:
         self._workers = max(1, workers)
@@ -225,7 +225,7 @@ class _Crew:
 def work_apart(there: connection.Connection, content: bytes) -> None:
     """A cell's process. Ctrl-C is for its parent, which ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone: there is nobody left to tell
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone: there is no process left to inform
         _tell(there, msgspec.msgpack.decode(content, type=Job))
     there.close()
 
@@ -240,7 +240,7 @@ def _tell(there: connection.Connection, job: Job) -> None:
             lambda share: there.send(("share", share)),
             sure=job.sure,
         )
-    except Exception as error:  # noqa: BLE001 - told to the parent, who says it in one line
+    except Exception as error:  # noqa: BLE001 - sent to the parent, which reports it in one line
         there.send(("error", f"{type(error).__name__}: {error}"))
     else:
         there.send(("result", msgspec.msgpack.encode(result)))

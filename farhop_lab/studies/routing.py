@@ -72,7 +72,7 @@ def _quick(scenario: Scenario, names: list[str], quick_s: float) -> tuple[Scenar
 
 
 def fleet(scenario: Scenario, replicas: int) -> Scenario:
-    """The same work for so many replicas in all, spread evenly, the first sites first; at least one in each."""
+    """The same work for this many replicas in all, spread evenly, the first sites first; at least one in each."""
     sites = scenario.doc.sites
     each, rest = divmod(replicas, len(sites))
     spread = {

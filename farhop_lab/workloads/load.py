@@ -135,8 +135,8 @@ def log(path: Path) -> list[LogRow]:
 
 
 def published(path: Path) -> tuple[str, list[LogRow]] | None:
-    """The kind of trace that a file is, if a scenario plays it as it stands (`mooncake`, `sessions`), and its requests
-    in short. Raises TraceError.
+    """The kind of trace that a file is, if a scenario plays it as it is (`mooncake`, `sessions`), and a summary of its
+    requests. Raises TraceError.
     """
     if not path.is_file():  # a pipe can be read once only
         return None

@@ -149,7 +149,7 @@ def _found(line: Mapping[str, Any], paths: tuple[str, ...]) -> Any:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What stands at a path. Names may have dots themselves, and be those of OpenTelemetry's lists of attributes."""
+    """The value at a path. Names may contain dots, and be those of OpenTelemetry's lists of attributes."""
     if isinstance(value, list):
         return next((_attribute(one) for one in value if isinstance(one, dict) and one.get("key") == path), None)
     if not isinstance(value, dict):

@@ -154,7 +154,7 @@ def _at_ms(row: MooncakeRow) -> int:
 
 
 def _are_bucketed(moments_ms: Sequence[int], is_shared: bool) -> bool:
-    """Whether these times, each once and in order, stand for the 3 s from them on: no two lie closer, and they are
+    """Whether these times, each once and in order, represent the 3 s from them on: no two lie closer, and they are
     multiples of 3 s or shared by requests. One condition alone is not enough: Mooncake's first trace has buckets of
     3,053 ms (27482, 30535), its synthetic one has Poisson times, two of which may be equal, and few requests may lie
     far apart.

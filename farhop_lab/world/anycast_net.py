@@ -128,7 +128,7 @@ class Net:
 
     def silence(self, site: str) -> None:
         """Nothing leaves the site any more, as if its host had lost power: nothing is announced, nothing is refused."""
-        gateway = f"10.77.{1 + SITES.index(site)}.1"  # as if at another hardware address, which is nobody's
+        gateway = f"10.77.{1 + SITES.index(site)}.1"  # as if at another hardware address, which no host has
         self.ip(site, "neigh", "replace", gateway, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
 
     def undo_silence(self, site: str) -> None:

@@ -76,7 +76,7 @@ class Result(msgspec.Struct, frozen=True):
     """The end. Times count from the request's making, failed entries and redirects included.
 
     `status` is 0 if no entry answered, and `entry` then "". `headers` have lower-case names. `ttft_ms` is the time to
-    the first text (of a stream) or to the whole answer; None if there was none. `error` may stand beside a status of
+    the first text (of a stream) or to the whole answer; None if there was none. `error` may be set beside a status of
     200: the stream broke after it began, and `text` is what came.
     """
 

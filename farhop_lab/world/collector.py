@@ -115,7 +115,7 @@ class Collector:
         return sorted(self._traces.get(trace_id, {}).values(), key=lambda span: (span.start_ns, -span.end_ns))
 
     async def wait_for(self, trace_id: str, spans: int = 1, timeout_s: float = 60.0) -> list[SpanRecord]:
-        """The trace once it has so many spans, or as it is at the timeout: exporters batch."""
+        """The trace once it has this many spans, or as it is at the timeout: exporters batch."""
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self._traces.get(trace_id, ())) < spans:

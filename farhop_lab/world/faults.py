@@ -1,7 +1,7 @@
 """Faults in a running world, on command: processes killed, stopped and slowed, links frozen and cut, etcd stopped.
 
-Each has a lease and a bound: its commander must renew it, and a fault that is not renewed is mended here, by this
-process's clock. Invariants: a fault is mended once, whatever happens to its commander; a killed process is started
+Each has a lease and a bound: its commander must renew it, and a fault that is not renewed is repaired here, by this
+process's clock. Invariants: a fault is repaired once, whatever happens to its commander; a killed process is started
 again as it was. Never touches a process that this world did not start.
 """
 
@@ -118,7 +118,7 @@ class Faults:
                 raise FaultError(str(error)) from None
 
     def renew(self, name: str, lease_s: float) -> None:
-        """Extend it to so long from now, but not beyond its bound. FaultError if it is no longer present."""
+        """Extend it to this long from now, but not beyond its bound. FaultError if it is no longer present."""
         stands = self._stands.get(name)
         if stands is None:
             raise FaultError(f"{name} is no longer injected: its lease ended, and it was mended")

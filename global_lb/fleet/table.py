@@ -2,7 +2,7 @@
 a decision reads at once in a few numpy calls. What changes with every request is a small block of its own.
 
 Invariants: a block is never written after it was handed out (a change makes a new one), so that a decision can be
-looked at long after it was taken; reading never writes. Never decides, and never knows why a number is what it is.
+looked at long after it was made; reading never writes. Never decides, and never knows where a number comes from.
 """
 
 from __future__ import annotations

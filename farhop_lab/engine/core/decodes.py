@@ -1,10 +1,10 @@
-"""Sequences whose single tokens nobody needs: each generates one with every step, without any cost per step.
+"""Sequences whose single tokens are not needed: each generates one with every step, without any cost per step.
 
 All decode in step, so it is known from the start when one of them next needs a KV block, fills one or may end. A
 sequence that filled a block which no other had held goes on *alone*: no other holds the blocks that follow, and none
 can except past that block, its *end*. Until another sequence comes to that end, its blocks are counted, and named only
-on access. The others are *watched*: handled wherever they need a block or fill one. Pure. Invariants (a member cannot
-be told from a sequence that is stepped):
+on access. The others are *watched*: handled wherever they need a block or fill one. Pure. Invariants (a member behaves
+exactly like a sequence that is stepped):
 - at any time as many blocks are taken as steps would have taken, in the same order if that matters;
 - its text, its counts and, if it is alone, its blocks lag behind until they are asked for (`caught_up`, `leave`) or
   another sequence comes to its end (`watch`);

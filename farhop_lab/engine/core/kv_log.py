@@ -2,7 +2,7 @@
 
 Pure. Invariants: a block is logged as stored once, when it is named, and as removed once, when it is evicted; the ids
 of its tokens are its text, TOKEN_BYTES each (as in /tokenize, or the tokenizer's own); the adapter that it was computed
-with stands beside it, and among its extra keys; a step without change logs nothing. Never publishes; kv_publisher does.
+with is beside it, and among its extra keys; a step without change logs nothing. Never publishes; kv_publisher does.
 """
 
 from __future__ import annotations

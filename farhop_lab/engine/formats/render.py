@@ -88,11 +88,11 @@ class Rendering(Protocol):
 
 
 class Answer:
-    """The rendering of one answer. `role` None: a completion, otherwise a chat with that role; `echo` stands before a
-    completion that is answered whole.
+    """The rendering of one answer. `role` None: a completion, otherwise a chat with that role; `echo` precedes a
+    completion that is not streamed.
 
     `beside` gives the renderings of its further answers; the stream ends with the last of them. `told` turns a
-    sequence's prompt and a piece of its answer into token ids, if these are wanted.
+    sequence's prompt and a piece of its answer into token ids, if requested.
     """
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""The routers by name: where they stand, what they may send to, and by which rules.
+"""The routers by name: where they are, what they may send to, and by which rules.
 
 `central-*`: one router, all engines. `spill-*`: one in each region that keeps requests at home while it can. `local-*`:
 one in each region with its own engines only. Figures and names only; never decides.

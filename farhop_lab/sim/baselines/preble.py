@@ -233,7 +233,7 @@ class E2:
                 self.held_bytes[name] -= len(node.label)
 
     def forget(self, now: float) -> None:
-        """What was asked for longer ago than the window. A node that nobody asks for is assigned to nobody."""
+        """Drop what was requested longer ago than the window. A node that is no longer requested has no engine."""
         while self.window and self.window[0][0] < now - WINDOW_S:
             _, node, tokens, misses = self.window.popleft()
             node.requests -= 1

@@ -34,7 +34,7 @@ FARHOP = "farhop"
 
 
 class RouterWorld(World):
-    """See the module's head. `center` is where a central router stands, the first site if it is left out. ValueError
+    """See the module's head. `center` is the region of a central router, the first site if it is left out. ValueError
     for a region that the topology lacks or that has no engines.
     """
 
@@ -105,7 +105,7 @@ class RouterWorld(World):
 
     def kill_global(self, region: str, place: int = 0) -> None:
         """The router there dies at once: it is the only balancer there is. Does nothing if there is none (a central one
-        stands in one region).
+        is in one region).
         """
         if region in self.routers:
             self.routers[region].die()
