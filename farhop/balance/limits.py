@@ -1,9 +1,8 @@
 """Bounds on what one process holds: bytes buffered, slots taken; and each holder's share of them.
 
-Invariants: 0 <= used <= capacity, always; what a holder has is never above SHARE times what is
-left for others, or a FLOOR-th of all if that is more. Never
-waits: what does not fit is refused at once, by False. Giving back more than was taken is a fault of the caller and
-raises, since a bound that forgives does not bound.
+Invariants: 0 <= used <= capacity, always; what a holder has is never above SHARE times what is left for others, or a
+FLOOR-th of all if that is more. Never waits: what does not fit is refused at once, by False. Giving back more than was
+taken is an error of the caller and raises: otherwise the bound would not hold.
 
 Shares are dynamic thresholds (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
 IEEE/ACM Transactions on Networking 6(2), 1998): a holder that is alone may have SHARE / (1 + SHARE) = 80 % of all, the

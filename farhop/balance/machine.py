@@ -2,8 +2,7 @@
 
 `flow.py` of either tier turns one Event into Commands: `handle(event, now) -> list[Command]`. The live relay and the
 simulator both use exactly these types. Events are past tense and cover a request's edges, never its chunks; commands
-are imperative. Each of them names its request, because the end of one request may wake another. Nothing here opens a
-thing.
+are imperative. Each of them names its request, because the end of one request may wake another. Nothing here does IO.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from http import HTTPStatus
 
 import msgspec
 
@@ -106,27 +107,10 @@ _CODES = {outcome.UNKNOWN_MODEL: "model_not_found"}
 
 STOPPING_DETAIL = "this balancer is stopping and could not wait any longer: ask again"
 
-_PHRASES = {
-    200: b"OK",
-    204: b"No Content",
-    304: b"Not Modified",
-    307: b"Temporary Redirect",
-    400: b"Bad Request",
-    401: b"Unauthorized",
-    403: b"Forbidden",
-    404: b"Not Found",
-    405: b"Method Not Allowed",
-    408: b"Request Timeout",
+# RFC 9110's, where older Pythons have other words.
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus} | {
     413: b"Content Too Large",
-    421: b"Misdirected Request",
-    429: b"Too Many Requests",
-    431: b"Request Header Fields Too Large",
-    451: b"Unavailable For Legal Reasons",
-    500: b"Internal Server Error",
-    501: b"Not Implemented",
-    502: b"Bad Gateway",
-    503: b"Service Unavailable",
-    504: b"Gateway Timeout",
+    422: b"Unprocessable Content",
 }
 
 

@@ -73,6 +73,9 @@ class Tier(Protocol):
     def replaced(self, active: ActiveRequest, attempt: Attempt, trace: str) -> None:
         """An engine's account of its failure is kept from the client, and is to be logged; see AttemptOwner."""
 
+    def salt_unknown(self, active: ActiveRequest, attempt: Attempt) -> None:
+        """An engine takes no `cache_salt`, which is to be logged; see AttemptOwner."""
+
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
         """The machine itself failed: a bug, to be logged as an error."""
 
@@ -103,6 +106,7 @@ class Relay:
         self.live: dict[str, ActiveRequest] = {}
         self._quiet: dict[Address, list[AttemptRun]] = {}  # attempts that the last sweep found silent
         self._dark: set[Address] = set()  # upstreams to which the network path is broken, by other evidence
+        self.unsalted_until: dict[Address, float] = {}  # see AttemptOwner
         self._news: list[tuple[Event, float]] = []  # events held until the bytes they came with are sent
         self.begin_anew: Callable[[ActiveRequest, Request], None] | None = None  # for another model; main sets it
         self.resumption: Resumption | None = None  # set by main if streams can be continued elsewhere
@@ -318,6 +322,10 @@ class Relay:
     def replaced(self, attempt: AttemptRun, trace: str) -> None:
         """The engine's error answer was unfit for clients, and was replaced."""
         self._notify(attempt.active, self._tier.replaced, attempt, trace)
+
+    def salt_unknown(self, attempt: AttemptRun) -> None:
+        """The engine refused the request for its `cache_salt`."""
+        self._notify(attempt.active, self._tier.salt_unknown, attempt)
 
     def prefilled(self, run: PrefillRun, kv_transfer_params: bytes) -> None:
         """The first half is done: send the second half to the replica that the machine chose, with the location of the

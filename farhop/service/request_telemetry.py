@@ -510,6 +510,14 @@ class InstrumentedTier:
                 trace_id=context.trace.trace_id,
             )
 
+    def salt_unknown(self, active: ActiveRequest, attempt: Attempt) -> None:  # noqa: ARG002 - of the engine alone
+        """See relay.Tier: what its operator must know, said now and then."""
+        self._log.warning(
+            "an engine refuses `cache_salt` and is asked without: there tenants may learn by timing what others asked",
+            attempt.target,
+            replica=attempt.target,
+        )
+
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
         """A bug in the machine: its trace goes to the log, never to a client."""
         trace_id = active.context.trace.trace_id if active is not None else ""

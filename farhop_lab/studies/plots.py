@@ -7,6 +7,7 @@ shows, of what, and in which unit; only what was measured is drawn. Writes only 
 from __future__ import annotations
 
 from statistics import fmean
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from farhop_lab.studies import tables
@@ -23,7 +24,15 @@ LINES_MAX = 30
 COLOURS = ("#0b6e99", "#d1495b", "#edae49", "#5b8e3e", "#7d4e9f", "#66666e", "#00a6a6", "#b5651d", "#e377c2", "#17324d")
 SHOWN_SHARE = 0.001  # of all requests: smaller flows are not drawn
 BEND = 0.22
+_WIDTH_IN = 7.5
 _DPI = 150
+_CHARS_PER_IN = 11.0  # of a title in STYLE, less what is left of the axes
+
+
+STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+    "axes.titleweight": "bold", "axes.titlesize": 10, "legend.frameon": False, "figure.constrained_layout.use": True,
+}  # fmt: skip
 
 
 class PlotsError(Exception):
@@ -37,16 +46,11 @@ def draw(scenario: Scenario, results: Sequence[Result], out: Path) -> list[Path]
     except ImportError:
         raise PlotsError("plots need matplotlib; run `pip install farhop[plots]`") from None
     mpl.use("Agg")
-    style: dict[Any, Any] = {
-        "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-        "axes.titleweight": "bold", "axes.titlesize": 10, "legend.frameon": False,
-        "figure.constrained_layout.use": True,
-    }  # fmt: skip
     makers: dict[str, Callable[[Scenario, Sequence[Result]], Any]] = {
         "latency": latency, "goodput": goodput, "flows": flows, "use": use, "cost": cost
     }  # fmt: skip
     files: list[Path] = []
-    with mpl.rc_context(style):
+    with mpl.rc_context(STYLE):
         for name, make in makers.items():
             figure = make(scenario, results)
             if figure is not None:
@@ -73,15 +77,19 @@ def _by_router(results: Sequence[Result]) -> dict[str, list[Result]]:
     return dict(list({router: those for (_, router, _), those in rows.items()}.items())[:LINES_MAX])
 
 
-def _about(scenario: Scenario, results: Sequence[Result]) -> str:
+def _title(
+    what: str, scenario: Scenario, results: Sequence[Result], width_in: float, *, every_load: bool = False
+) -> str:
+    """What a picture shows, and of what, in lines that fit its width. Without `every_load` it is of the highest."""
     doc = scenario.doc
     seeds = len({result.key.seed for result in results})
     load = max(result.key.load for result in results)
+    at = f" at load {load:g}" if len(doc.loads) > 1 and not every_load else ""
     fleet = ", ".join(f"{name} {site.replicas} {site.gpu.upper()}" for name, site in doc.sites.items())
-    return (
-        f"{doc.name}{f' at load {load:g}' if len(doc.loads) > 1 else ''}: {fleet}; "
-        f"{doc.duration_s - doc.warm_up_s:g} s, {seeds} seed{'s' * (seeds != 1)}, simulated"
+    about = (
+        f"{doc.name}{at}: {fleet}; {doc.duration_s - doc.warm_up_s:g} s, {seeds} seed{'s' * (seeds != 1)}, simulated"
     )
+    return f"{what}\n{fill(about, int(_CHARS_PER_IN * width_in))}"
 
 
 def _colour(place: int) -> str:
@@ -101,7 +109,7 @@ def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.5))
+    figure, axes = plt.subplots(figsize=(_WIDTH_IN, 4.5))
     shares = [percent / 100 for percent in range(1, 101)]
     drawn = 0
     for place, (router, those) in enumerate(_by_router(results).items()):
@@ -127,7 +135,7 @@ def latency(scenario: Scenario, results: Sequence[Result]) -> Any:
     axes.set_xlabel("time to first token, ms (log scale; up to p99)")
     axes.set_ylabel("share of requests")
     axes.set_ylim(0, 1)
-    axes.set_title(f"Time to first token by router\n{_about(scenario, results)}", loc="left")
+    axes.set_title(_title("Time to first token by router", scenario, results, _WIDTH_IN), loc="left")
     axes.legend(loc="upper left" if drawn <= 6 else "center left", bbox_to_anchor=None if drawn <= 6 else (1.0, 0.5))
     return figure
 
@@ -145,7 +153,7 @@ def goodput(scenario: Scenario, results: Sequence[Result]) -> Any:
     if not points:
         return None
     bars = max(len(those) for those in points.values()) == 1
-    figure, axes = plt.subplots(figsize=(7.5, 1.2 + 0.3 * len(points) if bars else 4.5))
+    figure, axes = plt.subplots(figsize=(_WIDTH_IN, 1.2 + 0.3 * len(points) if bars else 4.5))
     aim = scenario.doc.objective
     what = f"good answers a second (TTFT <= {aim.ttft_ms:g} ms, TPOT <= {aim.tpot_ms:g} ms)"
     if bars:
@@ -167,7 +175,8 @@ def goodput(scenario: Scenario, results: Sequence[Result]) -> Any:
         axes.set_ylim(bottom=0)
         few = len(points) <= 6
         axes.legend(loc="best" if few else "center left", bbox_to_anchor=None if few else (1.0, 0.5))
-    axes.set_title(f"Goodput by router; bars: 95 % intervals\n{_about(scenario, results)}", loc="left")
+    shown = "Goodput by router; bars: 95 % intervals"
+    axes.set_title(_title(shown, scenario, results, _WIDTH_IN, every_load=True), loc="left")
     return figure
 
 
@@ -190,7 +199,8 @@ def flows(scenario: Scenario, results: Sequence[Result]) -> Any:
         _map(axes, router, those, places)
     for axes in list(panels.flat)[len(by_router) :]:
         axes.set_visible(False)
-    title = f"Where requests were answered; arrows: from where they came, % of all\n{_about(scenario, results)}"
+    shown = "Where requests were answered; arrows: from where they came, % of all"
+    title = _title(shown, scenario, results, 5.6 * columns)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     return figure
 
@@ -287,8 +297,8 @@ def use(scenario: Scenario, results: Sequence[Result]) -> Any:
     )
     figure.supylabel("requests there, % of its slots", fontsize=9)
     lines, names = panels[0][0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside upper right", ncols=min(4, len(names)), fontsize=8)
-    title = f"Use of each region over the run\n{_about(scenario, results)}"
+    figure.legend(lines, names, loc="outside right upper", fontsize=8)
+    title = _title("Use of each region over the run", scenario, results, 5.4 * columns)
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     return figure
 
@@ -306,7 +316,7 @@ def cost(scenario: Scenario, results: Sequence[Result]) -> Any:
         points.setdefault(router, []).append((1000 * paid.mean / 3600 / good.mean, 100 * share.mean, load))
     if not points:
         return None
-    figure, axes = plt.subplots(figsize=(7.5, 4.5))
+    figure, axes = plt.subplots(figsize=(_WIDTH_IN, 4.5))
     for place, (router, those_points) in enumerate(list(points.items())[:LINES_MAX]):
         xs, ys = [x for x, _, _ in those_points], [y for _, y, _ in those_points]
         size = 9 if router == "farhop" else 6
@@ -320,10 +330,9 @@ def cost(scenario: Scenario, results: Sequence[Result]) -> Any:
     axes.axhline(100 * aim.good, color="#999999", linestyle=":", linewidth=1)
     axes.set_xlabel("US dollars per 1,000 good answers (GPUs and egress at the topology's prices)")
     axes.set_ylabel("good answers, %")
-    axes.set_title(
-        f"Cost against objective: TTFT <= {aim.ttft_ms:g} ms and TPOT <= {aim.tpot_ms:g} ms (dotted: {aim.good:.0%})\n"
-        f"{_about(scenario, results)}",
-        loc="left",
+    shown = (
+        f"Cost against objective: TTFT <= {aim.ttft_ms:g} ms and TPOT <= {aim.tpot_ms:g} ms (dotted: {aim.good:.0%})"
     )
+    axes.set_title(_title(shown, scenario, results, _WIDTH_IN, every_load=True), loc="left")
     axes.legend(loc="best")
     return figure

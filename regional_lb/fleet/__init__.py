@@ -1,1 +1,1 @@
-"""What is known of the replicas. Pure: it is told, and answers; never does IO."""
+"""What is known of the replicas. Pure: it takes events and answers queries; never does IO."""

@@ -1,8 +1,8 @@
-"""Which replica: filter by room, score, and let the policy choose among those with room. Now and then the pick is,
-among replicas that may be as good as that choice, the one of which least is known.
+"""Which replica: filter by room, score, and let the policy choose among those with room. Now and then the least known
+of the replicas that may be as good is tried instead.
 
 Room (`Table.room`) is what makes late binding work: if no replica has it, the request waits here, where it can still go
-to whichever replica frees first. Never reserves: the flow does, before anything else can happen.
+to the first replica that has room again. Never reserves: the flow does, before anything else can happen.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """A lower bound of the mean answer length, from answers under way and how many end: the mean of censored lengths.
 
-    tokens = (tokens of answers that ended + tokens so far of those under way + GUESS_WORTH * what else is thought)
+    tokens = (tokens of answers that ended + tokens so far of those under way + GUESS_WORTH * the guess)
              / (answers that ended + GUESS_WORTH),   at most AGES * the mean of those under way so far
 
 The mean over answers that ended is too small while load begins or grows: the short ones end first, and if an answer
 takes a minute, nothing is known for a minute. This counts those under way, too (the maximum-likelihood mean of
-exponential lengths with right censoring: all exposure over all ends), and speaks until as many have ended as are under
-way: then those that ended say it better. It is `occupancy` in tokens. Invariants: never negative; 0 where nothing is
-under way. Never reads a clock: `now` is in monotonic seconds.
+exponential lengths with right censoring: all exposure over all ends), and applies until as many have ended as are under
+way: then those that ended are the better estimate. It is `occupancy` in tokens. Invariants: never negative; 0 if
+nothing is under way. Never reads a clock: `now` is in monotonic seconds.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@ W.
 
     service_ms = time that requests were under way / how many of them left,   at most AGES * their mean age
 
-The mean over those that ended says less where work begins or grows: the short ones end first, and before the first has
-ended it says nothing. This counts those under way, too, and speaks until as many have left as are under way: then those
-that ended say it better. The age bounds it: while none has left the ratio alone grows with how many there are, not with
-how long they take. Invariants: never negative; 0 where nothing is under way. Never reads a clock: `now` is in monotonic
-seconds.
+The mean over those that ended is too small while load begins or grows: the short ones end first, and before the first
+has ended there is none. This counts those under way, too, and applies until as many have left as are under way: then
+those that ended are the better estimate. The age bounds it: while none has left, the ratio alone grows with how many
+there are, not with how long they take. Invariants: never negative; 0 if nothing is under way. Never reads a clock:
+`now` is in monotonic seconds.
 """
 
 from __future__ import annotations

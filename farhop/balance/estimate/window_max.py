@@ -1,6 +1,6 @@
 """The most that a figure was within a while, by the monotonic queue that every sliding-window maximum is kept in.
 
-Kept are only those that none since was as high as: a look costs no more than what it drops. Never reads a clock.
+Only samples above all later ones are kept: a read costs no more than what it drops. Never reads a clock.
 """
 
 from __future__ import annotations

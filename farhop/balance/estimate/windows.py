@@ -1,9 +1,9 @@
 """A repeatedly measured figure, robust against stalls, whose weight fades with age.
 
-Samples are gathered in windows of time, each window speaks with the weighted median of its samples, and the figure is
-the weighted median of the latest windows. What many samples of one bad moment say (the answers that a stall held up all
-end together) is one window among many. A window's evidence fades with TAU_S, so what is not measured any more becomes
-uncertain: whoever reads it weighs `evidence` against what is to be expected anyway.
+Samples are gathered in windows of time, each window counts with the weighted median of its samples, and the figure is
+the weighted median of the latest windows. Many samples of one bad moment (the answers that a stall held up all end
+together) are only one window among many. A window's evidence fades with TAU_S, so what is not measured any more becomes
+uncertain: readers weigh `evidence` against what is to be expected anyway.
 
 Invariants: the value is one of the samples; evidence is 0 or more, falls with time, and rises with no more than 1 a
 window; what is kept is bounded. Never reads a clock: `now` is monotonic seconds, and a step back in it is no time.

@@ -1,9 +1,9 @@
-"""Numbers and truths in other forms than an API has them, read as engines read them.
+"""Numbers and booleans in other forms than an API defines, read as engines read them.
 
-vLLM, SGLang and whoever else checks bodies with pydantic takes `"6"`, 6.0 and true for a whole number, and 1, "on" or
-"false" for a truth: they are read here by pydantic itself. Engines that are stricter (llama.cpp's numbers may have a
-fraction, and none of its truths is a number) refuse by themselves what they do not take: the body goes on as it came.
-Never changes what is sent on, and never guesses: what pydantic does not take is none.
+vLLM, SGLang and other engines that check bodies with pydantic accept `"6"`, 6.0 and true as an integer, and 1, "on" or
+"false" as a boolean: they are read here by pydantic itself. Stricter engines (llama.cpp's numbers may have a fraction,
+and its booleans are never numbers) refuse by themselves what they do not accept: the body is sent on as it came. Never
+changes what is sent on, and never guesses: what pydantic does not accept is neither.
 """
 
 from __future__ import annotations

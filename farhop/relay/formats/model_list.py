@@ -1,5 +1,4 @@
-"""What `GET /v1/models` is answered, and `GET /v1/models/NAME`: OpenAI's members, with those that Anthropic's SDK reads
-where that asks.
+"""The answers of `GET /v1/models` and `GET /v1/models/NAME`: OpenAI's members, and those of Anthropic for its SDK.
 
 From models and what is known of them to the bytes of the document. Never knows who asks, or why these models.
 """

@@ -372,6 +372,15 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
     return BodyEdit(body.index(b"{") + 1, added)
 
 
+def without_salt(body: bytes) -> bytes:
+    """The body without its `cache_salt`, for an engine that refuses one; every other value stays as it was written."""
+    if b'"cache_salt"' not in body:
+        return body
+    document = _raw.decode(body)
+    document.pop("cache_salt", None)
+    return msgspec.json.encode(document)
+
+
 def _may_name(body: bytes, quoted: bytes) -> bool:
     """Whether it may have a member of this name, if only as null; a letter of the name may be escaped."""
     return quoted in body or b"\\u00" in body

@@ -2,11 +2,11 @@
 state.
 
 Exact: the engine is asked for token ids (vLLM's `return_token_ids`), by which the stream is continued
-(`exact_resumption`). So no character is lost, doubled or altered at the seam. The same as without a break is more than
-that: it also takes an engine that answers alike each time. By text alone: `text_resumption`.
+(`exact_resumption`). So no character is lost, doubled or altered at the seam. To equal an unbroken stream as a whole,
+it would also take an engine that gives the same answer each time. By text alone: `text_resumption`.
 
 What cannot be continued honestly is not (`Unresumable`): grammars, penalties, several answers, log probabilities,
-tools, reasoning, media. Stop strings are the business of `stops`. Pure; never decides whether and where one goes on.
+tools, reasoning, media. Stop strings are handled by `stops`. Pure; never decides whether and where a stream continues.
 """
 
 from __future__ import annotations

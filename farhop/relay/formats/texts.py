@@ -1,7 +1,7 @@
-"""Prompts that are no chats: a text, a list of token ids, or lists of either.
+"""Prompts that are not chats: a text, a list of token ids, or lists of either.
 
-Apart from what bodies share, for ids are looked at by NumPy, which takes as long to import as all the rest, and which
-commands that read no body do without. Never holds on to a body.
+A module of its own, since ids are checked with NumPy, which takes as long to import as all the rest: commands that read
+no body do without it. Never holds on to a body.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Each write wakes the process at the other end; sent one by one between other work, writes wake the same process again
 and again. Held until all that came in this turn is worked through, they cost a third of the kernel's time (measured:
-docs/measurements/performance.md). Where hardly anything comes there is nothing to hold them for, and a turn of the loop
-would be added to somebody's first token. Invariants: what is written to one transport leaves in its order; nothing is
-held beyond the turn.
+docs/measurements/performance.md). At low load there is nothing to hold them for, and it would add a turn of the loop to
+a first token. Invariants: what is written to one transport leaves in its order; nothing is held beyond the turn.
 """
 
 from __future__ import annotations

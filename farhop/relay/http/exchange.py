@@ -1,6 +1,6 @@
 """One request of a client and its one answer, as handlers of requests and the relay see them.
 
-Invariants: an answer is begun at most once and is framed by us, in the terms of the request (HTTP/1.0 gets no chunks,
+Invariants: an answer is begun at most once and is framed here, in the terms of the request (HTTP/1.0 gets no chunks,
 HEAD no body); towards the tier above a refusal says that it is one. Never reads, and never knows of another exchange.
 """
 

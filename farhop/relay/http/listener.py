@@ -1,8 +1,8 @@
 """A port that clients (or the tier above) come to: accepts, bounds, sweeps time limits, drains.
 
-Draining loses nothing that was sent to us: whoever has connected is accepted, every answer says that it is the last one
-on its connection, and a connection at rest is left open for a while for the request that may be on its way. (The tier
-above asks anew when a connection that it kept is closed, so there it need not rest for long.) Never looks into a
+Draining loses nothing that was sent here: connections already made are accepted, every answer says that it is the last
+one on its connection, and an idle connection is left open for a while for the request that may be on its way. (The tier
+above retries when a connection that it kept is closed, so its idle connections are closed sooner.) Never looks into a
 request: that is its handler's.
 """
 

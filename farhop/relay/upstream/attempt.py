@@ -12,6 +12,7 @@ from farhop.balance import machine, outcome
 from farhop.balance.health.inquiry import QUIET_S, Inquiry, stall_s
 from farhop.relay import answers
 from farhop.relay.formats import paths
+from farhop.relay.formats.openai import without_salt
 from farhop.relay.formats.transcript import Transcript
 from farhop.relay.upstream import engine_faults, orca
 from farhop.relay.upstream.engine_faults import FaultTap, RefusalTap
@@ -29,15 +30,18 @@ if TYPE_CHECKING:
 
 
 _JOINED_BYTES_MAX = 16 * 1024  # one write is cheaper than two; copying more than this is not
+_UNSALTED_S = 60.0  # how long an upstream is known to take no salt: another engine may have its address then
 
 
 class AttemptOwner(Protocol):
     """What an attempt needs from its owner (the relay), and reports to it, once. `clock` gives monotonic seconds;
-    `upstream_is_tier`: the upstream is a balancer of ours, whose refusals are to be read."""
+    `upstream_is_tier`: the upstream is a balancer of ours, whose refusals are to be read. `unsalted_until`:
+    by upstream, until when it is taken to refuse a `cache_salt`."""
 
     pool: Pool
     clock: Callable[[], float]
     upstream_is_tier: bool
+    unsalted_until: dict[Address, float]
 
     def upstream_head(
         self, active: ActiveRequest, host: bytes, body_bytes: int, more: bytes = b"", target: bytes = b""
@@ -69,6 +73,9 @@ class AttemptOwner(Protocol):
     def replaced(self, attempt: AttemptRun, trace: str) -> None:
         """The body of the engine's failure was not for clients, who get ours; `trace` as in engine_faults.FaultTap."""
 
+    def salt_unknown(self, attempt: AttemptRun) -> None:
+        """The engine refused the `cache_salt` that keeps tenants' caches apart, and is asked without it."""
+
     def fault(self, active: ActiveRequest, error: Exception) -> None:
         """An internal error: the request is over."""
 
@@ -91,6 +98,7 @@ class AttemptRun:
         "_transcript",
         "active",
         "began",
+        "body",
         "last_activity_at",
         "load",
         "number",
@@ -104,6 +112,7 @@ class AttemptRun:
     def __init__(self, owner: AttemptOwner, active: ActiveRequest, number: int, now: float) -> None:
         self.owner, self.active, self.number = owner, active, number
         self.target = active.forward.target if active.forward is not None else ""  # who is asked
+        self.body = active.body  # as this upstream gets it; b"" once its answer began
         self._connection: UpstreamConnection | None = None
         self.last_activity_at = now  # when something of the answer came last; before that, when it was made
         self._silent_s = self._pause_s = 0.0  # at the last sweep, and the longest that ended, as sweeps see them
@@ -163,7 +172,9 @@ class AttemptRun:
         if answer.status in (404, 405, 501) and self._may_be_unsupported():
             self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
         elif answer.status in engine_faults.TOO_LONG_STATUSES and self._may_be_held_elsewhere():
-            self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG)
+            self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG, salted=self._is_salted())
+        elif answer.status in engine_faults.SALT_STATUSES and self._is_salted():
+            self._tap = RefusalTap(None, None, salted=True)
         elif (
             answer.status >= 300
             and not self.owner.upstream_is_tier
@@ -189,6 +200,10 @@ class AttemptRun:
         """Whether another target can hold longer requests."""
         forward = self.active.forward
         return forward is not None and forward.longer
+
+    def _is_salted(self) -> bool:
+        """Whether an engine is asked with a `cache_salt`, of ours or of the client's."""
+        return not self.owner.upstream_is_tier and b'"cache_salt"' in self.body
 
     def received(self, data: bytes) -> None:
         """Pass body bytes on."""
@@ -223,9 +238,13 @@ class AttemptRun:
             return
         self._over = True
         rest = self._tap.finish() if self._tap is not None else b""
-        if isinstance(self._tap, RefusalTap) and self._tap.reason is not None:
-            self.owner.failed(self, self._tap.reason)
-            return
+        if isinstance(self._tap, RefusalTap):
+            if self._tap.reason is not None:
+                self.owner.failed(self, self._tap.reason)
+                return
+            if self._tap.salt_unknown:
+                self._ask_unsalted()
+                return
         if isinstance(self._tap, FaultTap) and self._tap.unfit:
             rest = self._in_our_words(self._tap)
         elif self.streams and ERROR in rest:
@@ -236,6 +255,17 @@ class AttemptRun:
         elif rest:
             self.active.exchange.write(rest)
         self.owner.ended(self, self._ended())
+
+    def _ask_unsalted(self) -> None:
+        """Ask the same engine again, without the salt that it refused: it has none to keep caches apart by."""
+        self.owner.salt_unknown(self)
+        forward = self.active.forward
+        assert forward is not None  # it was asked
+        self.last_activity_at = now = self.owner.clock()
+        self.owner.unsalted_until[forward.address] = now + _UNSALTED_S
+        self._status, self._onward, self._tap, self._connection, self.load = 0, b"", None, None, None
+        self._over, self.timing = False, b""
+        self.start(forward.address)
 
     def _in_our_words(self, tap: FaultTap) -> bytes:
         """The body that replaces an engine's error that must not reach clients."""
@@ -274,7 +304,7 @@ class AttemptRun:
 
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """Head and body as the upstream gets them. `host` is its `Host` header's value."""
-        body = self.active.body
+        body = self.body
         return self.owner.upstream_head(self.active, host, len(body)), body
 
     # -- for its owner
@@ -307,9 +337,14 @@ class AttemptRun:
 
     def start(self, address: Address) -> None:
         """Request a connection to the upstream."""
-        pool = self.owner.pool
+        pool, unsalted_until = self.owner.pool, self.owner.unsalted_until
+        if address in unsalted_until:
+            if unsalted_until[address] > self.owner.clock():
+                self.body = without_salt(self.body)
+            else:
+                del unsalted_until[address]
         lend = pool.lend_fresh if self.active.needs_fresh else pool.lend
-        lend(address, self, len(self.active.body))
+        lend(address, self, len(self.body))
 
     def abort(self) -> None:
         """Cancel the work upstream at once, without a callback."""
@@ -417,6 +452,7 @@ class AttemptRun:
 
     def _begin(self, first: bytes) -> None:
         self.began, self.whole = True, len(first) == self._length  # what is whole has ended before we return
+        self.body = b""
         self.owner.began(self, self._status, self.last_activity_at)
         headers = self._onward + self.owner.answer_head(self.active, self.timing)
         self._onward = self.timing = b""

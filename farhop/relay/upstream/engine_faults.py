@@ -1,6 +1,6 @@
 """What an engine's answer says about the engine itself: out of GPU memory, its GPU or itself broken, a failure in a
-stream, or that it has no such path or cannot hold such a long request, while another engine may; and whether its report
-of a failure is fit for clients.
+stream, or that it has no such path, cannot hold such a long request (another engine may), or takes no `cache_salt`; and
+whether its report of a failure is fit for clients.
 
 Only answers that are failures are looked at: bodies of a 5xx (and 424, as TGI words a failed generation), error events
 of a stream, and the refusals that RefusalTap is made for. Invariants: bounded bytes; of a failure, what a client or a
@@ -94,6 +94,17 @@ _TOO_LONG = re.compile(
 )
 TOO_LONG_STATUSES = frozenset((400, 413, 422))
 """HTTP statuses by which engines refuse a request that is too long."""
+SALT_STATUSES = frozenset((400, 422))
+"""HTTP statuses by which strict servers refuse a member that they do not know."""
+# How servers say that they do not know a member: Hugging Face's `transformers serve`, OpenAI's API and its like, axum,
+# Go, pydantic as text. Matched at the start of the message: further on it may repeat a client's own words.
+_SALT_UNKNOWN = re.compile(
+    r"Unexpected fields in the request: \{[^{}]*'cache_salt'"
+    r"|(?:Unrecognized request arguments? supplied: |Unknown parameter: |Extra inputs are not permitted, field: "
+    r"|property |json: unknown field |Failed to deserialize the JSON body into the target type: unknown field )"
+    r"['\"`]?cache_salt\b"
+    r"|\[\{'type': 'extra_forbidden', 'loc': \('body', 'cache_salt'\)"
+)
 
 
 def is_unsupported(body: bytes) -> bool:
@@ -112,6 +123,21 @@ def is_too_long(body: bytes) -> bool:
     """Whether a refusal is for the request's length. A client whose own words are repeated there may have it seem so:
     it is asked for elsewhere once, then, in vain."""
     return _TOO_LONG.search(body.lower()) is not None
+
+
+def refuses_salt(body: bytes) -> bool:
+    """Whether a refusal is for the member `cache_salt`, which the server does not know. Nothing that a client wrote may
+    make it seem so, since it counts for other tenants' requests, too."""
+    try:
+        known: Any = any_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        known = body.decode(errors="replace")
+    for name in ("error", "detail", "message"):
+        if isinstance(known, dict) and name in known:
+            known = known[name]
+    if isinstance(known, list) and known and isinstance(known[0], dict):  # pydantic's
+        return known[0].get("type") == "extra_forbidden" and known[0].get("loc") == ["body", "cache_salt"]
+    return isinstance(known, str) and _SALT_UNKNOWN.match(known) is not None
 
 
 # How stack traces of Python, PyTorch's C++, Rust, Go and Java begin, or a line of them; in JSON, quotes are escaped.
@@ -176,16 +202,18 @@ def _without_trace(event: bytes) -> bytes:
 
 class RefusalTap:
     """For the body of an answer that may be no answer yet: held until it shows whether it `means` what it may, then
-    `reason` says so. What is longer than such a body passes as it is."""
+    `reason` says so; or, if the request is `salted`, `salt_unknown` says that the engine refuses the salt. What is
+    longer than such a body passes as it is."""
 
-    __slots__ = ("_means", "_passes", "_why", "kept", "reason")
+    __slots__ = ("_means", "_passes", "_salted", "_why", "kept", "reason", "salt_unknown")
 
     usage = fault = None
 
-    def __init__(self, means: Callable[[bytes], bool], why: Outcome) -> None:
-        self._means, self._why = means, why
+    def __init__(self, means: Callable[[bytes], bool] | None, why: Outcome | None, *, salted: bool = False) -> None:
+        self._means, self._why, self._salted = means, why, salted
         self.kept, self._passes = b"", False
         self.reason: Outcome | None = None
+        self.salt_unknown = False
 
     @property
     def held_bytes(self) -> int:
@@ -207,9 +235,11 @@ class RefusalTap:
         kept, self.kept = self.kept, b""
         if self._passes:
             return b""
-        if self._means(kept):
-            self.reason, kept = self._why, b""
-        return kept
+        if self._means is not None and self._means(kept):
+            self.reason = self._why
+        else:
+            self.salt_unknown = self._salted and refuses_salt(kept)
+        return b"" if self.reason is not None or self.salt_unknown else kept
 
 
 class FaultTap:

@@ -314,7 +314,7 @@ class ResumableRun(AttemptRun):
     def request(self, host: bytes) -> tuple[bytes, bytes]:
         """See AttemptRun."""
         active, plan, target = self.active, self._progress.plan, self.target
-        body = active.body
+        body = self.body
         if self.owner.upstream_is_tier:
             self._asked = TEXT if plan.text else IDS
             more = RESUME + b": " + self._asked + b"\r\n"

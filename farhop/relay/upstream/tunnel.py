@@ -1,8 +1,8 @@
 """Reaching an upstream through an HTTP proxy: CONNECT (RFC 9110 §9.3.6), then the connection is the upstream's own.
 
 Invariants: nothing of a request is sent before the proxy said 2xx; whatever else it says, or bytes behind its head,
-is a failed connect. Never sends credentials to a proxy, and never tries again. TLS to the
-upstream runs inside the tunnel: the proxy sees no more of it than the name.
+is a failed connect. Never sends credentials to a proxy, and never retries. TLS to the upstream runs inside the tunnel:
+the proxy sees no more of it than the name.
 """
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ class ScriptedTier:
     attempts: list[tuple[int, str]] = field(default_factory=list)
     concluded_with: list[tuple[str, int, machine.Usage | None]] = field(default_factory=list)
     traces: list[str] = field(default_factory=list)
+    unsalted: list[str] = field(default_factory=list)
     break_headers: bool = False
     tail: bytes = b""
     forwards: int = 0
@@ -123,6 +124,9 @@ class ScriptedTier:
 
     def replaced(self, active: Any, attempt: Any, trace: str) -> None:
         self.traces.append(trace)
+
+    def salt_unknown(self, active: Any, attempt: Any) -> None:
+        self.unsalted.append(attempt.target)
 
     def fault(self, active: Any, error: Exception) -> None:
         self.faults.append(error)

@@ -75,8 +75,9 @@ def test_a_broken_stream_ends_with_one_event() -> None:
 
 
 def test_an_unknown_status_has_a_line_too() -> None:
-    assert answers.STATUS_LINES[418] == b"HTTP/1.1 418 Status\r\n"
+    assert answers.STATUS_LINES[299] == b"HTTP/1.1 299 Status\r\n"
     assert answers.STATUS_LINES[429] == b"HTTP/1.1 429 Too Many Requests\r\n"
+    assert answers.STATUS_LINES[422] == b"HTTP/1.1 422 Unprocessable Content\r\n"
 
 
 @pytest.mark.parametrize("reason", ["hop_token_missing", "hop_token_forged", "hop_token_expired"])

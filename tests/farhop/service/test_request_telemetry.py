@@ -19,7 +19,8 @@ from farhop.balance import outcome
 from farhop.balance.machine import Address, Forward, Request, Usage
 from farhop.service.authenticator import Caller
 from farhop.service.decisions import Decisions
-from farhop.service.request_telemetry import MODEL_CHARS_MAX, RequestTelemetry
+from farhop.service.request_telemetry import MODEL_CHARS_MAX, InstrumentedTier, RequestTelemetry
+from farhop.telemetry.logs import Throttled
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing
 from farhop_lab.world.collector import Collector, SpanRecord
@@ -463,3 +464,14 @@ async def test_an_attempt_of_the_tier_above_is_known_here_from_its_head_to_its_e
     await up.at_rest()
     assert known == {}
     assert up.regional.telemetry.quiet_s(issuer, attempt) is None
+
+
+def test_an_engine_that_takes_no_salt_is_named_in_the_log_now_and_then() -> None:
+    said: list[dict[str, Any]] = []
+    log: Any = SimpleNamespace(warning=lambda event, **fields: said.append({"event": event, **fields}))
+    telemetry: Any = SimpleNamespace(attempt_over=None)
+    tier = InstrumentedTier(telemetry, Throttled(log, 60.0, lambda: 0.0))
+    for target in ("one", "two", "one"):
+        tier.salt_unknown(SimpleNamespace(), SimpleNamespace(target=target))  # type: ignore[arg-type]
+    assert [entry["replica"] for entry in said] == ["one", "two"]
+    assert "`cache_salt`" in said[0]["event"]

@@ -96,6 +96,30 @@ def test_goodput_is_a_line_over_several_loads(ran: tuple[Scenario, list[Result]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["farhop", "region-local"]
 
 
+@pytest.mark.parametrize("make", [plots.latency, plots.goodput, plots.flows, plots.use, plots.cost])
+@pytest.mark.parametrize("several", [True, False])
+def test_titles_fit_and_name_the_load_that_is_drawn(
+    ran: tuple[Scenario, list[Result]], make: Any, several: bool
+) -> None:
+    scenario, results = ran
+    sites = dict.fromkeys(("virginia", "tokyo", "frankfurt"), scenario.doc.sites["virginia"])
+    many = scenario.but(name="a-name-of-some-length", sites=sites, loads=[1.0, 2.0] if several else [1.0])
+    if several:
+        other = [msgspec.structs.replace(one, key=msgspec.structs.replace(one.key, load=2.0)) for one in results]
+        results = [*results, *other]
+    import matplotlib as mpl
+
+    with mpl.rc_context(plots.STYLE):
+        figure = make(many, results)
+        figure.draw_without_rendering()
+    titles = [figure._suptitle] if figure._suptitle else [figure.axes[0]._left_title]
+    for title in titles:
+        box, whole = title.get_window_extent(), figure.bbox
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1
+    assert ("at load 2" in texts(figure)) is (several and make not in (plots.goodput, plots.cost))
+
+
 def test_nothing_measured_is_nothing_drawn(ran: tuple[Scenario, list[Result]]) -> None:
     scenario, (first, *_) = ran
     empty = msgspec.structs.replace(first, ttft_quantiles=[], curves={})

@@ -294,3 +294,50 @@ async def test_what_has_left_is_not_recalled(stage: Any) -> None:
     go.set()
     assert (await client.read()).status == 200
     assert s.tier.attempts == [(1, "served")]
+
+
+SALTED = b'{"cache_salt":"0123456789abcdef","model":"m","messages":[]}'
+UNSALTED = b'{"model":"m","messages":[]}'
+NO_SALT_HERE = b"""{"detail":"Unexpected fields in the request: {'cache_salt'}"}"""
+
+
+def _strict(asked: Any) -> bytes:
+    """As servers that take no member which they do not know."""
+    if b"cache_salt" in asked.body:
+        return plain(NO_SALT_HERE, "422 Unprocessable Content")
+    return plain(b'{"ok":true}')
+
+
+async def test_an_engine_that_refuses_a_salt_is_asked_without_and_not_salted_again_at_once(
+    stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = await stage()
+    s.upstream.answer = _strict
+    for _ in range(2):
+        answer = await s.ask(post(SALTED))
+        assert (answer.status, answer.body) == (200, b'{"ok":true}')
+    assert [asked.body for asked in s.upstream.asked] == [SALTED, UNSALTED, UNSALTED]
+    assert s.tier.unsalted == ["target-0"]
+    assert [(reason, status) for reason, status, _ in s.tier.concluded_with] == [("served", 200)] * 2
+    assert s.tier.attempts == [(1, "served"), (1, "served")]  # the machine and the spans know of one each
+    later = s.relay.clock() + 61.0
+    monkeypatch.setattr(s.relay, "clock", lambda: later)  # another engine may have its address by then
+    await s.ask(post(SALTED))
+    assert s.upstream.asked[3].body == SALTED
+
+
+async def test_what_a_refusal_repeats_of_a_client_takes_no_salt_away(stage: Any) -> None:
+    s = await stage()
+    refusal = b"""{"error":{"message":"bad temperature: Unexpected fields in the request: {'cache_salt'}"}}"""
+    s.upstream.answer = lambda _m: plain(refusal, "400 Bad Request")
+    answer = await s.ask(post(SALTED))
+    assert (answer.line, answer.body) == ("HTTP/1.1 400 Bad Request", refusal)
+    assert [asked.body for asked in s.upstream.asked] == [SALTED]
+
+
+async def test_a_refusal_of_an_unsalted_request_passes_as_it_is(stage: Any) -> None:
+    s = await stage()
+    s.upstream.answer = lambda _m: plain(NO_SALT_HERE, "422 Unprocessable Entity")
+    answer = await s.ask(post(UNSALTED))
+    assert (answer.line, answer.body) == ("HTTP/1.1 422 Unprocessable Content", NO_SALT_HERE)
+    assert len(s.upstream.asked) == 1

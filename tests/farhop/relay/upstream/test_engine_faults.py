@@ -22,6 +22,7 @@ from farhop.relay.upstream.engine_faults import (
     in_text,
     is_too_long,
     is_unsupported,
+    refuses_salt,
 )
 from farhop.relay.upstream.tap import StreamTap
 
@@ -252,3 +253,37 @@ def test_real_engines_pages_for_length(page: Page) -> None:
 def test_the_pages_have_every_kind_of_refusal() -> None:
     fields = {(page.engine, page.status) for page in REFUSED}
     assert fields == {(VLLM, 400), (VLLM, 404), (VLLM, 405), (LLAMA, 400), (LLAMA, 404), (LLAMA, 500), (LLAMA, 501)}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"""{"detail":"Unexpected fields in the request: {'cache_salt'}"}""",  # transformers 5.24
+        b"""{"detail":"Unexpected fields in the request: {'foo', 'cache_salt'}"}""",
+        b'{"detail":[{"type":"extra_forbidden","loc":["body","cache_salt"],"msg":"Extra inputs are not permitted"}]}',
+        b"""{"object":"error","message":"[{'type': 'extra_forbidden', 'loc': ('body', 'cache_salt'), 'msg': 'Extra"}""",
+        b'{"error":{"message":"Unrecognized request argument supplied: cache_salt","type":"invalid_request_error"}}',
+        b"""{"error":{"message":"Unknown parameter: 'cache_salt'.","param":"cache_salt","code":"unknown_parameter"}}""",
+        b"""{"error":{"message":"property 'cache_salt' is unsupported"}}""",
+        b'{"error":{"message":"json: unknown field \\"cache_salt\\""}}',
+        b"Failed to deserialize the JSON body into the target type: unknown field `cache_salt`, expected `model`",
+    ],
+)  # fmt: skip
+def test_servers_say_in_many_words_that_they_know_no_salt(body: bytes) -> None:
+    assert refuses_salt(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":{"message":"1 validation error: input_value=\'Unknown parameter: cache_salt\'"}}',
+        b'{"error":{"message":"unknown field `cache_salt`, expected `json_schema`"}}',  # of a client's grammar
+        b'{"detail":[{"type":"string_type","loc":["body","cache_salt"],"msg":"Input should be a valid string"}]}',
+        b'{"detail":[{"type":"extra_forbidden","loc":["body","tools",0,"cache_salt"]}]}',
+        b"""{"message":"[{'type': 'float_parsing', 'loc': ('body', 'temperature'), 'input': \\"[{'type': 'extra_forbidden', 'loc': ('body', 'cache_salt')\\"}]"}""",  # noqa: E501
+        b'{"error":{"message":"Unknown parameter: cache_salts"}}',
+        b"", b"[]", b"null", b"7", b'{"detail":[]}', b'{"error":{"error":null}}', b"\xff\xfe", b"[" * 4000,
+    ],
+)  # fmt: skip
+def test_nothing_else_is_taken_for_that(body: bytes) -> None:
+    assert not refuses_salt(body)
