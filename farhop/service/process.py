@@ -61,11 +61,16 @@ def run(name: str, make: Callable[[], Balancer]) -> None:
 
 
 async def _serve(name: str, make: Callable[[], Balancer]) -> None:
-    stop = asyncio.Event()
+    stop, told = asyncio.Event(), list[str]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_logged(name, loop))
+
+    def end(number: signal.Signals) -> None:
+        told.append(number.name)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end, number)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # while it starts: its files are looked at from then on
     balancer, manager = make(), Notifier()
     try:
@@ -81,9 +86,11 @@ async def _serve(name: str, make: Callable[[], Balancer]) -> None:
         garbage.open()
         await stop.wait()
         garbage.close()
+    logs.get(name).info("stopping", signal=told[0])
     manager.stopping()
     await balancer.close()
     manager.close()
+    logs.get(name).info("stopped")  # without this line the process was killed
 
 
 def _logged(name: str, loop: asyncio.AbstractEventLoop) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:

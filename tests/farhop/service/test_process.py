@@ -29,4 +29,16 @@ async def test_a_thread_that_computes_gives_way_within_a_tenth_of_a_millisecond(
     """By what Python is told: how soon a thread wakes then is the machine's affair, and no test's."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, stdout=subprocess.PIPE)
     printed, _ = await process.communicate()
-    assert float(printed.split()[-1]) <= 0.0001
+    (line,) = [line for line in printed.decode().splitlines() if line.startswith("test: ")]
+    assert float(line.split()[-1]) <= 0.0001
+
+
+async def test_who_is_told_to_stop_says_so_and_that_it_has() -> None:
+    """Else a log that ends says neither that somebody stopped the process nor that it was killed."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, stdout=subprocess.PIPE)
+    printed, _ = await process.communicate()
+    assert process.returncode == 0
+    *_, stopping, stopped = printed.decode().splitlines()
+    assert "stopping" in stopping
+    assert "SIGTERM" in stopping
+    assert "stopped" in stopped
