@@ -21,12 +21,22 @@ class Dialect(StrEnum):
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     RESPONSES = "responses"  # OpenAI's, but for the errors of a stream
+    KSERVE = "kserve"  # the Open Inference Protocol's, where an error is a text: Triton's clients read nothing else
+
+
+# What the protocol and Triton have under /v2, where Cohere's API is, too.
+_KSERVE = (
+    b"/v2/models", b"/v2/health", b"/v2/repository", b"/v2/systemsharedmemory", b"/v2/cudasharedmemory", b"/v2/logging",
+    b"/v2/trace",
+)  # fmt: skip
 
 
 def dialect(path: bytes) -> Dialect:
     """The error format for the clients of a path, even if the path is refused."""
     if path.startswith(b"/v1/messages"):
         return Dialect.ANTHROPIC
+    if path == b"/v2" or path.startswith(_KSERVE):
+        return Dialect.KSERVE
     return Dialect.RESPONSES if path == b"/v1/responses" else Dialect.OPENAI
 
 
@@ -190,8 +200,11 @@ _REDIRECTED = b"cache-control: no-store\r\nreferrer-policy: no-referrer\r\n"  # 
 
 
 def redirect(url: str, reason: Outcome, extra: bytes = b"") -> Reply:
-    """307: same method, same body, another entry. The body does not repeat the URL, which may hold a token."""
-    detail = "this balancer may not read the request; ask the entry in `Location`"
+    """307: same method, same body, another entry. The body names that, not the whole URL, which may hold a token. It
+    says what to do, as few clients can follow: most do not send their key to another host.
+    """
+    entry = "/".join(url.split("/", 3)[:3])
+    detail = f"this entry may not read the request: give the client the address of one that may, {entry}"
     if reason is outcome.REDIRECTED:
         detail, extra = "the region in `Location` answers; send it the same request", extra + _REDIRECTED
     return Reply(307, error_body(reason, detail), reason, b"location: " + url.encode("latin-1") + b"\r\n" + extra)
@@ -204,6 +217,8 @@ def event_of(reason: Outcome, detail: str, dialect: Dialect = Dialect.OPENAI) ->
     if dialect is Dialect.RESPONSES:
         error = {"type": "error", "code": reason.reason, "message": detail, "param": None}
         return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
+    if dialect is Dialect.KSERVE:
+        return b"data: " + _in_kserve(reason.reason, detail) + b"\n\n"
     return b"data: " + error_body(reason, detail) + b"\n\n"
 
 
@@ -221,12 +236,20 @@ def _in_anthropic(status: int, code: str, message: str, param: str | None = None
     return msgspec.json.encode({"type": "error", "error": error})
 
 
+def _in_kserve(code: str, message: str, param: str | None = None) -> bytes:
+    return msgspec.json.encode({"error": message, "code": code, "param": param})
+
+
 def in_dialect(reply: Reply, dialect: Dialect) -> Reply:
     """The same answer, its error in the words of another API: few are errors, so what was written is read again."""
-    if dialect is not Dialect.ANTHROPIC or reply.status < 400:
+    if dialect not in (Dialect.ANTHROPIC, Dialect.KSERVE) or reply.status < 300 or not reply.body:
         return reply
     error = msgspec.json.decode(reply.body)["error"]
-    body = _in_anthropic(reply.status, error["code"], error["message"], error["param"])
+    code, message, param = error["code"], error["message"], error["param"]
+    if dialect is Dialect.ANTHROPIC:
+        body = _in_anthropic(reply.status, code, message, param)
+    else:
+        body = _in_kserve(code, message, param)
     return msgspec.structs.replace(reply, body=body)
 
 

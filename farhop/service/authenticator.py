@@ -43,7 +43,9 @@ NARROW_PLACES_MAX = 32
 NARROW_BYTES_MAX = 1024
 _PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DETAILS = {
-    outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`, or `x-api-key: KEY`",
+    # Clients that follow a redirect leave the key behind if it leads to another host (or, of httpx, another port).
+    outcome.MISSING_KEY: "an API key is required: send `Authorization: Bearer KEY`, or `x-api-key: KEY` (if another "
+    "entry redirected the client here, most clients do not send their key along: give the client this address)",
     outcome.UNKNOWN_KEY: "this API key is not known",
     outcome.KEY_NOT_VALID: "this API key was revoked, has expired, or is not valid yet: ask for another",
 }

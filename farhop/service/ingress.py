@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _MODELS, _VERSION = Kind.MODELS, Kind.VERSION  # to look up an enum's member is a call, and each request asks for it
 _BODILESS = (_MODELS, _VERSION)
 _MODELS_SHOWN = 16
-_PROBES = (paths.HEALTH, paths.READY)
+_PROBES = (*paths.HEALTH, *paths.READY)
 _NO_STORE = b"cache-control: no-store\r\n"
 
 
@@ -62,7 +62,7 @@ def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
     """Answer a probe for liveness or readiness, and nothing else, to any caller."""
     if head.method not in (b"GET", b"HEAD"):
         return answers.refusal(outcome.METHOD_NOT_ALLOWED, "this path answers GET only", extra=b"allow: GET, HEAD\r\n")
-    good = head.path == paths.HEALTH or ready()
+    good = head.path in paths.HEALTH or ready()
     return answers.Reply(200 if good else 503, b"", outcome.SERVED, _NO_STORE, b"text/plain")
 
 
@@ -251,6 +251,8 @@ class Ingress:
         if model not in models:
             detail = f"the model `{model[:128]}` is none of those that `GET /v1/models` lists"
             return answers.refusal(outcome.UNKNOWN_MODEL, detail, param="model")
+        if paths.asks_readiness(head.path):
+            return answers.Reply(200, model_list.ready(model), outcome.SERVED)
         return answers.Reply(200, model_list.described(model, models[model], head.onward), outcome.SERVED)
 
     def _parsed(self, exchange: Exchange, since: float, reading: asyncio.Future[ParsedBody]) -> Reply | None:

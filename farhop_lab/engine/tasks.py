@@ -17,7 +17,7 @@ from farhop_lab.engine.formats.api import RefusedError, parse_chats, refusal
 from farhop_lab.engine.formats.render import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from farhop_lab.engine.core.profiles import Profile
     from farhop_lab.engine.core.sequence import EngineRequest, Sequence, TextModel
@@ -160,21 +160,33 @@ class Tasks:
         return web.Response(text=answer["text"]) if fields["response_format"] == "text" else _json(answer)
 
     async def _infer(self, request: web.Request) -> web.StreamResponse:
+        return await _as_triton(self._inferred(request))
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        return await _as_triton(self._generated(request, stream=False))
+
+    async def _generate_stream(self, request: web.Request) -> web.StreamResponse:
+        return await _as_triton(self._generated(request, stream=True))
+
+    async def _inferred(self, request: web.Request) -> web.StreamResponse:
         if "Inference-Header-Content-Length" in request.headers:
             raise refusal("inputs", "this engine does not take binary tensors; give their data as JSON")
         call, own_id = triton.parse_infer(await request.read(), request.match_info["model"])
         return await self._generation(request, call, triton.Inferred(self._host.text_model.model, own_id))
 
-    async def _generate(self, request: web.Request) -> web.StreamResponse:
-        call = triton.parse_generate(await request.read(), request.match_info["model"], stream=False)
-        return await self._generation(request, call, triton.Generated(self._host.text_model.model))
-
-    async def _generate_stream(self, request: web.Request) -> web.StreamResponse:
-        call = triton.parse_generate(await request.read(), request.match_info["model"], stream=True)
+    async def _generated(self, request: web.Request, *, stream: bool) -> web.StreamResponse:
+        call = triton.parse_generate(await request.read(), request.match_info["model"], stream=stream)
         return await self._generation(request, call, triton.Generated(self._host.text_model.model))
 
     async def _generation(self, request: web.Request, call: Call, answer: Rendering) -> web.StreamResponse:
         return await self._host.serve(request, call, answer, self._host.request_id(request, "gen-"))
+
+
+async def _as_triton(answered: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+    try:
+        return await answered
+    except RefusedError as error:
+        raise triton.TritonRefusedError(error.message, status=error.status) from None
 
 
 def _json(document: dict[str, Any]) -> web.Response:

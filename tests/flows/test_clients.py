@@ -125,15 +125,16 @@ async def test_model_is_required_if_several_are_served() -> None:
 async def test_health_probes_show_a_status_and_nothing_else() -> None:
     async with Engine().running() as engine, both(engine, topology()) as up:
         for port in (up.entry, up.client):
-            for path in ("/health", "/ready"):
+            for path in ("/health", "/ready", "/v2/health/live", "/v2/health/ready"):
                 answer = await send(port, head("GET", path))
                 assert (answer.status, answer.body) == (200, b"")
                 assert not any(name.startswith("x-farhop") for name in answer.headers)
             assert (await send(port, head("POST", "/health"))).status == 405
         up.global_.tier_admin.stopping = up.regional.tier_admin.stopping = True
         for port in (up.entry, up.client):
-            assert (await send(port, head("GET", "/ready"))).status == 503
-            assert (await send(port, head("GET", "/health"))).status == 200
+            for ready, alive in (("/ready", "/health"), ("/v2/health/ready", "/v2/health/live")):
+                assert (await send(port, head("GET", ready))).status == 503
+                assert (await send(port, head("GET", alive))).status == 200
         assert (await send(up.tier, head("GET", "/health"))).status == 404
         assert up.global_.metrics.in_flight == 0
 

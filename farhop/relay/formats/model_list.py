@@ -30,6 +30,11 @@ def described(model: str, facts: ModelFacts, lines: bytes) -> bytes:
     return msgspec.json.encode(_one(model, facts, lines))
 
 
+def ready(model: str) -> bytes:
+    """The document that says of one model that it is served, as the Open Inference Protocol has it."""
+    return msgspec.json.encode({"name": model, "ready": True})
+
+
 def _one(model: str, facts: ModelFacts, lines: bytes) -> dict[str, Any]:
     known = {name: value for name, value in msgspec.structs.asdict(facts).items() if value}  # as engines word it
     one = {"id": model, "object": "model", "created": 0, "owned_by": "farhop"} | known

@@ -86,16 +86,19 @@ _PATHS: dict[bytes, tuple[bytes, Kind]] = {
 # The Open Inference Protocol (KServe V2) with Triton's generate extension. The model is part of the path. A name begins
 # with a letter or digit, so it is never `.` or `..`, and holds nothing that a server would decode or split.
 _SEGMENT = rb"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-_MODEL_PATH = re.compile(rb"/v2/models/(%b)(?:/versions/%b)?/(infer|generate|generate_stream)" % (_SEGMENT, _SEGMENT))
+_ASKED = rb"infer|generate|generate_stream|ready"
+_MODEL_PATH = re.compile(rb"/v2/models/(%b)(?:/versions/%b)?/(%b)" % (_SEGMENT, _SEGMENT, _ASKED))
 
 # One of the list of models, as OpenAI's and Anthropic's SDKs ask for it; a name's `/` they write as %2F.
 _MODELS, _ONE_MODEL = b"/v1/models/", re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@/%-]{0,383}")
 
 # APIs that keep state on one server: a balancer that may send the next request elsewhere cannot honour them.
 _STATEFUL = (
-    b"/v1/files", b"/v1/batches", b"/v1/responses/", b"/v1/messages/batches", b"/v1/conversations", b"/v1/assistants",
-    b"/v1/threads", b"/v1/vector_stores",
+    b"/v1/files", b"/v1/uploads", b"/v1/batches", b"/v1/batch/", b"/v1/responses/", b"/v1/messages/batches",
+    b"/v1/conversations", b"/v1/assistants", b"/v1/threads", b"/v1/vector_stores",
 )  # fmt: skip
+# Beside what is stored: they keep nothing.
+_STATELESS = (b"/v1/responses/input_tokens", b"/v1/responses/compact")
 
 _CHATS = frozenset((Kind.CHAT, Kind.MESSAGES, Kind.RESPONSES, Kind.CHAT_BATCH))
 # Paths that not every engine of those we know speaks: its plain 404 says that, and nothing of the request.
@@ -124,8 +127,9 @@ def classify(method: bytes, path: bytes) -> Kind | PathRefusal:
     return PathRefusal(outcome.METHOD_NOT_ALLOWED, f"this path answers {allow} only", allow)
 
 
-HEALTH, READY = b"/health", b"/ready"
-"""For cloud load balancers, where clients come: they tell yes or no and nothing else, and nobody need say who asks."""
+HEALTH, READY = (b"/health", b"/v2/health/live"), (b"/ready", b"/v2/health/ready")
+"""For cloud load balancers, where clients come, and by the Open Inference Protocol's names for its clients: they tell
+yes or no and nothing else, and nobody need say who asks."""
 
 ROUTE = b"/v1/route"
 
@@ -153,18 +157,42 @@ def model_in(path: bytes) -> str:
 
 def model_asked_about(path: bytes) -> str:
     """The model that a request to the list of models asks about; "" for all."""
+    if asks_readiness(path):
+        return model_in(path)
     return unquote(path[len(_MODELS) :].decode("ascii"))
+
+
+def asks_readiness(path: bytes) -> bool:
+    """Whether this request to the list of models asks, in the Open Inference Protocol's way, if one is served."""
+    return not path.startswith(b"/v1/")
 
 
 def _of_a_model(path: bytes) -> tuple[bytes, Kind] | None:
     if path.startswith(_MODELS):
         return (b"GET", Kind.MODELS) if _ONE_MODEL.fullmatch(path, len(_MODELS)) else None
     match = _MODEL_PATH.fullmatch(path)
-    return None if match is None else (b"POST", Kind(match[2].decode("ascii")))
+    if match is None:
+        return None
+    return (b"GET", Kind.MODELS) if match[2] == b"ready" else (b"POST", Kind(match[2].decode("ascii")))
+
+
+def _meant(path: bytes) -> bytes:
+    """The path that a client with another base URL would have asked for, b"" if none: clients differ in whether `/v1`
+    belongs to it."""
+    bare = path.rstrip(b"/")
+    for meant in (bare, b"/v1" + bare, bare.removeprefix(b"/v1")):
+        if meant in _PATHS:
+            return meant
+    return b""
 
 
 def _unknown(path: bytes) -> PathRefusal:
-    if path.startswith(_STATEFUL):
+    if meant := _meant(path):
+        detail = (
+            f"this path is not served, but `{meant.decode()}` is: check the client's base URL (OpenAI's clients want "
+            f"it with `/v1`, Anthropic's without). Only inference paths pass here, written exactly so: {_ALLOWED}"
+        )
+    elif path.startswith(_STATEFUL) and path not in _STATELESS:
         detail = "stateful APIs (files, batches, stored responses) are not routed: their state would live in one region"
     else:
         detail = f"only inference paths pass here, written exactly so: {_ALLOWED}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop_lab.engine.core.sequence import EngineRequest
-from farhop_lab.engine.formats.api import COMPLETION_MAX_TOKENS, Call, decoded, refusal
+from farhop_lab.engine.formats.api import COMPLETION_MAX_TOKENS, Call, RefusedError, decoded, refusal
 from farhop_lab.engine.formats.render import frame
 
 if TYPE_CHECKING:
@@ -50,6 +50,14 @@ class GenerateBody(msgspec.Struct):
     text_input: str
     max_tokens: int | None = None
     parameters: Parameters | None = None
+
+
+class TritonRefusedError(RefusedError):
+    """The same refusal, in the protocol's format: the error is a text."""
+
+    def body(self) -> bytes:
+        """As Triton writes it."""
+        return msgspec.json.encode({"error": self.message})
 
 
 _INFER = msgspec.json.Decoder(InferBody)

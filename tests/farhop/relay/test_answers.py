@@ -64,7 +64,35 @@ def test_retry_after_is_whole_seconds_and_never_none(given: float, value: bytes)
 def test_a_redirect_says_where_to() -> None:
     reply = answers.redirect("https://eu.example/v1", outcome.ENTRY_FORBIDDEN)
     assert (reply.status, reply.extra) == (307, b"location: https://eu.example/v1\r\n")
-    assert json.loads(reply.body)["error"]["code"] == "entry_forbidden"
+    error = json.loads(reply.body)["error"]
+    assert error["code"] == "entry_forbidden"
+    assert error["message"].endswith("give the client the address of one that may, https://eu.example")
+
+
+def test_a_redirect_with_a_token_in_its_url_does_not_repeat_it() -> None:
+    reply = answers.redirect("https://eu.example/v1?t=secret", outcome.REDIRECTED)
+    assert b"eu.example" not in reply.body
+
+
+@pytest.mark.parametrize("path", [b"/v2", b"/v2/models/m/infer", b"/v2/models/m", b"/v2/repository/index"])
+def test_an_error_under_the_open_inference_protocol_is_a_text(path: bytes) -> None:
+    """Triton's client adds it to its own text, and breaks on an object."""
+    told = answers.refusal(outcome.UNKNOWN_KEY, "not known", param="x")
+    error = json.loads(answers.in_dialect(told, answers.dialect(path)).body)
+    assert error == {"error": "not known", "code": "unknown_key", "param": "x"}
+    probed = answers.Reply(503, b"", outcome.SERVED)
+    assert answers.in_dialect(probed, answers.dialect(path)) is probed
+    redirect = answers.redirect("https://eu.example/v2", outcome.ENTRY_FORBIDDEN)
+    assert isinstance(json.loads(answers.in_dialect(redirect, answers.dialect(path)).body)["error"], str)
+    event = answers.event_of(outcome.DIED_MID_STREAM, "gone", answers.dialect(path))
+    assert event.startswith(b"data: {")
+    assert event.endswith(b"\n\n")
+    assert json.loads(event.removeprefix(b"data: "))["error"] == "gone"
+
+
+@pytest.mark.parametrize("path", [b"/v2/rerank", b"/v2/chat", b"/v1/completions"])
+def test_coheres_paths_beside_it_have_openais_errors(path: bytes) -> None:
+    assert answers.dialect(path) is answers.Dialect.OPENAI
 
 
 def test_a_broken_stream_ends_with_one_event() -> None:

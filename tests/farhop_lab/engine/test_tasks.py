@@ -123,12 +123,14 @@ async def test_triton(replica: Start) -> None:
     assert whole["text_output"].startswith(" ")
     async with client.post("/v2/models/other/infer", inputs=tensors) as response:
         assert response.status == 404
+        assert await response.json() == {"error": "The model `other` does not exist."}
     async with client.post(path + "/versions/2/infer", inputs=tensors) as response:
         assert response.status == 404
     async with client.session.post(
         client.url + path + "/infer", data=b"{}", headers={"Inference-Header-Content-Length": "2"}
     ) as response:
         assert response.status == 400
+        assert isinstance((await response.json())["error"], str)
 
 
 async def test_a_client_that_leaves_aborts_all_its_requests(replica: Start) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from farhop.balance.model_facts import UNKNOWN_FACTS, ModelFacts
-from farhop.relay.formats.model_list import listed
+from farhop.relay.formats.model_list import listed, ready
 
 MODELS = {"large": ModelFacts(max_model_len=4096), "small": UNKNOWN_FACTS}
 ASKED = b"accept: */*\r\nanthropic-version: 2023-06-01\r\n"
@@ -28,3 +28,7 @@ def test_anthropics_sdk_finds_its_members_beside(lines: bytes) -> None:
     assert [(one["type"], one["display_name"]) for one in document["data"]] == [("model", "large"), ("model", "small")]
     nothing = msgspec.json.decode(listed({}, lines))
     assert (nothing["data"], nothing["first_id"], nothing["last_id"]) == ([], None, None)
+
+
+def test_a_model_that_is_ready_is_named() -> None:
+    assert msgspec.json.decode(ready("small")) == {"name": "small", "ready": True}

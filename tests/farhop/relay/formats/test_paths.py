@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance import outcome
-from farhop.relay.formats.paths import _PATHS, Kind, PathRefusal, advised, classify, model_asked_about, model_in
+from farhop.relay.formats.paths import (
+    _PATHS,
+    Kind,
+    PathRefusal,
+    advised,
+    asks_readiness,
+    classify,
+    model_asked_about,
+    model_in,
+)
 from farhop.relay.http import head
 
 RUN = settings(max_examples=500, deadline=None, derandomize=True)
@@ -56,6 +65,37 @@ def test_one_model_may_be_asked_about(asked: bytes, model: str) -> None:
     assert classify(b"GET", b"/v1/models" + asked) is Kind.MODELS
     assert isinstance(classify(b"POST", b"/v1/models" + asked), PathRefusal)
     assert model_asked_about(b"/v1/models" + asked) == model
+
+
+@pytest.mark.parametrize("path", [b"/v2/models/m-1.5/ready", b"/v2/models/m-1.5/versions/1/ready"])
+def test_whether_a_model_is_ready_may_be_asked(path: bytes) -> None:
+    assert classify(b"GET", path) is classify(b"HEAD", path) is Kind.MODELS
+    assert isinstance(classify(b"POST", path), PathRefusal)
+    assert model_asked_about(path) == "m-1.5"
+    assert asks_readiness(path)
+    assert not asks_readiness(b"/v1/models/ready")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        (b"/chat/completions", "/v1/chat/completions"),
+        (b"/v1/v1/messages", "/v1/messages"),
+        (b"/v1/tokenize", "/tokenize"),
+        (b"/v1/responses/", "/v1/responses"),
+    ],
+)
+def test_a_wrong_base_url_is_told_the_right_path(path: bytes, meant: str) -> None:
+    refusal = classify(b"POST", path)
+    assert isinstance(refusal, PathRefusal)
+    assert refusal.detail.startswith(f"this path is not served, but `{meant}` is: check the client's base URL")
+
+
+@pytest.mark.parametrize("path", [b"/v1/responses/input_tokens", b"/v1/responses/compact"])
+def test_what_keeps_nothing_is_not_called_stateful(path: bytes) -> None:
+    refusal = classify(b"POST", path)
+    assert isinstance(refusal, PathRefusal)
+    assert "stateful" not in refusal.detail
 
 
 MISWRITTEN = (
@@ -191,7 +231,15 @@ def test_the_model_is_read_from_the_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [b"/v1/files", b"/v1/batches/1", b"/v1/responses/r1", b"/v1/messages/batches", b"/v1/threads/a/runs"]
+    "path",
+    [
+        b"/v1/files",
+        b"/v1/batches/1",
+        b"/v1/responses/r1",
+        b"/v1/messages/batches",
+        b"/v1/threads/a/runs",
+        b"/v1/uploads",
+    ],
 )
 def test_state_is_refused_with_its_reason(path: bytes) -> None:
     refusal = classify(b"POST", path)
@@ -228,11 +276,11 @@ def test_the_table_in_the_docs_is_the_allow_list() -> None:
     of_models = {path for path in written if b"{" in path}
     assert written - of_models == set(_PATHS)
     fields = {path.replace(b"{model}", b"m").replace(b"{version}", b"1") for path in of_models}
-    one_model = b"/v1/models/m"
-    assert classify(b"GET", one_model) is Kind.MODELS
-    asked = {classify(b"POST", path) for path in fields - {one_model}}
+    one_model = {b"/v1/models/m", b"/v2/models/m/ready", b"/v2/models/m/versions/1/ready"}
+    assert {classify(b"GET", path) for path in one_model} == {Kind.MODELS}
+    asked = {classify(b"POST", path) for path in fields - one_model}
     assert asked == {Kind.INFER, Kind.GENERATE, Kind.GENERATE_STREAM}
-    assert one_model in fields
+    assert one_model <= fields
     assert {row[2].strip() for row in rows} == {f"`{kind}`" for kind in Kind if kind not in GET} | {"–"}
 
 
