@@ -181,7 +181,7 @@ async def test_mutual_tls(tmp_path):
             with pytest.raises(StoreUnreachable, match=remedy):
                 async with opened(etcd.endpoint, timeout_s=5.0 if remedy else 0.5, **fields):
                     pass
-        with pytest.raises(StoreUnreachable, match="is the address right. If it speaks TLS, give ca_file"):
+        with pytest.raises(StoreUnreachable, match=r"address right\? If it speaks TLS, give ca_file"):
             async with opened(etcd.endpoint.removeprefix("https://"), timeout_s=0.5):
                 pass
         await certificates_are_read_for_every_connection(
