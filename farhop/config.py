@@ -99,7 +99,7 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # Fields that are none of its own and tell another file: whose they are, as a message names it.
+    # Fields that are not its own and indicate another kind of file: its name, as messages use it.
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
 

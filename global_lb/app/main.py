@@ -228,7 +228,7 @@ class GlobalBalancer:
         return decision.verdict.epoch, decision.verdict.lawful
 
     def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:
-        """What a request took of a GPU, as its price counts it (fleet.table.row_of), by what was computed."""
+        """The GPU time of a request, as its price counts it (fleet.table.row_of), from the tokens computed."""
         known = self.flow.regions.view.regions.get(active.forward.target) if active.forward is not None else None
         name = active.request.model
         report = None if known is None else next((i.models[name] for i in known.instances if name in i.models), None)

@@ -298,7 +298,7 @@ class RegionalBalancer:
             self.config, self.topology = config, topology
             self.model_names.configure(config.routes)
             listeners()
-            # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
+            # Decisions first: what follows evaluates requests again, and must do so by this law and this map.
             self.relay.react(Reconfigured(law, _flow_config(config), policies, dict(config.splits)))
             if another:
                 self.discovery.fix(config.replicas)

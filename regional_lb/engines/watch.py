@@ -43,7 +43,7 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 LISTING_BYTES_MAX = 1024 * 1024
 SWAP_S = 0.1  # within which what engines say that they serve is taken in together
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
-_WARMUP_S = 60.0  # each completion of a warm-up may take so long: kernels are compiled, graphs captured
+_WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels are compiled, graphs captured
 _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a metrics page whose server gives no better type.
 _NO_PAGES = (b"text/html", b"application/json")

@@ -102,7 +102,7 @@ class _Kind:
 
     def __init__(self, models: frozenset[str], role: str) -> None:
         self.models, self.role = models, role
-        self.began = self.answered = False  # whether any of them ever told of a prefill, and of a whole answer
+        self.began = self.answered = False  # whether any of them ever measured a prefill, and a whole answer
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self.level = np.zeros(_FIGURES)
         self.memory = np.zeros(_FIGURES)

@@ -205,7 +205,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         return status if not self._unfit else {name: why or self._unfit for name, why in status.items()}
 
     def hold(self) -> None:
-        """Tell callers before we are open that no work is accepted yet."""
+        """Show callers, before this balancer is open, that no work is accepted yet."""
         self.draining = True
         self.latest = self.build()
 

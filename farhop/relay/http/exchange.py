@@ -190,7 +190,7 @@ class Exchange:
         return b"".join(parts or ())  # of one that is bytes: itself
 
     def abandon(self, reason: Outcome, status: int) -> None:
-        """Tell the handler, if it wants to know, that the request will not arrive."""
+        """Inform the handler, if it asked for that, that the request will not arrive."""
         on_abandoned, self.on_abandoned = self.on_abandoned, None
         if on_abandoned is not None:
             on_abandoned(reason, status)

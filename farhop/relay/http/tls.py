@@ -77,7 +77,7 @@ async def upgrade(
     server_name: str | None,
 ) -> _P:
     """Speak TLS on `transport`, as a client towards `server_name`; returns the protocol that then owns the connection.
-    It is made of `transport`, which alone knows what of TLS waits here to be sent.
+    It is made of `transport`, which alone knows how much TLS data waits here to be sent.
 
     Raises OSError (an ssl.SSLError where TLS itself failed), and then the transport is closed. Bound it in time.
     """

@@ -4,8 +4,8 @@
     work(r)     = cost.prefill_work of n - hit(r), the last of n prompt tokens
     score_ms(r) = ttft_ms(r) + beta * (m * (token_ms(r) - min token) + stalled_ms(r)) + behind_ms(r)
     token_ms(r) = tpot_ms(r) + batch_interference_ms(r) * requests at each of its replicas: its cost to all of them
-    stalled_ms  = what of the prefill exceeds a step, times those requests: they wait for it
-    behind_ms   = wait_ms(r) * work(r) / mean * min(1, wait_ms(r) / (mean * prefill_ms_per_token(r))), where a
+    stalled_ms = the part of the prefill beyond a step, times those requests: they wait for it behind_ms = wait_ms(r) *
+    work(r) / mean * min(1, wait_ms(r) / (mean * prefill_ms_per_token(r))), where a
                   average request brings `mean` work: those behind it wait, too
 
 Prompt tokens n are counted by each region's own learned bytes per token. Never writes.
