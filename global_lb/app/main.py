@@ -256,6 +256,7 @@ class GlobalBalancer:
         self.tier_admin.issued, self.tier_admin.limits = self.identities.status, self.limiter.status
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
         self._listed: Publication | None = None
         self.tier_admin.published = lambda: [
             {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()

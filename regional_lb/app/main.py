@@ -194,6 +194,7 @@ class RegionalBalancer:
         self.tier_admin.limits = lambda: {**self.limiter.status(), "root": self.mesh.limit_root.status()}
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
         if self.accounts is not None:
             self.tier_admin.accounts = self.accounts.status
         self.admin = AdminServer(

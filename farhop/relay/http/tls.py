@@ -120,6 +120,10 @@ class Handshakes:
         self._tasks[task] = loop.time()
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
+    def refuse(self) -> None:
+        """Count a connection that nothing is left for."""
+        self._tls.refused("too_many")
+
     async def _shake(self, accepted: socket.socket) -> None:
         try:
             transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
@@ -182,5 +186,7 @@ class _Accepted(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
             self._handshakes.begin(socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())))
+        except OSError:
+            self._handshakes.refuse()  # no file descriptor is left
         finally:
             cast("asyncio.Transport", transport).abort()  # closes its own descriptor, not the connection
