@@ -132,7 +132,7 @@ def _medians(own: Columns, evidence: Columns) -> tuple[Columns, Columns]:
 
 
 class Speeds:
-    """See the module's docstring. A row for each replica of the view, in its order; `figures` are the columns."""
+    """See the module's docstring. Its columns have a row for each replica of the view, in its order."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}

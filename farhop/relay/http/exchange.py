@@ -111,7 +111,7 @@ class Exchange:
     `tenant` is set by the handler's `head` once it is known: this counts towards its share of what is bounded;
     `counted`: it is among the requests under way; `waits`: it is complete and not read yet.
 
-    `hears`: its answer passes through here, so that what only the balancer asked for can be removed from it.
+    `sees_answer`: its answer passes through here, so that what only the balancer asked for can be removed from it.
 
     `on_abandoned(outcome, status)` is called once if a request that the handler's `head` let pass never arrives: it was
     cut short here (with the status the client got) or its client left (status 0).

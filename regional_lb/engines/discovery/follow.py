@@ -46,8 +46,8 @@ def source_of(config: SourceConfig, region: str, store: Store, rng: Random) -> S
 
 
 class Discovery:
-    """`announce` is given all replicas; `refused` counts rejected endpoints by reason; `say` is told the source and
-    reason.
+    """`announce` is given all replicas; `refused` counts rejected endpoints by reason; `warn` is called with a source
+    and what is wrong there.
 
     Without sources nothing runs and nothing is announced.
     """
