@@ -68,7 +68,10 @@ def _resolve(value: object, info: ValidationInfo) -> object:
         except OSError as error:
             if left_out(info, f"{reference}: {error.strerror}"):
                 return ABSENT
-            raise ValueError(f"cannot read the secret in {reference}: {error.strerror}") from None
+            where = "" if Path(reference).is_absolute() else " from the folder in which the process starts"
+            raise ValueError(
+                f"cannot read {reference}: {error.strerror}; check the path{where} and its permissions"
+            ) from None
         except ValueError:  # not UTF-8, whose error would quote it; or a NUL in the path
             raise ValueError("cannot read the secret: its file must be UTF-8 text") from None
         if not found:
@@ -99,7 +102,7 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # Fields that are none of its own and tell another file: whose they are, as a message names it.
+    # Fields that are not its own and indicate another kind of file: its name, as messages use it.
     elsewhere: ClassVar[Mapping[str, str]] = {}
 
 

@@ -172,7 +172,8 @@ async def _past(here: Fleet, options: Options) -> int:
     if not upper and not lower:
         unasked = f"; {len(silent)} balancers could not be asked" if silent else ""
         code = PARTIAL if silent else NEGATIVE
-        fail(f"no balancer knows decision {options.what}: unknown, too long ago, or never kept{unasked}", code)
+        reasons = "unknown, too long ago, or not kept (`logging` in docs/operate/law.md)"
+        fail(f"no balancer knows decision {options.what}: {reasons}{unasked}", code)
     if options.fleet_options.as_json:
         show.json({"decision": options.what, "global": dict(upper), "regional": dict(lower), "unreachable": silent})
         return PARTIAL if silent else 0

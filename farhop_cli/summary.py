@@ -284,6 +284,12 @@ def _wrong_at(one: Balancer) -> Iterator[str]:
     for hub in _dicts(status.get("published" if status.get("tier") == "global" else "hubs")):
         if hub.get("trouble"):
             yield f"{name} is missing in hub {hub.get('hub')}: {hub['trouble']}"
+    for hub in _dicts(status.get("ignored")):
+        key, why = next(iter((hub.get("such_as") or {"": ""}).items()))
+        yield (
+            f"{name} ignores {hub.get('documents')} documents in hub {hub.get('hub')}, such as {key}: {why}; "
+            "sign them with a key that it knows (deploy/ROTATION.md)"
+        )
     limits = status.get("limits")
     root = limits.get("root") if isinstance(limits, dict) else None
     if isinstance(root, dict) and root.get("trouble"):

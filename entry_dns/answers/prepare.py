@@ -184,7 +184,7 @@ def _costs(
     cost[:, none] += _LATE
     for n, at in enumerate(drawn):
         cost[:, at] += _LATE * ((kinds >> np.uint64(32 + n)) & np.uint64(1)).astype(np.float64)
-    # A drained entry is behind all that are merely full: it is to be left alone.
+    # A drained entry is behind all that are merely full: no client should go there.
     cost[:, none & columns.drained] += _LATE
     return cost
 
@@ -192,7 +192,7 @@ def _costs(
 def _ranked(
     cost: npt.NDArray[np.float64], allowed: npt.NDArray[np.bool_], up: npt.NDArray[np.bool_], most: int
 ) -> npt.NDArray[np.uint16]:
-    """The best entries of each row, at most so many, best first, NOBODY after the last: the allowed entries that
+    """The best entries of each row, at most this many, best first, NOBODY after the last: the allowed entries that
     answer, or all allowed ones if none answers. Writes into `cost`."""
     some_up = np.asarray((allowed & up).any(axis=1))
     candidate = np.where(some_up[:, None], allowed & up, allowed)

@@ -85,7 +85,7 @@ class _Slot:
 
     `starts`, `groups`, `index` are the table's for IPv4, `last` its last row; without `starts` all are answered alike.
     `without_subnet`: the group of a question that has no client subnet, -1 if the resolver's own address decides.
-    `remembers_senders`: resolvers that send subnets are to be remembered, since without one they ask for all clients.
+    `remembers_senders`: resolvers that send subnets are remembered, since without one they ask for all clients.
     """
 
     __slots__ = (

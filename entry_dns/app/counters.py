@@ -35,7 +35,7 @@ class Counters:
         return Counters(path)
 
     def raise_version(self) -> None:
-        """Tell the workers that a new view is in force."""
+        """Inform the workers that a new view is in force."""
         self.version[0] += 1
 
     def fault(self, row: int) -> None:

@@ -1,1 +1,1 @@
-"""What is told of requests afterwards and must not be lost: who used what, and what was decided under which law."""
+"""Records of requests that must not be lost: usage, and what was decided under which law."""

@@ -373,7 +373,7 @@ class AuditLog:
 
 
 class Files:
-    """A log's files, as an auditor reads them who has them and the log's key."""
+    """A log's files, as read by an auditor who has them and the log's key."""
 
     def __init__(self, folder: Path, origin: str, public: Ed25519PublicKey) -> None:
         self.folder, self.origin, self._public = folder, origin, public

@@ -1,4 +1,4 @@
-"""The price book: what tokens cost clients, and regions whoever runs them, by epoch. Reads its file and nothing else.
+"""The price book: what tokens cost clients, and regions their operator, by epoch. Reads its file and nothing else.
 
 An epoch that was in force is never changed, so that what was counted under it stays what it was.
 """

@@ -271,7 +271,7 @@ class Segments:
         self.bytes_held = held
 
     def _free(self) -> bool:
-        """Room, by what somebody took away or read meanwhile."""
+        """Room, from files that were removed or read meanwhile."""
         self._measure()
         return self.bytes_held + sum(map(len, self._pending)) <= self.bounds.bytes_max
 

@@ -223,7 +223,7 @@ class AttemptMoved(Event, frozen=True):
 
 class AttemptBegan(Event, frozen=True):
     """The first byte of the upstream's answer is here, and now on its way to the client: the request has started.
-    `load` is what the engine told of itself with it, if it did."""
+    `load` is the load that the engine reported with it, if it did."""
 
     id: str
     attempt: int
@@ -307,7 +307,7 @@ class Forward(Command, frozen=True):
     """Send the request upstream as attempt number `attempt` (from 1). `target` is the region or replica chosen.
 
     `promised_ttft_ms` is the prediction the choice rests on, None where there is no other choice: then it is no reason
-    to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for whoever explains it. With
+    to refuse; `lawful` is what the next tier may use; `reasons` is the tier's decision, for explanations. With
     `prefill` the prompt is computed there: PrefillEnded or PrefillFailed says how that went. `waited_s`: what the
     request waited in queues of regions asked before. `first_token_by`: by when the target is to begin its answer, so
     that it is with the client in time; None where the client does not say. `longer`: another can hold longer requests
@@ -404,5 +404,5 @@ class Flow(Protocol):
     """A tier's state machine as its two drivers (relay, simulator) see it."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Take one event; return what is to be done, in order. Never awaits, never raises on known events."""
+        """Take one event; return the commands, in order. Never awaits, never raises on known events."""
         ...

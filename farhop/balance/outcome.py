@@ -119,7 +119,7 @@ REDIRECTED = _declare(Source.BALANCER, "redirected")  # the client asks the regi
 ADVISED = _declare(Source.BALANCER, "advised")  # it asked for a decision alone
 NO_REGION = _declare(Source.BALANCER, "no_region_serving")
 NO_BUFFER = _declare(Source.BALANCER, "buffers_full", retryable=True)
-# Usage or audit cannot be written, and the configuration says that then nothing is to be served.
+# Usage or audit cannot be written, and the configuration says that nothing is served then.
 ACCOUNTS_NOT_WRITABLE = _declare(Source.BALANCER, "accounts_not_writable", retryable=True)
 TOO_MANY_CONNECTIONS = _declare(Source.BALANCER, "too_many_connections", retryable=True)
 # Our own limit to one address, or no descriptors or ports left here: not the upstream's fault, and nothing was sent.

@@ -87,7 +87,7 @@ class DesiredReplicas:
         self.needed = 0  # without bounds
 
     def configure(self, bounds: ScalingBounds) -> None:
-        """Use these bounds from the next call of `look` on."""
+        """Use these bounds from the next call of `observe` on."""
         self._bounds = bounds
 
     @property

@@ -113,7 +113,7 @@ class ActiveRequest(msgspec.Struct, eq=False):
     streams: bool = False  # whether that is a stream of events, which can end with an error event
     usage: Usage | None = None
     needs_fresh: bool = False  # a kept connection was closed under it: the next attempt is not to meet another such
-    version: bytes = b""  # of the model, as the tier below told with its answer
+    version: bytes = b""  # of the model, as the tier below reported with its answer
 
     # -- exchange.ExchangeCallbacks
 

@@ -71,10 +71,10 @@ class Tier(Protocol):
         """The request is over. `status` is the one that the client got, 0 if none."""
 
     def replaced(self, active: ActiveRequest, attempt: Attempt, trace: str) -> None:
-        """An engine's account of its failure is kept from the client, and is to be logged; see AttemptOwner."""
+        """An engine's report of its failure is hidden from the client, and has to be logged; see AttemptOwner."""
 
     def salt_unknown(self, active: ActiveRequest, attempt: Attempt) -> None:
-        """An engine takes no `cache_salt`, which is to be logged; see AttemptOwner."""
+        """An engine takes no `cache_salt`, which has to be logged; see AttemptOwner."""
 
     def fault(self, active: ActiveRequest | None, error: Exception) -> None:
         """The machine itself failed: a bug, to be logged as an error."""
@@ -83,7 +83,7 @@ class Tier(Protocol):
 class Relay:
     """Drives one machine. `clock` gives monotonic seconds, the machine's `now`.
 
-    The `budget` is told what answers hold.
+    The `budget` counts what answers hold.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ REFRESH_S = 2.0  # between two exchanges with a root
 GAP_S = 0.01  # at least
 ASK_S = 1.0  # for an answer
 WAIT_S = 1.0  # of a request, for units to be lent
-AGAIN_S = 2.0  # what a client is told where it is not known when there is room
+AGAIN_S = 2.0  # Retry-After if it is unknown when there is room
 PRICED_SHOWN_MAX = 1000
 _GIVEN_UP = (outcome.CLIENT_LEFT, outcome.DEADLINE)  # by the client: how long it waits is for it to say
 

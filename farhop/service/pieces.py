@@ -83,7 +83,8 @@ class Pieces:
         return b"".join(found)
 
     def beginning(self, text: str) -> tuple[bytes, bool]:
-        """The ids of what of the text was read before and of at most LOOK_CHARS beside, and whether that is all."""
+        """The ids of the part of the text that was read before and of at most LOOK_CHARS more, and whether that is
+        all."""
         found: list[bytes] = []
         left = LOOK_CHARS
         for piece in self._cut(text):

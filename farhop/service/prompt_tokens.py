@@ -91,7 +91,7 @@ class PromptTokens:
                 Waiting(exchange, self._telemetry, tokens, lambda read: start(_with(request, read.result()), since))
 
     def _read_beside(self, holder: RequestHolder, kind: Kind, request: Request, body: bytes, salt: str) -> None:
-        """Tell the machine the tokens of a prompt that it has, when they are read."""
+        """Give the machine the tokens of a prompt that it has, once they are read."""
 
         def tell(tokens: Tokens | None) -> None:
             if tokens is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LISTENERS_MAX = 4
 ROWS_MAX = 10_000  # that wait for a listener
-SESSIONS_MAX = 10_000  # of a recording: of an older one, the pause is not told
+SESSIONS_MAX = 10_000  # of a recording: of an older one, the pause is left out
 FOR_S_MAX = 86_400.0
 SALT_CHARS = 16, 64
 FLUSH_S = 0.5

@@ -110,7 +110,7 @@ class Reloader(Generic[C]):
         self.generation, self._since = 1, wall()
         self.trouble: tuple[str, ...] = ()
         self.awaiting: tuple[str, ...] = ()  # fields that await a restart
-        self.counts: Counter[str] = Counter()  # reloads, by what came of them
+        self.counts: Counter[str] = Counter()  # reloads, by result
         self._under = laws.law.epoch  # when the files were read last
         self._one = asyncio.Lock()
         self.log: FilteringBoundLogger | None = None

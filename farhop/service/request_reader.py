@@ -111,7 +111,7 @@ class RequestReader:
         return self._request(caller, prompt, exchange.body, lines, version, self._clock.now()), prompt
 
     def job(self, exchange: Exchange) -> Job:
-        """How a large body is to be read in the process for them."""
+        """How to read a large body in the process for them."""
         head, guard, caller = exchange.head, self._guard, exchange.context.caller
         return Job(
             exchange.context.kind,

@@ -6,6 +6,7 @@ The input is a checked configuration. Never decides a default: defaults are decl
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,6 +119,15 @@ def sealed(
 def kept(store: Store, hub: str) -> list[dict[str, Any]]:
     """The state of the documents that a store keeps on disk; `hub`: the name of a single hub."""
     return kept_status(inner(one) for one in stores_of(store, hub).values())
+
+
+def ignored(store: Store, hub: str) -> list[dict[str, Any]]:
+    """By hub: how many documents there do not count by our signing keys, and up to eight of them with the reason."""
+    sealed_hubs = {name: one for name, one in stores_of(store, hub).items() if isinstance(one, Sealed) and one.ignored}
+    return [
+        {"hub": name, "documents": len(one.ignored), "such_as": dict(islice(sorted(one.ignored.items()), 8))}
+        for name, one in sealed_hubs.items()
+    ]
 
 
 def law_book(

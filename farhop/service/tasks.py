@@ -64,7 +64,7 @@ async def in_turns(work: Iterator[None]) -> None:
 
 
 async def until(seen: Callable[[], bool], within_s: float) -> bool:
-    """Poll until a condition holds, for at most so long; returns whether it did."""
+    """Poll until a condition holds, for a bounded time; returns whether it did."""
     loop = asyncio.get_running_loop()
     end = loop.time() + within_s
     while not seen():

@@ -166,7 +166,7 @@ class ModelTokenizer:
         except MediaError:
             raise UnreadableError("media") from None
         try:
-            goes_on = arguments.pop("continue_final_message")  # no template is told
+            goes_on = arguments.pop("continue_final_message")  # templates do not get it
             text = self.template.render(**(self.special | arguments))
         except Exception:  # noqa: BLE001 - a template may raise anything; the request goes on without
             raise UnreadableError("template") from None
@@ -258,7 +258,7 @@ def _compiled(field_path: str, source: str, wall: Callable[[], datetime]) -> Tem
 
 
 def _cut(text: str, last: str | list[dict[str, str]]) -> str:
-    """Cut the closing frame off a rendered chat whose last message is to be continued."""
+    """Cut the closing frame off a rendered chat whose last message will be continued."""
     ending = last if isinstance(last, str) else (last[-1]["text"] if last else "")
     at = text.rfind(ending.strip())
     if not ending.strip() or at < 0:

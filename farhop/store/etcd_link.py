@@ -231,7 +231,12 @@ class EtcdLink:
         if client is not None:
             self.retire(client)
         endpoint = client.endpoint if client is not None else self._endpoints()
-        return StoreUnreachable(f"etcd at {endpoint}: {detail}; is it running, and is the address right?")
+        remedy = "is it running, and is the address right?"
+        if "SSL" in detail or "TSI_" in detail:  # there is something there, and TLS with it fails
+            remedy = "check ca_file, and cert_file and key_file if etcd asks for clients' certificates"
+        elif self._credentials is None:
+            remedy += " If it speaks TLS, give ca_file"
+        return StoreUnreachable(f"etcd at {endpoint}: {detail}; {remedy}")
 
     def _translate(self, error: grpc.aio.AioRpcError, client: EtcdClient | None) -> StoreError:
         detail = " ".join((error.details() or error.code().name).split())

@@ -54,7 +54,7 @@ class KeptStore(Store):
     """`inner`, the hub called `hub`, with its watched keys kept in `state`. `rng` jitters its back-off.
 
     `silent`: why it was opened from disk, until it is open in truth. `trouble`: why something cannot be kept or read.
-    `say` is told what an operator should know.
+    `warn` is called with what an operator should know.
     """
 
     def __init__(self, inner: Store, hub: str, state: StateDir, rng: Random, warn: Callable[[str], None]) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from farhop.store.contract import Publication
     from farhop.store.envelope import Keys, Signer
 
+IGNORED_MAX = 1000
+
 
 class Sealed(Store):
     """`store` with documents opened by `keys`. `refused` is called for each document that does not count, with
@@ -40,6 +42,7 @@ class Sealed(Store):
         must: Keys = NO_KEYS,
     ) -> None:
         self.store, self._keys, self._refused, self._signer, self._must = store, keys, refused, signer, must
+        self.ignored: dict[str, str] = {}  # what was read last and does not count, and why; at most IGNORED_MAX
 
     async def open(self) -> None:
         """See the contract."""
@@ -58,6 +61,8 @@ class Sealed(Store):
         counted: dict[str, Entry] = {}
         async with contextlib.aclosing(self.store.watch(prefix)) as changes:
             async for change in changes:
+                if change.kind is ChangeKind.SNAPSHOT:
+                    self.ignored = {key: why for key, why in self.ignored.items() if not key.startswith(prefix)}
                 opened = self._opened_change(change, counted)
                 if opened is not None:
                     yield opened
@@ -77,6 +82,7 @@ class Sealed(Store):
             return msgspec.structs.replace(change, value=entry.value)
         if change.kind is ChangeKind.DELETE:
             counted.pop(change.key, None)
+            self.ignored.pop(change.key, None)
         return change
 
     def _opened(self, entry: Entry) -> Entry | None:
@@ -87,7 +93,10 @@ class Sealed(Store):
             document = self._keys.open(entry.key, entry.value).document
         except EnvelopeError as error:
             self._refused(f"{kind}_{error.reason}")
+            if len(self.ignored) < IGNORED_MAX or entry.key in self.ignored:
+                self.ignored[entry.key] = f"{kind}_{error.reason}"
             return None
+        self.ignored.pop(entry.key, None)
         return entry if document is entry.value else Entry(entry.key, document, entry.revision)
 
     async def get(self, key: str) -> Entry | None:

@@ -15,7 +15,7 @@ TRACEPARENT_BYTES_MAX = 256
 TRACESTATE_BYTES_MAX = 512  # the length one must be able to carry (§3.3.1.5); a longer one is dropped whole, never cut
 
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-[\x21-\x7e]*)?")
-# The common case of an unsampled caller, told from the rest in one match: such a header is sent on as it came.
+# The common case of an unsampled caller, recognised in one match: such a header is sent on as it came.
 _PLAIN_UNSAMPLED = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-0[02]")
 # A member of a tracestate (§3.3.1.3): a system's name, `tenant@system` or `system`, and what that one says.
 _MEMBER = re.compile(

@@ -122,7 +122,7 @@ def _adopt_libraries(shared: list[Processor], out: TextIO, threshold: int) -> No
 class Throttled:
     """Logs a fault at once, then at most once every `every_s`, with how often it came since. `clock` is monotonic.
 
-    Faults are told apart by event and `key`; past 256 of them the one quiet for longest is forgotten. A fault that
+    Faults are distinguished by event and `key`; past 256 of them the one quiet for longest is forgotten. A fault that
     stops in between leaves its last count unsaid until `flush`, which a tier calls from its periodic work.
     """
 

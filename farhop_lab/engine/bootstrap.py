@@ -2,7 +2,7 @@
 
 The prefill engine listens at its bootstrap port, over HTTP and without the KV bytes: only their time is spent. Its own
 answer, of one token, waits until the KV is fetched. Invariants: a room has one prefill at a time and ends with its
-request, however that ends; a waiting peer is told so, or waits at most `wait_s`. A failed handover fails the request,
+request, however that ends; a waiting peer is informed, or waits at most `wait_s`. A failed handover fails the request,
 as in SGLang: a decode engine prefills nothing.
 """
 

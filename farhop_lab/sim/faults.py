@@ -1,6 +1,6 @@
-"""Faults of a world, by name and duration; injects and mends them in a simulated one. Live counterpart: `chaos.live`.
+"""Faults of a world, by name and duration; injects and repairs them in a simulated one. Live counterpart: `chaos.live`.
 
-Invariant: what a fault broke works again once it is mended, whatever else broke meanwhile. Never judges.
+Invariant: what a fault broke works again once it is repaired, whatever else broke meanwhile. Never judges.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def until_s(self) -> float:
-        """When it is mended."""
+        """When it is repaired."""
         return self.at_s + self.for_s
 
 

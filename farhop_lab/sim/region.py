@@ -186,7 +186,7 @@ class EngineAttempt:
 
 
 class RegionProcess:
-    """See the module's head. `make` builds its machine; `tell` sends a report to all listeners."""
+    """See the module's head. `make` builds its machine; `on_report` is called with each report that it sends."""
 
     def __init__(
         self,
@@ -199,10 +199,8 @@ class RegionProcess:
         self.context, self.name, self.region, self.site = context, name, name, site
         self.instance = "a"
         self.calls: dict[PrefixConsumer, None] = {}  # prefix subscribers, in the order they came
-        self.told: tuple[PrefixDelta | None, Content | str] = (
-            None,
-            "",
-        )  # the last prefix message, and its parsed content
+        # The last prefix message, and its parsed content.
+        self.told: tuple[PrefixDelta | None, Content | str] = (None, "")
         self.away_s = context.wire.rtt_ms(name, name) / 2e3
         self.alive = False
         self.hosts: dict[str, Host] = {}

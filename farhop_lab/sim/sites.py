@@ -97,7 +97,7 @@ def station(
 
     Its slots work in parallel, while a machine expects a replica to prefill one prompt after another: keep `first_s`
     times the arrivals a second at one replica well below 1, or the machine sees a backlog that is not there.
-    `told_slots` differs from `slots` if the balancer is to believe in other limits.
+    `reported_slots`: what the balancer takes the slots to be, if not `slots`.
     """
     if slots % replicas:
         raise ValueError(f"slots: {slots} cannot be shared evenly by {replicas} replicas; give a multiple")

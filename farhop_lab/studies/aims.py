@@ -49,7 +49,7 @@ class Aim(msgspec.Struct, frozen=True):
 
 
 class AimResult(msgspec.Struct, frozen=True):
-    """A goal and its result. `against` is the router it was compared with; `said` is empty if nothing was run."""
+    """A goal and its result. `against` is the router it was compared with; `verdict` is empty if nothing was run."""
 
     scenario: str
     load: float

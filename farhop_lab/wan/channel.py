@@ -41,7 +41,7 @@ class Ends(Protocol):
 class End(asyncio.Protocol):
     """One of a tunnel's two connections; `inward` is the channel that ends here.
 
-    `hear` takes what the peer sends. `ended`: the peer sent FIN. `told_end`: we did.
+    `on_data` takes what the peer sends. `ended`: the peer sent FIN. `end_sent`: we did.
     """
 
     __slots__ = ("_ends", "end_sent", "ended", "inward", "on_data", "reading", "transport")

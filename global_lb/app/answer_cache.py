@@ -361,7 +361,7 @@ class AnswerCacheRelay:
                 active.request = as_it_came(active.request, came_under)
             try:
                 self._alone(client, "leader_failed")
-            except Exception as error:  # noqa: BLE001 - nobody above us would answer its client
+            except Exception as error:  # noqa: BLE001 - no caller would answer its client
                 self._tier.fault(client.active, error)
                 self._refuse(reader, outcome.INTERNAL, "the balancer failed on this request; it is logged", None)
 

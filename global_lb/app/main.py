@@ -228,7 +228,7 @@ class GlobalBalancer:
         return decision.verdict.epoch, decision.verdict.lawful
 
     def _gpu_ms(self, active: ActiveRequest, usage: Usage) -> float | None:
-        """What a request took of a GPU, as its price counts it (fleet.table.row_of), by what was computed."""
+        """The GPU time of a request, as its price counts it (fleet.table.row_of), from the tokens computed."""
         known = self.flow.regions.view.regions.get(active.forward.target) if active.forward is not None else None
         name = active.request.model
         report = None if known is None else next((i.models[name] for i in known.instances if name in i.models), None)
@@ -256,6 +256,7 @@ class GlobalBalancer:
         self.tier_admin.issued, self.tier_admin.limits = self.identities.status, self.limiter.status
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
         self._listed: Publication | None = None
         self.tier_admin.published = lambda: [
             {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()

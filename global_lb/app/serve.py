@@ -283,6 +283,7 @@ class GlobalAdmin:
         self._watcher, self._overrides, self._clock, self._laws = watcher, overrides, clock, laws
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
+        self.ignored: Callable[[], list[dict[str, Any]]] = list  # what in etcd does not count by our signing keys
         self.published: Callable[[], list[dict[str, Any]]] = list  # why operators find no address of ours in a hub
         self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
         self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
@@ -321,6 +322,7 @@ class GlobalAdmin:
             "configuration": self._configuration(),
             "kept": self.kept(),
             "published": self.published(),
+            "ignored": self.ignored(),
             "keys": self.issued(),
             "limits": self.limits(),
             "accounts": self.accounts(),

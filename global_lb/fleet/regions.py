@@ -50,7 +50,7 @@ CALIBRATION_TAU_S = 60.0  # how fast it returns to 1 if no requests are sent the
 _CALIBRATION_AGES_S, _BELIEVED = 1.0, 0.999
 MODELS_MAX = 4096
 OPENS_S = 2.0  # a region that is down is taken back within a probe or two of its return
-OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: no client is told to wait for days
+OPENS_MIN_S, OPENS_MAX_S = 1.0, 300.0  # a drain may be lifted before its end: no Retry-After says days
 CANDIDATES_MAX = 1024
 _WORK_LEARN = 0.05  # what each request weighs in how much of a prompt is left to prefill in the mean
 
@@ -407,7 +407,7 @@ class Regions:
 
     def compare(self, request: Request, chosen: Scored | None, usage: Usage, now: float) -> None:
         """Learn from an answer's cached tokens: the share of a predicted hit that was found calibrates later
-        predictions there; tokens found beyond it tell where prompts with this beginning diverge. Nothing is learned if
+        predictions there; tokens found beyond it show where prompts with this beginning diverge. Nothing is learned if
         the engine does not report them."""
         cached_tokens = usage.cached_tokens
         if cached_tokens is None:

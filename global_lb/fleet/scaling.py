@@ -1,10 +1,10 @@
 """How many replicas each region should have so that any one region may be lost, and which pilot lights are awake.
 
-A region reports what its own load needs; this adds what it would take on if the largest of the others were lost, spread
-evenly, with all replicas taken as equal. If a pilot-light region serves the model, that one covers the loss instead:
-asleep it should have its minimum, awake what the others lack. It is woken if an active region that served cannot be
-used or has no replica ready any more, or if all active ones together need more than they may have. Never starts or
-stops anything.
+A region reports what its own load needs; this adds what it would take on if any one of the others were lost (the worst
+case), spread evenly, with all replicas taken as equal. If a pilot-light region serves the model, that one covers the
+loss instead: asleep it should have its minimum, awake what the others lack. It is woken if an active region that served
+cannot be used or has no replica ready any more, or if all active ones together need more than they may have. Never
+starts or stops anything.
 """
 
 from __future__ import annotations

@@ -37,10 +37,8 @@ Column: TypeAlias = NDArray[np.float64]
 # (docs/measurements/routing-trials.md). A weight of 1 would be right if decoding could be predicted as well as the
 # first token.
 BETA, BETA_TOOLS = 0.1, 0.25
-STREAM_TOKEN_BYTES = (
-    250.0  # of an SSE chunk that carries a token; an answer in one piece has the model's bytes per token
-)
-
+# Of an SSE chunk that carries a token; an answer in one piece has the model's bytes per token.
+STREAM_TOKEN_BYTES = 250.0
 
 # A float beside a short column takes longer than the column itself.
 _ZERO, _ONE, _TINY = (np.array(number) for number in (0.0, 1.0, 1e-9))

@@ -34,8 +34,9 @@ _PROXIED = (b"x-forwarded-for", b"forwarded")
 
 
 class ClientLatencies(Part):
-    """Measuring of clients' networks. `samples_min`: connections of a network before it is told; `networks_max`: of
-    those held, the most are told that were measured most often; `every_s`: how often that is published, if it changed.
+    """Measuring of clients' networks. `samples_min`: connections of a network before it is published; `networks_max`:
+    the most networks that are published, those measured most often; `every_s`: how often that is published, if it
+    changed.
     """
 
     samples_min: Annotated[int, Field(ge=2, le=1000)] = 3
@@ -93,7 +94,7 @@ class LatencyTable:
         return LatencyReport(region=self._region, instance=self._instance, networks=networks)
 
     async def publish(self, store: Store) -> None:
-        """Tell the store, until cancelled. It takes it back as it closes."""
+        """Publish in the store, until cancelled. The store deletes it as it closes."""
         publication: Publication | None = None
         before = b""
         while True:

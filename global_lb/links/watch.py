@@ -460,7 +460,7 @@ class Watcher:
 
 
 def _reachability(config: LinksConfig) -> tuple[object, ...]:
-    """What of a configuration says how regions are reached, and may change while this process lives."""
+    """The part of a configuration that says how regions are reached, and may change at run time."""
     return config.proxies, config.region_hosts
 
 

@@ -63,7 +63,7 @@ class Follow(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Ask upstream. Others may read along by `share`, None if not; `keeps`: the answer is to be kept."""
+    """Ask upstream. Others may share the answer by `share`, None if not; `keeps`: the answer will be kept."""
 
     share: ShareKey | None
     keeps: bool

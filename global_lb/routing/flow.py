@@ -1,5 +1,8 @@
 """The global tier's machine: law -> policy -> pick, the next runner-up on refusal or failure, and what is learned.
 
+Reads from top to bottom: the events of a request, the events of the world around it, streams that leave a drained
+region, requests that a change lets go (held or displaced), the decision and its dispatch, retries, and endings.
+
 Invariants: a request is forwarded only to a region that is lawful by the law it came under *and* by the law in force;
 it is never tried twice at one region, unless none is left untried after a transport failure, it waited for the region
 to be back, or all regions left refused it in favour of other requests; it holds at most one reservation; every request
@@ -48,12 +51,16 @@ RESUMES_MAX = 3  # of one stream, as in a region
 # The longest wait of a broken stream for a region that continues it. If much breaks at once, the remaining regions
 # answer late: giving up a connection takes 3 s, the next report of a silent region 1 s, and asking both again some 8 s.
 RESUME_WAIT_S = 20.0
-MOVE_AGAIN_S = 2.0  # after a stream could not leave a drained region: somebody may have room, or it be further
-LOOK_AGAIN_S = 1.0  # after an attempt was sent that has not begun
-LOOK_SOON_S = 0.5  # after its region's channel broke
-SOONER_FACTOR, SOONER_SLACK_MS = 2.0, 500.0  # by as much may a region be slower than promised; regions judge it so, too
-TURNED_AWAY_MAX = 3  # regions; each costs the client a round trip
-LOOK_HELD_S = 0.5  # quotas and drains open by time alone: those on hold are looked at this often at least
+MOVE_AGAIN_S = 2.0  # until a stream that could not leave a drained region tries again: another may have room
+LOOK_AGAIN_S = 1.0  # between two looks at whether an attempt that has not begun should be given up
+LOOK_SOON_S = 0.5  # the same, after its region's channel broke
+# Another region counts as much slower beyond this factor plus this slack. By the same figures a region judges whether
+# it can keep a promise (foreign.promise_factor, foreign.promise_slack_ms).
+SOONER_FACTOR, SOONER_SLACK_MS = 2.0, 500.0
+TURNED_AWAY_MAX = 3  # regions that refuse in favour of others before one is asked as the last resort
+LOOK_HELD_S = (
+    0.5  # held requests are looked at once in this time though no region changed: quotas and drains end by time
+)
 _ENDED_TWO_DETAIL = "this request was under way at two balancers when they ended; it is not sent to a third for a while"
 _NO_PATH_DETAIL = (
     "no engine of this model has this path: ask for a chat on /v1/chat/completions; embeddings, scores and rankings "
@@ -151,7 +158,7 @@ class GlobalFlow:
         """Requests that are neither answered nor given up."""
         return len(self.requests)
 
-    # -- a request's edges
+    # -- the events of a request
 
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
@@ -191,7 +198,7 @@ class GlobalFlow:
         request, usage = state.request, event.usage
         if attempt.tokens_per_s:
             self._answer_over(state, attempt, now, usage, ended=True)
-        self._over(state)
+        self._conclude(state)
         if self._suspects.against:
             self._suspects.answered((request.tenant, request.body_hash))
         if event.status < 400 and usage is not None:
@@ -240,9 +247,9 @@ class GlobalFlow:
     def _too_long(self, state: RequestState, attempt: Attempt) -> None:
         """The region refused the request for its length: regions that cannot hold longer ones need not be asked."""
         model = state.request.model
-        held_tokens = self.regions.context_tokens(attempt.region, model)
+        refused_tokens = self.regions.context_tokens(attempt.region, model)  # infinite: unknown, or it is down
         for region in state.lawful:
-            if self.regions.context_tokens(region, model) <= held_tokens < inf:  # infinite: it is not known, or no more
+            if self.regions.context_tokens(region, model) <= refused_tokens < inf:
                 state.refusals.setdefault(region, outcome.TOO_LONG)
 
     def _resume(self, state: RequestState, attempt: Attempt, event: machine.AttemptFailed, now: float) -> list[Command]:
@@ -258,7 +265,7 @@ class GlobalFlow:
         returns &= len(self.held) < self.config.held_max
         bounded = state.resumes < RESUMES_MAX and state.attempts < retry.ATTEMPTS_MAX
         if not event.resumable or not bounded or not (elsewhere or returns):
-            self._over(state)
+            self._conclude(state)
             how = "was stopped by another law" if event.outcome.source is Source.LAW else "failed while answering"
             return [machine.Answer(event.id, event.outcome, f"region {region} {how}")]
         self._withdraw(state, attempt, counted=True)
@@ -277,7 +284,7 @@ class GlobalFlow:
     def _client_left(self, event: machine.ClientLeft, _now: float) -> list[Command]:
         state = self.requests.get(event.id)
         if state is not None:
-            self._over(state)
+            self._conclude(state)
         return []
 
     def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
@@ -292,7 +299,7 @@ class GlobalFlow:
             return self._dispatch(state, now)
         if now >= state.request.deadline:
             return [self._answer(state, outcome.DEADLINE, "the request's deadline passed")]
-        if self._swallowed(state, attempt, now):
+        if self._should_give_up(state, attempt, now):
             self.regions.liveness_of(attempt.region).relay_failed(now)
             self._broke_off(state, attempt, outcome.FIRST_BYTE_TIMEOUT, now)
             cancel = machine.Cancel(state.request.id, state.attempts)
@@ -307,7 +314,7 @@ class GlobalFlow:
         deadline = state.request.deadline
         return self._timer(state, deadline if attempt.started else min(deadline, now + LOOK_AGAIN_S))
 
-    def _swallowed(self, state: RequestState, attempt: Attempt, now: float) -> bool:
+    def _should_give_up(self, state: RequestState, attempt: Attempt, now: float) -> bool:
         """Whether an attempt that has not begun should be given up: its region is down, or suspect while another is
         not. A region that left the topology reports no more: there only the relay's time limits apply."""
         if attempt.region not in self.law.topology.regions:
@@ -328,6 +335,7 @@ class GlobalFlow:
         return state, state.attempt
 
     def _start(self, state: RequestState, attempt: Attempt, status: int) -> None:
+        """The answer's first byte is here, alone or with the whole answer."""
         attempt.started = True
         if self.displaced:
             self.displaced.pop(state.request.id, None)
@@ -358,7 +366,7 @@ class GlobalFlow:
         self.estimates.over(request.tenant, request.model, per_s, began_at, tokens, ended=ended)
         attempt.tokens_per_s = 0.0
 
-    # -- the world's edges
+    # -- the events of the world around it
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Requests under way stay where their prompt is, once all of it is there; every later dispatch must obey this
@@ -440,6 +448,15 @@ class GlobalFlow:
         self._move_deadlines.pop(event.region, None)
         return commands
 
+    def _outputs_reported(self, event: OutputsReported, now: float) -> list[Command]:
+        self.estimates.now = now
+        self.estimates.adopt(Learned({}, {(tenant, model): tokens for tenant, model, tokens in event.outputs}))
+        return []
+
+    def _overridden(self, event: RoutesChanged | OverridesChanged, now: float) -> list[Command]:
+        self.routes.apply(event)
+        return self._wake(now)
+
     # -- streams that leave a drained region: at its pace, each by its own timer, and only if another region takes it
 
     def _move_away(self, region: str, over_s: float, now: float) -> list[Command]:
@@ -467,14 +484,7 @@ class GlobalFlow:
             return [again]
         return [again, machine.Move(state.request.id, state.attempts)]
 
-    def _outputs_reported(self, event: OutputsReported, now: float) -> list[Command]:
-        self.estimates.now = now
-        self.estimates.adopt(Learned({}, {(tenant, model): tokens for tenant, model, tokens in event.outputs}))
-        return []
-
-    def _overridden(self, event: RoutesChanged | OverridesChanged, now: float) -> list[Command]:
-        self.routes.apply(event)
-        return self._wake(now)
+    # -- what a change lets go: requests on hold, and displaced ones whose region is back
 
     def _changed(self, region: str, change: Callable[[], None], now: float) -> list[Command]:
         """A region's liveness or offer changes. Its state until now may have changed by time alone, unnoticed: handle
@@ -639,22 +649,22 @@ class GlobalFlow:
         if not state.refusals:
             state.last_resort = state.last_resort or decision.is_last_resort(now)
             return decision
-        away = [region for region, reason in state.refusals.items() if admission.turned_away(reason)]
-        if not away or state.last_resort:
-            state.last_resort |= not away and decision.is_last_resort(now)
+        turned_away_by = [region for region, reason in state.refusals.items() if admission.turned_away(reason)]
+        if not turned_away_by or state.last_resort:
+            state.last_resort |= not turned_away_by and decision.is_last_resort(now)
             return decision
-        others = frozenset(state.refusals.keys() - set(away))
-        again = self.consider(state.request, now, state.lawful, others)
-        few = len(away) < TURNED_AWAY_MAX and state.attempts + 1 < retry.ATTEMPTS_MAX
-        chosen, better = decision.chosen, again.chosen
-        if few and chosen is not None:
-            least_ms = max(better.bare_ttft_ms, state.waits_ms.get(better.region, 0.0)) if better is not None else inf
-            if chosen.bare_ttft_ms <= SOONER_FACTOR * least_ms + SOONER_SLACK_MS:
+        failed = frozenset(state.refusals.keys() - set(turned_away_by))
+        as_last_resort = self.consider(state.request, now, state.lawful, failed)
+        may_ask_more = len(turned_away_by) < TURNED_AWAY_MAX and state.attempts + 1 < retry.ATTEMPTS_MAX
+        untried, best = decision.chosen, as_last_resort.chosen
+        if may_ask_more and untried is not None:
+            least_ms = max(best.bare_ttft_ms, state.waits_ms.get(best.region, 0.0)) if best is not None else inf
+            if untried.bare_ttft_ms <= SOONER_FACTOR * least_ms + SOONER_SLACK_MS:
                 return decision
         state.last_resort = True
-        for region in away:
+        for region in turned_away_by:
             del state.refusals[region]
-        return again
+        return as_last_resort
 
     def _dispatch(
         self, state: RequestState, now: float, verdict: Verdict | None = None, decision: Decision | None = None
@@ -687,7 +697,7 @@ class GlobalFlow:
         lawful = admission.both(state.lawful, decision.verdict.lawful)
         self.routes.sent(request, decision, now)
         if state.attempts == 0 and self.redirects.redirects(request, decision, instance, self.law):
-            self._over(state)
+            self._conclude(state)
             return [self.redirects.redirect(request, decision, instance, lawful, self.regions, now)]
         state.attempts += 1
         load, work_bytes = self.regions.load_of(instance), chosen.work_bytes
@@ -716,6 +726,7 @@ class GlobalFlow:
         ]
 
     def _nowhere(self, state: RequestState, decision: Decision, now: float) -> list[Command]:
+        """No region takes the request now: conclude it, start it again for another model, or hold it."""
         request = state.request
         lawful = state.lawful & decision.verdict.lawful
         if not lawful:
@@ -770,6 +781,8 @@ class GlobalFlow:
         due = min(request.deadline, quarantine.until)
         return [] if request.id in self.held and state.due == due else self._hold(state, due)
 
+    # -- holding and retrying
+
     def _hold(self, state: RequestState, due: float, awaits: str = "") -> list[Command]:
         """Hold the request until a region can be asked, or that one is back; its timer looks at it again at the
         latest."""
@@ -797,7 +810,9 @@ class GlobalFlow:
                 return [self._answer(state, reason, state.summary())]
             if (instead := self._fall_back(state, now)) is not None:
                 return [instead]
-            return self._wait(state, now) or [self._exhausted(state, self.law.request_verdict(state.request), now)]
+            return self._retry_stream_later(state, now) or [
+                self._exhausted(state, self.law.request_verdict(state.request), now)
+            ]
         if retry.draws_on_budget(reason, state.transport_retries) and not state.budgeted:
             state.budgeted = self.budget.take()
         if reason.source is Source.TRANSPORT:
@@ -829,10 +844,10 @@ class GlobalFlow:
         )
         if found is None:
             return None
-        self._over(state)
+        self._conclude(state)
         return machine.FallBack(request.id, found, state.decision)
 
-    def _wait(self, state: RequestState, now: float) -> list[Command]:
+    def _retry_stream_later(self, state: RequestState, now: float) -> list[Command]:
         """Try a broken stream again later, if it was tried elsewhere as often as allowed at once; [] for other
         requests, and for a stream that has waited its time."""
         full = state.attempts >= retry.ATTEMPTS_MAX or len(self.held) >= self.config.held_max
@@ -857,11 +872,11 @@ class GlobalFlow:
         )
 
     def _answer(self, state: RequestState, reason: Outcome, detail: str, retry_after_s: float | None = None) -> Answer:
-        self._over(state)
+        self._conclude(state)
         return machine.Answer(state.request.id, reason, detail, retry_after_s, reasons=state.decision)
 
-    def _over(self, state: RequestState) -> None:
-        """Forget a request and give back all it held."""
+    def _conclude(self, state: RequestState) -> None:
+        """Forget a request and give back all it held. Who calls this gives its last command, or had its last event."""
         request_id = state.request.id
         del self.requests[request_id]
         self.held.pop(request_id, None)

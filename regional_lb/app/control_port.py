@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CALLS_MAX = 100  # of a connection; the least that RFC 9113 (6.5.2) advises
 CONTROL_OPTIONS = (
-    # By default gRPC shares a port with whoever else listens there: two balancers would each get half of the pings.
+    # By default gRPC shares a port with other listeners there: two balancers would each get half of the pings.
     ("grpc.so_reuseport", 0),
     # Global balancers ping an idle channel, too: only so do they notice a path that swallows everything.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),

@@ -194,6 +194,7 @@ class RegionalBalancer:
         self.tier_admin.limits = lambda: {**self.limiter.status(), "root": self.mesh.limit_root.status()}
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
+        self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
         if self.accounts is not None:
             self.tier_admin.accounts = self.accounts.status
         self.admin = AdminServer(
@@ -298,7 +299,7 @@ class RegionalBalancer:
             self.config, self.topology = config, topology
             self.model_names.configure(config.routes)
             listeners()
-            # Decisions first: whoever is looked at again by what follows is looked at by this law and this map.
+            # Decisions first: what follows evaluates requests again, and must do so by this law and this map.
             self.relay.react(Reconfigured(law, _flow_config(config), policies, dict(config.splits)))
             if another:
                 self.discovery.fix(config.replicas)

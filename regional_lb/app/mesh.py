@@ -126,7 +126,7 @@ class Mesh:
         self._tasks.start(self._warm_restart.keep(), "write down what a restart is to know")
 
     async def publish(self) -> None:
-        """Tell the world: from now on work may come."""
+        """Publish that this balancer accepts work from now on."""
         assert self.reporter is not None  # it is open
         await self.reporter.open(self._store)
 
@@ -147,7 +147,7 @@ class Mesh:
         return await self.peers.borrow(claim.address, request)
 
     async def withdraw(self) -> None:
-        """Tell all that we go; they are still answered."""
+        """Inform all others that this balancer leaves; they are still answered."""
         self.peers.withdraw()
         if self.reporter is not None:
             await self.reporter.withdraw()

@@ -265,6 +265,7 @@ class RegionalAdmin:
         self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
         self.stopping = False
         self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
+        self.ignored: Callable[[], list[dict[str, Any]]] = list  # what in etcd does not count by our signing keys
         self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
         self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
         self.accounts: Callable[[], dict[str, Any]] = dict  # what is written down of requests
@@ -301,6 +302,7 @@ class RegionalAdmin:
             "splits": flow.splits.status(flow.fleet.view.by_variant),
             "overrides": {one.what: one.status() for one in self._overrides},
             "kept": self.kept(),
+            "ignored": self.ignored(),
             "keys": self.issued(),
             "limits": self.limits(),
             "accounts": self.accounts(),

@@ -43,7 +43,7 @@ PAGE_BYTES_MAX = 4 * 1024 * 1024
 LISTING_BYTES_MAX = 1024 * 1024
 SWAP_S = 0.1  # within which what engines say that they serve is taken in together
 SWEEP_S = 0.1  # between two looks at whether those leaving have finished
-_WARMUP_S = 60.0  # each completion of a warm-up may take so long: kernels are compiled, graphs captured
+_WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels are compiled, graphs captured
 _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a metrics page whose server gives no better type.
 _NO_PAGES = (b"text/html", b"application/json")
@@ -57,8 +57,8 @@ class Watcher:
 
     `context` and `trouble` are as in the relay's pool: probes trust the certificates that requests trust; `credentials`
     is the same for gRPC. `answered_at` gives when a replica last answered a request well, `in_flight` how many it works
-    on; `say` is called with a replica's name and what is wrong with it, `watched` with all watched replicas when that
-    set changes.
+    on; `warn` is called with a replica's name, what is wrong with it and what was asked; `watched` with all watched
+    replicas when that set changes.
     """
 
     def __init__(
@@ -84,9 +84,8 @@ class Watcher:
         self._ready: set[str] = set()  # whose last probe said so
         self._hung: set[str] = set()
         self.at_rest: set[str] = set()  # whose last scrape said so
-        self._worked: dict[
-            str, tuple[tuple[float | None, ...], float]
-        ] = {}  # what a scrape said of its work, since when
+        # By name: the last scrape's figures that change with its work, and since when they have been these.
+        self._worked: dict[str, tuple[tuple[float | None, ...], float]] = {}
         self._react, self._refused, self._clock, self._rng = react, refused, clock, rng
         self._pool: Pool | None = None
         self._gpus: dict[str, tuple[float, tuple[gpus.Gpu, ...]]] = {}  # by the exporter's URL, and when it was fetched

@@ -3,7 +3,7 @@ work.
 
 A request that fails early keeps counting at its replica, with its slot and KV cache, for as long as serving it would
 have taken: to every policy and to `room` alike a replica that fails fast looks no emptier than one that serves.
-(Prequal guards against the same by counting errors into its signals: FIELD §4.)
+(Prequal guards against the same by counting errors into its signals: Wydrowski et al., NSDI 2024.)
 
 Invariants: at most as many count at a replica as it has slots, each until a time that was fixed when it failed; if a
 model has no other replica nothing is held, since there is no other to draw work away from. Never decides.

@@ -89,7 +89,7 @@ class _Replica:
 
     def __init__(self, ranks: list[_Source]) -> None:
         self.ranks = ranks
-        self.kv_tokens: int | None = None  # of all of them, once the engine has told
+        self.kv_tokens: int | None = None  # of all of them, once the engine has reported it
 
 
 class BlockIndex:
@@ -171,7 +171,7 @@ class BlockIndex:
             if change.all:
                 self._empty(source)
         if not source.complete and known.kv_tokens is not None and isinstance(change, Stored):
-            # What it told of leaves no room for what it did not.
+            # What it reported leaves no room for unreported blocks.
             source.complete = len(source.blocks) * source.size * len(known.ranks) >= _WHOLE * known.kv_tokens
         if all(one.up and one.complete for one in known.ranks):
             self._exact[replica] = 0.0
@@ -268,7 +268,7 @@ class BlockIndex:
 
     def _stored(self, source: _Source, known: _Replica, change: Stored) -> None:
         if source.size and change.group not in (None, source.group):
-            return  # another group of layers caches the same prompt in its own way: the first told of speaks for it
+            return  # another group of layers caches the same prompt in its own way: only the first counts
         if source.size != change.block_tokens:
             if source.blocks:
                 self.ignored["block_size"] += len(change.hashes)

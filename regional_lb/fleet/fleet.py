@@ -115,7 +115,7 @@ class Fleet:
         self.adapters.adopt({name: replica.adapters for name, replica in view.replicas.items()})
         self.standing.adopt(view)
         self._able.clear()
-        self._able_until = -inf  # who has peers, and so may be reduced, is another question now
+        self._able_until = -inf  # which replicas have peers, and so may be reduced, has changed
         if self.shares is not None:
             self.shares.adopt(view)
         self.lineages.learn(replica.lineage for replica in view.replicas.values())

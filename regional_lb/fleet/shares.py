@@ -152,7 +152,7 @@ class Shares:
         return self._change, names
 
     def own(self, replica: str, load: Load) -> PeerLoad:
-        """What peers are told about a replica; `load`: what this balancer has in flight there."""
+        """What peers receive about a replica; `load`: what this balancer has in flight there."""
         address = self._addresses.get(replica)
         taken = self._taken.get(replica, 0)
         known = address is not None

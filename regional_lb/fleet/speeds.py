@@ -102,7 +102,7 @@ class _Kind:
 
     def __init__(self, models: frozenset[str], role: str) -> None:
         self.models, self.role = models, role
-        self.began = self.answered = False  # whether any of them ever told of a prefill, and of a whole answer
+        self.began = self.answered = False  # whether any of them ever measured a prefill, and a whole answer
         self.rows: NDArray[np.intp] = np.empty(0, dtype=np.intp)
         self.level = np.zeros(_FIGURES)
         self.memory = np.zeros(_FIGURES)
@@ -132,7 +132,7 @@ def _medians(own: Columns, evidence: Columns) -> tuple[Columns, Columns]:
 
 
 class Speeds:
-    """See the module's docstring. A row for each replica of the view, in its order; `figures` are the columns."""
+    """See the module's docstring. Its columns have a row for each replica of the view, in its order."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}

@@ -90,7 +90,7 @@ class Replica(msgspec.Struct, frozen=True):
     kv_ranks: int = 0  # for how many caches it publishes KV events; 0: for none
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
     sample: Sample | None = None  # the last scrape; None: none yet
-    version: str = ""  # the version of all its models; "": versions are not told apart
+    version: str = ""  # the version of all its models; "": versions are not distinguished
     # "prefill": it computes prompts for other replicas and answers no client.
     role: Literal["mixed", "prefill", "decode"] = "mixed"
     # How a computed prompt is passed on. SGLang's engines meet at the prefill replica's `bootstrap_port`, and one of

@@ -1,4 +1,4 @@
-"""Tells this region's other balancers about our requests under way and recently cached prefixes: the serving side of
+"""Streams to this region's other balancers our requests under way and recently cached prefixes: the serving side of
 peers.
 
 Invariants: messages contain our own totals, never differences, so that a lost message is repaired by the next; a
@@ -62,7 +62,7 @@ class PeerFeed(peers_pb2_grpc.PeersServicer):
         return self._shares.recent.seq
 
     def everything(self) -> Iterator[peers_pb2.PeerUpdate]:
-        """What a peer that begins would be told, but for what is under way and waits here, and for prefixes of which
+        """What a starting peer would receive, except for what is under way and waits here, and for prefixes of which
         the law does not let hashes be known in this region: it computes such prompts, and writes down nothing of them.
         """
         stream, region = _Stream(self, peers_pb2.FollowRequest()), self._flow.config.region

@@ -140,7 +140,7 @@ class LimitRoot:
         return named and self._root is not None and self._clock() <= self._until
 
     def _has_too_many_holders(self, request: region_pb2.BorrowRequest, now: float) -> bool:
-        """Whether who asks is new, and its tier and region have as many holders as they may."""
+        """Whether the caller is new, and its tier and region already have the most holders allowed."""
         assert self._root is not None
         if self._root.knows(request.holder, request.lease):
             return False

@@ -53,7 +53,7 @@ WARM_S = 2.0  # how long a start waits for what the others know
 TICK_S = 0.05
 _TURN = 5  # ticks between two looks at which peers take part
 LIST_S = 1.0
-SILENT_S = 2.0  # a stream that says nothing for so long, four heartbeats, is given up
+SILENT_S = 2.0  # a stream that is silent for this long, four heartbeats, is given up
 LAW_AGAIN_S = 2.0
 FORGET_S = 60.0
 # gRPC reads a message whole before anybody may judge it: 4 MiB of a map held the loop for up to 1.7 s. The first one of
@@ -89,7 +89,7 @@ class _Instance:
 
 
 class Peers:
-    """All of them. `react` is told events; `refused` counts rejected messages by reason.
+    """All of them. `react` takes events; `refused` counts rejected messages by reason.
 
     `certificates` are for peers that use TLS; `trouble` is called if that fails, or cannot even be tried.
     """
@@ -398,7 +398,7 @@ class PeerLink:
         self._backoff = Backoff(peers.rng, 0.05, 2.0)
         self._name = ""
         self._soon = asyncio.Event()
-        self.settled = False  # it has told all it knew, or cannot be reached
+        self.settled = False  # it has sent all it knew, or cannot be reached
         self.connected = False
         self.idle_since = peers.clock()
         self._tasks = Tasks()

@@ -134,7 +134,7 @@ class _Stream:
         journal, trie = self._journal, self._publisher._flow.fleet.trie
         while True:
             journal.under(self._publisher._flow.law.epoch)
-            # What a cleared replica held is told even if nothing else happens.
+            # What a cleared replica held is sent even if nothing else happens.
             trie.sweep(SWEEP_NODES)
             if not journal.reaches(self._at):
                 yield from self._snapshot()

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from regional_lb.mesh.limit_root import LimitRoot
     from regional_lb.scheduler.flow import RegionalFlow
 
-LEASE_S = 5.0  # FIELD §6: at least 1.5 × the election timeout, rounded up; presence is not liveness anyway
+LEASE_S = 5.0  # etcd grants none below 1.5 times its election timeout; a report in etcd is no sign of life anyway
 LOOK_S = 0.05
 STORE_GAP_S = 0.25  # at most 4 a second into etcd
 LONGEST_GAP_S = 1.0
@@ -205,7 +205,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         return status if not self._unfit else {name: why or self._unfit for name, why in status.items()}
 
     def hold(self) -> None:
-        """Tell callers before we are open that no work is accepted yet."""
+        """Show callers, before this balancer is open, that no work is accepted yet."""
         self.draining = True
         self.latest = self.build()
 

@@ -387,7 +387,7 @@ class GatewayStream:
             self._put(messages.piece(one, of_request=False, last=False))
 
     def withdraw(self) -> None:
-        """Of the request no more is to be sent."""
+        """No more of the request may be sent."""
         self.withdrawn = True
         self.outbox.clear()
 

@@ -1,7 +1,7 @@
 """The regional tier's machine: admission -> queue -> policy -> pick, and what follows when things break.
 
-Reads from top to bottom: the events of a request, the events of the world around it, dispatch (to a replica or into
-the queue, and out of it), retries, and endings.
+Reads from top to bottom: the events of a request, the events of the world around it, streams that leave a drained
+replica, dispatch (to a replica or into the queue, and out of it), retries, and endings.
 
 Invariants: a request holds at most one reservation, from its Forward until its attempt is over, beside the one for its
 prefill half (regional_lb.scheduler.pairs); it is in exactly one of three states: queued, holding a reservation, or
@@ -144,7 +144,7 @@ class RegionalFlow:
         self.learning = Learning(self.fleet)
         self.scaling = Scaling(self.fleet, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes = AcceptedBytes()
-        self.news = 0  # events that were news: engines at rest report the same again and again
+        self.news = 0  # a count of events that changed something: engines at rest report the same again and again
         self.wake: Callable[[], None] | None = None  # set by what waits for news: to be called at least once
         self._suspects, self.overdue_requests = Suspects(), OverdueRequests()
         self.refusals = Refusals()
@@ -158,7 +158,7 @@ class RegionalFlow:
             machine.AttemptBegan: self._began,
             machine.AttemptEnded: self._ended,
             machine.AttemptFailed: self._failed,
-            machine.AttemptRefused: self._failed,  # an engine is no tier; should one say so, it did not answer
+            machine.AttemptRefused: self._failed,  # only a tier refuses: an engine that says so has failed
             machine.PromptTokenized: self._tokenized,
             machine.PrefillEnded: self._prefill_ended,
             machine.PrefillFailed: self._prefill_failed,
@@ -175,22 +175,22 @@ class RegionalFlow:
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """One event in, commands out."""
+        """Apply one event; returns the commands to execute."""
         self.news += 1
         self.fleet.now = now
         if now >= self.fleet.speeds.due:
             self.fleet.age(now)
             self.news += 1  # beside the event, which may be none
         news, wake = self.news, self.wake
-        commands = self.handlers[type(event)](event, now)  # which may bring an event about itself
+        commands = self.handlers[type(event)](event, now)  # it may call `handle` itself
         if wake is not None and self.news >= news:
             self.wake = None
             wake()
         return commands
 
     def still_until(self, news: int, now: float) -> float:
-        """The time (monotonic seconds) until which nothing changes by itself: no replica's health does, unless another
-        event arrives. Not after `now` if there was an event after the caller's count."""
+        """Until when (monotonic seconds) a report stays true if no event comes: no replica's health changes by time
+        alone before that. `now` if there was news since the caller read `news`."""
         return self.fleet.settled_until(now) if self.news == news else now
 
     def wants_tokens(self, request: Request, now: float) -> bool:
@@ -205,7 +205,7 @@ class RegionalFlow:
         """Requests that are neither answered nor given up."""
         return len(self.requests)
 
-    # -- a request's edges
+    # -- the events of a request
 
     def _arrived(self, event: machine.RequestArrived, now: float) -> list[Command]:
         request = event.request
@@ -316,7 +316,7 @@ class RegionalFlow:
         held = self.fleet.ledger.held(event.id) if failed else None
         if event.usage is not None and state.held_at is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
-        self._over(state, now)
+        self._conclude(state, now)
         if self._suspects.against:
             self._suspects.answered((state.request.tenant, state.request.body_hash))
         if event.fault is not None:
@@ -351,7 +351,7 @@ class RegionalFlow:
         if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:
             return [*self._resume(state, failed, event, now), *self._fill(failed, now)]
         if state.started:
-            self._over(state)
+            self._conclude(state)
             broken = machine.Answer(event.id, event.outcome, _while_answering(event.outcome))
             return [broken, *self._fill(failed, now)]
         self._will_not_cache(state)
@@ -365,7 +365,7 @@ class RegionalFlow:
         request, state.carrier = state.request, event.carried_by
         unable = self.fleet.view.unable_to_resume(request.model, state.carrier)
         if state.resumes >= RESUMES_MAX or not self.wait_estimate.serving(state.variant, now, unable):
-            self._over(state)
+            self._conclude(state)
             return [machine.Answer(request.id, event.outcome, _while_answering(event.outcome))]
         self._pairs.give_back(state)
         self.overdue_requests.over(failed, request.id)
@@ -414,7 +414,7 @@ class RegionalFlow:
         state = self.requests.get(event.id)
         if state is None:
             return []
-        self._over(state)
+        self._conclude(state)
         return self._fill(state.replica, now)
 
     def _timer_fired(self, event: machine.TimerFired, now: float) -> list[Command]:
@@ -427,7 +427,7 @@ class RegionalFlow:
             answer = self._refuse(state, outcome.DEADLINE, "the request's deadline passed", now)
             return [answer, *self._fill(state.replica, now)]
         if not state.replica:
-            return self._last_call(state, now)
+            return self._wait_over(state, now)
         if self._leaves(state):
             return self._move(state, now)
         # An answer in one piece does not show when its prefill was over: it is over when it was due.
@@ -439,7 +439,7 @@ class RegionalFlow:
         state = self.requests.get(event.id)
         return state if state is not None and state.replica and state.attempts == event.attempt else None
 
-    # -- the world's edges
+    # -- the events of the world around it
 
     def _law_changed(self, event: machine.LawChanged, now: float) -> list[Command]:
         """Waiting requests that are no longer lawful are answered at once; those sent whole to an engine stay there."""
@@ -487,39 +487,6 @@ class RegionalFlow:
         commands = self._fill_all(now) if law is self.law else self._apply_law(law, now)
         return commands + self._move_away(stood, now)
 
-    # -- streams that leave a drained replica: at a pace, each by its own timer, and only where another has room
-
-    def _leaves(self, state: RequestState) -> bool:
-        """Whether the request is a stream at a drained replica that should continue elsewhere."""
-        if self.config.move_over_s is None or not state.started or state.resumes >= RESUMES_MAX:
-            return False
-        known = self.fleet.view.replicas.get(state.replica)
-        return known is not None and known.draining and state.request.stream
-
-    def _move_away(self, stood: set[str], now: float) -> list[Command]:
-        if self.config.move_over_s is None or not any(
-            self.fleet.view.replicas[name].draining for name in stood & self.fleet.view.replicas.keys()
-        ):
-            return []
-        streams = [one for one in self.requests.values() if one.replica in stood and self._leaves(one)]
-        pace_s = self.config.move_over_s / max(1, len(streams))
-        return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
-
-    def _move_at(self, state: RequestState, at: float) -> Command:
-        return self._timer(state, min(state.request.deadline, at))
-
-    def _move(self, state: RequestState, now: float) -> list[Command]:
-        """Ask the relay to move the stream, which knows whether it can be continued; one that cannot finishes where it
-        is."""
-        need, again = state.need, [self._move_at(state, now + MOVE_AGAIN_S)]
-        known = self.fleet.view.replicas.get(state.replica)
-        carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
-        unable = self.fleet.view.unable_to_resume(state.request.model, carrier)
-        others = self.wait_estimate.others(state, now, (state.replica, *unable))
-        if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
-            return [*again]
-        return [*again, machine.Move(state.request.id, state.attempts)]
-
     def _policies_changed(self, event: PoliciesChanged, now: float) -> list[Command]:
         self.policies.override(event.choices)
         return self._fill_all(now)
@@ -553,13 +520,13 @@ class RegionalFlow:
         self.news -= self.fleet.still
         if self.fleet.alive:
             self.overdue_requests.alive(self.fleet.alive, now)
-        commands = self._given_up(now) if self.fleet.silent else []
+        commands = self._retry_silent(now) if self.fleet.silent else []
         if now >= self.overdue_requests.due:
-            commands += self._move_overdue(now)
+            commands += self._retry_overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
 
     def _overdue_check_due(self, event: OverdueCheckDue, now: float) -> list[Command]:  # noqa: ARG002
-        commands = self._move_overdue(now) if now >= self.overdue_requests.due else []
+        commands = self._retry_overdue(now) if now >= self.overdue_requests.due else []
         self.news -= not commands
         return commands
 
@@ -569,7 +536,7 @@ class RegionalFlow:
         begin."""
         return self.overdue_requests.due
 
-    def _given_up(self, now: float) -> list[Command]:
+    def _retry_silent(self, now: float) -> list[Command]:
         """Probes took replicas down: requests there whose answer never began are tried at other replicas, if there are
         any."""
         commands: list[Command] = []
@@ -593,7 +560,7 @@ class RegionalFlow:
                 commands += [cancel, *self.handle(broken(request.id, state.attempts, reason), now)]
         return commands
 
-    def _move_overdue(self, now: float) -> list[Command]:
+    def _retry_overdue(self, now: float) -> list[Command]:
         """Requests that a healthy replica would long have begun are tried at another replica with room, if there is
         one."""
         commands: list[Command] = []
@@ -609,6 +576,39 @@ class RegionalFlow:
                 failed = machine.AttemptFailed(request_id, state.attempts, reason)
                 commands += [machine.Cancel(request_id, state.attempts), *self.handle(failed, now)]
         return commands
+
+    # -- streams that leave a drained replica: at a pace, each by its own timer, and only where another has room
+
+    def _leaves(self, state: RequestState) -> bool:
+        """Whether the request is a stream at a drained replica that should continue elsewhere."""
+        if self.config.move_over_s is None or not state.started or state.resumes >= RESUMES_MAX:
+            return False
+        known = self.fleet.view.replicas.get(state.replica)
+        return known is not None and known.draining and state.request.stream
+
+    def _move_away(self, stood: set[str], now: float) -> list[Command]:
+        if self.config.move_over_s is None or not any(
+            self.fleet.view.replicas[name].draining for name in stood & self.fleet.view.replicas.keys()
+        ):
+            return []
+        streams = [one for one in self.requests.values() if one.replica in stood and self._leaves(one)]
+        pace_s = self.config.move_over_s / max(1, len(streams))
+        return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
+
+    def _move_at(self, state: RequestState, at: float) -> Command:
+        return self._timer(state, min(state.request.deadline, at))
+
+    def _move(self, state: RequestState, now: float) -> list[Command]:
+        """Ask the relay to move the stream, which knows whether it can be continued; one that cannot finishes where it
+        is."""
+        need, again = state.need, [self._move_at(state, now + MOVE_AGAIN_S)]
+        known = self.fleet.view.replicas.get(state.replica)
+        carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
+        unable = self.fleet.view.unable_to_resume(state.request.model, carrier)
+        others = self.wait_estimate.others(state, now, (state.replica, *unable))
+        if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
+            return [*again]
+        return [*again, machine.Move(state.request.id, state.attempts)]
 
     # -- dispatch: to a replica, or into the queue
 
@@ -667,7 +667,7 @@ class RegionalFlow:
         request = state.request
         half = self._pairs.begin(state, choice, now) if choice.prefill is not None else None
         if half is None and chosen.replica in self.fleet.view.decode_only:
-            return []  # who was to prefill is on trial, and has one already
+            return []  # the replica that was to prefill is on trial after an ejection, and has its one request already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
         state.paired = choice.prefill is not None
@@ -685,7 +685,7 @@ class RegionalFlow:
         state.prefilled_at = now + ttft_ms / 1e3
         state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms
         self.overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
-        if half is None:  # as _will_cache has it: one that only decodes has another half
+        if half is None:  # as in _will_cache; a replica that only decodes always has a half that prefills for it
             self.fleet.caches(chosen.replica, request.chain, self.law.request_verdict(request, _HINTS))
         address = self.fleet.view.replicas[chosen.replica].address
         longer = self.fleet.contexts_differ and not request.once
@@ -709,7 +709,7 @@ class RegionalFlow:
         """Count the prompt as cached at its replica from now on: a later request with the same beginning waits behind
         it there and finds it computed. A prompt that another replica prefills is cached here once the answer has
         begun."""
-        if state.replica not in self.fleet.view.decode_only:  # what that took over it does not keep for the next
+        if state.replica not in self.fleet.view.decode_only:  # these keep no KV cache that was transferred to them
             self.fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
 
     def _will_not_cache(self, state: RequestState) -> None:
@@ -724,6 +724,8 @@ class RegionalFlow:
         return self.fleet.whole.holds(replica, tokens)
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
+        """Put the request into the queue, if it is full in the place of another that goes after it. Or refuse it: no
+        replica serves it, it has waited its time, or the queue is full or too long."""
         request, tokens = state.request, state.need.prompt_tokens
         if self.wait_estimate.nobody_for(state, now):
             return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)]
@@ -742,7 +744,7 @@ class RegionalFlow:
             state.late = self._patience.crowds(state, more=1)
             most_s = self.config.queue.wait_s - request.waited_s
         if most_s <= 0.0:
-            return self._last_call(state, now)
+            return self._wait_over(state, now)
         # By the longest wait allowed: in a standing queue some of those ahead will be let go, so a new request is
         # served sooner than their number suggests.
         if self.wait_estimate.hopeless(state, weight, self.config.queue.wait_s - request.waited_s, now):
@@ -854,13 +856,13 @@ class RegionalFlow:
             and self.queue.outlived(request.id, self._patience.most_s(state, now), now)
             and self._patience.crowds(state)
         ):
-            return self._last_call(state, now)
+            return self._wait_over(state, now)
         placed = self._place(state, now, aside, ahead=ahead)
         if placed:
             self.queue.remove(request.id, served=True)
         return placed
 
-    def _last_call(self, state: RequestState, now: float) -> list[Command]:
+    def _wait_over(self, state: RequestState, now: float) -> list[Command]:
         """The request's time to wait is over. One that waited by choice takes a replica with room now. One that may
         wait longer steps back, or keeps its turn if its tenant has less than its share of the queue."""
         if state.request.id in self.wait_estimate.awaited.by_request:
@@ -895,9 +897,9 @@ class RegionalFlow:
         if reason is outcome.PATH_UNSUPPORTED and not self.wait_estimate.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # an engine lacks a path for good
         if reason is outcome.TOO_LONG:
-            held_tokens = self.fleet.most_context_tokens(state.request.model, (failed,))
-            if held_tokens < inf:  # infinite: it is not known, or no more
-                state.need = replace(state.need, context_tokens=held_tokens + 1.0)
+            refused_tokens = self.fleet.most_context_tokens(state.request.model, (failed,))
+            if refused_tokens < inf:  # infinite: unknown, or the replica has left
+                state.need = replace(state.need, context_tokens=refused_tokens + 1.0)
             if not self.wait_estimate.holders(state, now, state.tried):
                 return [self._refuse(state, reason, _GAVE_UP[reason], now)]
         return self._again(state, now)
@@ -909,6 +911,7 @@ class RegionalFlow:
         return retry.may_redispatch(reason, state.attempts, state.transport_retries, self.budget)
 
     def _again(self, state: RequestState, now: float) -> list[Command]:
+        """Dispatch a request whose attempt is over once more, if the law in force still allows it here."""
         refusal = admission.refusal(state.request, self.config.region, self.law, self.fleet.view, now)
         if refusal is not None:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
@@ -936,7 +939,7 @@ class RegionalFlow:
         quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self.fleet.view.sampled_at, now)
         if quarantine is None:
             return None
-        self._over(state)
+        self._conclude(state)
         detail = "this request was under way at two replicas when they ended; it is not sent to a third for a while"
         return machine.Answer(
             request.id, outcome.ENDED_TWO_PROCESSES, detail, max(RETRY_AFTER_S, quarantine.until - now)
@@ -963,7 +966,7 @@ class RegionalFlow:
         return None if served is None else machine.FallBack(request.id, served)
 
     def _refuse(self, state: RequestState, reason: Outcome, detail: str, now: float) -> Command:
-        self._over(state)
+        self._conclude(state)
         if state.request.fallbacks and not state.resumes and state.carrier is None:
             instead = self._fall_back(state.request, reason, state.attempts, now)
             if instead is not None:
@@ -977,7 +980,7 @@ class RegionalFlow:
         wait_ms = self.wait_estimate.wait_ms(state.variant, now)
         return machine.Answer(state.request.id, reason, detail, max(RETRY_AFTER_S, wait_ms / 1e3), wait_ms)
 
-    def _over(self, state: RequestState, alive_at: float | None = None) -> None:
+    def _conclude(self, state: RequestState, alive_at: float | None = None) -> None:
         """Forget a request and release all it held. `alive_at`: when its replica showed a sign of life (monotonic
         seconds)."""
         request_id = state.request.id

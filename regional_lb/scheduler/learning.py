@@ -20,8 +20,8 @@ ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other
 
 
 class Learning:
-    """See the module's docstring. Of all answers that told what of their prompts was cached: what was predicted to be,
-    and what was, in tokens.
+    """See the module's docstring. Over all answers that reported how much of their prompts was cached: what was
+    predicted to be, and what was, in tokens.
     """
 
     def __init__(self, fleet: Fleet) -> None:

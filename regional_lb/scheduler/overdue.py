@@ -55,7 +55,7 @@ class OverdueRequests:
             self.due, self._asked_at = now + CHECK_S, now
 
     def began(self, elapsed_ms: float, expected_ms: float) -> None:
-        """An answer began after so long."""
+        """An answer began after this time."""
         late = log((elapsed_ms + _NOISE_MS) / (expected_ms + _NOISE_MS))
         self._late += _WEIGHT * (late - self._late)
         self._spread += _WEIGHT * (abs(late - self._late) - self._spread)

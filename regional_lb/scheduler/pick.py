@@ -53,7 +53,7 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
     prefill_ms_per_token: float
     tpot_ms: float
     exact: bool = False  # whether the hit comes from its KV events, not from an estimate
-    delay_ms: float = 0.0  # before its prefill can begin: an adapter is to be loaded
+    delay_ms: float = 0.0  # before its prefill can begin: an adapter has to be loaded
 
 
 class Known(NamedTuple):

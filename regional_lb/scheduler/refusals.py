@@ -29,7 +29,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class RefusalsChanged(Event, frozen=True):
-    """What is to be refused from now on, by model; "" is any."""
+    """What to refuse from now on, by model; "" is any."""
 
     by_model: Mapping[str, Refusal]
 

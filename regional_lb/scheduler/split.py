@@ -186,7 +186,7 @@ class Splits:
     def __init__(self, configured: Mapping[str, SplitConfig] | None = None) -> None:
         self._configured = dict(configured or {})
         self._changes: Mapping[str, SplitConfig] = {}
-        self.by_model: dict[str, Split] = {}  # most regions have none: whoever asks for every request looks here first
+        self.by_model: dict[str, Split] = {}  # most regions have none: callers look here first for every request
         self.wants_session = False
         self.override({})
 
@@ -218,7 +218,7 @@ class Splits:
         return frozenset(model for model in {*before, *now} if before.get(model) is not now.get(model))
 
     def header_matches(self, model: str) -> tuple[HeaderMatch, ...]:
-        """What is to be looked for in the head of a request for this model."""
+        """What to look for in the head of a request for this model."""
         split = self.by_model.get(model)
         return split.header_matches if split is not None else ()
 

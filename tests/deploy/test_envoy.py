@@ -35,12 +35,12 @@ def configured(running: RunningWorld, folder: Path, port: int, authority: Author
     (shown,) = chain["transport_socket"]["typed_config"]["common_tls_context"]["tls_certificates"]
     pair = authority.issue("envoy")
     shown["certificate_chain"]["filename"], shown["private_key"]["filename"] = pair.cert_file, pair.key_file
+    del cluster["transport_socket"]  # the world's entries speak plain HTTP
     (group,) = cluster["load_assignment"]["endpoints"]
     for endpoint, region in zip(group["lb_endpoints"], BEFORE, strict=True):
         ports = running.world.regions[region].ports
         address = endpoint["endpoint"]["address"]["socket_address"]
         address["address"], address["port_value"] = "127.0.0.1", ports["entry"]
-        endpoint["endpoint"]["health_check_config"]["port_value"] = ports["global_admin"]
     path = folder / "envoy.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     return path

@@ -101,7 +101,8 @@ def test_a_secret_that_cannot_be_had_is_named_by_where_it_should_be(
     for given, message in (
         ("env:FARHOP_TEST_UNSET", "FARHOP_TEST_UNSET is not set"),
         ("env:FARHOP_TEST_EMPTY", "FARHOP_TEST_EMPTY is not set"),
-        (f"file:{tmp_path / 'none'}", "No such file"),
+        (f"file:{tmp_path / 'none'}", "No such file or directory; check the path and its permissions"),
+        ("file:none.key", "check the path from the folder in which the process starts and its permissions"),
         (f"file:{tmp_path / 'empty'}", "is empty"),
         (f"file:{tmp_path / 'bytes'}", "must be UTF-8"),
         ("file:a\0b", "cannot read the secret"),

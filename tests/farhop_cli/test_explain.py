@@ -134,7 +134,7 @@ async def test_a_record_kept_by_one_tier_alone(world, cli, made):
 async def test_an_unknown_decision_is_one_line_and_code_1(world, cli):
     explained = cli.failed(await cli.in_thread("explain", "0123456789abcdef"), 1)
     assert explained.count("\n") == 1
-    assert "no balancer knows decision 0123456789abcdef" in explained
+    assert "no balancer knows decision 0123456789abcdef: unknown, too long ago, or not kept (`logging`" in explained
 
 
 async def test_a_balancer_that_could_not_be_asked_is_shown(world, cli):

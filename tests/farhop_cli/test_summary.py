@@ -85,6 +85,14 @@ def test_a_balancer_that_may_not_write_to_etcd_says_what_is_missing_there():
     ]
 
 
+def test_documents_that_do_not_count_are_wrong_and_one_is_named():
+    ignored = [{"hub": "main", "documents": 4, "such_as": {"/farhop/v1/key/k1": "key_unknown_key"}}]
+    assert summed([balancer("tokyo", tier="global", ignored=ignored)])[2] == (
+        "wrong: global tokyo ignores 4 documents in hub main, such as /farhop/v1/key/k1: key_unknown_key; "
+        "sign them with a key that it knows (deploy/ROTATION.md)"
+    )
+
+
 def test_a_start_without_etcd_is_wrong_also_where_accounts_are_kept():
     kept = [{"hub": "main", "from_disk": True}]
     upper = [balancer("tokyo", accounts={"usage": {}}, kept=kept), balancer("oslo", accounts={"usage": 1})]

@@ -277,6 +277,16 @@ def test_files_that_the_documents_name_exist() -> None:
     _none(gone, "name files that are there")
 
 
+def test_functions_and_classes_that_the_architecture_names_exist() -> None:
+    """Names in backticks with an underscore or a capital: a walk through the code must lead to what is there."""
+    sources = [name for name in _tracked() if name.endswith(".py") and not name.startswith("tests/")]
+    words = {word for name in sources for word in re.findall(r"\w+", (ROOT / name).read_text())}
+    named = re.findall(r"`([A-Za-z_][\w.]*)`", (ROOT / "docs/architecture.md").read_text())
+    parts = {part for one in named if not one.endswith(".py") for part in one.split(".") if re.search("[_A-Z]", part)}
+    assert len(parts) > 20
+    _none(sorted(parts - words), "name what is there")
+
+
 # A link's target in Markdown: a URL, a file, a file's anchor or an anchor of the same file.
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.M | re.S)

@@ -63,7 +63,7 @@ class Estimates:
         self.bytes_by_tenant: OrderedDict[str, Mean] = OrderedDict()
         self.outputs_by_tenant: OrderedDict[tuple[str, str], RevertingMean] = OrderedDict()
         self.under_way: dict[tuple[str, str], AnswersUnderWay] = {}
-        self.now = 0.0  # whoever owns this sets it from time to time
+        self.now = 0.0  # set by the owner from time to time
 
     def bytes_per_token(self, model: str) -> float:
         """Bytes of canonical prompt per token of the model."""

@@ -12,7 +12,7 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_netw
 import msgspec
 
 LENGTHS = {4: 24, 6: 48}
-WINDOW_S = 900.0  # routes change over hours, and the least of many says most: what is told is 15 to 30 minutes old
+WINDOW_S = 900.0  # routes change over hours, and the minimum of many counts: published figures are 15 to 30 minutes old
 RTT_MS_MAX = 10_000.0
 Network = IPv4Network | IPv6Network
 

@@ -1,6 +1,6 @@
-"""The most that a figure was within a while, by the monotonic queue that every sliding-window maximum is kept in.
+"""The maximum of a figure over a sliding window, by a monotonic queue.
 
-Only samples above all later ones are kept: a read costs no more than what it drops. Never reads a clock.
+Only samples above all later ones are kept, so each is added and dropped once. Never reads a clock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import deque
 
 
 class WindowMax:
-    """See the module's docstring. How long the window is, each look says."""
+    """See the module's docstring. Each call of `take` says how long the window is."""
 
     __slots__ = ("_highest",)
 
@@ -28,5 +28,5 @@ class WindowMax:
 
     @property
     def most(self) -> float:
-        """The maximum as of the last call of `look`; 0 before the first."""
+        """The maximum as of the last call of `take`; 0 before the first."""
         return self._highest[0][1] if self._highest else 0.0

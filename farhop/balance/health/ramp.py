@@ -1,6 +1,6 @@
 """Slow start: of its capacity, the share that a target may use in the first seconds after it came up.
 
-    share(t) = max(0.10, t / window)          Envoy's slow start with aggression 1 (FIELD §4), t since it came up
+    share(t) = max(0.10, t / window)          Envoy's slow start with aggression 1, t since it came up
 
 Invariants: the share is within 0.10 and 1 and does not fall while the target stays up; a target that was out for less
 than the window loses only that much of it, so that a short outage costs little. Never reads a clock, and never decides

@@ -117,7 +117,7 @@ def read(
                 fields = shape.once(body)
             else:
                 fields, outline = shape.outlined(body, numeric, light=light)
-            if not (isinstance(fields, dict) and PLAIN.issuperset(fields)):  # else, as mostly, nothing is to be judged
+            if not (isinstance(fields, dict) and PLAIN.issuperset(fields)):  # else there is nothing to check
                 guard.fields(fields)
             if fields is not None and not preferences.READ.isdisjoint(fields):
                 found = preferences.read(fields)

@@ -107,7 +107,7 @@ def _canonical(document: Document, *, drops_stream: bool) -> None:
     document.pop("stream", None)
     options = document.get("stream_options")
     if isinstance(options, dict):
-        options.pop("include_usage", None)  # it is there for whoever asks
+        options.pop("include_usage", None)  # it is available to every request
     if not options:
         document.pop("stream_options", None)
 
@@ -177,7 +177,7 @@ def _document(text: bytes) -> Document | None:
     return document if isinstance(document, dict) else None
 
 
-# -- told in the other way
+# -- conversion
 
 
 class _NotUnderstoodError(Exception):

@@ -35,7 +35,7 @@ _ID, _PROMPT_ID, _GOES_ON, _QUOTE = b'"token_ids":[', b'"prompt_token_ids":[', b
 _CONTENT, _TEXT = b'"content":"', b'"text":"'
 _TOOLS, _REASONING, _REFUSAL = b'"tool_calls"', b'"reasoning', b'"refusal"'
 _ID_BYTES, _ID_DIGITS = len(_ID), 12
-_SHORT_BYTES = 256  # what is told of a prompt is not packed below
+_SHORT_BYTES = 256  # ids of a prompt are not packed below this
 _BEHIND_BYTES_MAX = 512  # of an event behind its text, where its form is remembered
 _NO_IDS, _NO_PROMPT_IDS = b'"token_ids":null', b'"prompt_token_ids":null'
 

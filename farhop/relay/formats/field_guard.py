@@ -54,7 +54,7 @@ _FIELDS: dict[str, str] = {
     "lora_path": _FILES,  # SGLang
     "tool_call_parser_plugin": _FILES,
     "embedding_overrides": _TENSORS,  # SGLang
-    "request_id": _OTHERS,  # vLLM: whoever knows it can abort it
+    "request_id": _OTHERS,  # vLLM: with it, a client could abort the request
     "rid": _OTHERS,  # SGLang, the same
     "session_params": _OTHERS,  # SGLang: goes on from another request
     "previous_response_id": _STORED,
@@ -75,7 +75,7 @@ _FIELDS: dict[str, str] = {
     "web_search_options": _RUNS,  # OpenAI's, which LiteLLM carries out for others
     "strict_priority": _TURNS,  # Dynamo, as all that follow
     "latency_sensitivity": _TURNS,
-    "session_control": _OTHERS,  # whoever knows a session's name can end it
+    "session_control": _OTHERS,  # with a session's name, a client could end it
     "token_data": _PROMPTS,
     "input_ids": _PROMPTS,  # SGLang: of a chat, in place of its messages
     "routing_constraints": _DEVICES,

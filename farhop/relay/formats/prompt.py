@@ -97,7 +97,7 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
     # repeated for each document. Negative if `canonical` is longer than the text that costs as much (token ids in
     # digits).
     opaque_bytes: int = 0
-    # One prompt, and one answer that tells nothing about the prompt: one engine may prefill and another decode.
+    # One prompt, and one answer that reports nothing about the prompt: one engine may prefill and another decode.
     divisible: bool = False
     answer: AnswerText | None = None  # how the answer appears in the next turn's text; None: unknown
     has_options: bool = True  # the body may have a member `stream_options`

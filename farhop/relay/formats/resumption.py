@@ -94,8 +94,8 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     min_tokens: int
     stops: tuple[str, ...] = ()
     hides_stop: bool = True  # the client is not to see the one that ends it
-    text: bool = False  # it may go on by its text where no ids are told
-    usage_each: bool = False  # the client wants to be told with each event
+    text: bool = False  # it may be continued by its text if no ids are sent
+    usage_each: bool = False  # the client wants usage with each event
 
 
 def asking(body: bytes, plan: Plan, asks: bytes = ASKS) -> bytes:
@@ -136,7 +136,7 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     if "n_predict" in document:  # llama.cpp's own, which goes before `max_tokens`
         raise Unresumable("unreadable")
     if bytes(document.get("include_reasoning", b"true")) not in (b"true", b"null"):
-        raise Unresumable("tools_or_reasoning")  # what it thinks is not told, nor are its ids: nor how far it is
+        raise Unresumable("tools_or_reasoning")  # reasoning is not sent, nor are its ids, so its progress is unknown
     if _MEDIA.search(body):
         raise Unresumable("media")
     chat = path == CHAT
@@ -236,8 +236,8 @@ class Progress(ABC):
         self.why_not = ""
         self.resumed = self.recomputed = 0
         self._seam = 0  # tokens before the last one
-        self.version = b""  # of the model, as the tier below told with the first answer
-        self.counted_bytes = 0  # of what is held, as whoever bounds it has it
+        self.version = b""  # of the model, as the tier below reported with the first answer
+        self.counted_bytes = 0  # of what is held, as last counted against its bound
 
     # -- what each kind says
 

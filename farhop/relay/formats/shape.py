@@ -66,7 +66,8 @@ class HeavyError(Exception):
 
 
 class _Fractions:
-    """Leaves each as it is, of so many: to round one such as `9e307` takes msgspec 14 us, to look at it here 0.6."""
+    """Leaves each number as it is, if there are many: rounding one such as `9e307` takes msgspec 14 us, a look here
+    0.6."""
 
     left = 0
     light = False  # more of them are heavy, not refused

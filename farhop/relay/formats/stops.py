@@ -34,7 +34,7 @@ def named(value: bytes) -> tuple[str, ...]:
 
 
 class Stops:
-    """What one stream's stop strings ask for. `hides`: its client is to see neither these nor what could begin one.
+    """What one stream's stop strings ask for. `hides`: its client must see neither these nor what could begin one.
 
     `scan_chars`: within this many further characters one that began before the seam may end; `ended`: one did, which no
     engine can see.

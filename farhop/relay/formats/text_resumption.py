@@ -45,7 +45,7 @@ _PACKED, _PACKED_MORE = 1.25, 4  # beyond what characters of several tokens, and
 
 
 class TextProgress(Progress):
-    """What is known of such a stream: what was asked, and the text that the client has, or is to have."""
+    """What is known of such a stream: its request, and the text that the client has, or will get."""
 
     __slots__ = (
         "_body",
@@ -239,7 +239,8 @@ class TextProgress(Progress):
     @property
     def usage(self) -> Usage | None:
         """See Progress. The engine that went on counts the text before the seam as part of the prompt: in tokens of its
-        own, which may be more or fewer than were written, so that what the first one told of the prompt goes before."""
+        own, which may be more or fewer than were generated, so the first engine's count of the prompt has
+        precedence."""
         usage, seam = self.usage_received, self._seam
         if usage is None or not self.resumed:
             return usage

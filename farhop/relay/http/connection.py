@@ -70,7 +70,7 @@ class ClientLimits(msgspec.Struct, frozen=True):
 # A refused body up to this size is read and dropped, so that the connection stays of use.
 _DRAIN_BYTES_MAX = 64 * 1024
 _READING = 5  # times its own size: what reading a large body takes beside it
-_HEADS_A_TURN = 16  # of one connection: refused at once they take 0.1 ms each, from whoever came
+_HEADS_A_TURN = 16  # of one connection: refused at once they take 0.1 ms each, from any client
 _BYTES_A_TURN = 16 * 1024  # of more than one request: the worst bodies of 8 KiB take 1 to 2 ms each to read
 _LARGE_BYTES = 64 * 1024
 _READ_A_TURN = 128 * 1024  # more from one client waits a turn: uvloop would read up to 8 MB, which takes 10 to 40 ms

@@ -111,7 +111,7 @@ class Exchange:
     `tenant` is set by the handler's `head` once it is known: this counts towards its share of what is bounded;
     `counted`: it is among the requests under way; `waits`: it is complete and not read yet.
 
-    `hears`: its answer passes through here, so that what only the balancer asked for can be removed from it.
+    `sees_answer`: its answer passes through here, so that what only the balancer asked for can be removed from it.
 
     `on_abandoned(outcome, status)` is called once if a request that the handler's `head` let pass never arrives: it was
     cut short here (with the status the client got) or its client left (status 0).
@@ -190,7 +190,7 @@ class Exchange:
         return b"".join(parts or ())  # of one that is bytes: itself
 
     def abandon(self, reason: Outcome, status: int) -> None:
-        """Tell the handler, if it wants to know, that the request will not arrive."""
+        """Inform the handler, if it asked for that, that the request will not arrive."""
         on_abandoned, self.on_abandoned = self.on_abandoned, None
         if on_abandoned is not None:
             on_abandoned(reason, status)

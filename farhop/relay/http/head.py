@@ -134,7 +134,7 @@ UNREAD = Head(
 class AnswerHead(msgspec.Struct, gc=False):
     """An upstream's head. `known` are the headers we read ourselves, `onward` those that may reach the client.
 
-    `length` is the body's where it is told, else None. `body` reads it, None where there is none.
+    `length` is the body's if it is given, else None. `body` reads it, None if there is none.
     """
 
     status: int

@@ -177,7 +177,7 @@ class Listener:
 
     def _make_room(self) -> bool:
         """Close the oldest connection that has not authenticated yet, if it had enough time to do so."""
-        among = [self.unproven]  # of our own, where it is we who have too many
+        among = [self.unproven]  # only of this listener, if it is the one with too many
         if self._slots is not None and len(self.open_connections) < self._limits.connections_max:
             among = self._slots.unproven
         firsts = (next(iter(one.items()), None) for one in among)

@@ -77,7 +77,7 @@ async def upgrade(
     server_name: str | None,
 ) -> _P:
     """Speak TLS on `transport`, as a client towards `server_name`; returns the protocol that then owns the connection.
-    It is made of `transport`, which alone knows what of TLS waits here to be sent.
+    It is made of `transport`, which alone knows how much TLS data waits here to be sent.
 
     Raises OSError (an ssl.SSLError where TLS itself failed), and then the transport is closed. Bound it in time.
     """
@@ -119,6 +119,10 @@ class Handshakes:
         task = loop.create_task(self._shake(accepted))
         self._tasks[task] = loop.time()
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
+
+    def refuse(self) -> None:
+        """Count a connection that nothing is left for."""
+        self._tls.refused("too_many")
 
     async def _shake(self, accepted: socket.socket) -> None:
         try:
@@ -182,5 +186,7 @@ class _Accepted(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         try:
             self._handshakes.begin(socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())))
+        except OSError:
+            self._handshakes.refuse()  # no file descriptor is left
         finally:
             cast("asyncio.Transport", transport).abort()  # closes its own descriptor, not the connection

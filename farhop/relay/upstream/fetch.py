@@ -96,7 +96,7 @@ class Collector:
         """See pool.UpstreamHandler."""
         self._finish(FetchError("unreadable", outcome.INTERNAL))
 
-    # -- for whoever asked
+    # -- for the caller
 
     @property
     def held_bytes(self) -> int:

@@ -495,7 +495,7 @@ class Pool:
         if not self.in_use(address, RESTED_S):
             self.on_use(address)
         if self._at[address] >= self.limits.streams_max:
-            self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: whoever asks is not done asking
+            self._loop.call_soon(attempt.lost, outcome.UPSTREAM_FULL)  # not now: the caller is still in its call
             return
         self._at[address] += 1
         task = self._loop.create_task(self._connect(address, attempt, body_bytes))

@@ -83,7 +83,7 @@ class StreamTap:
         self._before, self._last = self._last, events[-KEPT_BYTES_MAX:] if ERROR in events else b""
 
     def _slow(self, data: bytes) -> bytes:
-        # However small the pieces, each byte is copied and searched once; events are told apart where that matters.
+        # However small the pieces, each byte is copied and searched once; events are split only if that matters.
         tail, events = self._tail or bytearray(), list[bytes]()
         tail += data
         end = last_end(tail, max(0, self._searched - END_BYTES_MAX + 1))

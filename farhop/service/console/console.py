@@ -150,7 +150,7 @@ class BalancerSource:
         return await _in_turns(steps)
 
     def _arcs(self, now_ms: int) -> dict[str, dict[str, float]]:
-        """Requests a second by target and by what came of them, over the last SPAN of looks."""
+        """Requests a second by target and by outcome, over the last SPAN snapshots."""
         if self._counted and now_ms - self._counted[-1][0] < RATE_MS_MIN:
             return self._rates  # other requests do not shorten the interval
         counts = self._metrics.traffic()

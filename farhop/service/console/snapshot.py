@@ -27,7 +27,7 @@ REPLICAS_MAX, REGIONS_MAX, QUEUES_MAX, TENANTS_MAX = 256, 128, 64, 128
 ROWS_AT_ONCE = 16
 REGIONS_AT_ONCE = 4  # each of up to some hundred replicas, which are counted
 TEXT_MAX = 160
-FULL_SHARE = 0.9  # of a region's slots: above it is told
+FULL_SHARE = 0.9  # of a region's slots: above it is reported
 WRONG_MAX = 16
 # Worst first.
 STATES = ("down", "draining", "suspect", "up", "unknown")

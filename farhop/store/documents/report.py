@@ -54,7 +54,7 @@ class ModelReport(msgspec.Struct, frozen=True):
     prefill_ms_per_token: float
     tpot_ms: float  # with one more request in the batch
     bytes_per_token: float
-    version: str = ""  # "": versions are not told apart
+    version: str = ""  # "": versions are not distinguished
     in_flight: int = 0
     queued_requests: int = 0  # in this instance's queue
     queued_tokens: int = 0  # in this instance's queue

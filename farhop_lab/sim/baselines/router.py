@@ -1,4 +1,5 @@
-"""A baseline router: its state, one queue (first come, first served), and rules for who is eligible and who is picked.
+"""A baseline router: its state, one queue (first come, first served), and rules for which targets are eligible and
+which is picked.
 
 The machine `handle(event, now) -> commands` that a SimulatedRelay drives, as it drives the shipped ones. Invariants:
 the head of the queue goes first, and while it cannot, none does; one attempt per request, never a second (none of the

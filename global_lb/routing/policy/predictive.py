@@ -4,9 +4,9 @@
     work(r)     = cost.prefill_work of n - hit(r), the last of n prompt tokens
     score_ms(r) = ttft_ms(r) + beta * (m * (token_ms(r) - min token) + stalled_ms(r)) + behind_ms(r)
     token_ms(r) = tpot_ms(r) + batch_interference_ms(r) * requests at each of its replicas: its cost to all of them
-    stalled_ms  = what of the prefill exceeds a step, times those requests: they wait for it
-    behind_ms   = wait_ms(r) * work(r) / mean * min(1, wait_ms(r) / (mean * prefill_ms_per_token(r))), where a
-                  average request brings `mean` work: those behind it wait, too
+    stalled_ms(r) = the part of the prefill beyond a step * those requests: they wait for it
+    behind_ms(r) = wait_ms(r) * work(r) / usual * min(1, wait_ms(r) / (usual * prefill_ms_per_token(r))):
+                   the requests behind this one wait for its prefill, too; `usual` is an average request's work
 
 Prompt tokens n are counted by each region's own learned bytes per token. Never writes.
 """

@@ -22,7 +22,7 @@ _FAR_MS = 1e6  # above every wire time
 
 
 class Nearest(Policy):
-    """The nearest region. One that is hot or has no free slot counts as further away, by what the hot guard adds."""
+    """The nearest region. One that is hot or has no free slot counts as further away, by the hot guard's penalty."""
 
     name, unit = "nearest", "ms"
     in_ms = True

@@ -107,7 +107,7 @@ class DnsNames:
 
 
 def _targets(records: list[SRV]) -> list[tuple[str, int, bool]]:
-    """Host, port, and whether it is to take no new work, of each of the first in line."""
+    """Host, port, and whether it gets no new work, of each target with the best priority."""
     # RFC 2782: "." as the target means that the service is decidedly not available there.
     there = [record for record in records if record.target != dns.name.root]
     first = [record for record in there if record.priority == min(one.priority for one in there)]

@@ -46,8 +46,8 @@ def source_of(config: SourceConfig, region: str, store: Store, rng: Random) -> S
 
 
 class Discovery:
-    """`announce` is given all replicas; `refused` counts rejected endpoints by reason; `say` is told the source and
-    reason.
+    """`announce` is given all replicas; `refused` counts rejected endpoints by reason; `warn` is called with a source
+    and what is wrong there.
 
     Without sources nothing runs and nothing is announced.
     """
@@ -77,7 +77,7 @@ class Discovery:
             self._tasks.start(self._announcing(), "announce what is discovered")
 
     def fix(self, replicas: Sequence[ReplicaConfig]) -> None:
-        """The configuration's replicas are these from now on: announced at once where nothing else is to be asked."""
+        """The configuration's replicas are these from now on: announced at once if there is no other source."""
         self._roster.fix(replicas)
         if self._sources:
             self._changed.set()

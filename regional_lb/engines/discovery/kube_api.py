@@ -204,7 +204,7 @@ class Api:
                 except (aiohttp.ClientError, OSError, TimeoutError):
                     return
                 if not line.endswith(b"\n"):
-                    return  # the end, or the stump of an event, which will be told again
+                    return  # the end, or a part of an event, which will be sent again
                 if line.strip():
                     yield _read_event(path, line)
 

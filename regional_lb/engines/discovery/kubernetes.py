@@ -200,7 +200,7 @@ class Pods:
 
 def _standing(conditions: _Conditions) -> bool | None:
     """False: takes work. True: finishes its work, takes no new. None: it does not count."""
-    ready = conditions.ready is not False  # what is not told is true, and `serving` is then as `ready`
+    ready = conditions.ready is not False  # a missing condition is true, and `serving` is then like `ready`
     if conditions.terminating:
         return True if (ready if conditions.serving is None else conditions.serving) else None
     return False if ready else None
@@ -306,7 +306,7 @@ class Kubernetes:
                 self._follow_objectives(namespace, self._config.objectives, name), f"objectives of {name}"
             )
         path = f"/apis/inference.networking.k8s.io/v1/namespaces/{namespace}/inferencepools"
-        spec: _PoolSpec | None = None  # None as well after a trouble: then the pods are told anew, and it is over
+        spec: _PoolSpec | None = None  # also None after a failure: then the pods are listed again, and it is over
         async with contextlib.aclosing(self._api.follow(path, {"fieldSelector": f"metadata.name={name}"})) as steps:
             async for step in steps:
                 if isinstance(step, kube_api.Lost):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from regional_lb.engines.config import ReplicaConfig
 
-PROBLEMS_MAX = 32  # told of one source
+PROBLEMS_MAX = 32  # reported for one source
 
 
 class LeftOut(msgspec.Struct, frozen=True):

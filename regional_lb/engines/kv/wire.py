@@ -103,8 +103,8 @@ class BatchError(Exception):
 
 
 def read_batch(payload: bytes, dropped: Callable[[str], None]) -> Iterator[list[KvEvent]]:
-    """The changes of each event in a batch, in order, read as they are asked for; `dropped` is told of each event that
-    could not be used. Raises BatchError at once."""
+    """The changes of each event in a batch, in order, read as they are requested; `dropped` is called for each event
+    that could not be used. Raises BatchError at once."""
     if len(payload) > BATCH_BYTES_MAX:
         raise BatchError("size")
     try:

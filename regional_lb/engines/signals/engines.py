@@ -134,7 +134,8 @@ ANY = Engine(tuple(dialect for engine in ENGINES.values() for dialect in engine.
 def read_page(
     text: bytes, at: float, dropped: Callable[[str], None], engine: Engine = ANY, places: Places | None = None
 ) -> Sample:
-    """The sample in a metrics page received at `at`; `dropped` is told what could not be used; `places`: see Page.
+    """The sample in a metrics page received at `at`; `dropped` is called with what could not be used; `places`: see
+    Page.
 
     Raises PageError.
     """

@@ -69,6 +69,7 @@ async def test_a_request_without_a_key_is_refused_in_openai_s_format(
         assert answer.json["error"]["type"] == "authentication_error"
         assert answer.headers["www-authenticate"] == "Bearer"
         assert b"nobody" not in answer.body
+        assert ("redirected the client here" in answer.json["error"]["message"]) is (code == "missing_key")
 
 
 async def test_the_scheme_is_of_any_case(up: Both) -> None:
@@ -85,6 +86,7 @@ async def test_an_entry_that_may_not_read_redirects_with_the_body_unread(up: Bot
             assert answer.status == 307
             assert answer.headers["location"] == f"http://127.0.0.1:8300{path}"
             assert answer.code == "entry_forbidden"
+            assert "http://127.0.0.1:8300" in answer.json["error"]["message"]
 
 
 async def test_an_entry_that_has_no_address_is_passed_over(up: Both) -> None:

@@ -201,3 +201,9 @@ async def test_readers_see_what_is_signed_as_configured_and_the_book_what_was_wr
                          lambda _: None, Random(1))  # fmt: skip
     assert isinstance(hubs, Hubs)
     assert all(isinstance(one, Sealed) for one in hubs.stores.values())
+    assert stores.ignored(hubs, "a") == []
+    (one, _) = hubs.stores.values()
+    assert isinstance(one, Sealed)
+    one.ignored = {f"/k/{n}": "key_unknown_key" for n in range(20)}
+    ((hub, documents, such_as),) = [found.values() for found in stores.ignored(hubs, "a")]
+    assert (hub, documents, len(such_as)) == ("a", 20, 8)

@@ -172,15 +172,18 @@ async def test_mutual_tls(tmp_path):
             async with contextlib.aclosing(store.watch("/a")) as watch:
                 assert (await anext(watch)).entries[0].value == b"secret"
         bad = (
-            {},
-            {"ca_file": good["ca_file"]},
-            {**good, "ca_file": Path(stranger.ca_file)},
-            {**good, **files_of(intruder)},
+            ({}, None),
+            ({"ca_file": good["ca_file"]}, None),
+            ({**good, "ca_file": Path(stranger.ca_file)}, "; check ca_file, and cert_file and key_file if"),
+            ({**good, **files_of(intruder)}, None),
         )
-        for fields in bad:
-            with pytest.raises(StoreUnreachable):
-                async with opened(etcd.endpoint, timeout_s=0.5, **fields):
+        for fields, remedy in bad:  # by the side that refuses: etcd may hang up without a reason
+            with pytest.raises(StoreUnreachable, match=remedy):
+                async with opened(etcd.endpoint, timeout_s=5.0 if remedy else 0.5, **fields):
                     pass
+        with pytest.raises(StoreUnreachable, match=r"address right\? If it speaks TLS, give ca_file"):
+            async with opened(etcd.endpoint.removeprefix("https://"), timeout_s=0.5):
+                pass
         await certificates_are_read_for_every_connection(
             EtcdSettings((etcd.endpoint,), timeout_s=1.0, **good), authority, stranger
         )

@@ -103,6 +103,26 @@ async def test_what_does_not_count_changes_nothing_until_its_key_goes(cluster: M
     assert refused == ["drain_unsigned", "drain_unsigned"]
 
 
+async def test_what_does_not_count_is_listed_with_the_reason_until_it_is_signed_or_goes(cluster: MemoryCluster) -> None:
+    oslo, rome = override_key("oslo"), override_key("rome")
+    for key in (oslo, PARIS, rome, TOKYO):
+        cluster.put(key, b"nobody signed")
+    store = sealed(cluster, [])
+    seen: list[set[str]] = []
+    await changes(
+        store,
+        lambda: seen.append(set(store.ignored)),
+        lambda: cluster.put(TOKYO, OPS.seal(TOKYO, b"1")),
+        lambda: cluster.delete(PARIS),
+        lambda: seen.append(set(store.ignored)),
+    )
+    assert seen == [{oslo, PARIS, rome, TOKYO}, {oslo, rome}]
+    assert set(store.ignored.values()) == {"drain_unsigned"}
+    cluster.delete(oslo)
+    await changes(store, lambda: None)  # what a listing no longer has
+    assert set(store.ignored) == {rome}
+
+
 async def test_a_new_listing_with_an_unsigned_document_keeps_the_signed_one(cluster: MemoryCluster) -> None:
     store = MemoryStore(Random(1), cluster)
     cluster.put(TOKYO, OPS.seal(TOKYO, b"1"))

@@ -201,6 +201,21 @@ async def test_there_is_a_bound_on_handshakes(stage: Any, pki: Pki, monkeypatch:
     assert (await _asked(s, pki.connects())).status == 200
 
 
+async def test_a_connection_for_which_no_file_descriptor_is_left_is_refused_and_counted(
+    stage: Any, pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    entrance = listens(pki.listens())
+    s = await stage(tls=entrance)
+    monkeypatch.setattr("os.dup", none_left)
+    assert await (await s.client()).ended() == b""
+    assert (entrance.counts, faults) == ({"too_many": 1}, [])
+
+
 async def test_connections_without_a_handshake_do_not_keep_clients_out(
     stage: Any, pki: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
