@@ -202,6 +202,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Requests the law turned away", "reqps", (rate("farhop_residency_denials_total", "tier", "region", "reason"),)),
         Panel("Epoch of the law in force", "short", (now("farhop_law_epoch", "tier", "region", "instance", how="max"),)),
         Panel("A law is refused", "bool", (now("farhop_law_rejected", "tier", "region", how="max"),)),
+        Panel("Documents in etcd that are ignored", "short", (now("farhop_ignored_documents", "tier", "region", how="max"),)),
         Panel("Reports and documents not believed", "short", (rate("farhop_reports_refused_total", "region", "reason", matchers=ENTRY),)),
         Panel("Spilled a second, by entry and target", "reqps", (rate("farhop_spilled_requests_total", "region", "target"),)),
         Panel("Share that spills", "percentunit", (

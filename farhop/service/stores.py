@@ -130,6 +130,15 @@ def ignored(store: Store, hub: str) -> list[dict[str, Any]]:
     ]
 
 
+def observe(metrics: TierMetrics, store: Store, hub: str) -> None:
+    """Expose how many documents are ignored, those that were there when the process started, too."""
+
+    def count() -> float:
+        return float(sum(one["documents"] for one in ignored(store, hub)))
+
+    metrics.gauge("ignored_documents", "Documents in etcd that do not count by the signing keys.", count)
+
+
 def law_book(
     config: Member,
     tier: str,

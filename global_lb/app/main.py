@@ -257,6 +257,7 @@ class GlobalBalancer:
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
+        stores.observe(self.metrics, self.store, hub)
         self._listed: Publication | None = None
         self.tier_admin.published = lambda: [
             {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()

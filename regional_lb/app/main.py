@@ -195,6 +195,7 @@ class RegionalBalancer:
         hub = self.topology.regions[config.region].hub
         self.tier_admin.kept = lambda: stores.kept(self.store, hub)
         self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
+        stores.observe(self.metrics, self.store, hub)
         if self.accounts is not None:
             self.tier_admin.accounts = self.accounts.status
         self.admin = AdminServer(

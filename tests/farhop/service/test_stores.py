@@ -207,3 +207,7 @@ async def test_readers_see_what_is_signed_as_configured_and_the_book_what_was_wr
     one.ignored = {f"/k/{n}": "key_unknown_key" for n in range(20)}
     ((hub, documents, such_as),) = [found.values() for found in stores.ignored(hubs, "a")]
     assert (hub, documents, len(such_as)) == ("a", 20, 8)
+    metrics = TierMetrics("global", "paris", "paris-1")
+    stores.observe(metrics, hubs, "a")
+    assert b"farhop_ignored_documents" in metrics.render()
+    assert float(metrics.render().partition(b"\nfarhop_ignored_documents{")[2].partition(b"} ")[2].split()[0]) == 20.0
