@@ -102,7 +102,7 @@ class Law:
         self._inside, self._ruled_models = inside, ruled
         self.bound_models = _bound(ruled, lineage)  # models that rules bind, by name: any other is any model
         self._fingerprint, self._places_of = 0, dict[str, int]()
-        # Two generations bound the memo at 2 × _MEMO_MAX without bookkeeping on a hit.
+        # The memo of verdicts in two generations: bounded at 2 × _MEMO_MAX without bookkeeping on a hit (see _judge).
         self.fresh: dict[_Memo, Verdict] = {}
         self.stale: dict[_Memo, Verdict] = {}
 
@@ -113,12 +113,13 @@ class Law:
 
     @property
     def held_epoch(self) -> int:
-        """The epoch of the newest document that is here: of a law that only keeps another's place, the one before."""
+        """The epoch of the newest law document that is here. A law without tenants is a placeholder for one of its
+        epoch that cannot be read (`LawBook._withhold`): then it is the epoch before."""
         return self.epoch if self._topology.tenants else self.epoch - 1
 
     @property
     def fingerprint(self) -> int:
-        """What verdicts go by that the epoch does not name, in 64 bits, alike in all processes: the map, and the rules
+        """A 64-bit hash, the same in all processes, of what decides verdicts beside the epoch: the map, and the rules
         that bind each model by its bases. Laws of one epoch and one fingerprint give the same verdicts."""
         if not self._fingerprint:
             inside = sorted((place, sorted(regions)) for place, regions in self._inside.items())
@@ -126,8 +127,8 @@ class Law:
         return self._fingerprint
 
     def places_of(self, region: str) -> int:
-        """The places that a region is in, in 64 bits, alike in all processes: laws of one epoch that agree on them
-        agree on what may be known there. Other than `fingerprint` it stays when other regions come or go."""
+        """A 64-bit hash, the same in all processes, of the places that a region is in: laws of one epoch that agree on
+        it agree on what may be known there. Unlike `fingerprint`, it does not change when other regions come or go."""
         known = self._places_of.get(region)
         if known is None:
             known = _digest(sorted(place for place, regions in self._inside.items() if region in regions))
@@ -144,8 +145,8 @@ class Law:
         return law
 
     def supersedes(self, before: Law) -> bool:
-        """Whether it takes the place of another: it is later, or that one knows no tenant and so only kept the place
-        of the law of its epoch."""
+        """Whether it replaces another law: its epoch is later, or the same and the other is a placeholder (see
+        held_epoch)."""
         return self.epoch > before.epoch or (self.epoch == before.epoch and not before.topology.tenants)
 
     def within(self, word: str) -> tuple[str, ...] | None:

@@ -2,6 +2,11 @@
 
 The authenticator admits the caller (by an API key or a hop token), and the request reader reads the body. Rules that
 need the body are enforced here: the models of a key, records, names of models, limits. Never forwards anything itself.
+
+A request passes these methods, in order: `head` (all that needs no body); `arrived` and `_proceed` (the body is here);
+for a large body `_read_apart` and `_parsed`, which read it in another process; `_understood` (the rules that need the
+body); `_charge` (limits); `_read_tokens`; `_start`, which gives it to the relay. Each may answer it instead. A request
+that has to wait between two of them is a `Waiting`.
 """
 
 from __future__ import annotations
@@ -382,7 +387,8 @@ class Ingress:
         self._tokens.start_with_tokens(exchange, request, prompt, since, start, self.relay)
 
     def _start(self, exchange: Exchange, request: Request, prompt: Prompt, onward: bytes | None, since: float) -> None:
-        """Start relaying; `since` when it would have begun, had its prompt not been read before, else 0."""
+        """Start relaying. `since`: when the request began to wait (monotonic seconds) for its body to be read,
+        for quota or for its tokens; 0: it did not. It counts as arrived then."""
         assert self.relay is not None
         context: RequestContext = exchange.context
         assert context.caller is not None  # `head` let it pass

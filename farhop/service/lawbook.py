@@ -96,10 +96,11 @@ class LawBook:
         self._gone: dict[str, Region] = {}  # regions that left the map under this law, in their last state
         self._floor = 0  # nothing is lawful here before a law of this epoch is in force
         self._hubs = {name: _Hub() for name in (stores or (_HUB,))}
-        self._ahead: dict[str, int] = {}
+        self._ahead: dict[str, int] = {}  # balancers that use a later law than ours, and its epoch
         self._trouble: tuple[str, ...] = ()  # of the disk
         self._unkept = b""  # a law that could not be written to disk: it is tried again
-        self._all_answered, self._uneven = asyncio.Event(), asyncio.Event()
+        self._all_answered = asyncio.Event()
+        self._uneven = asyncio.Event()  # a hub or the disk lacks our law: `_mend` has work
         self._taking = asyncio.Lock()  # laws are written to disk one at a time: the last one must be the newest
 
     # -- starting

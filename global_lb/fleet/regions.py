@@ -154,9 +154,11 @@ class Regions:
         self.hits: dict[str, Hits] = {}
         self.sent: list[Callable[[str, tuple[int, ...]], None]] = []  # called with what prefix went where
         self.guards: dict[tuple[str, str], HotGuard] = {}
-        self._warm: dict[tuple[str, str], HotGuard] = {}  # of them, those that say something
+        self._warm: dict[tuple[str, str], HotGuard] = {}  # of them, those that admit less than all without a penalty
         self.loads: dict[tuple[str, str], UnacknowledgedLoad] = {}
-        self._turn = 0  # of those that are sent something, to any
+        self._turn = (
+            0  # counts requests sent; an instance's load has the count of its last one: equal instances take turns
+        )
         self.drifts: dict[tuple[str, str, str], Drift] = {}
         self._residuals: dict[tuple[str, str], Residual] = {}  # by region and model
         self._tables: dict[str, Table] = {}  # by model: those asked for
@@ -278,7 +280,7 @@ class Regions:
         asleep = region in pilots and self.scaling.asleep(region)
         usable = not asleep and self._usable(region, now)
         if (settled := self._settled.get(region)) and settled[0] is known and settled[1] == usable:
-            return  # no guard had a say then
+            return  # nothing has changed since all of the region's guards were calm
         calm, warm, instances = True, self._warm, self.instances
         ready = instances.served(region) if usable else {}
         for model in _models(known) if known is not None else ():

@@ -62,10 +62,10 @@ class ScoredField(msgspec.Struct, frozen=True, eq=False, gc=False):
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """The choice and why: the law's verdict, the regions not serving and why, and the regions scored, in no order.
 
-    `ties`: the doubt in ms about the wait of each that it was drawn from, if there was more than one. `spilled_from`:
+    `ties`: the near ties that it was drawn from, with the uncertainty of each one's wait (ms). `spilled_from`:
     the region that would have been best if none were hot; None if it was chosen, hot or not. `notes`: what modifiers
-    and operators had to say. `asked` is the field, `foreign` whether the choice is elsewhere than here, and
-    `lawful_here` whether here would have been lawful.
+    and operators had to say. `asked` is the field, `foreign` whether the chosen region is not the entry's, and
+    `lawful_here` whether the entry's region is lawful.
     """
 
     verdict: Verdict

@@ -66,13 +66,13 @@ class Fleet:
         # The able replicas by variant; valid until a replica's health changes or a back-off ends.
         self._able: dict[str, Subset] = {}
         self._able_until = inf
-        self.silent: list[str] = []  # whom probes have just given up: for the flow to take note of, and to clear
+        self.silent: list[str] = []  # replicas that probes have just taken down: the flow reads and clears it
         self.least_context_tokens = inf  # the shortest request that somebody cannot hold
         self.contexts_differ = False  # between replicas of some model
         self._context_tokens: dict[str, dict[str, float]] = {}  # how long one may be, by model and replica
         self.still = False  # the last event brought nothing new
-        self.alive = ""  # the replica that showed a sign of life with the last event: more than an answer of its server
-        self._reduced: dict[str, ReducedCapacity] = {}  # those that are: hardly ever anybody
+        self.alive = ""  # the replica whose engine was seen to work by the last event; an answered probe does not count
+        self._reduced: dict[str, ReducedCapacity] = {}  # by name, only replicas whose capacity is reduced: rarely any
         self._handlers: dict[type[Event], Callable[[Any, float], str | None]] = {
             ReplicaProbed: self._probed,
             ReplicaSampled: self._sampled,

@@ -37,7 +37,8 @@ class Patience:
     def waits_on(self, state: RequestState, now: float) -> bool:
         """Whether a request that has waited too long may keep waiting: not if it stepped back already, or has waited as
         long as any may. If another region may have room for it, the limit is its time-to-first-token objective: let go
-        as soon as it steps back, it would find less of its prompt cached, and as little room."""
+        as soon as it steps back, it would find less of its prompt cached, and as little room. Sets the
+        request's `late_until`."""
         request, config = state.request, self.config
         if state.late:
             return False

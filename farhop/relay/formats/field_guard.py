@@ -260,7 +260,10 @@ class Guard:
                 return
             detail = f"media by URL pass from {', '.join(sorted(self.media_hosts))} only: send the data itself"
         else:
-            detail = "media by URL are not fetched: send the data itself, as a `data:` URL"
+            detail = (
+                "media by URL are not fetched: send the data itself, as a `data:` URL (in Anthropic's API as a "
+                "source of type base64)"
+            )
         raise invalid(at, f"`{at}`: {detail}")
 
     def _judge(self, name: str) -> None:

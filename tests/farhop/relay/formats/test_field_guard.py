@@ -237,6 +237,12 @@ def test_media_bring_their_data(part: dict[str, Any]) -> None:
         assert caught.value.outcome is outcome.INVALID_FIELD
 
 
+def test_the_remedy_for_media_by_url_is_that_of_either_api() -> None:
+    part = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
+    with pytest.raises(BodyError, match=r"`data:` URL .in Anthropic's API as a source of type base64"):
+        _read({**_with(part), "max_tokens": 5}, Kind.MESSAGES)
+
+
 @pytest.mark.parametrize(
     "part",
     [
