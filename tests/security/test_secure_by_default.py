@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ def _secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["admin", "tier", "control", "client", "listen"])
 def test_a_listener_off_loopback_is_an_error_that_names_the_remedy(name: str, tmp_path: Path) -> None:
-    made: Any = global_config if name == "listen" else lambda **more: regional_config(ENGINE, **more)
+    regional = partial(regional_config, ENGINE, advertise="10.0.0.5")
+    made: Any = global_config if name == "listen" else regional
     with pytest.raises(ValidationError, match=rf"(?s){name}.*insecure: true"):
         made(**{name: EVERYWHERE})
     for host in ("127.0.0.1", "::1", "localhost", "127.9.9.9"):
