@@ -373,12 +373,15 @@ def change(body: bytes, prompt: Prompt, salt: str) -> BodyEdit:
 
 
 def without_salt(body: bytes) -> bytes:
-    """The body without its `cache_salt`, for an engine that refuses one; every other value stays as it was written."""
+    """The body without its `cache_salt`, for an engine that refuses one; every other value stays as it was written. The
+    same object if it has none."""
     if b'"cache_salt"' not in body:
         return body
-    document = _raw.decode(body)
-    document.pop("cache_salt", None)
-    return msgspec.json.encode(document)
+    try:
+        document = _raw.decode(body)
+    except msgspec.DecodeError:
+        return body  # a form, which has none
+    return msgspec.json.encode(document) if document.pop("cache_salt", None) is not None else body
 
 
 def _may_name(body: bytes, quoted: bytes) -> bool:

@@ -203,7 +203,7 @@ class AttemptRun:
 
     def _is_salted(self) -> bool:
         """Whether an engine is asked with a `cache_salt`, of ours or of the client's."""
-        return not self.owner.upstream_is_tier and b'"cache_salt"' in self.body
+        return not self.owner.upstream_is_tier and without_salt(self.body) is not self.body
 
     def received(self, data: bytes) -> None:
         """Pass body bytes on."""

@@ -341,3 +341,21 @@ async def test_a_refusal_of_an_unsalted_request_passes_as_it_is(stage: Any) -> N
     answer = await s.ask(post(UNSALTED))
     assert (answer.line, answer.body) == ("HTTP/1.1 422 Unprocessable Content", NO_SALT_HERE)
     assert len(s.upstream.asked) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"cache_salt":"0","tools":[{"properties":{"cache_salt":{}}}]}',
+        b'{"tools":[{"properties":{"cache_salt":{}}}]}',
+        b'--x\r\n\r\n"cache_salt"\r\n--x--',
+    ],
+    ids=["salted", "named deeper", "a form"],
+)
+async def test_an_engine_that_refuses_a_salt_that_is_not_there_is_asked_no_more(stage: Any, body: bytes) -> None:
+    s = await stage()
+    s.upstream.answer = lambda _m: plain(NO_SALT_HERE, "422 Unprocessable Content")
+    for _ in range(2):
+        assert (await s.ask(post(body))).status == 422
+    assert len(s.upstream.asked) == (3 if body.startswith(b'{"cache_salt"') else 2)
+    assert s.tier.faults == []
