@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,21 @@ _WITHOUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*", "/usr
 
 class MissingError(Exception):
     """This machine lacks what a test needs; the text says what."""
+
+
+@contextmanager
+def running(command: Sequence[str | Path], log: Path) -> Iterator[None]:
+    """Runs a program beside the test, what it says in `log`; it is ended behind the test."""
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+    try:
+        yield
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10.0)
+        process.kill()
+        process.wait()
 
 
 def run(

@@ -59,19 +59,9 @@ def envoy(running: RunningWorld, tmp_path_factory: pytest.TempPathFactory) -> It
         [program, "--mode", "validate", "-c", str(path)], capture_output=True, text=True, timeout=60.0, check=False
     )
     assert checked.returncode == 0, checked.stderr[-2000:]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [program, "-c", str(path), "--concurrency", "1", "--use-dynamic-base-id", "-l", "warning"],
-            stdout=log, stderr=log,
-        )  # fmt: skip
-    try:
+    command = [program, "-c", str(path), "--concurrency", "1", "--use-dynamic-base-id", "-l", "warning"]
+    with machine.running(command, folder / "log"):
         yield f"https://127.0.0.1:{port}", Path(authority.ca_file)
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10.0)
-        process.kill()
-        process.wait()
 
 
 async def streamed(session: aiohttp.ClientSession, url: str, tokens: int) -> tuple[int, list[bytes], str]:

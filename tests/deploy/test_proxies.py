@@ -8,7 +8,6 @@ import io
 import json
 import re
 import ssl
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,16 +59,8 @@ def proxy(request: pytest.FixtureRequest, running: RunningWorld, tmp_path: Path)
     authority = Authority(tmp_path)
     (port,) = free_ports(1)
     command = configured(request.param, running, tmp_path, port, authority)
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
+    with machine.running(command, tmp_path / "log"):
         yield f"https://127.0.0.1:{port}", Path(authority.ca_file)
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10.0)
-        process.kill()
-        process.wait()
 
 
 async def streamed(
