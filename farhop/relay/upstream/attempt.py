@@ -271,8 +271,8 @@ class AttemptRun:
         return self._is_sent_again(body, forward.address)
 
     def _is_sent_again(self, body: bytes, address: Address) -> bool:
-        """Send this body to the same upstream, unless the law forbids it by now; whether the refusal before is no answer
-        then."""
+        """Send this body to the same upstream, unless the law forbids it by now. Returns whether the refusal before is
+        no answer then."""
         if self._recalled:
             self._give_up(outcome.UNLAWFUL_HERE)
             return True
