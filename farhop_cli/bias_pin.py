@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from farhop.loose_json import as_dict, dicts
 from farhop.service import effect
 from farhop.store.contract import STEER_PREFIX
 from farhop.store.documents import overrides as documents
@@ -125,12 +126,12 @@ def _read(_key: str, document: bytes) -> Setting:
 
 
 def _bias_line(value: Any) -> str:
-    ms = value.get("ms", 0.0) if isinstance(value, dict) else 0.0
+    ms = as_dict(value).get("ms", 0.0)
     return f"counts as {abs(ms):g} ms {'worse' if ms >= 0 else 'better'} than it is"
 
 
 def _pin_line(value: Any) -> str:
-    named = value if isinstance(value, dict) else {}
+    named = as_dict(value)
     return f"to {named.get('region')}, {'and nowhere else' if named.get('strict') else 'while it serves'}"
 
 
@@ -145,10 +146,9 @@ def _follows(status: Status, one: Setting) -> bool:
     (item,) = one.items
     region = item.whom.get("region") or item.value["region"]
     own = {"region": region, "author": one.author, "why": one.why}
-    listed = status.get("operator_overrides")
     return any(
-        isinstance(shown, dict) and all(shown.get(name) == value for name, value in own.items())
-        for shown in (listed if isinstance(listed, list) else ())
+        all(shown.get(name) == value for name, value in own.items())
+        for shown in dicts(status.get("operator_overrides"))
     )
 
 

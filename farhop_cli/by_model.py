@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.loose_json import as_dict, dicts
 from farhop.store.contract import PICK_PREFIX, SPLIT_PREFIX
 from farhop.store.documents import authored
 from farhop_cli import region_document
@@ -48,7 +49,7 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, f
     given = parsed(weights)
 
     def split(before: Any) -> Any:
-        made = {**(before if isinstance(before, dict) else {}), "weights": given}
+        made = {**as_dict(before), "weights": given}
         region_document.checked(SplitConfig, made, "--weights")
         return made
 
@@ -63,7 +64,7 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, f
 
     async def served(here: Fleet) -> None:
         status = await here.status_of(region) or {}
-        replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
+        replicas = dicts(status.get("replicas"))
         known = {*(status.get("splits") or {}), *(name for one in replicas for name in one.get("models") or ())}
         if known and model not in known:
             fail(f"--model: no replica in {region} serves {quoted(model)}; there is {', '.join(sorted(known)[:8])}")
@@ -76,7 +77,7 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, f
 
 def _ranked(status: dict[str, Any], model: str) -> list[str]:
     """What a policy changes in a region, by its balancer's view of its replicas."""
-    replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
+    replicas = dicts(status.get("replicas"))
     ranked = [one for one in replicas if not model or model in (one.get("models") or ())]
     whose = f" of {model}" if model else ""
     return [f"ranks {len(ranked)} replicas{whose} anew, and excludes none: no tenant is left without a replica"]
@@ -84,7 +85,7 @@ def _ranked(status: dict[str, Any], model: str) -> list[str]:
 
 def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> list[str]:
     """What share of a model's traffic a split would move in a region, by its balancer's view of its replicas."""
-    replicas = [one for one in status.get("replicas") or [] if isinstance(one, dict)]
+    replicas = dicts(status.get("replicas"))
     there = {str(one.get("version")) for one in replicas if model in (one.get("models") or ())}
     if not there:
         return [f"moves nothing: no replica there serves {model}"]
@@ -156,15 +157,13 @@ def _split_line(value: Any) -> str:
 
 
 def _policies(configuration: dict[str, Any]) -> list[Item]:
-    by_model = configuration.get("policies")
-    named = {"": configuration.get("policy", "predictive"), **(by_model if isinstance(by_model, dict) else {})}
+    named = {"": configuration.get("policy", "predictive"), **as_dict(configuration.get("policies"))}
     return [Item({"region": configuration["region"], "model": model}, value) for model, value in named.items()]
 
 
 def _splits(configuration: dict[str, Any]) -> list[Item]:
-    by_model = configuration.get("splits")
-    named = by_model if isinstance(by_model, dict) else {}
-    return [Item({"region": configuration["region"], "model": model}, value) for model, value in named.items()]
+    splits = as_dict(configuration.get("splits"))
+    return [Item({"region": configuration["region"], "model": model}, value) for model, value in splits.items()]
 
 
 def _asked(here: Fleet, region: str) -> int:

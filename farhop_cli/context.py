@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from farhop.loose_json import as_dict
 from farhop_cli import show
 from farhop_cli.exits import NEGATIVE, fail, first_of, warn
 from farhop_lab.world import world_file
@@ -188,7 +189,7 @@ def _summary(document: Any) -> dict[str, str]:
 
 
 def _part(document: Any) -> dict[str, Any]:
-    return document if isinstance(document, dict) else {}
+    return as_dict(document)
 
 
 def show_one(name: str, as_json: bool) -> int:
@@ -247,7 +248,7 @@ def put(name: str, changed: dict[str, Any], make_current: bool, *, dry_run: bool
     """Change some fields of a context, and keep the others; the exit code. The first one becomes the current one."""
     with changing(dry_run=dry_run) as file:
         document = file.contexts.get(name)
-        file.contexts[name] = _merged(document if isinstance(document, dict) else {}, changed)
+        file.contexts[name] = _merged(as_dict(document), changed)
         _named(name)
         file.checked(name)
         if make_current or not file.current:
@@ -271,7 +272,7 @@ def _merged(document: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]
     made = dict(document)
     for part, value in changed.items():
         old = made.get(part)
-        made[part] = _merged(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
+        made[part] = _merged(as_dict(old), value) if isinstance(value, dict) else value
     return made
 
 

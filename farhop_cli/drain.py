@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from farhop.loose_json import as_dict, dicts
 from farhop.service import effect
 from farhop.store.contract import (
     ENTRY_DRAIN_PREFIX,
@@ -159,7 +160,7 @@ def _read(key: str, document: bytes) -> Setting:
 
 def _line(value: Any) -> str:
     names = ("over_s", "keep_share", "move_streams")
-    over_s, keep, moves = (value.get(name) if isinstance(value, dict) else None for name in names)
+    over_s, keep, moves = (as_dict(value).get(name) for name in names)
     what = f"drained but for {keep:.0%} of new requests" if keep else "drained"
     what += " of streams, too" if moves else ""
     return f"{what}, over {duration(over_s)}" if over_s else f"{what}, at once"
@@ -176,7 +177,7 @@ async def _followed(here: Fleet, _region: str, before: Setting | None, after: Se
 
 
 def _follows(status: Status, region: str, drain: Setting | None) -> bool:
-    regions = (one for one in status.get("regions") or [] if isinstance(one, dict))
+    regions = dicts(status.get("regions"))
     shown = next((one for one in regions if one.get("region") == region), {}).get("override")
     if drain is None or not isinstance(shown, dict):
         return drain is None and shown is None

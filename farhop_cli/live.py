@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from farhop.loose_json import dicts
 from farhop_cli import admin, show
 from farhop_cli.access import AdminError
 from farhop_cli.show import number
@@ -114,8 +115,7 @@ def finished(page: str) -> float:
 
 def least_wait_ms(region: dict[str, Any]) -> float | None:
     """The least wait of any instance of a region for any model."""
-    instances = [one for one in region.get("instances") or [] if isinstance(one, dict)]
-    offers = [offer for one in instances for offer in (one.get("models") or {}).values()]
+    offers = [offer for one in dicts(region.get("instances")) for offer in (one.get("models") or {}).values()]
     return min((o["wait_ms"] for o in offers if "wait_ms" in o), default=None)
 
 
@@ -125,9 +125,7 @@ def _badness(region: dict[str, Any]) -> int:
 
 
 def _region(view: dict[str, Any], name: str) -> dict[str, Any] | None:
-    regions = view.get("regions")
-    known = [one for one in regions if isinstance(one, dict)] if isinstance(regions, list) else []
-    return next((one for one in known if one.get("region") == name), None)
+    return next((one for one in dicts(view.get("regions")) if one.get("region") == name), None)
 
 
 async def _status(http: admin.Session, url: str) -> dict[str, Any] | None:

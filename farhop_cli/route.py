@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import yaml
 
+from farhop.loose_json import dicts
 from farhop.service import effect
 from farhop.store.contract import ROUTE_PREFIX
 from farhop.store.documents import authored
@@ -127,10 +128,7 @@ def _line(value: Any) -> str:
 
 
 def _configured(configuration: dict[str, Any]) -> list[Item]:
-    routes = configuration.get("routes")
-    return _items(
-        configuration["region"], [one for one in routes if isinstance(one, dict)] if isinstance(routes, list) else []
-    )
+    return _items(configuration["region"], dicts(configuration.get("routes")))
 
 
 def _asked(here: Fleet, region: str) -> int:

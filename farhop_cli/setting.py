@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.loose_json import as_dict
 from farhop.service import effect
 from farhop.store.contract import ChangeKind, Conflict, StoreError
 from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, EnvelopeError, Signer, bare
@@ -325,7 +326,7 @@ def _raw(name: str) -> dict[str, Any]:
         fail(f"{quoted(name)}: {(error.strerror or 'cannot be read').lower()}")
     except (UnicodeError, yaml.YAMLError, ValueError, RecursionError):
         fail(f"{quoted(name)}: not YAML or JSON")
-    return raw if isinstance(raw, dict) else {}
+    return as_dict(raw)
 
 
 # -- history

@@ -19,6 +19,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
+from farhop.loose_json import as_dict, dicts, dicts_by_name
 from farhop_cli import admin, fleet, show, summary
 from farhop_cli.access import AdminError
 from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
@@ -234,8 +235,7 @@ def announcer(one: AnnounceReport) -> list[str]:
 def _build(tier: str, one: BalancerStatus) -> list[str]:
     """The build, and the generation of its configuration in force."""
     status = one.status or {}
-    found = status.get("configuration")
-    configuration: dict[str, Any] = found if isinstance(found, dict) else {}
+    configuration = as_dict(status.get("configuration"))
     names = [", ".join(map(str, configuration.get(name) or ())) or show.NONE for name in ("awaits_restart", "trouble")]
     process = [cell(status.get(field)) for field in ("instance", "version")]
     return [one.name, tier, *process, one.url or show.NONE, cell(configuration.get("generation")), *names]
@@ -306,9 +306,9 @@ def _refusals(lower: list[BalancerStatus]) -> list[list[str]]:
     """What regions are set to refuse, each once, by the first of their balancers that reports it."""
     found: dict[tuple[str, str], list[str]] = {}
     for one in lower:
-        region, overrides = str((one.status or {}).get("region")), (one.status or {}).get("overrides")
-        refusals = overrides.get("refusals") if isinstance(overrides, dict) else None
-        for each in refusals if isinstance(refusals, list) else ():
+        status = one.status or {}
+        region = str(status.get("region"))
+        for each in dicts(as_dict(status.get("overrides")).get("refusals")):
             what = f"refuse {100 * float(each.get('share') or 0.0):g} % of {each.get('model') or 'all'}"
             found.setdefault((region, str(each.get("model"))), _override(region, {**each, "action": what}))
     return [found[key] for key in sorted(found)]
@@ -349,7 +349,7 @@ def _views(one: BalancerStatus) -> list[list[str]]:
 
 
 def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
-    instances = [i for i in region.get("instances") or [] if isinstance(i, dict)]
+    instances = dicts(region.get("instances"))
     offers = [list((i.get("models") or {}).values()) for i in instances]
     waits = [o["wait_ms"] for models in offers for o in models if "wait_ms" in o]
     # The models of one instance share its replicas' slots.
@@ -485,8 +485,7 @@ def _hubs(one: BalancerStatus) -> list[list[str]]:
 
 
 def _refused(hub: dict[str, Any]) -> str:
-    refused = hub.get("refused")
-    shown = ", ".join(f"{number(n, 0)} {why}" for why, n in refused.items()) if isinstance(refused, dict) else ""
+    shown = ", ".join(f"{number(n, 0)} {why}" for why, n in as_dict(hub.get("refused")).items())
     return f"not believed: {shown}" if shown else ""
 
 
@@ -508,7 +507,6 @@ def _balancer(one: BalancerStatus) -> list[str]:
 
 def _splits(one: BalancerStatus) -> list[list[str]]:
     """A row for each model whose traffic is split there."""
-    splits = (one.status or {}).get("splits")
     return [
         [
             one.name,
@@ -518,8 +516,7 @@ def _splits(one: BalancerStatus) -> list[list[str]]:
             cell(split.get("sticky")),
             cell(" ".join(split.get("unserved") or [])),
         ]
-        for model, split in (splits.items() if isinstance(splits, dict) else ())
-        if isinstance(split, dict)
+        for model, split in dicts_by_name((one.status or {}).get("splits")).items()
     ]
 
 
@@ -560,5 +557,4 @@ def _percent(share: object) -> str:
 
 
 def _parts(one: BalancerStatus, field: str) -> list[dict[str, Any]]:
-    parts = (one.status or {}).get(field)
-    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return dicts((one.status or {}).get(field))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from farhop.loose_json import as_dict, as_list, dicts, dicts_by_name
 from farhop_cli.show import number
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def _worst(upper: Sequence[Balancer], region: str) -> dict[str, dict[str, Any]]:
     """Each region as the balancer with the worst view reports it."""
     found: dict[str, dict[str, Any]] = {}
     for one in upper:
-        for view in _dicts((one.status or {}).get("regions")):
+        for view in dicts((one.status or {}).get("regions")):
             name = str(view.get("region"))
             if region not in ("", name):
                 continue
@@ -167,9 +168,11 @@ def _rank(state: object) -> int:
 def _load(region: str, view: dict[str, Any], lower: Sequence[Balancer]) -> Load:
     own = [one.status for one in lower if one.region == region and one.status is not None]
     replicas = {
-        str(replica.get("replica")): replica for status in own for replica in _dicts(status.get("replicas"))
+        str(replica.get("replica")): replica for status in own for replica in dicts(status.get("replicas"))
     }  # shared by several balancers of a region
-    offers = [offer for instance in _dicts(view.get("instances")) for offer in _values(instance.get("models"))]
+    offers = [
+        offer for instance in dicts(view.get("instances")) for offer in dicts_by_name(instance.get("models")).values()
+    ]
     up = sum(replica.get("state") == "up" for replica in replicas.values())
     return Load(
         region,
@@ -236,7 +239,7 @@ def _wrong(
         if region in ("", one.region):
             yield from _replicas(one)
     for one in upper:
-        for view in _dicts((one.status or {}).get("regions")):
+        for view in dicts((one.status or {}).get("regions")):
             age_s = view.get("token_rejected_age_s")
             if isinstance(age_s, int | float) and age_s < _LATELY_S and region in ("", view.get("region")):
                 yield f"{view.get('region')} refuses hop tokens of {one.name}: give both the same key (`farhop check`)"
@@ -252,10 +255,9 @@ def _capacity(name: str, view: dict[str, Any]) -> Iterator[str]:
     """What a region that is up lacks: replicas, or room."""
     offers = [
         (model, offer["replicas_ready"])
-        for instance in _dicts(view.get("instances"))
-        if isinstance(models := instance.get("models"), dict)
-        for model, offer in models.items()
-        if isinstance(offer, dict) and isinstance(offer.get("replicas_ready"), int)
+        for instance in dicts(view.get("instances"))
+        for model, offer in dicts_by_name(instance.get("models")).items()
+        if isinstance(offer.get("replicas_ready"), int)
     ]
     ready = {model for model, count in offers if count}
     if without := {model for model, _ in offers} - ready:
@@ -278,60 +280,68 @@ def _unannounced(announcers: Iterable[AnnounceReport]) -> Iterator[str]:
 def _wrong_at(one: Balancer) -> Iterator[str]:
     status = one.status or {}
     name = f"{status.get('tier') or ''} {one.name}".strip()  # both tiers of a region have its name
-    trouble = status.get("store_trouble")
-    if trouble:
-        yield f"{name} has lost etcd: {trouble}"
-    for hub in _dicts(status.get("published" if status.get("tier") == "global" else "hubs")):
+    yield from _store_wrong(name, status)
+    root = as_dict(as_dict(status.get("limits")).get("root"))
+    if root.get("trouble"):
+        yield f"{name} cannot lend out limits (tenants with limits here may get 429): {root['trouble']}"
+    yield from _law_wrong(name, status)
+    yield from _configuration_wrong(name, as_dict(status.get("configuration")))
+    for what in _texts(as_dict(status.get("picker")).get("trouble")):
+        yield f"{name}: {what}"
+    for issued_by, issuer in dicts_by_name(as_dict(status.get("keys")).get("issuers")).items():
+        if issuer.get("trouble"):
+            yield f"{name} cannot fetch the keys of issuer {issued_by}: {issuer['trouble']}"
+    for what, account in dicts_by_name(status.get("accounts")).items():
+        yield from _account_wrong(name, what, account)
+    for kept in dicts(status.get("kept")):
+        if kept.get("from_disk"):
+            yield f"{name} started from what was kept on disk: hub {kept.get('hub')} is silent"
+
+
+def _store_wrong(name: str, status: dict[str, Any]) -> Iterator[str]:
+    if status.get("store_trouble"):
+        yield f"{name} has lost etcd: {status['store_trouble']}"
+    for hub in dicts(status.get("published" if status.get("tier") == "global" else "hubs")):
         if hub.get("trouble"):
             yield f"{name} is missing in hub {hub.get('hub')}: {hub['trouble']}"
-    for hub in _dicts(status.get("ignored")):
+    for hub in dicts(status.get("ignored")):
         key, why = next(iter((hub.get("such_as") or {"": ""}).items()))
         yield (
             f"{name} ignores {hub.get('documents')} documents in hub {hub.get('hub')}, such as {key}: {why}; "
             "sign them with a key that it knows (deploy/ROTATION.md)"
         )
-    limits = status.get("limits")
-    root = limits.get("root") if isinstance(limits, dict) else None
-    if isinstance(root, dict) and root.get("trouble"):
-        yield f"{name} cannot lend out limits (tenants with limits here may get 429): {root['trouble']}"
-    law = status.get("law")
-    if isinstance(law, dict):
-        for what in _texts(law.get("trouble")):
-            yield f"{name}, law: {what}"
-        if law.get("etcd_out_of_reach") and not trouble:
-            yield f"{name}, law: frozen, etcd is out of reach: {law['etcd_out_of_reach']}"
-    for configuration in _dicts([status.get("configuration")]):
-        for what in _texts(configuration.get("trouble"))[:1]:
-            stands = f"generation {configuration.get('generation')} stands"
-            yield f"{name}, configuration rejected ({stands}): {what}"
-        waits = _texts(configuration.get("awaits_restart"))
-        if waits:
-            yield f"{name}, configuration: {', '.join(waits[:4])} await a restart"
-    picker = status.get("picker")
-    for what in _texts(picker.get("trouble")) if isinstance(picker, dict) else ():
-        yield f"{name}: {what}"
-    keys = status.get("keys")
-    issuers = keys.get("issuers") if isinstance(keys, dict) else None
-    for issued_by, issuer in issuers.items() if isinstance(issuers, dict) else ():
-        if isinstance(issuer, dict) and issuer.get("trouble"):
-            yield f"{name} cannot fetch the keys of issuer {issued_by}: {issuer['trouble']}"
-    accounts = status.get("accounts")
-    for what, account in accounts.items() if isinstance(accounts, dict) else ():
-        if isinstance(account, dict) and account.get("trouble"):
-            yield f"{name} cannot write {what}: {account['trouble']}"
-        for prices in _dicts([account.get("prices")]) if isinstance(account, dict) else ():
-            if prices.get("trouble"):
-                yield f"{name}, price book passed over: {prices['trouble']}"
-        delivery = account.get("delivery") if isinstance(account, dict) else None
-        if isinstance(delivery, dict) and delivery.get("trouble"):
-            yield f"{name} cannot send {what} on: {delivery['trouble']}"
-    for kept in _dicts(status.get("kept")):
-        if kept.get("from_disk"):
-            yield f"{name} started from what was kept on disk: hub {kept.get('hub')} is silent"
+
+
+def _law_wrong(name: str, status: dict[str, Any]) -> Iterator[str]:
+    law = as_dict(status.get("law"))
+    for what in _texts(law.get("trouble")):
+        yield f"{name}, law: {what}"
+    if law.get("etcd_out_of_reach") and not status.get("store_trouble"):
+        yield f"{name}, law: frozen, etcd is out of reach: {law['etcd_out_of_reach']}"
+
+
+def _configuration_wrong(name: str, configuration: dict[str, Any]) -> Iterator[str]:
+    for what in _texts(configuration.get("trouble"))[:1]:
+        stands = f"generation {configuration.get('generation')} stands"
+        yield f"{name}, configuration rejected ({stands}): {what}"
+    waits = _texts(configuration.get("awaits_restart"))
+    if waits:
+        yield f"{name}, configuration: {', '.join(waits[:4])} await a restart"
+
+
+def _account_wrong(name: str, what: str, account: dict[str, Any]) -> Iterator[str]:
+    """`what`: the kind of records, usage or audit."""
+    if account.get("trouble"):
+        yield f"{name} cannot write {what}: {account['trouble']}"
+    prices, delivery = as_dict(account.get("prices")), as_dict(account.get("delivery"))
+    if prices.get("trouble"):
+        yield f"{name}, price book passed over: {prices['trouble']}"
+    if delivery.get("trouble"):
+        yield f"{name} cannot send {what} on: {delivery['trouble']}"
 
 
 def _replicas(one: Balancer) -> Iterator[str]:
-    replicas = _dicts((one.status or {}).get("replicas"))
+    replicas = dicts((one.status or {}).get("replicas"))
     bad = [replica for replica in replicas if replica.get("state") != "up"]
     if bad:
         first = bad[0]
@@ -344,13 +354,5 @@ def _replicas(one: Balancer) -> Iterator[str]:
         yield f"{one.name} has no replicas"
 
 
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
 def _texts(value: object) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else []
-
-
-def _values(value: object) -> list[dict[str, Any]]:
-    return [one for one in value.values() if isinstance(one, dict)] if isinstance(value, dict) else []
+    return [str(one) for one in as_list(value)]

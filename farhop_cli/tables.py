@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from farhop.loose_json import as_dict, as_list, dicts, dicts_by_name
 from farhop_cli import show
 from farhop_cli.show import cell, number
 
@@ -28,8 +29,8 @@ def regions(reasons: Record, title: str) -> None:
     """A global decision: the candidates best first, then regions that do not serve, then those that the law
     excludes.
     """
-    absent, unlawful = _mapping(reasons, "not_serving"), _mapping(reasons, "unlawful")
-    rows = [_candidate(one, reasons.get("chosen"), absent) for one in _list(reasons, "candidates")]
+    absent, unlawful = as_dict(reasons.get("not_serving")), as_dict(reasons.get("unlawful"))
+    rows = [_candidate(one, reasons.get("chosen"), absent) for one in dicts(reasons.get("candidates"))]
     scored = len(rows)
     named = {row[1] for row in rows}
     rows += [_outside(name, f"not serving: {why}") for name, why in absent.items() if name not in named]
@@ -37,8 +38,7 @@ def regions(reasons: Record, title: str) -> None:
     by = f"; score in {cell(reasons.get('unit'))}" if reasons.get("unit") else ""
     show.table(title + by, _REGION_COLUMNS, rows, dim=frozenset(range(scored, len(rows))))
     _terms(reasons, "region")
-    notes = reasons.get("notes")
-    for note in notes if isinstance(notes, list) else ():
+    for note in as_list(reasons.get("notes")):
         show.line(cell(note))
 
 
@@ -77,17 +77,16 @@ def law(shown: Record) -> str:
 
 def pilot_lights(shown: object) -> list[str]:
     """A line for each pilot-light region: whether it sleeps, and why it was woken."""
-    lights = {name: one for name, one in shown.items() if isinstance(one, dict)} if isinstance(shown, dict) else {}
     return [
         f"{name} is a pilot-light: {cell(one.get('state'))}" + (f" ({one['why']})" if one.get("why") else "")
-        for name, one in lights.items()
+        for name, one in dicts_by_name(shown).items()
     ]
 
 
 def replicas(reasons: Record, title: str) -> None:
     """A regional decision: the candidates with their scores."""
     why = "chosen to learn how fast it is" if reasons.get("explored") else "chosen"
-    rows = [_replica(one, reasons.get("chosen"), why) for one in _list(reasons, "candidates")]
+    rows = [_replica(one, reasons.get("chosen"), why) for one in dicts(reasons.get("candidates"))]
     by = (
         f", policy {cell(reasons.get('policy'))}, score in {cell(reasons.get('unit'))}" if reasons.get("policy") else ""
     )
@@ -101,8 +100,8 @@ def replicas(reasons: Record, title: str) -> None:
 
 def _terms(reasons: Record, what: str) -> None:
     """The terms of each score in milliseconds: the columns add up to it. Terms that are 0 for all are left out."""
-    found = [(cell(one.get(what)), number(one.get("score")), _mapping(one, "terms_ms"))
-             for one in _list(reasons, "candidates")]  # fmt: skip
+    found = [(cell(one.get(what)), number(one.get("score")), as_dict(one.get("terms_ms")))
+             for one in dicts(reasons.get("candidates"))]  # fmt: skip
     named = dict.fromkeys(name for _, _, terms in found for name in terms)
     names = [name for name in named if any(terms.get(name) not in (0.0, 0, None) for _, _, terms in found)]
     if names:
@@ -142,7 +141,7 @@ def regional_record(record: Record, region: str) -> None:
 
 def outcome(record: Record, place: str) -> None:
     """The outcome of a past request, in a line."""
-    usage, model, asked_for = _mapping(record, "usage"), record.get("model"), record.get("asked_for")
+    usage, model, asked_for = as_dict(record.get("usage")), record.get("model"), record.get("asked_for")
     parts = [
         f"{place}: {cell(record.get('outcome'))}, status {cell(record.get('status'))}",
         f"tenant {cell(record.get('tenant'))}",
@@ -154,7 +153,7 @@ def outcome(record: Record, place: str) -> None:
     if usage:
         counts = (number(usage.get(name)) for name in ("prompt_tokens", "cached_tokens", "completion_tokens"))
         parts.append("tokens {} ({} cached) + {}".format(*counts))
-    if given := _mapping(record, "answer_cache"):
+    if given := as_dict(record.get("answer_cache")):
         parts.append(_given_again(given))
     show.line(" · ".join(parts))
 
@@ -190,16 +189,6 @@ def _under(reasons: Record) -> str:
 
 def _attempts(record: Record) -> None:
     """Its attempts, if there were others than the one that served it."""
-    attempts = _list(record, "attempts")
+    attempts = dicts(record.get("attempts"))
     if len(attempts) > 1 or any(one.get("outcome") != "served" for one in attempts):
         show.line("attempts: " + ", then ".join(f"{one.get('target')} {one.get('outcome')}" for one in attempts))
-
-
-def _mapping(record: Record, field: str) -> Mapping[str, Any]:
-    value = record.get(field)
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(record: Record, field: str) -> list[Record]:
-    value = record.get(field)
-    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []

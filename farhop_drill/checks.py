@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.loose_json import dicts
 from farhop_drill.windows import is_open
 from topology.law import Law, Scope
 
@@ -109,13 +110,13 @@ def _incident(facts: Facts) -> Finding:
         seer = status.get("region", "?")
         wrong += [
             f"{one.get('region')} is {one.get('state')} as {seer} sees it ({one.get('why')})"
-            for one in _dicts(status.get("regions"))
+            for one in dicts(status.get("regions"))
             if one.get("state") != "up" or one.get("override")
         ]
         wrong += [f"{seer}: {status['store_trouble']}"] if status.get("store_trouble") else []
         wrong += [
             f"{one.get('action')} of {one.get('region')} by {one.get('author')} is in force"
-            for one in _dicts(status.get("operator_overrides"))
+            for one in dicts(status.get("operator_overrides"))
         ]
     if not facts.statuses:
         wrong.append("no global balancer answers")
@@ -126,8 +127,8 @@ def _fresh(facts: Facts) -> Finding:
     stale = [
         f"{one.get('region')}'s report is {instance.get('report_age_s', 0.0):.1f} s old in {status.get('region')}"
         for status in facts.statuses
-        for one in _dicts(status.get("regions"))
-        for instance in _dicts(one.get("instances"))
+        for one in dicts(status.get("regions"))
+        for instance in dicts(one.get("instances"))
         if not (instance.get("report_age_s") or 0.0) <= REPORT_AGE_MAX_S
     ]
     if not facts.reports:
@@ -222,7 +223,7 @@ def _pilot_light(drill: Drill, facts: Facts) -> list[Finding]:
         return []
     found: dict[str, bool] = {}
     for status in facts.statuses:
-        for one in _dicts(status.get("regions")):
+        for one in dicts(status.get("regions")):
             pilot = one.get("pilot_light")
             if isinstance(pilot, dict):
                 name = str(one.get("region"))
@@ -237,7 +238,3 @@ def _pilot_light(drill: Drill, facts: Facts) -> list[Finding]:
 def _few(wrong: Iterable[str]) -> str:
     listed = list(wrong)
     return "; ".join(listed[:4]) + (f"; and {len(listed) - 4} more" if len(listed) > 4 else "")
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

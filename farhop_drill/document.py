@@ -15,6 +15,7 @@ import msgspec
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from farhop.loose_json import as_dict, dicts
 from farhop_drill.windows import Window, WindowError, window_of
 
 if TYPE_CHECKING:
@@ -277,8 +278,7 @@ def read(text: bytes, source: str, names: Names | None = None, given: Mapping[st
 
 def parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A document's parameters and their defaults."""
-    named = raw.get("parameters")
-    return dict(named) if isinstance(named, dict) else {}
+    return dict(as_dict(raw.get("parameters")))
 
 
 def _filled(raw: dict[str, Any], given: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
@@ -321,7 +321,7 @@ def _beyond_shape(raw: Mapping[str, Any], names: Names | None) -> list[str]:
     found += _of_injections(raw, names)
     found += _of_time(raw)
     if names is not None:
-        radius, probe = _dict(raw.get("blast_radius")), _dict(raw.get("canaries"))
+        radius, probe = as_dict(raw.get("blast_radius")), as_dict(raw.get("canaries"))
         for at, name in enumerate(_texts(radius.get("regions"))):
             found += _unknown(f"blast_radius.regions[{at}]", name, names.regions, "region")
         for at, name in enumerate(_texts(radius.get("tenants"))):
@@ -335,14 +335,14 @@ def _beyond_shape(raw: Mapping[str, Any], names: Names | None) -> list[str]:
 
 def _of_measures(raw: Mapping[str, Any]) -> list[str]:
     found = []
-    for at, one in enumerate(_dicts(raw.get("hypotheses"))):
+    for at, one in enumerate(dicts(raw.get("hypotheses"))):
         name = one.get("measure")
         if isinstance(name, str) and name not in MEASURES:
             found.append(f"hypotheses[{at}].measure: {name[:64]!r} cannot be measured; {_there_is(name, MEASURES)}")
         if one.get("at_most") is None and one.get("at_least") is None:
             found.append(f"hypotheses[{at}]: give `at_most` or `at_least`")
     live = [name for name, one in MEASURES.items() if one.live]
-    for at, one in enumerate(_dicts(raw.get("aborts"))):
+    for at, one in enumerate(dicts(raw.get("aborts"))):
         name = one.get("measure")
         if isinstance(name, str) and name not in live:
             found.append(f"aborts[{at}].measure: {name[:64]!r} is not measured each second; {_there_is(name, live)}")
@@ -351,12 +351,12 @@ def _of_measures(raw: Mapping[str, Any]) -> list[str]:
 
 def _of_injections(raw: Mapping[str, Any], names: Names | None) -> list[str]:
     found: list[str] = []
-    radius = _dict(raw.get("blast_radius"))
+    radius = as_dict(raw.get("blast_radius"))
     regions, share = set(_texts(radius.get("regions"))), radius.get("share", 1.0)
     tenants = set(_texts(radius.get("tenants"))) or {"*"}
     actions = FAULTS if raw.get("kind") == "fault" else TRAFFIC if raw.get("kind") == "traffic" else FAULTS | TRAFFIC
-    for k, step in enumerate(_dicts(raw.get("steps"))):
-        for at, one in enumerate(_dicts(step.get("inject"))):
+    for k, step in enumerate(dicts(raw.get("steps"))):
+        for at, one in enumerate(dicts(step.get("inject"))):
             path, do = f"steps[{k}].inject[{at}]", one.get("do")
             if not isinstance(do, str):
                 continue
@@ -401,7 +401,7 @@ def _of_time(raw: Mapping[str, Any]) -> list[str]:
             window_of(text)
         except WindowError as error:
             found.append(f"windows[{at}]: {error}")
-    steps = _dicts(raw.get("steps"))
+    steps = dicts(raw.get("steps"))
     planned = _number(raw.get("before_s"), 5.0) + _number(raw.get("after_s"), 20.0)
     planned += sum(_number(step.get("soak_s"), 0.0) for step in steps)
     most = raw.get("duration_max_s")
@@ -409,7 +409,7 @@ def _of_time(raw: Mapping[str, Any]) -> list[str]:
         found.append(
             f"duration_max_s: {most:g} s is less than its phases take ({planned:g} s); raise it or shorten them"
         )
-    rate = _number(_dict(raw.get("canaries")).get("rate_per_s"), 12.0)
+    rate = _number(as_dict(raw.get("canaries")).get("rate_per_s"), 12.0)
     if isinstance(most, int | float) and rate * most > CANARIES_MAX:
         found.append(f"canaries.rate_per_s: {rate:g} for {most:g} s are more than {CANARIES_MAX} requests; ask fewer")
     return found
@@ -438,14 +438,6 @@ def _line(loc: tuple[int | str, ...], message: str, kind: str) -> str:
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in loc).lstrip(".")
     what = {"missing": "missing", "extra_forbidden": "is no field of a drill"}.get(kind, message.lower())
     return f"{path}: {what}{_REMEDIES.get(str(loc[0]) if loc else '', '')}"
-
-
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _texts(value: object) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from farhop.loose_json import as_dict, dicts
 from farhop_drill.measures import StatusSample
 
 if TYPE_CHECKING:
@@ -60,20 +61,17 @@ def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> StatusSample | N
     used: dict[str, float] = {}
     pilots: dict[str, bool] = {}
     for status in statuses:
-        for one in _dicts(status.get("regions")):
+        for one in dicts(status.get("regions")):
             name, state = str(one.get("region")), str(one.get("state"))
             pilot, share = one.get("pilot_light"), one.get("admitted_share")
-            asleep = (
-                isinstance(pilot, dict) and pilot.get("state") == "asleep"
-            )  # nothing goes there, and nothing is wrong
+            asleep = as_dict(pilot).get("state") == "asleep"  # nothing goes there, and nothing is wrong
             if state == "up" and isinstance(share, float | int) and share < 1.0 and not asleep:
                 state = "returning"  # or hot: some requests avoid it
             states[name] = min(states.get(name, "up"), state, key=_badness)
             if isinstance(pilot, dict):
                 pilots[name] = pilots.get(name, True) and not asleep
-            for instance in _dicts(one.get("instances")):
-                models = instance.get("models")
-                for offer in models.values() if isinstance(models, dict) else ():
+            for instance in dicts(one.get("instances")):
+                for offer in as_dict(instance.get("models")).values():
                     used[name] = max(used.get(name, 0.0), float(offer.get("used_share") or 0.0))
     epochs = tuple(status["law_epoch"] for status in statuses if isinstance(status.get("law_epoch"), int))
     return StatusSample(at_s=at_s, states=states, used=used, epochs=epochs, pilots=pilots)
@@ -81,7 +79,3 @@ def seen(statuses: Sequence[Mapping[str, Any]], at_s: float) -> StatusSample | N
 
 def _badness(state: str) -> int:
     return _WORST_FIRST.index(state) if state in _WORST_FIRST else 0
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from farhop.loose_json import dicts, dicts_by_name
 from topology.law import Law, Scope
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def drained(topology: Topology, statuses: Sequence[Mapping[str, Any]], region: s
                 moves.setdefault((model, tuple(sorted(lawful & others))), []).append(name)
     for status in statuses:
         there += sum(
-            int(one.get("in_flight") or 0) for one in _dicts(status.get("regions")) if one.get("region") == region
+            int(one.get("in_flight") or 0) for one in dicts(status.get("regions")) if one.get("region") == region
         )
     lines += [
         f"moves: {model} of {_named(sorted(names))}: to {_named(to)}" for (model, to), names in sorted(moves.items())
@@ -252,15 +253,14 @@ def _left(law: Law, tenant: Tenant, model: str, region: str, others: frozenset[s
 def serving(status: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
     """By model, the regions that serve it, and whether surely: a suspect region does not count as an alternative."""
     found: dict[str, dict[str, bool]] = {}
-    for one in _dicts(status.get("regions")):
+    for one in dicts(status.get("regions")):
         if one.get("state") not in ("up", "suspect"):
             continue
-        for instance in _dicts(one.get("instances")):
-            models = instance.get("models")
-            if instance.get("draining") or not isinstance(models, dict):
+        for instance in dicts(one.get("instances")):
+            if instance.get("draining"):
                 continue
-            for model, offer in models.items():
-                if isinstance(offer, dict) and offer.get("replicas_ready"):
+            for model, offer in dicts_by_name(instance.get("models")).items():
+                if offer.get("replicas_ready"):
                     found.setdefault(model, {})[str(one.get("region"))] = one["state"] == "up"
     return found
 
@@ -268,12 +268,8 @@ def serving(status: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
 def unserved(statuses: Iterable[Mapping[str, Any]], models: Iterable[str]) -> list[str]:
     """Of these models, those that no region serves now and that no name stands for, as lines of text."""
     known = [
-        {*serving(one), *(str(r["model"]) for r in _dicts(one.get("routes")) if r.get("models"))} for one in statuses
+        {*serving(one), *(str(r["model"]) for r in dicts(one.get("routes")) if r.get("models"))} for one in statuses
     ]
     there = set().union(*known)
     named = _named(sorted(there)) or "none"
     return [f'no region serves "{one}" now; there is {named}' for one in models if known and one not in there]
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

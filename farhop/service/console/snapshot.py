@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.loose_json import as_dict
 from topology.law import Scope
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
     snapshots = {name: one.snapshot for name, one in latest.items() if one.snapshot is not None}
     upper = {name: snapshot for name, snapshot in snapshots.items() if snapshot.get("tier") == "global"}
     lower = {name: snapshot for name, snapshot in snapshots.items() if snapshot.get("tier") == "regional"}
-    names = {region for snapshot in upper.values() for region in _dict(snapshot.get("regions"))}
+    names = {region for snapshot in upper.values() for region in as_dict(snapshot.get("regions"))}
     names |= {str(snapshot.get("region")) for snapshot in snapshots.values()} | {
         one.region for one in latest.values() if one.region
     }
@@ -238,9 +239,11 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
             f"{snapshot.get('region')}>{target}": flows
             for name, snapshot in upper.items()
             if fresh[name] != "cut off"  # traffic of a balancer that cannot be heard is unknown
-            for target, flows in _dict(snapshot.get("arcs")).items()
+            for target, flows in as_dict(snapshot.get("arcs")).items()
         },
-        "overrides": {key: one for snapshot in upper.values() for key, one in _dict(snapshot.get("overrides")).items()},
+        "overrides": {
+            key: one for snapshot in upper.values() for key, one in as_dict(snapshot.get("overrides")).items()
+        },
     })  # fmt: skip
     made: dict[str, Any] = {"at": now_ms, "balancers": balancers, "regions": regions, **more}
     yield
@@ -248,7 +251,7 @@ def picture(latest: Mapping[str, LastSnapshot], law: Law | None, now_ms: int) ->
     return {
         **made,
         "wrong": wrong(made),
-        "replicas": {name: _dict(snapshot.get("replicas")) for name, snapshot in lower.items()},
+        "replicas": {name: as_dict(snapshot.get("replicas")) for name, snapshot in lower.items()},
         "queues": {name: snapshot["queue"] for name, snapshot in lower.items() if snapshot.get("queue")},
         "decisions": _newest(snapshots),
         "law": _law(law) if law is not None else {},
@@ -264,7 +267,7 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
     def add(rank: int, state: str, subject: str, what: str, **more: Any) -> None:
         found.append((rank, {"state": state, "subject": subject, "what": what, **more}))
 
-    balancers, regions = _dict(picture.get("balancers")), _dict(picture.get("regions"))
+    balancers, regions = as_dict(picture.get("balancers")), as_dict(picture.get("regions"))
     for name, one in balancers.items():
         if one["fresh"] != "fresh":
             lost = one["fresh"] == "cut off"
@@ -279,17 +282,17 @@ def wrong(picture: Mapping[str, Any]) -> list[dict[str, Any]]:
             )
         if one.get("trouble"):
             add(2, "suspect", name, f"etcd: {one['trouble']}")
-        for text in _dict(one.get("law")).get("trouble") or ():
+        for text in as_dict(one.get("law")).get("trouble") or ():
             add(2, "suspect", name, f"law: {text}")
     for name, one in regions.items():
         state = one.get("state")
         if state in ("down", "suspect"):
-            seen = list(_dict(one.get("seen")).values())
+            seen = list(as_dict(one.get("seen")).values())
             agree = seen.count(state)
             some = f" (as {agree} of {len(seen)} global balancers see it)" if agree < len(seen) else ""
             add(0 if state == "down" else 1, state, name, f"{state}: {one.get('why', '')}{some}")
         elif state == "draining":
-            drain = _dict(one.get("drain"))
+            drain = as_dict(one.get("drain"))
             by = f", by {drain.get('author')}: {drain.get('why')}" if drain else ""
             add(4, state, name, f"draining{by}")
         if one.get("used", 0.0) > FULL_SHARE:
@@ -325,7 +328,7 @@ def _merged(
 ) -> dict[str, Any]:
     """A region: its state by the worst of the global balancers that answer, its load by its own where those are.
     `here` are those of its balancers that are known."""
-    views = {key: one for key, snapshot in upper.items() if (one := _dict(snapshot.get("regions")).get(name))}
+    views = {key: one for key, snapshot in upper.items() if (one := as_dict(snapshot.get("regions")).get(name))}
     seen = {key: one for key, one in views.items() if fresh[key] != "cut off"}
     worst: dict[str, Any] = min(seen.values(), key=lambda one: _badness(one.get("state")), default={})
     last = worst or max(views.items(), key=lambda one: latest[one[0]].at_ms, default=("", {}))[1]
@@ -348,7 +351,7 @@ def _merged(
     if own:
         # Balancers of one region share its replicas: each reports all, and how much of the load is not its own.
         replicas = {
-            key: one for snapshot in (own_latest or own) for key, one in _dict(snapshot.get("replicas")).items()
+            key: one for snapshot in (own_latest or own) for key, one in as_dict(snapshot.get("replicas")).items()
         }
         row["slots"] = sum(int(one.get("slots") or 0) for one in replicas.values())
         row["replicas_all"] = len(replicas)
@@ -373,7 +376,7 @@ def _newest(snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
     for name, snapshot in sorted(snapshots.items(), key=lambda one: one[1].get("tier") == "global"):
         above = snapshot.get("tier") == "global"
         end = {"from": snapshot.get("region")} if above else {"to": snapshot.get("region")}
-        for key, one in _dict(snapshot.get("decisions")).items():
+        for key, one in as_dict(snapshot.get("decisions")).items():
             found[key] = {**one, **{field: at for field, at in end.items() if at is not None}, "by": name}
     return dict(sorted(found.items(), key=lambda one: (-(one[1].get("at") or 0), one[0]))[:DECISIONS_MAX])
 
@@ -402,17 +405,13 @@ def _law(law: Law) -> dict[str, Any]:
     return made
 
 
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 # -- what would have been
 
 
 def without(record: Mapping[str, Any], target: str) -> dict[str, Any]:
     """Where a decision would have gone if this region or replica had been drained: the best of the others by the scores
     of that moment, regions that were not hot first. `chosen` is absent if none is left."""
-    reasons = _dict(record.get("reasons"))
+    reasons = as_dict(record.get("reasons"))
     named = "region" if any("region" in one for one in reasons.get("candidates") or ()) else "replica"
     others = [one for one in reasons.get("candidates") or () if one.get(named) != target]
     best = min(others, key=lambda one: (bool(one.get("hot")), one.get("score", math.inf)), default=None)
