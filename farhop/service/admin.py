@@ -144,6 +144,7 @@ class AdminServer:
             lambda: dict(self._refused),
             "reason",
         )
+        self.starting = ""  # why the tier has nothing to show yet; "" once it has
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._tls = tls
@@ -152,7 +153,7 @@ class AdminServer:
         self.console: Console | None = None
 
     async def open(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises PortTakenError."""
+        """Listen; returns the port. While `starting`, only health and metrics are shown. Raises PortTakenError."""
         bounded = _Bounded(self._count)
         app = web.Application(client_max_size=EXPLAIN_BYTES_MAX, middlewares=[bounded.respond])
         app.router.add_get("/healthz", self._show_alive)
@@ -210,6 +211,8 @@ class AdminServer:
         if no := self._from_a_page(request):
             self._count("other_site")
             return no
+        if self.starting and needed != "metrics":
+            return self._not_yet()
         return await self._given(handler, needed, request, self._operator(request))
 
     def _from_a_page(self, request: web.Request) -> web.Response | None:
@@ -228,6 +231,8 @@ class AdminServer:
         """
         console = self.console
         assert console is not None  # its routes are there only where it is
+        if self.starting:
+            return self._not_yet()
         operator = self._operator(request)
         if operator.may == "":
             operator = console.operator(request) or operator
@@ -241,6 +246,10 @@ class AdminServer:
             return await self._given(handler, needed, request, operator)
         except ActError as error:
             return _json({"error": str(error)}, error.status)
+
+    def _not_yet(self) -> web.Response:
+        """The answer to what can only be shown once the tier has started."""
+        return _json({"error": "starting" if self._operators.asks else self.starting}, 503)
 
     def _operator(self, request: web.Request) -> Operator:
         transport = request.transport
@@ -289,7 +298,8 @@ class AdminServer:
 
     async def _show_ready(self, _request: web.Request) -> web.Response:
         # The details name hosts, which not every caller may see.
-        ready, notice = self._tier_admin.ready(), "" if self._operators.asks else self._tier_admin.notice()
+        ready = not self.starting and self._tier_admin.ready()
+        notice = "" if self._operators.asks else self.starting or self._tier_admin.notice()
         text = "ready\n" if ready else "not ready\n"
         return web.Response(text=f"{text}{notice}\n" if notice else text, status=200 if ready else 503)
 

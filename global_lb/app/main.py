@@ -38,6 +38,7 @@ from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
 from farhop.service.request_reader import RequestReader
 from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
+from farhop.service.store_opening import opened
 from farhop.service.tasks import Tasks, all_of, until
 from farhop.store.contract import entry_key
 from farhop.store.documents.entry import EntryReport, encode
@@ -100,7 +101,7 @@ class GlobalBalancer:
     ) -> None:
         """`path`: the configuration file, read again on a reload; None: reloads are not possible."""
         self.config, self.topology = config, topology
-        self.clock = Clock(rng)
+        self.clock, self._rng = Clock(rng), rng
         self.instruments = instruments = Instruments(
             "global", "decide", config, self.clock, rng, DecisionReasons(config.region)
         )
@@ -453,10 +454,12 @@ class GlobalBalancer:
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
+        self.admin.starting = "starting"
+        admin = await self.admin.open(config.admin.host, config.admin.port)
         if self.accounts is not None:
             await self.accounts.open()
         self.laws.remember()
-        await self.store.open()
+        await opened(self.store, self.admin, logs.get("global"), self._rng)
         await self.watcher.open()
         self._tasks.start(self.laws.follow(), "watch the law")
         self._follow()
@@ -470,7 +473,6 @@ class GlobalBalancer:
             self.accounts.law_changed(self.laws)
         await self._settle()
         port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready)
-        admin = await self.admin.open(config.admin.host, config.admin.port)
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self._tasks.start(self._publish_entry(admin), "say in etcd where the admin port is")
         if self.latencies is not None:
@@ -478,6 +480,7 @@ class GlobalBalancer:
         if self.drills is not None:
             self.drills.open(self._tasks)
         self.plane.open()
+        self.admin.starting = ""
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
     async def _settle(self) -> None:

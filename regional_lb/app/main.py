@@ -32,6 +32,7 @@ from farhop.service.process import run as run_process
 from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
+from farhop.service.store_opening import opened
 from farhop.service.tasks import Tasks, all_of
 from farhop.telemetry import logs
 from regional_lb.app import gauges, overrides
@@ -83,7 +84,7 @@ class RegionalBalancer:
     ) -> None:
         """`path`: the configuration file, read again on a reload; None: reloads are not possible."""
         self.config, self.topology = config, topology
-        self.clock = Clock(rng)
+        self.clock, self._rng = Clock(rng), rng
         self.incarnation = time.time_ns() // 1_000_000  # distinguishes this process from earlier ones of its name
         self.instruments = instruments = Instruments("regional", "pick", config, self.clock, rng, PickReasons())
         self.metrics, self.decisions = instruments.metrics, instruments.decisions
@@ -339,15 +340,17 @@ class RegionalBalancer:
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
+        self.admin.starting = "starting"
+        admin = await self.admin.open(config.admin.host, config.admin.port)
         await self._open_store()
         tier = await self.listeners.open_tier()
-        admin = await self.admin.open(config.admin.host, config.admin.port)
         await self.mesh.open(tier, admin)
         entries = await self.listeners.open_entries()
         await self.mesh.publish()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self._tasks.start(self._look(), "look who should have begun")
         self.plane.open()
+        self.admin.starting = ""
         return (
             f"region {config.region}: tier on {config.tier.host}:{tier}{entries}, admin on {config.admin.host}:{admin}"
         )
@@ -357,7 +360,7 @@ class RegionalBalancer:
         if self.accounts is not None:
             await self.accounts.open()
         self.laws.remember()
-        await self.store.open()
+        await opened(self.store, self.admin, logs.get("regional"), self._rng)
         await self.watcher.open()
         self.discovery.open()
         self._tasks.start(self.laws.follow(), "watch the law")

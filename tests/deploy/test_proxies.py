@@ -29,7 +29,7 @@ SAMPLES = {"haproxy": "haproxy/haproxy.cfg", "nginx": "nginx/farhop.conf"}
 
 
 def configured(name: str, running: RunningWorld, folder: Path, port: int, authority: Authority) -> list[str]:
-    """How it is started with the sample, this machine's addresses and certificate, and the world's plain entries."""
+    """Its arguments: the sample, with this machine's addresses and certificate, and the world's plain entries."""
     text = (machine.DEPLOY / SAMPLES[name]).read_text()
     for number, region in enumerate(BEFORE, 1):
         text = text.replace(
@@ -42,7 +42,7 @@ def configured(name: str, running: RunningWorld, folder: Path, port: int, author
         (folder / "both.pem").write_text(Path(pair.cert_file).read_text() + Path(pair.key_file).read_text())
         text = re.sub(r" ssl verify required .*", "", text).replace("/etc/haproxy/farhop.pem", str(folder / "both.pem"))
         path.write_text(text)
-        return [name, "-db", "-q", "-f", str(path)]
+        return ["-db", "-q", "-f", str(path)]
     text = re.sub(r"\n *proxy_ssl_.*", "", text).replace("https://farhop;", "http://farhop;")
     text = text.replace("/etc/nginx/tls.crt", pair.cert_file).replace("/etc/nginx/tls.key", pair.key_file)
     temporary = " ".join(
@@ -50,16 +50,20 @@ def configured(name: str, running: RunningWorld, folder: Path, port: int, author
     )
     main = f"daemon off; pid {folder / 'pid'}; error_log stderr; events {{}}"
     path.write_text(f"{main} http {{ access_log off; {temporary}\n{text} }}")
-    return [name, "-p", str(folder), "-c", str(path)]
+    return ["-p", str(folder), "-c", str(path)]
 
 
-@pytest.fixture(params=sorted(name for name in SAMPLES if on_path(name)))
-def proxy(request: pytest.FixtureRequest, running: RunningWorld, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+@pytest.fixture(params=sorted(SAMPLES))
+def proxy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """Its URL and the authority of its certificate."""
+    binary = on_path(request.param)
+    if binary is None:
+        pytest.skip(f"{request.param} is not installed")
+    running: RunningWorld = request.getfixturevalue("running")  # a world only where it is needed
     authority = Authority(tmp_path)
     (port,) = free_ports(1)
-    command = configured(request.param, running, tmp_path, port, authority)
-    with machine.running(command, tmp_path / "log"):
+    arguments = configured(request.param, running, tmp_path, port, authority)
+    with machine.running([binary, *arguments], tmp_path / "log"):
         yield f"https://127.0.0.1:{port}", Path(authority.ca_file)
 
 
