@@ -42,6 +42,7 @@ from farhop.service.certificates import TlsManager
 from farhop.service.clock import Clock, wall
 from farhop.service.decisions import Decisions
 from farhop.service.process import run as run_process
+from farhop.service.store_opening import opened
 from farhop.service.tasks import Tasks, all_of
 from farhop.store.contract import announce_key
 from farhop.store.documents.announce import AnnounceReport, encode
@@ -78,7 +79,7 @@ class AnycastProcess:
     def __init__(self, config: AnycastConfig, topology: Topology, rng: Random) -> None:
         self.config, self.topology = config, topology
         self.prefixes = config.announced(topology)
-        self.clock = Clock(rng)
+        self.clock, self._rng = Clock(rng), rng
         self.machine = Announcer(config.machine())
         self.metrics = TierMetrics("anycast", config.region, config.instance)
         self._log = logs.get("anycast")
@@ -272,7 +273,9 @@ class AnycastProcess:
         """See farhop.service.process.Balancer."""
         config = self.config
         self._remember()
-        await self.store.open()
+        self.admin.starting = "starting"
+        admin = await self.admin.open(config.admin.host, config.admin.port)
+        await opened(self.store, self.admin, self._log, self._rng)
         self._started = asyncio.get_running_loop().create_future()
         self.react(TimerFired())
         try:
@@ -285,8 +288,8 @@ class AnycastProcess:
         self._tasks.start(self.others.follow_others(), "watch the other announcers")
         self._tasks.start(self.prober.run(), "probe the entry")
         self._tasks.start(self._observe(), "ask the speaker what it announces")
-        admin = await self.admin.open(config.admin.host, config.admin.port)
         self.tls.open()
+        self.admin.starting = ""
         what = ", ".join(self.prefixes)
         return f"entry {config.entry}: {what} by {self.speaker.name}, admin on {config.admin.host}:{admin}"
 

@@ -42,7 +42,8 @@ from farhop.service.dataplane import TlsSetup
 from farhop.service.decisions import Decisions
 from farhop.service.process import run as run_process
 from farhop.service.reload import Live, Reloader
-from farhop.service.tasks import Tasks, all_of
+from farhop.service.store_opening import opened
+from farhop.service.tasks import Tasks, all_of, until
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from topology.law import Law
@@ -69,6 +70,7 @@ LIVE: Live = dict.fromkeys(
     ("topology", "zones", "networks", "ttl", "entries_max", "rates", "cookie_secrets", "nsid"), ()
 )
 """What may change while the server lives; see farhop.service.reload."""
+WORKERS_S = 5.0  # how long the start waits for the first worker process
 FIRST_LOOK_S = 3.0  # how long the first answer waits for the first probes
 
 
@@ -89,7 +91,7 @@ class DnsServer:
         """
         self._publish = publish
         self.config, self.world = config, topology
-        self.clock = Clock(rng)
+        self.clock, self._rng = Clock(rng), rng
         self._log = logs.Throttled(logs.get("dns"), 10.0, self.clock.now)
         self.metrics = TierMetrics("dns", config.region, config.instance)
         self.law_now = Law(topology)
@@ -157,15 +159,11 @@ class DnsServer:
 
     def _admin_port(self) -> AdminServer:
         config = self.config
-        port = AdminServer(
+        return AdminServer(
             self, self.metrics, Decisions(), self.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
+            more=(("GET", "/where", self._where, "read"), ("GET", "/latencies", self._latencies, "read")),
         )  # fmt: skip
-        port.more = (
-            ("GET", "/where", self._where, "read"),
-            ("GET", "/latencies", self._latencies, "read"),
-        )
-        return port
 
     # -- state
 
@@ -349,9 +347,12 @@ class DnsServer:
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
-        tcp = self._bind() if self._publish is None else []
+        self.admin.starting = "starting"
+        admin = await self.admin.open(config.admin.host, config.admin.port)
         self.laws.remember()
-        await self.store.open()
+        await opened(self.store, self.admin, logs.get("dns"), self._rng)
+        # Not before: resolvers go to another server at once if nothing listens here, and else only after a timeout.
+        tcp = self._bind() if self._publish is None else []
         for name, work in self.watcher.follow():
             self._tasks.start(work, name)
         self._tasks.start(self.laws.follow(), "watch the law")
@@ -363,13 +364,14 @@ class DnsServer:
             self.workers.open()
             await self.tcp.open(tcp)
             self._tasks.start(self._tick(), "count")
+            await until(self.ready, WORKERS_S)
         self._tasks.start(self._keep_prepared(), "prepare the view")
         self._tasks.start(self._watch_files(), "watch the client networks")
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         if config.latencies.follow:
             self._tasks.start(self._learn(), "learn from what entries measured")
-        admin = await self.admin.open(config.admin.host, config.admin.port)
         self.tls.open()
+        self.admin.starting = ""
         listed = ", ".join(zone.zone for zone in config.zones)
         at = ", ".join(f"{host}:{self.port}" for host in config.listen.hosts)
         if config.publish is not None and self._publish is not None:

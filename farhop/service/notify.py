@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SHARE = 3  # messages per watchdog interval: one may be late
+_STARTING_S = 60  # how long a start that says why it takes long may take until it says so again
 
 
 class Notifier:
@@ -26,6 +27,10 @@ class Notifier:
         self._address = environment.get("NOTIFY_SOCKET", "")
         self._interval_s = _watchdog_s(environment) / _SHARE
         self._timer: asyncio.TimerHandle | None = None
+
+    def starting(self, why: str) -> None:
+        """It cannot serve yet: `why`, for `systemctl status`. The manager's limit for a start is put off."""
+        self._send(f"STATUS={why}\nEXTEND_TIMEOUT_USEC={_STARTING_S * 1_000_000}")
 
     def ready(self, loop: asyncio.AbstractEventLoop, status: str) -> None:
         """It serves; `status` is a line for `systemctl status`. From now on the watchdog is fed, if there is one."""

@@ -23,6 +23,7 @@ from farhop.service import dataplane, stores
 from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
 from farhop.service.authenticator import KeyAuthenticator
+from farhop.service.balancer_admin import ProcessStatus
 from farhop.service.clock import Clock
 from farhop.service.dataplane import DataPlane
 from farhop.service.identities import Identities
@@ -37,12 +38,14 @@ from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
 from farhop.service.request_reader import RequestReader
 from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
+from farhop.service.store_opening import opened
 from farhop.service.tasks import Tasks, all_of, until
 from farhop.store.contract import entry_key
 from farhop.store.documents.entry import EntryReport, encode
 from farhop.store.hubs import publication_status
 from farhop.telemetry import logs
 from farhop.telemetry.release import release
+from global_lb.app.admin import GlobalAdmin
 from global_lb.app.advise import Advisor
 from global_lb.app.answer_cache import AnswerCacheRelay
 from global_lb.app.config import GlobalConfig
@@ -50,7 +53,7 @@ from global_lb.app.drills import DrillSchedule
 from global_lb.app.model_names import ModelNames
 from global_lb.app.overrides import RoutingOverrides
 from global_lb.app.redirect_token import OwnTokens, RedirectTokens
-from global_lb.app.serve import DecisionReasons, GlobalAdmin, GlobalTier
+from global_lb.app.serve import DecisionReasons, GlobalTier
 from global_lb.fleet.table import Price
 from global_lb.links.latencies import LatencyTable
 from global_lb.links.prefix_streams import Prefixes
@@ -98,7 +101,7 @@ class GlobalBalancer:
     ) -> None:
         """`path`: the configuration file, read again on a reload; None: reloads are not possible."""
         self.config, self.topology = config, topology
-        self.clock = Clock(rng)
+        self.clock, self._rng = Clock(rng), rng
         self.instruments = instruments = Instruments(
             "global", "decide", config, self.clock, rng, DecisionReasons(config.region)
         )
@@ -241,6 +244,8 @@ class GlobalBalancer:
     def _administration(self) -> None:
         """The admin port: what operators see, and may do."""
         config = self.config
+        hub = self.topology.regions[config.region].hub
+        self._listed: Publication | None = None
         self.tier_admin = GlobalAdmin(
             config.instance,
             flow=self.flow,
@@ -250,28 +255,27 @@ class GlobalBalancer:
             overrides=self.overrides,
             clock=self.clock,
             laws=self.laws,
-            configuration=self.reloader.status,
+            process=ProcessStatus(
+                configuration=self.reloader.status,
+                kept=lambda: stores.kept(self.store, hub),
+                ignored=lambda: stores.ignored(self.store, hub),
+                keys=self.identities.status,
+                limits=self.limiter.status,
+                accounts=dict if self.accounts is None else self.accounts.status,
+            ),
+            token_rejected_at=self.tier.token_rejected_at,
+            published=lambda: [
+                {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()
+            ],
         )
-        self.tier_admin.token_rejected_at = self.tier.token_rejected_at
-        self.tier_admin.issued, self.tier_admin.limits = self.identities.status, self.limiter.status
-        hub = self.topology.regions[config.region].hub
-        self.tier_admin.kept = lambda: stores.kept(self.store, hub)
-        self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
         stores.observe(self.metrics, self.store, hub)
-        self._listed: Publication | None = None
-        self.tier_admin.published = lambda: [
-            {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()
-        ]
-        if self.accounts is not None:
-            self.tier_admin.accounts = self.accounts.status
+        self.telemetry.recorder = Recorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
+            acted=None if self.accounts is None else self.accounts.acted,
+            more=(("GET", "/record", self.telemetry.recorder.stream, "read"),),
         )  # fmt: skip
-        if self.accounts is not None:
-            self.admin.acted = self.accounts.acted
-        self.telemetry.recorder = Recorder(config.region)
-        self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
         self.admin.show(lambda: self.flow.law, self.store)
 
     def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
@@ -450,10 +454,12 @@ class GlobalBalancer:
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
+        self.admin.starting = "starting"
+        admin = await self.admin.open(config.admin.host, config.admin.port)
         if self.accounts is not None:
             await self.accounts.open()
         self.laws.remember()
-        await self.store.open()
+        await opened(self.store, self.admin, logs.get("global"), self._rng)
         await self.watcher.open()
         self._tasks.start(self.laws.follow(), "watch the law")
         self._follow()
@@ -467,7 +473,6 @@ class GlobalBalancer:
             self.accounts.law_changed(self.laws)
         await self._settle()
         port = await dataplane.open_entry(self.listener, config.listen, self.tier_admin.ready)
-        admin = await self.admin.open(config.admin.host, config.admin.port)
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self._tasks.start(self._publish_entry(admin), "say in etcd where the admin port is")
         if self.latencies is not None:
@@ -475,6 +480,7 @@ class GlobalBalancer:
         if self.drills is not None:
             self.drills.open(self._tasks)
         self.plane.open()
+        self.admin.starting = ""
         return f"region {config.region}: clients on {config.listen.host}:{port}, admin on {config.admin.host}:{admin}"
 
     async def _settle(self) -> None:

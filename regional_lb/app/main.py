@@ -20,6 +20,7 @@ from farhop.relay.relay import Relay
 from farhop.service import dataplane, stores
 from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
+from farhop.service.balancer_admin import ProcessStatus
 from farhop.service.clock import Clock
 from farhop.service.dataplane import DataPlane
 from farhop.service.identities import Identities
@@ -31,15 +32,17 @@ from farhop.service.process import run as run_process
 from farhop.service.recorder import Recorder
 from farhop.service.reload import LIVE as LIVE_OF_BOTH
 from farhop.service.reload import Reloader
+from farhop.service.store_opening import opened
 from farhop.service.tasks import Tasks, all_of
 from farhop.telemetry import logs
 from regional_lb.app import gauges, overrides
+from regional_lb.app.admin import RegionalAdmin
 from regional_lb.app.config import RegionalConfig
 from regional_lb.app.listeners import Listeners
 from regional_lb.app.mesh import Mesh
 from regional_lb.app.model_names import ModelNames
 from regional_lb.app.refusals import RefusalBook
-from regional_lb.app.serve import PickReasons, RegionalAdmin, RegionalTier
+from regional_lb.app.serve import PickReasons, RegionalTier
 from regional_lb.engines.discovery import Discovery
 from regional_lb.engines.kv.events import KvListener
 from regional_lb.engines.watch import Watcher
@@ -81,7 +84,7 @@ class RegionalBalancer:
     ) -> None:
         """`path`: the configuration file, read again on a reload; None: reloads are not possible."""
         self.config, self.topology = config, topology
-        self.clock = Clock(rng)
+        self.clock, self._rng = Clock(rng), rng
         self.incarnation = time.time_ns() // 1_000_000  # distinguishes this process from earlier ones of its name
         self.instruments = instruments = Instruments("regional", "pick", config, self.clock, rng, PickReasons())
         self.metrics, self.decisions = instruments.metrics, instruments.decisions
@@ -176,6 +179,7 @@ class RegionalBalancer:
     def _administration(self) -> None:
         """The admin port: what operators see, and may do."""
         config = self.config
+        hub = self.topology.regions[config.region].hub
         self.tier_admin = RegionalAdmin(
             config.instance,
             flow=self.flow,
@@ -185,27 +189,26 @@ class RegionalBalancer:
             overrides=self.overrides,
             peers=self.mesh.peers,
             laws=self.laws,
-            configuration=self.reloader.status,
+            process=ProcessStatus(
+                configuration=self.reloader.status,
+                kept=lambda: stores.kept(self.store, hub),
+                ignored=lambda: stores.ignored(self.store, hub),
+                keys=self.identities.status,
+                limits=lambda: {**self.limiter.status(), "root": self.mesh.limit_root.status()},
+                accounts=dict if self.accounts is None else self.accounts.status,
+            ),
             problems=self.watcher.problems,
+            origins=self._origins,
+            newest_epoch=lambda: self.listeners.hop_authenticator.newest_epoch,
         )
-        self.tier_admin.newest_epoch = lambda: self.listeners.hop_authenticator.newest_epoch
-        self.tier_admin.origins = self._origins
-        self.tier_admin.issued = self.identities.status
-        self.tier_admin.limits = lambda: {**self.limiter.status(), "root": self.mesh.limit_root.status()}
-        hub = self.topology.regions[config.region].hub
-        self.tier_admin.kept = lambda: stores.kept(self.store, hub)
-        self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
         stores.observe(self.metrics, self.store, hub)
-        if self.accounts is not None:
-            self.tier_admin.accounts = self.accounts.status
+        self.telemetry.recorder = Recorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain),
+            acted=None if self.accounts is None else self.accounts.acted,
+            more=(("GET", "/record", self.telemetry.recorder.stream, "read"),),
         )  # fmt: skip
-        if self.accounts is not None:
-            self.admin.acted = self.accounts.acted
-        self.telemetry.recorder = Recorder(config.region)
-        self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
         self.admin.show(lambda: self.flow.law, self.store)
 
     def _watch_replicas(self, rng: Random) -> None:
@@ -337,15 +340,17 @@ class RegionalBalancer:
     async def open(self) -> str:
         """See farhop.service.process.Balancer."""
         config = self.config
+        self.admin.starting = "starting"
+        admin = await self.admin.open(config.admin.host, config.admin.port)
         await self._open_store()
         tier = await self.listeners.open_tier()
-        admin = await self.admin.open(config.admin.host, config.admin.port)
         await self.mesh.open(tier, admin)
         entries = await self.listeners.open_entries()
         await self.mesh.publish()
         self._tasks.start(self.reloader.keep(), "look at the configuration")
         self._tasks.start(self._look(), "look who should have begun")
         self.plane.open()
+        self.admin.starting = ""
         return (
             f"region {config.region}: tier on {config.tier.host}:{tier}{entries}, admin on {config.admin.host}:{admin}"
         )
@@ -355,7 +360,7 @@ class RegionalBalancer:
         if self.accounts is not None:
             await self.accounts.open()
         self.laws.remember()
-        await self.store.open()
+        await opened(self.store, self.admin, logs.get("regional"), self._rng)
         await self.watcher.open()
         self.discovery.open()
         self._tasks.start(self.laws.follow(), "watch the law")

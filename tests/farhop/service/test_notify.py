@@ -27,6 +27,7 @@ def sent(manager: socket.socket) -> str:
 
 async def test_without_a_notify_socket_nothing_is_sent() -> None:
     notifier = Notifier({})
+    notifier.starting("waiting")
     notifier.ready(asyncio.get_running_loop(), "here")
     notifier.stopping()
     notifier.close()
@@ -39,6 +40,12 @@ async def test_ready_and_stopping_are_sent(manager: socket.socket) -> None:
     notifier.stopping()
     assert sent(manager) == "STOPPING=1\nSTATUS=draining"
     notifier.close()
+
+
+async def test_a_start_that_takes_long_is_given_time(manager: socket.socket) -> None:
+    """Else systemd would kill at TimeoutStartSec who waits for etcd."""
+    Notifier({"NOTIFY_SOCKET": manager.getsockname()}).starting("waiting for etcd")
+    assert sent(manager) == "STATUS=waiting for etcd\nEXTEND_TIMEOUT_USEC=60000000"
 
 
 async def test_the_watchdog_is_fed_from_the_loop_until_the_end(manager: socket.socket) -> None:
