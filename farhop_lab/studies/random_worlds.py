@@ -401,6 +401,7 @@ def standings(verdicts: Sequence[Verdict]) -> dict[str, Standing]:
 
 
 __all__ = [
-    "KINDS", "RivalComparison", "RouterResult", "Standing", "Trace", "Verdict", "World", "best", "chosen", "drawn", "jobs",
-    "judged", "refused_below_capacity", "rival_comparisons", "rivals", "router_result", "standings", "summary", "traces",
+    "KINDS", "RivalComparison", "RouterResult", "Standing", "Trace", "Verdict", "World", "best", "chosen", "drawn",
+    "jobs", "judged", "refused_below_capacity", "rival_comparisons", "rivals", "router_result", "standings", "summary",
+    "traces",
 ]  # fmt: skip
