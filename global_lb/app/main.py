@@ -286,6 +286,7 @@ class GlobalBalancer:
             lambda regions: self.flow.regions.view.models(regions), config.limits.request_s,
         )  # fmt: skip
         self.telemetry.may_record, self.telemetry.under = self.authenticator.recorded, self.flow
+        self.telemetry.collector = config.collector_in(self.topology)
         self.flow.law_changes.append(self.telemetry.law_changed)
         if config.unicast is not None:
             self.tier.own_tokens = OwnTokens(config.region, self.authenticator, self.clock)
