@@ -2,9 +2,9 @@
 and, after a stream, a comment with the outcome.
 
 `x-farhop-explain: 1` asks for it, and the API key must allow it (`explain: true` in the law, or `farhop key create
---explain`). It never reveals another tenant, an address, anything inside a region, or a place that the tenant's own law does not name or allow: regions that
-are unlawful for the request are only counted, by the clause of the tenant's own law that excludes them. Never decides:
-it describes a decision already made.
+--explain`). It never reveals another tenant, an address, anything inside a region, or a place that the tenant's own law
+does not name or allow: regions that are unlawful for the request are only counted, by the clause of the tenant's own
+law that excludes them. Never decides: it describes a decision already made.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADER = b"x-farhop-receipt"
 CANDIDATES_MAX = 16
 CLAUSES_MAX = 8
 _REFUSED = {
-    "refused": "this key may not see receipts; a key may that was issued with --explain, or has `explain: true` in the law"
+    "refused": "this key may not see receipts; a key may that is issued with --explain, or has `explain: true` in the law"
 }
 # How the law's clauses begin that are the tenant's own words; a model's rule for everybody is the operator's.
 _OWN = ("tenant ", "key ", "request ")

@@ -31,8 +31,8 @@ class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `models`, `paths` (such as /v1/embeddings) and `within` (places) are its scopes; an empty scope restricts nothing.
     Without `expires` the key is valid until it is revoked. `replaces`: in a rotation, the id of the key that this one
-    replaces. `explain`: its clients may ask for route receipts. `seq` rises with every change: hubs that differ agree on the highest one, so that an older document cannot
-    bring a revoked key back.
+    replaces. `explain`: its clients may ask for route receipts. `seq` rises with every change: hubs that differ agree
+    on the highest one, so that an older document cannot bring a revoked key back.
     """
 
     id: str
