@@ -133,6 +133,7 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
         one.topology = stores.world(below)
         one.hubs = tuple(sorted(stores.home_hubs(below, one.topology, below.remote_hub)))
         stores.state(below, one.kind)
+        below.collector_in(one.topology)
         one.below = below
         one.problems += _reached(below, absent)
         return
@@ -141,6 +142,7 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
     one.hubs = tuple(sorted(stores.hubs(above, one.topology)))
     stores.state(above, one.kind)
     above.routes_in(one.topology)
+    above.collector_in(one.topology)
     above.signer_in(one.topology)
     one.above = above
     one.problems += _reached(above, absent)

@@ -22,7 +22,7 @@ from farhop.store.contract import (
     REGION_PREFIX,
     StoreError,
     entry_key,
-    parse_entry_key,
+    parse_instance_key,
     parse_report_key,
     report_key,
 )
@@ -407,7 +407,7 @@ async def _listed(fleet: Fleet) -> tuple[list[Balancer], tuple[AnnounceReport, .
 def _global(stands: Entry) -> Balancer | None:
     from farhop.store.documents import entry as entry_documents
 
-    place = parse_entry_key(stands.key)
+    place = parse_instance_key(ENTRY_PREFIX, stands.key)
     try:
         report = entry_documents.decode(stands.value)
     except DocumentError:

@@ -320,7 +320,7 @@ def picker(quick: bool, as_json: bool) -> int:
 
 def scrape(as_json: bool) -> int:
     """Measure what watching replicas costs; the exit code, 1 if pages of the engines were refused."""
-    with show.waiting(f"measuring scrape; the figures are CPU time, medians of {scrapes.REPEATS} repeats"):
+    with show.waiting(f"measuring scrape; the figures are CPU time, medians of {decisions.REPEATS} repeats"):
         rows = scrapes.read()
         try:
             watched = scrapes.watch()

@@ -167,12 +167,10 @@ def _rank(state: object) -> int:
 
 def _load(region: str, view: dict[str, Any], lower: Sequence[Balancer]) -> Load:
     own = [one.status for one in lower if one.region == region and one.status is not None]
-    replicas = {
-        str(replica.get("replica")): replica for status in own for replica in dicts(status.get("replicas"))
-    }  # shared by several balancers of a region
-    offers = [
-        offer for instance in dicts(view.get("instances")) for offer in dicts_by_name(instance.get("models")).values()
-    ]
+    # By name: several balancers of a region share its replicas.
+    replicas = {str(one.get("replica")): one for status in own for one in dicts(status.get("replicas"))}
+    instances = dicts(view.get("instances"))
+    offers = [offer for instance in instances for offer in dicts_by_name(instance.get("models")).values()]
     up = sum(replica.get("state") == "up" for replica in replicas.values())
     return Load(
         region,

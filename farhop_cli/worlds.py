@@ -87,7 +87,8 @@ def printed(verdicts: Sequence[drawn.Verdict], as_json: bool) -> int:
     if as_json:
         beside = [msgspec.to_builtins(one) for one in drawn.rival_comparisons(verdicts)]
         worlds = [msgspec.to_builtins(one) for one in verdicts]
-        show.json({"bench": "worlds", "summary": found, "rivals": beside, "worlds": worlds})
+        standings = {name: msgspec.to_builtins(one) for name, one in sorted(drawn.standings(verdicts).items())}
+        show.json({"bench": "worlds", "summary": found, "rivals": beside, "standings": standings, "worlds": worlds})
     else:
         order = sorted(verdicts, key=lambda one: one.good.mean if one.good is not None else 1.0)[:WORST]
         show.table(*_worlds("The worst worlds: Farhop over the rival of each", order))
@@ -159,11 +160,21 @@ def _apart(ratio: Interval | None, marked: bool) -> str:
 
 
 def _rivals(verdicts: Sequence[drawn.Verdict]) -> Table:
+    comparisons, standings = drawn.rival_comparisons(verdicts), drawn.standings(verdicts)
+
+    def held(router: str) -> list[str]:
+        return [str(standings[router].level), str(standings[router].soon)]
+
     lines = [
-        [one.rival, _percent(one.good), shown(one.more, 1, 100.0), shown(one.ttft_p90, 2)]
-        for one in drawn.rival_comparisons(verdicts)
+        [one.rival, _percent(one.good), shown(one.more, 1, 100.0), shown(one.ttft_p90, 2), *held(one.rival)]
+        for one in comparisons
     ]
-    columns = ["rival", ">its good %", ">Farhop's less that, points", ">TTFT p90, Farhop's over its"]
+    if comparisons:
+        lines.insert(0, [routers.FARHOP, _percent(comparisons[0].ours), "", "", *held(routers.FARHOP)])
+    columns = [
+        "router", ">good %", ">Farhop's less that, points", ">TTFT p90, Farhop's over its",
+        ">worlds: good within 0.99 of the best other's", ">its TTFT p90 within 1.05 of that one's",
+    ]  # fmt: skip
     return "Farhop beside each rival: the first seed of every world", columns, lines
 
 

@@ -159,15 +159,11 @@ class DnsServer:
 
     def _admin_port(self) -> AdminServer:
         config = self.config
-        port = AdminServer(
+        return AdminServer(
             self, self.metrics, Decisions(), self.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
+            more=(("GET", "/where", self._where, "read"), ("GET", "/latencies", self._latencies, "read")),
         )  # fmt: skip
-        port.more = (
-            ("GET", "/where", self._where, "read"),
-            ("GET", "/latencies", self._latencies, "read"),
-        )
-        return port
 
     # -- state
 

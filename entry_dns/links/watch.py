@@ -15,6 +15,7 @@ from farhop.store.contract import (
     OVERRIDE_PREFIX,
     REGION_PREFIX,
     STEER_PREFIX,
+    parse_instance_key,
     parse_report_key,
 )
 from farhop.store.documents import latencies, overrides
@@ -145,7 +146,7 @@ class Watcher:
         assert self._learned is not None
         self._learned.contact(change.kind != "lost", self._clock())
         for key, report in self._latencies.take(change).items():
-            name = latencies.parse_key(key)
+            name = parse_instance_key(LATENCY_PREFIX, key)
             if report is not None:
                 self._learned.reported(report)
             elif name is not None:
@@ -231,7 +232,8 @@ class Watcher:
 
     def _latency(self, key: str, value: bytes) -> LatencyReport:
         report = latencies.decode(value)
-        if (report.region, report.instance) != latencies.parse_key(key) or report.region not in self.topology.regions:
+        named = parse_instance_key(LATENCY_PREFIX, key)
+        if (report.region, report.instance) != named or report.region not in self.topology.regions:
             raise Refused("latencies_misplaced")
         return report
 

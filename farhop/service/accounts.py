@@ -282,11 +282,15 @@ class Accounts:
             return False
         return not recorded(self._law(), caller.tenant, model, caller.narrow, delivery.region, caller.key)
 
-    def _may_leave(self, tenant: str, model: str) -> bool:
-        delivery = self.delivery
+    def _may_leave(self, tenant: str, model: str, key: str) -> bool:
+        """By the law of now, which may narrow the key that the record names: an issued key, and one that is gone, stay
+        within what holds for their tenant."""
+        delivery, law = self.delivery, self._law()
         if delivery is None or not delivery.region or delivery.region == self.region:
             return True
-        return recorded(self._law(), tenant, model, (), delivery.region)
+        known = law.topology.tenants.get(tenant)
+        of_law = known is not None and any(one.name == key for one in known.keys)
+        return recorded(law, tenant, model, (), delivery.region, key if of_law else "")
 
     def _id(self, context: RequestContext, caller: Caller, active: ActiveRequest) -> str:
         if caller.attempt:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import msgspec
 from aiohttp import web
 
-from farhop.relay.formats import paths
 from farhop.relay.http.listener import PortTakenError
 from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
 from farhop.service import external_metrics as external
@@ -27,20 +26,16 @@ from farhop.service.clock import wall
 from farhop.service.console.acts import ActError
 from farhop.service.console.console import BY_ADDRESS, EVENTS, OPERATOR, BalancerSource, Console, is_address, is_own
 from farhop.service.operators import OPEN
-from farhop.service.request_reader import RefusedError
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import CONTENT_TYPE
-from topology.law import narrowing
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from farhop.balance.machine import Request
     from farhop.relay.http.tls import ListenerTls
-    from farhop.service.authenticator import KeyAuthenticator
     from farhop.service.console.console import Source
     from farhop.service.decisions import Decisions
-    from farhop.service.ingress import Ingress
     from farhop.service.operators import Operator, Operators, Right
     from farhop.store.contract import Store
     from farhop.telemetry.metrics import TierMetrics
@@ -84,7 +79,8 @@ class ExplainError(Exception):
 
 
 class TierAdmin(Protocol):
-    """What a tier provides to its admin port."""
+    """What a process provides to its admin port: a balancer (farhop.service.balancer_admin), a DNS server, an
+    announcer."""
 
     def ready(self) -> bool:
         """Whether requests should be sent to this process."""
@@ -120,19 +116,6 @@ class Question(msgspec.Struct, frozen=True):
     allow: tuple[str, ...] = ()
 
 
-def composed(ingress: Ingress, authenticator: KeyAuthenticator, question: Question) -> Request:
-    """The Request that a question describes, made as the ingress makes it for a client. Raises ExplainError."""
-    path = question.path.encode("utf-8", "replace")
-    kind = paths.classify(b"POST", path)
-    if not isinstance(kind, paths.Kind):
-        raise ExplainError(kind.detail)
-    try:
-        caller = authenticator.trusted(question.tenant, narrowing(question.allow))
-        return ingress.compose(caller, kind, bytes(question.body), path)
-    except RefusedError as refused:
-        raise ExplainError(msgspec.json.decode(refused.reply.body)["error"]["message"]) from None
-
-
 class AdminServer:
     """The HTTP server of the admin port."""
 
@@ -144,9 +127,13 @@ class AdminServer:
         tls: ListenerTls | None = None,
         operators: Operators = OPEN,
         config: Callable[[], dict[str, Any]] = dict,
+        *,
+        acted: Callable[[str, str], None] | None = None,
+        more: tuple[tuple[str, str, Handler, Right], ...] = (),
     ) -> None:
-        """`config` returns the configuration in use, without secrets."""
-        self._config = config
+        """`config` returns the configuration in use, without secrets. `acted` is told about each action and its author,
+        before it is done. `more`: routes of this process alone."""
+        self._config, self._acted, self._more = config, acted, more
         self._tier_admin, self._metrics, self._decisions = tier_admin, metrics, decisions
         self._operators, self._log = operators, logs.get("farhop.admin")
         self._under_way = 0
@@ -158,8 +145,6 @@ class AdminServer:
             "reason",
         )
         self.starting = ""  # why the tier has nothing to show yet; "" once it has
-        self.acted: Callable[[str, str], None] | None = None  # told about each action and its author, before it is done
-        self.more: tuple[tuple[str, str, Handler, Right], ...] = ()  # routes of this tier's own
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
         self._tls = tls
@@ -187,7 +172,7 @@ class AdminServer:
             ("POST", "/explain", self._explain, "read"),
             ("POST", "/log-level", self._set_log_level, "act"),
         )
-        for method, path, handler, needed in (*routes, *self.more):
+        for method, path, handler, needed in (*routes, *self._more):
             app.router.add_route(method, path, partial(self._admitted, handler, needed))
         if self.console is not None:
             for method, path, handler, right in self.console.routes():
@@ -284,8 +269,8 @@ class AdminServer:
         try:
             if needed == "act":
                 self._log.warning("operator action", operator=operator.name, what=request.path[:128])
-                if self.acted is not None:
-                    self.acted(operator.name, request.path)
+                if self._acted is not None:
+                    self._acted(operator.name, request.path)
             return await handler(request)
         except TimeoutError:
             self._count("too_slow")

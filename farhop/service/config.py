@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -39,6 +39,9 @@ from farhop.service import certificates
 from farhop.service.endpoints import Etcd, Listen, Signing, check_files, host_of, is_loopback
 from farhop.service.operators import TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, Operators, Right, digest_of
 from farhop.store.documents.report import MODELS_LIMIT
+
+if TYPE_CHECKING:
+    from topology.model import Topology
 
 # A host name, an IPv4 address or an IPv6 one in brackets, and maybe a port.
 REFETCH_S = 30.0  # between two requests for an issuer's keys, however many tokens name one that is not known
@@ -456,6 +459,13 @@ class Requests(Part):
         return Guard(map(str.lower, self.media_hosts), refuse_unknown=self.unknown_fields == "refuse")
 
 
+class Traces(Part):
+    """Where the collector is that the OTEL_* variables name: in `region` (default: this balancer's). Spans of requests
+    whose law allows no records there are not exported."""
+
+    region: Annotated[str, Field(max_length=128)] = ""
+
+
 class Member(Part):
     """The settings that every process of a fleet needs. `instance` names it, uniquely in its region.
 
@@ -488,3 +498,12 @@ class Process(Member):
     usage: UsageConfig | None = None
     audit: AuditConfig | None = None
     identity: Identity = Identity()
+    traces: Traces = Traces()
+
+    def collector_in(self, topology: Topology) -> str:
+        """The region of the spans' collector, "" if it is this balancer's. Raises ConfigError if the map lacks it."""
+        region = self.traces.region
+        if region and region not in topology.regions:
+            known = ", ".join(sorted(topology.regions)[:8])
+            raise ConfigError("traces.region", [f"no region {region!r} in the topology; known are {known}"])
+        return "" if region == self.region else region

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 MODEL_CHARS_MAX = 128
 PROVIDER = "farhop"  # what clients' spans would name, too: the engines behind are not theirs to know
 _UNTRACED = RequestTrace(b"", None)
-_HINTS = Scope.HINTS
+_HINTS, _LOGGING = Scope.HINTS, Scope.LOGGING
 # Verdicts of the law in one turn, each for the records of equal requests: one takes some 25 us.
 _VERDICTS_A_TURN = 128
 _WELL = (outcome.SERVED, outcome.REDIRECTED, outcome.ADVISED)
@@ -151,6 +151,7 @@ class RequestTelemetry:
         # Whether a request for this model may be recorded here by the law of now; the tier sets it.
         self.may_record: Callable[[Caller, str], bool] = lambda _caller, _model: True
         self.under: LawHolder | None = None  # the holder of the law; the tier sets it
+        self.collector = ""  # the region where spans are sent; "": this one; the tier sets it
         self._kept_under: Law | None = None  # the law in force at its last change
         self._tasks = Tasks()
         self.recorder: Recorder | None = None  # where requests come in; the tier sets it
@@ -187,6 +188,18 @@ class RequestTelemetry:
         )
         if context.trace.sampled:
             context.host = known.get(b"host", b"")
+            if self.collector and not self._may_leave(context, None):
+                context.trace.mute()  # now, so that spans below have a parent that is exported
+
+    def _may_leave(self, context: RequestContext, request: Request | None) -> bool:
+        """Whether the law in force lets records of the request, which was read if it is given, go to the collector."""
+        caller = context.caller
+        if self.under is None or caller is None:
+            return False
+        law = self.under.law
+        if request is not None:
+            return self.collector in law.request_verdict(request, _LOGGING).lawful
+        return self.collector in law.verdict(caller.tenant, "", _LOGGING, caller.narrow, caller.key).lawful
 
     def _may_ask(self, now: float) -> bool:
         """Whether one more trace on request is allowed: a token bucket that holds one second's worth."""
@@ -268,6 +281,8 @@ class RequestTelemetry:
     def advised(self, context: RequestContext, request: Request, decision: Any) -> None:
         """A decision was asked for; it is answered, and nothing is sent."""
         now = self._clock.now()
+        if self.collector and context.trace.sampled and not self._may_leave(context, request):
+            context.trace.mute()
         if context.trace.sampled:
             since_ns, now_ns = self._clock.wall_ns(context.since), self._clock.wall_ns(now)
             context.trace.child(self._decide, since_ns, now_ns, self._reasons.attributes(decision))
@@ -423,6 +438,9 @@ class RequestTelemetry:
             hit = self._reasons.predicted_hit(active.reasons)
         self._metrics.finished(reason, status, now - context.arrived_at, ttft_s, tpot_s, target, model, usage, hit)
         if not context.trace.sampled:
+            return
+        if self.collector and not self._may_leave(context, active.request if active is not None else None):
+            context.trace.mute()
             return
         attributes = self._request_attributes(active, usage) if active is not None else {}
         attributes |= {a.OUTCOME: reason.reason, a.STATUS: status}

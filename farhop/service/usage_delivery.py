@@ -30,8 +30,10 @@ _CURSOR = "delivered"
 _MALFORMED = (400, 413, 415, 422)
 
 
-_Batch: TypeAlias = "list[tuple[bytes, tuple[str, str]]]"
-"""Lines, and of which tenant and model each tells."""
+_Whose: TypeAlias = "tuple[str, str, str]"
+_Batch: TypeAlias = "list[tuple[bytes, _Whose]]"
+"""Lines, and of which tenant, model and key each tells."""
+_NOBODY: _Whose = ("", "", "")
 
 
 class _Cursor(msgspec.Struct, frozen=True):
@@ -43,9 +45,11 @@ class _Cursor(msgspec.Struct, frozen=True):
 
 class Delivery:
     """Sends the records in files on, in order, at least once; the position is stored beside the files. `may_leave`:
-    whether the law in force lets a record of this tenant and model go to the receiver."""
+    whether the law in force lets a record of this tenant, model and key go to the receiver."""
 
-    def __init__(self, folder: Path, config: UsageHttp, log: Throttled, may_leave: Callable[[str, str], bool]) -> None:
+    def __init__(
+        self, folder: Path, config: UsageHttp, log: Throttled, may_leave: Callable[[str, str, str], bool]
+    ) -> None:
         self._folder, self._config, self._log, self._may_leave = folder, config, log, may_leave
         self.region = config.region
         self._cursor = _Cursor()
@@ -134,7 +138,7 @@ class Delivery:
         return [], self._cursor, 0
 
     def _of(self, path: Path, at: int) -> tuple[_Batch, int, int]:
-        batch, size, kept_back = list[tuple[bytes, tuple[str, str]]](), 0, 0
+        batch, size, kept_back = list[tuple[bytes, _Whose]](), 0, 0
         try:
             file = path.open("rb")
         except FileNotFoundError:  # it became whole at this moment
@@ -152,7 +156,8 @@ class Delivery:
                     kept_back += 1
                 else:
                     event = usage.read(line)
-                    batch.append((line, ("", "") if event is None else (event.data.tenant, event.data.model)))
+                    said = event.data if event is not None else None
+                    batch.append((line, _NOBODY if said is None else (said.tenant, said.model, said.key)))
         return batch, at, kept_back
 
     def _load(self) -> None:

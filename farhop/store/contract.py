@@ -259,11 +259,11 @@ def parse_report_key(key: str) -> tuple[str, str] | None:
     return None
 
 
-def parse_entry_key(key: str) -> tuple[str, str] | None:
-    """(region, instance) of the key of a global balancer; None for any other key."""
-    if not key.startswith(ENTRY_PREFIX):
+def parse_instance_key(prefix: str, key: str) -> tuple[str, str] | None:
+    """(region, instance) of a key `prefix`REGION/INSTANCE; None for any other key."""
+    if not key.startswith(prefix):
         return None
-    match key[len(ENTRY_PREFIX) :].split("/"):
+    match key[len(prefix) :].split("/"):
         case [region, instance] if region and instance:
             return region, instance
     return None

@@ -208,7 +208,7 @@ class EtcdStore(Store):
                         raise _GapError(f"{client.endpoint} is at revision {reply.header.revision}, below {revision}")
                     revision = int(reply.header.revision) if reply.events else revision
                     for event in reply.events:
-                        yield _change(event)
+                        yield change_of(event)
             finally:
                 await stream.end()
 
@@ -276,7 +276,8 @@ def _entry(pair: Any) -> Entry:
     return Entry(pair.key.decode(errors="replace"), pair.value, int(pair.mod_revision))
 
 
-def _change(event: Any) -> Change:
+def change_of(event: Any) -> Change:
+    """The change that an event of etcd's watch tells of."""
     kind = ChangeKind.DELETE if event.type == aetcd.rpc.Event.EventType.DELETE else ChangeKind.PUT
     return Change(kind, int(event.kv.mod_revision), event.kv.key.decode(errors="replace"), event.kv.value)
 

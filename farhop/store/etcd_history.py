@@ -14,7 +14,8 @@ import grpc.aio
 import msgspec
 from grpc.aio import EOF  # type: ignore[attr-defined]  # its stubs forget it
 
-from farhop.store.contract import Change, ChangeKind, StoreError, StoreUnreachable
+from farhop.store.contract import Change, StoreError, StoreUnreachable
+from farhop.store.etcd import change_of
 from farhop.store.etcd_link import REQUIRE_LEADER, EtcdLink
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ async def _since(link: EtcdLink, start: bytes, end: bytes, since: int, last: int
                     return int(reply.compact_revision)
                 if reply.canceled:
                     raise StoreError(f"etcd refused its history: {reply.cancel_reason or 'no reason given'}")
-                changes.extend(map(_change, reply.events))
+                changes.extend(map(change_of, reply.events))
                 if len(changes) > CHANGES_LIMIT:
                     raise StoreError(f"more than {CHANGES_LIMIT} changes since revision {since}: compact etcd")
                 progress = not reply.created and not reply.events  # all there is has been sent
@@ -93,8 +94,3 @@ async def _ask(call: grpc.aio.StreamStreamCall[Any, Any], start: bytes, end: byt
     while True:
         await call.write(aetcd.rpc.WatchRequest(progress_request=aetcd.rpc.WatchProgressRequest()))
         await asyncio.sleep(PROGRESS_S)
-
-
-def _change(event: Any) -> Change:
-    kind = ChangeKind.DELETE if event.type == aetcd.rpc.Event.EventType.DELETE else ChangeKind.PUT
-    return Change(kind, int(event.kv.mod_revision), event.kv.key.decode(errors="replace"), event.kv.value)

@@ -94,9 +94,9 @@ class Clients:
         for line in self._process.stdout or ():
             self.seen.append(msgspec.json.decode(line, type=ConnectionResult))
 
-    def until_calm(self, regions: set[str], within_s: float = WITHIN_S) -> None:
+    def until_calm(self, regions: set[str]) -> None:
         """Wait until all connections of the last CALM_S were served, by exactly these regions. Raises NetError."""
-        end = time.monotonic() + within_s
+        end = time.monotonic() + WITHIN_S
         while True:
             now = time.time()
             late = [one for one in list(self.seen) if one.at >= now - PATIENCE_S - CALM_S]
@@ -104,7 +104,7 @@ class Clients:
             if settled:
                 return
             if time.monotonic() >= end:
-                raise NetError(f"after {within_s:g} s clients are not served by {sorted(regions)} alone")
+                raise NetError(f"after {WITHIN_S:g} s clients are not served by {sorted(regions)} alone")
             time.sleep(0.05)
 
 

@@ -55,12 +55,12 @@ def decide() -> list[Row]:
     rows += [_alone(n) for n in (3, 12, 60)]
     data = random.Random(1).randbytes(PROMPT_BYTES)
     seed = chain.seed_of(MODEL, "", "", "")
-    rows.append(_timed("prefix chain of 32 KB", lambda: chain.chain(data, seed), 2000))
+    rows.append(timed("prefix chain of 32 KB", lambda: chain.chain(data, seed), 2000))
     rows += [_row(f"regional, {n:,} replicas", partial(_regional, n)) for n in MANY]
     for n in (16, *MANY):
-        rows.append(_timed(f"pick of {n:,}, prompt new to all", _picking(_regional(n)), REQUESTS))
-        rows.append(_timed(f"pick of {n:,}, its beginning held by all", _picking(_begun(n)), REQUESTS))
-        rows.append(_timed(f"pick of {n:,}, the same, one of them down", _picking(_begun(n, down=1)), REQUESTS))
+        rows.append(timed(f"pick of {n:,}, prompt new to all", _picking(_regional(n)), REQUESTS))
+        rows.append(timed(f"pick of {n:,}, its beginning held by all", _picking(_begun(n)), REQUESTS))
+        rows.append(timed(f"pick of {n:,}, the same, one of them down", _picking(_begun(n, down=1)), REQUESTS))
     return rows
 
 
@@ -112,7 +112,8 @@ def _alone(regions: int) -> Row:
     return Row(f"global decision alone, {regions} regions", statistics.median(samples), min(samples), max(samples))
 
 
-def _timed(what: str, call: Callable[[], object], times: int) -> Row:
+def timed(what: str, call: Callable[[], object], times: int) -> Row:
+    """CPU µs of one call, of so many calls in a row, REPEATS times."""
     samples: list[float] = []
     for _ in range(REPEATS):
         began = time.process_time()

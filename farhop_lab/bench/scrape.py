@@ -6,11 +6,9 @@ CPU time of this process; the engines' side is another process. Medians of the r
 from __future__ import annotations
 
 import asyncio
-import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -21,7 +19,7 @@ import uvloop
 from farhop.balance.machine import Event
 from farhop_lab.bench import harness, pages, upstream
 from farhop_lab.bench.bodies import MODEL
-from farhop_lab.bench.decide import Row
+from farhop_lab.bench.decide import Row, timed
 from farhop_lab.world.child import Child
 from farhop_lab.world.ports import free_ports
 from regional_lb.app.config import RegionalConfig
@@ -35,7 +33,6 @@ from regional_lb.scheduler.flow import FlowConfig, RegionalFlow
 from topology.law import Law
 from topology.model import Topology
 
-REPEATS = 5
 PAGES = 200
 REPLICAS = 1000
 SECONDS = 3.0
@@ -64,12 +61,12 @@ def read() -> list[Row]:
     rows = []
     for name, engine in ENGINES.items():
         page = pages.page(name)
-        rows.append(_timed(f"{name}, {len(page) // 1024} KB", partial(_sample, page, engine)))
-        rows.append(_timed(f"{name}, the next of the same", partial(_sample, page, engine, Places())))
+        rows.append(timed(f"{name}, {len(page) // 1024} KB", partial(_sample, page, engine), PAGES))
+        rows.append(timed(f"{name}, the next of the same", partial(_sample, page, engine, Places()), PAGES))
     page = pages.page("triton")
-    rows.append(_timed(f"triton, {len(page) // 1024} KB, found out", partial(_sample, page, ANY)))
+    rows.append(timed(f"triton, {len(page) // 1024} KB, found out", partial(_sample, page, ANY), PAGES))
     gpus = pages.page("dcgm")
-    rows.append(_timed(f"dcgm, {len(gpus) // 1024} KB", partial(read_gpus, gpus)))
+    rows.append(timed(f"dcgm, {len(gpus) // 1024} KB", partial(read_gpus, gpus), PAGES))
     return rows
 
 
@@ -79,16 +76,6 @@ def _sample(page: bytes, engine: Engine, places: Places | None = None) -> None:
 
 def _no_drops(reason: str) -> None:
     raise AssertionError(reason)
-
-
-def _timed(what: str, one: Callable[[], object]) -> Row:
-    samples: list[float] = []
-    for _ in range(REPEATS):
-        began = time.process_time()
-        for _ in range(PAGES):
-            one()
-        samples.append((time.process_time() - began) / PAGES * 1e6)
-    return Row(what, statistics.median(samples), min(samples), max(samples))
 
 
 def watch() -> Watched:

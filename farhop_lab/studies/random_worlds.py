@@ -130,6 +130,16 @@ class RivalComparison(msgspec.Struct, frozen=True):
     ttft_p90: Interval | None
 
 
+class Standing(msgspec.Struct, frozen=True):
+    """A router held to Farhop's goals, on the first seed: of all worlds, those in which it has at least LOSS times the
+    good answers of the best of all other routers, and those in which its TTFT p90 is at most SLOWER times that one's.
+    """
+
+    router: str
+    level: int
+    soon: int
+
+
 def rivals() -> list[str]:
     """The catalogue's routers that route between regions, one of each family and its variants; new ones are included
     automatically.
@@ -376,7 +386,22 @@ def rival_comparisons(verdicts: Sequence[Verdict]) -> list[RivalComparison]:
     return sorted(found, key=lambda one: (-one.good, one.rival))
 
 
+def standings(verdicts: Sequence[Verdict]) -> dict[str, Standing]:
+    """Of every router that ran in every world, Farhop too: what the goals say little about without it."""
+    found = {}
+    for router in set.intersection(*(set(one.all) for one in verdicts)) if verdicts else set():
+        level = soon = 0
+        for one in verdicts:
+            mine, others = one.all[router], [other for name, other in one.all.items() if name != router]
+            best = max(others, key=lambda other: (other.good, -other.ttft_p90_ms), default=mine)
+            level += mine.good >= LOSS * best.good
+            soon += mine.ttft_p90_ms <= SLOWER * best.ttft_p90_ms
+        found[router] = Standing(router, level, soon)
+    return found
+
+
 __all__ = [
-    "KINDS", "RivalComparison", "RouterResult", "Trace", "Verdict", "World", "best", "chosen", "drawn", "jobs",
-    "judged", "refused_below_capacity", "rival_comparisons", "rivals", "router_result", "summary", "traces",
+    "KINDS", "RivalComparison", "RouterResult", "Standing", "Trace", "Verdict", "World", "best", "chosen", "drawn",
+    "jobs", "judged", "refused_below_capacity", "rival_comparisons", "rivals", "router_result", "standings", "summary",
+    "traces",
 ]  # fmt: skip

@@ -45,6 +45,7 @@ _UNREADABLE = {
 _STRETCH_S = 600.0  # ServeGen gives a rate for each 10 minutes
 
 _Row = TypeVar("_Row")
+_Timed = TypeVar("_Timed", LogRow, SessionRow)
 
 
 class TraceError(Exception):
@@ -122,6 +123,13 @@ def _from_zero(path: Path, rows: list[AzureRow]) -> list[AzureRow]:
     return [AzureRow(row.at - ordered[0].at, row.input_tokens, row.output_tokens) for row in ordered]
 
 
+def _from_first(path: Path, rows: list[_Timed]) -> list[_Timed]:
+    """In the order of their times, which count from the earliest."""
+    first = min(row.at_s for row in _some(path, rows))
+    moved = (msgspec.structs.replace(row, at_s=row.at_s - first) for row in rows)
+    return sorted(moved, key=lambda row: row.at_s)
+
+
 def log(path: Path) -> list[LogRow]:
     """A log's JSON lines, each a LogRow. Times count from the earliest. Raises TraceError."""
     rows: list[LogRow] = []
@@ -129,9 +137,7 @@ def log(path: Path) -> list[LogRow]:
         _check_tokens(path, number, row.input_tokens, row.output_tokens, *(tokens for _, tokens in row.blocks))
         _check_moment(path, number, row.at_s, *(() if row.pause_s is None else (row.pause_s,)))
         rows.append(row)
-    first = min(_some(path, rows), key=lambda row: row.at_s).at_s
-    moved = (msgspec.structs.replace(row, at_s=row.at_s - first) for row in rows)
-    return sorted(moved, key=lambda row: row.at_s)
+    return _from_first(path, rows)
 
 
 def published(path: Path) -> tuple[str, list[LogRow]] | None:
@@ -291,9 +297,7 @@ def sessions(path: Path) -> list[SessionRow]:
         _check_tokens(path, number, *(tokens for _, tokens in row.prefix))
         _check_moment(path, number, row.at_s, *(turn.pause_s for turn in row.turns))
         rows.append(row)
-    first = min(_some(path, rows), key=lambda row: row.at_s).at_s
-    moved = (msgspec.structs.replace(row, at_s=row.at_s - first) for row in rows)
-    return sorted(moved, key=lambda row: row.at_s)
+    return _from_first(path, rows)
 
 
 def _objects(path: Path, kind: type[_Row]) -> Iterator[tuple[int, _Row]]:

@@ -23,6 +23,7 @@ from farhop.service import dataplane, stores
 from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
 from farhop.service.authenticator import KeyAuthenticator
+from farhop.service.balancer_admin import ProcessStatus
 from farhop.service.clock import Clock
 from farhop.service.dataplane import DataPlane
 from farhop.service.identities import Identities
@@ -44,6 +45,7 @@ from farhop.store.documents.entry import EntryReport, encode
 from farhop.store.hubs import publication_status
 from farhop.telemetry import logs
 from farhop.telemetry.release import release
+from global_lb.app.admin import GlobalAdmin
 from global_lb.app.advise import Advisor
 from global_lb.app.answer_cache import AnswerCacheRelay
 from global_lb.app.config import GlobalConfig
@@ -51,7 +53,7 @@ from global_lb.app.drills import DrillSchedule
 from global_lb.app.model_names import ModelNames
 from global_lb.app.overrides import RoutingOverrides
 from global_lb.app.redirect_token import OwnTokens, RedirectTokens
-from global_lb.app.serve import DecisionReasons, GlobalAdmin, GlobalTier
+from global_lb.app.serve import DecisionReasons, GlobalTier
 from global_lb.fleet.table import Price
 from global_lb.links.latencies import LatencyTable
 from global_lb.links.prefix_streams import Prefixes
@@ -242,6 +244,8 @@ class GlobalBalancer:
     def _administration(self) -> None:
         """The admin port: what operators see, and may do."""
         config = self.config
+        hub = self.topology.regions[config.region].hub
+        self._listed: Publication | None = None
         self.tier_admin = GlobalAdmin(
             config.instance,
             flow=self.flow,
@@ -251,28 +255,27 @@ class GlobalBalancer:
             overrides=self.overrides,
             clock=self.clock,
             laws=self.laws,
-            configuration=self.reloader.status,
+            process=ProcessStatus(
+                configuration=self.reloader.status,
+                kept=lambda: stores.kept(self.store, hub),
+                ignored=lambda: stores.ignored(self.store, hub),
+                keys=self.identities.status,
+                limits=self.limiter.status,
+                accounts=dict if self.accounts is None else self.accounts.status,
+            ),
+            token_rejected_at=self.tier.token_rejected_at,
+            published=lambda: [
+                {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()
+            ],
         )
-        self.tier_admin.token_rejected_at = self.tier.token_rejected_at
-        self.tier_admin.issued, self.tier_admin.limits = self.identities.status, self.limiter.status
-        hub = self.topology.regions[config.region].hub
-        self.tier_admin.kept = lambda: stores.kept(self.store, hub)
-        self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
         stores.observe(self.metrics, self.store, hub)
-        self._listed: Publication | None = None
-        self.tier_admin.published = lambda: [
-            {"hub": name, "trouble": why} for name, why in publication_status(self._listed, hub).items()
-        ]
-        if self.accounts is not None:
-            self.tier_admin.accounts = self.accounts.status
+        self.telemetry.recorder = Recorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain), lambda: redacted(self.config),
+            acted=None if self.accounts is None else self.accounts.acted,
+            more=(("GET", "/record", self.telemetry.recorder.stream, "read"),),
         )  # fmt: skip
-        if self.accounts is not None:
-            self.admin.acted = self.accounts.acted
-        self.telemetry.recorder = Recorder(config.region)
-        self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
         self.admin.show(lambda: self.flow.law, self.store)
 
     def _entry(self, rng: Random, redirect_tokens: RedirectTokens) -> None:
@@ -283,6 +286,7 @@ class GlobalBalancer:
             lambda regions: self.flow.regions.view.models(regions), config.limits.request_s,
         )  # fmt: skip
         self.telemetry.may_record, self.telemetry.under = self.authenticator.recorded, self.flow
+        self.telemetry.collector = config.collector_in(self.topology)
         self.flow.law_changes.append(self.telemetry.law_changed)
         if config.unicast is not None:
             self.tier.own_tokens = OwnTokens(config.region, self.authenticator, self.clock)

@@ -1,4 +1,4 @@
-"""The global tier's part of serving: the hop token that it signs, headers to clients, reports to its operator.
+"""The global tier's part of serving a request: the hop token that it signs, headers to clients, what is recorded of it.
 
 `farhop.service.authenticator` authenticates callers. Never picks a region: the flow does.
 """
@@ -13,33 +13,24 @@ from farhop.identity import hop_token
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.relay.http.head import EXPLAIN
-from farhop.service.admin import composed
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.service.routing_keys import VERSION_HEADER
-from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
-from farhop.telemetry.release import release
 from global_lb.app.receipt import receipt, tail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.balance.machine import Forward, Request
+    from farhop.balance.machine import Forward
     from farhop.balance.outcome import Outcome
     from farhop.identity.hop_token import HopSigner
     from farhop.relay.active import ActiveRequest, Attempt
-    from farhop.service.admin import Question
-    from farhop.service.authenticator import KeyAuthenticator
     from farhop.service.clock import Clock
-    from farhop.service.ingress import Ingress
-    from farhop.service.lawbook import LawBook
     from farhop.service.request_telemetry import RequestContext, RequestTelemetry
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
-    from global_lb.app.overrides import RoutingOverrides
     from global_lb.app.redirect_token import OwnTokens, RedirectTokens
-    from global_lb.fleet.view import Instance, Region
-    from global_lb.links.watch import Watcher
+    from global_lb.fleet.view import Instance
     from global_lb.routing.flow import GlobalFlow
     from global_lb.routing.pick import Decision
 
@@ -261,165 +252,3 @@ class DecisionReasons:
     def predicted_ttft_ms(self, decision: Decision) -> float | None:
         """The wire, the wait and the prefill there, and what first tokens took longer than that of late."""
         return decision.chosen.ttft_ms if decision.chosen is not None else None
-
-
-class GlobalAdmin:
-    """What a global balancer provides to its admin port."""
-
-    def __init__(
-        self,
-        instance: str,
-        *,
-        flow: GlobalFlow,
-        authenticator: KeyAuthenticator,
-        ingress: Ingress,
-        watcher: Watcher,
-        overrides: RoutingOverrides,
-        clock: Clock,
-        laws: LawBook,
-        configuration: Callable[[], dict[str, Any]] = dict,
-    ) -> None:
-        self._instance, self._flow, self._authenticator, self._ingress = instance, flow, authenticator, ingress
-        self._configuration = configuration
-        self._watcher, self._overrides, self._clock, self._laws = watcher, overrides, clock, laws
-        self.stopping = False
-        self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
-        self.ignored: Callable[[], list[dict[str, Any]]] = list  # what in etcd does not count by our signing keys
-        self.published: Callable[[], list[dict[str, Any]]] = list  # why operators find no address of ours in a hub
-        self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
-        self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
-        self.accounts: Callable[[], dict[str, Any]] = dict  # what is written down of requests
-        self.token_rejected_at: dict[str, float] = {}  # see GlobalTier
-
-    def ready(self) -> bool:
-        """Some region can take work, and we are not on our way out."""
-        now = self._clock.now()
-        return not self.stopping and any(
-            h.read(now).state in ("up", "suspect") for h in self._flow.regions.liveness.values()
-        )
-
-    def leads_somewhere(self) -> bool:
-        """Whether some region that is up is lawful for any tenant: otherwise clients are better off at another
-        entry."""
-        now, law = self._clock.now(), self._flow.law
-        up = {name for name, life in self._flow.regions.liveness.items() if life.read(now).state in ("up", "suspect")}
-        return any(not up.isdisjoint(law.verdict(tenant, "").lawful) for tenant in law.topology.tenants)
-
-    def notice(self) -> str:
-        """See TierAdmin."""
-        return notice(self.kept())
-
-    def status(self) -> dict[str, Any]:
-        """Regions with health and why, wire time, wait."""
-        flow, now = self._flow, self._clock.now()
-        names = sorted({*flow.regions.view.regions, *flow.regions.liveness} & flow.law.topology.regions.keys())
-        return {
-            "tier": "global",
-            "region": flow.config.region,
-            "instance": self._instance,
-            "version": release(),
-            "law_epoch": flow.law.epoch,
-            "law": self._laws.status(),
-            "configuration": self._configuration(),
-            "kept": self.kept(),
-            "published": self.published(),
-            "ignored": self.ignored(),
-            "keys": self.issued(),
-            "limits": self.limits(),
-            "accounts": self.accounts(),
-            "under_way": flow.under_way,
-            "trie_nodes": flow.regions.trie.nodes,
-            "store_trouble": self._watcher.store_trouble,
-            "hubs": [hub.status() for hub in self._watcher.hubs],
-            "policies": flow.routes.policies(),
-            "routes": flow.routes.accounts(now),
-            "routes_author": self._overrides.author(),
-            "operator_overrides": self._overrides.status(),
-            "regions": [self._region(name, now) for name in names],
-        }
-
-    def _region(self, name: str, now: float) -> dict[str, Any]:
-        flow = self._flow
-        region, liveness = flow.regions.view.regions.get(name), flow.regions.liveness.get(name)
-        health = liveness.read(now) if liveness is not None else None
-        cache_hit_calibration, hits = flow.regions.cache_hit_calibration.get(name), flow.regions.hits.get(name)
-        return {
-            "region": name,
-            "state": health.state if health is not None else "down",
-            "why": health.why if health is not None else "never heard of",
-            "forced": health.forced if health is not None else False,
-            "share": health.share if health is not None and health.state == "draining" else None,
-            "admitted_share": flow.regions.admitted_share(name, now),
-            "pilot_light": flow.regions.scaling.status(name),
-            "desired_replicas": flow.regions.scaling.by_region().get(name, {}),
-            "override": self._watcher.drains.status(name),
-            "rtt_ms": region.rtt_ms if region is not None else None,
-            "token_rejected_age_s": now - self.token_rejected_at[name] if name in self.token_rejected_at else None,
-            "in_flight": flow.ledger.load(name).in_flight,
-            **(_queued(region) if region is not None else {}),
-            "cache_hit_calibration": cache_hit_calibration.at(now) if cache_hit_calibration is not None else None,
-            "prefix_nodes": flow.regions.trie.count(name) if name in flow.regions.trie else 0,
-            "prefix_stream": self._watcher.prefixes.state(name),
-            "prefix_behind_s": self._watcher.prefixes.behind_s(name, now),
-            "predicted_hit_tokens": hits.predicted_tokens if hits is not None else 0.0,
-            "actual_hit_tokens": hits.actual_tokens if hits is not None else 0.0,
-            "instances": [_instance(i, now) for i in region.instances] if region is not None else [],
-        }
-
-    def compose(self, question: Question) -> Request:
-        """See TierAdmin."""
-        return composed(self._ingress, self._authenticator, question)
-
-    def explain(self, request: Request) -> dict[str, Any]:
-        """The region that a request would be sent to now, and why."""
-        decision = self._flow.consider(request, self._clock.now(), request.lawful)
-        scaling = self._flow.regions.scaling
-        return {
-            "model": request.model,
-            "reasons": DecisionReasons(self._flow.config.region).record(decision),
-            "pilot_lights": {name: scaling.status(name) for name in sorted(scaling.pilots)},
-            "law": self._laws.status(),
-        }
-
-    def scaling(self) -> dict[str, dict[str, int]]:
-        """See TierAdmin."""
-        return self._flow.regions.scaling.by_region()
-
-    def law(self) -> dict[str, Any]:
-        """See TierAdmin."""
-        return self._laws.document()
-
-    def topology(self) -> dict[str, Any]:
-        """See TierAdmin."""
-        return self._laws.topology()
-
-
-def _queued(region: Region) -> dict[str, int]:
-    """What waits in all of its instances' queues: each has its own."""
-    queues = [list(instance.models.values()) for instance in region.instances]
-    return {
-        "queued_requests": sum(c.queued_requests for models in queues for c in models),
-        "queued_tokens": sum(max((c.queued_tokens for c in models), default=0) for models in queues),
-    }
-
-
-def _instance(instance: Instance, now: float) -> dict[str, Any]:
-    return {
-        "instance": instance.name,
-        "tier": str(instance.tier),
-        "draining": instance.draining,
-        "report_age_s": now - instance.received_at,
-        "models": {
-            name: {
-                "wait_ms": c.wait_ms,
-                "foreign_wait_ms": c.foreign_wait_ms,
-                "replicas_ready": c.replicas_ready,
-                "slots_free": c.slots_free,
-                "used_share": c.used_share,
-                "headroom_foreign_tokens": c.headroom_foreign_tokens,
-                "prefill_ms_per_token": c.prefill_ms_per_token,
-                "tpot_ms": c.tpot_ms,
-            }
-            for name, c in instance.models.items()
-        },
-    }

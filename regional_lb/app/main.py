@@ -20,6 +20,7 @@ from farhop.relay.relay import Relay
 from farhop.service import dataplane, stores
 from farhop.service.accounts import Accounts
 from farhop.service.admin import AdminServer
+from farhop.service.balancer_admin import ProcessStatus
 from farhop.service.clock import Clock
 from farhop.service.dataplane import DataPlane
 from farhop.service.identities import Identities
@@ -35,12 +36,13 @@ from farhop.service.store_opening import opened
 from farhop.service.tasks import Tasks, all_of
 from farhop.telemetry import logs
 from regional_lb.app import gauges, overrides
+from regional_lb.app.admin import RegionalAdmin
 from regional_lb.app.config import RegionalConfig
 from regional_lb.app.listeners import Listeners
 from regional_lb.app.mesh import Mesh
 from regional_lb.app.model_names import ModelNames
 from regional_lb.app.refusals import RefusalBook
-from regional_lb.app.serve import PickReasons, RegionalAdmin, RegionalTier
+from regional_lb.app.serve import PickReasons, RegionalTier
 from regional_lb.engines.discovery import Discovery
 from regional_lb.engines.kv.events import KvListener
 from regional_lb.engines.watch import Watcher
@@ -177,6 +179,7 @@ class RegionalBalancer:
     def _administration(self) -> None:
         """The admin port: what operators see, and may do."""
         config = self.config
+        hub = self.topology.regions[config.region].hub
         self.tier_admin = RegionalAdmin(
             config.instance,
             flow=self.flow,
@@ -186,27 +189,26 @@ class RegionalBalancer:
             overrides=self.overrides,
             peers=self.mesh.peers,
             laws=self.laws,
-            configuration=self.reloader.status,
+            process=ProcessStatus(
+                configuration=self.reloader.status,
+                kept=lambda: stores.kept(self.store, hub),
+                ignored=lambda: stores.ignored(self.store, hub),
+                keys=self.identities.status,
+                limits=lambda: {**self.limiter.status(), "root": self.mesh.limit_root.status()},
+                accounts=dict if self.accounts is None else self.accounts.status,
+            ),
             problems=self.watcher.problems,
+            origins=self._origins,
+            newest_epoch=lambda: self.listeners.hop_authenticator.newest_epoch,
         )
-        self.tier_admin.newest_epoch = lambda: self.listeners.hop_authenticator.newest_epoch
-        self.tier_admin.origins = self._origins
-        self.tier_admin.issued = self.identities.status
-        self.tier_admin.limits = lambda: {**self.limiter.status(), "root": self.mesh.limit_root.status()}
-        hub = self.topology.regions[config.region].hub
-        self.tier_admin.kept = lambda: stores.kept(self.store, hub)
-        self.tier_admin.ignored = lambda: stores.ignored(self.store, hub)
         stores.observe(self.metrics, self.store, hub)
-        if self.accounts is not None:
-            self.tier_admin.accounts = self.accounts.status
+        self.telemetry.recorder = Recorder(config.region)
         self.admin = AdminServer(
             self.tier_admin, self.metrics, self.decisions, self.plane.tls.listener("admin", config.admin),
             config.admin.made(config.trust_domain),
+            acted=None if self.accounts is None else self.accounts.acted,
+            more=(("GET", "/record", self.telemetry.recorder.stream, "read"),),
         )  # fmt: skip
-        if self.accounts is not None:
-            self.admin.acted = self.accounts.acted
-        self.telemetry.recorder = Recorder(config.region)
-        self.admin.more = (("GET", "/record", self.telemetry.recorder.stream, "read"),)
         self.admin.show(lambda: self.flow.law, self.store)
 
     def _watch_replicas(self, rng: Random) -> None:

@@ -1,4 +1,4 @@
-"""The regional tier's part of serving: authentication, headers, and reports to the operator.
+"""The regional tier's part of serving a request: its hop token, headers to engines and clients, what is recorded of it.
 
 There are two listeners: the tier listener takes hop tokens of the global tier; the client listener, if configured,
 takes API keys and evaluates the law itself (`farhop.service.authenticator`). Never picks a replica: the flow does.
@@ -8,46 +8,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farhop.balance import model_steps, outcome
+from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.identity.hop_token import request_line
 from farhop.relay import answers
-from farhop.service.admin import composed
 from farhop.service.authenticator import CALLERS_MAX, Caller, narrowed, recorded
-from farhop.service.lawbook import LawBook
 from farhop.service.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
-from farhop.store.kept import notice
 from farhop.telemetry import attributes as a
-from farhop.telemetry.release import release
 from regional_lb.app.redirect_token import RETRY_AFTER_S, TenantTerms, terms_of, vouched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from farhop.balance.machine import Request, Usage
+    from farhop.balance.machine import Usage
     from farhop.balance.model_facts import ModelFacts
     from farhop.identity.hop_token import HopVerifier
     from farhop.relay.active import ActiveRequest
     from farhop.relay.answers import Reply
     from farhop.relay.formats.prompt import Preferences
     from farhop.relay.http.head import Head
-    from farhop.service.admin import Question
-    from farhop.service.authenticator import KeyAuthenticator
     from farhop.service.clock import Clock
-    from farhop.service.ingress import Ingress
     from farhop.service.request_telemetry import RequestContext, RequestTelemetry
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
-    from regional_lb.app.model_names import ModelNames
-    from regional_lb.app.overrides import Overrides
-    from regional_lb.app.refusals import RefusalBook
-    from regional_lb.mesh.peers import Peers
     from regional_lb.scheduler.flow import RegionalFlow
     from regional_lb.scheduler.pick import Pick
 
-QUEUES_SHOWN_MAX = 64  # lines of band and tenant, the longest first
 _HOP_DETAILS = {
     outcome.HOP_MISSING: "this listener is for the global tier: a hop token is required",
     outcome.HOP_FORGED: "the hop token is not genuine",
@@ -233,170 +219,3 @@ def _why(decision: Pick) -> str:
     if assigned is None:
         return ""
     return f"{assigned.why}: {assigned.version}" + (", fallback" if decision.split == "fallback" else "")
-
-
-class RegionalAdmin:
-    """What a regional balancer provides to its admin port. `overrides` and `peers` are shown in its status."""
-
-    def __init__(
-        self,
-        instance: str,
-        *,
-        flow: RegionalFlow,
-        authenticator: KeyAuthenticator,
-        ingress: Ingress,
-        clock: Clock,
-        overrides: Sequence[Overrides | RefusalBook | ModelNames] = (),
-        peers: Peers | None = None,
-        laws: LawBook | None = None,
-        configuration: Callable[[], dict[str, Any]] = dict,
-        problems: Callable[[str], list[str]] = lambda _name: [],
-    ) -> None:
-        self._problems = problems
-        self._instance, self._flow, self._authenticator, self._ingress, self._clock = (
-            instance,
-            flow,
-            authenticator,
-            ingress,
-            clock,
-        )
-        self._overrides, self._peers = overrides, peers
-        self._configuration = configuration
-        self._laws = laws if laws is not None else LawBook({}, flow.law, lambda _: None, lambda _: None)
-        self.stopping = False
-        self.kept: Callable[[], list[dict[str, Any]]] = list  # what main keeps of etcd on disk
-        self.ignored: Callable[[], list[dict[str, Any]]] = list  # what in etcd does not count by our signing keys
-        self.issued: Callable[[], dict[str, Any]] = dict  # which API keys main follows
-        self.limits: Callable[[], dict[str, Any]] = dict  # what tenants may use
-        self.accounts: Callable[[], dict[str, Any]] = dict  # what is written down of requests
-        # Where replicas come from, and what was left out; main says it, since the flow does not know.
-        self.origins: Callable[[], dict[str, Any]] = dict
-        self.newest_epoch: Callable[[], int] = int  # of the laws that hop tokens named
-
-    def ready(self) -> bool:
-        """Whether some replica can take requests, the peers have sent their state, and this process is not shutting
-        down.
-        """
-        now = self._clock.now()
-        flow = self._flow
-        if self.stopping or (self._peers is not None and not self._peers.warm):
-            return False
-        return any(len(flow.wait_estimate.able(model, now)) for model in flow.fleet.view.by_model)
-
-    def notice(self) -> str:
-        """See TierAdmin."""
-        return notice(self.kept())
-
-    def status(self) -> dict[str, Any]:
-        """Replicas with health and load, and the queue."""
-        flow, now = self._flow, self._clock.now()
-        return {
-            "tier": "regional",
-            "region": flow.config.region,
-            "instance": self._instance,
-            "version": release(),
-            "law_epoch": flow.law.epoch,
-            "law": {**self._laws.status(), "newest_named": self.newest_epoch()},
-            "configuration": self._configuration(),
-            "policies": flow.policies.status(),
-            "splits": flow.splits.status(flow.fleet.view.by_variant),
-            "overrides": {one.what: one.status() for one in self._overrides},
-            "kept": self.kept(),
-            "ignored": self.ignored(),
-            "keys": self.issued(),
-            "limits": self.limits(),
-            "accounts": self.accounts(),
-            "under_way": flow.under_way,
-            "queued_requests": len(flow.queue),
-            "queued_tokens": flow.queue.tokens,
-            "queue": [
-                {"priority": band, "tenant": tenant, "requests": n}
-                for (band, tenant), n in flow.queue.by_tenant().most_common(QUEUES_SHOWN_MAX)
-            ],
-            "trie_nodes": flow.fleet.trie.nodes,
-            "predicted_hit_tokens": flow.learning.predicted_tokens,
-            "actual_hit_tokens": flow.learning.actual_tokens,
-            "scaling": flow.scaling.status(),
-            "modes": {model: flow.fleet.mode(model, now) for model in sorted(flow.fleet.view.by_model)},
-            "ejections": dict(flow.fleet.standing.ejections),
-            "peers": self._peers.status() if self._peers is not None else [],
-            "replicas": [self._replica(name, now) for name in sorted(flow.fleet.view.replicas)],
-            **self.origins(),
-        }
-
-    def _replica(self, name: str, now: float) -> dict[str, Any]:
-        flow = self._flow
-        replica, health, load = (
-            flow.fleet.view.replicas[name],
-            flow.fleet.standing.read(name, now),
-            flow.fleet.ledger.load(name),
-        )
-        sample, speed, shares = replica.sample, flow.fleet.speeds[name], flow.fleet.shares
-        total = load if shares is None else shares.with_others(name, load)
-        return {
-            "replica": name,
-            "address": str(replica.address),
-            "models": sorted(replica.models),
-            "version": replica.version,
-            "models_missing": sorted(replica.missing),
-            "role": replica.role,
-            "state": health.state,
-            "why": health.why,
-            "problems": self._problems(name),
-            "until_s": health.until - now if health.until is not None else None,
-            "share": flow.fleet.standing.offered(name, now),
-            "failing_share": flow.fleet.standing.outliers.failing(name),
-            "owned": shares is None or shares.owns(name),
-            "in_flight": load.in_flight,
-            "in_flight_elsewhere": total.in_flight - load.in_flight,
-            "slots": replica.slots,
-            "prefill_tokens": load.prefill_tokens,
-            "kv_tokens": load.kv_tokens,
-            "kv_tokens_total": replica.kv_tokens,
-            "engine_waiting": sample.waiting if sample is not None else None,
-            "engine_running": sample.running if sample is not None else None,
-            "engine_kv_usage": sample.kv_usage if sample is not None else None,
-            "engine_hit_share": sample.hit_share if sample is not None else None,
-            "reports_cached_tokens": flow.fleet.unreported_hits.reported(name),
-            "sample_age_s": now - sample.at if sample is not None else None,
-            "prefill_ms_per_token": speed.prefill_ms_per_token,
-            "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
-            "speed_uncertainty": speed.uncertainty,
-            "speed_sample_age_s": now - speed.sampled_at if speed.sampled_at is not None else None,
-            "slow": flow.fleet.speeds.slow(name, total.in_flight, now),
-            "adapters_loaded": list(flow.fleet.adapters.loaded(name)),
-            "kv_events": flow.fleet.blocks.events_state(name),
-        }
-
-    def compose(self, question: Question) -> Request:
-        """See TierAdmin."""
-        return composed(self._ingress, self._authenticator, question)
-
-    def explain(self, request: Request) -> dict[str, Any]:
-        """The replica that a request would be sent to now, and why."""
-        flow = self._flow
-        region = flow.config.region
-        why = flow.law.request_verdict(request).why_not(region)
-        served = request.model in flow.fleet.view.by_model
-        need = flow.wait_estimate.need_of(request)
-        choice = flow.wait_estimate.consider(request, need, self._clock.now()) if served else None
-        return {
-            "region": region,
-            "model": request.model,
-            "notes": [model_steps.alias_note(request)] if request.alias else [],
-            "unlawful": why,
-            "reasons": PickReasons().record(choice) if choice is not None else None,
-            "law": self._laws.status(),
-        }
-
-    def scaling(self) -> dict[str, dict[str, int]]:
-        """See TierAdmin."""
-        return {self._flow.config.region: self._flow.scaling.desired()}
-
-    def law(self) -> dict[str, Any]:
-        """See TierAdmin."""
-        return self._laws.document()
-
-    def topology(self) -> dict[str, Any]:
-        """See TierAdmin."""
-        return self._laws.topology()

@@ -123,6 +123,8 @@ class GatewayRun(AttemptRun):
     def start(self, address: Address) -> None:
         """Send the gateway the endpoint."""
         self._places = self._stream.picker.endpoints(self.active) or [(self.target, address)]
+        if address in self.owner.unsalted_until:
+            self._leave_out_salt(address)
         try:
             request_head, body = self.request(b"")
         except Exception as error:  # noqa: BLE001 - as in AttemptRun.connected: the tier's headers failed, this request is over
@@ -164,6 +166,10 @@ class GatewayRun(AttemptRun):
 
     def _may_be_unsupported(self) -> bool:
         """It could not be sent elsewhere."""
+        return False
+
+    def _is_sent_again(self, body: bytes, address: Address) -> bool:  # noqa: ARG002 - the next requests go without
+        """A gateway sends each request once: the engine's refusal is the answer."""
         return False
 
 

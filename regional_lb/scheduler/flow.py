@@ -740,7 +740,7 @@ class RegionalFlow:
         ):
             most_s = 0.0
         weight = self._weight_of(request.tenant)
-        if most_s <= 0.0 and self._patience.waits_on(state, now):
+        if most_s <= 0.0 and now < self._patience.late_until(state, now):
             state.late = self._patience.crowds(state, more=1)
             most_s = self.config.queue.wait_s - request.waited_s
         if most_s <= 0.0:
@@ -871,11 +871,11 @@ class RegionalFlow:
             if placed:
                 self.queue.remove(state.request.id, served=True)
                 return placed
-        if state.request.id in self.queue and self._patience.waits_on(state, now):
+        if state.request.id in self.queue and now < (until := self._patience.late_until(state, now)):
             if self._patience.crowds(state):
                 state.late = True
                 self.queue.step_back(state.request.id)
-            return [self._timer(state, min(state.request.deadline, state.late_until))]
+            return [self._timer(state, min(state.request.deadline, until))]
         return [self._refuse(state, outcome.QUEUE_TIMEOUT, "no replica had room in time", now)]
 
     def _elsewhere(self, state: RequestState, failed: str, reason: Outcome, now: float) -> list[Command]:

@@ -5,6 +5,7 @@ Reads the queue and the wait estimate. Never changes the queue, and never answer
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from regional_lb.scheduler.queue import LATE_SHARE, SLOWDOWN_MAX
@@ -34,19 +35,17 @@ class Patience:
         weight = self._weight_of(request.tenant)
         return self._queue.crowds(state.variant, request.priority, request.tenant, weight, more)
 
-    def waits_on(self, state: RequestState, now: float) -> bool:
-        """Whether a request that has waited too long may keep waiting: not if it stepped back already, or has waited as
-        long as any may. If another region may have room for it, the limit is its time-to-first-token objective: let go
-        as soon as it steps back, it would find less of its prompt cached, and as little room. Sets the
-        request's `late_until`."""
+    def late_until(self, state: RequestState, now: float) -> float:
+        """Until when a request that has waited too long may keep waiting: as long as any may, or not at all (-inf) if
+        it stepped back already. If another region may have room for it, the limit is its time-to-first-token objective:
+        let go as soon as it steps back, it would find less of its prompt cached, and as little room."""
         request, config = state.request, self.config
         if state.late:
-            return False
+            return -inf
         elsewhere = request.issuer and request.promised_ttft_ms is not None and not request.waited_s
         most_s = min(config.wait_s, self._objective_s(state, now)) if elsewhere else config.wait_s
         since = now if state.held_at is None else state.held_at
-        state.late_until = since + most_s - request.waited_s
-        return now < state.late_until
+        return since + most_s - request.waited_s
 
     def most_s(self, state: RequestState, now: float) -> float:
         """How long a request may wait, in seconds: less if its band has a standing queue, rather than a burst that is

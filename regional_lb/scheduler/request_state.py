@@ -42,7 +42,6 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     resumes: int = 0  # how often its stream broke and had to continue elsewhere
     carrier: Carrier | None = None  # by what its stream continues; None: there is nothing to continue
     late: bool = False  # it waited too long in a standing queue and stepped back behind younger requests
-    late_until: float = 0.0  # the longest that it then waits
     paired: bool = False  # in the last attempt, another replica computes or computed the prompt
 
     @property

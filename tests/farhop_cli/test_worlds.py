@@ -37,6 +37,7 @@ def test_the_worst_world_comes_first_and_decides(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["summary"]["without_loss"] == 1.0
     assert [one["rival"] for one in found["rivals"]] == ["gorgo", "skywalker"]
+    assert found["standings"]["gorgo"] == {"router": "gorgo", "level": 0, "soon": 0}  # beside Farhop, the best other
 
 
 def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
@@ -47,6 +48,8 @@ def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
     assert any(line.endswith("| 0 | 1 | missed |") for line in lines)
     assert "**1.100 ± 0.010**" in page
     assert "| 1.005 ± 0.010 |" in page
+    assert "| farhop | 90.0 |  |  | 2 | 2 |" in lines
+    assert any(line.startswith("| gorgo | 85.0 |") and line.endswith("| 0 | 0 |") for line in lines)
     assert "| **0.700 ± 0.020** | 0.0 / 25.0 |" in page
 
 

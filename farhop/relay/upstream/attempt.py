@@ -91,6 +91,7 @@ class AttemptRun:
         "_over",
         "_pause_s",
         "_paused",
+        "_recalled",
         "_refusal",
         "_silent_s",
         "_status",
@@ -124,6 +125,7 @@ class AttemptRun:
         self._transcript = Transcript(active.continuation) if active.continuation is not None else None
         self._refusal: tuple[Outcome, float | None] | None = None
         self._over = self._paused = False
+        self._recalled = False  # it may be sent nowhere again: the law forbids it now
         self.began = self.whole = False
         self.streams = False  # whether the answer is one of events, which can end with an error event
         self.timing = b""  # the upstream's own server-timing
@@ -172,8 +174,8 @@ class AttemptRun:
         if answer.status in (404, 405, 501) and self._may_be_unsupported():
             self._tap = RefusalTap(engine_faults.is_unsupported, outcome.PATH_UNSUPPORTED)
         elif answer.status in engine_faults.TOO_LONG_STATUSES and self._may_be_held_elsewhere():
-            self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG, salted=self._is_salted())
-        elif answer.status in engine_faults.SALT_STATUSES and self._is_salted():
+            self._tap = RefusalTap(engine_faults.is_too_long, outcome.TOO_LONG, salted=self._may_be_salted())
+        elif answer.status in engine_faults.SALT_STATUSES and self._may_be_salted():
             self._tap = RefusalTap(None, None, salted=True)
         elif (
             answer.status >= 300
@@ -201,9 +203,10 @@ class AttemptRun:
         forward = self.active.forward
         return forward is not None and forward.longer
 
-    def _is_salted(self) -> bool:
-        """Whether an engine is asked with a `cache_salt`, of ours or of the client's."""
-        return not self.owner.upstream_is_tier and without_salt(self.body) is not self.body
+    def _may_be_salted(self) -> bool:
+        """Whether an engine may be asked with a `cache_salt`. To be sure takes 20 ms of the longest body: that is left
+        until an engine says that it refuses one."""
+        return not self.owner.upstream_is_tier and b'"cache_salt"' in self.body
 
     def received(self, data: bytes) -> None:
         """Pass body bytes on."""
@@ -243,8 +246,9 @@ class AttemptRun:
                 self.owner.failed(self, self._tap.reason)
                 return
             if self._tap.salt_unknown:
-                self._ask_unsalted()
-                return
+                if self._asks_unsalted():
+                    return
+                rest = self._tap.kept
         if isinstance(self._tap, FaultTap) and self._tap.unfit:
             rest = self._in_our_words(self._tap)
         elif self.streams and ERROR in rest:
@@ -256,16 +260,27 @@ class AttemptRun:
             self.active.exchange.write(rest)
         self.owner.ended(self, self._ended())
 
-    def _ask_unsalted(self) -> None:
-        """Ask the same engine again, without the salt that it refused: it has none to keep caches apart by."""
+    def _asks_unsalted(self) -> bool:
+        """Ask the same engine again, without the salt that it refused: it has none to keep caches apart by. False where
+        that cannot be: its refusal is the answer."""
+        body, forward = without_salt(self.body), self.active.forward
+        if body is self.body or forward is None:
+            return False
         self.owner.salt_unknown(self)
-        forward = self.active.forward
-        assert forward is not None  # it was asked
-        self.last_activity_at = now = self.owner.clock()
-        self.owner.unsalted_until[forward.address] = now + _UNSALTED_S
+        self.owner.unsalted_until[forward.address] = self.owner.clock() + _UNSALTED_S
+        return self._is_sent_again(body, forward.address)
+
+    def _is_sent_again(self, body: bytes, address: Address) -> bool:
+        """Send this body to the same upstream, unless the law forbids it by now. Returns whether the refusal before is
+        no answer then."""
+        if self._recalled:
+            self._give_up(outcome.UNLAWFUL_HERE)
+            return True
+        self.last_activity_at = self.owner.clock()
         self._status, self._onward, self._tap, self._connection, self.load = 0, b"", None, None, None
-        self._over, self.timing = False, b""
-        self.start(forward.address)
+        self._over, self.timing, self.body = False, b"", body
+        self.start(address)
+        return True
 
     def _in_our_words(self, tap: FaultTap) -> bytes:
         """The body that replaces an engine's error that must not reach clients."""
@@ -337,14 +352,19 @@ class AttemptRun:
 
     def start(self, address: Address) -> None:
         """Request a connection to the upstream."""
-        pool, unsalted_until = self.owner.pool, self.owner.unsalted_until
-        if address in unsalted_until:
-            if unsalted_until[address] > self.owner.clock():
-                self.body = without_salt(self.body)
-            else:
-                del unsalted_until[address]
+        pool = self.owner.pool
+        if address in self.owner.unsalted_until:
+            self._leave_out_salt(address)
         lend = pool.lend_fresh if self.active.needs_fresh else pool.lend
         lend(address, self, len(self.body))
+
+    def _leave_out_salt(self, address: Address) -> None:
+        """This upstream was seen to refuse a salt: ask without, for a while."""
+        unsalted_until = self.owner.unsalted_until
+        if unsalted_until[address] > self.owner.clock():
+            self.body = without_salt(self.body)
+        else:
+            del unsalted_until[address]
 
     def abort(self) -> None:
         """Cancel the work upstream at once, without a callback."""
@@ -359,6 +379,7 @@ class AttemptRun:
 
     def recall(self) -> None:
         """See active.Attempt. If the request was sent in part, the rest stays here: it is of no use there."""
+        self._recalled = True
         if not self._over and not self.is_sent:
             self._give_up(outcome.UNLAWFUL_HERE)
 

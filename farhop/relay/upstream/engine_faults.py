@@ -202,8 +202,8 @@ def _without_trace(event: bytes) -> bytes:
 
 class RefusalTap:
     """For the body of an answer that may be no answer yet: held until it shows whether it `means` what it may, then
-    `reason` says so; or, if the request is `salted`, `salt_unknown` says that the engine refuses the salt. What is
-    longer than such a body passes as it is."""
+    `reason` says so; or, if the request may be `salted`, `salt_unknown` says that the engine refuses the salt, and
+    `kept` is the body. What is longer than such a body passes as it is."""
 
     __slots__ = ("_means", "_passes", "_salted", "_why", "kept", "reason", "salt_unknown")
 
@@ -239,6 +239,8 @@ class RefusalTap:
             self.reason = self._why
         else:
             self.salt_unknown = self._salted and refuses_salt(kept)
+        if self.salt_unknown:
+            self.kept = kept
         return b"" if self.reason is not None or self.salt_unknown else kept
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farhop.store.contract import ANNOUNCE_PREFIX
-from farhop.store.documents.document import DocumentError, check_size, check_text, read
+from farhop.store.documents.document import DocumentError, check_name, check_size, check_text, read
 
 DOCUMENT_LIMIT_BYTES = 16 * 1024
 TEXT_LIMIT = 256
@@ -65,10 +64,7 @@ def decode(document: bytes) -> AnnounceReport:
 def check(report: AnnounceReport) -> None:
     """Raise DocumentError at the first field outside its domain."""
     for field in ("entry", "region", "instance", "speaker", "wanted"):
-        text = getattr(report, field)
-        check_text(field, text, TEXT_LIMIT)
-        if "/" in text:
-            raise DocumentError(field, "must hold no '/'")
+        check_name(field, getattr(report, field), TEXT_LIMIT)
     if not 0 < len(report.prefixes) <= PREFIXES_LIMIT:
         raise DocumentError("prefixes", f"must be 1 to {PREFIXES_LIMIT}")
     for text in (*report.prefixes, *report.sessions):
@@ -78,13 +74,3 @@ def check(report: AnnounceReport) -> None:
     for field, seconds in (("held_s", report.held_s), ("since", report.since)):
         if not 0.0 <= seconds <= SECONDS_MAX:
             raise DocumentError(field, f"must be 0 to {SECONDS_MAX:g} seconds")
-
-
-def parse_key(key: str) -> tuple[str, str] | None:
-    """(region, instance) from the etcd key of an announcer's report; None for any other key."""
-    if not key.startswith(ANNOUNCE_PREFIX):
-        return None
-    match key[len(ANNOUNCE_PREFIX) :].split("/"):
-        case [region, instance] if region and instance:
-            return region, instance
-    return None

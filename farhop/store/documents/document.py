@@ -48,3 +48,10 @@ def check_text(field: str, text: str, limit: int, *, blank: bool = False) -> Non
     """Raise DocumentError unless `text` has 1 to `limit` printable characters. Only with `blank` may all be spaces."""
     if not 0 < len(text) <= limit or not text.isprintable() or not (blank or text.strip()):
         raise DocumentError(field, f"must be 1 to {limit} printable characters")
+
+
+def check_name(field: str, name: str, limit: int) -> None:
+    """Raise DocumentError unless `name` is such a text, and can be one part of a key."""
+    check_text(field, name, limit)
+    if "/" in name:
+        raise DocumentError(field, "must hold no '/'")

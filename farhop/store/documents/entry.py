@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from farhop.store.documents.document import DocumentError, check_size, check_text, read
+from farhop.store.documents.document import check_name, check_size, check_text, read
 from farhop.store.documents.report import check_address
 
 DOCUMENT_LIMIT_BYTES = 16 * 1024
@@ -49,11 +49,8 @@ def decode(document: bytes) -> EntryReport:
 
 def check(report: EntryReport) -> None:
     """Raise DocumentError at the first field outside its domain."""
-    for field in ("region", "instance"):
-        text = getattr(report, field)
-        check_text(field, text, TEXT_LIMIT)
-        if "/" in text:
-            raise DocumentError(field, "must hold no '/'")
+    check_name("region", report.region, TEXT_LIMIT)
+    check_name("instance", report.instance, TEXT_LIMIT)
     if report.admin_address:
         check_address("admin_address", report.admin_address)
     if report.version:

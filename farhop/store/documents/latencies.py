@@ -9,8 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from farhop.balance.estimate.network_latencies import RTT_MS_MAX, Latency, parse
-from farhop.store.contract import LATENCY_PREFIX
-from farhop.store.documents.document import DocumentError, check_size, check_text, read
+from farhop.store.documents.document import DocumentError, check_name, check_size, read
 
 DOCUMENT_LIMIT_BYTES = 256 * 1024
 NETWORKS_LIMIT = 4096
@@ -47,11 +46,8 @@ def decode(document: bytes) -> LatencyReport:
 
 def check(report: LatencyReport) -> None:
     """Raise DocumentError at the first field outside its domain."""
-    for field in ("region", "instance"):
-        text = getattr(report, field)
-        check_text(field, text, TEXT_LIMIT)
-        if "/" in text:
-            raise DocumentError(field, "must hold no '/'")
+    check_name("region", report.region, TEXT_LIMIT)
+    check_name("instance", report.instance, TEXT_LIMIT)
     if len(report.networks) > NETWORKS_LIMIT:
         raise DocumentError("networks", f"must be at most {NETWORKS_LIMIT}")
     for text, one in report.networks.items():
@@ -63,13 +59,3 @@ def check(report: LatencyReport) -> None:
             raise DocumentError("networks", f"{text}: ms must be 0 to {RTT_MS_MAX:g}")
         if one.samples < 1:
             raise DocumentError("networks", f"{text}: samples must be 1 or more")
-
-
-def parse_key(key: str) -> tuple[str, str] | None:
-    """(region, instance) from the etcd key of such a report; None for any other key."""
-    if not key.startswith(LATENCY_PREFIX):
-        return None
-    match key[len(LATENCY_PREFIX) :].split("/"):
-        case [region, instance] if region and instance:
-            return region, instance
-    return None

@@ -1,7 +1,7 @@
 """Which texts were sent to whom: one radix tree of bytes with owners, as in SGLang's router and SkyWalker.
 
 It remembers what was sent, not what an engine still holds. Invariants: an owner of a node owns its parent, too; `size`
-is the sum of an owner's labels; above `chars_max` an owner's leaves are evicted, oldest first, every `evict_s`. Reading
+is the sum of an owner's labels; above `chars_max` an owner's leaves are evicted, oldest first, every EVICT_S. Reading
 (`match`, `depths`) never writes.
 """
 
@@ -29,8 +29,8 @@ class _Node:
 class PrefixTree:
     """See the module's head. Characters are bytes."""
 
-    def __init__(self, chars_max: int = CHARS_MAX, evict_s: float = EVICT_S) -> None:
-        self._chars_max, self._evict_s = chars_max, evict_s
+    def __init__(self, chars_max: int = CHARS_MAX) -> None:
+        self._chars_max = chars_max
         self._root = _Node(b"", None, {})
         self._sizes: Counter[str] = Counter()
         self._evict_at: float | None = None
@@ -79,9 +79,9 @@ class PrefixTree:
             at += len(child.label)
             node = child
         if self._evict_at is None:
-            self._evict_at = now + self._evict_s
+            self._evict_at = now + EVICT_S
         elif now >= self._evict_at:
-            self._evict_at = now + self._evict_s
+            self._evict_at = now + EVICT_S
             for name in [name for name, size in self._sizes.items() if size > self._chars_max]:
                 self._evict(name)
 

@@ -17,6 +17,7 @@ from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, te
 
 from farhop.balance import outcome
 from farhop.balance.machine import Address, Forward, Request, Usage
+from farhop.config import ConfigError
 from farhop.service.authenticator import Caller
 from farhop.service.decisions import Decisions
 from farhop.service.request_telemetry import MODEL_CHARS_MAX, InstrumentedTier, RequestTelemetry
@@ -142,6 +143,40 @@ async def test_what_the_law_keeps_from_here_leaves_nothing_here(up: Both, collec
     assert len(up.global_.decisions) == len(up.regional.decisions) == 1  # the later request's
     if answer.status == 200:
         assert up.global_.decisions.get(answer.headers["x-farhop-decision"]) is None
+
+
+@pytest.mark.parametrize("of_whom", ["the tenant", "its key", "its model", "a law that came meanwhile"])
+async def test_no_span_goes_to_a_collector_where_the_law_allows_no_records(
+    collector: Collector, engine: Engine, of_whom: str
+) -> None:
+    in_us: dict[str, Any] = {"residency": {"processing": {"allow": ["world"]}, "logging": {"allow": ["us"]}}}
+    plain = tenant("ours")
+    at_first = {
+        "the tenant": tenant("ours", **in_us),
+        "its key": {**plain, "keys": [{**plain["keys"][0], "within": ["us"]}]},
+        "its model": {**plain, "models": {MODEL: {"deny": ["jp"]}}},
+        "a law that came meanwhile": plain,
+    }[of_whom]
+    elsewhere = {"traces": {"region": "tokyo"}}
+    async with both(engine, topology(at_first), regional=elsewhere, global_=elsewhere) as up:
+        engine.behaviour = "wait"
+        asking = asyncio.create_task(send(up.entry, _traced(12, key="sk-farhop-ours")))
+        await until(lambda: engine.seen)
+        if of_whom == "a law that came meanwhile":
+            for one in (up.global_, up.regional):
+                one.laws.adopt(Law(replace(topology(tenant("ours", **in_us)), epoch=2)))
+        engine.release.set()
+        answer = await asking
+        assert answer.status == 200
+        assert await _spans_of_others(up, collector) == {}
+        assert up.global_.decisions.get(answer.headers["x-farhop-decision"]) is not None  # kept here
+
+
+@pytest.mark.parametrize("tier", ["global_", "regional"])
+async def test_a_collector_in_no_region_is_an_error_that_names_the_field(engine: Engine, tier: str) -> None:
+    with pytest.raises(ConfigError, match="no region 'atlantis' in the topology; known are frankfurt"):
+        async with both(engine, topology(), **{tier: {"traces": {"region": "atlantis"}}}):
+            pass
 
 
 async def test_a_request_that_ends_before_it_is_read_leaves_nothing_where_another_law_forbids_it(

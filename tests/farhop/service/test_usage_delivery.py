@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 from inprocess import Engine, both, chat, send, tenant, topology, until
 
@@ -39,7 +40,16 @@ async def taking(answer: Callable[[list[Any]], int]) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def test_what_waited_is_not_sent_where_the_law_of_then_let_it_and_that_of_now_does_not(tmp_path: Path) -> None:
+KEYED = tenant("noted-here")
+KEYED_HERE = {**KEYED, "keys": [{**KEYED["keys"][0], "within": ["us"]}]}
+
+
+@pytest.mark.parametrize(
+    "of_now", [tenant("noted-here", **HERE_ALONE), KEYED_HERE], ids=["the tenant's rule", "the key's places"]
+)
+async def test_what_waited_is_not_sent_where_the_law_of_then_let_it_and_that_of_now_does_not(
+    of_now: dict[str, Any], tmp_path: Path
+) -> None:
     got, answers = list[Any](), list[int]()
 
     def answer(batch: list[Any]) -> int:
@@ -49,7 +59,7 @@ async def test_what_waited_is_not_sent_where_the_law_of_then_let_it_and_that_of_
         return answers[-1]
 
     world = topology(tenant("noted-here"))
-    narrower = topology(tenant("noted-here", **HERE_ALONE))
+    narrower = topology(of_now)
     async with taking(answer) as url, Engine().running() as engine:
         usage = {"usage": {"dir": str(tmp_path), "sync": "never", "http": {"url": url, "region": "tokyo"}}}
         async with both(engine, world, global_=usage) as running:

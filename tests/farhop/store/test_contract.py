@@ -9,6 +9,7 @@ from farhop.store.contract import (
     Conflict,
     StoreError,
     override_key,
+    parse_instance_key,
     parse_report_key,
     pick_key,
     report_key,
@@ -50,6 +51,25 @@ def test_the_layout_is_what_operators_type():
 )
 def test_other_keys_are_nobodys_report(key):
     assert parse_report_key(key) is None
+
+
+@given(names, names)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_key_of_an_instance_says_which_one_it_is_under_its_own_prefix_only(region, instance):
+    made = {
+        contract.ENTRY_PREFIX: contract.entry_key,
+        contract.LATENCY_PREFIX: contract.latency_key,
+        contract.ANNOUNCE_PREFIX: contract.announce_key,
+    }
+    for prefix, key in made.items():
+        for other in made:
+            found = parse_instance_key(other, key(region, instance))
+            assert found == ((region, instance) if other == prefix else None)
+
+
+@pytest.mark.parametrize("rest", ["", "tokyo", "tokyo/", "/a", "tokyo/a/b"])
+def test_other_keys_are_no_instances(rest):
+    assert parse_instance_key(contract.ENTRY_PREFIX, contract.ENTRY_PREFIX + rest) is None
 
 
 @pytest.mark.parametrize("name", ["", "a/b"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from farhop_lab.bench import decide
 from farhop_lab.bench import scrape as bench
 from regional_lb.engines.signals.engines import ENGINES
 
 
 def test_every_row_is_a_measurement_of_the_shipped_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "REPEATS", 2)
+    monkeypatch.setattr(decide, "REPEATS", 2)
     monkeypatch.setattr(bench, "PAGES", 3)
     rows = bench.read()
     read = [name for name in ENGINES for _ in range(2)]

@@ -102,3 +102,21 @@ def test_a_prompt_that_no_engine_can_hold_is_not_refused(alike: bool, refused: f
     )
     found = random_worlds.router_result([result], alike=alike)  # type: ignore[list-item]
     assert (found.failed, found.refused) == (pytest.approx(0.3), pytest.approx(refused))
+
+
+def test_every_router_is_held_to_the_best_of_the_others() -> None:
+    def world(**all_ran: tuple[float, float]) -> random_worlds.Verdict:
+        results = {name: random_worlds.RouterResult(good, 0.0, p90) for name, (good, p90) in all_ran.items()}
+        one = next(iter(results.values()))
+        return random_worlds.Verdict(0, "chat", 0.9, "a", None, None, 0.5, 9.0, one, one, False, False, "", results)
+
+    found = random_worlds.standings(
+        [
+            world(farhop=(0.90, 100.0), a=(0.895, 110.0), b=(0.5, 50.0)),  # a is level, b the soonest of few
+            world(farhop=(0.80, 200.0), a=(0.90, 190.0), b=(0.90, 100.0)),  # of two that are equal, b was the better
+        ]
+    )
+    assert {name: (one.level, one.soon) for name, one in found.items()} == {
+        "farhop": (1, 1), "a": (2, 0), "b": (1, 2),
+    }  # fmt: skip
+    assert random_worlds.standings([]) == {}

@@ -237,17 +237,6 @@ async def test_what_was_sent_is_acknowledged_under_our_own_name(up: Both) -> Non
     assert up.global_.flow.regions.load_of(instance).outstanding_bytes == 0.0
 
 
-async def test_the_status_names_every_known_region(up: Both) -> None:
-    status = up.global_.tier_admin.status()
-    assert status["store_trouble"] is None
-    (region,) = status["regions"]
-    assert (region["region"], region["state"], region["rtt_ms"]) == ("virginia", "up", 1.0)
-    assert region["instances"][0]["report_age_s"] < 3.0
-    assert up.global_.tier_admin.ready()
-    found = [{"hub": "main", "trouble": None}]  # operators' commands find it there
-    await until(lambda: up.global_.tier_admin.status()["published"] == found)
-
-
 @pytest.mark.parametrize("taken", ["listen", "admin"])
 async def test_what_was_opened_is_closed_when_the_rest_cannot_be(up: Both, taken: str) -> None:
     config = global_config(instance="g2", **{taken: {"port": up.entry}})
@@ -263,21 +252,3 @@ async def test_the_client_listener_does_not_hear_of_hop_outcomes(up: Both) -> No
     assert answer.status == 503
     assert "x-farhop-outcome" not in answer.headers
     assert answer.headers["retry-after"]
-
-
-async def test_a_region_that_takes_none_of_our_tokens_is_named(up: Both) -> None:
-    """All else of it looks well: it reports, and its channel works."""
-
-    def age_s() -> float | None:
-        (region,) = up.global_.tier_admin.status()["regions"]
-        age: float | None = region["token_rejected_age_s"]
-        return age
-
-    assert (await send(up.entry, chat())).status == 200
-    assert age_s() is None
-    up.global_.tier.resign(HopSigner({"k1": b"y" * 32}, "k1", "virginia"), lambda _region: False)
-    answer = await send(up.entry, chat())
-    assert (answer.status, "hop_token_rejected" in answer.json["error"]["message"]) == (503, True)
-    found = age_s()
-    assert found is not None
-    assert found < 60.0

@@ -221,15 +221,6 @@ async def test_the_engine_gets_its_own_key_and_never_the_clients(
             assert engine.seen[-1][0]["authorization"] == "Bearer sk-engine"
 
 
-async def test_a_replica_that_is_down_makes_it_unready(up: Both, engine: Engine) -> None:
-    assert up.regional.tier_admin.ready()
-    engine.healthy = False
-    await until(lambda: not up.regional.tier_admin.ready())
-    (replica,) = up.regional.tier_admin.status()["replicas"]
-    assert (replica["state"], replica["why"]) == ("down", "alive, not ready")  # 503 is its own status for that
-    assert up.regional.tier_admin.status()["modes"] == {MODEL: "all_down"}
-
-
 async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_shown(engine: Engine) -> None:
     replicas = [{"url": f"http://{engine.address}", "models": [MODEL], "name": name} for name in ("one", "two")]
     async with both(engine, WORLD, regional={"replicas": replicas}) as up:
@@ -260,25 +251,6 @@ async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_shown(eng
         assert (await send(up.client, chat())).headers["x-farhop-replica"] == other["replica"]
 
 
-async def test_what_the_engine_says_of_its_cache_is_shown(engine: Engine) -> None:
-    engine.page += "vllm:kv_cache_usage_perc 0.25\n"
-    async with both(engine, WORLD) as up:
-
-        def read_status() -> dict[str, Any]:
-            return dict(up.regional.tier_admin.status()["replicas"][0])
-
-        await until(lambda: read_status()["engine_kv_usage"] == 0.25)
-        assert read_status()["engine_hit_share"] is None
-        engine.page += "vllm:prefix_cache_queries_total 200\nvllm:prefix_cache_hits_total 150\n"
-        await until(lambda: read_status()["engine_hit_share"] == 0.75)
-        (line,) = [
-            li
-            for li in up.regional.metrics.render().decode().splitlines()
-            if "farhop_replica_kv_cache_usage_ratio{" in li
-        ]
-        assert line.endswith(" 0.25")
-
-
 async def test_an_engine_has_no_line_in_the_log_for_each_of_its_words(up: Both, engine: Engine) -> None:
     (name,) = up.regional.flow.fleet.view.replicas
     for number in range(5):
@@ -286,14 +258,6 @@ async def test_an_engine_has_no_line_in_the_log_for_each_of_its_words(up: Both, 
         await until(lambda word=f"word{number}": word in str(up.regional.watcher.problems(name)))
     said = [key for event, key in up.regional._log.faults if event == "replicas"]
     assert said == [f"{name}: metrics"]
-
-
-async def test_on_the_way_out_it_is_not_ready(engine: Engine) -> None:
-    balancer = RegionalBalancer(regional_config(engine), WORLD, Random(1), MemoryStore(Random(2)))
-    await balancer.open()
-    await until(balancer.tier_admin.ready)
-    await balancer.close()
-    assert not balancer.tier_admin.ready()
 
 
 @pytest.mark.parametrize("taken", ["tier", "client", "admin", "control"])
@@ -356,21 +320,6 @@ def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> No
     for one in record["candidates"]:
         assert list(one["terms_ms"]) == ["backlog", "prefill", "decode", "interference", "stall"]
         assert sum(one["terms_ms"].values()) == pytest.approx(one["score"])
-
-
-async def test_the_status_shows_slow_replicas_and_since_when_nothing_came(up: Both) -> None:
-    flow = up.regional.flow
-    (name,) = flow.fleet.view.replicas
-    (found,) = up.regional.tier_admin.status()["replicas"]
-    assert (found["slow"], found["speed_sample_age_s"], found["speed_uncertainty"]) == ("", None, 0.5)
-    now = up.regional.clock.now()
-    for n in range(30):
-        flow.fleet.speeds.ended(name, 1000.0, 1000.0, 101, 1.0, now - 31.0 + n)
-    flow.fleet.age(now)
-    (found,) = up.regional.tier_admin.status()["replicas"]
-    assert found["speed_sample_age_s"] == pytest.approx(2.0, abs=1.0)
-    assert found["tpot_ms"] == pytest.approx(10.0, rel=0.2)
-    assert found["slow"] == ""  # there is no other replica to compare with
 
 
 def test_the_version_of_a_pick_is_shown_with_why() -> None:

@@ -283,6 +283,26 @@ async def test_a_replica_that_fails_under_a_narrower_law_is_not_reported_as_the_
         assert b"the replica failed before it answered" in failed.immediate_response.body
 
 
+async def test_a_gateway_is_not_asked_again_without_a_salt_but_the_next_request_goes_without() -> None:
+    """It sends each request once: a second request after the answer's head would break its protocol."""
+    async with stage(1) as one:
+        refused, salts = b"""{"detail":"Unexpected fields in the request: {'cache_salt'}"}""", []
+        for _ in range(2):
+            stream = one.stream()
+            stream.take(asked())
+            stream.take(body(CHAT.replace(b"{", b'{"cache_salt":"its own",', 1)))
+            onward, _ = text_of(sent(stream), of_request=True)
+            salts.append("cache_salt" in msgspec.json.decode(onward))
+            stream.take(answered(b"422", ("content-type", b"application/json")))
+            stream.take(response_piece(refused))
+            found = sent(stream)
+            assert [each.WhichOneof("response") for each in found] == ["response_headers", "response_body"]
+            assert text_of(found, of_request=False) == (refused, 1)
+            stream.gone()
+            assert not any(one.held)
+        assert salts == [True, False]
+
+
 async def test_an_answer_that_has_begun_is_not_taken_back() -> None:
     async with stage(1) as one:
         stream = one.stream()

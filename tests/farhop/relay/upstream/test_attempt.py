@@ -326,6 +326,26 @@ async def test_an_engine_that_refuses_a_salt_is_asked_without_and_not_salted_aga
     assert s.upstream.asked[3].body == SALTED
 
 
+async def test_a_law_that_forbids_it_meanwhile_has_no_engine_asked_again_without_the_salt(stage: Any) -> None:
+    s = await stage()
+    go = asyncio.Event()
+
+    async def script(line: Line) -> None:
+        await s.upstream.request(line)
+        await go.wait()
+        await line.send(plain(NO_SALT_HERE, "422 Unprocessable Content"))
+
+    s.upstream.script = script
+    client = await s.client()
+    await client.send(post(SALTED))
+    await until(lambda: s.upstream.asked)
+    s.relay.react(Poked([machine.Recall("r1", 1)]))
+    go.set()
+    await until(lambda: s.tier.attempts)
+    assert [asked.body for asked in s.upstream.asked] == [SALTED]
+    assert s.tier.attempts[0] == (1, "unlawful_here")
+
+
 async def test_what_a_refusal_repeats_of_a_client_takes_no_salt_away(stage: Any) -> None:
     s = await stage()
     refusal = b"""{"error":{"message":"bad temperature: Unexpected fields in the request: {'cache_salt'}"}}"""

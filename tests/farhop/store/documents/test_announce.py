@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from farhop.store.contract import announce_key
-from farhop.store.documents.announce import AnnounceReport, decode, encode, parse_key
+from farhop.store.documents.announce import AnnounceReport, decode, encode
 from farhop.store.documents.document import DocumentError
 
 GOOD = AnnounceReport(
@@ -16,8 +15,6 @@ GOOD = AnnounceReport(
 
 def test_it_is_read_as_it_was_written() -> None:
     assert decode(encode(GOOD)) == GOOD
-    assert parse_key(announce_key("tokyo", "a")) == ("tokyo", "a")
-    assert parse_key("/farhop/v1/announce/tokyo") is parse_key("/farhop/v1/entry/a/b") is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from farhop.balance.estimate.network_latencies import Latency
-from farhop.store.contract import latency_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.latencies import (
     DOCUMENT_LIMIT_BYTES,
@@ -14,7 +13,6 @@ from farhop.store.documents.latencies import (
     LatencyReport,
     decode,
     encode,
-    parse_key,
 )
 
 GOOD = LatencyReport(
@@ -24,8 +22,6 @@ GOOD = LatencyReport(
 
 def test_it_is_read_as_it_was_written() -> None:
     assert decode(encode(GOOD)) == GOOD
-    assert parse_key(latency_key("tokyo", "g1")) == ("tokyo", "g1")
-    assert parse_key("/farhop/v1/latency/tokyo") is parse_key("/farhop/v1/entry/a/b") is None
 
 
 @pytest.mark.parametrize(
