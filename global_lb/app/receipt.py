@@ -30,7 +30,8 @@ HEADER = b"x-farhop-receipt"
 CANDIDATES_MAX = 16
 CLAUSES_MAX = 8
 _REFUSED = {
-    "refused": "this key may not see receipts; a key may that is issued with --explain, or has `explain: true` in the law"
+    "refused": "this key may not see receipts; one may that was issued with --explain, or that has `explain: true` "
+    "in the law"
 }
 # How the law's clauses begin that are the tenant's own words; a model's rule for everybody is the operator's.
 _OWN = ("tenant ", "key ", "request ")
