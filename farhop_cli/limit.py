@@ -19,6 +19,7 @@ from farhop.store.documents.limits import NAMES, Limit, TenantLimits
 from farhop_cli import region_document, setting
 from farhop_cli.exits import NEGATIVE, fail, warn
 from farhop_cli.setting import UNREADABLE, Item, Noun, Setting, SettingChange
+from topology.law import Law, Scope
 from topology.problems import quoted
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from farhop.store.documents.authored import Authorship
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import FleetOptions
-    from topology.model import Tenant
+    from topology.model import Tenant, Topology
 
 MICRO_ERROR = 1e-3  # of a float that was written as whole microdollars
 BY_IDENTITY = ("jwt:", "cert:")  # issuers and certificates, which are in balancers' configurations
@@ -116,6 +117,7 @@ class _New:
         self.fleet = fleet
         self._tenant, self._whose, self._sizes, self._how, self._against = tenant, whose, sizes, how, against
         self._by = by
+        self._world: Topology | None = None  # the law in force, once it is known
         self._entries: list[str] = []  # the global balancers, each of which gets a part of a safe share
 
     async def check(self, store: Store) -> None:
@@ -130,7 +132,7 @@ class _New:
             statuses = await self.fleet.statuses()
             self._entries.extend(sorted({f"{one['region']}/{one['instance']}" for one in statuses}))
         await setting.warn_unserved(self.fleet, [self._whose[1]] if self._whose[1] else [])
-        world = await in_force(store, self.fleet.topology)
+        world = self._world = await in_force(store, self.fleet.topology)
         if world is None:
             return
         if self._tenant not in world.tenants:
@@ -159,7 +161,18 @@ class _New:
         if kept or self._sizes or pool:
             value = {**kept, **self._sizes, **({} if pool is None else {"pool": pool})}
             items = [*(item for item in items if item.whom != self.whom), Item(self.whom, value)]
+        if any("user" in item.whom for item in items):
+            self._warn_of_home(shared["region"])
         return _encoded(self._tenant, items, shared, self._by)
+
+    def _warn_of_home(self, home: str) -> None:
+        """Warn if the root of users' limits may know no users."""
+        if self._world is None:
+            return
+        lawful = Law(self._world).verdict(self._tenant, "", Scope.LOGGING).lawful
+        if home not in lawful:
+            where = f"; give one of {', '.join(sorted(lawful)[:8])}" if lawful else ""
+            warn(f"--home: the law allows no records of {self._tenant} in {home}, so its users count as one{where}")
 
     def _shared(self, items: Sequence[Item]) -> dict[str, Any]:
         shared = {name: value for item in items[:1] for name, value in item.value.items() if name in _TENANTS}

@@ -68,7 +68,8 @@ ASK_S = 1.0  # for an answer
 WAIT_S = 1.0  # of a request, for units to be lent
 AGAIN_S = 2.0  # Retry-After if it is unknown when there is room
 PRICED_SHOWN_MAX = 1000
-_GIVEN_UP = (outcome.CLIENT_LEFT, outcome.DEADLINE)  # by the client: how long it waits is for it to say
+# By the client, for whom it is to say how long it waits; and an answer in one piece that is too long, as it asked for.
+_GIVEN_UP = (outcome.CLIENT_LEFT, outcome.DEADLINE, outcome.WHOLE_ANSWER_TIMEOUT)
 
 
 class Book(Protocol):
@@ -189,6 +190,9 @@ class Limiter:
         self.tenants: dict[str, TenantLimits] = {}
         self.matches: dict[_Whose, Matched | None] = {}
         self._by_user: set[str] = set()  # tenants that limit each user
+        # Whether the law lets records of a request be kept in this region: else its root gets no hash of its user. The
+        # tier sets it.
+        self.may_know: Callable[[Request, str], bool] = lambda _request, _region: True
         self.users: dict[tuple[str, str], _User] = {}
         self._n_matches, self._user_bytes = Counter[str](), Counter[str]()  # of these, each tenant's
         self._user_bytes_all = 0
@@ -247,8 +251,10 @@ class Limiter:
         tenant = request.tenant
         if tenant not in self.tenants:
             return None
-        caller = context.caller
-        who = self._user(tenant, caller.user or user) if tenant in self._by_user else ""
+        caller, who = context.caller, ""
+        if tenant in self._by_user:
+            known = self.may_know(request, self.tenants[tenant].home)
+            who = self._user(tenant, (caller.user or user) if known else "")
         # A longer name is no limit's, and is not remembered as long as its client made it.
         whose = tenant, caller.key_id, request.key, request.model[: NAME_LIMIT + 1], who
         if whose not in self.matches:

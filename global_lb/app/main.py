@@ -61,7 +61,7 @@ from global_lb.links.roots import Roots
 from global_lb.links.watch import Watcher
 from global_lb.routing.flow import FlowConfig, GlobalFlow, Reconfigured
 from global_lb.routing.routes import Routes
-from topology.law import Law
+from topology.law import Law, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,6 +195,7 @@ class GlobalBalancer:
             self.limits, self.store, f"global {config.balancer}", config.balancer, self.roots.borrow, self.clock.now,
             self.metrics.report_refused, salt=config.identity.salt,
         )  # fmt: skip
+        self.limiter.may_know = self._may_know
         self.limiter.observe(self.metrics)
         self.limits.changes.append(self._limits_changed)
         self._tasks = Tasks()
@@ -211,6 +212,10 @@ class GlobalBalancer:
             self.telemetry.accounts, self.ingress.gate = self.accounts, self.accounts.refusal
             self.limiter.go_by(self.accounts.price_file, self.clock.wall_s)
             self.flow.micro_usd = self._micro_usd
+
+    def _may_know(self, request: Request, region: str) -> bool:
+        """Whether the law lets records of a request be kept in this region."""
+        return region in self.flow.law.request_verdict(request, Scope.LOGGING).lawful
 
     def _micro_usd(self, request: Request, output_tokens: float) -> int | None:
         """The most that a request may cost (microdollars), by the price book of usage; None if its model has no

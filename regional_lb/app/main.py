@@ -50,12 +50,12 @@ from regional_lb.scheduler.flow import FlowConfig, Reconfigured, RegionalFlow
 from regional_lb.scheduler.overdue import CHECK_S, OverdueCheckDue
 from regional_lb.scheduler.policy import Policies
 from regional_lb.scheduler.split import Splits
-from topology.law import Law
+from topology.law import Law, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from farhop.balance.machine import Usage
+    from farhop.balance.machine import Request, Usage
     from farhop.relay.active import ActiveRequest
     from farhop.store.contract import Store
     from farhop.store.etcd_settings import EtcdSettings
@@ -256,7 +256,12 @@ class RegionalBalancer:
             self.limits, self.store, f"regional {self.config.region}/{self.config.instance}", "", self.mesh.borrow,
             self.clock.now, self.metrics.report_refused, self.config.region, self.config.identity.salt,
         )  # fmt: skip
+        self.limiter.may_know = self._may_know
         self.limiter.observe(self.metrics)
+
+    def _may_know(self, request: Request, region: str) -> bool:
+        """Whether the law lets records of a request be kept in this region."""
+        return region in self.flow.law.request_verdict(request, Scope.LOGGING).lawful
 
     def _discover(self, rng: Random) -> None:
         """Build the discovery of replicas."""

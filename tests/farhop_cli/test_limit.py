@@ -60,12 +60,19 @@ def test_a_dry_run_writes_nothing(cli, stands):
 
 def test_limit_per_user_is_kept_in_addition_to_the_limit_of_all_users(cli, stands):
     cli.run(*SET, "--home", "virginia", "--requests-per-minute", "600")
-    output = cli.run(*SET, "--each-user", "--requests-per-minute", "20").stdout
-    assert output.splitlines()[0] == "tenant eu-only, user each: 20 requests per minute; lent out by virginia"
+    result = cli.run(*SET, "--each-user", "--requests-per-minute", "20")
+    assert result.stderr.splitlines() == [
+        "farhop: --home: the law allows no records of eu-only in virginia, so its users count as one; "
+        "give one of frankfurt"
+    ]
+    assert result.stdout.splitlines()[0] == "tenant eu-only, user each: 20 requests per minute; lent out by virginia"
     assert [(limit.each_user, limit.requests_per_minute) for limit in limits.decode(stands.get(KEY)).limits] == [
         (False, 600), (True, 20)
     ]  # fmt: skip
+    assert cli.run(*SET, "--home", "frankfurt").stderr == ""
+    assert "users count as one" in cli.run(*SET, "--home", "tokyo").stderr
     assert cli.run("limit", "unset", "eu-only", "--each-user").exit_code == 0
+    assert cli.run(*SET, "--home", "virginia").stderr == ""
     assert len(limits.decode(stands.get(KEY)).limits) == 1
 
 

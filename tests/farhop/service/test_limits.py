@@ -184,6 +184,7 @@ async def test_all_that_match_must_have_room_and_nothing_is_taken_of_any_else() 
         (ended(0.0, sent=False), outcome.CLIENT_LEFT, None, [0, 0]),  # it waited here
         (ended(0.0), outcome.CLIENT_LEFT, None, [1, 20]),
         (ended(0.0), outcome.DEADLINE, None, [1, 20]),
+        (ended(0.0), outcome.WHOLE_ANSWER_TIMEOUT, None, [1, 20]),
         (ended(0.0, of=request(stream=True)), outcome.CLIENT_LEFT, None, [1, 10]),
         (ended(0.0), outcome.CONNECT_FAILED, None, [0, 0]),
         (ended(), outcome.SERVED, Usage(7, 2), [1, 9]),
@@ -394,6 +395,21 @@ async def test_with_a_salt_no_root_can_guess_users_names_and_balancers_with_the_
     assert hidden not in hidden_user(b"a salt of sixteen", "acme", "ann@acme.example"), "nor find them in usage records"
     assert hidden == user_of(b"a salt of sixteen") != user_of(b"another salt, new")
     assert user_of(b"") == guessed[:16], "as older builds"
+
+
+async def test_of_a_user_nothing_goes_to_a_root_where_the_law_allows_no_records_of_the_request() -> None:
+    stage = Stage(Limit(each_user=True, requests_per_minute=2))
+    stage.limiter.may_know = lambda one, region: (one.model, region) != ("kept in the EU", "tokyo")
+    try:
+        for name in ("ann", "bob"):  # whom it may not know count as one
+            assert (await stage.admit(request("kept in the EU"), sub=name)).reserved is not None
+        assert b"2 requests per minute" in (await stage.admit(request("kept in the EU"), user="cid")).body
+        assert stage.root is not None
+        assert all(name.endswith("rest") for name in stage.root.levels(stage.now) if limits.EACH in name)
+        for _ in range(2):
+            assert (await stage.admit(sub="ann")).reserved is not None
+    finally:
+        await stage.limiter.close()
 
 
 async def test_unnamed_users_count_as_one_and_so_do_those_beyond_the_bound(monkeypatch: Any) -> None:
