@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop.loose_json import as_dict, dicts
+from farhop.service import effect
 from farhop.store.contract import PICK_PREFIX, SPLIT_PREFIX
-from farhop.store.documents import authored
+from farhop.store.documents import authored, splits
+from farhop.store.documents.document import DocumentError
 from farhop_cli import region_document
 from farhop_cli.exits import fail
 from farhop_cli.region_document import Checks, RegionDocument
@@ -21,7 +23,7 @@ from regional_lb.scheduler.split import SplitConfig
 from topology.problems import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from farhop.store.contract import Store
     from farhop.store.documents.authored import Authorship
@@ -60,7 +62,7 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, f
         return [text.format(", ".join(absent))] if absent else []
 
     async def effects(here: Fleet, _store: Store) -> Sequence[str]:
-        return _moved(await here.status_of(region) or {}, model, given)
+        return effect.split(await here.status_of(region) or {}, model, given)
 
     async def served(here: Fleet) -> None:
         status = await here.status_of(region) or {}
@@ -70,7 +72,7 @@ def set_split(region: str, model: str, weights: str, why: str, by: str | None, f
             fail(f"--model: no replica in {region} serves {quoted(model)}; there is {', '.join(sorted(known)[:8])}")
 
     whom = {"model": region_document.named("--model", model)}
-    notes = (f"shares: {_shares(given)}", "requests under way finish where they are; waiting requests follow it")
+    notes = (effect.shares(given), "requests under way finish where they are; waiting requests follow it")
     document, checks = RegionDocument(SPLIT, region, _encode), Checks(served, unserved, effects)
     return region_document.put(document, whom, split, authorship, fleet_options, checks, notes)
 
@@ -83,19 +85,6 @@ def _ranked(status: dict[str, Any], model: str) -> list[str]:
     return [f"ranks {len(ranked)} replicas{whose} anew, and excludes none: no tenant is left without a replica"]
 
 
-def _moved(status: dict[str, Any], model: str, weights: Mapping[str, float]) -> list[str]:
-    """What share of a model's traffic a split would move in a region, by its balancer's view of its replicas."""
-    replicas = dicts(status.get("replicas"))
-    there = {str(one.get("version")) for one in replicas if model in (one.get("models") or ())}
-    if not there:
-        return [f"moves nothing: no replica there serves {model}"]
-    absent = [version for version, weight in weights.items() if weight > 0 and version not in there]
-    none = [version for version in sorted(there - {""}) if not weights.get(version)]
-    lines = [f"strands: {version}: no replica there has it; the split's fallback decides" for version in absent]
-    lines += [f"moves: all of {version} elsewhere: it gets no share" for version in none]
-    return lines
-
-
 def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Remove what is set for a model ("": for all others; None: all of it); the exit code."""
     whom = None if model is None else {"model": region_document.named("--model", model)}
@@ -104,23 +93,10 @@ def unset(noun: Noun, region: str, model: str | None, why: str, by: str | None, 
 
 def parsed(text: str) -> dict[str, float]:
     """The weights in `v1=95,v2=5`. Ends the command for anything else."""
-    weights: dict[str, float] = {}
-    for part in text.split(","):
-        version, _, number = part.strip().partition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            fail(f"--weights: {quoted(part.strip())} is no VERSION=WEIGHT; give one such as v1=95,v2=5")
-        if version in weights:
-            fail(f"--weights: {quoted(version)} is named twice")
-        weights[version] = weight
-    return weights
-
-
-def _shares(weights: Mapping[str, float]) -> str:
-    total = sum(weights.values())
-    shares = {version: 100.0 * weight / total if total > 0 else 0.0 for version, weight in weights.items()}
-    return ", ".join(f"{version} {share:.4g} %" for version, share in shares.items())
+    try:
+        return splits.weights_of(text)
+    except DocumentError as error:
+        fail(f"--weights: {error.message}")
 
 
 # -- the documents
@@ -162,8 +138,8 @@ def _policies(configuration: dict[str, Any]) -> list[Item]:
 
 
 def _splits(configuration: dict[str, Any]) -> list[Item]:
-    splits = as_dict(configuration.get("splits"))
-    return [Item({"region": configuration["region"], "model": model}, value) for model, value in splits.items()]
+    named = as_dict(configuration.get("splits"))
+    return [Item({"region": configuration["region"], "model": model}, value) for model, value in named.items()]
 
 
 def _asked(here: Fleet, region: str) -> int:

@@ -146,7 +146,8 @@ class FleetSource:
     def acts(self) -> Acts | None:
         """See Source."""
         store = self._store
-        return None if store is None else Acts(store, self.law, self._here.statuses, wall, self._drills)
+        here = self._here
+        return None if store is None else Acts(store, self.law, here.statuses, wall, self._drills, here.status_of)
 
     def author(self, operator: Operator) -> str:  # noqa: ARG002 - who runs this process is who acts
         """See Source."""

@@ -44,9 +44,9 @@ _COLUMNS = ("id", "tenant", "state", "for", "until", "by", "why")
 
 def create(
     tenant: str, scopes: tuple[list[str], list[str], list[str]], after: str | None, length: str | None,
-    why: str, by: str | None, fleet_options: FleetOptions,
+    why: str, by: str | None, fleet_options: FleetOptions, *, explain: bool = False,
 ) -> int:  # fmt: skip
-    """Issue a key and show it; the exit code. `scopes`: models, paths, places."""
+    """Issue a key and show it; the exit code. `scopes`: models, paths, places; `explain`: it may see receipts."""
     now = datetime.now(UTC)
     begins = now + _length("--after", after) if after is not None else None
     models, paths, within = (tuple(dict.fromkeys(names)) for names in scopes)
@@ -54,7 +54,7 @@ def create(
     one = IssuedKey(
         id=_id(), sha256=digest(key), tenant=tenant, models=models, paths=paths, within=within, not_before=begins,
         expires=(begins or now) + _length("--for", length) if length is not None else None,
-        author=by or setting.author_here(), why=why, at=now,
+        author=by or setting.author_here(), why=why, at=now, explain=explain,
     )  # fmt: skip
     document = _encoded(one)
     here = fleet_options.fleet()
@@ -230,7 +230,8 @@ def _line(one: IssuedKey) -> list[str]:
 
 def _scope(one: IssuedKey) -> str:
     within = [f"within {place}" for place in one.within]
-    return ", ".join([*one.models, *one.paths, *within]) or "all that the tenant may"
+    scope = ", ".join([*one.models, *one.paths, *within]) or "all that the tenant may"
+    return scope + (", with receipts" if one.explain else "")
 
 
 def _until(one: IssuedKey) -> str:

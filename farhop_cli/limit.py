@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from farhop.accounts.money import usd
 from farhop.store.contract import LIMIT_PREFIX, limit_key
@@ -65,6 +65,14 @@ class TrialFiles:
             )
 
 
+class Whose(NamedTuple):
+    """Whose use is limited: all of the tenant's ("", ""), that of one key, or on one model, or of each user."""
+
+    key: str
+    model: str
+    each_user: bool
+
+
 @dataclass(frozen=True)
 class Shared:
     """How quota is lent: by which region, what share is each balancer's own, and with which tenants idle quota is
@@ -86,12 +94,11 @@ def micro_usd(option: str, given: float | None) -> int | None:
 
 
 def set_limit(
-    tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int | None], how: Shared, against: TrialFiles,
+    tenant: str, whose: Whose, sizes: dict[str, int | None], how: Shared, against: TrialFiles,
     why: str, by: str | None, fleet_options: FleetOptions,
 ) -> int:  # fmt: skip
-    """Limit a tenant, or a key or a model of it, or each of its users; the exit code. `whose`: key, model, whether of
-    each user. Limits left out stay. A dry run reports what they would have refused, by usage files. Money is not
-    limited if it cannot be counted.
+    """Limit a tenant, or a key or a model of it, or each of its users; the exit code. Limits left out stay. A dry run
+    reports what they would have refused, by usage files. Money is not limited if it cannot be counted.
     """
     against.check(fleet_options)
     given = {name: size for name, size in sizes.items() if size is not None}
@@ -110,10 +117,10 @@ class _New:
     """A new limit: checked against the fleet, then written into the document."""
 
     def __init__(
-        self, tenant: str, whose: tuple[str, str, bool], sizes: dict[str, int], how: Shared, against: TrialFiles,
+        self, tenant: str, whose: Whose, sizes: dict[str, int], how: Shared, against: TrialFiles,
         by: Authorship, fleet: Fleet,
     ) -> None:  # fmt: skip
-        self.whom = _whom(tenant, *whose)
+        self.whom = _whom(tenant, whose)
         self.fleet = fleet
         self._tenant, self._whose, self._sizes, self._how, self._against = tenant, whose, sizes, how, against
         self._by = by
@@ -127,11 +134,11 @@ class _New:
         if any(documents.kind_of(name) == "usd" for name in self._sizes):
             from farhop_cli.limit_effect import check_priced
 
-            check_priced(self._whose[1], self._against.book, await self.fleet.statuses())
+            check_priced(self._whose.model, self._against.book, await self.fleet.statuses())
         if self._how.safe_share:
             statuses = await self.fleet.statuses()
             self._entries.extend(sorted({f"{one['region']}/{one['instance']}" for one in statuses}))
-        await setting.warn_unserved(self.fleet, [self._whose[1]] if self._whose[1] else [])
+        await setting.warn_unserved(self.fleet, [self._whose.model] if self._whose.model else [])
         world = self._world = await in_force(store, self.fleet.topology)
         if world is None:
             return
@@ -139,7 +146,7 @@ class _New:
             fail(f"TENANT: {quoted(self._tenant)} is no tenant of topology {quoted(world.name)}")
         if self._how.home and self._how.home not in world.regions:
             fail(f"--home: no region {quoted(self._how.home)}; there is {', '.join(sorted(world.regions)[:8])}")
-        await self._warn_of_key(self._whose[0], world.tenants[self._tenant], store)
+        await self._warn_of_key(self._whose.key, world.tenants[self._tenant], store)
 
     async def _warn_of_key(self, key: str, tenant: Tenant, store: Store) -> None:
         if not key or key.startswith(BY_IDENTITY) or any(one.name == key for one in tenant.keys):
@@ -199,12 +206,10 @@ class _New:
         return (effect,)
 
 
-def unset(
-    tenant: str, whose: tuple[str, str, bool] | None, why: str, by: str | None, fleet_options: FleetOptions
-) -> int:
+def unset(tenant: str, whose: Whose | None, why: str, by: str | None, fleet_options: FleetOptions) -> int:
     """Remove a limit, or all of a tenant's (None), readable or not; the exit code."""
     authorship = region_document.authorship(why, by)
-    whom = {"tenant": tenant} if whose is None else _whom(tenant, *whose)
+    whom = {"tenant": tenant} if whose is None else _whom(tenant, whose)
 
     def make(before: Setting | None) -> bytes | None:
         if before is UNREADABLE and whose is not None:
@@ -222,9 +227,9 @@ def unset(
     )
 
 
-def _whom(tenant: str, key: str, model: str, each_user: bool) -> dict[str, str]:
-    key, model = region_document.named("--key", key), region_document.named("--model", model)
-    more = {"key": key, "model": model, "user": "each" if each_user else ""}
+def _whom(tenant: str, whose: Whose) -> dict[str, str]:
+    key, model = region_document.named("--key", whose.key), region_document.named("--model", whose.model)
+    more = {"key": key, "model": model, "user": "each" if whose.each_user else ""}
     return {"tenant": tenant, **{name: value for name, value in more.items() if value}}
 
 
@@ -259,7 +264,7 @@ def _read(_place: str, document: bytes) -> Setting:
     shared = {"region": one.home, **({"safe_share": one.safe_share, "safe": list(one.safe)} if one.safe else {})}
     items = [
         Item(
-            _whom(one.tenant, limit.key, limit.model, limit.each_user),
+            _whom(one.tenant, Whose(limit.key, limit.model, limit.each_user)),
             {**limit.sizes(), **({"pool": limit.pool} if limit.pool else {}), **shared},
         )
         for limit in one.limits

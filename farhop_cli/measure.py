@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ from farhop_lab.bench.harness import BenchError
 
 BUSY_SHARE = 0.25  # of the processors: a load average above it before the run leaves too little for the run
 WHOLE_SHARE = 0.99  # of the streams of a region that dies
+_COST_COLUMNS = ("what", ">median µs", ">least µs", ">most µs")
 _T = TypeVar("_T")
 
 
@@ -38,13 +40,7 @@ def decide(as_json: bool) -> int:
     """Measure what a decision costs; the exit code."""
     with show.waiting(f"measuring decide; the figures are CPU time, medians of {decisions.REPEATS} repeats"):
         rows = decisions.decide()
-    if as_json:
-        show.json({"bench": "decide", "unit": "CPU µs per request", "rows": rows})
-        return 0
-    title = f"decide: CPU µs per request, {decisions.REQUESTS} requests, {decisions.REPEATS} repeats"
-    columns = ("what", ">median µs", ">least µs", ">most µs")
-    show.table(title, columns, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
-    return 0
+    return _per_request("decide", rows, decisions.REQUESTS, decisions.REPEATS, as_json)
 
 
 def tenants(as_json: bool) -> int:
@@ -53,24 +49,28 @@ def tenants(as_json: bool) -> int:
 
     with show.waiting(f"measuring tenants; the figures are CPU time, medians of {parts.REPEATS} repeats"):
         rows = parts.tenants()
+    return _per_request("tenants", rows, parts.REQUESTS, parts.REPEATS, as_json)
+
+
+def _per_request(bench: str, rows: list[decisions.Row], requests: int, repeats: int, as_json: bool) -> int:
     if as_json:
-        show.json({"bench": "tenants", "unit": "CPU µs per request", "rows": rows})
-        return 0
-    title = f"tenants: CPU µs per request, {parts.REQUESTS} requests, {parts.REPEATS} repeats"
-    columns = ("what", ">median µs", ">least µs", ">most µs")
-    show.table(title, columns, [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows])
+        show.json({"bench": bench, "unit": "CPU µs per request", "rows": rows})
+    else:
+        title = f"{bench}: CPU µs per request, {requests} requests, {repeats} repeats"
+        show.table(title, _COST_COLUMNS, [_cost_row(row) for row in rows])
     return 0
+
+
+def _cost_row(row: decisions.Row) -> list[str]:
+    return [row.what, *map(show.number, (row.median_us, row.least_us, row.most_us))]
 
 
 def dns(networks: int, seconds: float, as_json: bool) -> int:
     """Measure what a DNS answer costs; the exit code, 1 if it is above the bound."""
     from farhop_lab.bench import dns as answers
 
-    with show.waiting(f"measuring dns: {networks} client networks, {seconds:g} s for each server"):
-        try:
-            found = answers.run(networks, seconds)
-        except answers.BenchError as error:
-            fail(f"bench: {error}")
+    with show.waiting(f"measuring dns: {networks} client networks, {seconds:g} s for each server"), _measured():
+        found = answers.run(networks, seconds)
     rows = found.rows
     least = rows[0].cpu_us
     over = next(row.cpu_us for row in rows if row.name == "farhop") / least
@@ -103,11 +103,8 @@ def anycast(repeats: int, as_json: bool) -> int:
     if why:
         show.line(f"anycast: nothing is measured: {why}")
         return 0
-    with show.progress("measuring anycast") as progress:
-        try:
-            rows = sites.measure(repeats, progress)
-        except BenchError as error:
-            fail(f"bench: {error}")
+    with show.progress("measuring anycast") as progress, _measured():
+        rows = sites.measure(repeats, progress)
     if as_json:
         show.json({"bench": "anycast", "unit": "ms from the event", "rows": rows})
         return 0
@@ -172,8 +169,15 @@ def relay(*, quick: bool, only: str, repeats: int | None, streams: int | None, t
 
 
 def _done(work: Coroutine[Any, Any, _T]) -> _T:
-    try:
+    with _measured():
         return asyncio.run(work)
+
+
+@contextlib.contextmanager
+def _measured() -> Iterator[None]:
+    """Ends the command with a line if what is measured cannot be."""
+    try:
+        yield
     except BenchError as error:
         fail(f"bench: {error}")
 
@@ -322,17 +326,14 @@ def scrape(as_json: bool) -> int:
     """Measure what watching replicas costs; the exit code, 1 if pages of the engines were refused."""
     with show.waiting(f"measuring scrape; the figures are CPU time, medians of {decisions.REPEATS} repeats"):
         rows = scrapes.read()
-        try:
+        with _measured():
             watched = scrapes.watch()
-        except BenchError as error:
-            fail(f"bench: {error}")
     if as_json:
         found = {**msgspec.to_builtins(watched), "core_share": watched.core_share}
         show.json({"bench": "scrape", "unit": "CPU µs per page", "rows": rows, "watcher": found})
         return 1 if watched.refused else 0
-    columns = ("what", ">median µs", ">least µs", ">most µs")
-    lines = [[r.what, *map(show.number, (r.median_us, r.least_us, r.most_us))] for r in rows]
-    show.table(f"scrape: CPU µs to read a page, {scrapes.PAGES} pages", columns, lines)
+    title = f"scrape: CPU µs to read a page, {scrapes.PAGES} pages"
+    show.table(title, _COST_COLUMNS, [_cost_row(row) for row in rows])
     show.line(
         f"watcher, {watched.replicas:,} replicas: {watched.pages_per_s:,.0f} pages/s of "
         f"{watched.page_bytes // 1024} KB, {watched.cpu_us:,.0f} CPU µs each: "
@@ -355,23 +356,16 @@ def intake(as_json: bool) -> int:
     title = (
         f"intake: CPU µs per report, {found.regions} regions with {found.models} models, {intakes.HELD:,} requests held"
     )
-    columns = ("what", ">median µs", ">least µs", ">most µs", f">of a core at {intakes.REPORTS_PER_S}/s each")
-    rows = [
-        [one.what, *map(show.number, (one.median_us, one.least_us, one.most_us)), f"{found.share_of(one):.1%}"]
-        for one in found.rows
-    ]
-    show.table(title, columns, rows)
+    columns = (*_COST_COLUMNS, f">of a core at {intakes.REPORTS_PER_S}/s each")
+    show.table(title, columns, [[*_cost_row(one), f"{found.share_of(one):.1%}"] for one in found.rows])
     show.line(f"intake, the first two: {found.core_share:.1%} of a core; at most {intakes.LIMIT_SHARE:.0%} is meant")
     return int(over)
 
 
 def hits(as_json: bool) -> int:
     """Measure how well cached prefixes are predicted; the exit code."""
-    with show.progress("measuring hits") as progress:
-        try:
-            rows = cached.measure(progress)
-        except BenchError as error:
-            fail(f"bench: {error}")
+    with show.progress("measuring hits") as progress, _measured():
+        rows = cached.measure(progress)
     if as_json:
         show.json({"bench": "hits", "unit": "tokens per request", "rows": rows})
         return 0

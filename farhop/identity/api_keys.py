@@ -42,6 +42,7 @@ class Principal(msgspec.Struct, frozen=True):
 
     `key_id` names the credential: an issued key by its id, an issuer of tokens as `jwt:NAME`, a certificate as
     `cert:NAME`. `user` is the salted hash of the user in a token, `priority_max` the highest priority of its requests.
+    `explain`: an issued key whose clients may ask for route receipts.
     """
 
     tenant: str
@@ -52,6 +53,7 @@ class Principal(msgspec.Struct, frozen=True):
     paths: tuple[str, ...] = ()
     user: str = ""
     priority_max: int = PRIORITY_MAX
+    explain: bool = False
 
 
 class NotIdentified(msgspec.Struct, frozen=True):

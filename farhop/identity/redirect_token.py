@@ -35,7 +35,7 @@ _OUTCOMES = {
 
 class RedirectToken(HopClaims, frozen=True, array_like=True):
     """What it says beyond a hop token: the tenant's `key`, and `holder`, the one process that may take it. `key_id`: of
-    a key that was issued, and `models`, all that it is for; `user` and `priority_max` as a Principal's;
+    a key that was issued, and `models`, all that it is for; `user`, `priority_max` and `explain` as a Principal's;
     `ttft_ms` as a hop token has it. `path`: the only one that it is for (a key may be for some alone); "" of a
     build that does not say."""
 
@@ -47,6 +47,7 @@ class RedirectToken(HopClaims, frozen=True, array_like=True):
     priority_max: int = PRIORITY_MAX
     ttft_ms: float | None = None
     path: str = ""
+    explain: bool = False
 
 
 def holder(instance: str, incarnation: int) -> str:

@@ -87,6 +87,7 @@ class Caller(msgspec.Struct, frozen=True):
     models: tuple[str, ...] = ()  # the only models that an issued key is for; (): any
     user: str = ""  # the salted hash of the user that a token names
     priority_max: int = PRIORITY_MAX  # the highest priority that it allows
+    explain: bool = False  # whether an issued key allows route receipts; for keys of the law, the law says so
     # The balancer that relays the request has already charged it to the tenant's limits. Not so for a redirected
     # client, which may ask for more here than it showed that balancer.
     charged: bool = False
@@ -395,8 +396,9 @@ def as_issued(caller: Caller, by: Principal | RedirectToken) -> Caller:
     """The caller with the restrictions of a credential that was issued beside the law: key, token or certificate."""
     priority = min(caller.priority, by.priority_max)
     return replace(
-        caller, key_id=by.key_id, models=by.models, user=by.user, priority=priority, priority_max=by.priority_max
-    )
+        caller, key_id=by.key_id, models=by.models, user=by.user, priority=priority, priority_max=by.priority_max,
+        explain=by.explain,
+    )  # fmt: skip
 
 
 def narrowed(law: Law, caller: Caller, preferences: Preferences) -> Caller:

@@ -206,6 +206,26 @@ def _stands_for(
         yield f"stands for: {name}, served in {_named(sorted(there))}{kept}"
 
 
+def split(status: Mapping[str, Any], model: str, weights: Mapping[str, float]) -> list[str]:
+    """What weights of a model's versions change in a region, by its balancer's view of its replicas."""
+    replicas = dicts(status.get("replicas"))
+    there = {str(one.get("version")) for one in replicas if model in (one.get("models") or ())}
+    if not there:
+        return [f"moves nothing: no replica there serves {model}"]
+    absent = [version for version, weight in weights.items() if weight > 0 and version not in there]
+    none = [version for version in sorted(there - {""}) if not weights.get(version)]
+    lines = [f"strands: {version}: no replica there has it; the split's fallback decides" for version in absent]
+    lines += [f"moves: all of {version} elsewhere: it gets no share" for version in none]
+    return lines
+
+
+def shares(weights: Mapping[str, float]) -> str:
+    """What share of a model's traffic each version gets."""
+    total = sum(weights.values())
+    percent = {version: 100.0 * weight / total if total > 0 else 0.0 for version, weight in weights.items()}
+    return "shares: " + ", ".join(f"{version} {share:.4g} %" for version, share in percent.items())
+
+
 def _led(destination: str) -> str:
     return destination if " " in destination else f"to {destination}"
 

@@ -102,7 +102,7 @@ class KeyBook:
 
 
 def _issued(one: IssuedKey) -> Issued:
-    principal = Principal(one.tenant, "", one.within, one.id, one.models, one.paths)
+    principal = Principal(one.tenant, "", one.within, one.id, one.models, one.paths, explain=one.explain)
     return Issued(principal, _seconds(one.not_before, 0.0), _seconds(one.expires, inf), one.revoked is not None)
 
 

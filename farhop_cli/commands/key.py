@@ -47,6 +47,9 @@ def key_create(
             "--after", metavar="DURATION", help="In how long it becomes valid, such as 12h. Default: at once."
         ),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Its clients may ask why a request went where it did (x-farhop-explain).")
+    ] = False,
     by: By = None,
     *,
     fleet_options: FleetOptions,
@@ -57,7 +60,8 @@ def key_create(
     """
     from farhop_cli.key import create
 
-    return create(tenant, (model or [], path or [], within or []), after, length, why, by, fleet_options)
+    scopes = model or [], path or [], within or []
+    return create(tenant, scopes, after, length, why, by, fleet_options, explain=explain)
 
 
 @verb(key_app, "rotate", 'farhop key rotate k3vQ9mZ1xW0b --grace 24h --why "every quarter"', writes=True)

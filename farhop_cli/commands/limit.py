@@ -159,7 +159,7 @@ def limit_set(
     For a tenant, or one of its keys or models; all limits that match a request hold. Limits that are left out stay as
     they are. Exit code 1 if somebody else changed it meanwhile, or limits contradict one another.
     """
-    from farhop_cli.limit import Shared, TrialFiles, micro_usd, set_limit
+    from farhop_cli.limit import Shared, TrialFiles, Whose, micro_usd, set_limit
 
     sizes = {
         "requests_per_minute": requests_per_minute, "requests_per_day": requests_per_day,
@@ -171,7 +171,7 @@ def limit_set(
     }  # fmt: skip
     against = TrialFiles(usage, prices)
     return set_limit(
-        tenant, (key, model, each_user), sizes, Shared(home, safe_share, pool), against, why, by, fleet_options
+        tenant, Whose(key, model, each_user), sizes, Shared(home, safe_share, pool), against, why, by, fleet_options
     )
 
 
@@ -193,6 +193,6 @@ def limit_unset(
 
     That of the tenant, of a key or of a model; with --all every one. Exit code 1 if none is set.
     """
-    from farhop_cli.limit import unset
+    from farhop_cli.limit import Whose, unset
 
-    return unset(tenant, None if every else (key, model, each_user), why, by, fleet_options)
+    return unset(tenant, None if every else Whose(key, model, each_user), why, by, fleet_options)

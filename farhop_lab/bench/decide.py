@@ -37,7 +37,7 @@ MODEL = "m"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One measurement: median, minimum and maximum of the repeats, in CPU microseconds per request."""
+    """One measurement: median, minimum and maximum of the repeats, in CPU microseconds per request, report or page."""
 
     what: str
     median_us: float

@@ -34,6 +34,7 @@ from entry_dns.app.worker import Settings, Task
 from entry_dns.fleet.networks import BITS, of_arrays
 from entry_dns.fleet.standing import Standing, State
 from entry_dns.links.view_file import write
+from farhop_lab.bench.harness import BenchError
 from farhop_lab.world.ports import free_ports
 from topology.law import Law
 from topology.load import load, shipped
@@ -85,10 +86,6 @@ _GDNSD = """options => {{
 plugins => {{ geoip => {{ maps => {{ m => {{ datacenters => [a, b], nets => {{ 203.0.113.0/24 => [b, a] }} }} }},
   resources => {{ r => {{ map => m, dcmap => {{ a => 192.0.2.1, b => 192.0.2.2 }} }} }} }} }}
 """
-
-
-class BenchError(Exception):
-    """Something required is missing or failed; the text says what, with the remedy."""
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from farhop_wire import region_pb2
 
 from farhop.balance import machine
 from farhop.store.documents.report import ModelReport, RegionReport, from_wire, to_wire
+from farhop_lab.bench.decide import Row
 from farhop_lab.memory_store import MemoryStore
 from global_lb.app.config import GlobalConfig
 from global_lb.fleet.view import ChannelChanged
@@ -37,15 +38,6 @@ REPORTS_PER_S = 20  # of each region: regional_lb.mesh.report checks that often,
 ROUNDS, REPEATS = 30, 5
 HELD, UNDER_WAY = 1000, 1000
 LIMIT_SHARE = 0.05  # of a core, at REGIONS and REPORTS_PER_S
-
-
-class Row(msgspec.Struct, frozen=True):
-    """One measurement: median, minimum and maximum of the repeats, in CPU microseconds per report."""
-
-    what: str
-    median_us: float
-    least_us: float
-    most_us: float
 
 
 class Intake(msgspec.Struct, frozen=True):

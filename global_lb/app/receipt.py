@@ -1,10 +1,10 @@
 """The route receipt: one answer header that says why the request went to its region, for a client that asks for it;
 and, after a stream, a comment with the outcome.
 
-`x-farhop-explain: 1` asks for it, and the API key must have `explain: true` in the law. It never reveals another
-tenant, an address, anything inside a region, or a place that the tenant's own law does not name or allow: regions that
-are unlawful for the request are only counted, by the clause of the tenant's own law that excludes them. Never decides:
-it describes a decision already made.
+`x-farhop-explain: 1` asks for it, and the API key must allow it (`explain: true` in the law, or `farhop key create
+--explain`). It never reveals another tenant, an address, anything inside a region, or a place that the tenant's own law
+does not name or allow: regions that are unlawful for the request are only counted, by the clause of the tenant's own
+law that excludes them. Never decides: it describes a decision already made.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request
     from farhop.relay.http.head import Head
+    from farhop.service.authenticator import Caller
     from global_lb.fleet.table import Scored
     from global_lb.routing.pick import Decision
     from topology.model import Topology
@@ -28,17 +29,22 @@ if TYPE_CHECKING:
 HEADER = b"x-farhop-receipt"
 CANDIDATES_MAX = 16
 CLAUSES_MAX = 8
-_REFUSED = {"refused": "this key may not see receipts; its owner sets `explain: true` on it in the law"}
+_REFUSED = {
+    "refused": "this key may not see receipts; one may that was issued with --explain, or that has `explain: true` "
+    "in the law"
+}
 # How the law's clauses begin that are the tenant's own words; a model's rule for everybody is the operator's.
 _OWN = ("tenant ", "key ", "request ")
 _OTHERS = "a rule of the model"
 
 
-def receipt(head: Head, request: Request, decision: Decision | None, topology: Topology) -> bytes:
+def receipt(
+    head: Head, request: Request, caller: Caller | None, decision: Decision | None, topology: Topology
+) -> bytes:
     """The header's line; b"" if it was not asked for, or nothing was decided."""
     if head.get(EXPLAIN) != b"1" or decision is None:
         return b""
-    fields = _receipt_of(decision) if _may(request, topology) else _REFUSED
+    fields = _receipt_of(decision) if _may(request, caller, topology) else _REFUSED
     if request.alias and fields is not _REFUSED:
         fields |= {"asked_for": request.alias, "model": request.model}
     # ASCII, and no control character: JSON escapes both.
@@ -46,18 +52,21 @@ def receipt(head: Head, request: Request, decision: Decision | None, topology: T
 
 
 def tail(
-    head: Head, request: Request, topology: Topology, attempts: Sequence[tuple[str, str]], ttft_ms: float
-) -> bytes:
+    head: Head, request: Request, caller: Caller | None, topology: Topology, attempts: Sequence[tuple[str, str]],
+    ttft_ms: float,
+) -> bytes:  # fmt: skip
     """The SSE comment after a stream; b"" if it was not asked for, or is not permitted. `attempts`: the regions that
     were asked before the one that answered, each with its outcome."""
-    if head.get(EXPLAIN) != b"1" or not _may(request, topology):
+    if head.get(EXPLAIN) != b"1" or not _may(request, caller, topology):
         return b""
     passed = [{"region": region, "outcome": reason} for region, reason in attempts[:CANDIDATES_MAX]]
     fields = {"ttft_ms": _number(ttft_ms), "before": passed}
     return b": %b %b\n\n" % (HEADER, json.dumps(fields, separators=(",", ":")).encode("ascii"))
 
 
-def _may(request: Request, topology: Topology) -> bool:
+def _may(request: Request, caller: Caller | None, topology: Topology) -> bool:
+    if caller is not None and caller.explain:
+        return True
     tenant = topology.tenants.get(request.tenant)
     return tenant is not None and any(key.explain for key in tenant.keys if key.name == request.key)
 

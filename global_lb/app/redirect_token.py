@@ -123,4 +123,5 @@ def _issued(caller: Caller | None) -> dict[str, Any]:
         return {}
     return {
         "key_id": caller.key_id, "models": caller.models, "user": caller.user, "priority_max": caller.priority_max,
+        "explain": caller.explain,
     }  # fmt: skip

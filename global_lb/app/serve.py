@@ -154,7 +154,7 @@ class GlobalTier(InstrumentedTier):
         region = b"x-farhop-region: " + forward.target.encode() + b"\r\n" if forward is not None else b""
         head, extra = active.exchange.head, b""
         if EXPLAIN in head.known:
-            extra = receipt(head, active.request, active.reasons, self._flow.law.topology)
+            extra = receipt(head, active.request, context.caller, active.reasons, self._flow.law.topology)
         if context.reserved is not None:
             extra += context.reserved.headers()
         given = context.given
@@ -170,7 +170,8 @@ class GlobalTier(InstrumentedTier):
         """How it went, behind a stream, for a client that asks and may know."""
         context: RequestContext = active.context
         elapsed_ms = (active.began_at - context.arrived_at) * 1e3
-        return tail(active.exchange.head, active.request, self._flow.law.topology, context.attempts, elapsed_ms)
+        law, attempts = self._flow.law, context.attempts
+        return tail(active.exchange.head, active.request, context.caller, law.topology, attempts, elapsed_ms)
 
 
 class DecisionReasons:

@@ -273,6 +273,29 @@ def test_an_act_shows_first_and_asks_by_name(browser: Browser, live: Live) -> No
     assert not [one for one in browser.faults() if "/console/of/act" not in one]
 
 
+def test_a_model_is_split_and_the_split_taken_back(browser: Browser, live: Live) -> None:
+    browser.go(live.url)
+    browser.view("region/tokyo")
+    until(lambda: "Split" in browser.text("#region-acts"))
+    browser.js(
+        "[...document.querySelectorAll('#region-acts button')].find((one) => one.textContent == 'Split…').click()"
+    )
+    for field, text in {"model": "llama-3.1-8b", "weights": "v1=95,v2=5", "why": "canary"}.items():
+        browser.type(f"#act-{field}", text)
+    browser.js(SUBMIT)
+    until(lambda: "shares: v1 95 %, v2 5 %" in browser.text("#act-effects"))
+    assert "strands: v2: no replica there has it" in browser.text("#act-effects")
+    browser.confirm("tokyo")
+    until(lambda: not browser.js("return document.getElementById('act').open"))
+    undo = "find((one) => one.textContent.startsWith('Take a split')).click()"
+    browser.js(f"[...document.querySelectorAll('#region-acts button')].{undo}")
+    browser.type("#act-model", "llama-3.1-8b")
+    browser.intend("enough")
+    assert "It replaces what ann set: canary" in browser.text("#act-effects")
+    browser.confirm("tokyo")
+    until(lambda: not browser.js("return document.getElementById('act').open"))
+
+
 TAB, ENTER, SPACE, ESCAPE, RIGHT, LEFT = "\ue004", "\ue007", "\ue00d", "\ue00c", "\ue014", "\ue012"
 
 

@@ -65,6 +65,13 @@ def test_balancers_of_both_tiers_are_counted(cli, stands):
     )  # three entries and three regions, which are fakes, and follow nothing
 
 
+def test_a_key_that_may_see_receipts_keeps_the_right_when_it_is_rotated(cli, stands):
+    (row,) = output_of(cli, "create", "eu-only", "--explain", *WHY)["keys"]
+    rotated = output_of(cli, "rotate", row["id"], *WHY)
+    assert all(kept(stands)[one["id"]].explain for one in rotated["keys"])
+    assert "all that the tenant may, with receipts" in " ".join(cli.run("key", "list").stdout.split())
+
+
 def test_a_dry_run_makes_nothing(cli, stands):
     output = cli.run("key", "create", "eu-only", "--dry-run", *WHY).stdout
     assert "nothing is written" in output

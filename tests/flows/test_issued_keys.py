@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tenant, topology, until
+from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
 from typer.testing import CliRunner
 
 from farhop.identity.api_keys import digest, with_checksum
@@ -69,6 +69,15 @@ async def test_issued_key_is_restricted_to_its_scopes_in_both_tiers(up: Both) ->
         assert (elsewhere.status, elsewhere.code) == (403, "key_scope")
         lawful_elsewhere = "no_region_serving" if port == up.entry else "unlawful_here"
         assert (await send(port, chat(key=a_key("abroad")))).code == lawful_elsewhere
+
+
+async def test_an_issued_key_may_see_receipts_if_it_says_so(up: Both) -> None:
+    for name, fields in {"curious": {"explain": True}, "plain": {}}.items():
+        await put(up, name, **fields)
+        answer = await send(up.entry, chat(key=a_key(name), body=streaming("hello"), x_farhop_explain="1"))
+        receipt = json.loads(answer.headers["x-farhop-receipt"])
+        assert (receipt.get("chosen"), "refused" in receipt) == (("virginia", False) if fields else (None, True))
+        assert (b": x-farhop-receipt {" in answer.body) == bool(fields)
 
 
 async def test_key_limited_to_models_must_allow_an_alias_and_its_target(up: Both) -> None:

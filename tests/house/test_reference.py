@@ -62,3 +62,13 @@ def test_metrics_that_the_documents_name_are_exposed() -> None:
     ]
     if gone:
         pytest.fail("\n".join(("these metrics are not there (any more):", *gone)), pytrace=False)
+
+
+def test_every_header_of_farhop_s_own_is_listed() -> None:
+    """What a client may send, what an answer has, and what balancers say to each other."""
+    named = re.compile(r"x-farhop-[a-z]+(?:-[a-z]+)*")
+    packages = ("farhop", "global_lb", "regional_lb")
+    sources = [path for package in packages for path in (reference.ROOT / package).rglob("*.py")]
+    used = {name for path in sources for name in named.findall(path.read_text())}
+    listed = set(named.findall((reference.ROOT / "docs" / "reference" / "headers.md").read_text()))
+    assert used == listed

@@ -1,4 +1,4 @@
-"""The console's actions: drain or bias a region, undo that, start or stop a drill.
+"""The console's actions: drain or bias a region, split a model's traffic there, undo that, start or stop a drill.
 
 It writes the same documents under the same keys as the commands do, with author and reason, by compare-and-set against
 the state that the dry run showed. Invariants: nothing is written that was not shown first; nothing that would leave a
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from farhop.service import effect
-from farhop.store.contract import DRILL_PREFIX, LAW_HISTORY_PREFIX, LAW_KEY, Conflict, StoreError
-from farhop.store.documents import overrides
+from farhop.store.contract import DRILL_PREFIX, LAW_HISTORY_PREFIX, LAW_KEY, Conflict, StoreError, split_key
+from farhop.store.documents import authored, overrides, splits
+from farhop.store.documents.authored import Authorship
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.overrides import BiasOverride, DrainOverride
 from farhop.store.envelope import bare
@@ -41,6 +42,8 @@ NO_DRILLS = (
     "use `farhop console` or `farhop drill run`"
 )
 
+UNKNOWN_THERE = "which versions that region's replicas have is not known here: `farhop console` asks its balancers"
+
 Statuses: TypeAlias = Sequence[Mapping[str, Any]]
 
 
@@ -54,15 +57,17 @@ class ActError(Exception):
 
 class Act(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A requested action. `target`: a region, a drill's run or, to start a drill, its name; `values`: the drill's
-    parameters. `revision`: the revision that the dry run showed (0: no document). `confirm`: the target's name again.
-    `force`: accept that a tenant is left without a region."""
+    parameters; `model`, `weights` (`v1=95,v2=5`): of a split. `revision`: the revision that the dry run showed (0: no
+    document). `confirm`: the target's name again. `force`: accept that a tenant is left without a region."""
 
-    do: Literal["drain", "undrain", "bias", "unbias", "start-drill", "stop-drill"]
+    do: Literal["drain", "undrain", "bias", "unbias", "split", "unsplit", "start-drill", "stop-drill"]
     target: str
     why: str = ""
     for_s: float = 1800.0
     over_s: float = 0.0
     ms: float = 0.0
+    model: str = ""
+    weights: str = ""
     dry_run: bool = True
     revision: int = -1
     confirm: str = ""
@@ -112,7 +117,8 @@ class Drills(Protocol):
 
 class Acts:
     """Performs actions on one fleet. `store`: the store that its balancers follow; `statuses`: the present statuses of
-    its global balancers; `drills`: what runs drills (None: drills cannot be started from here)."""
+    its global balancers; `drills`: what runs drills (None: drills cannot be started from here); `status_of`: the
+    present status of a regional balancer of a region (None: it cannot be asked from here)."""
 
     def __init__(
         self,
@@ -121,9 +127,10 @@ class Acts:
         statuses: Callable[[], Awaitable[Sequence[Mapping[str, Any]]]],
         wall: Callable[[], datetime],
         drills: Drills | None = None,
+        status_of: Callable[[str], Awaitable[Mapping[str, Any] | None]] | None = None,
     ) -> None:
         self._store, self._law, self._statuses, self._wall = store, law, statuses, wall
-        self._drills = drills
+        self._drills, self._status_of = drills, status_of
 
     async def perform(self, act: Act, author: str) -> dict[str, Any]:
         """Show the effect of the action, or perform it. Raises ActError."""
@@ -132,6 +139,8 @@ class Acts:
         law = self._law()
         if act.do != "stop-drill" and (law is None or act.target not in law.topology.regions):
             raise ActError(f"target: no region {act.target[:64]!r} in this fleet")
+        if act.do in ("split", "unsplit"):
+            return await self._split(act, author)
         key, document, ttl_s = self._document(act, author)
         statuses = await self._statuses() if act.do in ("drain", "bias") else ()
         try:
@@ -151,6 +160,42 @@ class Acts:
         except StoreError as error:
             raise ActError(f"etcd: {error}", 503) from None
         return {**answer, "dry_run": False}
+
+    async def _split(self, act: Act, author: str) -> dict[str, Any]:
+        """Only the model's weights are set or removed: a region's splits are one document."""
+        key, by = split_key(act.target), Authorship(author[: overrides.AUTHOR_LIMIT], act.why, self._wall())
+        try:
+            entry = await self._store.get(key)
+            before = bare(entry.value) if entry is not None else None
+            if act.do == "split":
+                weights = splits.weights_of(act.weights)
+                document = splits.with_weights(before, act.model, weights, by)
+                effects = [effect.shares(weights), *await self._versions_moved(act, weights)]
+            else:
+                document = splits.without(before, act.model, by)
+                effects = [f"{act.model}: as the region's configuration says"]
+            stands, last = splits.of_region(before).get(act.model), authored.split_authorship(before or b"{}")[1]
+            answer = {
+                "do": act.do, "target": act.target, "author": author, "key": key,
+                "revision": entry.revision if entry is not None else 0, "document": _decoded(document),
+                "stands": stands and {"split": stands, "author": last and last.author, "why": last and last.why},
+            }  # fmt: skip
+            if act.dry_run:
+                effects.append("requests under way finish where they are; waiting requests follow it")
+                return {**answer, "dry_run": True, "effects": effects, "strands": []}
+            _confirmed(act)
+            await self._store.put(key, document, expect_revision=act.revision)
+        except DocumentError as error:
+            raise ActError(f"{error.field}: {error.message}") from None
+        except Conflict:
+            raise ActError("somebody else changed it since it was shown; look at it again", 409) from None
+        except StoreError as error:
+            raise ActError(f"etcd: {error}", 503) from None
+        return {**answer, "dry_run": False}
+
+    async def _versions_moved(self, act: Act, weights: Mapping[str, float]) -> list[str]:
+        status = await self._status_of(act.target) if self._status_of is not None else None
+        return effect.split(status, act.model, weights) if status is not None else [UNKNOWN_THERE]
 
     async def _begun(self, act: Act, author: str) -> dict[str, Any]:
         if self._drills is None:

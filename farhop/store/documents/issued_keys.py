@@ -31,8 +31,8 @@ class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     `models`, `paths` (such as /v1/embeddings) and `within` (places) are its scopes; an empty scope restricts nothing.
     Without `expires` the key is valid until it is revoked. `replaces`: in a rotation, the id of the key that this one
-    replaces. `seq` rises with every change: hubs that differ agree on the highest one, so that an older document cannot
-    bring a revoked key back.
+    replaces. `explain`: its clients may ask for route receipts. `seq` rises with every change: hubs that differ agree
+    on the highest one, so that an older document cannot bring a revoked key back.
     """
 
     id: str
@@ -48,6 +48,7 @@ class IssuedKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     expires: Time | None = None
     revoked: Time | None = None
     replaces: str = ""
+    explain: bool = False
     seq: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 1
 
     @property
@@ -62,7 +63,10 @@ _DECODER = msgspec.json.Decoder(IssuedKey)
 def encode(one: IssuedKey) -> bytes:
     """The key's document as JSON. Raises DocumentError if `decode` would refuse it."""
     check(one)
-    document = msgspec.json.encode(one)
+    fields = msgspec.structs.asdict(one)
+    if not one.explain:
+        del fields["explain"]  # builds that do not know it refuse a document that has it
+    document = msgspec.json.encode(fields)
     check_size(len(document), DOCUMENT_LIMIT_BYTES)
     return document
 

@@ -9,6 +9,7 @@ import pytest
 
 from entry_dns.answers.message import read
 from farhop_lab.bench import dns as bench
+from farhop_lab.bench.harness import BenchError
 
 
 def test_every_question_carries_a_subnet_and_a_cookie(tmp_path) -> None:
@@ -73,5 +74,5 @@ def test_a_missing_server_is_named_with_the_remedy(monkeypatch) -> None:
 
 def test_missing_dnsperf_is_reported(monkeypatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    with pytest.raises(bench.BenchError, match="install it"):
+    with pytest.raises(BenchError, match="install it"):
         bench.run(1, 1.0)

@@ -114,12 +114,12 @@ def test_the_line_is_ascii_and_of_one_line():
     fields = {"verdict": verdict, "field": (), "chosen": None, "ties": {}, "spilled_from": None, "absent": {}}
     decision: Any = type("D", (), {**fields, "route": route})()
     asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.EXPLAIN else None})()
-    line = receipts.receipt(asking, request, decision, WORLD)
+    line = receipts.receipt(asking, request, None, decision, WORLD)
     assert line.startswith(b"x-farhop-receipt: {")
     assert line.endswith(b"}\r\n")
     assert line.count(b"\r\n") == 1
     assert line.isascii()
-    assert receipts.receipt(asking, request, None, WORLD) == b""
+    assert receipts.receipt(asking, request, None, None, WORLD) == b""
 
 
 def test_a_stream_ends_with_a_receipt_comment_for_keys_with_the_right():
@@ -128,12 +128,12 @@ def test_a_stream_ends_with_a_receipt_comment_for_keys_with_the_right():
     asking: Any = type("H", (), {"get": lambda _self, name: b"1" if name == receipts.EXPLAIN else None})()
     silent: Any = type("H", (), {"get": lambda _self, _name: None})()
     went = [("tokyo", "connect_failed")]
-    assert receipts.tail(asking, request, WORLD, went, 93.416) == (
+    assert receipts.tail(asking, request, None, WORLD, went, 93.416) == (
         b': x-farhop-receipt {"ttft_ms":93.42,"before":[{"region":"tokyo","outcome":"connect_failed"}]}\n\n'
     )
-    assert receipts.tail(silent, request, WORLD, went, 93.4) == b""
+    assert receipts.tail(silent, request, None, WORLD, went, 93.4) == b""
     stranger: Any = type("R", (), {"tenant": "curious", "key": "another"})()
-    assert receipts.tail(asking, stranger, WORLD, went, 93.4) == b""
+    assert receipts.tail(asking, stranger, None, WORLD, went, 93.4) == b""
 
 
 class Mute(Engine):

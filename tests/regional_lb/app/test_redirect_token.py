@@ -54,7 +54,7 @@ def token(n: int = 0, **changed: Any) -> bytes:
 
 
 def test_what_was_issued_beside_the_law_is_no_more_at_the_address_that_a_client_is_sent_to() -> None:
-    issued = {"key_id": "jwt:corp", "models": (MODEL,), "user": "00ff", "priority_max": 2}
+    issued = {"key_id": "jwt:corp", "models": (MODEL,), "user": "00ff", "priority_max": 2, "explain": True}
     caller = authenticator().caller(head(token(**issued)))
     assert isinstance(caller, Caller)
     assert {name: getattr(caller, name) for name in issued} == issued

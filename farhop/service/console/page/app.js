@@ -397,6 +397,7 @@ function* drawRegion() {
     if (one.drain) button("Undrain…", "undrain"); else button("Drain…", "drain");
     button("Bias…", "bias");
     if (biased) button("Take the bias back…", "unbias");
+    button("Split…", "split"); button("Take a split back…", "unsplit");
   });
   const facts = { used: pct(one.used), busy: one.busy === undefined ? "–" : `${one.busy} of ${one.slots}`, waiting: num(one.queued), wait: num(one.wait_ms, 0, " ms"), "round trip": num(one.rtt_ms, 1, " ms"), admitted: pct(one.admitted), replicas: one.replicas_all === undefined ? num(one.replicas) : `${one.replicas_up} of ${one.replicas_all} up`, "prefix nodes": num(one.prefix_nodes), "last seen": age(one.seen_at) };
   if (one.drain) facts["drained by"] = `${one.drain.author}: ${one.drain.why}`;
@@ -601,6 +602,8 @@ const ACTS = {
   undrain: ["Take back the drain of", [["why", "Why", "text", ""]]],
   bias: ["Bias", [["why", "Why", "text", ""], ["for", "For how many minutes", "number", 30], ["ms", "Milliseconds worse (below 0: better)", "number", 50]]],
   unbias: ["Take back the bias of", [["why", "Why", "text", ""]]],
+  split: ["Split a model's traffic in", [["model", "Model", "text", ""], ["weights", "Each version's share, such as v1=95,v2=5", "text", ""], ["why", "Why", "text", ""]]],
+  unsplit: ["Take back a split in", [["model", "Model", "text", ""], ["why", "Why", "text", ""]]],
   "start-drill": ["Begin drill", [["why", "Why", "text", ""]]],
   "stop-drill": ["Stop drill", [["why", "Why", "text", ""]]],
 };
@@ -638,6 +641,7 @@ $("act").querySelector("form").addEventListener("submit", async (event) => {
   if (value("for") !== undefined) body.for_s = 60 * Number(value("for"));
   if (value("over") !== undefined) body.over_s = Number(value("over"));
   if (value("ms") !== undefined) body.ms = Number(value("ms"));
+  for (const name of ["model", "weights"]) if (value(name) !== undefined) body[name] = value(name).trim();
   if (doing.values) body.values = doing.values;
   error.textContent = "";
   doing.asks = true;
@@ -648,7 +652,8 @@ $("act").querySelector("form").addEventListener("submit", async (event) => {
       for (const field of $("act-fields").querySelectorAll("input")) field.disabled = true;
       if (reply.plan && !drawPlan(at_, reply)) return;
       if (!reply.plan) put(at_, "h2", {}, "Dry run: nothing is written yet");
-      if (!reply.plan) put(at_, "p", {}, reply.stands ? `It replaces what ${reply.stands.author} set: ${reply.stands.why}` : "Nothing stands there now.");
+      const stands = reply.stands;
+      if (!reply.plan) put(at_, "p", {}, !stands ? "Nothing stands there now." : stands.author ? `It replaces what ${stands.author} set: ${stands.why}` : "It changes what was written there by hand.");
       for (const line of reply.effects || []) put(at_, "p", { class: line.startsWith("strands") ? "strands" : "" }, line);
       if ((reply.strands || []).length) put(at_, "label", {}, el("input", { type: "checkbox", id: "act-force" }), ` leave ${reply.strands.length} without a region`);
       put(at_, "label", {}, `Type ${doing.target} to confirm `, el("input", { id: "act-confirm", autocomplete: "off", spellcheck: "false" })).querySelector("input").focus();

@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
-from farhop.service.console.acts import Act, ActError, Acts
-from farhop.store.contract import DRILL_PREFIX, LAW_KEY, law_history_key, override_key
+from farhop.service.console.acts import UNKNOWN_THERE, Act, ActError, Acts
+from farhop.store.contract import DRILL_PREFIX, LAW_KEY, law_history_key, override_key, split_key
+from farhop.store.documents import authored
 from farhop.store.documents.overrides import bias_key, decode_drain
 from farhop_lab.memory_store import MemoryStore
 from topology import policy
@@ -130,6 +132,47 @@ async def test_a_bias_and_a_drill_that_is_stopped(store: MemoryStore) -> None:
     await acts.perform(Act(**stop), "ann")
     assert await store.get(f"{DRILL_PREFIX}stop/run-1") is not None
     assert (await acts.drills()) == {"running": None, "lever": None, "planned": [], "history": []}
+
+
+async def test_a_split_changes_the_weights_of_one_model_and_is_taken_back(store: MemoryStore) -> None:
+    replicas = [{"models": ["m"], "version": version} for version in ("v1", "v2")]
+
+    async def statuses() -> tuple[dict[str, Any], ...]:
+        return (ALL,)
+
+    async def status_of(region: str) -> dict[str, Any] | None:
+        return {"replicas": replicas} if region == "tokyo" else None
+
+    acts = Acts(store, lambda: LAW, statuses, lambda: AT, status_of=status_of)
+    await store.put(split_key("tokyo"), b'{"m": {"sticky": "none"}, "other": {"weights": {"a": 1}}}')
+    asked = {"do": "split", "target": "tokyo", "why": "canary", "model": "m", "weights": "v1=95, v3=5"}
+    shown = await acts.perform(Act(**asked), "ann")
+    assert shown["effects"][:3] == [
+        "shares: v1 95 %, v3 5 %",
+        "strands: v3: no replica there has it; the split's fallback decides",
+        "moves: all of v2 elsewhere: it gets no share",
+    ]
+    assert shown["stands"] == {"split": {"sticky": "none"}, "author": None, "why": None}
+
+    async def standing() -> tuple[dict[str, Any], str]:
+        entry = await store.get(split_key("tokyo"))
+        assert entry is not None
+        models, by = authored.split_authorship(entry.value)
+        return msgspec.json.decode(models), by.author if by is not None else ""
+
+    assert (await standing())[1] == ""  # nothing was written
+    await acts.perform(Act(**asked, dry_run=False, revision=shown["revision"], confirm="tokyo"), "ann")
+    other = {"other": {"weights": {"a": 1}}}
+    assert await standing() == ({"m": {"sticky": "none", "weights": {"v1": 95.0, "v3": 5.0}}, **other}, "ann")
+    with pytest.raises(ActError, match="somebody else changed it"):
+        await acts.perform(Act(**asked, dry_run=False, revision=shown["revision"], confirm="tokyo"), "ann")
+    back = {"do": "unsplit", "target": "tokyo", "why": "enough", "model": "m"}
+    shown = await acts.perform(Act(**back), "bob")
+    assert (shown["stands"]["author"], shown["effects"][0]) == ("ann", "m: as the region's configuration says")
+    await acts.perform(Act(**back, dry_run=False, revision=shown["revision"], confirm="tokyo"), "bob")
+    assert await standing() == (other, "bob")
+    unknown = await acts.perform(Act(**{**asked, "target": "virginia"}), "ann")
+    assert UNKNOWN_THERE in unknown["effects"]
 
 
 class _Drills:

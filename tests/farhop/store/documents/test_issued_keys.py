@@ -13,10 +13,12 @@ GOOD = {"id": "k1", "sha256": "0" * 64, "tenant": "acme", "author": "ann", "why"
 
 
 def test_it_is_read_as_it_was_written():
-    for more in ({}, {"models": ("m",), "paths": ("/v1/x",), "within": ("eu",), "expires": NOW, "seq": 7}):
+    scoped = {"models": ("m",), "paths": ("/v1/x",), "within": ("eu",), "expires": NOW, "seq": 7}
+    for more in ({}, {"explain": True}, scoped):
         one = IssuedKey(**GOOD, **more)
         assert issued_keys.decode(issued_keys.encode(one)) == one
         assert one.key == "/farhop/v1/key/k1"
+        assert (b"explain" in issued_keys.encode(one)) == one.explain  # builds that do not know it read all other keys
 
 
 @pytest.mark.parametrize(
