@@ -25,7 +25,9 @@ from farhop_lab.engine.core.scheduler import EngineCore, EngineFullError
 from farhop_lab.engine.core.sequence import Sequence, TextModel
 from farhop_lab.engine.driver import Driver
 from farhop_lab.engine.formats.api import Call, RefusedError, decoded, parse_chat, parse_completion, spelled
+from farhop_lab.engine.formats.logprobs import Logprobs
 from farhop_lab.engine.formats.render import Answer, TokenIds, broken
+from farhop_lab.engine.formats.tools import CallsAnswer
 from farhop_lab.engine.metrics import Exposition, Observations
 from farhop_lab.engine.tasks import Tasks
 from farhop_lab.engine.ticket import StreamTicket, Ticket, Wait, WholeTicket
@@ -145,15 +147,9 @@ class Replica:
             TokenIds(self._tokenizer.piece_ids if self._tokenizer is not None else None) if call.token_ids else None
         )
         model = call.model or self.text_model.model
-        answer = Answer(
-            request_id,
-            model,
-            int(time.time()),
-            call.role,
-            echo=call.echo,
-            token_ids=token_ids,
-            usage_each=call.usage_each,
-        )
+        logprobs = None if call.logprobs is None else Logprobs(call.logprobs, chat=call.role is not None)
+        given = request_id, model, int(time.time()), call.role, 0, call.echo, token_ids, call.usage_each, logprobs
+        answer = Answer(*given) if call.calls is None else CallsAnswer(*given, named=call.calls)
         return await self.serve(request, call, answer, request_id, [answer.beside(at) for at in range(1, call.n)])
 
     def request_id(self, request: web.Request, prefix: str) -> str:
@@ -292,7 +288,8 @@ class Replica:
         waits = [self._wait(sequence) for sequence in sequences]
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         if not call.stream:
-            return [WholeTicket(wait) for wait in waits], response
+            gathered = [one.logprobs if isinstance(one, Answer) else None for one in renderings]
+            return [WholeTicket(wait, one) for wait, one in zip(waits, gathered, strict=True)], response
         if request.version < HttpVersion11:
             raise RefusedError("stream: streaming needs HTTP/1.1 or newer", param="stream")
         response.enable_chunked_encoding()
@@ -300,9 +297,8 @@ class Replica:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left before its answer began")
-        usage = call.include_usage
         return [
-            StreamTicket(wait, rendering, transport, include_usage=usage, with_ids=call.token_ids or call.usage_each)
+            StreamTicket(wait, rendering, transport, include_usage=call.include_usage)
             for wait, rendering in zip(waits, renderings, strict=True)
         ], response
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from farhop_lab.engine.core.sequence import Sequence
+    from farhop_lab.engine.formats.logprobs import Logprobs
     from farhop_lab.engine.formats.render import Rendering
     from farhop_lab.engine.metrics import Observations
 
@@ -79,11 +80,13 @@ class Ticket(ABC):
 class WholeTicket(Ticket):
     """Gathers the answer; `text` is complete when `done` is."""
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("_logprobs", "_pieces")
 
-    def __init__(self, wait: Wait) -> None:
+    def __init__(self, wait: Wait, logprobs: Logprobs | None = None) -> None:
+        """`logprobs` gathers each token's, too."""
         super().__init__(wait)
         self._pieces: list[str] = []
+        self._logprobs = logprobs
 
     @property
     def text(self) -> str:
@@ -92,6 +95,8 @@ class WholeTicket(Ticket):
 
     def _take(self, text: str, *, first: bool, last: bool) -> None:  # noqa: ARG002
         self._pieces.append(text)
+        if self._logprobs is not None:
+            self._logprobs.take(self.sequence)
 
 
 class StreamTicket(Ticket):
@@ -101,21 +106,12 @@ class StreamTicket(Ticket):
     cost more than all the rest of the engine. The response must be prepared, chunked and not compressed.
     """
 
-    __slots__ = ("_answer", "_include_usage", "_transport", "_with_ids")
+    __slots__ = ("_answer", "_detailed", "_include_usage", "_transport")
 
-    def __init__(
-        self,
-        wait: Wait,
-        answer: Rendering,
-        transport: asyncio.Transport,
-        *,
-        include_usage: bool,
-        with_ids: bool = False,
-    ) -> None:
-        """`with_ids`: each token's chunk has token ids, too."""
+    def __init__(self, wait: Wait, answer: Rendering, transport: asyncio.Transport, *, include_usage: bool) -> None:
         super().__init__(wait)
         self._answer = answer
-        self._with_ids = answer if with_ids and isinstance(answer, Answer) else None
+        self._detailed = answer if isinstance(answer, Answer) and answer.details else None
         self._transport = transport
         self._include_usage = include_usage
 
@@ -125,8 +121,8 @@ class StreamTicket(Ticket):
             return
         if last:
             event = self._answer.closing(text, self.sequence, include_usage=self._include_usage)
-        elif self._with_ids is not None:
-            event = self._with_ids.token_with_ids(text, self.sequence)
+        elif self._detailed is not None:
+            event = self._detailed.token_with_details(text, self.sequence)
         else:
             event = self._answer.token(text)
         transport.write(self._answer.opening(self.sequence) + event if first else event)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import BaseModel, Field
 
 if TYPE_CHECKING:
     import openai
@@ -119,7 +120,7 @@ def test_a_wrong_type_is_a_bad_request_that_names_the_field(client: openai.OpenA
 
 def test_engines_own_validation_error_is_passed_on(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=MODEL, messages=_messages("Hi"), logprobs=True)
+        client.chat.completions.create(model=MODEL, messages=_messages("Hi"), top_logprobs=1)
     assert caught.value.status_code == 400
 
 
@@ -151,6 +152,45 @@ def test_responses_api_works_through_the_sdk_and_stores_nothing(client: openai.O
         with pytest.raises(openai.BadRequestError, match="stored here") as caught:
             client.responses.create(model=MODEL, input="Go on.", **more)  # type: ignore[call-overload]
         assert caught.value.param == next(iter(more))
+
+
+class Weather(BaseModel):
+    """What a request wants to be told."""
+
+    place: str
+    degrees: float = Field(ge=-40, le=50)
+
+
+def test_answers_are_parsed_into_the_type_that_was_asked_for(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": _messages("How warm?"), "response_format": Weather}
+    found = client.chat.completions.parse(**asked).choices[0].message.parsed
+    assert isinstance(found, Weather)
+    with client.chat.completions.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == found
+
+
+def test_an_agent_calls_its_tool_and_answers_with_what_it_found(client: openai.OpenAI) -> None:
+    tool: Any = openai.pydantic_function_tool(Weather, name="look")
+    talk: Any = _messages("How warm?")
+    with client.chat.completions.stream(model=MODEL, messages=talk, tools=[tool], tool_choice="required") as stream:
+        (choice,) = stream.get_final_completion().choices
+    assert choice.finish_reason == "tool_calls"
+    calls = choice.message.tool_calls or []
+    assert calls
+    assert all(isinstance(call.function.parsed_arguments, Weather) for call in calls)
+    talk += [choice.message, *({"role": "tool", "tool_call_id": call.id, "content": "cold"} for call in calls)]
+    (after,) = client.chat.completions.create(model=MODEL, messages=talk, tools=[tool]).choices
+    assert after.message.content
+
+
+def test_log_probabilities_pass(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": _messages("How sure?"), "max_tokens": 6, "logprobs": True}
+    (choice,) = client.chat.completions.create(**asked, top_logprobs=2).choices
+    assert choice.logprobs is not None
+    assert [len(one.top_logprobs) for one in choice.logprobs.content or ()][:1] == [2]
+    (text,) = client.completions.create(model=MODEL, prompt="How sure?", max_tokens=6, logprobs=2).choices
+    assert text.logprobs is not None
+    assert text.logprobs.tokens
 
 
 @pytest.mark.parametrize("path", ["files", "batches", "responses/r1"])

@@ -78,6 +78,7 @@ _FIELDS: dict[str, str] = {
     "session_control": _OTHERS,  # with a session's name, a client could end it
     "token_data": _PROMPTS,
     "input_ids": _PROMPTS,  # SGLang: of a chat, in place of its messages
+    "previous_input_messages": _PROMPTS,  # vLLM: before those of `input`, in its Responses
     "routing_constraints": _DEVICES,
     "id_slot": _OTHERS,  # llama.cpp: for whose slot to wait, and whose cache to have
 }

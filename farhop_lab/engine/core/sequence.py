@@ -8,14 +8,14 @@ is what would have been generated later.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 from xxhash import xxh3_64_intdigest, xxh3_128_intdigest
 
 from farhop_lab.engine.core.kv import BlockTable
-from farhop_lab.engine.core.text import TOKEN_BYTES, TextWriter, token_count
+from farhop_lab.engine.core.text import TOKEN_BYTES, ScriptWriter, TextWriter, token_count
 
 if TYPE_CHECKING:
     from farhop_lab.engine.core.profiles import Profile
@@ -32,7 +32,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     (embeddings, rankings), without output tokens. `ids`: the prompt's tokens, TOKEN_BYTES each, by a tokenizer; then
     `piece_ids` are those of the pieces that answers consist of. Without, a token is up to TOKEN_BYTES bytes of the text
     itself. `keeps`: another engine will fetch the prompt's KV when it ends. `shows_stop`: the stop string that ended
-    the answer is included, and no text is held back for it (vLLM's `include_stop_str_in_output`).
+    the answer is included, and no text is held back for it (vLLM's `include_stop_str_in_output`). `script`: the
+    answer's text by the model's seed, if a grammar or a tool's schema binds it; it ends where that does.
     """
 
     prompt: bytes
@@ -47,6 +48,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     piece_ids: Mapping[bytes, bytes] = {}
     keeps: bool = False
     shows_stop: bool = False
+    script: Callable[[int], bytes] | None = None
 
 
 class TextModel(msgspec.Struct, frozen=True):
@@ -121,8 +123,13 @@ class Sequence:
         self.chain: list[int] = [
             xxh3_64_intdigest(f"{wanted.adapter or text_model.model}\0{wanted.cache_salt}".encode())
         ]
-        self._writer = TextWriter(wanted.prompt, text_model.seed, text_model.answer_tokens_mean, wide=text_model.wide)
-        self._wide, self._undecoded = text_model.wide, b""  # bytes of an incomplete character
+        self._writer: TextWriter | ScriptWriter = TextWriter(
+            wanted.prompt, text_model.seed, text_model.answer_tokens_mean, wide=text_model.wide
+        )
+        if wanted.script is not None:
+            self._writer = ScriptWriter(wanted.script(text_model.seed))
+        self._wide = text_model.wide or wanted.script is not None  # a script's words are anybody's
+        self._undecoded = b""  # bytes of an incomplete character
         self.last_piece = b""  # of the answer
         self._ahead: deque[bytes] = deque()  # pieces generated ahead; b"" ends the answer
         self._stop, self._shows_stop = wanted.stop, wanted.shows_stop

@@ -154,6 +154,24 @@ class TextWriter:
         return pieces
 
 
+class ScriptWriter:
+    """Writes a given text, where something else than the model's own habits says what it writes (a grammar)."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self, text: bytes) -> None:
+        self._rest = text
+
+    def write(self, *, may_end: bool) -> bytes:  # noqa: ARG002 - a grammar ends where it ends
+        """See TextWriter."""
+        piece, self._rest = self._rest[:TOKEN_BYTES], self._rest[TOKEN_BYTES:]
+        return piece
+
+    def write_on(self, count: int, ends_from: int) -> list[bytes]:
+        """See TextWriter."""
+        raise NotImplementedError("a script is written token by token: Sequence.foresee sees to it")
+
+
 def write_all(text: bytes, seed: int, answer_tokens_mean: float, pieces_max: int, *, wide: bool = False) -> bytes:
     """The whole answer to `text`, at most `pieces_max` pieces: what a client should have received in the end."""
     writer = TextWriter(text, seed, answer_tokens_mean, wide=wide)

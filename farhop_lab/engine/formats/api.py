@@ -1,12 +1,12 @@
 """Request bodies as vLLM takes them, and the one form the engine needs: a rendered prompt and how the answer stops.
 
-Pure. Never guesses: what this engine cannot do (logprobs, echo) is refused by name; sampling fields without effect here
+Pure. Never guesses: what this engine cannot do is refused by name; sampling fields without effect here
 are accepted and ignored. Every refusal is a `RefusedError` that names the field.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import xxhash
@@ -14,6 +14,15 @@ from msgspec.structs import replace
 
 from farhop_lab.engine.core.sequence import EngineRequest
 from farhop_lab.engine.core.text import TOKEN_BYTES, bytes_of, text_of
+from farhop_lab.engine.formats.logprobs import TOP_MAX
+from farhop_lab.engine.formats.schema import Draws, SchemaError
+from farhop_lab.engine.formats.schema import text_of as json_text
+from farhop_lab.engine.formats.tools import Function, Tool
+from farhop_lab.engine.formats.tools import calls as tool_calls
+from farhop_lab.engine.formats.tools import script as tool_script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 IMAGE_TOKENS = 576  # what a 336-pixel image costs in LLaVA-1.5: 24 x 24 patches
 STOPS_MAX = 16
@@ -84,6 +93,27 @@ class Bootstrap(msgspec.Struct, frozen=True):
     room: int
 
 
+class JsonSchema(msgspec.Struct):
+    """`json_schema` of `response_format`."""
+
+    name: str
+    schema: dict[str, Any] | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """`response_format` of the API."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+
+
+class NamedTool(msgspec.Struct):
+    """`tool_choice` that names a tool."""
+
+    function: Function
+    type: str = "function"
+
+
 class _Body(msgspec.Struct):
     model: str | None = None
     stream: bool | None = False
@@ -95,6 +125,7 @@ class _Body(msgspec.Struct):
     include_stop_str_in_output: bool = False
     no_stop_trim: bool = False  # SGLang's name for the same
     n: int | None = 1
+    response_format: ResponseFormat | None = None
     cache_salt: str | None = None
     kv_transfer_params: Transfer | None = None
     bootstrap_host: str | None = None
@@ -108,8 +139,11 @@ class ChatBody(_Body):
 
     messages: list[Message] = msgspec.field(default_factory=list)
     tools: list[Any] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = True
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
+    top_logprobs: int | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -126,7 +160,8 @@ class CompletionBody(_Body):
 class Call(msgspec.Struct, frozen=True):
     """A parsed request. `role` is that of a chat's answer, None for a completion; `n` answers are wanted, each behind
     `echo`. `token_ids`: those of the prompt and of the answer are returned, too. `usage_each`: each token's chunk has
-    the usage so far.
+    the usage so far. `logprobs`: of so many tokens at each place of the answer; None: they are not wanted. `calls`:
+    the answer calls the tool of this name ("": one of the model's choice); None: it is a text.
 
     `fetch`: where the prompt's KV may be fetched from; `bootstrap`: where it must be fetched from, in SGLang's
     disaggregation.
@@ -143,6 +178,8 @@ class Call(msgspec.Struct, frozen=True):
     echo: str = ""
     token_ids: bool = False
     usage_each: bool = False
+    logprobs: int | None = None
+    calls: str | None = None
 
 
 _T = TypeVar("_T")
@@ -155,8 +192,6 @@ def parse_chat(body: bytes) -> Call:
     chat = decoded(_CHAT, body)
     if not chat.messages:
         raise refusal("messages", "it is missing or empty; give at least one message")
-    if chat.logprobs:
-        raise refusal("logprobs", "this engine has none; leave it out")
     if chat.continue_final_message and chat.add_generation_prompt:
         raise refusal(
             "continue_final_message",
@@ -164,7 +199,71 @@ def parse_chat(body: bytes) -> Call:
         )
     role = "assistant" if chat.add_generation_prompt else chat.messages[-1].role
     asked = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
-    return call_of(chat, render_chat(chat), asked, role)
+    top = _top_logprobs(chat)
+    call = replace(call_of(chat, prompt := render_chat(chat), asked, role), logprobs=top)
+    return _with_tools(call, chat, prompt)
+
+
+def _top_logprobs(chat: ChatBody) -> int | None:
+    if chat.top_logprobs is not None and not chat.logprobs:
+        raise refusal("top_logprobs", "when using `top_logprobs`, `logprobs` must be set to true.")
+    return _checked_top(chat.top_logprobs or 0, "top_logprobs") if chat.logprobs else None
+
+
+def _checked_top(top: int, param: str) -> int:
+    if not 0 <= top <= TOP_MAX:
+        raise refusal(param, f"Requested sample {param} of {top}, which is not within 0 and the maximum: {TOP_MAX}")
+    return top
+
+
+def _with_tools(call: Call, chat: ChatBody, prompt: bytes) -> Call:
+    """The same, calling a tool where the request demands it or the model decides to."""
+    choice = chat.tool_choice if chat.tool_choice is not None else "auto" if chat.tools else "none"
+    if choice == "none":
+        return call
+    if not chat.tools:
+        raise refusal("tool_choice", "When using `tool_choice`, `tools` must be set.")
+    if choice not in ("auto", "required") and not isinstance(choice, NamedTool):
+        raise refusal("tool_choice", 'Only named tools, "none", "auto" or "required" are supported.')
+    tools = [_tool(one, at) for at, one in enumerate(chat.tools)]
+    named = choice.function.name if isinstance(choice, NamedTool) else ""
+    if named and named not in (tool.function.name for tool in tools):
+        text = "The tool specified in `tool_choice` does not match any of the specified `tools`"
+        raise refusal("tool_choice", text)
+    # After a tool's result the model, left to choose, answers: else an agent would never come to an end.
+    if choice == "auto" and (chat.messages[-1].role == "tool" or not tool_calls(prompt)):
+        return call
+    script = tool_script(tools, prompt, named, parallel=chat.parallel_tool_calls is not False)
+    return replace(call, wanted=replace(call.wanted, script=_tried(script, "tools")), calls=named)
+
+
+def _tool(given: Any, at: int) -> Tool:
+    try:
+        return msgspec.convert(given, Tool)
+    except msgspec.ValidationError as error:
+        raise refusal("tools", f"tools[{at}]: {error}") from None
+
+
+def _tried(script: Callable[[int], bytes], param: str) -> Callable[[int], bytes]:
+    """The same, if its schema is one that a text can be written for: later it would be too late to refuse it."""
+    try:
+        script(0)
+    except (SchemaError, TypeError, ValueError, AttributeError) as error:  # a schema of the wrong types, too
+        raise refusal(param, f"the JSON schema cannot be used: {error}") from None
+    return script
+
+
+def _formatted(body: _Body, prompt: bytes) -> Callable[[int], bytes] | None:
+    """The answer's text, if `response_format` binds it."""
+    given = body.response_format
+    if given is None or given.type == "text":
+        return None
+    if given.type not in ("json_object", "json_schema"):
+        raise refusal("response_format", "this engine knows text, json_object and json_schema")
+    if given.type == "json_schema" and (given.json_schema is None or given.json_schema.schema is None):
+        raise refusal("response_format", "response_format.json_schema.schema: it is missing")
+    schema = given.json_schema.schema if given.json_schema is not None and given.type == "json_schema" else None
+    return _tried(lambda seed: json_text(schema, Draws(prompt, seed)).encode(), "response_format")
 
 
 class ChatsBody(ChatBody):
@@ -188,8 +287,9 @@ def parse_chats(body: bytes) -> list[Call]:
 def parse_completion(body: bytes) -> Call:
     """A completion request. RefusedError if it is malformed or not supported."""
     completion = decoded(_COMPLETION, body)
-    if completion.logprobs is not None:
-        raise refusal("logprobs", "this engine has none; leave it out")
+    top = None if completion.logprobs is None else _checked_top(completion.logprobs, "logprobs")
+    if completion.echo and top is not None:
+        raise refusal("logprobs", "this engine has none of a prompt that it echoes; leave one of them out")
     if completion.echo and (completion.stream or _is_ids(completion.prompt)):
         raise refusal("echo", "this engine echoes texts, in answers of one piece; leave it out, or `stream`")
     if completion.suffix:
@@ -197,6 +297,7 @@ def parse_completion(body: bytes) -> Call:
     asked = COMPLETION_MAX_TOKENS if completion.max_tokens is None else completion.max_tokens
     scores = bool(completion.echo) and asked == 0  # one pass over the prompt, and no answer
     call = call_of(completion, prompt := prompt_bytes(completion.prompt), None if scores else asked, None)
+    call = replace(call, logprobs=top)
     if completion.echo:
         call = replace(call, echo=prompt.decode("utf-8", "replace"))
     if scores:
@@ -290,6 +391,7 @@ def call_of(body: _Body, prompt: bytes, max_tokens: int | None, role: str | None
         cache_salt=body.cache_salt or "",
         keeps=transfer.do_remote_decode,
         shows_stop=body.include_stop_str_in_output or body.no_stop_trim,
+        script=_formatted(body, prompt),
     )
     options = body.stream_options or StreamOptions()
     usage, each = bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)

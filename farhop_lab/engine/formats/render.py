@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Sequence_
 
     from farhop_lab.engine.core.sequence import Sequence
+    from farhop_lab.engine.formats.logprobs import Logprobs
 
 _encode = msgspec.json.encode
 _PIECE_CHARS = 4  # nearly every token's text: its frame is prepared once
@@ -91,13 +92,13 @@ class Answer:
     """The rendering of one answer. `role` None: a completion, otherwise a chat with that role; `echo` precedes a
     completion that is not streamed.
 
-    `beside` gives the renderings of its further answers; the stream ends with the last of them. `told` turns a
-    sequence's prompt and a piece of its answer into token ids, if requested.
+    `beside` gives the renderings of its further answers; the stream ends with the last of them. `token_ids` turns a
+    sequence's prompt and a piece of its answer into token ids, `logprobs` gathers those of its tokens, if requested.
     """
 
     __slots__ = (
-        "_created", "_echo", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_open", "_role", "_tail",
-        "_token_ids", "_usage_each", "kv_transfer_params",
+        "_created", "_echo", "_ended", "_head", "_head_framed", "_id", "_index", "_model", "_of_each", "_open", "_role",
+        "_tail", "_token_ids", "_usage_each", "kv_transfer_params", "logprobs",
     )  # fmt: skip
 
     def __init__(
@@ -110,10 +111,13 @@ class Answer:
         echo: str = "",
         token_ids: TokenIds | None = None,
         usage_each: bool = False,
+        logprobs: Logprobs | None = None,
     ) -> None:
         self._echo, self._token_ids, self._usage_each = echo, token_ids, usage_each
         self._id, self._model, self._created, self._role, self._index = id, model, created, role, index
         self._ended: list[Sequence] = []
+        self.logprobs = logprobs
+        self._of_each = [self]  # this answer and those beside it, by their index
         self.kv_transfer_params: dict[str, Any] | None = None  # where another engine finds the prompt's KV
         self._open = [1]
         mark = "\0"
@@ -124,12 +128,24 @@ class Answer:
 
     def beside(self, index: int) -> Answer:
         """The rendering of another answer to the same prompt, in the same stream."""
-        other = Answer(
-            self._id, self._model, self._created, self._role, index, self._echo, self._token_ids, self._usage_each
-        )
-        other._ended, other._open = self._ended, self._open
+        other = self._copy(index)
+        other._ended, other._open, other._of_each = self._ended, self._open, self._of_each
         self._open[0] += 1
+        self._of_each.append(other)
         return other
+
+    def _copy(self, index: int) -> Answer:
+        return Answer(*self._made_of(index))
+
+    def _made_of(self, index: int) -> tuple[Any, ...]:
+        logprobs = self.logprobs.beside() if self.logprobs is not None else None
+        head = self._id, self._model, self._created, self._role, index
+        return *head, self._echo, self._token_ids, self._usage_each, logprobs
+
+    @property
+    def details(self) -> bool:
+        """Whether a token's chunk has more than its text."""
+        return self._token_ids is not None or self._usage_each or self.logprobs is not None
 
     def opening(self, sequence: Sequence) -> bytes:
         """What comes before the first token: a chat has its role there."""
@@ -141,16 +157,18 @@ class Answer:
             return frame(self._event([choice]))
         return frame(self._event([choice], prompt_token_ids=self._token_ids.of_prompt(sequence)))
 
-    def token_with_ids(self, text: str, sequence: Sequence) -> bytes:
-        """The chunk of one token, with its id if ids are wanted (a completion's first also has the prompt's), and the
-        usage so far if that is.
+    def token_with_details(self, text: str, sequence: Sequence) -> bytes:
+        """The chunk of one token, with its id if ids are wanted (a completion's first also has the prompt's), its
+        logprobs and the usage so far if those are.
         """
-        return frame(self._event([self._with_ids(self._choice(text, None, None), sequence)], self._used(sequence)))
+        return frame(self._event([self._with_details(self._choice(text, None, None), sequence)], self._used(sequence)))
 
     def _used(self, sequence: Sequence) -> dict[str, Any] | None:
         return usage(sequence) if self._usage_each else None
 
-    def _with_ids(self, choice: dict[str, Any], sequence: Sequence) -> dict[str, Any]:
+    def _with_details(self, choice: dict[str, Any], sequence: Sequence) -> dict[str, Any]:
+        if self.logprobs is not None:
+            choice["logprobs"] = self.logprobs.take(sequence)
         if self._token_ids is None:
             return choice
         if self._role is None:
@@ -160,7 +178,7 @@ class Answer:
 
     def token(self, text: str) -> bytes:
         """The chunk of one token. The model's own narrow text needs no escaping (see text.py)."""
-        if len(text) == _PIECE_CHARS and text.isascii() and text[1:].isalpha():
+        if len(text) == _PIECE_CHARS and text[0] == " " and text.isascii() and text[1:].isalpha():
             return self._head_framed + text.encode() + self._tail + b"\r\n"
         return frame(self._head + _encode(text)[1:-1] + self._tail)
 
@@ -168,7 +186,7 @@ class Answer:
         """The chunk of the last token, with the finish reason; for the last answer also the end of the stream: the
         usage if wanted, then [DONE].
         """
-        choice = self._with_ids(self._choice(text, sequence.finished, sequence.stop_reason), sequence)
+        choice = self._with_details(self._last(text, sequence), sequence)
         out = frame(self._event([choice], self._used(sequence)))
         self._ended.append(sequence)
         if len(self._ended) < self._open[0]:
@@ -176,6 +194,9 @@ class Answer:
         if include_usage:
             out += frame(self._event([], usage(*self._ended)))
         return out + DONE
+
+    def _last(self, text: str, sequence: Sequence) -> dict[str, Any]:
+        return self._choice(text, sequence.finished, sequence.stop_reason)
 
     def whole(self, answers: Sequence_[tuple[str, Sequence]]) -> bytes:
         """See Rendering."""
@@ -195,12 +216,19 @@ class Answer:
 
     def _whole_choice(self, index: int, text: str, sequence: Sequence) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index}
+        reason = sequence.finished
         if self._role is not None:
-            message: dict[str, Any] = {"role": self._role, "content": text, "refusal": None, "tool_calls": []}
+            message, reason = self._message(text, sequence, index)
             choice["message"] = message | {"reasoning_content": None}
         else:
             choice["text"] = self._echo + text
-        return choice | {"logprobs": None, "finish_reason": sequence.finished, "stop_reason": sequence.stop_reason}
+        gathered = None if self.logprobs is None else self._of_each[index].logprobs
+        logprobs = gathered.whole() if gathered is not None else None
+        return choice | {"logprobs": logprobs, "finish_reason": reason, "stop_reason": sequence.stop_reason}
+
+    def _message(self, text: str, sequence: Sequence, index: int) -> tuple[dict[str, Any], str | None]:  # noqa: ARG002
+        """A chat's message, and why it ended."""
+        return {"role": self._role, "content": text, "refusal": None, "tool_calls": []}, sequence.finished
 
     def _choice(self, text: str, finished: str | None, stop_reason: str | None) -> dict[str, Any]:
         if self._role is None:

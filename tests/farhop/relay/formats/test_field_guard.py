@@ -69,6 +69,7 @@ HOSTILE = {
     "session_control": {"session_id": "another's", "action": "close"},
     "token_data": [1, 2, 3],
     "input_ids": [1, 2, 3],
+    "previous_input_messages": [{"role": "user", "content": "hi"}],
     "routing_constraints": {"required": ["another"]},
     "web_search_options": {},
 }

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from xxhash import xxh3_64_intdigest
 
 from farhop_lab.engine.core.profiles import PROFILES
@@ -31,6 +32,18 @@ def test_sequence_ends_with_a_token_without_text() -> None:
     assert "".join(shown) == ANSWER
     assert (shown[-1], sequence.finished, sequence.output_tokens) == ("", "stop", len(ANSWER) // 4 + 1)
     assert sequence.total_tokens == sequence.prompt_tokens + sequence.output_tokens
+
+
+def test_a_script_is_the_answer_by_the_models_seed_and_each_token_counts() -> None:
+    """Also where a character is cut by tokens, whatever the model's own shape says of the end."""
+    text = '{"a": "ü🌊"}'
+    wanted = EngineRequest(PROMPT, script=lambda seed: f"{seed}{text}".encode(), ignore_eos=True)
+    shown, sequence = _generate(wanted)
+    assert "".join(shown) == f"3{text}"
+    assert sequence.finished == "stop"
+    assert sequence.output_tokens == -(-len(f"3{text}".encode()) // 4) + 1
+    assert Sequence("s", wanted, VOICE, GPU).foresee(8) == 0
+    assert "".join(_generate(structs.replace(wanted, max_tokens=2))[0]) == f"3{text}"[:8]
 
 
 def test_max_tokens_cuts() -> None:

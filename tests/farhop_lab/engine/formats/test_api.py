@@ -80,7 +80,10 @@ def test_stop_usage_and_salt() -> None:
     [
         ("n", {"n": 0}),
         ("n", {"n": 65}),
-        ("logprobs", {"logprobs": True}),
+        ("top_logprobs", {"top_logprobs": 1}),
+        ("tool_choice", {"tool_choice": "required"}),
+        ("response_format", {"response_format": {"type": "regex"}}),
+        ("response_format", {"response_format": {"type": "json_schema"}}),
         ("messages", {"messages": []}),
         ("continue_final_message", {"continue_final_message": True}),
         ("stop", {"stop": ""}),
@@ -112,7 +115,7 @@ def test_a_chat_refused_names_the_field(param: str, fields: dict[str, Any]) -> N
         ("prompt", {"prompt": [-1]}),
         ("prompt", {"prompt": [True]}),
         ("echo", {"prompt": "x", "echo": True, "stream": True}),
-        ("logprobs", {"prompt": "x", "logprobs": 1}),
+        ("logprobs", {"prompt": "x", "logprobs": 21}),
         ("suffix", {"prompt": "x", "suffix": "y"}),
     ],
 )
