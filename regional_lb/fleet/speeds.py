@@ -375,7 +375,7 @@ def _wider(kind: _Kind, kinds: list[_Kind]) -> Columns:
     return np.sort(np.array(levels), axis=0)[(len(levels) - 1) // 2] if levels else np.zeros(_FIGURES)
 
 
-def _kept(before: tuple[Speed, Replica] | None, replica: Replica) -> ExpectedSpeed:
+def _kept(before: tuple[Speed, Replica] | None, replica: Replica) -> Speed:
     if before is None or (before[1].address, before[1].version) != (replica.address, replica.version):
-        return ExpectedSpeed()
+        return Speed()
     return before[0]
