@@ -265,12 +265,7 @@ def _of_context(name: str, chosen: Context, etcd: str | None, admins: Sequence[s
         topology = _topology(chosen.topology) if chosen.topology is not None else None
     except (ValueError, TopologyError) as error:
         fail(f"context {quoted(name)}: {error}")
-    ports = chosen.admin
-    access = Access(
-        ports.token.get_secret_value() if ports.token is not None else "",
-        _tls(ports) if ports.ca_file is not None or ports.cert_file is not None else None,
-        ports.ca_file or "",
-    )
+    ports, access = chosen.admin, _access(chosen.admin)
     begun = Fleet(
         hubs, topology, _given(admins or ports.urls), chosen.signing.made(), access=access, name=f"context {name}"
     )
@@ -279,6 +274,26 @@ def _of_context(name: str, chosen: Context, etcd: str | None, admins: Sequence[s
     if pattern is None:
         pattern = f"{{region}}.{{tier}}.{chosen.trust_domain}" if by_authority else ""
     return _with_reported(replace(found, access=_proving(found, pattern, by_authority=by_authority)))
+
+
+def access_of(context: str | None) -> Access:
+    """The credentials for an admin port that is given by its URL: those of this context, or of the one in use. Without
+    either, and in a world that runs here, the token of FARHOP_ADMIN_TOKEN."""
+    from farhop_cli import context as contexts
+
+    named = context or os.environ.get(contexts.ENVIRONMENT) or contexts.read().current
+    chosen = contexts.read().checked(named) if named else None
+    if chosen is None or chosen.world is not None:
+        return Access(os.environ.get(TOKEN, "").strip())
+    return _access(chosen.admin)
+
+
+def _access(ports: AdminPorts) -> Access:
+    return Access(
+        ports.token.get_secret_value() if ports.token is not None else "",
+        _tls(ports) if ports.ca_file is not None or ports.cert_file is not None else None,
+        ports.ca_file or "",
+    )
 
 
 def _tls(ports: AdminPorts) -> Any:

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,23 @@ from rich.console import Console
 from rich.table import Table
 
 from farhop.config import ConfigError, load
-from farhop_cli import show
+from farhop_cli import fleet, show
+from farhop_cli.access import AdminError
 from farhop_cli.exits import NEGATIVE, fail, first_of
 from topology.problems import TopologyError
 
 _TIMEOUT_S = 5.0
 
 
-def run(client: str, tenant: str, config: Path, admin: str, token: str, offline: bool, as_json: bool) -> int:
-    """Print it; the exit code."""
-    found = _by_file(client, tenant, config) if offline else _asked(client, tenant, config, admin, token)
+def run(
+    client: str, tenant: str, config: Path, admin: str, token: str, offline: bool, as_json: bool,
+    context: str | None = None,
+) -> int:  # fmt: skip
+    """Print it; the exit code. `context`: whose credentials an admin port gets; `token` takes the place of its own."""
+    if offline:
+        found = _by_file(client, tenant, config)
+    else:
+        found = _get(config, admin, token, context, "where", {"client": client, "tenant": tenant})
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -51,9 +59,9 @@ def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
         fail(first_of(error) + ("" if config.is_file() else "; --config is the DNS server's configuration"))
 
 
-def latencies(config: Path, admin: str, token: str, least_ms: float, as_json: bool) -> int:
+def latencies(config: Path, admin: str, token: str, least_ms: float, as_json: bool, context: str | None = None) -> int:
     """List each network that entries measured: geography and measurement; the exit code."""
-    found = _get(config, admin, token, "latencies", {})["networks"]
+    found = _get(config, admin, token, context, "latencies", {})["networks"]
     moved = [one for one in found if one["before"] != one["now"]]
     differ = [one for one in found if one in moved or _apart_ms(one) >= least_ms]
     if as_json:
@@ -78,20 +86,19 @@ def _apart_ms(one: dict[str, Any]) -> float:
     return max((abs(ms - one["predicted"].get(region, ms)) for region, ms in one["measured"].items()), default=0.0)
 
 
-def _asked(client: str, tenant: str, config: Path, admin: str, token: str) -> dict[str, Any]:
-    return _get(config, admin, token, "where", {"client": client, "tenant": tenant})
-
-
-def _get(config: Path, admin: str, token: str, path: str, asked: dict[str, str]) -> dict[str, Any]:
-    base = admin or _admin_of(config)
+def _get(config: Path, admin: str, token: str, context: str | None, path: str, asked: dict[str, str]) -> dict[str, Any]:
+    base = (admin or _admin_of(config)).rstrip("/")
     query = f"?{urllib.parse.urlencode(asked)}" if asked else ""
     if not base.startswith(("http://", "https://")):
         fail(f"--admin: {base!r} is no URL; give one such as http://127.0.0.1:8053")
-    request = urllib.request.Request(f"{base}/{path}{query}")  # noqa: S310 - its scheme was looked at
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    access = fleet.access_of(context)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - the same
+        headers = (replace(access, token=token) if token else access).headers(base)
+    except AdminError as error:
+        fail(str(error))
+    request = urllib.request.Request(f"{base}/{path}{query}", headers=headers)  # noqa: S310 - its scheme was looked at
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=access.tls) as answer:  # noqa: S310 - the same
             found: dict[str, Any] = json.load(answer)
             return found
     except urllib.error.HTTPError as error:

@@ -78,8 +78,8 @@ class Matched:
         each, seen = output / request.answers, self.output_tokens
         self.output_tokens = each if seen < 0 else seen + _LEARN * (each - seen)
         if request.stream and seconds > 0.0 and output >= OUTPUT_FLOOR:
-            pace, known = output / seconds, self.tokens_per_s
-            self.tokens_per_s = known + _LEARN * (pace - known) if known else pace
+            seen, known = output / seconds, self.tokens_per_s
+            self.tokens_per_s = known + _LEARN * (seen - known) if known else seen
 
     def amounts(self, request: Request) -> Amounts:
         """The most that a request may use of each kind."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from farhop.balance.backoff import Backoff
 from farhop.service.notify import Notifier
-from farhop.store.backoff import Backoff
 from farhop.store.contract import StoreUnreachable
 
 if TYPE_CHECKING:

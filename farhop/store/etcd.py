@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import aetcd.rpc
 from grpc.aio import EOF  # type: ignore[attr-defined]  # its stubs forget it
 
-from farhop.store.backoff import Backoff
+from farhop.balance.backoff import Backoff
 from farhop.store.contract import (
     KEYS_LIMIT,
     Change,

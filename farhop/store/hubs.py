@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from farhop.store.backoff import Backoff
+from farhop.balance.backoff import Backoff
 from farhop.store.contract import Conflict, Publication, Store, StoreError, StoreUnreachable, check_value
 from farhop.store.etcd import EtcdStore
 from farhop.store.merge import Merged, chosen

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop.store.backoff import Backoff
+from farhop.balance.backoff import Backoff
 from farhop.store.contract import (
     LAW_KEY,
     REGION_PREFIX,

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Protocol
 
-from farhop.store.backoff import Backoff
+from farhop.balance.backoff import Backoff
 from farhop.store.contract import Publication, StoreError, check_value
 
 if TYPE_CHECKING:

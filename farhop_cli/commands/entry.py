@@ -31,7 +31,18 @@ ServerAdmin = Annotated[
     str, typer.Option("--admin", metavar="URL", help="The DNS server's admin port. Default: the configuration's.")
 ]
 ServerToken = Annotated[
-    str, typer.Option("--token", metavar="TOKEN", envvar="FARHOP_TOKEN", help="The admin port's token.")
+    str,
+    typer.Option(
+        "--token", metavar="TOKEN", envvar="FARHOP_TOKEN", help="The admin port's token. Default: the context's."
+    ),
+]
+ServerContext = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="Whose token and certificates the admin port gets. Default: FARHOP_CONTEXT, or the current context.",
+    ),
 ]
 
 dns_app = App(
@@ -109,6 +120,7 @@ def latencies(
     config: ServerConfig = None,
     admin: ServerAdmin = "",
     token: ServerToken = "",
+    name: ServerContext = None,
     least_ms: Annotated[
         float,
         typer.Option(
@@ -123,7 +135,7 @@ def latencies(
     """
     from farhop_cli.where import latencies as run
 
-    raise typer.Exit(run(config or context.obj, admin, token, least_ms, as_json))
+    raise typer.Exit(run(config or context.obj, admin, token, least_ms, as_json, name))
 
 
 @where_app.command("where", epilog="Example:  farhop where 203.0.113.7 --tenant eu-only --config tokyo-dns.yaml")
@@ -135,6 +147,7 @@ def where(
     config: Config = CONFIG,
     admin: ServerAdmin = "",
     token: ServerToken = "",
+    name: ServerContext = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Go by the configuration alone, as if every entry were up.")
     ] = False,
@@ -146,4 +159,4 @@ def where(
     """
     from farhop_cli.where import run
 
-    raise typer.Exit(run(client, tenant, config, admin, token, offline, as_json))
+    raise typer.Exit(run(client, tenant, config, admin, token, offline, as_json, name))

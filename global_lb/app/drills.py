@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
+from farhop.balance.backoff import Backoff
 from farhop.config import Part, Secret
-from farhop.store.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

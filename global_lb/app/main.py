@@ -1,4 +1,4 @@
-"""Assembles a global balancer from its configuration: the one place here that uses the clock, randomness and sockets.
+"""Assembles a global balancer from its configuration: makes the clock and the random generator, and hands them on.
 
 Order of starting: regions are watched, then the listener opens. Of stopping: no new connections, requests under way
 finish, everything closes.

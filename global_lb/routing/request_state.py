@@ -29,7 +29,7 @@ class Attempt(msgspec.Struct, eq=False, gc=False):
     sent_at: float  # monotonic seconds
     started: bool = False
     began_at: float = 0.0  # when the first byte of a streamed answer came; 0: not yet
-    tokens_per_s: float = 0.0  # the stream's expected pace; 0: not begun
+    tokens_per_s: float = 0.0  # the stream's expected speed; 0: not begun
 
 
 class RequestState(msgspec.Struct, eq=False, gc=False):

@@ -76,7 +76,7 @@ _FADED = (np.exp(-_SILENT_S / _FADES_S) / _FADES_S)[:, 0]  # over the evidence t
 _LEAST = 1e-30  # no division by nothing
 
 
-class Pace(NamedTuple):
+class ExpectedSpeed(NamedTuple):
     """One replica's expected speeds. `peers_*`: its peers' figures; `uncertainty` is a share, at most UNCERTAINTY.
     `sampled_at`: when it was last measured (monotonic seconds), None if never."""
 
@@ -182,12 +182,12 @@ class Speeds:
     def __contains__(self, name: str) -> bool:
         return name in self._rows
 
-    def __getitem__(self, name: str) -> Pace:
+    def __getitem__(self, name: str) -> ExpectedSpeed:
         """One replica's figures. Raises KeyError if it is not in the view."""
         row = self._rows[name]
         pace_ms, tpot_ms, service_ms = self._expected[:, row].tolist()
         peers_ms = (self._configured[:, row] * np.exp(self._level[:, row])).tolist()
-        return Pace(
+        return ExpectedSpeed(
             pace_ms, tpot_ms, self.batch_interference_ms.item(row), service_ms, self.uncertainty.item(row),
             self._of[row].sampled_at, len(self._kind_of[row].rows) - 1, peers_ms[0], peers_ms[1],
         )  # fmt: skip
@@ -195,17 +195,17 @@ class Speeds:
     def slow(self, name: str, load: float, now: float) -> str:
         """In words, by how much the replica is expected to be slower than its peers; "" if it is not, or has no
         peers."""
-        pace = self[name]
-        if not pace.peers or pace.sampled_at is None:
+        speed = self[name]
+        if not speed.peers or speed.sampled_at is None:
             return ""
         reason = ""
-        if pace.tpot_ms >= SLOW * pace.peers_tpot_ms:
-            mine_ms = pace.tpot_at(max(load, 1.0))
-            reason = f"{mine_ms:.3g} ms against {mine_ms * pace.peers_tpot_ms / pace.tpot_ms:.3g} of its peers"
-        elif pace.prefill_ms_per_token >= SLOW * pace.peers_prefill_ms_per_token:
-            mine_ms, peers_ms = pace.prefill_ms_per_token, pace.peers_prefill_ms_per_token
+        if speed.tpot_ms >= SLOW * speed.peers_tpot_ms:
+            mine_ms = speed.tpot_at(max(load, 1.0))
+            reason = f"{mine_ms:.3g} ms against {mine_ms * speed.peers_tpot_ms / speed.tpot_ms:.3g} of its peers"
+        elif speed.prefill_ms_per_token >= SLOW * speed.peers_prefill_ms_per_token:
+            mine_ms, peers_ms = speed.prefill_ms_per_token, speed.peers_prefill_ms_per_token
             reason = f"{mine_ms:.2g} ms to prefill a token against {peers_ms:.2g} of its peers"
-        return f"slow: {reason}, last sample {max(0.0, now - pace.sampled_at):.0f} s ago" if reason else ""
+        return f"slow: {reason}, last sample {max(0.0, now - speed.sampled_at):.0f} s ago" if reason else ""
 
     # -- who there is
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from farhop_wire import peers_pb2, peers_pb2_grpc, region_pb2, region_pb2_grpc
 
+from farhop.balance.backoff import Backoff
 from farhop.balance.machine import Address
 from farhop.identity import certificate_names
 from farhop.service.peer_authenticator import ANY_PEER
 from farhop.service.region_channel import answers_at_most
 from farhop.service.tasks import Tasks, until
-from farhop.store.backoff import Backoff
 from farhop.store.contract import REGION_PREFIX, StoreError
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import TEXT_LIMIT, check_address, decode

@@ -111,9 +111,16 @@ FOUND = [
 
 
 @pytest.fixture
-def admin() -> Iterator[str]:
+def asked() -> list[str | None]:
+    """What came as `Authorization`."""
+    return []
+
+
+@pytest.fixture
+def admin(asked: list[str | None]) -> Iterator[str]:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            asked.append(self.headers.get("authorization"))
             body = json.dumps({"networks": FOUND}).encode()
             self.send_response(200 if self.path == "/latencies" else 404)
             self.send_header("content-length", str(len(body)))
@@ -142,6 +149,23 @@ def test_difference_between_geography_and_measurement_is_shown(config, admin, ca
     assert "2600::" not in content
     assert latencies(config, admin, "", 300.0, as_json=True) == 0
     assert [one["network"] for one in json.loads(capsys.readouterr().out)] == ["8.8.8.0/24", "1.1.1.0/24"]
+
+
+def test_a_token_does_not_travel_in_plaintext(config, capsys) -> None:
+    with pytest.raises(typer.Exit):
+        run("192.0.2.1", "", config, "http://192.0.2.53:9053", "secret", False, False)
+    assert "the token does not travel in plaintext" in capsys.readouterr().err
+
+
+def test_the_admin_port_gets_the_context_s_token(cli, monkeypatch, tmp_path, admin, asked) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("DNS_TOKEN", "0123456789abcdef")
+    assert cli.run("context", "set", "dns", "--admin", admin, "--token", "env:DNS_TOKEN").exit_code == 0
+    for words in (("dns", "latencies", "--admin", admin), ("where", "192.0.2.1", "--admin", admin)):
+        cli.run(*words, "--context", "dns")
+        assert asked.pop() == "Bearer 0123456789abcdef"
+    cli.run("dns", "latencies", "--admin", admin, "--context", "dns", "--token", "another")
+    assert asked.pop() == "Bearer another"
 
 
 def test_error_without_a_configuration_names_the_process(cli, tmp_path):

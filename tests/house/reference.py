@@ -113,7 +113,7 @@ def commands() -> list[tuple[str, str]]:
 
 def _below(command: Any, name: str) -> Iterator[tuple[str, str]]:
     names = command.list_commands(None) if hasattr(command, "list_commands") else []
-    if not names:
+    if not names or getattr(command, "invoke_without_command", False):
         text = " ".join((command.help or command.short_help or "").split())
         yield name, re.split(r"(?<=[.?])\s", text.partition("Example:")[0].strip())[0]
     for one in names:

@@ -18,7 +18,7 @@ GUESS_WORTH = 8.0  # answers: by fewer that ended it would be off by more than a
 
 
 class AnswersUnderWay:
-    """Answers of one kind. Pass the same expected pace (tokens a second) when an answer begins and when it is over."""
+    """Answers of one kind. Pass the same expected speed (tokens a second) when an answer begins and when it is over."""
 
     __slots__ = ("_ended", "_offset", "_per_s", "_tokens", "in_flight")
 
@@ -28,7 +28,7 @@ class AnswersUnderWay:
         self._tokens = self._ended = 0.0  # of those that are over; how many of them ended
 
     def began(self, tokens_per_s: float, now: float) -> None:
-        """An answer begins, at this expected pace."""
+        """An answer begins, at this expected speed."""
         self.in_flight += 1
         self._per_s += tokens_per_s
         self._offset += tokens_per_s * now

@@ -81,7 +81,7 @@ class Estimates:
         return expected if max_tokens is None or expected < max_tokens else max(1.0, float(max_tokens))
 
     def began(self, tenant: str, model: str, tokens_per_s: float, now: float) -> None:
-        """An answer begins, at this expected pace (tokens a second)."""
+        """An answer begins, at this expected speed (tokens a second)."""
         of = tenant, model
         under_way = self.under_way.get(of)
         if under_way is None:

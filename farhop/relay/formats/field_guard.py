@@ -45,6 +45,7 @@ _FIELDS: dict[str, str] = {
     "ec_transfer_params": _HOSTS,  # vLLM: the same for encoders
     "bootstrap_room": _HOSTS,  # SGLang, with bootstrap_host and _port
     "disaggregated_params": _HOSTS,  # TensorRT-LLM
+    "migration_request": _HOSTS,  # LMDeploy: whose KV to take over, and from where
     "custom_logit_processor": _CODE,  # SGLang: pickled
     "logits_processors": _CODE,  # vLLM: by qualified name
     "chat_template": _CODE,  # vLLM, TGI: Jinja
@@ -53,7 +54,6 @@ _FIELDS: dict[str, str] = {
     "extra_key": _CACHES,  # SGLang: appended to the salt, or in its place if there is none
     "lora_path": _FILES,  # SGLang
     "tool_call_parser_plugin": _FILES,
-    "embedding_overrides": _TENSORS,  # SGLang
     "request_id": _OTHERS,  # vLLM: with it, a client could abort the request
     "rid": _OTHERS,  # SGLang, the same
     "session_params": _OTHERS,  # SGLang: goes on from another request
@@ -69,6 +69,8 @@ _FIELDS: dict[str, str] = {
     "server_url": _HOSTS,  # of a tool in OpenAI's Responses
     "file_id": _OTHERS,
     "uuid": _OTHERS,  # vLLM: a medium that another request brought
+    "content_hash": _OTHERS,  # SGLang, the same
+    "ngram_corpus_id": _OTHERS,  # SGLang: by whose texts tokens are guessed ahead
     "backend": _HOSTS,  # LocalAI: which of its backends, which may be on other hosts
     "model_base_name": _FILES,  # LocalAI, and the next
     "tokenizer": _FILES,
@@ -78,6 +80,7 @@ _FIELDS: dict[str, str] = {
     "session_control": _OTHERS,  # with a session's name, a client could end it
     "token_data": _PROMPTS,
     "input_ids": _PROMPTS,  # SGLang: of a chat, in place of its messages
+    "previous_input_messages": _PROMPTS,  # vLLM: before those of `input`, in its Responses
     "routing_constraints": _DEVICES,
     "id_slot": _OTHERS,  # llama.cpp: for whose slot to wait, and whose cache to have
 }
@@ -88,7 +91,7 @@ _FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"loras?(?:_.*)?|(?:.*_)?adapters?|adapter_(?:id|name|source)s?"), _ADAPTERS),
     (re.compile(r"(?:.*_)?fallbacks|(?:.*_)?fallback_dict"), _MODELS),
     (re.compile(r".*_paths?|(?:.*_)?(?:filenames?|director(?:y|ies))"), _FILES),
-    (re.compile(r"(?:.*_)?embeds|pickled?(?:_.*)?"), _TENSORS),
+    (re.compile(r"(?:.*_)?embeds|pickled?(?:_.*)?|(?:.*_)?embed(?:ding)?_overrides?(?:_.*)?"), _TENSORS),  # SGLang's
     (re.compile(r"(?:.*_)?(?:(?:dp|tp|pp|ep|parallel)_rank|devices?|device_ids?|gpu_ids?)"), _DEVICES),
     (re.compile(r"(?:.*_)?(?:worker|instance|engine|replica)_ids?"), _DEVICES),
     (re.compile(r"shared_memory(?:_.*)?|sequence_(?:id|start|end)"), _OTHERS),  # Triton
@@ -221,6 +224,9 @@ class Guard:
                 self._medium(part, at)
 
     def _medium(self, value: dict[str, Any], at: str) -> None:
+        kind = value.get("type")
+        if isinstance(kind, str) and kind.casefold().endswith("_embeds"):  # vLLM's `prompt_embeds` has them in `data`
+            raise _refused("type", _TENSORS, f"{at}.")
         for name, member in value.items():
             if name not in _OF_MEDIA:
                 folded = name.casefold()

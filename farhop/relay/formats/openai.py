@@ -271,6 +271,8 @@ def _prompt(
 
 
 def _read_embeddings(body: _Embeddings, guard: Guard) -> Prompt:
+    if body.messages is not None and bytes(body.input) != b"null":
+        raise invalid("messages", "give one of `input` and `messages`: of both, engines read the one or the other")
     if body.messages:
         _check_media(body.messages, guard)
         canonical, opaque_bytes = canonical_chat(body.messages, None)

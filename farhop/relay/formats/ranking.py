@@ -30,13 +30,14 @@ class _Rerank(msgspec.Struct, kw_only=True):
 
 
 class _Score(msgspec.Struct, kw_only=True):
-    """vLLM has had three pairs of names for the two sides."""
+    """vLLM has four pairs of names for the two sides (_SIDES), and reads one of those that are given."""
 
     model: str | None = None
     text_1: Passages | None = None
     text_2: Passages | None = None
     queries: Passages | None = None
     documents: Passages | None = None
+    items: Passages | None = None
     data_1: Passages | None = None
     data_2: Passages | None = None
     cache_salt: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -66,15 +67,25 @@ def _read_rerank(body: _Rerank, guard: Guard) -> Prompt:
     return _pairs(body, [body.query], _listed(body.documents), ("query", "documents"), guard)
 
 
+_SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+
+
 def _read_score(body: _Score, guard: Guard) -> Prompt:
-    for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
-        left, right = (getattr(body, name) for name in names)
-        if left is not None and right is not None:
-            return _pairs(body, _listed(left), _listed(right), names, guard)
-        if left is not None or right is not None:
-            missing = names[left is not None]
-            raise invalid(missing, f"`{missing}` is missing: a score needs both sides")
-    raise invalid("text_1", "`text_1` and `text_2` are missing: give a text or a list of texts each")
+    given = [
+        name for name in dict.fromkeys(name for pair in _SIDES for name in pair) if getattr(body, name) is not None
+    ]
+    if not given:
+        raise invalid("text_1", "`text_1` and `text_2` are missing: give a text or a list of texts each")
+    names = next((pair for pair in _SIDES if set(pair).issubset(given)), None)
+    if names is None:
+        pair = next(pair for pair in _SIDES if given[0] in pair)
+        missing = pair[pair[0] == given[0]]
+        raise invalid(missing, f"`{missing}` is missing: a score needs both sides")
+    # Of several pairs an engine may read another one than is judged here.
+    if other := next((name for name in given if name not in names), None):
+        raise invalid(other, f"`{other}` gives a side again, beside `{names[0]}` and `{names[1]}`: leave it out")
+    left, right = (getattr(body, name) for name in names)
+    return _pairs(body, _listed(left), _listed(right), names, guard)
 
 
 def _listed(value: Passages) -> list[Passage]:
@@ -89,8 +100,8 @@ def _pairs(
         if not side:
             raise invalid(name, f"`{name}` must not be empty")
         for passage in side:
-            if isinstance(passage, dict):
-                guard.media(passage.get("content"), name)
+            if isinstance(passage, dict):  # with a type it is a part itself
+                guard.media([passage] if "type" in passage else passage.get("content"), name)
     if len(left) not in (1, len(right)):
         raise invalid(names[0], f"`{names[0]}` must be one, or as many as `{names[1]}`")
     sides = [[_canonical(passage) for passage in side] for side in (left, right)]

@@ -19,7 +19,7 @@ import dns.nameserver
 import dns.resolver
 import dns.ttl
 
-from farhop.store.backoff import Backoff
+from farhop.balance.backoff import Backoff
 from regional_lb.engines.config import nameserver
 from regional_lb.engines.discovery.source import EndpointError, Failed, Found, at
 

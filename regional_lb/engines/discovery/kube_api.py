@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import aiohttp
 import msgspec
 
+from farhop.balance.backoff import Backoff
 from farhop.service import network_error
-from farhop.store.backoff import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -47,7 +47,7 @@ class _GoneError(Exception):
     """The API server no longer keeps the changes since this version."""
 
 
-class Pace(msgspec.Struct, frozen=True):
+class Timing(msgspec.Struct, frozen=True):
     """`timeout_s`: for an answer; `watch_s`: after which a watch is renewed; `margin_s`: after which, in addition, a
     silent watch counts as lost.
     """
@@ -97,10 +97,10 @@ class Api:
         self,
         config: KubernetesSource,
         rng: Random,
-        pace: Pace | None = None,
+        timing: Timing | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self._config, self._rng, self._pace, self._environ = config, rng, pace or Pace(), environ
+        self._config, self._rng, self._timing, self._environ = config, rng, timing or Timing(), environ
         self._session: aiohttp.ClientSession | None = None
         self._trusted: tuple[int, ssl.SSLContext] | None = None
 
@@ -124,7 +124,7 @@ class Api:
 
     async def follow(self, path: str, params: Mapping[str, str]) -> AsyncGenerator[Step, None]:
         """A list and what follows it, without end. `aclose()` it when done."""
-        backoff = Backoff(self._rng, self._pace.first_s, self._pace.limit_s)
+        backoff = Backoff(self._rng, self._timing.first_s, self._timing.limit_s)
         version = ""
         loop = asyncio.get_running_loop()
         while True:
@@ -165,7 +165,7 @@ class Api:
 
     async def _answer(self, path: str, params: Mapping[str, str]) -> dict[str, Any]:
         """The JSON answer to a GET. Raises KubeError, _GoneError."""
-        timeout = aiohttp.ClientTimeout(total=self._pace.timeout_s)
+        timeout = aiohttp.ClientTimeout(total=self._timing.timeout_s)
         try:
             async with self._get(path, params, timeout) as response:
                 _check(path, response.status)
@@ -183,13 +183,13 @@ class Api:
 
     async def _watch(self, path: str, params: Mapping[str, str], version: str) -> AsyncGenerator[_Event, None]:
         """Events until the stream ends or breaks off: both are gone on from. Raises KubeError, _GoneError."""
-        pace = self._pace
+        timing = self._timing
         query = {
             **params, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version,
-            "timeoutSeconds": str(max(1, round(pace.watch_s))),
+            "timeoutSeconds": str(max(1, round(timing.watch_s))),
         }  # fmt: skip
-        silent_s = pace.watch_s + pace.margin_s
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=pace.timeout_s, sock_read=silent_s)
+        silent_s = timing.watch_s + timing.margin_s
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=timing.timeout_s, sock_read=silent_s)
         try:
             response = await self._get(path, query, timeout)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -69,6 +69,13 @@ HOSTILE = {
     "session_control": {"session_id": "another's", "action": "close"},
     "token_data": [1, 2, 3],
     "input_ids": [1, 2, 3],
+    "migration_request": {"remote_session_id": 7, "remote_block_ids": [1]},
+    "ngram_corpus_id": "another tenant's",
+    "content_hash": "another tenant's",
+    "embed_overrides": [[[0.1]]],
+    "item_embed_overrides": [[[0.1]]],
+    "embed_override_token_id": 7,
+    "previous_input_messages": [{"role": "user", "content": "hi"}],
     "routing_constraints": {"required": ["another"]},
     "web_search_options": {},
 }
@@ -219,7 +226,9 @@ def _with(part: dict[str, Any]) -> dict[str, Any]:
         {"type": "video_url", "video_url": {"url": "videos/secret"}},
         {"type": "video_url", "video_url": {"url": "/dev/stdin"}},
         {"type": "image_embeds", "image_embeds": "gASV"},
+        {"type": "prompt_embeds", "data": "gASV"},
         {"type": "image_url", "image_url": {"url": DATA_URL}, "uuid": "another tenant's"},
+        {"type": "image_url", "image_url": {"url": DATA_URL, "content_hash": "another tenant's"}},
         {"type": "file", "file": {"file_id": "file-1"}},
     ],
 )

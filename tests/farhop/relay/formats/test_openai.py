@@ -460,6 +460,9 @@ def test_an_embeddings_input_is_spelled_as_the_prompt_it_is() -> None:
     for prompt in ("abc", ["a", "b"], [1, 2], [[1], [2, 3]]):
         assert embeddings(input=prompt).canonical == completion(prompt).canonical
     assert embeddings(messages=[user("hi")]).canonical == chat([user("hi")]).canonical
+    assert embeddings(messages=[user("hi")], input=None).canonical == chat([user("hi")]).canonical
+    with pytest.raises(BodyError, match="`input` and `messages`"):  # of both, engines read the one or the other
+        embeddings(messages=[user("hi")], input="a long text")
     made = embeddings(input="x", stream=True, max_tokens=7, cache_salt="s")
     assert (made.stream, made.hide_usage, made.max_tokens, made.cache_salt) == (False, False, NO_OUTPUT, "s")
 

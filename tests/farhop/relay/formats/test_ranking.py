@@ -52,7 +52,9 @@ def test_a_document_with_nothing_but_text_is_its_text_and_others_are_hashed() ->
     assert image.opaque_bytes > 500
 
 
-@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")])
+@pytest.mark.parametrize(
+    "names", [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+)
 def test_a_score_is_a_ranking_by_any_name(names: tuple[str, str]) -> None:
     one, many = names
     ranked = read(Kind.RERANK, query="q", documents=["a", "b"])
@@ -70,6 +72,9 @@ def test_the_tokenizer_costs_nothing() -> None:
         assert prompt == Prompt("m", b"", max_tokens=NO_OUTPUT)
 
 
+FETCHED = {"content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}]}
+
+
 @pytest.mark.parametrize(
     ("kind", "fields", "param"),
     [
@@ -83,6 +88,14 @@ def test_the_tokenizer_costs_nothing() -> None:
         (Kind.SCORE, {"text_1": "a"}, "text_2"),
         (Kind.SCORE, {"documents": ["a"]}, "queries"),
         (Kind.SCORE, {"text_1": "a", "text_2": []}, "text_2"),
+        # vLLM 0.32 reads the other names of these, and fetches what they point to.
+        (Kind.SCORE, {"text_1": "a", "text_2": "b", "data_1": "q", "data_2": FETCHED}, "data_1"),
+        (Kind.SCORE, {"text_1": "a", "text_2": "b", "queries": "q", "documents": FETCHED}, "queries"),
+        (Kind.SCORE, {"text_1": "a", "text_2": "b", "queries": "q", "items": FETCHED}, "queries"),
+        (Kind.SCORE, {"queries": "a", "documents": "b", "items": FETCHED}, "items"),
+        (Kind.SCORE, {"text_1": "a", "text_2": "b", "items": ["c"]}, "items"),
+        (Kind.SCORE, {"text_1": "a", "text_2": FETCHED}, "text_2"),
+        (Kind.RERANK, {"query": "q", "documents": [FETCHED["content"][0]]}, "documents"),
         (Kind.SCORE, {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1"),
         (Kind.TOKENIZE, {}, "prompt"),
         (Kind.TOKENIZE, {"prompt": 5}, "prompt"),

@@ -19,9 +19,9 @@ from farhop.service.endpoints import ListenTls
 from farhop_lab.world.certs import Authority
 from regional_lb.engines.config import KubernetesSource
 from regional_lb.engines.discovery import kube_api
-from regional_lb.engines.discovery.kube_api import Api, Changed, KubeError, Listed, Lost, Pace, Step
+from regional_lb.engines.discovery.kube_api import Api, Changed, KubeError, Listed, Lost, Step, Timing
 
-PACE = Pace(timeout_s=0.5, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
+TIMING = Timing(timeout_s=0.5, watch_s=30.0, margin_s=0.2, first_s=0.01, limit_s=0.05)
 
 
 class Recorded:
@@ -46,14 +46,14 @@ class Recorded:
         await until(lambda: self.names() == list(names))
 
 
-def api(cluster: Cluster, pace: Pace = PACE, **more: Any) -> Api:
+def api(cluster: Cluster, timing: Timing = TIMING, **more: Any) -> Api:
     fields = {"kind": "kubernetes", "service": "vllm", "api": cluster.url, **more}
-    return Api(KubernetesSource.model_validate(fields), Random(1), pace, {})
+    return Api(KubernetesSource.model_validate(fields), Random(1), timing, {})
 
 
 @contextlib.asynccontextmanager
-async def following(cluster: Cluster, pace: Pace = PACE, **more: Any) -> AsyncIterator[Recorded]:
-    found, client = Recorded(), api(cluster, pace, **more)
+async def following(cluster: Cluster, timing: Timing = TIMING, **more: Any) -> AsyncIterator[Recorded]:
+    found, client = Recorded(), api(cluster, timing, **more)
 
     async def follow() -> None:
         async for step in client.follow(PODS, {"labelSelector": "app=a"}):
@@ -155,7 +155,7 @@ async def test_an_api_that_is_slow_or_away_is_lost_and_asked_again() -> None:
     async with cluster.running():
         await cluster.put(PODS, "p0", A)
         cluster.slow = asyncio.Event()
-        async with following(cluster, Pace(timeout_s=0.05, first_s=0.01, limit_s=0.02)) as found:
+        async with following(cluster, Timing(timeout_s=0.05, first_s=0.01, limit_s=0.02)) as found:
             await until(lambda: found.count(Lost))
             cluster.slow.set()
             await found.know("p0")
@@ -165,8 +165,8 @@ async def test_an_api_that_is_slow_or_away_is_lost_and_asked_again() -> None:
 
 async def test_a_watch_that_falls_silent_is_opened_again() -> None:
     cluster = Cluster()
-    pace = Pace(watch_s=0.0, margin_s=0.1, first_s=0.01, limit_s=0.02)
-    async with cluster.running(), following(cluster, pace) as found:
+    timing = Timing(watch_s=0.0, margin_s=0.1, first_s=0.01, limit_s=0.02)
+    async with cluster.running(), following(cluster, timing) as found:
         await until(lambda: len(cluster.watches) >= 3)  # the fake itself would go on for a second each
         assert (found.count(Listed), found.count(Lost)) == (1, 0)
 
@@ -211,7 +211,7 @@ async def test_nonsense_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_outside_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
     config = KubernetesSource(kind="kubernetes", service="x", namespace_file=str(tmp_path / "namespace"))
-    nowhere = Api(config, Random(1), PACE, {})
+    nowhere = Api(config, Random(1), TIMING, {})
     with pytest.raises(KubeError, match="set `namespace`"):
         nowhere.namespace()
     with pytest.raises(KubeError, match="set `api`"):
@@ -219,4 +219,4 @@ def test_outside_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "namespace").write_text("gpus\n")
     assert nowhere.namespace() == "gpus"
     inside = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"}
-    assert Api(config, Random(1), PACE, inside).base_url() == "https://[fd00::1]:6443"
+    assert Api(config, Random(1), TIMING, inside).base_url() == "https://[fd00::1]:6443"

@@ -1,6 +1,6 @@
-"""How long to wait before trying the store again: doubling, bounded, with full jitter.
+"""How long to wait before trying again what failed: doubling, bounded, with jitter.
 
-Jitter is what keeps a fleet from coming back in step when etcd does; chance is passed in.
+Jitter is what keeps a fleet from coming back in step when a server does. Never waits itself: it says how long.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farhop.store.backoff import Backoff
+from farhop.balance.backoff import Backoff
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40))
