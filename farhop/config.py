@@ -11,15 +11,26 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -97,13 +108,47 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Model = Annotated[str, Field(pattern=r"^[!-~]{1,256}$")]  # its name
 
 
+_R = TypeVar("_R", bound="Callable[[Any], Iterable[str] | None]")
+_RULES = "_farhop_rule"
+
+
+def rule(method: _R) -> _R:
+    """Mark a method of a Part as one that compares several of its fields. It yields `field: what is wrong, and the
+    remedy` for each fault, or raises a ValueError for the only one. Where others find faults, too, all are told."""
+    setattr(method, _RULES, True)
+    return method
+
+
+@cache
+def _rules(kind: type) -> tuple[str, ...]:
+    """The names of its rules, those of its bases first."""
+    names = (name for base in reversed(kind.__mro__) for name, one in vars(base).items() if hasattr(one, _RULES))
+    return tuple(dict.fromkeys(names))
+
+
 class Part(BaseModel):
-    """A part of a configuration: unknown fields are errors, values do not change."""
+    """A part of a configuration: unknown fields are errors, values do not change. See `rule`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # Fields that are not its own and indicate another kind of file: its name, as messages use it.
     elsewhere: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="after")
+    def _by_its_rules(self) -> Self:
+        faults: list[str] = []
+        for name in _rules(type(self)):
+            try:
+                faults += getattr(self, name)() or ()
+            except ValueError as error:
+                faults.append(str(error))
+        if not faults:
+            return self
+        each = [
+            InitErrorDetails(type=PydanticCustomError("value_error", "{fault}", {"fault": fault}), loc=(), input=None)
+            for fault in dict.fromkeys(faults)
+        ]
+        raise ValidationError.from_exception_data(type(self).__name__, each)
 
 
 _P = TypeVar("_P", bound=BaseModel)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -22,7 +22,7 @@ from topology.model import Tenant, Topology
 from topology.problems import Problem, TopologyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from entry_anycast.app.config import AnycastConfig
     from entry_dns.app.config import DnsConfig
@@ -35,6 +35,7 @@ NAMES_SHOWN_MAX = 8
 LAW_BYTES_MAX = 4 * 1024 * 1024
 _ERA = "1970-01-01T00:00:00Z"
 _Document = dict[str, Any]
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -116,7 +117,7 @@ def _checked(path: Path, kind: str, no_secrets: bool) -> Checked:
         at = "" if error.source == str(path) else f"{error.source}: "
         one.problems = [f"{at}{problem}" for problem in error.problems] if at else list(error.problems)
     except ConfigError as error:
-        one.problems = [line.removeprefix(f"{path}: ") for line in str(error).splitlines()]
+        one.problems += _lines(path, error)
     return one
 
 
@@ -130,22 +131,37 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
 
     if one.kind == "regional":
         below = load(RegionalConfig, one.path, absent)
-        one.topology = stores.world(below)
-        one.hubs = tuple(sorted(stores.home_hubs(below, one.topology, below.remote_hub)))
-        stores.state(below, one.kind)
-        below.collector_in(one.topology)
+        one.topology = world = stores.world(below)
+        one.hubs = tuple(sorted(_tried(one, lambda: stores.home_hubs(below, world, below.remote_hub)) or ()))
+        _tried(one, lambda: stores.state(below, one.kind))
+        _tried(one, lambda: below.collector_in(world))
         one.below = below
         one.problems += _reached(below, absent)
         return
     above = load(GlobalConfig, one.path, absent)
-    one.topology = stores.world(above)
-    one.hubs = tuple(sorted(stores.hubs(above, one.topology)))
-    stores.state(above, one.kind)
-    above.routes_in(one.topology)
-    above.collector_in(one.topology)
-    above.signer_in(one.topology)
+    one.topology = world = stores.world(above)
+    one.hubs = tuple(sorted(_tried(one, lambda: stores.hubs(above, world)) or ()))
+    steps: tuple[Callable[[], object], ...] = (
+        lambda: stores.state(above, one.kind), lambda: above.routes_in(world), lambda: above.collector_in(world),
+        lambda: above.signer_in(world),
+    )  # fmt: skip
+    for step in steps:
+        _tried(one, step)
     one.above = above
     one.problems += _reached(above, absent)
+
+
+def _tried(one: Checked, step: Callable[[], _T]) -> _T | None:
+    """What the step returns; None if it finds an error, which is noted: what does not depend on it is still checked."""
+    try:
+        return step()
+    except ConfigError as error:
+        one.problems += _lines(one.path, error)
+        return None
+
+
+def _lines(path: Path, error: ConfigError) -> list[str]:
+    return [line.removeprefix(f"{path}: ") for line in str(error).splitlines()]
 
 
 def _reached(config: Process, absent: list[str] | None) -> list[Problem | str]:
@@ -191,17 +207,17 @@ def _entry(one: Checked, absent: list[str] | None) -> None:
         one.entry = announced
         return
     served = load(DnsConfig, one.path, absent)
-    one.topology = stores.world(served)
-    one.hubs = tuple(sorted(stores.hubs(served, one.topology)))
+    one.topology = world = stores.world(served)
+    one.hubs = tuple(sorted(_tried(one, lambda: stores.hubs(served, world)) or ()))
     try:
-        zones.check(served.plans(), Law(one.topology))
+        zones.check(served.plans(), Law(world))
         if served.publish is None:
             zones.check_servers(served.plans())
     except zones.ZoneError as error:
-        raise ConfigError("zones", [str(error)]) from None
+        one.problems.append(f"zones: {error}")
     for zone in served.zones:
-        zone.keys()
-    client_networks.read(served.networks, one.topology)
+        _tried(one, zone.keys)
+    _tried(one, lambda: client_networks.read(served.networks, world))
     one.entry = served
 
 

@@ -11,11 +11,13 @@ from entry_anycast.announcing.budget import BudgetConfig
 from entry_anycast.announcing.machine import LastSite, MachineConfig
 from entry_anycast.speakers import bird, exabgp
 from entry_anycast.speakers.speaker import family, network
-from farhop.config import ConfigError, FromOutside, Part, Seconds, Secret
+from farhop.config import ConfigError, FromOutside, Part, Seconds, Secret, rule
 from farhop.service.config import Member
 from topology.problems import did_you_mean, quoted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from topology.model import Topology
 
 
@@ -50,14 +52,13 @@ class Peer(Part):
     multihop: Annotated[int, Field(ge=0, le=255)] = 0
     drain: Literal["community", "prepend"] = "community"
 
-    @model_validator(mode="after")
-    def _one_family(self) -> Peer:
+    @rule
+    def _one_family(self) -> Iterator[str]:
         if ip_address(self.address).version != ip_address(self.local_address).version:
-            raise ValueError("local_address: is of another family than address; give one of the same")
+            yield "local_address: is of another family than address; give one of the same"
         text = self.password.get_secret_value() if self.password else ""
         if not text.isprintable() or not text.isascii() or any(sign in text for sign in '"\\;{} '):
-            raise ValueError("password: must hold no space, quote, backslash, semicolon or brace")
-        return self
+            yield "password: must hold no space, quote, backslash, semicolon or brace"
 
 
 class ExaBgp(Part):
@@ -78,11 +79,10 @@ class Bird(Part):
     local_as: Annotated[int, Field(ge=0, le=4_294_967_294)] = 0
     prepend: Annotated[int, Field(ge=0, le=16)] = 0
 
-    @model_validator(mode="after")
-    def _prepends_itself(self) -> Bird:
+    @rule
+    def _prepends_itself(self) -> Iterator[str]:
         if self.prepend and not self.local_as:
-            raise ValueError("local_as: is what is prepended; give it, or leave out prepend")
-        return self
+            yield "local_as: is what is prepended; give it, or leave out prepend"
 
 
 class SpeakerConfig(Part):

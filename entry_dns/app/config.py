@@ -5,9 +5,9 @@ from __future__ import annotations
 from hashlib import blake2b
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from entry_dns.answers.responder import wire
 from entry_dns.answers.signing import KEYS_MAX, KeyFileError, Role, Stage, ZoneKey, ZoneKeys
@@ -16,8 +16,11 @@ from entry_dns.app.worker import KeyFile
 from entry_dns.fleet.standing import StandingConfig
 from entry_dns.links.config import Latencies, NetworksConfig, Probe
 from entry_dns.links.updates import Publish
-from farhop.config import ConfigError, Part, Seconds, Secret
+from farhop.config import ConfigError, Part, Seconds, Secret, rule
 from farhop.service.region_connections import RegionConnections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def _domain(text: str) -> str:
@@ -76,22 +79,20 @@ class ZoneConfig(Part):
     dnssec_key_file: str | None = None
     dnssec_keys: Annotated[list[DnssecKey], Field(max_length=KEYS_MAX)] = Field(default_factory=list)
 
-    @model_validator(mode="after")
-    def _one_way(self) -> ZoneConfig:
+    @rule
+    def _one_way(self) -> Iterator[str]:
         if self.dnssec_key_file is not None and self.dnssec_keys:
-            raise ValueError("dnssec_keys: dnssec_key_file is given, too; list its key among dnssec_keys")
-        return self
+            yield "dnssec_keys: dnssec_key_file is given, too; list its key among dnssec_keys"
 
-    @model_validator(mode="after")
-    def _own_servers(self) -> ZoneConfig:
+    @rule
+    def _own_servers(self) -> Iterator[str]:
         for host in self.addresses:
             if host not in self.servers:
-                raise ValueError(f"addresses: {host} is none of the servers; name it there, too, or leave it out")
+                yield f"addresses: {host} is none of the servers; name it there, too, or leave it out"
             if not wire(host).endswith(wire(self.zone)):
-                raise ValueError(
+                yield (
                     f"addresses: {host} lies outside of the zone, so its address stands in its own zone; leave it out"
                 )
-        return self
 
     def plan(self) -> ZonePlan:
         """The zone as `entry_dns.answers.zones` needs it."""
@@ -154,11 +155,10 @@ class Ttl(Part):
     least: Annotated[int, Field(ge=1, le=60)] = 5
     most: Annotated[int, Field(ge=5, le=60)] = 30
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Ttl:
+    @rule
+    def _ordered(self) -> Iterator[str]:
         if self.least > self.most:
-            raise ValueError("least: is above most; give it less")
-        return self
+            yield "least: is above most; give it less"
 
 
 class DnsConfig(RegionConnections):

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from entry_dns.answers.prepare import Table
     from entry_dns.answers.snapshot import Head, Records
+    from farhop.store.contract import Store
 
 NEGATIVE, FAULT = 1, 2
 
@@ -82,7 +83,7 @@ def run(path: Path, *, once: bool, dry_run: bool) -> int:
         if not once and not dry_run:
             run_process("dns publish", lambda: _server(config, publisher))
             return 0
-        return asyncio.run(_once(config, publisher, dry_run))
+        return asyncio.run(write_once(config, publisher, dry_run=dry_run))
     except (ConfigError, TopologyError, StoreError) as error:
         print(f"dns publish: {error}", file=sys.stderr)
         return FAULT
@@ -105,14 +106,17 @@ def _server(config: DnsConfig, publisher: Publisher) -> DnsServer:
     return DnsServer(config, stores.world(config), Random(), publish=publisher)
 
 
-async def _once(config: DnsConfig, publisher: Publisher, dry_run: bool) -> int:
+async def write_once(config: DnsConfig, publisher: Publisher, store: Store | None = None, *, dry_run: bool) -> int:
+    """Show the records, and publish them unless it is a dry run; the exit code. Not on the configured admin port: a
+    server may be running by the same file."""
     wanted: Wanted = {}
+    config = config.model_copy(update={"admin": config.admin.model_copy(update={"host": "127.0.0.1", "port": 0})})
 
     async def look(head: Head, tables: list[Table]) -> bool:
         wanted.update(records_of(head, tables))
         return dry_run or await publisher(head, tables)
 
-    server = DnsServer(config, stores.world(config), Random(), publish=look)
+    server = DnsServer(config, stores.world(config), Random(), store, publish=look)
     try:
         await server.open()
     finally:

@@ -18,12 +18,12 @@ import dns.rcode
 import dns.rdatatype
 import dns.tsig
 import dns.update
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from farhop.config import Part, Seconds, Secret, is_absent
+from farhop.config import Part, Seconds, Secret, is_absent, rule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from entry_dns.answers.snapshot import Records
 
@@ -60,18 +60,17 @@ class Publish(Part):
     secret: Secret
     timeout_s: Seconds = 5.0
 
-    @model_validator(mode="after")
-    def _usable(self) -> Publish:
+    @rule
+    def _usable(self) -> Iterator[str]:
         try:
             ip_address(self.server)
         except ValueError:
-            raise ValueError("server: is no address; give one such as 192.0.2.53") from None
+            yield "server: is no address; give one such as 192.0.2.53"
         if not is_absent(self.secret):
             try:
                 base64.b64decode(self.secret.get_secret_value(), validate=True)
             except binascii.Error:
-                raise ValueError("secret: is not base64; give it as `tsig-keygen` prints it") from None
-        return self
+                yield "secret: is not base64; give it as `tsig-keygen` prints it"
 
 
 class Updates:

@@ -27,6 +27,7 @@ from farhop.config import (
     Secret,
     is_absent,
     left_out,
+    rule,
 )
 from farhop.identity import certificate_names
 from farhop.identity.hop_keys import HopError, read_keys
@@ -41,6 +42,8 @@ from farhop.service.operators import TOKEN_CHARS_MAX, TOKEN_CHARS_MIN, Operators
 from farhop.store.documents.report import MODELS_LIMIT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from topology.model import Topology
 
 # A host name, an IPv4 address or an IPv6 one in brackets, and maybe a port.
@@ -91,19 +94,18 @@ class Admin(Listen):
         """Whether only this machine can reach it."""
         return is_loopback(self.host)
 
-    @model_validator(mode="after")
-    def _asks(self) -> Admin:
+    @rule
+    def _asks(self) -> Iterator[str]:
         certified = self.tls is not None and self.tls.client_ca_file is not None
         if self.operators and not certified:
-            raise ValueError(
+            yield (
                 "operators: are known by their certificates; give tls.client_ca_file, the authority that issues them"
             )
         if self.exposed and not certified and not self.tokens:
-            raise ValueError(
+            yield (
                 "tokens: are not given, nor is tls.client_ca_file, and the host is not loopback: anybody could read "
                 "what it tells; give one of them, listen on 127.0.0.1, or say insecure: true"
             )
-        return self
 
     def made(self, trust_domain: str) -> Operators:
         """The callers' rights. Off loopback without any credential configured, which is logged, no caller may act."""
@@ -150,11 +152,10 @@ class Entry(Listen):
 
     reuse_port: bool = False
 
-    @model_validator(mode="after")
-    def _shared(self) -> Entry:
+    @rule
+    def _shared(self) -> Iterator[str]:
         if self.reuse_port and not self.port:
-            raise ValueError("reuse_port: needs a port that is the same in every instance, not 0")
-        return self
+            yield "reuse_port: needs a port that is the same in every instance, not 0"
 
 
 class Hop(Part):
@@ -225,13 +226,12 @@ class UsageHttp(Part):
     timeout_s: Seconds = 10.0
     insecure: bool = False
 
-    @model_validator(mode="after")
-    def _encrypted(self) -> UsageHttp:
+    @rule
+    def _encrypted(self) -> Iterator[str]:
         if not _PLAIN_URL.match(self.url):
-            raise ValueError("url: must be http(s)://host[:port]/path with no user in it; give a secret as `token`")
+            yield "url: must be http(s)://host[:port]/path with no user in it; give a secret as `token`"
         if self.url.startswith("http:") and not self.insecure and not is_loopback(host_of(self.url)):
-            raise ValueError("url: is http, and not on loopback; give an https URL, or say insecure: true")
-        return self
+            yield "url: is http, and not on loopback; give an https URL, or say insecure: true"
 
 
 Folder = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -381,20 +381,17 @@ class Identity(Part):
     )
     user_salt: Secret | None = None
 
-    @model_validator(mode="after")
-    def _distinct(self) -> Identity:
+    @rule
+    def _distinct(self) -> Iterator[str]:
         for field, values in (
             ("issuers: two have the same `issuer`", [one.issuer for one in self.issuers.values()]),
             ("certificates: two have the same `uri`", [one.uri for one in self.certificates.values()]),
         ):
             if len(values) != len(set(values)):
-                raise ValueError(f"{field}; give each once")
+                yield f"{field}; give each once"
         salt = self.user_salt
         if salt is not None and len(salt.get_secret_value()) < TOKEN_CHARS_MIN:
-            raise ValueError(
-                f"user_salt: must be {TOKEN_CHARS_MIN} characters or more; `openssl rand -hex 32` makes one"
-            )
-        return self
+            yield f"user_salt: must be {TOKEN_CHARS_MIN} characters or more; `openssl rand -hex 32` makes one"
 
     @property
     def salt(self) -> bytes:

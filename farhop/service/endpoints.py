@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from farhop.config import Part, PublicKey, Seconds, Secret, is_absent, left_out
+from farhop.config import Part, PublicKey, Seconds, Secret, is_absent, left_out, rule
 from farhop.service import certificates
 from farhop.service.clock import wall
 from farhop.store import envelope
 from farhop.store.etcd_settings import EtcdSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def check_files(files: certificates.Files, info: ValidationInfo) -> None:
@@ -89,14 +92,13 @@ class Listen(Part):
         """Whether other hosts can reach it, and it was not configured that this may be without authentication."""
         return not self.insecure and not is_loopback(self.host)
 
-    @model_validator(mode="after")
-    def _encrypted_or_declared(self) -> Listen:
+    @rule
+    def _encrypted_or_declared(self) -> Iterator[str]:
         if self.exposed and self.tls is None:
-            raise ValueError(
+            yield (
                 "tls: is not given, and the host is not loopback; give it (`farhop certs issue` makes certificates), "
                 "listen on 127.0.0.1, or say insecure: true"
             )
-        return self
 
 
 class SigningKey(Part):

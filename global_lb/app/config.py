@@ -5,10 +5,10 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from farhop.balance.health.pilot_light import PilotConfig
-from farhop.config import ConfigError, Part, Seconds
+from farhop.config import ConfigError, Part, Seconds, rule
 from farhop.identity.hop_token import HopSigner
 from farhop.service.config import Entry, Limits, ResumeConfig, Session
 from global_lb.app.drills import DrillsConfig
@@ -19,6 +19,8 @@ from global_lb.routing.policy import ROUTES_MAX, RouteConfig, RouteScope, routes
 from global_lb.routing.policy.route import RegionName
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from topology.model import Topology
 
 
@@ -106,23 +108,20 @@ class GlobalConfig(LinksConfig):
             raise ConfigError("hop.keys", [f"the active key does not reach {', '.join(lacking[:8])}; {remedy}"])
         return signer
 
-    @model_validator(mode="after")
-    def _known(self) -> GlobalConfig:
+    @rule
+    def _known(self) -> None:
         self.identity.check_entry("listen", self.listen)
-        return self
 
-    @model_validator(mode="after")
-    def _signs(self) -> GlobalConfig:
+    @rule
+    def _signs(self) -> None:
         HopSigner(self.hop.secrets(), self.hop.active, self.region)
-        return self
 
-    @model_validator(mode="after")
-    def _reached(self) -> GlobalConfig:
+    @rule
+    def _reached(self) -> Iterator[str]:
         unicast = self.unicast
         if unicast is None and any(one.unicast_tokens is not None for one in self.routes):
-            raise ValueError("unicast: is not given, and a route has unicast_tokens; say how this process is reached")
+            yield "unicast: is not given, and a route has unicast_tokens; say how this process is reached"
         if unicast is not None and self.listen.tls is not None and not unicast.url.startswith("https:"):
-            raise ValueError("unicast.url: is http, and clients come by TLS; give the https URL")
+            yield "unicast.url: is http, and clients come by TLS; give the https URL"
         if unicast is not None and self.listen.reuse_port:
-            raise ValueError("unicast: with listen.reuse_port it would lead to any of several processes; leave one out")
-        return self
+            yield "unicast: with listen.reuse_port it would lead to any of several processes; leave one out"

@@ -529,7 +529,9 @@ class GlobalFlow:
         for state in there:
             request, attempt = state.request, state.attempt
             assert attempt is not None  # whose end would have taken it off
-            alike = request.tenant, request.model, request.narrow, request.key, state.lawful, attempt.region
+            alike = (
+                request.tenant, request.model, request.alias, request.narrow, request.key, state.lawful, attempt.region,
+            )  # fmt: skip
             if alike in stuck:
                 continue
             decision = self._better_at(region, state, attempt, now)
@@ -571,8 +573,8 @@ class GlobalFlow:
             if now >= state.due:
                 state.refusals.clear()  # as its timer, which is due, would
             alike = (
-                request.tenant, request.model, request.narrow, request.key, state.lawful, frozenset(state.refusals),
-                state.quarantined and request.body_hash,
+                request.tenant, request.model, request.alias, request.narrow, request.key, state.lawful,
+                frozenset(state.refusals), state.quarantined and request.body_hash,
             )  # fmt: skip
             if alike in stuck:
                 continue

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from farhop.balance.model_steps import NameRoute, names_of
-from farhop.config import FromOutside, Model, Part
+from farhop.config import FromOutside, Model, Part, rule
 from farhop.identity.hop_token import HopVerifier
 from farhop.service.config import Entry, ResumeConfig, Session
 from farhop.service.endpoints import Listen, is_loopback
@@ -22,6 +22,9 @@ from regional_lb.scheduler.queue import QueueConfig
 from regional_lb.scheduler.scaling import ScalingConfig
 from regional_lb.scheduler.split import SplitConfig
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 FilePath = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -30,11 +33,10 @@ class ClientEntry(Entry):
 
     url: Annotated[str, FromOutside, Field(pattern=f"^{CLIENT_URL.pattern}$")] | None = None
 
-    @model_validator(mode="after")
-    def _own(self) -> ClientEntry:
+    @rule
+    def _own(self) -> Iterator[str]:
         if self.url is not None and self.reuse_port:
-            raise ValueError("url: a token is for one instance; give each its own port, or leave reuse_port out")
-        return self
+            yield "url: a token is for one instance; give each its own port, or leave reuse_port out"
 
 
 class TokenizerFiles(Part):
@@ -82,75 +84,63 @@ class RegionalConfig(EnginesConfig, MeshConfig):
     resume: ReplicaResumeConfig = ReplicaResumeConfig()
     tokenizers: dict[Model, TokenizerFiles] = Field(default_factory=dict, max_length=MODELS_LIMIT)
 
-    @model_validator(mode="after")
-    def _proven(self) -> RegionalConfig:
+    @rule
+    def _proven(self) -> Iterator[str]:
         for name, listen in (("tier", self.tier), ("control", self.control)):
             if listen.exposed and (listen.tls is None or listen.tls.client_ca_file is None):
-                raise ValueError(
+                yield (
                     f"{name}.tls.client_ca_file: balancers must prove who they are to be believed off loopback; give "
                     f"the authority of their certificates (`farhop certs init` makes one), or say {name}.insecure: true"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _reached(self) -> RegionalConfig:
+    @rule
+    def _reached(self) -> Iterator[str]:
         for name, listen in (("tier", self.tier), ("control", self.control)):
             if not is_loopback(listen.host) and "advertise" not in self.model_fields_set:
-                raise ValueError(
+                yield (
                     f"advertise: is not given, and {name} is not on loopback; give the host by which global balancers "
                     "and peers reach this process"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _known(self) -> RegionalConfig:
+    @rule
+    def _known(self) -> None:
         self.identity.check_entry("client", self.client)
-        return self
 
-    @model_validator(mode="after")
-    def _named(self) -> RegionalConfig:
+    @rule
+    def _named(self) -> None:
         names_of(self.routes)
-        return self
 
-    @model_validator(mode="after")
-    def _checks_tokens(self) -> RegionalConfig:
+    @rule
+    def _checks_tokens(self) -> None:
         HopVerifier(self.hop.secrets(), self.region)
-        return self
 
-    @model_validator(mode="after")
-    def _encrypted(self) -> RegionalConfig:
+    @rule
+    def _encrypted(self) -> Iterator[str]:
         if (self.tier.tls is None) != (self.control.tls is None):
-            raise ValueError("tier.tls, control.tls: give both or neither: the global tier speaks TLS to both or none")
-        return self
+            yield "tier.tls, control.tls: give both or neither: the global tier speaks TLS to both or none"
 
-    @model_validator(mode="after")
-    def _weighed(self) -> RegionalConfig:
+    @rule
+    def _weighed(self) -> Iterator[str]:
         known = {replica.label for replica in self.replicas}
         for field_path, policy in (("policy", self.policy), *((f"policies.{m}", p) for m, p in self.policies.items())):
             for name in policy.weights.keys() - known if not self.discovery else ():
-                raise ValueError(
-                    f"{field_path}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
-                )
+                yield f"{field_path}.weights: no replica {name[:128]!r}; known are {', '.join(sorted(known)[:8])}"
         if self.discovery or not all(replica.models for replica in self.replicas):
-            return self
+            return
         served = {model for replica in self.replicas for model in replica.served}
         for field_path, named in (("policies", self.policies.keys()), ("tokenizers", self.tokenizers.keys())):
             for model in named - served:
-                raise ValueError(
-                    f"{field_path}.{model}: no replica serves this model; correct its name, or leave it out"
-                )
-        return self
+                yield f"{field_path}.{model}: no replica serves this model; correct its name, or leave it out"
 
-    @model_validator(mode="after")
-    def _at_addresses(self) -> RegionalConfig:
+    @rule
+    def _at_addresses(self) -> Iterator[str]:
         for replica in self.replicas if self.picker is not None else ():
             try:
                 ip_address(replica.address.host)
             except ValueError:
-                raise ValueError(
+                yield (
                     f"replicas: {replica.label} is at a name, and a gateway is told addresses; give it an IP address"
-                ) from None
-        return self
+                )
 
     def tokenizer_of(self) -> dict[str, TokenizerFiles]:
         """The tokenizer files by model, adapters included."""
@@ -161,13 +151,12 @@ class RegionalConfig(EnginesConfig, MeshConfig):
                     known.setdefault(adapter, known[replica.models[0]])
         return known
 
-    @model_validator(mode="after")
-    def _served(self) -> RegionalConfig:
+    @rule
+    def _served(self) -> Iterator[str]:
         if self.discovery:
-            return self  # a replica found later may serve it
+            return  # a replica found later may serve it
         for model, split in self.splits.items():
             known = {replica.version for replica in self.replicas if model in replica.models}
             for version in sorted(split.versions - known):
                 there = ", ".join(sorted(known - {""})[:8]) or "none: give replicas a version"
-                raise ValueError(f"splits.{model}: no replica serves this model in version {version}; there is {there}")
-        return self
+                yield f"splits.{model}: no replica serves this model in version {version}; there is {there}"

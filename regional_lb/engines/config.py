@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from ipaddress import ip_address
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from farhop.balance.machine import Address
-from farhop.config import DAY_S, Model, Part, Seconds, Secret
+from farhop.config import DAY_S, Model, Part, Seconds, Secret, rule
 from farhop.service.config import Process
 from farhop.service.endpoints import ConnectTls
 from farhop.store.documents.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.engines.signals.slots import SLOTS_MAX
 from regional_lb.fleet.config import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # What a report may say (farhop.store.documents.report): a configuration beyond it would keep the region from reporting
 # at all.
@@ -114,12 +117,11 @@ class Probe(Part):
             raise ValueError("must be 1 s or more; 0 turns it off")
         return every_s
 
-    @model_validator(mode="after")
-    def _of_its_kind(self) -> Probe:
+    @rule
+    def _of_its_kind(self) -> Iterator[str]:
         for field, kind in (("path", "http"), ("live_path", "http"), ("service", "grpc")):
             if getattr(self, field) and self.kind != kind:
-                raise ValueError(f"{field} is for kind {kind}, and this is {self.kind}; leave it out")
-        return self
+                yield f"{field} is for kind {kind}, and this is {self.kind}; leave it out"
 
 
 class Traits(Part):
@@ -203,19 +205,18 @@ class ReplicaConfig(Traits):
             raise ValueError("must look like tcp://host:port: where the engine publishes, seen from here")
         return endpoint
 
-    @model_validator(mode="after")
-    def _consistent(self) -> ReplicaConfig:
+    @rule
+    def _consistent(self) -> Iterator[str]:
         if not self.kv_events and (self.kv_replay or self.kv_ranks > 1):
-            raise ValueError("kv_replay, kv_ranks: mean nothing without kv_events; give it, or leave them out")
+            yield "kv_replay, kv_ranks: mean nothing without kv_events; give it, or leave them out"
         for name in ("kv_events", "kv_replay"):
             if getattr(self, name) and _port(getattr(self, name)) + self.kv_ranks - 1 > _PORT_MAX:
-                raise ValueError(f"{name}: the ports of {self.kv_ranks} ranks from there on go beyond {_PORT_MAX}")
+                yield f"{name}: the ports of {self.kv_ranks} ranks from there on go beyond {_PORT_MAX}"
         if self.bootstrap_port != BOOTSTRAP_PORT and self.handover != "sglang":
-            raise ValueError("bootstrap_port: is SGLang's way; give disaggregation: sglang with it, or leave it out")
+            yield "bootstrap_port: is SGLang's way; give disaggregation: sglang with it, or leave it out"
         twice = set(self.models) & set(self.adapters)
         if twice:
-            raise ValueError(f"adapters: {min(twice)} stands among models, too; keep it where it belongs")
-        return self
+            yield f"adapters: {min(twice)} stands among models, too; keep it where it belongs"
 
     @cached_property
     def served(self) -> frozenset[str]:
@@ -303,13 +304,12 @@ class DnsSource(Part):
             nameserver(server)
         return servers
 
-    @model_validator(mode="after")
-    def _sound(self) -> DnsSource:
+    @rule
+    def _sound(self) -> Iterator[str]:
         if (self.record == "address") != (self.port is not None):
-            raise ValueError("port: give one with `record: address`, and none with `srv`, whose records say it")
+            yield "port: give one with `record: address`, and none with `srv`, whose records say it"
         if self.ttl_floor_s > self.ttl_ceiling_s:
-            raise ValueError("ttl_floor_s: must not be above ttl_ceiling_s")
-        return self
+            yield "ttl_floor_s: must not be above ttl_ceiling_s"
 
     @property
     def label(self) -> str:
@@ -352,15 +352,14 @@ class KubernetesSource(Part):
     namespace_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
     replica: Template = Template()
 
-    @model_validator(mode="after")
-    def _one(self) -> KubernetesSource:
+    @rule
+    def _one(self) -> Iterator[str]:
         if sum(what is not None for what in (self.service, self.selector, self.pool)) != 1:
-            raise ValueError("give one of service, selector and pool")
+            yield "give one of service, selector and pool"
         if self.pool is not None and self.port is not None:
-            raise ValueError("port: an InferencePool says its own targetPorts; leave this out")
+            yield "port: an InferencePool says its own targetPorts; leave this out"
         if self.pool is None and self.objectives is not None:
-            raise ValueError("objectives: are those of an InferencePool; give pool, or leave this out")
-        return self
+            yield "objectives: are those of an InferencePool; give pool, or leave this out"
 
     @property
     def label(self) -> str:
@@ -407,43 +406,40 @@ class EnginesConfig(Process):
             raise ValueError("must be printable ASCII without spaces: it is sent as a bearer token")
         return key
 
-    @model_validator(mode="after")
-    def _encrypted_engines(self) -> EnginesConfig:
+    @rule
+    def _encrypted_engines(self) -> Iterator[str]:
         # What is found later may have any scheme, any name and any model: then only what is listed can be wrong.
         found_later = bool(self.discovery)
         if self.engine_tls is not None and not found_later and not any(one.address.tls for one in self.replicas):
-            raise ValueError("engine_tls: no replica has an https:// url; give them one, or leave this out")
-        return self
+            yield "engine_tls: no replica has an https:// url; give them one, or leave this out"
 
-    @model_validator(mode="after")
-    def _decoded(self) -> EnginesConfig:
+    @rule
+    def _decoded(self) -> Iterator[str]:
         answered = {model for replica in self.replicas if replica.role != "prefill" for model in replica.models}
         for replica in self.replicas:
             if alone := set(replica.models) - answered:
-                raise ValueError(
+                yield (
                     f"replicas: {min(alone)[:128]!r} has replicas of role prefill only; give it one of role decode or "
                     "mixed, which answers"
                 )
         prefilled = {m for r in self.replicas if (r.role, r.handover) == ("prefill", "sglang") for m in r.models}
         for replica in self.replicas if not self.discovery else ():
             if (replica.role, replica.handover) == ("decode", "sglang") and (alone := set(replica.models) - prefilled):
-                raise ValueError(
+                yield (
                     f"replicas: {min(alone)[:128]!r} has a decode engine of SGLang's, which answers nothing alone, and "
                     "none of role prefill with disaggregation: sglang; give it one"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _unique(self) -> EnginesConfig:
+    @rule
+    def _unique(self) -> Iterator[str]:
         seen: set[str] = set()
         for replica in self.replicas:
             if replica.label in seen:
-                raise ValueError(f"replicas: {replica.label} is given twice; give each its own url and name")
+                yield f"replicas: {replica.label} is given twice; give each its own url and name"
             seen.add(replica.label)
         for what, kinds, most in (
             ("models", {model for replica in self.replicas for model in replica.served}, MODELS_LIMIT),
             ("kinds of GPU", {replica.gpu for replica in self.replicas}, GPU_TYPES_LIMIT),
         ):
             if len(kinds) > most:
-                raise ValueError(f"replicas: {len(kinds)} {what}, at most {most} in one balancer; run several")
-        return self
+                yield f"replicas: {len(kinds)} {what}, at most {most} in one balancer; run several"

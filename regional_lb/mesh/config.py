@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from ipaddress import IPv6Address
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from farhop.config import FromOutside, Part, Secret, is_absent
+from farhop.config import FromOutside, Part, Secret, is_absent, rule
 from farhop.service.config import Process
 from farhop.service.endpoints import ConnectTls, Listen
 from farhop.store import envelope
 from farhop.store.contract import report_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import check_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PEERS_MAX = 64
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -92,26 +95,22 @@ class MeshConfig(Process):
         """The signer of this balancer's reports in etcd; None: they are not signed."""
         return None if self.report_key is None else self.report_key.signer()
 
-    @model_validator(mode="after")
-    def _counts(self) -> MeshConfig:
+    @rule
+    def _counts(self) -> Iterator[str]:
         """What we sign must count here, too: all balancers of a fleet know the same keys."""
         absent = [key.public for key in self.signing.keys.values() if is_absent(key.public)]
         if absent or (self.report_key is not None and is_absent(self.report_key.private)):
-            return self  # unknown here
+            return  # unknown here
         place, document, signer = report_key(self.region, self.instance), b"{}", self.report_signer
         try:
             self.signing.made().open(place, document if signer is None else signer.seal(place, document))
         except envelope.EnvelopeError as error:
-            raise ValueError(
+            yield (
                 f"report_key: our own reports would not count: {error}; give the private half of a key under "
                 f"signing.keys that may sign report/{self.region}"
-            ) from None
-        return self
-
-    @model_validator(mode="after")
-    def _encrypted_peers(self) -> MeshConfig:
-        if self.peers.tls is not None and self.control.tls is None:
-            raise ValueError(
-                "peers.tls: control.tls is not given, and peers use the same protocol; give both or neither"
             )
-        return self
+
+    @rule
+    def _encrypted_peers(self) -> Iterator[str]:
+        if self.peers.tls is not None and self.control.tls is None:
+            yield "peers.tls: control.tls is not given, and peers use the same protocol; give both or neither"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from farhop.config import rule
 from farhop.service.endpoints import Listen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FailureMode = Literal["FailClose", "FailOpen"]
 
@@ -24,12 +28,11 @@ class PickerConfig(Listen):
     fallbacks: Annotated[int, Field(ge=0, le=16)] = 2
     failure_mode: FailureMode = "FailClose"
 
-    @model_validator(mode="after")
-    def _believable(self) -> PickerConfig:
+    @rule
+    def _believable(self) -> Iterator[str]:
         certified = self.tls is not None and self.tls.client_ca_file is not None
         if self.callers == "gateway" and self.exposed and not certified:
-            raise ValueError(
+            yield (
                 "callers: gateway trusts every client; give tls.client_ca_file, the authority of your gateways' "
                 "certificates, or say insecure: true"
             )
-        return self

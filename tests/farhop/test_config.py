@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 from pydantic import create_model, model_validator
 
-from farhop.config import ConfigError, Part, PublicKey, Secret, is_absent, load
+from farhop.config import ConfigError, Part, PublicKey, Secret, is_absent, load, rule
 
 SECRET = "correct-horse-battery-staple"
 
@@ -186,3 +187,48 @@ def test_what_several_fields_contradict_begins_with_the_one_to_change(tmp_path: 
         with pytest.raises(ConfigError) as caught:
             load(Pair, tmp_path / "config.yaml")
         assert caught.value.problems[0].startswith(expected)
+
+
+class Range(Part):
+    """Two fields that go together, and a rule of each way to say that they do not."""
+
+    low: int = 0
+    high: int = 1
+
+    @rule
+    def _ordered(self) -> Iterator[str]:
+        if self.low > self.high:
+            yield "low: is above high; {give} less"
+        if self.low < 0:
+            yield "low: is below 0; raise it"
+
+
+class Steps(Range):
+    step: int = 1
+    inner: Range | None = None
+
+    @rule
+    def _fits(self) -> None:
+        if self.step > self.high:
+            raise ValueError("step: is above high; give less")
+
+    @rule
+    def _again(self) -> Iterator[str]:
+        if self.low < 0:
+            yield "low: is below 0; raise it"  # told once
+
+
+def test_all_rules_across_fields_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"low": -1, "high": -2, "step": 5}))
+    with pytest.raises(ConfigError) as caught:
+        load(Steps, path)
+    assert caught.value.problems == [
+        "low: is above high; {give} less", "low: is below 0; raise it", "step: is above high; give less"
+    ]  # fmt: skip
+    path.write_text(yaml.safe_dump({"inner": {"low": -1, "high": -2}}))
+    with pytest.raises(ConfigError) as caught:
+        load(Steps, path)
+    assert caught.value.problems == ["inner: low: is above high; {give} less", "inner: low: is below 0; raise it"]
+    path.write_text(yaml.safe_dump({"low": 0, "high": 2}))
+    assert load(Steps, path) == Steps(low=0, high=2)

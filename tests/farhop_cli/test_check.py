@@ -372,3 +372,23 @@ def test_configuration_of_another_process_is_recognised(fleet, tmp_path, kind, n
     with pytest.raises(ConfigError) as caught:
         load(kind, tmp_path / f"{name}.yaml")
     assert f"{problem}: is this the right file?" in caught.value.problems
+
+
+def test_every_fault_across_fields_is_told_one_line_each(cli, fleet):
+    """Of one file: by its own fields, and with the map."""
+    far = {
+        "tier": {"host": "0.0.0.0", "port": 4, "insecure": True},
+        "engine_tls": {},
+        "tokenizers": {"other": {"file": "t.json"}},
+        "policies": {"another": {}},
+        "replicas": [{"url": "http://127.0.0.1:6", "models": ["m"]}] * 2,
+    }
+    result = cli.run("check", *fleet(below=far))
+    lines = [line.partition("below.yaml: ")[2] for line in result.stderr.splitlines() if "below.yaml: " in line]
+    starts = ("engine_tls: no replica", "replicas: 127.0.0.1:6 is given twice", "advertise: is not given",
+              "policies.another: no replica", "tokenizers.other: no replica")  # fmt: skip
+    assert {start: sum(line.startswith(start) for line in lines) for start in starts} == dict.fromkeys(starts, 1)
+    routes = [{"policy": "failover", "regions": ["mars"]}]
+    result = cli.run("check", *fleet(above={"routes": routes, "hubs": {"moon": {}}, "admin": {"port": 2}}))
+    for part in ("hubs.moon: ", "mars", "listen.port: 2 is admin's, too"):
+        assert part in result.stderr

@@ -137,6 +137,21 @@ def test_a_held_request_goes_where_both_the_present_law_and_that_of_its_arrival_
     )  # fmt: skip
 
 
+def test_a_held_request_is_answered_at_once_by_a_rule_on_the_name_that_it_alone_came_by(play) -> None:
+    """Others like it, which came by the model's own name, wait on."""
+    flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
+    ruled = law(2)
+    tenants = dict(ruled.topology.tenants)
+    tenants["anyone"] = replace(tenants["anyone"], models={"nick": Rule(allow=("JP",), deny=("JP",))})
+    by_name = LawChanged(Law(replace(ruled.topology, tenants=tenants)))
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(held("a"))
+        .on(RequestArrived(request("b", alias="nick"))).expect(held("b"))
+        .on(by_name).expect(answered("b", outcome.UNLAWFUL, detail=lambda value: "model nick" in value))
+    )  # fmt: skip
+
+
 def test_a_held_request_of_a_removed_key_is_answered_unlawful(play) -> None:
     flow = worldwide(patience_s=30.0, view=seen(instance("london", replicas_ready=0)))
     keyless = law(2)

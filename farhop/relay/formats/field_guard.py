@@ -45,6 +45,7 @@ _FIELDS: dict[str, str] = {
     "ec_transfer_params": _HOSTS,  # vLLM: the same for encoders
     "bootstrap_room": _HOSTS,  # SGLang, with bootstrap_host and _port
     "disaggregated_params": _HOSTS,  # TensorRT-LLM
+    "migration_request": _HOSTS,  # LMDeploy: whose KV to take over, and from where
     "custom_logit_processor": _CODE,  # SGLang: pickled
     "logits_processors": _CODE,  # vLLM: by qualified name
     "chat_template": _CODE,  # vLLM, TGI: Jinja

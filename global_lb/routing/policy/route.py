@@ -11,14 +11,14 @@ from pydantic import Field, model_validator
 
 from farhop.balance import model_steps
 from farhop.balance.model_steps import Name, Steps
-from farhop.config import Part
+from farhop.config import Part, rule
 from global_lb.routing.policy.account import EgressBudget, ForeignQuota
 from global_lb.routing.policy.predictive import Predictive
 from global_lb.routing.policy.ranked import Failover, LeastLoad, Nearest, Waterfall
 from global_lb.routing.policy.shares import ConsistentHash, Weighted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from global_lb.routing.policy.base import Policy
 
@@ -114,25 +114,22 @@ class RouteConfig(Part):
                 raise ValueError(f"{option} is no option of policy {name}; its options: {takes}")
         return given
 
-    @model_validator(mode="after")
-    def _sound(self) -> RouteConfig:
+    @rule
+    def _sound(self) -> Iterator[str]:
         if self.policy == "failover" and not self.regions:
-            raise ValueError("regions: give them in order, the active one first")
+            yield "regions: give them in order, the active one first"
         if len(set(self.regions)) < len(self.regions):
-            raise ValueError("regions: one is given twice; name each once")
+            yield "regions: one is given twice; name each once"
         if self.policy == "weighted" and self.weights and not any(self.weights.values()):
-            raise ValueError("weights: none is above 0; give some region a share, or leave them out")
+            yield "weights: none is above 0; give some region a share, or leave them out"
         if sum(self.canary.values()) > 1.0 + 1e-9:
-            raise ValueError(f"canary: the shares come to {sum(self.canary.values()):g}; at most 1")
+            yield f"canary: the shares come to {sum(self.canary.values()):g}; at most 1"
         if self.redirect_bytes and self.answer != "redirect":
-            raise ValueError("redirect_bytes: goes with `answer: redirect`; say both or neither")
+            yield "redirect_bytes: goes with `answer: redirect`; say both or neither"
         if self.reuses_answers and self.answer == "redirect":
             option = "keep_answers_s" if self.keep_answers_s else "coalesce"
-            raise ValueError(
-                f"{option}: does not go with `answer: redirect`, whose answers do not pass here; leave one out"
-            )
+            yield f"{option}: does not go with `answer: redirect`, whose answers do not pass here; leave one out"
         self._cascade()
-        return self
 
     @property
     def reuses_answers(self) -> bool:

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import socket
+from random import Random
+
 import pytest
+import yaml
 
 from entry_dns.answers.publishing import records_of
 from entry_dns.answers.zones import Ttls, view
-from entry_dns.app.publish import Publisher, shown
+from entry_dns.app import main
+from entry_dns.app.config import DnsConfig
+from entry_dns.app.publish import Publisher, shown, write_once
 from entry_dns.fleet.standing import State
 from entry_dns.links.updates import UpdateError
+from farhop.config import load
+from farhop_lab.memory_store import MemoryStore
 from tests.entry_dns.conftest import NAMES, PLAN, standing, unconfined, world
 from topology.law import Law
+from topology.load import shipped
 
 
 class Zone:
@@ -68,3 +77,23 @@ def test_records_are_shown_as_a_zone_has_them() -> None:
     lines = shown(records_of(*made()))
     assert "eu.entry.example. 30 IN A 192.0.2.2" in lines
     assert "eu.entry.example. 30 IN AAAA 2001:db8::2" in lines
+
+
+async def test_it_publishes_once_beside_a_server_that_runs_by_the_same_file(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(main, "FIRST_LOOK_S", 0.0)
+    document = yaml.safe_load(shipped("three-regions").read_text())
+    document["entries"] = [{"name": "tokyo-1", "region": "tokyo", "ipv4": ["192.0.2.1"]}]
+    (tmp_path / "map.yaml").write_text(yaml.safe_dump(document))
+    zone = {
+        "zone": "entry.example",
+        "servers": ["ns1.example"],
+        "names": [{"name": "api.entry.example", "families": ["ipv4"]}],
+    }
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        (tmp_path / "dns.yaml").write_text(yaml.safe_dump({
+            "region": "tokyo", "instance": "dns-1", "admin": {"port": taken.getsockname()[1]},
+            "topology": str(tmp_path / "map.yaml"), "probe": {"timeout_s": 0.1}, "zones": [zone],
+        }))  # fmt: skip
+        config = load(DnsConfig, tmp_path / "dns.yaml")
+        assert await write_once(config, Publisher(Zone(), Log()), MemoryStore(Random(1)), dry_run=True) == 0
+    assert "api.entry.example. 5 IN A 192.0.2.1" in capsys.readouterr().out

@@ -143,6 +143,9 @@ async def test_explain_says_where_a_request_would_go(up: Both, http: aiohttp.Cli
     status, explained = await _explain(http, above, _question())
     assert (status, explained["reasons"]["chosen"]) == (200, "virginia")
     assert "frankfurt" in explained["reasons"]["not_serving"]
+    status, explained = await _explain(http, above, _question(drained="virginia"))
+    assert (status, explained["reasons"]["chosen"], explained["drained"]) == (200, None, "virginia")
+    assert explained["reasons"]["not_serving"]["virginia"] == "left out, as if it were drained"
     status, explained = await _explain(http, below, _question())
     assert (status, explained["reasons"]["chosen"], explained["unlawful"]) == (200, "one", None)
     assert engine.seen == []  # asking sends nothing and reserves nothing

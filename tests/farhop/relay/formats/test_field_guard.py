@@ -69,6 +69,7 @@ HOSTILE = {
     "session_control": {"session_id": "another's", "action": "close"},
     "token_data": [1, 2, 3],
     "input_ids": [1, 2, 3],
+    "migration_request": {"remote_session_id": 7, "remote_block_ids": [1]},
     "ngram_corpus_id": "another tenant's",
     "content_hash": "another tenant's",
     "embed_overrides": [[[0.1]]],

@@ -49,6 +49,8 @@ def test_a_responses_body_has_the_text_of_the_same_chat() -> None:
         ("input", {"input": [{"type": None, "id": "msg_1"}, {"role": "user", "content": "hi"}]}),
         ("input", {"input": ""}),
         ("input", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a.example/b"}]}]}),
+        ("input", {"input": [{"role": "user", "content": {"type": "input_image", "image_url": "http://a.example/b"}}]}),
+        ("input", {"input": [{"type": "function_call_output", "output": {"image_url": "http://a.example/b"}}]}),
         ("max_output_tokens", {"max_output_tokens": 0}),
     ],
 )  # fmt: skip
