@@ -510,8 +510,10 @@ def faults(compose: str, namespace: str, kube_context: str, fleet_options: Fleet
         fail("--compose, --kubernetes: give one of them")
     here, path = fleet_options.fleet(), deployed.FAULTS_FILE
     target = deployed.Containers(compose) if compose else deployed.Pods(namespace, kube_context)
+    where = f"compose project {compose}" if compose else f"namespace {namespace}"
 
     async def work() -> int:
+        regions = ", ".join(await target.regions())
         made = Faults(target, lambda text: warn(text))
         control, stopping = Control(made), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -520,7 +522,9 @@ def faults(compose: str, namespace: str, kube_context: str, fleet_options: Fleet
         try:
             described = deployed.FaultsFile(os.getpid(), here.name, control.url, control.token)
             await asyncio.to_thread(deployed.describe, path, described)
-            show.line(f"faults of {here.name} are made here ({path}); Ctrl-C mends all of them, and ends it")
+            show.line(
+                f"drills on {here.name} may make faults in {where} ({regions}); Ctrl-C restores all, and ends this"
+            )
             await stopping.wait()
         except OSError as error:
             fail(f"{path}: {error.strerror or 'cannot be written'}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.service.console import snapshot
 from farhop_cli import admin, evidence, fleet, running, show, tables
 from farhop_cli.access import AdminError, QuestionError
 from farhop_cli.exits import FAULT, NEGATIVE, PARTIAL, fail, listed, warn
@@ -38,6 +39,7 @@ class Options:
     origin: str | None
     tenant: str | None
     allow: str | None
+    drained: str = ""  # a region that is left out
 
 
 def run(options: Options) -> int:
@@ -49,6 +51,8 @@ def run(options: Options) -> int:
     if here.topology is None:
         fleet.unreachable(here, asyncio.run(here.seen("global")))
         fail(f"{here.name}: no balancer reports its topology, which `explain` needs; add the topology to the context")
+    if options.drained:
+        fleet.known(options.drained, here.topology.regions, f'topology "{here.topology.name}"')
     topology = running.under_law(here.topology, here.admins, here.access)
     return asyncio.run(_now(here, topology, options, _question(topology, options, _read(path))))
 
@@ -81,7 +85,8 @@ def _question(topology: Topology, options: Options, body: bytes) -> dict[str, An
         fail(f"--tenant: no tenant {tenant!r} in this fleet; it has {listed(topology.tenants)}")
     path = client.CHAT if "messages" in document else client.COMPLETION
     allow = running.places(topology, options.allow)
-    return {"body": msgspec.Raw(body), "tenant": tenant, "path": path, "allow": allow}
+    left_out = {"drained": options.drained} if options.drained else {}
+    return {"body": msgspec.Raw(body), "tenant": tenant, "path": path, "allow": allow, **left_out}
 
 
 async def _now(here: Fleet, topology: Topology, options: Options, question: dict[str, Any]) -> int:
@@ -89,6 +94,8 @@ async def _now(here: Fleet, topology: Topology, options: Options, question: dict
         entry, answer = await _at_entry(http, here, topology, options.origin, question)
         reasons, law = answer.get("reasons") or {}, answer.get("law")
         chosen = reasons.get("chosen")
+        if options.drained and answer.get("drained") != options.drained:
+            fail(f"{entry} runs an older build, which cannot leave out a region")
         question = _for_the_model(question, answer.get("model"))
         regional: dict[str, Any] | None = None
         for one in here.of("regional", chosen) if chosen else ():
@@ -104,7 +111,8 @@ async def _now(here: Fleet, topology: Topology, options: Options, question: dict
             "global": reasons, "regional": regional,
         })  # fmt: skip
     else:
-        tables.regions(reasons, f"which region: as {entry} would decide now for {question['tenant']}")
+        without = f", if {options.drained} were drained" if options.drained else ""
+        tables.regions(reasons, f"which region: as {entry} would decide now for {question['tenant']}{without}")
         for line in tables.pilot_lights(answer.get("pilot_lights")):
             show.line(line, "dim")
         if isinstance(law, dict):
@@ -174,15 +182,30 @@ async def _past(here: Fleet, options: Options) -> int:
         code = PARTIAL if silent else NEGATIVE
         reasons = "unknown, too long ago, or not kept (`logging` in docs/operate/law.md)"
         fail(f"no balancer knows decision {options.what}: {reasons}{unasked}", code)
+    what_if = {name: snapshot.without(record, options.drained) for name, record in upper} if options.drained else {}
     if options.fleet_options.as_json:
-        show.json({"decision": options.what, "global": dict(upper), "regional": dict(lower), "unreachable": silent})
+        records = {"global": dict(upper), "regional": dict(lower), **({"what_if": what_if} if what_if else {})}
+        show.json({"decision": options.what, **records, "unreachable": silent})
         return PARTIAL if silent else 0
     for name, record in upper:
         tables.global_record(record, name)
         tables.outcome(record, f"global, {name}")
+        if name in what_if:
+            show.line(_without(what_if[name]), "bold")
     if not upper:
         show.line("no global balancer kept a record: by law, or it is too long ago", "yellow")
     for name, record in lower:
         tables.regional_record(record, name)
         tables.outcome(record, f"regional, {name}")
     return PARTIAL if silent else 0
+
+
+def _without(what_if: dict[str, Any]) -> str:
+    """Where it would have gone, by the scores of that moment."""
+    drained, chosen = what_if["drained"], what_if.get("chosen")
+    if not what_if["moved"]:
+        return f"if {drained} had been drained: to {chosen}, too"
+    if chosen is None:
+        return f"if {drained} had been drained: no other lawful region served it"
+    ttft, was = (show.number(what_if.get(name)) for name in ("ttft_ms", "was_ttft_ms"))
+    return f"if {drained} had been drained: to {chosen}, first token expected after {ttft} ms instead of {was}"

@@ -383,7 +383,7 @@ class AnycastAdmin:
         """Nothing is routed here."""
         raise ExplainError("an announcer routes no requests; ask a balancer")
 
-    def explain(self, request: Request) -> dict[str, Any]:  # noqa: ARG002 - the same
+    def explain(self, request: Request, drained: str = "") -> dict[str, Any]:  # noqa: ARG002 - the same
         """Nothing is routed here."""
         raise ExplainError("an announcer routes no requests; ask a balancer")
 

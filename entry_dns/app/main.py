@@ -461,7 +461,7 @@ class DnsServer:
         """See TierAdmin: there is no request here."""
         raise ExplainError(f"a DNS server routes no requests ({question.path}); ask /where?client=ADDRESS")
 
-    def explain(self, request: Request) -> dict[str, Any]:
+    def explain(self, request: Request, drained: str = "") -> dict[str, Any]:  # noqa: ARG002 - it has no regions to leave
         """See TierAdmin."""
         raise ExplainError(f"a DNS server routes no requests ({request.id}); ask /where?client=ADDRESS")
 

@@ -94,8 +94,8 @@ class TierAdmin(Protocol):
     def compose(self, question: Question) -> Request:
         """The request that a question describes. Runs in a thread, as it may take long. Raises ExplainError."""
 
-    def explain(self, request: Request) -> dict[str, Any]:
-        """Where the request would be sent now, and why."""
+    def explain(self, request: Request, drained: str = "") -> dict[str, Any]:
+        """Where the request would be sent now, and why; `drained`: if no region of this name took it."""
 
     def scaling(self) -> dict[str, dict[str, int]]:
         """How many replicas should be there, by region and model."""
@@ -108,12 +108,14 @@ class TierAdmin(Protocol):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A query of `farhop explain`: an OpenAI body, the path and the caller it is for."""
+    """A query of `farhop explain`: an OpenAI body, the path and the caller it is for. `drained`: a region that is left
+    out, as if it were drained."""
 
     body: msgspec.Raw
     tenant: str
     path: str = "/v1/chat/completions"
     allow: tuple[str, ...] = ()
+    drained: str = ""
 
 
 class AdminServer:
@@ -380,7 +382,8 @@ class AdminServer:
     async def _explained(self, body: bytes) -> dict[str, Any]:
         question = msgspec.json.decode(body, type=Question)
         async with self._one:
-            return self._tier_admin.explain(await asyncio.to_thread(self._tier_admin.compose, question))
+            request = await asyncio.to_thread(self._tier_admin.compose, question)
+            return self._tier_admin.explain(request, question.drained)
 
     async def explained(self, body: bytes) -> dict[str, Any]:
         """Answer a question that the console asks. Raises ActError."""

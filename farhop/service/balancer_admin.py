@@ -80,7 +80,7 @@ class BalancerAdmin(ABC):
         """See TierAdmin."""
 
     @abstractmethod
-    def explain(self, request: Request) -> dict[str, Any]:
+    def explain(self, request: Request, drained: str = "") -> dict[str, Any]:
         """See TierAdmin."""
 
     @abstractmethod

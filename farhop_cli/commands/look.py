@@ -11,6 +11,7 @@ from farhop_cli.commands.wiring import OneRegion, verb
 from farhop_cli.exits import fail
 from farhop_cli.help_page import App
 from farhop_cli.options import OUT, PLAIN, Allow, By, Drills, FleetOptions, From, Json, Keys, Out
+from farhop_cli.options import regions as known_regions
 
 # -- looking at a fleet
 
@@ -96,6 +97,15 @@ def explain(
     origin: From = None,
     tenant: Annotated[str | None, typer.Option("--tenant", help="The request's tenant.")] = None,
     allow: Allow = None,
+    drained: Annotated[
+        str,
+        typer.Option(
+            "--drained",
+            metavar="REGION",
+            help="If this region were drained, or had been.",
+            autocompletion=known_regions,
+        ),
+    ] = "",
     *,
     fleet_options: FleetOptions,
 ) -> int:
@@ -106,7 +116,7 @@ def explain(
     """
     from farhop_cli.explain import Options, run
 
-    return run(Options(what, fleet_options, origin, tenant, allow))
+    return run(Options(what, fleet_options, origin, tenant, allow, drained))
 
 
 @verb(bundle_app, "bundle", "farhop bundle --out farhop-bundle.tar.gz")

@@ -93,11 +93,22 @@ class Containers:
         self._project, self._run = project, run
         self._broken: dict[FaultCommand, list[str]] = {}  # by fault, the containers that it stopped or paused
 
+    async def regions(self) -> list[str]:
+        """The regions of which something runs there. FaultError if there are none."""
+        regions = await self._regions()
+        if not regions:
+            why = "no running container with the label farhop.region; name the project as `docker compose ls` does"
+            raise FaultError(f"compose project {self._project}: {why}")
+        return regions
+
+    async def _regions(self) -> list[str]:
+        output = await self._run("docker", "ps", "--filter", self._label(), "--format", '{{.Label "farhop.region"}}')
+        return sorted({line.strip() for line in output.splitlines()} - {""})
+
     async def known(self, wanted: FaultCommand) -> None:
         """See FaultTarget."""
         _offered(wanted, {*KILLS, *PAUSES}, "containers")
-        output = await self._run("docker", "ps", "--filter", self._label(), "--format", '{{.Label "farhop.region"}}')
-        regions = sorted({line.strip() for line in output.splitlines()} - {""})
+        regions = await self._regions()
         for name in (wanted.region, wanted.hub):
             if name and name not in regions:
                 raise FaultError(
@@ -149,6 +160,18 @@ class Pods:
         self._kubectl = ("kubectl", *(("--context", context) if context else ()), "--namespace", namespace)
         self._namespace, self._run = namespace, run
         self._replicas: dict[FaultCommand, dict[str, int]] = {}  # by fault, the replica counts of what it scaled down
+
+    async def regions(self) -> list[str]:
+        """The regions of which something is deployed there. FaultError if there are none."""
+        form = 'jsonpath={range .items[*]}{.metadata.labels.farhop\\.dev/region}{"\\n"}{end}'
+        output = await self._run(
+            *self._kubectl, "get", "deployments,statefulsets", "--selector", "farhop.dev/region", "--output", form
+        )
+        regions = sorted({line.strip() for line in output.splitlines()} - {""})
+        if not regions:
+            why = "no deployment or stateful set with the label farhop.dev/region, which the chart sets"
+            raise FaultError(f"namespace {self._namespace}: {why}")
+        return regions
 
     async def known(self, wanted: FaultCommand) -> None:
         """See FaultTarget."""

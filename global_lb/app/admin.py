@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from global_lb.routing.flow import GlobalFlow
 
 
+LEFT_OUT = "left out, as if it were drained"
+
+
 class GlobalAdmin(BalancerAdmin):
     """What a global balancer provides to its admin port."""
 
@@ -111,13 +114,18 @@ class GlobalAdmin(BalancerAdmin):
             "instances": [_instance(i, now) for i in region.instances] if region is not None else [],
         }
 
-    def explain(self, request: Request) -> dict[str, Any]:
-        """The region that a request would be sent to now, and why."""
-        decision = self._flow.consider(request, self._clock.now(), request.lawful)
+    def explain(self, request: Request, drained: str = "") -> dict[str, Any]:
+        """The region that a request would be sent to now, and why; `drained`: if this one were drained."""
+        left_out = frozenset((drained,)) if drained else frozenset[str]()
+        decision = self._flow.consider(request, self._clock.now(), request.lawful, left_out)
         scaling = self._flow.regions.scaling
+        reasons = DecisionReasons(self._region).record(decision)
+        if drained in (absent := reasons["not_serving"]):
+            reasons["not_serving"] = {**absent, drained: LEFT_OUT}
         return {
             "model": request.model,
-            "reasons": DecisionReasons(self._region).record(decision),
+            "reasons": reasons,
+            "drained": drained,
             "pilot_lights": {name: scaling.status(name) for name in sorted(scaling.pilots)},
             "law": self._laws.status(),
         }

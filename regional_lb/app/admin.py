@@ -138,7 +138,7 @@ class RegionalAdmin(BalancerAdmin):
             "kv_events": flow.fleet.blocks.events_state(name),
         }
 
-    def explain(self, request: Request) -> dict[str, Any]:
+    def explain(self, request: Request, drained: str = "") -> dict[str, Any]:  # noqa: ARG002 - it is in one region
         """The replica that a request would be sent to now, and why."""
         flow, region = self._flow, self._region
         why = flow.law.request_verdict(request).why_not(region)

@@ -37,6 +37,28 @@ async def test_explain_asks_the_entry_and_the_region_that_it_would_choose(answer
     assert not answering.requests
 
 
+async def test_explain_asks_where_it_would_go_if_a_region_were_drained(answering, cli, made, request_file):
+    reasons = made.regions("tokyo", [made.candidate("tokyo")])
+    for name in ("virginia", "frankfurt", "tokyo"):
+        answering.explained[name, "global_admin"] = {"reasons": reasons, "drained": "virginia"}
+    result = await cli.in_thread("explain", request_file, "--drained", "virginia")
+    assert (result.exit_code, "if virginia were drained" in " ".join(result.stdout.split())) == (0, True)
+    assert answering.questions[0][2]["drained"] == "virginia"
+    older = await cli.in_thread("explain", request_file, "--drained", "frankfurt")
+    assert "older build" in cli.failed(older, 2)
+    assert '"mars" is no region' in cli.failed(await cli.in_thread("explain", request_file, "--drained", "mars"), 2)
+
+
+async def test_where_a_past_decision_would_have_gone_if_a_region_had_been_drained(world, cli, made):
+    candidates = [made.candidate("tokyo"), made.candidate("virginia")]
+    world.records["virginia", "global_admin"] = made.record(made.regions("tokyo", candidates))
+    for region, says in {"tokyo": "if tokyo had been drained: to virginia", "virginia": "to tokyo, too"}.items():
+        result = await cli.in_thread("explain", made.decision, "--drained", region)
+        assert says in " ".join(result.stdout.split())
+    output = json.loads((await cli.in_thread("explain", made.decision, "--drained", "tokyo", "--json")).stdout)
+    assert (output["what_if"]["virginia"]["moved"], output["what_if"]["virginia"]["chosen"]) == (True, "virginia")
+
+
 async def test_prompt_is_not_sent_to_an_entry_that_may_not_read_it(answering, cli, request_file):
     result = await cli.in_thread("explain", request_file, "--tenant", "japan-only", "--from", "virginia")
     assert result.exit_code == 0

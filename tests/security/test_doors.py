@@ -108,7 +108,7 @@ class _Desk:
             raise ExplainError("nobody")
         return Request("r", "t", "m", 0, 0, (), 0.0)
 
-    def explain(self, _request: Request) -> dict[str, Any]:
+    def explain(self, _request: Request, _drained: str = "") -> dict[str, Any]:
         return {"ok": True}
 
 

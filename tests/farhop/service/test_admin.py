@@ -143,6 +143,9 @@ async def test_explain_says_where_a_request_would_go(up: Both, http: aiohttp.Cli
     status, explained = await _explain(http, above, _question())
     assert (status, explained["reasons"]["chosen"]) == (200, "virginia")
     assert "frankfurt" in explained["reasons"]["not_serving"]
+    status, explained = await _explain(http, above, _question(drained="virginia"))
+    assert (status, explained["reasons"]["chosen"], explained["drained"]) == (200, None, "virginia")
+    assert explained["reasons"]["not_serving"]["virginia"] == "left out, as if it were drained"
     status, explained = await _explain(http, below, _question())
     assert (status, explained["reasons"]["chosen"], explained["unlawful"]) == (200, "one", None)
     assert engine.seen == []  # asking sends nothing and reserves nothing
@@ -204,7 +207,7 @@ async def test_a_question_that_makes_no_sense_is_answered_why(
         assert "xyzzy" not in explained["error"]
 
 
-async def test_what_is_not_offered_is_not_there(up: Both, http: aiohttp.ClientSession) -> None:
+async def test_paths_and_methods_not_offered_are_answered_404_or_405(up: Both, http: aiohttp.ClientSession) -> None:
     for url in _urls(up, "/v1/models"):
         async with http.get(url) as answer:
             assert answer.status == 404

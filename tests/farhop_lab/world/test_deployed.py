@@ -88,6 +88,17 @@ async def test_impossible_fault_is_refused_before_any_change(one: FaultCommand, 
     assert (platform.acted(), faults.standing) == ([], [])
 
 
+async def test_a_platform_that_runs_nothing_of_a_fleet_is_named_at_once() -> None:
+    assert await Containers("here", Platform()).regions() == ["paris", "virginia"]
+    assert await Pods("fleet", run=Platform(**{"kubectl --namespace fleet get": "paris\nparis\n"})).regions() == [
+        "paris"
+    ]
+    with pytest.raises(FaultError, match="compose project typo: no running container with the label"):
+        await Containers("typo", Platform(**{"docker ps --filter": "\n"})).regions()
+    with pytest.raises(FaultError, match="namespace typo: no deployment or stateful set"):
+        await Pods("typo", run=Platform()).regions()
+
+
 async def test_partly_failed_fault_is_rolled_back() -> None:
     platform = Platform(**{"docker ps -q": "a\nb\n"})
     platform.fails = "docker kill"
