@@ -49,10 +49,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """The metric names of one engine. Of several series the first that is on the page counts: later ones are older
     names.
 
-    `waiting`, and `running` unless it is empty, are required. `held`: what waits before that queue, in the server.
-    The KV cache in tokens is the product of the `capacity` series, or read from the `info` metric's labels. `lora`: a metric whose labels name adapters, and whose value is the
-    time of that state. `computed`: prompt tokens that were not cached, if an engine counts these instead of all
-    `queries`. `slots`: how many requests it runs at once.
+    `waiting`, and `running` unless it is empty, are required. `held`: what waits before that queue, in the server. The
+    KV cache in tokens is the product of the `capacity` series, or read from the `info` metric's labels. `lora`: a
+    metric whose labels name adapters, and whose value is the time of that state. `computed`: prompt tokens that were
+    not cached, if an engine counts these instead of all `queries`. `slots`: how many requests it runs at once.
     """
 
     waiting: Series
