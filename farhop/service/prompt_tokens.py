@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from farhop.balance.machine import PromptTokenized
 from farhop.relay.formats import openai
-from farhop.relay.formats.paths import Kind
 from farhop.service.tokenizer import INLINE_BYTES_MAX
 from farhop.service.waiting import Waiting
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop.balance.machine import Event, Request, Tokens
+    from farhop.relay.formats.paths import Kind
     from farhop.relay.formats.prompt import Prompt
     from farhop.relay.http.exchange import Exchange
     from farhop.service.authenticator import Caller
@@ -57,7 +57,9 @@ class PromptTokens:
         """The request with its prompt's tokens, if the model has a tokenizer. Blocks until they are known."""
         if not self.reads(kind, request.model):
             return request
-        return _with(request, self._tokenizers.now(kind, request.model, body, _salt_kept(caller, kind, prompt)))
+        return _with(
+            request, self._tokenizers.now(kind, request.model, body, openai.salt_of(kind, prompt, caller.hint_scope))
+        )
 
     def start_with_tokens(
         self, exchange: Exchange, request: Request, prompt: Prompt, since: float,
@@ -70,7 +72,7 @@ class PromptTokens:
         is told tokens that become known after the start.
         """
         kind, model, body, loop = exchange.context.kind, request.model, exchange.body, asyncio.get_running_loop()
-        salt = _salt_kept(exchange.context.caller, kind, prompt)
+        salt = openai.salt_of(kind, prompt, exchange.context.caller.hint_scope)
         if not self.wanted(request):
             start(request, since)
             if holder.holds(request.id):  # not needed for requests already on their way
@@ -105,8 +107,3 @@ class PromptTokens:
 
 def _with(request: Request, tokens: Tokens | None) -> Request:
     return request if tokens is None else replace(request, tokens=tokens)
-
-
-def _salt_kept(caller: Caller, kind: Kind, prompt: Prompt) -> str:
-    """The salt that engines keep their blocks by: none take one with Anthropic's messages."""
-    return "" if kind is Kind.MESSAGES else openai.salt_of(kind, prompt, caller.hint_scope)

@@ -83,7 +83,7 @@ async def test_a_rig_starts_it_loads_both_instances_and_ends_all_of_it(tmp_path:
         assert not (tmp_path / f"farhop-{port}").exists()
 
 
-def test_what_a_rig_reads_of_it_is_there_once_it_is_sourced() -> None:
+def test_every_setting_that_a_rig_reads_is_set_once_the_file_is_sourced() -> None:
     told = "source $1; echo $GW_KIND $GW_PORT $GW_PATH $GW_MODEL $GW_AUTH; _cores 0-2,5; declare -F"
     environment = {"PATH": os.environ["PATH"]}
     command = ["bash", "-c", told, "rig", str(FILE)]

@@ -211,7 +211,7 @@ def test_whatever_the_values_kubernetes_takes_it_and_nothing_is_broken(rendered:
 
 
 @WITH_TOOLS
-def test_what_cannot_be_right_is_refused_in_a_line(rendered: dict[str, dict[str, Any]]) -> None:
+def test_values_that_cannot_be_right_are_refused_in_one_line(rendered: dict[str, dict[str, Any]]) -> None:
     for name, (_, expected) in REFUSED.items():
         assert expected in rendered[name].get("error", "it was rendered"), name
 

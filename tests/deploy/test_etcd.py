@@ -115,7 +115,7 @@ async def _balanced(endpoint: str, hub: Hub, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("region",), ("region", "a b"), ("region", "../x"), ("drop",)])
-def test_what_makes_no_sense_is_refused_before_etcd_is_asked(arguments: tuple[str, ...]) -> None:
+def test_arguments_that_make_no_sense_are_refused_before_etcd_is_asked(arguments: tuple[str, ...]) -> None:
     ended = subprocess.run([str(ROLES), *arguments], input="", capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert ended.stderr.startswith("usage: ")

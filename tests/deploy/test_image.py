@@ -26,7 +26,7 @@ def ran(image: str, *arguments: str, **options: Any) -> tuple[int, str, str]:
         return code, out.decode(), err.decode()
 
 
-def test_it_is_no_larger_than_it_should_be(image: str, base: str) -> None:
+def test_the_image_is_no_larger_than_its_bound(image: str, base: str) -> None:
     sizes = [int(machine.docker("image", "inspect", "--format={{.Size}}", one).stdout) / 1e6 for one in (image, base)]
     assert sizes[0] - sizes[1] < MB_MAX
 
@@ -95,7 +95,7 @@ def test_an_engine_starts_is_healthy_and_stops(image: str) -> None:
         assert made.wait() == 0
 
 
-def test_nothing_in_it_can_be_written(image: str) -> None:
+def test_no_file_of_the_image_can_be_written(image: str) -> None:
     status = (
         "import os\n"
         "for place in ('/opt/farhop', '/etc/farhop', '/tmp', '/'):\n"

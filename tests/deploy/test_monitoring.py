@@ -50,7 +50,7 @@ def asked(text: str) -> set[str]:
     }
 
 
-def test_what_is_generated_is_what_stands_there() -> None:
+def test_generated_files_equal_the_committed_ones() -> None:
     files = generate().files()
     stale = [str(path) for path, text in files.items() if not path.exists() or path.read_text() != text]
     assert not stale, f"run `make deploy`: {stale}"

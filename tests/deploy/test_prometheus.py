@@ -82,7 +82,7 @@ def until(true: Any, within_s: float = 30.0) -> Any:
         time.sleep(0.2)
 
 
-def test_it_scrapes_live_balancers_and_evaluates_every_rule(running: RunningWorld, prometheus: str) -> None:
+def test_prometheus_scrapes_live_balancers_and_evaluates_every_rule(running: RunningWorld, prometheus: str) -> None:
     url, balancers = prometheus, 2 * len(running.world.regions)
 
     def scraped() -> bool:

@@ -334,7 +334,7 @@ def test_no_engine_queues_while_another_has_room(running: RunningWorld) -> None:
 CUT_S, STORY_TOKENS = 4.0, 6000
 
 
-def test_what_a_black_hole_swallowed_is_asked_again_and_a_dead_stream_goes_on(running: RunningWorld) -> None:
+def test_requests_lost_in_a_black_hole_are_sent_again_and_a_broken_stream_is_continued(running: RunningWorld) -> None:
     """One lawful region, cut off for 4 s, connections dead for good: it goes on reporting to etcd, so it is in doubt at
     most, and there is nowhere else to go. A first byte is waited for 120 s, and a begun stream 60 s."""
     world = running.world

@@ -62,7 +62,7 @@ def _ours(load: dict[str, Any]) -> list[Any]:
     return told
 
 
-def test_it_decides_as_vllm_does(tmp_path: Path) -> None:
+def test_the_emulated_scheduler_decides_as_vllm_does(tmp_path: Path) -> None:
     if not real.VLLM.exists():
         pytest.skip(f"vLLM is {real.MISSING}")
     loads = [_load(seed) for seed in range(LOADS)]

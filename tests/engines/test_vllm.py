@@ -280,7 +280,7 @@ WORDS = ["river", "law", "region", "cache", "token", "prompt", "Zürich", "ocean
     [{}, {"tools": TOOLS + ODD_TOOLS}, {"developer": True}, {"model": "adapted"}],
     ids=["plain", "tools", "developer", "lora"],
 )
-async def test_what_is_cached_is_predicted_to_the_token(vllms: list[RealEngine], more: dict[str, Any]) -> None:
+async def test_cached_tokens_are_predicted_exactly(vllms: list[RealEngine], more: dict[str, Any]) -> None:
     async with tiers(*vllms) as both:
         seen: list[tuple[float, int]] = []
         for seed in range(3):

@@ -66,7 +66,7 @@ def problems(folder: Path, text: str | bytes | dict[str, Any]) -> list[str]:
         ("[" * 500, "nested too deeply"),
     ],
 )
-def test_what_is_no_mapping_in_yaml_is_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
+def test_yaml_that_is_no_mapping_is_reported_in_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
     (problem,) = problems(tmp_path, text)
     assert message in problem
     assert "\n" not in problem

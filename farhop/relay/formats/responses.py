@@ -89,6 +89,8 @@ def _chat(body: _Response) -> list[Message]:
 
 
 def _content(content: Any) -> str | list[dict[str, Any]]:
+    if isinstance(content, dict):  # an engine may read it as a list of one
+        content = [content]
     if not isinstance(content, list):
         return content if isinstance(content, str) else ""
     parts = [part for part in content if isinstance(part, dict)]

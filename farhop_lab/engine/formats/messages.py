@@ -1,7 +1,7 @@
 """Anthropic's Messages API as in vLLM: a body becomes a chat, and its answer blocks, events and usage.
 
-Pure. vLLM drops Claude Code's billing line, puts tool results before the user's text beside them, and does not accept
-`cache_salt` here. Its errors have Anthropic's form, with types of its own.
+Pure. vLLM drops Claude Code's billing line and puts tool results before the user's text beside them; from 0.32 on it
+takes a `cache_salt` here, too. Its errors have Anthropic's form, with types of its own.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class MessagesBody(CountBody, kw_only=True):
     max_tokens: int
     stream: bool | None = False
     stop_sequences: list[str] | None = None
+    cache_salt: str | None = None
 
 
 class AnthropicRefusedError(RefusedError):
@@ -87,7 +88,7 @@ def parse(body: bytes) -> Call:
     if asked.max_tokens < 1:
         raise refusal("max_tokens", "max_tokens must be positive")
     chat = _chat(asked)
-    chat.stream, chat.stop = asked.stream, asked.stop_sequences
+    chat.stream, chat.stop, chat.cache_salt = asked.stream, asked.stop_sequences, asked.cache_salt
     chat.stream_options = StreamOptions(include_usage=True) if asked.stream else None
     return replace(call_of(chat, render_chat(chat), asked.max_tokens, "assistant"), model=asked.model)
 

@@ -96,7 +96,7 @@ def announced(config: MachineConfig = CONFIG, others: int | None = 2) -> Play:
     return play
 
 
-def test_it_rises_and_falls_by_probes_in_a_row() -> None:
+def test_an_entry_is_announced_and_withdrawn_by_consecutive_probes() -> None:
     play = Play()
     assert play.give(FIT) == [StartSpeaker()]
     assert play.give(DEAD, FIT) == []
@@ -130,7 +130,7 @@ def test_an_operators_drain_comes_and_goes() -> None:
     assert play.wait(31.0) == [SendUpdate(4, Phase.WITHDRAWN)]
 
 
-def test_it_comes_back_when_the_hold_is_over_and_each_time_later() -> None:
+def test_a_withdrawn_entry_is_announced_when_its_hold_is_over_and_each_time_later() -> None:
     play = announced()
     went = []
     for _ in range(4):
@@ -168,7 +168,7 @@ def test_the_last_healthy_site_stays_by_policy() -> None:
         ("keep_unknown", None, True),
     ],
 )
-def test_what_is_not_known_is_a_policy_of_its_own(policy, others, kept) -> None:
+def test_the_last_sites_policy_decides_when_other_sites_are_unknown(policy, others, kept) -> None:
     play = announced(MachineConfig(rise=2, fall=2, last_site=policy), others)
     assert bool(play.give(DEAD, DEAD)) is not kept
 
@@ -274,7 +274,7 @@ def test_a_flapping_probe_makes_few_updates() -> None:
     assert play.phases().count(Phase.WITHDRAWN) <= 5
 
 
-def test_what_a_process_before_us_had_come_to_counts() -> None:
+def test_a_hold_of_the_process_before_still_counts() -> None:
     play = Play()
     play.machine.budget.remember(600.0, 1, play.now)
     assert play.give(OthersChanged(1), FIT, FIT) == [StartSpeaker()]

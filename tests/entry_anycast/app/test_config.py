@@ -55,7 +55,7 @@ def test_settings_of_a_single_node_come_from_its_environment(monkeypatch: pytest
         ({}, "none has an address of the family of 2001:db8::1/128"),
     ],
 )
-def test_what_does_not_go_with_the_map(more: dict[str, Any], says: str) -> None:
+def test_a_configuration_that_contradicts_the_topology_is_refused(more: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError) as error:
         made(**more).announced(WORLD)
     assert says in str(error.value)

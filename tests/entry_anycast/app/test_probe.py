@@ -17,7 +17,7 @@ from farhop_cli import certs
 from farhop_lab.world.ports import free_ports
 
 
-async def test_it_tells_fit_leaving_and_dead() -> None:
+async def test_a_probe_distinguishes_ready_draining_and_dead_entries() -> None:
     answers = iter([200, 204, 503, 307])
 
     async def ready(_request: web.Request) -> web.Response:

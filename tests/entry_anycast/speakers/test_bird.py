@@ -83,7 +83,7 @@ class FakeBird:
         await until(lambda: not self.met)  # the connections' other ends
 
 
-async def test_it_says_observes_and_ends(tmp_path: Path) -> None:
+async def test_bird_announces_reports_its_state_and_withdraws_when_killed(tmp_path: Path) -> None:
     fake = FakeBird(tmp_path)
     server = await fake.serve()
     lost: list[str] = []
@@ -101,7 +101,7 @@ async def test_it_says_observes_and_ends(tmp_path: Path) -> None:
     await fake.close(server)
 
 
-async def test_what_it_refuses_is_reported(tmp_path: Path) -> None:
+async def test_a_configuration_that_bird_refuses_is_reported(tmp_path: Path) -> None:
     fake = FakeBird(tmp_path)
     fake.refuses = True
     server = await fake.serve()

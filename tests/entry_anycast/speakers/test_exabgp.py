@@ -27,7 +27,7 @@ def test_its_configuration_announces_nothing_and_offers_no_graceful_restart() ->
     assert 'outgoing-ttl 4; md5-password "secret";' in text
 
 
-async def test_it_says_observes_refuses_and_is_gone() -> None:
+async def test_exabgp_announces_reports_its_state_and_refusals_and_dies_with_its_watchdog() -> None:
     lost: list[str] = []
     speaker = ExaBgp(ExaBgpConfig(65001, "10.0.0.1", PEERS[:1]), ("192.0.2.1/32",), 10.0, lost.append)
     await speaker.start()

@@ -9,7 +9,7 @@ import signal
 from entry_anycast.speakers.guarded import Guarded
 
 
-async def test_it_lives_while_it_is_fed_and_ends_when_asked() -> None:
+async def test_a_guarded_process_lives_while_it_is_fed_and_ends_when_asked() -> None:
     ended = asyncio.Event()
     guarded = Guarded(1.0, ended.set)
     await guarded.start(["exec", "sleep", "60"])

@@ -20,7 +20,7 @@ def test_what_is_announced_is_one_word_or_none(found, phase) -> None:
     assert phase_of(found, {"a", "b"}) is phase
 
 
-def test_what_is_no_prefix_is_refused_with_the_remedy() -> None:
+def test_a_text_that_is_no_prefix_is_refused_with_the_remedy() -> None:
     assert (family("2001:db8::/48"), family("192.0.2.0/24")) == (6, 4)
     with pytest.raises(ValueError, match="is no prefix such as"):
         network("192.0.2.1/8")

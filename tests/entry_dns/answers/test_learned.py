@@ -48,7 +48,7 @@ def test_confinement_stays_and_each_part_of_a_network_keeps_its_own() -> None:
     assert order(laid, "203.0.113.7")[0] == order(laid, "203.0.113.200")[0] == "virginia"
 
 
-def test_what_corrects_nothing_leaves_the_atlas() -> None:
+def test_measurements_that_correct_nothing_leave_the_atlas_unchanged() -> None:
     known = atlas(world())
     laid, found = corrected(known, world(), {ip_network("203.0.113.0/24"): {"tokyo": 230.0}}, CONFIG)
     assert laid is known

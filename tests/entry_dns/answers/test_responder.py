@@ -162,7 +162,7 @@ def test_negative_answers_have_the_soa_and_are_valid_for_all_networks(responder)
         assert told_scope(answer) == 0
 
 
-def test_what_is_not_ours_is_refused(responder) -> None:
+def test_a_name_of_another_zone_is_refused(responder) -> None:
     for name, kind in (("example", "A"), ("www.example.org", "A"), ("entry.example", "AXFR"), ("xentry.example", "A")):
         assert ask(responder, name, kind).rcode() == dns.rcode.REFUSED
     chaos = dns.message.make_query("version.bind", "TXT", "CH")
@@ -219,7 +219,7 @@ def test_a_query_for_a_cookie_alone_is_answered() -> None:
         assert dns.message.from_wire(without.answer(nothing, CLIENT)).rcode() == dns.rcode.FORMERR
 
 
-def test_what_is_not_implemented_or_not_ours_is_refused_by_rfc_and_in_no_more_bytes_than_came(responder) -> None:
+def test_queries_not_implemented_or_of_other_zones_are_refused_by_rfc_and_in_no_more_bytes_than_came(responder) -> None:
     query = dns.message.make_query("api.entry.example", "A", use_edns=0).to_wire()
     for opcode in range(1, 16):  # NOTIFY, UPDATE and all others; none is carried out
         reply = responder.answer(query[:2] + bytes((opcode << 3,)) + query[3:], CLIENT)
@@ -274,7 +274,7 @@ def test_cookies_and_what_they_are_good_for() -> None:
     assert dict(zip(COUNTERS, responder.counts, strict=True))["cookie_proven"] >= 1
 
 
-def test_what_does_not_fit_is_truncated_and_comes_by_tcp() -> None:
+def test_an_answer_that_does_not_fit_is_truncated_and_comes_by_tcp() -> None:
     texts = tuple(letter * 250 for letter in "abcdef")
     plan = replace(PLAN, names=(NamePlan("api.entry.example", txt=texts),))
     responder = served(Responder(), plan=plan)
@@ -425,7 +425,7 @@ def test_adopting_a_view_with_unchanged_names_costs_the_same_for_any_number_of_t
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.data())
-def test_what_is_malformed_gets_no_more_than_it_sent(data: st.DataObject) -> None:
+def test_a_malformed_query_gets_no_more_bytes_than_it_sent(data: st.DataObject) -> None:
     query = dns.message.make_query(
         "api.entry.example", "A", use_edns=0, options=[ecs("203.0.113.0/24"), dns.edns.GenericOption(10, bytes(8))]
     ).to_wire()
@@ -489,7 +489,7 @@ def test_the_short_way_and_the_strict_one_say_the_same() -> None:
     assert counts["queries"] - counts["odd"] > 330, "the short way was tried, too"
 
 
-def test_what_looks_like_a_client_subnet_inside_another_option_is_none(responder) -> None:
+def test_bytes_like_a_client_subnet_inside_another_option_are_not_read_as_one(responder) -> None:
     for _ in range(3):
         answer = ask(responder, options=[dns.edns.GenericOption(4711, MISLEADING)], subnet="203.0.113.0/24")
         assert (addresses(answer)[0], told_scope(answer)) == ("192.0.2.3", 24)
@@ -527,7 +527,7 @@ def test_a_cookie_of_another_address_proves_nothing() -> None:
     assert sum(one is not None for one in found) == 3, "he is limited as anybody who proves nothing"
 
 
-def test_what_is_kept_of_a_flood_is_bounded() -> None:
+def test_the_memory_of_senders_is_bounded_under_a_flood() -> None:
     responder = served(Responder(Cookies([bytes(16)])))
     for number in range(ASKERS_MAX + 1000):
         host = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"

@@ -55,7 +55,7 @@ def test_a_good_zone_and_one_that_says_that_it_has_no_ipv6() -> None:
     check([replace(PLAN, names=(NamePlan("a.entry.example", families=(4,)),))], Law(world(entries=V4)))
 
 
-def test_how_long_an_answer_is_kept() -> None:
+def test_the_ttl_of_an_answer() -> None:
     ttls = Ttls(5, 30)
     assert ttls.of(standing("a")) == 30
     assert ttls.of(replace(standing("a"), stable_s=12.5)) == 13

@@ -53,7 +53,7 @@ def test_a_small_file_is_enough(tmp_path) -> None:
         ({"zones": [{**GOOD["zones"][0], "names": [{"name": "a" * 64 + ".example"}]}]}, "is no name"),
     ],
 )
-def test_what_is_wrong_is_reported_by_its_field(tmp_path, changes, message: str) -> None:
+def test_a_wrong_value_is_reported_by_its_field(tmp_path, changes, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, **changes)
     assert message in str(refused.value)

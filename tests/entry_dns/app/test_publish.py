@@ -51,7 +51,7 @@ def zone() -> Zone:
     return Zone()
 
 
-async def test_what_is_written_once_is_written_again_only_when_it_changes(zone) -> None:
+async def test_a_published_record_is_written_again_only_when_it_changes(zone) -> None:
     publisher = Publisher(zone, Log())
     assert await publisher(*made())
     assert await publisher(*made())
@@ -61,7 +61,7 @@ async def test_what_is_written_once_is_written_again_only_when_it_changes(zone) 
     assert zone.holds == records_of(*made(tokyo=standing("tokyo", State.DOWN)))
 
 
-async def test_what_could_not_be_written_is_logged_once_and_tried_again(zone) -> None:
+async def test_a_failed_write_is_logged_once_and_tried_again(zone) -> None:
     log = Log()
     publisher = Publisher(zone, log)
     zone.fault = "127.0.0.1:53 answers REFUSED"

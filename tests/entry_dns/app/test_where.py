@@ -62,7 +62,7 @@ def test_what_is_answered_without_a_client_subnet_and_why() -> None:
     }  # fmt: skip
 
 
-def test_what_it_says_of_that_is_what_the_server_answers(responder) -> None:
+def test_the_shown_answer_without_a_subnet_is_what_the_server_answers(responder) -> None:
     """`farhop where` and the responder, from the same view."""
     for tenant, name in (("", "api.entry.example"), ("eu-only", "eu.entry.example")):
         query = dns.message.make_query(name, "A", use_edns=0)

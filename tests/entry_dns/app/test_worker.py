@@ -27,7 +27,7 @@ def put(path, **standings) -> None:
     write(path / "view", encode(*view([PLAN], Law(world()), unconfined(), listed, Ttls(5, 30), 3, 1)))
 
 
-def test_it_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
+def test_a_worker_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
     put(tmp_path)
     counters = Counters.make(tmp_path / "counters", 1)
     with (
@@ -84,7 +84,7 @@ def test_by_tcp_no_rate_holds() -> None:
     assert responder(settings, udp=False).rate == 0
 
 
-def test_nothing_that_was_there_at_the_start_is_looked_at_by_a_collection_and_it_goes_first_if_it_may() -> None:
+def test_a_worker_freezes_its_first_objects_and_raises_its_priority_if_it_may() -> None:
     script = """
 import gc, os, sys
 from entry_dns.app.worker import prepare_process

@@ -81,7 +81,7 @@ def test_instances_of_a_region_speak_together_and_end_with_their_keys() -> None:
     assert learned.read(0.0) == {network: {"tokyo": 12.0}}
 
 
-def test_it_is_aged_out_while_etcd_is_out_of_contact() -> None:
+def test_measurements_expire_only_while_etcd_is_out_of_contact() -> None:
     learned = Learned(LearningConfig(age_s=100.0))
     learned.reported(report("tokyo", 12.0))
     learned.contact(False, 10.0)

@@ -20,7 +20,7 @@ def of(made: Standings, name: str, now: float) -> Standing:
     return next(one for one in made.read(now) if one.entry == name)
 
 
-def test_one_lost_probe_is_a_doubt_and_the_second_is_death() -> None:
+def test_one_lost_probe_makes_an_entry_suspect_and_a_second_takes_it_down() -> None:
     made = standings()
     assert of(made, "a", 1.0).state is State.UP
     made.probed("a", False, "refused", 1.0)

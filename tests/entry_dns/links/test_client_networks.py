@@ -89,7 +89,7 @@ def test_a_file_of_networks(tmp_path) -> None:
         ({"lists": [{"file": "nowhere"}]}, r"nowhere: No such file or directory; give a readable file"),
     ],
 )
-def test_what_cannot_be_read_is_one_line(config, message: str) -> None:
+def test_a_database_that_cannot_be_read_is_reported_in_one_line(config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(NetworksConfig(**config), world())
 

@@ -11,6 +11,6 @@ def test_countries_are_taken_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("fault", [{"at": {"a": "nowhere"}}, {"scheme": "ftp"}, {"path": "ready"}, {"down_after": 0}])
-def test_what_is_no_probe(fault) -> None:
+def test_a_probe_that_cannot_work_is_refused(fault) -> None:
     with pytest.raises(ValidationError):
         Probe(**fault)

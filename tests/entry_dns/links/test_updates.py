@@ -96,7 +96,7 @@ async def test_a_name_outside_and_a_server_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(("fault", "message"), [({"server": "ns1.example"}, "server: is no address")])
-def test_what_is_no_place_to_publish(fault, message: str) -> None:
+def test_a_destination_that_cannot_be_published_to_is_refused(fault, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Publish(**{**GOOD, **fault})
 

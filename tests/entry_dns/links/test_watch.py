@@ -67,7 +67,7 @@ def test_a_bias_is_taken() -> None:
     assert one.of("tokyo").bias_ms == 40.0
 
 
-def test_what_is_absurd_changes_nothing_and_is_counted() -> None:
+def test_refused_documents_change_nothing_and_are_counted_by_reason() -> None:
     one = Watched()
     drain = DrainOverride(region="tokyo", **SAID)
     one.watcher.drains_changed(Change(ChangeKind.PUT, 1, drain.key, b"{"))
@@ -82,7 +82,7 @@ def test_what_is_absurd_changes_nothing_and_is_counted() -> None:
     assert {standing.state for standing in one.standings.read(one.now)} == {State.UP}
 
 
-def test_what_entries_measured_is_learned_and_ends_with_its_key() -> None:
+def test_latencies_measured_by_entries_are_used_until_their_key_is_deleted() -> None:
     one = Watched()
     key = latency_key("tokyo", "g1")
     found = LatencyReport(region="tokyo", instance="g1", networks={"8.8.8.0/24": Latency(5.0, 8)})

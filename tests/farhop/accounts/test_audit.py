@@ -59,7 +59,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "SEAL_S", 0.02)
 
 
-def test_what_was_decided_is_there_and_proven(tmp_path: Path) -> None:
+def test_a_recorded_decision_is_found_and_proven(tmp_path: Path) -> None:
     written(tmp_path, 600)
     written(tmp_path, 50, 600)  # the next process goes on
     files = files_at(tmp_path)
@@ -327,7 +327,7 @@ def test_a_log_that_does_not_hold_is_not_added_to(tmp_path: Path) -> None:
         log_at(tmp_path).open()
 
 
-def test_one_process_writes(tmp_path: Path) -> None:
+def test_only_one_process_may_write_an_audit_log(tmp_path: Path) -> None:
     log = log_at(tmp_path)
     log.open()
     with pytest.raises(LogError, match="another process"):

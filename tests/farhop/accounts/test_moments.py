@@ -9,7 +9,7 @@ from farhop.accounts.moments import moment
 
 
 @given(st.floats(0, 4e9))
-def test_it_is_the_moment_to_the_millisecond(at_s: float) -> None:
+def test_a_moment_is_written_to_the_millisecond(at_s: float) -> None:
     written = moment(at_s)
     assert len(written) == len("2026-11-26T00:00:00.000Z")
     assert abs(datetime.fromisoformat(written).timestamp() - at_s) < 0.0011

@@ -10,7 +10,7 @@ from farhop.accounts.money import Rates, usd
 TOKENS = st.integers(0, 1 << 22)
 
 
-def test_what_tokens_cost_is_whole_microdollars() -> None:
+def test_the_cost_of_tokens_is_in_whole_microdollars() -> None:
     january = Rates(1_000_000, 250_000, 4_000_000)
     assert january.micro_usd(600, 400, 100) == 1100
     assert january.micro_usd(0, 1, 0) == 1, "a begun one counts whole"

@@ -52,7 +52,7 @@ def test_a_book_that_makes_no_sense_is_refused_with_field_and_remedy(tmp_path: P
         price_book(tmp_path / "prices.yaml")
 
 
-def test_what_tokens_cost_by_the_epoch_that_holds(prices: Prices) -> None:
+def test_tokens_are_priced_by_the_epoch_in_force(prices: Prices) -> None:
     january = prices.rates("llama", JANUARY)
     assert january == Rates(1_000_000, 250_000, 4_000_000)
     assert (prices.rates("gemma", JANUARY), prices.rates("llama", 0.0)) == (None, None)

@@ -202,7 +202,7 @@ time.sleep(60)
 
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"") + b"\n"), max_size=20), st.integers(0, 200))
 @settings(max_examples=30)
-def test_what_was_cut_anywhere_is_its_whole_lines(tmp_path_factory: Any, lines: list[bytes], cut: int) -> None:
+def test_a_segment_cut_anywhere_keeps_its_whole_lines(tmp_path_factory: Any, lines: list[bytes], cut: int) -> None:
     folder = tmp_path_factory.mktemp("cut")
     data = b"".join(lines)[:cut]
     (folder / f"{1:020d}.jsonl.open").write_bytes(data)

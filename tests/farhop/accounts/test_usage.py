@@ -92,7 +92,7 @@ def test_each_record_counts_once_in_any_order(made: list[tuple[int, int, int]], 
     assert sums.output_tokens == sum(o for _, _, o in once.values())
 
 
-def test_what_is_no_record_is_counted() -> None:
+def test_lines_that_are_no_records_are_counted() -> None:
     reading = Reading()
     assert not list(reading.events([b"", b"{}\n", b"\xff\n", b'{"specversion":"1.0"}\n']))
     assert reading.unreadable == 4

@@ -56,7 +56,7 @@ def test_room_is_found_without_a_look_at_every_holder() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 900)), max_size=60), st.integers(0, 5))
-def test_each_that_gives_keeps_the_most_then(puts: list[tuple[str, int]], drops: int) -> None:
+def test_the_holder_with_the_most_bytes_gives_up_its_oldest_answer(puts: list[tuple[str, int]], drops: int) -> None:
     kept = AnswerStore[int](1 << 20)
     for n, (who, size) in enumerate(puts):
         kept.put(who, b"%d" % n, n, size)

@@ -78,7 +78,7 @@ def test_pick_two_of_one_and_of_nan() -> None:
     assert {pick_two([nan, 9.0], Random(seed)) for seed in range(20)} == {1}
 
 
-def test_nothing_to_choose_from_is_an_error() -> None:
+def test_choosing_from_nothing_is_an_error() -> None:
     with pytest.raises(ValueError):
         draw([], Random(1))
     with pytest.raises(ValueError):

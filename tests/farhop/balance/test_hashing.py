@@ -61,7 +61,7 @@ _weighted = st.dictionaries(_names, st.floats(min_value=0.01, max_value=100.0), 
 
 @given(_keys, _weighted, st.data())
 @settings(max_examples=150, deadline=None, derandomize=True)
-def test_what_one_loses_moves_only_its_own_keys(key: int, weights: dict[str, float], data: st.DataObject) -> None:
+def test_a_removed_target_moves_only_its_own_keys(key: int, weights: dict[str, float], data: st.DataObject) -> None:
     gone = data.draw(st.sampled_from(sorted(weights)))
 
     def drawn(names: tuple[str, ...]) -> tuple[str, str]:

@@ -95,7 +95,7 @@ def test_a_request_holds_its_prefill_until_it_begins_and_its_kv_until_it_is_over
 
 @pytest.mark.parametrize("prefill", [0, 1, 900])
 @pytest.mark.parametrize("began", [False, True])
-def test_what_is_released_leaves_the_load_of_the_others(prefill: int, began: bool) -> None:
+def test_releasing_a_reservation_leaves_the_load_of_others(prefill: int, began: bool) -> None:
     changes: list[tuple[str, Load]] = []
     ledger = Ledger(lambda target, load: changes.append((target, load)))
     ledger.reserve("other", Reservation("a", 5, 7))

@@ -34,7 +34,7 @@ def route(name: str, *models: str, tenant: str = "") -> NameRoute:
         ({"models": [{"model": "a"}]}, "model: "),
     ],
 )
-def test_what_makes_no_sense_is_refused(expected: dict[str, Any], problem: str) -> None:
+def test_steps_that_make_no_sense_are_refused(expected: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError) as caught:
         NameRoute.model_validate(expected)
     assert any(problem in line for line in problems_of(caught.value)), problems_of(caught.value)

@@ -30,7 +30,7 @@ def test_default_is_not_retryable() -> None:
     assert not Outcome(Source.TRANSPORT, "new").retryable
 
 
-def test_what_reached_an_engine_or_is_the_clients_fault_is_never_retryable() -> None:
+def test_outcomes_after_an_engine_began_or_by_the_clients_fault_are_never_retryable() -> None:
     assert not any(o.retryable for o in catalogue() if o.source in (Source.ENGINE, Source.CLIENT))
     assert not endings.DIED_MID_STREAM.retryable
     assert not endings.UNLAWFUL.retryable

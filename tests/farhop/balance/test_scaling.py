@@ -133,7 +133,7 @@ def test_a_ramp_is_seen_a_warm_up_ahead() -> None:
             assert made.load * BOUNDS.target_share <= GROWTH_MAX * load + 1.0
 
 
-def test_it_follows_a_day() -> None:
+def test_the_desired_replicas_follow_a_days_load() -> None:
     """A day of swing 8 in two hours: never short of what the load needs, and hardly more than twice that."""
     made, asked, least, short = signal(), 0, 0, 0
     for second in range(40, 14_440, 5):
@@ -159,7 +159,7 @@ def test_after_a_start_the_number_of_replicas_stays_for_down_after_s() -> None:
 
 
 @pytest.mark.parametrize("load", [nan, -1.0])
-def test_what_is_no_load_changes_nothing(load: float) -> None:
+def test_a_negative_load_or_one_that_is_no_number_changes_nothing(load: float) -> None:
     made = signal()
     made.observe(load, 9, 50.0)
     assert (made.needed, made.desired) == (0, 1)

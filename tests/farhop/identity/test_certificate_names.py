@@ -9,7 +9,7 @@ from farhop.identity.certificate_names import TIERS, Peer, host, read, uri
 HERE = "fleet.example"
 
 
-def test_what_is_written_is_read() -> None:
+def test_a_written_name_is_read_back() -> None:
     for tier in TIERS:
         for region in ("paris", "us.east-1", "a_b"):
             assert read(["127.0.0.1", uri(HERE, tier, region)], HERE) == Peer(tier, region)

@@ -13,7 +13,7 @@ def read(text: str) -> HopKey:
     return read_keys({"k1": text.encode()})["k1"]
 
 
-def test_each_pair_has_a_key_of_its_own_the_same_from_whatever_is_held() -> None:
+def test_each_pair_of_regions_has_its_own_key_whichever_key_it_is_derived_from() -> None:
     whole = HopKey(root=ROOT)
     regions = ("paris", "tokyo", "us.east-1")
     pairs = {(a, b): whole.pair(a, b) for a in regions for b in regions}

@@ -93,7 +93,7 @@ def pair_key(root: bytes = NEW, issuer: str = "virginia", audience: str = "frank
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(claims)
-def test_what_was_signed_comes_back(some):
+def test_signed_claims_are_verified_unchanged(some):
     assert verifier().verify(signer().sign(some), NOW_MS) == some
 
 

@@ -86,7 +86,7 @@ def test_a_genuine_token_is_its_tenants(kind: str) -> None:
     assert JwtKeyring()(signed(kind)) == Principal("acme", "", key_id="jwt:corp")
 
 
-def test_what_claims_say_is_read_by_their_configured_names() -> None:
+def test_claims_are_read_by_their_configured_names() -> None:
     keyring = JwtKeyring(b"salt" * 4, user_claim="email", priority_claim="prio", places_claim="where")
     fields = {"email": "ann@example", "prio": 3, "where": ["eu", "jp"]}
     found = keyring(signed(**fields))
@@ -165,7 +165,7 @@ def with_header(**header: Any) -> str:
         (lambda: "a.b.c", "JSON Web Token"),
     ],
 )  # fmt: skip
-def test_each_confusion_is_refused(make: Any, says: str) -> None:
+def test_each_algorithm_and_key_confusion_is_refused(make: Any, says: str) -> None:
     reason, detail = JwtKeyring().why(make())
     assert reason is UNKNOWN_KEY
     assert says in detail
@@ -183,7 +183,7 @@ def test_each_confusion_is_refused(make: Any, says: str) -> None:
         ({"cnf": {"x5t#S256": "x"}}, "cnf"), ({"cnf": False}, "cnf"),
     ],
 )  # fmt: skip
-def test_each_claim_that_does_not_hold_is_named(claims: dict[str, Any], says: str) -> None:
+def test_each_invalid_claim_is_named(claims: dict[str, Any], says: str) -> None:
     reason, detail = JwtKeyring().why(signed(**claims))
     assert reason is KEY_NOT_VALID
     assert says in detail
@@ -226,7 +226,7 @@ def test_the_other_form_of_an_ecdsa_signature_says_the_same_and_nothing_else() -
     assert other == keyring(signed())
 
 
-def test_what_is_too_long_is_not_looked_at() -> None:
+def test_a_token_that_is_too_long_is_refused_unread() -> None:
     assert JwtKeyring().why(signed(pad="x" * 8192))[0] is MISSING_KEY
 
 
@@ -311,7 +311,7 @@ def test_the_last_character_has_one_text(kind: str) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_whatever_comes_is_answered(some: bytes) -> None:
+def test_any_text_as_a_token_is_answered_without_an_exception(some: bytes) -> None:
     keyring = JwtKeyring()
     for header in (some, b"Bearer " + some, b"Bearer " + b".".join([urlsafe_b64encode(some).rstrip(b"=")] * 3)):
         assert not isinstance(keyring.ring.identify(header), Principal)

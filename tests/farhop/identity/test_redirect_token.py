@@ -50,7 +50,7 @@ def verifier() -> RedirectTokenVerifier:
     return RedirectTokenVerifier(KEYS, "frankfurt", HERE)
 
 
-def test_what_was_signed_comes_back_once() -> None:
+def test_a_redirect_token_is_verified_once() -> None:
     known, text = verifier(), token()
     assert known.use(text, NOW_MS) == CLAIMS
     assert known.use(text, NOW_MS) is outcome.REDIRECT_TOKEN_OVER
@@ -74,7 +74,7 @@ def test_what_was_signed_comes_back_once() -> None:
         (token(expires_ms=NOW_MS + 60_001.0), outcome.REDIRECT_TOKEN_OVER),
     ],
 )
-def test_what_is_no_good_is_refused_and_uses_nothing_up(text: bytes, reason: Outcome) -> None:
+def test_an_invalid_redirect_token_is_refused_and_uses_nothing_up(text: bytes, reason: Outcome) -> None:
     known = verifier()
     assert known.use(text, NOW_MS) is reason
     assert known.use(token(), NOW_MS) == CLAIMS

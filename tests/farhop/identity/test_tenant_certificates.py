@@ -37,7 +37,7 @@ def der(of: x509.Certificate) -> bytes:
     return of.public_bytes(Encoding.DER)
 
 
-def test_one_uri_alone_says_whose_it_is(authority: Authority) -> None:
+def test_a_certificate_identifies_a_tenant_by_its_only_uri(authority: Authority) -> None:
     tenants = TenantCertificates({URI: ACME}, lambda: 0.0)
     assert tenants.identify(der(certificate(authority, URI, "host.example"))) == ACME
     for names in ((f"{URI}/x",), (URI.upper(),), (URI, "spiffe://corp.example/other"), ("corp.example",)):
@@ -60,7 +60,7 @@ def test_one_that_ends_on_its_connection_is_nobodys_from_then_on(authority: Auth
     assert isinstance(tenants.identify(der(one)), NotIdentified)
 
 
-def test_what_is_remembered_is_bounded(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_certificates_are_bounded(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_certificates, "MEMO_MAX", 2)
     tenants = TenantCertificates({URI: ACME}, lambda: 0.0)
     for _ in range(4):

@@ -85,7 +85,7 @@ async def test_an_engine_that_reads_nothing_costs_one_body(stage: Any) -> None:
     await until(lambda: s.budget.used_bytes == 0)
 
 
-async def test_what_waits_behind_an_answer_is_bounded_in_bytes(stage: Any) -> None:
+async def test_pipelined_bytes_behind_an_answer_are_bounded(stage: Any) -> None:
     """An active body, less than one that waits, and one more that was being read: three, however many were sent."""
     s = await stage(client_limits=ClientLimits(body_bytes_max=10_000, pipelined_max=32))
     go = asyncio.Event()

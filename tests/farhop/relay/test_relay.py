@@ -311,7 +311,7 @@ async def test_a_machine_that_breaks_when_an_answer_begins_takes_nothing_back(st
     assert len(s.tier.faults) == 1
 
 
-async def test_what_breaks_as_a_connection_is_lost_ends_its_request(
+async def test_a_bug_while_a_connection_is_lost_ends_only_its_request(
     stage: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_attempt: object) -> bool:
@@ -343,7 +343,7 @@ async def test_a_tier_that_breaks_answers_500_and_keeps_its_connections(stage: A
     assert s.flow.event_names() == ["RequestArrived", "ClientLeft", "RequestArrived", "AttemptEnded"]
 
 
-async def test_what_the_tier_notes_down_does_not_decide(stage: Any) -> None:
+async def test_a_bug_in_the_tiers_records_does_not_change_an_answer(stage: Any) -> None:
     s = await stage()
 
     def broken(*_: object) -> None:

@@ -207,7 +207,7 @@ async def test_a_question_that_makes_no_sense_is_answered_why(
         assert "xyzzy" not in explained["error"]
 
 
-async def test_what_is_not_offered_is_not_there(up: Both, http: aiohttp.ClientSession) -> None:
+async def test_paths_and_methods_not_offered_are_answered_404_or_405(up: Both, http: aiohttp.ClientSession) -> None:
     for url in _urls(up, "/v1/models"):
         async with http.get(url) as answer:
             assert answer.status == 404

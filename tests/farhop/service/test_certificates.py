@@ -117,7 +117,7 @@ def _held(folder: Path) -> tuple[Authority, Pair, Certificates]:
     return authority, pair, Certificates("listen.tls", Files(True, pair.cert_file, pair.key_file), now)
 
 
-def test_what_changes_is_taken_up_and_what_is_broken_is_not(tmp_path: Path) -> None:
+def test_changed_certificates_are_taken_up_and_broken_ones_are_not(tmp_path: Path) -> None:
     authority, pair, held = _held(tmp_path)
     first = held.context()
     assert not held.refresh()

@@ -77,7 +77,7 @@ def test_the_texts_of_parts() -> None:
         FORM.messages([user([{"type": "image_url", "image_url": {"url": "data:"}}])])
 
 
-def test_what_differs_with_every_request_is_left_out_of_system_prompts() -> None:
+def test_lines_that_differ_with_every_request_are_left_out_of_system_prompts() -> None:
     line = "x-anthropic-billing-header: cc=1; cch=77"
     parts = [{"type": "text", "text": line}, {"type": "text", "text": f"{line}\nYou are"}]
     assert FORM.messages([{"role": "system", "content": parts}]) == [{"role": "system", "content": "You are"}]

@@ -6,7 +6,7 @@ from random import Random
 from farhop.service.clock import Clock, cpu_s
 
 
-def test_it_runs_as_the_monotonic_clock_does_from_a_random_start() -> None:
+def test_the_clock_runs_as_the_monotonic_one_from_a_random_start() -> None:
     clock = Clock(Random(1))
     before = time.monotonic()
     first = clock.now()

@@ -79,7 +79,7 @@ def test_every_error_at_once_with_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["region", "instance", "admin", "hop"])
-def test_what_is_missing_is_named(tmp_path: Path, field: str) -> None:
+def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
     text = document()
     del text[field]
     assert problems(tmp_path, text) == [f"{field}: Field required; give it, as docs/reference/configuration.md says"]
@@ -135,7 +135,7 @@ def test_an_etcd_that_cannot_be_is_refused_here(tmp_path: Path, etcd: dict[str, 
         f"password: %{SECRET}",
     ],
 )
-def test_nothing_that_stands_in_the_file_is_in_a_message(tmp_path: Path, text: str) -> None:
+def test_no_value_of_the_file_is_quoted_in_a_message(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(tmp_path, text)
     assert SECRET not in str(caught.value)
@@ -191,7 +191,7 @@ def test_an_admin_port_off_loopback_needs_authentication(admin: Any) -> None:
         ({"advertise": "no host"}, "pattern"),
     ],
 )
-def test_what_cannot_be_an_admin_port_is_named(admin: Any, fields: dict[str, Any], says: str) -> None:
+def test_an_impossible_admin_port_is_refused_by_name(admin: Any, fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says) as caught:
         admin(**fields)
     assert "t" * 32 not in str(problems_of(caught.value))

@@ -39,7 +39,7 @@ def test_selectors_choose_metrics_by_region_and_model(selector: str, values: lis
 
 
 @pytest.mark.parametrize("selector", ["region!=paris", "zone=a", "model in (a,b)", "model", "=", "a" * 2000])
-def test_what_is_no_selector_is_refused_with_the_remedy(selector: str) -> None:
+def test_an_invalid_label_selector_is_refused_with_the_remedy(selector: str) -> None:
     with pytest.raises(ValueError, match="labelSelector: "):
         external.selector(selector)
 

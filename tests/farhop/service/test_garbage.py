@@ -56,7 +56,7 @@ async def test_new_objects_are_walked_few_at_a_time_and_nothing_else_is() -> Non
     assert old() is not None
 
 
-def test_what_outlived_its_walk_is_found_at_rest() -> None:
+def test_old_garbage_is_collected_once_the_process_is_at_rest() -> None:
     garbage, old = Garbage(), left_behind()
     garbage.look(0.0, 0.0)
     assert old() is not None  # few objects are new
@@ -67,7 +67,7 @@ def test_what_outlived_its_walk_is_found_at_rest() -> None:
     assert old() is None
 
 
-def test_who_is_never_at_rest_has_everything_walked_each_hour() -> None:
+def test_a_process_that_is_never_at_rest_collects_once_an_hour() -> None:
     garbage, old = Garbage(), left_behind()
     for second in range(1, int(LATEST_S / EVERY_S)):
         garbage.look(second * EVERY_S, second * BUSY_S)

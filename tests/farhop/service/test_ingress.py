@@ -107,7 +107,7 @@ async def test_the_regional_tier_listens_to_what_is_answered_and_the_global_one_
         (b"nonsense\r\n\r\n", 400, "malformed_http", "HTTP"),
     ],
 )
-async def test_what_does_not_pass_is_answered_why(
+async def test_a_refused_request_is_answered_with_the_reason(
     up: Both, engine: Engine, request_head: bytes, status: int, code: str, message: str
 ) -> None:
     for port in (up.entry, up.client):
@@ -302,7 +302,7 @@ async def test_a_client_is_measured_once_a_connection_where_the_configuration_sa
     assert all(0 < rtt_us < 10_000_000 for _, rtt_us in seen)
 
 
-async def test_what_was_read_as_json_goes_on_as_json(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_read_as_json_is_forwarded_as_json(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads it next may go by its `Content-Type`: LiteLLM's proxy finds another model in the same bytes, where
     it is told of a form. curl's `-d` and Python's urllib say one, so it is not refused."""
     between: list[bytes] = []

@@ -24,7 +24,7 @@ def instruments(tier: str) -> Instruments:
 
 
 @pytest.mark.parametrize("tier", ["global", "regional"])
-async def test_what_is_counted_bears_the_tiers_name(tier: str) -> None:
+async def test_metrics_are_labelled_with_the_tier(tier: str) -> None:
     made = instruments(tier)
     made.telemetry.begin()
     assert made.metrics.in_flight == 1

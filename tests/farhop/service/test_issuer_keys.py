@@ -93,7 +93,7 @@ async def test_a_rotated_key_is_known_after_one_refusal_and_the_issuer_asked_at_
         ("empty", "holds no key"), ("cut", "could not be asked"),
     ],
 )  # fmt: skip
-async def test_what_cannot_be_used_replaces_nothing(
+async def test_an_unusable_key_set_does_not_replace_the_last_good_one(
     provider: Provider, tasks: Tasks, monkeypatch: pytest.MonkeyPatch, answer: str, says: str
 ) -> None:
     monkeypatch.setattr(issuer_keys, "FETCH_S", 0.1 if answer == "slow" else 5.0)

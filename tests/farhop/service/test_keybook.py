@@ -60,7 +60,7 @@ def test_a_snapshot_that_lacks_a_key_ends_it_and_a_loss_changes_nothing() -> Non
     assert (one.book.get(HASH), one.changes) == (None, 2)
 
 
-def test_what_cannot_be_read_ends_what_stood_until_it_can() -> None:
+def test_an_unreadable_key_is_revoked_until_it_can_be_read() -> None:
     one = Followed()
     one.put(document())
     one.put(document(seq=2).replace(b'"tenant"', b'"narrower":1,"tenant"'))

@@ -100,7 +100,7 @@ def test_no_value_of_a_body_is_too_large_for_the_wire(wire: socket.socket, body:
 
 @given(st.binary(max_size=80), st.sampled_from(Kind))
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_whatever_a_body_holds_something_is_answered(body: bytes, kind: Kind) -> None:
+def test_any_large_body_gets_an_answer(body: bytes, kind: Kind) -> None:
     if kind not in (Kind.MODELS, Kind.VERSION):
         found = read(job(kind), body)
         assert found.prompt is not None or found.refusal().detail

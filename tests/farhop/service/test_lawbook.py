@@ -287,7 +287,7 @@ def test_a_files_own_law_changes_under_a_later_epoch_alone(stage):
     assert stage.lawful() == {"frankfurt"}
 
 
-def test_what_did_not_fit_the_map_before_is_looked_at_again(stage):
+def test_a_law_that_did_not_fit_the_map_is_tried_again_with_the_next_map(stage):
     assert stage.apply(snapshot(document(3, "paris"))) == []
     assert remap(stage, world(paris={"country": "fr"})) == []
     assert stage.book.law.epoch == 3
@@ -301,7 +301,7 @@ def test_other_keys_are_ignored(stage):
     assert stage.refused == []
 
 
-def test_it_can_be_read_whole(stage):
+def test_the_law_in_force_is_shown_whole(stage):
     stage.apply(snapshot(document(3)))
     found = stage.book.document()
     assert found["epoch"] == 3
@@ -448,7 +448,7 @@ def test_a_disk_that_is_full_stops_no_law_and_says_so(tmp_path):
     assert "a restart may fall back" in stage.book.status()["trouble"][0]
 
 
-async def test_what_a_full_disk_did_not_take_is_kept_once_it_can_be(tmp_path):
+async def test_a_law_that_a_full_disk_refused_is_written_once_there_is_room(tmp_path):
     (tmp_path / "f1").write_text("in the way")
     stage = Stage(state=kept(tmp_path))
     assert stage.apply(snapshot(document(3, "us"))) == [3]

@@ -20,7 +20,7 @@ def matched(kind: int = REQUESTS, size: int = 10, period: int = 60) -> Matched:
     return Matched(Lender("tokyo"), ((kind, size, period, holding),))
 
 
-def test_what_could_never_fit_says_not_to_come_again() -> None:
+def test_a_request_above_its_limit_is_told_not_to_retry() -> None:
     reply = limit_answers.refusal(matched(), REQUESTS, 10, 60, 11, None, 0.0)
     assert reply.status == 429
     assert b"x-should-retry: false" in reply.extra
@@ -40,7 +40,7 @@ def test_a_used_up_budget_tells_clients_not_to_retry_by_themselves(used_up: bool
 
 
 @pytest.mark.parametrize(("retry_s", "whole", "ms"), [(0.006, "1", 6), (1.0, "1", 1000), (2.3, "3", 2300)])
-def test_what_is_said_in_words_is_what_retry_after_says(retry_s: float, whole: str, ms: int) -> None:
+def test_the_message_and_retry_after_give_the_same_time(retry_s: float, whole: str, ms: int) -> None:
     """Which has whole seconds alone (RFC 9110 §10.2.3); SDKs read the milliseconds beside it."""
     reply = limit_answers.refusal(matched(), REQUESTS, 10, 60, 1, retry_s, 0.0)
     assert msgspec.json.decode(reply.body)["error"]["message"].endswith(f"; try again in {whole}s")
@@ -56,6 +56,6 @@ def test_a_tenants_granted_requests_remain_though_others_overdrew_the_limit() ->
 
 
 @pytest.mark.parametrize(("has_book", "says"), [(True, "no price in the price book"), (False, "no price book")])
-def test_what_has_no_price_names_the_model(has_book: bool, says: str) -> None:
+def test_a_refusal_for_a_missing_price_names_the_model(has_book: bool, says: str) -> None:
     error = msgspec.json.decode(limit_answers.not_priced("m", has_book=has_book).body)["error"]
     assert (error["param"], error["code"], says in error["message"]) == ("model", "model_not_priced", True)

@@ -19,7 +19,7 @@ def request(**more: Any) -> Request:
     return Request("1", "acme", "m", 40, 100, (), 9e9, **{"max_tokens": None, **more})
 
 
-def test_each_answer_is_reserved_whole() -> None:
+def test_every_choice_of_a_request_is_reserved() -> None:
     assert matched().amounts(request(max_tokens=50)) == (1, 10, 50, 60, 1, 0)
     assert matched().amounts(request(max_tokens=50, answers=3)) == (1, 10, 150, 160, 1, 0), "n of them"
     assert matched().amounts(request(answers=2))[2] == 2 * OUTPUT_TOKENS

@@ -503,7 +503,7 @@ async def test_an_ask_is_within_its_bytes_however_many_limits_each_user_has(mode
         await stage.limiter.close()
 
 
-async def test_one_who_is_known_counts_with_the_others_for_a_model_whose_buckets_have_no_room(monkeypatch: Any) -> None:
+async def test_a_known_user_shares_the_rest_bucket_of_a_model_whose_own_buckets_are_full(monkeypatch: Any) -> None:
     monkeypatch.setattr(limits, "USERS_MAX", 2)
     long = "m" * NAME_LIMIT
     wide = Limit(model=long, each_user=True, requests_per_minute=1, requests_per_day=9, tokens_per_day=10**9)
@@ -641,7 +641,7 @@ async def test_money_is_taken_at_most_settled_by_what_it_cost_and_refused_as_a_q
         await stage.limiter.close()
 
 
-async def test_what_has_no_price_is_refused_and_only_where_money_is_limited() -> None:
+async def test_a_model_without_a_price_is_refused_only_where_money_is_limited() -> None:
     stage, metrics = Stage(Limit(key="k1", micro_usd_per_month=10**9)), TierMetrics("global", "tokyo", "g1")
     stage.limiter.observe(metrics)
     try:

@@ -33,7 +33,7 @@ async def test_a_thread_that_computes_gives_way_within_a_tenth_of_a_millisecond(
     assert float(line.split()[-1]) <= 0.0001
 
 
-async def test_who_is_told_to_stop_says_so_and_that_it_has() -> None:
+async def test_a_stopped_process_logs_that_it_stops_and_that_it_has() -> None:
     """Else a log that ends says neither that somebody stopped the process nor that it was killed."""
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, stdout=subprocess.PIPE)
     printed, _ = await process.communicate()

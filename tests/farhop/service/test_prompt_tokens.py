@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from farhop.balance.machine import Event, PromptTokenized, Request, Tokens
+from farhop.relay.formats import openai
 from farhop.relay.formats.paths import Kind
+from farhop.relay.formats.prompt import Prompt
 from farhop.service import prompt_tokens
 from farhop.service.prompt_tokens import PromptTokens
 from farhop.service.tokenizer import INLINE_BYTES_MAX
@@ -139,3 +141,21 @@ async def test_a_question_is_answered_at_once_whatever_it_takes() -> None:
     read.start_with_tokens(SHORT, lambda _: True)
     for kind, tokens in ((Kind.CHAT, ALL), (Kind.EMBEDDINGS, None)):
         assert read.made.now(read.caller, kind, read.request, read.prompt, LONG).tokens is tokens
+
+
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.COMPLETION, Kind.MESSAGES])
+def test_blocks_are_looked_up_by_the_salt_that_engines_are_sent(kind: Kind) -> None:
+    """Of a tenant whose prompts are its own, none is found that another tenant had cached without a salt."""
+    salts: list[str] = []
+
+    def now(_kind: Kind, _model: str, _body: bytes, salt: str) -> Tokens:
+        salts.append(salt)
+        return ALL
+
+    tokenizers: Any = SimpleNamespace(reads=lambda *_: True, now=now)
+    made = PromptTokens(tokenizers, lambda _: True, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    caller: Any = SimpleNamespace(hint_scope="tenant:ours")
+    prompt = Prompt("m", b"hi")
+    asked = Request(id="r", tenant="ours", model="m", prompt_bytes=2, body_bytes=9, chain=(), deadline=9.0)
+    made.now(caller, kind, asked, prompt, b"{}")
+    assert salts == [openai.salt_of(kind, prompt, "tenant:ours")] != [""]

@@ -53,7 +53,7 @@ def test_a_request_of_unknown_usage_is_counted_and_not_recorded() -> None:
 
 
 @given(st.integers(0, 6000), st.integers(0, 6000), st.integers(1, 3000))
-def test_what_begins_alike_is_seen_and_nothing_else(one: int, other: int, tokens: int) -> None:
+def test_a_recording_shows_shared_prompt_prefixes_and_nothing_else(one: int, other: int, tokens: int) -> None:
     recording = Recording(SALT.encode())
     for size in (one, other):
         recording.add(request(TEXT[:3000][:size] + b"x" * 300), "tokyo", 1.0, 2.0, Usage(tokens, 3))
@@ -135,7 +135,7 @@ async def test_a_request_whose_client_left_is_not_recorded() -> None:
         ("for_s=1&salt=short", 400, "salt: give 16 to 64 letters"),
     ],
 )
-async def test_what_is_wrong_is_reported(query: str, status: int, says: str) -> None:
+async def test_an_invalid_query_for_a_recording_is_refused_with_the_reason(query: str, status: int, says: str) -> None:
     async with await served(Recorder("tokyo")) as client:
         response = await client.get(f"/record?{query}")
         assert response.status == status

@@ -22,7 +22,7 @@ def test_addresses_and_silence() -> None:
     assert (silence_s(0.1), silence_s(3.0)) == (1.0, 6.0)
 
 
-async def test_what_is_larger_than_it_can_be_is_not_read() -> None:
+async def test_a_message_above_its_bound_is_not_read() -> None:
     """gRPC builds a message before anybody may judge it: 4 MiB of small fields held the loop for up to 0.3 s."""
 
     class Talkative(Region):
@@ -40,7 +40,7 @@ async def test_what_is_larger_than_it_can_be_is_not_read() -> None:
     await region.stop()
 
 
-async def test_it_leads_to_the_balancer_and_through_a_proxy_where_one_is_named(monkeypatch: Any) -> None:
+async def test_a_channel_leads_to_the_balancer_through_the_named_proxy(monkeypatch: Any) -> None:
     for name in ("grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # the environment's is not asked
     region = Region()

@@ -30,7 +30,7 @@ def below(**more: Any) -> RegionalConfig:
     return made(RegionalConfig, **{**base, **more})
 
 
-def test_what_is_live_is_taken_and_what_is_not_is_named() -> None:
+def test_live_fields_are_taken_and_the_others_are_named() -> None:
     running, wanted = above(), above(listen={"port": 2}, spill={"at": 0.8}, limits={"head_s": 3.0, "requests_max": 9})
     config, taken, waiting = merged(running, wanted, GLOBAL)
     assert (taken, waiting) == (["limits.head_s", "spill.at"], ["limits.requests_max", "listen.port"])
@@ -39,7 +39,7 @@ def test_what_is_live_is_taken_and_what_is_not_is_named() -> None:
     assert merged(config, config, GLOBAL)[1:] == ([], [])
 
 
-def test_what_refers_to_something_that_waits_waits_with_it() -> None:
+def test_a_field_that_refers_to_one_awaiting_a_restart_awaits_it_too() -> None:
     source = [{"kind": "file", "path": "replicas.yaml"}]
     wanted = below(discovery=source, replicas=[], policy={"name": "round-robin"})
     config, taken, waiting = merged(below(), wanted, REGIONAL)
@@ -56,7 +56,7 @@ def test_a_secret_that_changes_is_taken_and_never_shown(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("kind", "live"), [(GlobalConfig, GLOBAL), (RegionalConfig, REGIONAL)])
-def test_what_is_listed_as_live_are_fields(kind: type[Any], live: dict[str, tuple[str, ...]]) -> None:
+def test_live_names_are_fields_of_the_configuration(kind: type[Any], live: dict[str, tuple[str, ...]]) -> None:
     for name, beside in live.items():
         part, _, field = name.partition(".")
         assert all(one in kind.model_fields for one in (part, *beside))

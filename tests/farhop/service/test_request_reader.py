@@ -138,7 +138,7 @@ def test_where_a_body_wants_to_stay_binds_before_anything_is_decided(read: str) 
     assert error.value.reply is REFUSED
 
 
-def test_what_is_read_apart_is_what_is_read_here() -> None:
+def test_a_body_read_in_the_other_process_is_read_the_same() -> None:
     body, guard = text(odd_field=1), Guard()
     exchange = came(body, msgspec.structs.replace(ASKER, body_hash=b"another"))
     made = reader(guard=guard, signs=lambda: True, to_engines=True)
@@ -211,7 +211,7 @@ def test_models_are_those_on_offer_and_the_names_that_stand_for_them() -> None:
     assert "short" not in made.models(msgspec.structs.replace(ASKER, models=("m",)))
 
 
-def test_what_is_heavy_is_for_the_process_beside_where_there_is_one() -> None:
+def test_heavy_bodies_go_to_the_other_process_if_there_is_one() -> None:
     """Only where others wait: what a body would be, once and unasked, is read here."""
     parts = [{"type": "text", "text": ""}] * 3000
     heavy = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": parts}]})

@@ -136,7 +136,9 @@ async def _spans_of_others(up: Both, collector: Collector) -> dict[str, list[Spa
 
 
 @pytest.mark.parametrize("key", ["records-in-japan", "japan-only"])
-async def test_what_the_law_keeps_from_here_leaves_nothing_here(up: Both, collector: Collector, key: str) -> None:
+async def test_a_request_that_may_not_be_recorded_here_leaves_no_record(
+    up: Both, collector: Collector, key: str
+) -> None:
     answer = await send(up.entry, _traced(12, key=f"sk-farhop-{key}"))
     assert answer.status in (200, 307)
     assert await _spans_of_others(up, collector) == {}

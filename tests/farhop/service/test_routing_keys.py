@@ -38,11 +38,11 @@ def test_without_a_session_header_cookie_or_field_there_is_no_session() -> None:
 
 
 @pytest.mark.parametrize("body", [b'"user"', b'["user"]', b'{"user":7}', b'{"user":null}', b'{"user"', b'--x "user"'])
-def test_what_cannot_be_read_is_no_session(body: bytes) -> None:
+def test_an_unreadable_session_name_is_no_session(body: bytes) -> None:
     assert read(body) == 0
 
 
-def test_nothing_is_read_unless_sessions_are_wanted() -> None:
+def test_sessions_are_not_read_unless_wanted() -> None:
     assert SessionReader("x-session-id", "sid", "user", lambda: False).read("acme", BODY, b"") == 0
 
 

@@ -129,7 +129,7 @@ async def test_a_process_waits_for_its_etcd(tier: str, tmp_path: Path, monkeypat
     assert told.count("etcd answers") == 1
 
 
-async def test_who_waits_ends_at_once_when_told_to(tmp_path: Path) -> None:
+async def test_a_process_that_waits_for_etcd_stops_at_once(tmp_path: Path) -> None:
     port, admin = free_ports(2)
     path = written(tmp_path, "global", f"127.0.0.1:{port}", admin)
     process = await asyncio.create_subprocess_exec(
@@ -153,7 +153,7 @@ class _Admin(AdminServer):
         self.starting = "starting"
 
 
-async def test_what_trying_again_cannot_mend_ends_the_start() -> None:
+async def test_an_error_that_retrying_cannot_mend_ends_the_start() -> None:
     async with EmbeddedEtcd() as etcd:
         settings = EtcdSettings((etcd.endpoint,), username="nobody", password="wrong")
         store, admin = EtcdStore(settings, Random(1)), _Admin()

@@ -159,7 +159,7 @@ def test_a_final_message_is_continued_where_it_ends(tmp_path: Path) -> None:
         (Kind.CHAT, {"messages": [user("a")], "tools": [{"name": "f"}]}, "shape"),
     ],
 )
-def test_what_cannot_be_read_is_counted_by_reason(tmp_path: Path, kind, asked, reason) -> None:
+def test_prompts_that_cannot_be_tokenized_are_counted_by_reason(tmp_path: Path, kind, asked, reason) -> None:
     template = "{% for m in messages %}{% if m.content == 'boom' %}{{ raise_exception('no') }}{% endif %}{% endfor %}"
     (tmp_path / "t.jinja").write_text(template)
     made = Tokenizers({"m": Files(str(write(tmp_path)), str(tmp_path / "t.jinja"))}, lambda: AT)

@@ -205,7 +205,7 @@ async def test_an_unexpected_error_of_one_hub_is_not_swallowed(two: tuple[Hubs, 
         await store.get(KEY)
 
 
-def test_one_hub_is_that_etcd_itself() -> None:
+def test_a_single_hub_is_its_store_without_a_wrapper() -> None:
     one = EtcdSettings(("127.0.0.1:1",))
     assert isinstance(store_of({"main": one}, Random(1)), EtcdStore)
     several = store_of({"a": one, "b": one}, Random(1))

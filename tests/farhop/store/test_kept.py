@@ -171,7 +171,7 @@ async def test_values_that_always_change_are_not_always_written(
     assert process.held(REGION_PREFIX)[REPORT] == b"the last"  # an orderly end leaves the latest
 
 
-async def test_what_a_full_disk_did_not_take_is_written_once_it_can_be(
+async def test_keys_that_a_full_disk_refused_are_written_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "LAZY_S", 0.01)

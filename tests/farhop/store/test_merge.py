@@ -45,7 +45,7 @@ def test_the_first_snapshot_waits_for_every_hub_that_may_answer() -> None:
     assert kinds(merged.take("a", listing(k="1"))) == [(SNAPSHOT, {"k": "1"})]
 
 
-def test_what_two_hubs_say_is_reported_once() -> None:
+def test_a_change_in_two_hubs_is_reported_once() -> None:
     merged = both()
     assert kinds(merged.take("b", put("k", "1"))) == [(PUT, ("k", "1"))]
     assert merged.take("a", put("k", "1")) == []

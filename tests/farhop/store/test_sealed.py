@@ -88,7 +88,9 @@ async def test_a_writer_with_a_key_signs_and_readers_get_the_bare_document(clust
     await reader.close()
 
 
-async def test_what_does_not_count_changes_nothing_until_its_key_goes(cluster: MemoryCluster) -> None:
+async def test_a_document_with_an_invalid_signature_changes_nothing_until_its_key_is_deleted(
+    cluster: MemoryCluster,
+) -> None:
     refused: list[str] = []
     cluster.put(PARIS, b"nobody signed")
     cluster.put(TOKYO, OPS.seal(TOKYO, b"1"))
@@ -103,7 +105,7 @@ async def test_what_does_not_count_changes_nothing_until_its_key_goes(cluster: M
     assert refused == ["drain_unsigned", "drain_unsigned"]
 
 
-async def test_what_does_not_count_is_listed_with_the_reason_until_it_is_signed_or_goes(cluster: MemoryCluster) -> None:
+async def test_ignored_documents_are_listed_with_the_reason_until_signed_or_deleted(cluster: MemoryCluster) -> None:
     oslo, rome = override_key("oslo"), override_key("rome")
     for key in (oslo, PARIS, rome, TOKYO):
         cluster.put(key, b"nobody signed")

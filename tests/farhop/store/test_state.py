@@ -17,11 +17,11 @@ def kept(tmp_path: Path) -> StateDir:
     return StateDir(tmp_path, "fleet-1", "frankfurt-a")
 
 
-def test_nothing_was_kept_at_first(kept: StateDir) -> None:
+def test_an_empty_state_folder_holds_nothing(kept: StateDir) -> None:
     assert kept.load("law") is None
 
 
-def test_what_was_saved_last_is_what_is_loaded(kept: StateDir) -> None:
+def test_the_last_saved_value_is_loaded(kept: StateDir) -> None:
     kept.save("law", b"one\ntwo")
     kept.save("law", b"three\n\x00")
     kept.save("view", b"")
@@ -107,13 +107,13 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         StateDir(tmp_path / "file", "fleet", "a").save("law", b"x")
 
 
-def test_what_is_not_a_file_is_refused(kept: StateDir) -> None:
+def test_a_state_path_that_is_no_file_is_refused(kept: StateDir) -> None:
     kept.path("law").mkdir(parents=True)
     with pytest.raises(StateError, match="law: cannot be read"):
         kept.load("law")
 
 
-def test_what_is_too_large_is_neither_written_nor_read(kept: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_too_large_is_neither_written_nor_read(kept: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "DOCUMENT_BYTES_MAX", 10)
     with pytest.raises(StateError, match="11 bytes"):
         kept.save("law", b"x" * 11)
@@ -131,7 +131,7 @@ def test_names_are_one_path_component(tmp_path: Path, name: str) -> None:
         StateDir(tmp_path, "fleet", "a").save(name, b"")
 
 
-def test_what_a_dead_process_left_half_written_is_written_over(kept: StateDir) -> None:
+def test_a_half_written_file_of_a_dead_process_is_overwritten(kept: StateDir) -> None:
     kept.save("law", b"before")
     kept.path("law").with_name(".law.new").write_bytes(b"half of a very long docum")
     kept.save("law", b"after")

@@ -58,7 +58,7 @@ def test_anything_else_is_no_parent(header):
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.binary(max_size=80) | st.from_regex(rb"\A[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", fullmatch=True))
-def test_what_is_read_writes_back_to_a_readable_header(header):
+def test_a_context_that_was_read_is_written_as_a_valid_header(header):
     parent = read(header)
     assert parent is None or read(parent.text).text == parent.text
 
@@ -105,7 +105,7 @@ MEMBERS = [b"k%d=v" % at for at in range(33)]
         b",".join(MEMBERS),
     ],
 )
-def test_what_is_no_list_of_members_is_no_tracestate(header):
+def test_an_invalid_tracestate_is_dropped(header):
     # The SDK that records spans, and engines, would log the text of such a header, which a client sent.
     assert state(header) is None
     assert state(b",".join(MEMBERS[:32])) is not None

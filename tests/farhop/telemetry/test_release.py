@@ -5,7 +5,7 @@ from importlib.metadata import version
 from farhop.telemetry.release import UNKNOWN, release
 
 
-def test_it_is_what_the_distribution_says(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_release_is_that_of_the_installed_distribution(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     try:
         wanted = version("farhop")
     except ImportError:

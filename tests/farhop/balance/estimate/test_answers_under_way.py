@@ -42,7 +42,7 @@ def test_the_short_ones_end_first_and_are_not_all_there_are() -> None:
     assert answers.least_tokens(now, 300.0) == pytest.approx(2000.0, rel=0.2)
 
 
-def test_it_speaks_until_as_many_have_ended_as_are_under_way() -> None:
+def test_the_estimate_is_above_zero_until_as_many_answers_have_ended_as_are_under_way() -> None:
     answers = AnswersUnderWay()
     for _ in range(4):
         answers.began(PER_S, 0.0)
@@ -52,7 +52,7 @@ def test_it_speaks_until_as_many_have_ended_as_are_under_way() -> None:
     assert answers.least_tokens(1.0, 50.0) == 0.0
 
 
-def test_what_is_broken_off_ends_nothing() -> None:
+def test_an_answer_broken_off_does_not_count_as_ended() -> None:
     answers = AnswersUnderWay()
     for _ in range(3):
         answers.began(PER_S, 0.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from farhop.balance.estimate.drift import AGE_MAX_S, SILENT_MS_PER_S, UNCERTAINTY_MAX_MS, Drift
 
 
-def test_what_does_not_change_is_not_doubted() -> None:
+def test_a_steady_value_has_no_drift() -> None:
     drift = Drift()
     assert drift.uncertainty_ms(100.0, 0.0, 50.0) == 0.0
     for at in (0.0, 1.0, 2.0):

@@ -25,7 +25,7 @@ COUNTS = st.integers(-(10**12), 10**12)
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 
 
-def test_what_is_not_known_has_a_guess() -> None:
+def test_an_unknown_model_or_tenant_has_a_default() -> None:
     known = Estimates()
     assert known.bytes_per_token("m") == BYTES_PER_TOKEN
     assert known.output_tokens("t", "m", None) == OUTPUT_TOKENS
@@ -33,7 +33,7 @@ def test_what_is_not_known_has_a_guess() -> None:
     assert known.output_tokens("t", "m", 10**6) == OUTPUT_TOKENS
 
 
-def test_what_was_met_is_believed_by_and_by() -> None:
+def test_the_first_answer_sets_an_estimate_and_later_ones_move_it_slowly() -> None:
     known = Estimates()
     known.learn("t", "m", 1000, Usage(500, 40))
     assert known.bytes_per_token("m") == 2.0
@@ -89,7 +89,7 @@ def test_estimates_stay_in_their_domain(samples: list[tuple[int, int, int]], max
             assert known.output_tokens("t", "m", max_tokens) <= max_tokens
 
 
-def test_nothing_is_measured_before_the_first_sample() -> None:
+def test_a_speed_without_samples_has_no_measurement() -> None:
     speed = Speed()
     assert speed.measured(0.0) == (0.0,) * 8
     assert speed.sampled_at is None
@@ -128,7 +128,7 @@ def test_what_each_request_adds_to_a_token_is_found_out(
         assert at_load_ms == pytest.approx(alone_ms + each_ms * (load - 1), rel=0.05)
 
 
-def test_what_a_cold_engine_says_first_weighs_a_quarter() -> None:
+def test_the_first_samples_of_a_cold_engine_weigh_a_quarter() -> None:
     cold, warm = Speed(), Speed()
     for n in range(16):
         warm.ended(1e3, 1e3, 101, 1.0, 0.01 * n)
@@ -138,7 +138,7 @@ def test_what_a_cold_engine_says_first_weighs_a_quarter() -> None:
     assert warm.measured(100.0).alone_evidence == pytest.approx(0.5, abs=1e-3)
 
 
-def test_what_says_nothing_of_a_speed_changes_nothing() -> None:
+def test_samples_too_small_or_out_of_range_do_not_change_a_speed() -> None:
     speed = Speed()
     assert not speed.began(500.0, 63.0, 20.0, 0.0)  # too small: a step's own cost
     assert not speed.prefilled(1e9, 10.0, 0.0)

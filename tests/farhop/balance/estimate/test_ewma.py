@@ -49,7 +49,7 @@ def test_a_peak_stays_within_their_samples(samples: list[tuple[float, float]], t
 
 
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
-def test_what_is_no_number_changes_nothing(bad: float) -> None:
+def test_a_sample_that_is_not_a_number_is_ignored(bad: float) -> None:
     average = PeakEwma(1.0)
     average.update(7.0, now=0.0)
     assert not average.update(bad, now=10.0)
@@ -116,7 +116,7 @@ def test_domains_and_priors_are_checked() -> None:
             build()
 
 
-def test_what_is_not_sampled_goes_back_to_what_it_was_thought_to_be() -> None:
+def test_a_mean_without_samples_returns_to_its_prior() -> None:
     share = RevertingMean(0.5, 1.0, 0.1, 1.0, 60.0)
     assert share.at(5.0) == 1.0
     assert share.update(0.1, 10.0)

@@ -86,7 +86,7 @@ def test_few_connections_are_not_reported_and_the_oldest_measurement_is_evicted_
 
 
 @pytest.mark.parametrize("text", ["8.8.8.0/23", "8.8.8.1/24", "10.0.0.0/24", "2600::/47", "::1/128", "x", "fd00::/48"])
-def test_what_is_no_such_network_is_not_believed(text: str) -> None:
+def test_a_text_that_is_no_client_network_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse(text)
     assert parse("8.8.8.0/24") == ip_network("8.8.8.0/24")

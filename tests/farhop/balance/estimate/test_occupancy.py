@@ -50,7 +50,7 @@ def test_until_a_request_has_left_the_estimate_follows_the_ages_of_running_ones(
     assert target.takes_ms(8.0) == pytest.approx(8_000.0)  # a single one: it has taken that
 
 
-def test_it_counts_those_under_way_until_as_many_have_left() -> None:
+def test_requests_under_way_count_by_their_age_until_as_many_have_left() -> None:
     """Every other one ends at once, the others do not: of those that ended the mean is nothing."""
     target = Target()
     for n in range(40):

@@ -24,7 +24,7 @@ def test_the_first_sample_counts_and_then_the_median() -> None:
     assert residual.value_ms == pytest.approx(20.0, abs=4.0)  # a mean would be at 69
 
 
-def test_one_stall_among_steady_ones_moves_it_hardly() -> None:
+def test_one_stall_hardly_moves_the_residual() -> None:
     residual = Residual()
     for n in range(100):
         residual.seen(0.0, 20.0 + n % 3)
@@ -42,7 +42,7 @@ def test_a_load_that_changes_is_followed_both_ways() -> None:
 
 @given(st.lists(st.tuples(times_ms, times_ms), max_size=60))
 @settings(max_examples=200, deadline=None)
-def test_nothing_that_is_seen_carries_it_out_of_its_bounds(pairs: list[tuple[float, float]]) -> None:
+def test_no_sample_moves_the_residual_out_of_its_bounds(pairs: list[tuple[float, float]]) -> None:
     residual = Residual()
     for predicted_ms, seen_ms in pairs:
         residual.seen(predicted_ms, seen_ms)

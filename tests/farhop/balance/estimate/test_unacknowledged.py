@@ -13,7 +13,7 @@ STEPS = st.lists(
 )
 
 
-def test_what_is_sent_is_outstanding_until_acknowledged_or_answered() -> None:
+def test_sent_bytes_are_outstanding_until_acknowledged_or_answered() -> None:
     known = UnacknowledgedLoad()
     known.acknowledged(1, 0.0)
     known.sent(100)

@@ -16,7 +16,7 @@ def test_before_the_first_look_there_is_nothing() -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(LOOKS)
-def test_it_is_the_most_of_all_within_the_window(looks: list[tuple[float, float, float]]) -> None:
+def test_the_maximum_is_that_of_all_samples_within_the_window(looks: list[tuple[float, float, float]]) -> None:
     """The window may grow: what had left it does not come back."""
     made, now, kept = WindowMax(), 0.0, list[tuple[float, float]]()
     for later_s, figure, window_s in looks:

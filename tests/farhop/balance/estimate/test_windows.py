@@ -61,7 +61,7 @@ def test_many_samples_of_one_second_are_one_window_and_bounded() -> None:
 
 @given(SAMPLES, st.floats(0.0, 1e5), st.floats(0.0, 1e3))
 @RUN
-def test_it_is_one_of_its_samples_and_its_evidence_falls_with_age(
+def test_the_median_is_one_of_its_samples_and_its_evidence_falls_with_age(
     samples: list[tuple[float, float, float]], later_s: float, more_s: float
 ) -> None:
     made, now = Windows(half=256.0), 0.0

@@ -10,7 +10,7 @@ from farhop.balance.health.inquiry import LATER_S, QUIET_S, STALL_FLOOR_S, STALL
 WAY_S = 0.2
 
 
-def test_one_that_has_not_begun_is_lost_when_it_is_unknown_twice_in_a_row() -> None:
+def test_an_attempt_that_has_not_begun_is_lost_when_its_upstream_does_not_know_it_twice_in_a_row() -> None:
     known = Inquiry()
     assert not known.lost(2.0, None, WAY_S, 10.0, began=False)
     assert not known.lost(3.0, 3.0, WAY_S, 11.0, began=False)  # it was only in flight
@@ -25,7 +25,7 @@ def test_where_the_way_broke_once_is_enough() -> None:
     assert known.lost(4.5, None, WAY_S, 11.0, began=False)
 
 
-def test_what_was_heard_between_makes_it_void() -> None:
+def test_bytes_received_between_two_inquiries_void_the_first() -> None:
     known = Inquiry()
     assert not known.lost(2.0, None, WAY_S, 10.0, began=False)
     known.clear()
@@ -39,7 +39,7 @@ def test_a_begun_answer_gets_the_time_in_which_tcp_may_bring_it() -> None:
     assert found == [False, False, False, False, True]
 
 
-def test_what_was_sent_there_and_did_not_come_here_tells_that_it_is_lost() -> None:
+def test_a_stream_is_lost_if_its_upstream_goes_on_sending_and_nothing_arrives() -> None:
     known = Inquiry()
     found = [known.lost(5.0 + after, after % 0.1, WAY_S, 10.0 + after, began=True) for after in (0.0, 2.0, 6.0)]
     assert found == [False, False, True]
@@ -51,7 +51,9 @@ def test_what_was_sent_there_and_did_not_come_here_tells_that_it_is_lost() -> No
     began=st.booleans(),
     path_broke=st.booleans(),
 )
-def test_what_is_slow_there_is_never_lost(pauses: list[float], lag_s: float, began: bool, path_broke: bool) -> None:
+def test_a_stream_whose_engine_pauses_is_never_lost(
+    pauses: list[float], lag_s: float, began: bool, path_broke: bool
+) -> None:
     """An engine that pauses is silent there as long as here, give or take the way."""
     known = Inquiry()
     known.path_broke = path_broke

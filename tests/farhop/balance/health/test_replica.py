@@ -383,7 +383,7 @@ def test_a_replica_readmitted_in_panic_is_out_no_longer_than_four_times_the_base
         now += 3.0
 
 
-def test_what_was_sent_before_it_came_back_says_nothing_of_now() -> None:
+def test_failures_of_requests_sent_before_a_recovery_do_not_count() -> None:
     machine = warm()
     for at in (1.0, 2.0, 3.0):
         machine.probed(False, at)
@@ -440,7 +440,7 @@ def test_panic_ignores_failed_requests_but_not_refused_connections() -> None:
     assert ejected.read(2.0).state is State.UP
 
 
-def test_what_is_strained_is_suspect_and_gets_half() -> None:
+def test_a_strained_replica_is_suspect_and_gets_half_of_its_slots() -> None:
     machine = warm()
     machine.probed(True, 1.0, strain="GPU 0: 97 °C, above 95")
     assert machine.read(1.0) == Health(State.SUSPECT, "GPU 0: 97 °C, above 95", 1.0 + 1e6)

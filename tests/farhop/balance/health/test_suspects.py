@@ -13,7 +13,7 @@ def never(_process: tuple[str, ...]) -> float:
     return -inf
 
 
-def test_one_process_may_be_chance() -> None:
+def test_a_request_that_ended_one_process_is_not_yet_suspect() -> None:
     made = Suspects()
     made.broke_off(BODY, A, 99.9, 100.0)
     made.broke_off(BODY, A, 99.9, 101.0)

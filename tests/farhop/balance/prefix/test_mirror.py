@@ -77,7 +77,7 @@ def test_letting_go_begins_with_the_oldest_and_ends_the_node_with_its_last_holde
 
 
 @pytest.mark.parametrize("lie", [(9, 2, 3), (1, 3), (3,), (1, 7, 2), (8, 8), (3, 2, 1)])
-def test_what_contradicts_the_parents_known_is_left_out(lie: tuple[int, ...]) -> None:
+def test_nodes_that_contradict_known_parents_are_left_out(lie: tuple[int, ...]) -> None:
     store, one, other = two()
     store.insert(one, 0, (1, 2, 3))
     for mirror in (one, other):

@@ -248,7 +248,7 @@ def test_a_path_longer_than_the_cache_keeps_its_beginning() -> None:
     assert trie.match((1, 2, 3, 4, 5)) == {"fra": 1}
 
 
-def test_what_was_believed_beside_the_path_goes_and_the_path_stays() -> None:
+def test_confining_a_location_to_a_path_keeps_the_path_and_drops_its_siblings() -> None:
     trie = PrefixTrie()
     trie.add("fra", 1 << 20)
     trie.add("iad", 1 << 20)
@@ -432,7 +432,7 @@ def test_a_cut_of_capacity_lets_go_of_so_many_at_once() -> None:
     assert_sound(trie)
 
 
-def test_what_goes_on_from_a_node_is_as_if_inserted_whole() -> None:
+def test_extending_from_a_node_equals_inserting_the_whole_path() -> None:
     one, two = PrefixTrie(), PrefixTrie()
     for trie in (one, two):
         trie.add("a", 60_000)
@@ -504,7 +504,7 @@ def test_where_a_path_goes_on() -> None:
     assert not trie.has_children(short[1])
 
 
-def test_how_full_a_mirror_is() -> None:
+def test_the_used_share_of_a_mirror() -> None:
     trie = PrefixTrie()
     trie.add("a", 4096)
     trie.add("none", 0)

@@ -40,11 +40,11 @@ def test_thirty_seconds_cost_what_whisper_encodes_them_to() -> None:
 @pytest.mark.parametrize(
     ("value", "streams"), [("true", True), ("1", True), ("True", True), ("false", False), ("", False)]
 )
-def test_it_streams_where_the_form_says_so(value: str, streams: bool) -> None:
+def test_a_transcription_streams_if_its_form_says_so(value: str, streams: bool) -> None:
     assert read(model="w", file=b"x", stream=value).stream is streams
 
 
-def test_what_is_missing_is_named() -> None:
+def test_a_missing_field_is_named() -> None:
     for fields, param in (
         ({"file": b"x"}, "model"),
         ({"file": b"x", "model": ""}, "model"),

@@ -49,7 +49,7 @@ def refusal(kind: Kind, body: bytes) -> BodyError | None:
     return None
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_a_body_that_is_no_json_is_refused() -> None:
     for kind in [kind for kind in KINDS if kind not in FORMS]:
         for body in [b"", b"{", b"\xff", b"[" * 50_000, b'{"model":"\\ud800"}']:
             with pytest.raises(BodyError):

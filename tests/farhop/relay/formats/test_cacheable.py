@@ -94,7 +94,7 @@ def test_what_is_computed_needs_no_temperature_and_other_paths_never_may() -> No
     assert ask(CHAT, kind=Kind.TRANSCRIPTION, named=b"mine") == "path"
 
 
-def test_what_the_client_says_of_caches() -> None:
+def test_the_clients_cache_control_is_obeyed() -> None:
     assert ask(CHAT, b"accept: */*\r\ncache-control: private, No-Store\r\n") == "no_store"
     renewed = ask(CHAT, b"cache-control: no-cache\r\n")
     aged = ask(CHAT, b"cache-control: max-age=60\r\ncache-control: max-age=5\r\n")
@@ -178,7 +178,7 @@ def delta(finish: str | None = None, **value: Any) -> dict[str, Any]:
 DONE = b"data: [DONE]\n\n"
 
 
-def test_what_an_engine_streams_is_made_whole() -> None:
+def test_a_streamed_answer_is_made_into_a_whole_one() -> None:
     calls = [{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
     stream = events(
         delta(role="assistant", content=""),
@@ -213,7 +213,7 @@ def test_what_an_engine_streams_is_made_whole() -> None:
         events(delta(content="x" * cacheable.CONVERTED_BYTES_MAX)) + DONE,
     ],
 )
-def test_what_is_not_understood_is_not_converted(stream: bytes) -> None:
+def test_an_answer_that_is_not_understood_is_not_converted(stream: bytes) -> None:
     assert cacheable.whole(Kind.CHAT, stream) is None
 
 

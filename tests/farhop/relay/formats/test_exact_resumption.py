@@ -215,7 +215,7 @@ def test_tools_and_reasoning_end_it() -> None:
         assert (progress.can_resume, progress.why_not) == (False, "tools_or_reasoning")
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_kept_token_ids_are_bounded() -> None:
     body = msgspec.json.encode(ASKED)
     progress = ExactProgress(plan(CHAT, body), body, tokens_max=10)
     progress.take(chunk("a", [1], list(range(8))))
@@ -323,7 +323,7 @@ def test_stop_strings_are_asked_for_as_part_of_the_text(named: dict[str, bool]) 
     assert (body_on["stop"], body_on["include_stop_str_in_output"]) == (["end", "fin"], True)
 
 
-def test_what_is_held_comes_with_the_end_that_is_ours() -> None:
+def test_text_held_back_for_a_stop_comes_with_the_end_at_the_token_limit() -> None:
     progress = planned(max_tokens=1, stop="nevermore")
     events = progress.apply_stops(chunk("one", [1], [10]))
     assert msgspec.json.decode(progress.visible(progress.take(events))[6:])["choices"][0]["delta"]["content"] == ""

@@ -188,7 +188,7 @@ def test_metadata_is_the_clients_but_for_what_localai_runs_by_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["mm_processor_kwargs", "media_io_kwargs"])
-def test_what_processors_are_told_names_no_device_either(name: str) -> None:
+def test_multimodal_processor_options_that_name_a_device_are_refused(name: str) -> None:
     with pytest.raises(BodyError, match="device"):
         _read(CHAT | {name: {"device": "cuda:1"}})
     assert _read(CHAT | {name: {"max_pixels": 1024, "video": {"num_frames": 8}}}).model == "m"

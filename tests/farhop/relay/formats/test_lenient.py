@@ -75,7 +75,9 @@ def read(kind: Kind = Kind.CHAT, **more: Any) -> Prompt:
         ({"max_tokens": 6, "n_predict": "many"}, False, None, 1),
     ],
 )
-def test_how_a_body_is_read(more: dict[str, Any], stream: bool, most: int | None, answers: int) -> None:
+def test_numbers_and_booleans_in_lenient_forms_are_read_as_engines_do(
+    more: dict[str, Any], stream: bool, most: int | None, answers: int
+) -> None:
     prompt = read(**more)
     assert (prompt.stream, prompt.max_tokens, prompt.answers) == (stream, most, answers)
 

@@ -28,7 +28,7 @@ def block(text: str, **more: Any) -> dict[str, Any]:
 
 
 @given(TEXT, st.lists(st.tuples(st.sampled_from(["user", "assistant"]), TEXT), min_size=1, max_size=5))
-def test_it_has_the_text_of_the_chat(system: str, turns: list[tuple[str, str]]) -> None:
+def test_a_messages_body_has_the_text_of_the_same_chat(system: str, turns: list[tuple[str, str]]) -> None:
     found = [{"role": role, "content": text} for role, text in turns]
     blocks = [{"role": role, "content": [block(text)]} for role, text in turns]
     chat = bodies.read(
@@ -94,7 +94,7 @@ def test_tools_and_their_results_are_those_of_the_chat() -> None:
         ("model", {"model": None}),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(param: str, body: dict[str, Any]) -> None:
+def test_a_wrong_field_is_named(param: str, body: dict[str, Any]) -> None:
     with pytest.raises(BodyError) as caught:
         read(**body)
     assert caught.value.param == param

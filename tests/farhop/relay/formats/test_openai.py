@@ -33,7 +33,7 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def test_what_routing_needs() -> None:
+def test_a_body_is_read_as_far_as_routing_needs() -> None:
     prompt = chat(
         [user("hi")], stream=True, stream_options={"include_usage": True}, max_tokens=9, max_completion_tokens=7,
         cache_salt="s", temperature=0.5,
@@ -400,7 +400,7 @@ def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(members)
 
 
-def test_what_needs_no_change_is_not_copied() -> None:
+def test_a_body_that_needs_no_change_is_not_copied() -> None:
     for body in (
         b'{"model":"m","prompt":"x"}',
         b'{"model":"m","prompt":"x","stream":true,"stream_options":{"include_usage":true}}',

@@ -92,7 +92,7 @@ def test_a_wrong_base_url_is_told_the_right_path(path: bytes, meant: str) -> Non
 
 
 @pytest.mark.parametrize("path", [b"/v1/responses/input_tokens", b"/v1/responses/compact"])
-def test_what_keeps_nothing_is_not_called_stateful(path: bytes) -> None:
+def test_a_path_that_keeps_no_state_is_not_refused_as_stateful(path: bytes) -> None:
     refusal = classify(b"POST", path)
     assert isinstance(refusal, PathRefusal)
     assert "stateful" not in refusal.detail

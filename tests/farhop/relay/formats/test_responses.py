@@ -21,7 +21,7 @@ def chat(*messages: dict[str, Any], **more: Any) -> bytes:
     return bodies.read(Kind.CHAT, json.dumps({"model": "m", "messages": messages, **more}).encode()).canonical
 
 
-def test_it_has_the_text_of_the_chat() -> None:
+def test_a_responses_body_has_the_text_of_the_same_chat() -> None:
     system, user = {"role": "system", "content": "brief"}, {"role": "user", "content": "hi"}
     assert read(instructions="brief").canonical == chat(system, user)
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
@@ -49,10 +49,12 @@ def test_it_has_the_text_of_the_chat() -> None:
         ("input", {"input": [{"type": None, "id": "msg_1"}, {"role": "user", "content": "hi"}]}),
         ("input", {"input": ""}),
         ("input", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a.example/b"}]}]}),
+        ("input", {"input": [{"role": "user", "content": {"type": "input_image", "image_url": "http://a.example/b"}}]}),
+        ("input", {"input": [{"type": "function_call_output", "output": {"image_url": "http://a.example/b"}}]}),
         ("max_output_tokens", {"max_output_tokens": 0}),
     ],
 )  # fmt: skip
-def test_what_cannot_be_routed_is_named(param: str, body: dict[str, Any]) -> None:
+def test_a_body_that_cannot_be_routed_is_refused_by_its_field(param: str, body: dict[str, Any]) -> None:
     with pytest.raises(BodyError) as caught:
         read(**body)
     assert caught.value.param == param

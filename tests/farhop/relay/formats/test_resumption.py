@@ -64,7 +64,7 @@ def test_a_plan_is_small_whatever_it_is_made_of() -> None:
         ({"messages": [{"role": "user", "content": "x" * 300_000}]}, "too_long"),
     ],
 )
-def test_what_would_not_be_honest_is_refused_by_its_reason(more: dict[str, Any], reason: str) -> None:
+def test_a_request_that_cannot_be_continued_exactly_is_refused_by_its_reason(more: dict[str, Any], reason: str) -> None:
     with pytest.raises(Unresumable, match=f"^{reason}$"):
         planned(**more)
 
@@ -89,7 +89,7 @@ def test_other_paths_and_what_is_no_json() -> None:
         {"logprobs": None, "top_logprobs": 0, "include_reasoning": True},
     ],
 )
-def test_what_says_nothing_is_no_reason(more: dict[str, Any]) -> None:
+def test_fields_with_their_default_do_not_prevent_resumption(more: dict[str, Any]) -> None:
     assert planned(**more).max_tokens == 9
 
 

@@ -67,7 +67,7 @@ def test_few_strings_are_found_without_a_look_at_each_byte() -> None:
 
 
 @pytest.mark.hypothesis
-def test_what_is_left_of_a_body_has_its_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skeleton_keeps_the_structure_of_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shape, "_LONG_BYTES", 8)
 
     def emptied(value: Any) -> Any:

@@ -106,7 +106,9 @@ def test_limits_by_either_name_and_by_none() -> None:
         (CHAT, {"tools": [{"type": "function"}]}, "tools"),
     ],
 )
-def test_what_would_not_be_honest_is_refused_by_its_reason(path: bytes, more: dict[str, Any], reason: str) -> None:
+def test_a_request_that_cannot_be_continued_from_text_is_refused_by_its_reason(
+    path: bytes, more: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(Unresumable, match=f"^{reason}$"):
         known(path, **more)
 
@@ -153,7 +155,7 @@ def test_half_a_character_is_in_the_way_until_the_next_token() -> None:
     assert (progress.can_resume, progress.hindrance) == (True, "")
 
 
-def test_what_cannot_go_on_any_more_is_not_kept() -> None:
+def test_a_stream_that_can_no_longer_be_continued_keeps_no_text() -> None:
     progress = known()
     progress.take(OPENING + chunk("x" * (TEXT_BYTES_MAX + 1)))
     assert progress.held_bytes == 0

@@ -42,7 +42,7 @@ def test_strings_lists_and_token_ids_are_read_as_texts() -> None:
         b"[[1],[2.5]]",
     ],
 )
-def test_what_is_no_text_is_refused_by_name(given: bytes) -> None:
+def test_a_value_that_is_no_text_is_refused_by_its_name(given: bytes) -> None:
     with pytest.raises(BodyError) as caught:
         texts(given, "x")
     assert caught.value.param == "x"

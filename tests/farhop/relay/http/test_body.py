@@ -99,14 +99,14 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=lambda data: repr(data[:20]))
-def test_what_is_not_exactly_a_chunk_is_an_error(data: bytes) -> None:
+def test_a_malformed_chunk_is_an_error(data: bytes) -> None:
     with pytest.raises(FramingError):
         fed(ChunkedBody(), data)
     with pytest.raises(FramingError):
         fed(ChunkedBody(), *(data[n : n + 1] for n in range(len(data))))
 
 
-def test_one_byte_per_chunk_is_a_body() -> None:
+def test_a_body_of_one_byte_chunks_is_read() -> None:
     assert fed(ChunkedBody(), chunked([b"x"] * 50_000)) == (b"x" * 50_000, b"")
 
 

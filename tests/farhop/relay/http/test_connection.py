@@ -221,7 +221,7 @@ async def test_malformed_requests_are_refused_and_nothing_after_them_is_read(sta
 
 
 @pytest.mark.parametrize("extra", ["a length of 3 and a space", "an upgrade that is not made"])
-async def test_what_is_odd_but_plain_passes(stage: Any, extra: str) -> None:
+async def test_unusual_but_unambiguous_requests_pass(stage: Any, extra: str) -> None:
     s = await stage()
     upgrade = b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n"
     line = b"Content-Length: 3 \r\n" if "length" in extra else upgrade
@@ -304,7 +304,7 @@ async def test_trailers_are_dropped_and_do_not_reach_the_next_head(stage: Any) -
         assert asked.get("x-t") is None
 
 
-async def test_one_byte_per_chunk_is_a_body(stage: Any) -> None:
+async def test_a_body_of_one_byte_chunks_is_relayed(stage: Any) -> None:
     s = await stage()
     assert (await s.ask(CHUNKED + chunk(b"a") * 20_000 + b"0\r\n\r\n")).status == 200
     assert s.upstream.asked[0].body == b"a" * 20_000

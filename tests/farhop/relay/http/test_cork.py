@@ -41,7 +41,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> Cork:
     return cork
 
 
-async def test_what_is_written_in_one_turn_leaves_together_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writes_of_one_loop_turn_leave_together_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     cork, a, b = crowded(monkeypatch), Wire(), Wire()
     to_a: Any = a
     to_b: Any = b

@@ -15,7 +15,7 @@ def test_lines_are_sorted() -> None:
     assert lines.read(b"Host: h") == (b"host", b"h", b"", True)
 
 
-def test_what_repeats_is_remembered_and_secrets_are_not() -> None:
+def test_repeated_header_fields_are_remembered_but_secrets_are_not() -> None:
     lines = fields()
     for line in (b"Accept: x", b"x-stainless-lang: python", b"Authorization: Bearer k", b"cookie: c", b"api-key: k"):
         assert lines.read(line) == lines.read(line)
@@ -25,7 +25,7 @@ def test_what_repeats_is_remembered_and_secrets_are_not() -> None:
         assert lines.get(secret) is None
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_header_fields_are_bounded() -> None:
     lines = fields()
     for n in range(3000):
         lines.read(b"user-agent: %d" % n)

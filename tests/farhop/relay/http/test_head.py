@@ -83,7 +83,7 @@ def test_the_length_of_a_body(line: str, version: str, length: int | None) -> No
         ([HOST, "x-a: 1\x7f"], "control character"),
     ],
 )
-def test_what_cannot_be_trusted(lines: list[str], message: str) -> None:
+def test_a_head_that_cannot_be_trusted_is_refused_with_the_reason(lines: list[str], message: str) -> None:
     with pytest.raises(HeadError, match=message) as caught:
         read(*lines)
     assert caught.value.outcome is outcome.MALFORMED_HTTP

@@ -120,13 +120,15 @@ async def test_listeners_share_the_slots_of_their_process(stage: Any) -> None:
         (post(b"x", headers=b"X: " + b"y" * 900 + b"\r\n"), "buffers_full"),
     ],
 )
-async def test_what_the_handler_never_sees_is_counted_here(stage: Any, sent: bytes, reason: str) -> None:
+async def test_requests_refused_before_the_handler_are_counted_by_the_listener(
+    stage: Any, sent: bytes, reason: str
+) -> None:
     s = await stage(client_limits=ClientLimits(head_s=0.2), budget_bytes=(500 if reason == "buffers_full" else 1 << 20))
     assert (await s.ask(sent)).status >= 400
     assert s.listener.refused == {reason: 1}
 
 
-async def test_what_the_handler_refuses_it_counts_itself(stage: Any) -> None:
+async def test_requests_refused_by_the_handler_are_not_counted_by_the_listener(stage: Any) -> None:
     s = await stage()
     assert (await s.ask(post(path="/refused"))).status == 404
     assert not s.listener.refused

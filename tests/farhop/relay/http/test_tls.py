@@ -153,7 +153,7 @@ async def test_clients_must_show_a_certificate_where_they_must(stage: Any, pki: 
     assert entrance.counts == {"no_certificate": 1, "bad_certificate": 1}
 
 
-async def test_what_does_not_speak_our_tls_is_refused_and_counted(stage: Any, pki: Pki) -> None:
+async def test_a_failed_tls_handshake_is_refused_and_counted(stage: Any, pki: Pki) -> None:
     entrance = listens(pki.listens())
     s = await stage(tls=entrance)
     spoken = await s.client()
@@ -406,7 +406,9 @@ def _hasty(answer: bytes, context: ssl.SSLContext, server: socket.socket) -> Non
 
 @pytest.mark.parametrize("events", [1_000, 5_000, 20_000])
 @pytest.mark.parametrize("counted", [True, False])
-async def test_what_came_before_an_end_over_tls_is_read_first(stage: Any, pki: Pki, events: int, counted: bool) -> None:
+async def test_bytes_before_the_end_of_a_tls_connection_are_read_first(
+    stage: Any, pki: Pki, events: int, counted: bool
+) -> None:
     """While we do not read, uvloop drops what is there once the other side has closed."""
     s = await stage(believing=lambda: pki.connects())
     body = b"".join(b"data: %040d\n\n" % number for number in range(events))

@@ -241,7 +241,7 @@ async def test_a_stream_behind_a_broken_way_ends_by_its_own_pace(stage: Any, dar
 
 @pytest.mark.parametrize("over_tls", [False, True])
 @pytest.mark.parametrize("size", [3_000_000, 14_000_000])
-async def test_what_waits_here_or_in_the_kernel_is_recalled(
+async def test_a_request_still_in_our_buffer_or_the_kernels_is_recalled(
     stage: Any, tmp_path_factory: pytest.TempPathFactory, over_tls: bool, size: int
 ) -> None:
     """Three megabytes are in the kernels' buffers whole; of more the rest is here, where TLS does not tell of it."""
@@ -277,7 +277,7 @@ async def test_what_waits_here_or_in_the_kernel_is_recalled(
     assert b"THE END" not in got
 
 
-async def test_what_has_left_is_not_recalled(stage: Any) -> None:
+async def test_a_request_that_has_left_is_not_recalled(stage: Any) -> None:
     s = await stage()
     go = asyncio.Event()
 
@@ -346,7 +346,7 @@ async def test_a_law_that_forbids_it_meanwhile_has_no_engine_asked_again_without
     assert s.tier.attempts[0] == (1, "unlawful_here")
 
 
-async def test_what_a_refusal_repeats_of_a_client_takes_no_salt_away(stage: Any) -> None:
+async def test_a_refusal_that_quotes_the_client_does_not_remove_the_salt(stage: Any) -> None:
     s = await stage()
     refusal = b"""{"error":{"message":"bad temperature: Unexpected fields in the request: {'cache_salt'}"}}"""
     s.upstream.answer = lambda _m: plain(refusal, "400 Bad Request")

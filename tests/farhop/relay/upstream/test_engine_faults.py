@@ -185,7 +185,7 @@ async def test_only_a_failures_body_is_looked_at(stage: Any, status: int, expect
     assert s.flow.events[-1].fault is expected
 
 
-async def test_what_a_tier_below_relays_is_its_business(stage: Any) -> None:
+async def test_engine_faults_relayed_by_the_tier_below_are_not_judged_again(stage: Any) -> None:
     s = await stage(over_tier=True)
     s.upstream.answer = lambda _m: plain(b'{"error":"CUDA out of memory"}', status="500 X")
     await s.ask(post())
@@ -285,5 +285,5 @@ def test_servers_say_in_many_words_that_they_know_no_salt(body: bytes) -> None:
         b"", b"[]", b"null", b"7", b'{"detail":[]}', b'{"error":{"error":null}}', b"\xff\xfe", b"[" * 4000,
     ],
 )  # fmt: skip
-def test_nothing_else_is_taken_for_that(body: bytes) -> None:
+def test_other_refusals_are_not_taken_for_a_refused_salt(body: bytes) -> None:
     assert not refuses_salt(body)

@@ -115,7 +115,7 @@ async def test_a_probe_is_asked_again_where_its_kept_connection_had_been_closed(
         (b"HTTP/1.1 200 OK\r\ncontent-length: 101\r\n\r\n" + b"x" * 101, "size"),
     ],
 )
-async def test_what_does_not_come_whole_is_not_read(answer: bytes, reason: str) -> None:
+async def test_an_incomplete_answer_is_not_read(answer: bytes, reason: str) -> None:
     async with serving(saying(answer, then_close=True)) as (pool, address):
         with pytest.raises(FetchError) as caught:
             await get(pool, address, "/", 1.0, 100)

@@ -32,7 +32,7 @@ from farhop.relay.upstream import orca
         (b"TEXT num_requests_waiting=1," + b"a=1," * 1000, None),
     ],
 )
-def test_what_a_load_report_says(value: bytes, load: EngineLoad | None) -> None:
+def test_a_load_report_is_read_in_each_of_its_formats(value: bytes, load: EngineLoad | None) -> None:
     assert orca.read(value) == load
 
 

@@ -145,7 +145,7 @@ async def test_an_engine_that_is_not_there(stage: Any) -> None:
     assert s.tier.attempts == [(1, "connect_failed"), (2, "served")]
 
 
-async def test_one_that_takes_too_long_is_given_up(stage: Any) -> None:
+async def test_a_prefill_that_takes_too_long_is_given_up(stage: Any) -> None:
     s = await _paired(stage, upstream_limits=UpstreamLimits(first_byte_s=0.05))
 
     async def script(line: Line) -> None:

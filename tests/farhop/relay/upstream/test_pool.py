@@ -314,7 +314,7 @@ async def test_asked_again_it_gets_a_connection_that_did_not_rest_as_long(stage:
     await until(lambda: s.pool.connections == 1)
 
 
-async def test_one_that_dies_long_after_it_was_used_again_has_failed(stage: Any, monkeypatch: Any) -> None:
+async def test_a_connection_that_dies_long_after_its_reuse_is_a_failed_attempt(stage: Any, monkeypatch: Any) -> None:
     """An engine that crashes over a prompt is no connection that was closed at rest."""
     monkeypatch.setattr(pool, "CROSSING_S", 0.02)
     s = await stage()
@@ -410,7 +410,7 @@ async def test_streams_to_one_address_are_bounded_and_the_next_takes_over(stage:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EADDRNOTAVAIL])
-async def test_what_this_process_lacks_is_not_the_upstreams_fault(
+async def test_a_lack_of_descriptors_here_is_not_the_upstreams_fault(
     stage: Any, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     s = await stage()
@@ -709,7 +709,7 @@ async def test_what_is_not_read_yet_waits_for_its_client_too(stage: Any) -> None
     await until(lambda: s.pool.connections == 0)
 
 
-async def test_who_falls_behind_while_a_turn_is_due_gets_no_more(stage: Any) -> None:
+async def test_a_reader_paused_before_its_turn_gets_no_more_bytes(stage: Any) -> None:
     s = await stage()
     told, body = list[bytes](), b"data: x\n\n" * 5000
     connection = pool.UpstreamConnection(s.pool, s.upstream.address)
@@ -766,7 +766,7 @@ async def _connections(s: Any) -> list[pool.UpstreamConnection]:
     return list(s.pool._all)
 
 
-async def test_what_came_before_the_end_of_a_connection_is_read_first(stage: Any) -> None:
+async def test_bytes_before_the_end_of_a_connection_are_read_first(stage: Any) -> None:
     s = await stage()
     body = b"data: x\n\n" * 20_000
     s.upstream.script = once(s, b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + body, then="close")

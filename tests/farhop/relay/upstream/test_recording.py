@@ -144,7 +144,7 @@ def test_all_readers_get_the_whole_answer_and_the_usage_if_they_requested_it() -
     assert {reason for _, reason in owner.ended} == {None}
 
 
-def test_what_is_kept_is_played_in_pieces_as_the_client_takes_them() -> None:
+def test_a_kept_answer_is_sent_in_pieces_as_the_client_reads() -> None:
     owner = Owner()
     one, wire = reader(owner)
     body = b"y" * (3 * recording.PIECE_BYTES)
@@ -157,7 +157,7 @@ def test_what_is_kept_is_played_in_pieces_as_the_client_takes_them() -> None:
 
 
 @pytest.mark.parametrize("begins", ["reply", "error", "form", "coded"])
-def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
+def test_an_answer_that_cannot_be_shared_goes_to_the_leader_alone(begins: str) -> None:
     one, owner, upstream, wire = shared()
     settled: list[bool] = []
     one.settled = lambda: settled.append(True)
@@ -182,7 +182,7 @@ def test_what_is_no_good_answer_is_the_leaders_alone(begins: str) -> None:
     assert owner.ended == [(other, outcome.CLIENT_LEFT)]
 
 
-def test_nobody_is_left_to_get_an_error() -> None:
+def test_an_upstream_error_is_cancelled_once_the_leader_has_left() -> None:
     one, owner, upstream, _ = shared()
     other, _ = reader(owner)
     one.join(other)
@@ -193,7 +193,7 @@ def test_nobody_is_left_to_get_an_error() -> None:
     assert owner.went == [other]
 
 
-def test_what_breaks_breaks_for_all_behind_what_they_have_not_read() -> None:
+def test_a_broken_answer_breaks_for_every_reader_after_what_it_has_not_read() -> None:
     one, owner, _, first = shared()
     slow, wire = reader(owner)
     one.join(slow)

@@ -31,7 +31,7 @@ def event(ids: list[int], prompt: list[int] | None = None) -> bytes:
     return b"data: " + msgspec.json.encode(document) + b"\n\n"
 
 
-def test_what_streams_keep_is_counted_and_given_back() -> None:
+def test_bytes_that_streams_keep_are_counted_and_given_back() -> None:
     ours = owner()
     one, other = ours.of(CHAT, BODY, "acme", "m"), ours.of(CHAT, BODY, "acme", "m")
     assert one is not None
@@ -101,7 +101,7 @@ def test_wherever_such_an_event_is_cut_it_is_waited_for(cut: int) -> None:
     ("body_bytes", "first", "letters"),
     [(200_000, b"", b'"token_ids":[1],'), (200_000, b"", b"[]"), (10, b"", b"1,"), (200_000, event([1], [5]), b"1,")],
 )
-def test_what_is_longer_for_another_reason_is_not_waited_for(
+def test_an_event_too_long_without_token_ids_is_passed_on_in_bounded_turns(
     monkeypatch: pytest.MonkeyPatch, body_bytes: int, first: bytes, letters: bytes
 ) -> None:
     """One event of 4 MiB held the loop for up to 600 ms."""

@@ -62,7 +62,7 @@ async def test_a_dry_run_writes_nothing_and_what_it_showed_is_written(store: Mem
     assert await store.get(override_key("virginia")) is None
 
 
-async def test_what_changed_since_it_was_shown_is_not_written_over(store: MemoryStore) -> None:
+async def test_an_act_does_not_overwrite_what_changed_since_it_was_shown(store: MemoryStore) -> None:
     acts = acts_of(store, ALL)
     await store.put(override_key("virginia"), b"{}")
     with pytest.raises(ActError, match="somebody else changed it") as caught:
@@ -81,7 +81,7 @@ async def test_what_changed_since_it_was_shown_is_not_written_over(store: Memory
         ({"confirm": "virginia", "do": "undrain"}, "no drain is set"),
     ],
 )
-async def test_what_may_not_be_done_says_why(store: MemoryStore, more: dict[str, Any], message: str) -> None:
+async def test_a_refused_act_says_why(store: MemoryStore, more: dict[str, Any], message: str) -> None:
     asked = {**VIRGINIA, "dry_run": False, "revision": 0, **more}
     with pytest.raises(ActError, match=message):
         await acts_of(store, ALL).perform(Act(**asked), "ann")

@@ -13,7 +13,7 @@ GOOD = AnnounceReport(
 )
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_an_announcers_report_is_read_as_it_was_written() -> None:
     assert decode(encode(GOOD)) == GOOD
 
 
@@ -21,7 +21,7 @@ def test_it_is_read_as_it_was_written() -> None:
     ("field", "value"),
     [("entry", "a/b"), ("wanted", ""), ("prefixes", ()), ("held_s", -1.0), ("since", 1e12), ("why", "x\n")],
 )
-def test_what_is_outside_its_domain_is_refused(field: str, value: object) -> None:
+def test_a_field_outside_its_domain_is_refused(field: str, value: object) -> None:
     bad = msgspec.structs.replace(GOOD, **{field: value})
     with pytest.raises(DocumentError) as error:
         encode(bad)

@@ -37,7 +37,7 @@ def test_what_is_written_by_hand_is_as_it_is() -> None:
         b'{"models": {}, "author": "a", "why": "\\u001b[2J", "at": "2026-11-21T09:30:00Z"}',
     ],
 )  # fmt: skip
-def test_what_is_absurd_is_refused(document: bytes) -> None:
+def test_a_malformed_document_or_an_invalid_author_is_refused(document: bytes) -> None:
     with pytest.raises(DocumentError):
         split_authorship(document)
 

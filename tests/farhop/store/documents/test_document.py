@@ -25,7 +25,7 @@ class Outer(msgspec.Struct):
         (b" " * 100, "", "document of 100 bytes, at most 64"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_by_where_it_is(document: bytes, field: str, says: str) -> None:
+def test_an_unreadable_document_is_refused_by_the_path_of_the_fault(document: bytes, field: str, says: str) -> None:
     with pytest.raises(DocumentError, match=says) as refused:
         read(msgspec.json.Decoder(Outer), document, "thing", 64)
     assert refused.value.field == field

@@ -10,7 +10,7 @@ from farhop.store.documents.entry import EntryReport
 WHOLE = EntryReport(region="tokyo", instance="g1", admin_address="[fd00::7]:8082", admin_tls=True, version="0.1.0")
 
 
-def test_it_comes_back_as_it_was():
+def test_an_entrys_report_is_read_as_it_was_written():
     assert entry.decode(entry.encode(WHOLE)) == WHOLE
     assert entry.decode(entry.encode(EntryReport(region="tokyo", instance="g1"))).admin_address == ""
 
@@ -24,7 +24,7 @@ def test_a_newer_balancer_may_say_more():
     ("field", "value"),
     [("region", ""), ("region", "a/b"), ("instance", "\x00"), ("admin_address", "nowhere"), ("version", "x" * 300)],
 )
-def test_what_is_absurd_is_refused_by_its_field(field, value):
+def test_a_field_outside_its_domain_is_refused(field, value):
     bad = msgspec.structs.replace(WHOLE, **{field: value})
     with pytest.raises(DocumentError) as refused:
         entry.encode(bad)

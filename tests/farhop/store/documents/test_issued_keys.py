@@ -12,7 +12,7 @@ NOW = datetime(2026, 11, 23, tzinfo=UTC)
 GOOD = {"id": "k1", "sha256": "0" * 64, "tenant": "acme", "author": "ann", "why": "test", "at": NOW}
 
 
-def test_it_is_read_as_it_was_written():
+def test_an_issued_key_is_read_as_it_was_written():
     scoped = {"models": ("m",), "paths": ("/v1/x",), "within": ("eu",), "expires": NOW, "seq": 7}
     for more in ({}, {"explain": True}, scoped):
         one = IssuedKey(**GOOD, **more)
@@ -29,7 +29,7 @@ def test_it_is_read_as_it_was_written():
         ("expires", NOW - timedelta(days=1)),
     ],
 )  # fmt: skip
-def test_what_is_at_fault_is_named(field, value):
+def test_a_wrong_field_is_named(field, value):
     with pytest.raises(DocumentError) as caught:
         issued_keys.encode(IssuedKey(**{**GOOD, "not_before": NOW, field: value}))
     assert caught.value.field == field

@@ -20,7 +20,7 @@ GOOD = LatencyReport(
 )
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_a_latency_report_is_read_as_it_was_written() -> None:
     assert decode(encode(GOOD)) == GOOD
 
 
@@ -36,7 +36,7 @@ def test_it_is_read_as_it_was_written() -> None:
         ("networks", {f"8.{n >> 8}.{n & 255}.0/24": Latency(1.0, 1) for n in range(NETWORKS_LIMIT + 1)}),
     ],
 )
-def test_what_is_outside_its_domain_is_refused(field: str, value: object) -> None:
+def test_a_field_outside_its_domain_is_refused(field: str, value: object) -> None:
     bad = msgspec.structs.replace(GOOD, **{field: value})
     with pytest.raises(DocumentError) as error:
         encode(bad)

@@ -14,7 +14,7 @@ GOOD = {"tenant": "acme", "home": "virginia", "author": "ann", "why": "test", "a
 SMALL = Limit(requests_per_minute=10)
 
 
-def test_they_are_read_as_they_were_written():
+def test_a_tenants_limits_are_read_as_they_were_written():
     for more in ({}, {"safe_share": 0.2, "safe": ("tokyo/g1",)}, {"seq": 7}):
         one = TenantLimits(**GOOD, limits=(SMALL, Limit(key="k1", model="m", tokens_per_day=5)), **more)
         assert limits.decode(limits.encode(one)) == one
@@ -56,7 +56,7 @@ def test_they_are_read_as_they_were_written():
         ("safe_share", {"safe": ("a/b",)}),
     ],
 )  # fmt: skip
-def test_what_is_at_fault_is_named(field, more):
+def test_a_wrong_field_is_named(field, more):
     with pytest.raises(DocumentError) as caught:
         limits.encode(TenantLimits(**{**GOOD, "limits": (SMALL,), **more}))
     assert caught.value.field == field

@@ -56,7 +56,7 @@ def but(**fields: object) -> bytes:
 @pytest.mark.parametrize(
     "override", [DRAIN, bias(), bias(ms=-60_000.0), pin(), pin(strict=True), pin(tenant="", model="a/b c")]
 )
-def test_it_comes_back_as_it_was_and_is_readable_with_etcdctl(override) -> None:
+def test_an_override_is_read_as_it_was_written_and_is_readable_with_etcdctl(override) -> None:
     document = encode(override)
     assert (decode_drain if override is DRAIN else decode_routing)(document) == override
     body = json.loads(document)
@@ -86,7 +86,7 @@ def test_fields_of_newer_versions_are_ignored_and_a_drain_need_not_say_that_it_i
         ("at", None),
     ],
 )  # fmt: skip
-def test_what_is_absurd_is_refused_by_name(field: str, value: object) -> None:
+def test_a_field_outside_its_domain_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(DocumentError) as refused:
         decode_drain(but(**{field: value}))
     assert refused.value.field == field
@@ -111,7 +111,7 @@ def test_a_document_that_balancers_would_refuse_is_not_written(override, field: 
 
 @pytest.mark.parametrize("document", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 20_000, b'{"action": "bias"}'])
 @pytest.mark.parametrize("decode", [decode_drain, decode_routing])
-def test_what_is_no_override_is_refused(decode, document: bytes) -> None:
+def test_a_document_that_is_no_override_is_refused(decode, document: bytes) -> None:
     with pytest.raises(DocumentError):
         decode(document)
 

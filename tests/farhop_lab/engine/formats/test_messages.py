@@ -24,7 +24,7 @@ def body(**more: Any) -> bytes:
 def test_attribution_block_is_left_out_of_the_prompt() -> None:
     blocks = [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "brief"}]
     assert messages.parse(body(system=blocks)).wanted.prompt == messages.parse(body(system="brief")).wanted.prompt
-    assert messages.parse(body(cache_salt="s")).wanted.cache_salt == ""
+    assert messages.parse(body(cache_salt="s")).wanted.cache_salt == "s"
 
 
 def test_tool_results_come_before_the_text_of_their_message() -> None:
