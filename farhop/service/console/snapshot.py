@@ -407,20 +407,37 @@ def without(record: Mapping[str, Any], target: str) -> dict[str, Any]:
     """Where a decision would have gone if this region or replica had been drained: the best of the others by the scores
     of that moment, regions that were not hot first. `chosen` is absent if none is left."""
     reasons = as_dict(record.get("reasons"))
-    named = "region" if any("region" in one for one in reasons.get("candidates") or ()) else "replica"
-    others = [one for one in reasons.get("candidates") or () if one.get(named) != target]
-    best = min(others, key=lambda one: (bool(one.get("hot")), one.get("score", math.inf)), default=None)
-    chosen = (one for one in reasons.get("candidates") or () if one.get(named) == reasons.get("chosen"))
-    was: dict[str, Any] = next(chosen, {})
+    others = [one for one in reasons.get("candidates") or () if one.get(_named(reasons)) != target]
+    by_score = sorted(others, key=lambda one: (bool(one.get("hot")), one.get("score", math.inf)))
+    best: Mapping[str, Any] = by_score[0] if by_score else {}
+    return _what_if(reasons, best, target)
+
+
+def compared(record: Mapping[str, Any], again: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """The same, of two decisions by one balancer: the second was asked to leave out `target`."""
+    reasons = as_dict(record.get("reasons"))
+    return {**_what_if(reasons, _chosen(as_dict(again.get("reasons"))), target), "asked": True}
+
+
+def _what_if(reasons: Mapping[str, Any], best: Mapping[str, Any], target: str) -> dict[str, Any]:
+    was, named, moved = _chosen(reasons), _named(reasons), reasons.get("chosen") == target
+    goes = best if moved else was
     document: dict[str, Any] = {
         "drained": target,
-        "moved": reasons.get("chosen") == target,
-        "chosen": best.get(named) if best is not None else None,
-        "ttft_ms": best.get("ttft_ms") if best is not None else None,
+        "moved": moved,
+        "chosen": goes.get(named) if moved else reasons.get("chosen"),
+        "ttft_ms": goes.get("ttft_ms"),
         "was_ttft_ms": was.get("ttft_ms"),
         "was": reasons.get("chosen"),
     }
-    if not document["moved"]:
-        document["chosen"], document["ttft_ms"] = document["was"], document["was_ttft_ms"]
     cleaned: dict[str, Any] = plain(document)
     return cleaned
+
+
+def _named(reasons: Mapping[str, Any]) -> str:
+    return "region" if any("region" in one for one in reasons.get("candidates") or ()) else "replica"
+
+
+def _chosen(reasons: Mapping[str, Any]) -> dict[str, Any]:
+    named = _named(reasons)
+    return next((one for one in reasons.get("candidates") or () if one.get(named) == reasons.get("chosen")), {})

@@ -177,3 +177,15 @@ def test_what_if_a_region_had_been_drained() -> None:
     alone = snapshots.without({"reasons": {"chosen": "tokyo", "candidates": candidates[:1]}}, "tokyo")
     assert alone["moved"]
     assert "chosen" not in alone
+
+
+def test_what_a_balancer_decides_without_a_region() -> None:
+    def decided(chosen: str | None, *regions: str) -> dict[str, Any]:
+        candidates = [{"region": name, "score": 1.0, "ttft_ms": 10.0 + n} for n, name in enumerate(regions)]
+        return {"reasons": {"chosen": chosen, "candidates": candidates}}
+
+    first = decided("tokyo", "tokyo", "virginia", "frankfurt")
+    found = snapshots.compared(first, decided("frankfurt", "virginia", "frankfurt"), "tokyo")
+    assert (found["moved"], found["chosen"], found["ttft_ms"], found["was_ttft_ms"]) == (True, "frankfurt", 11, 10)
+    assert snapshots.compared(first, decided("tokyo", "tokyo", "frankfurt"), "virginia")["chosen"] == "tokyo"
+    assert "chosen" not in snapshots.compared(first, decided(None), "tokyo")
