@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.balance.health.reading import worst_first
 from farhop.loose_json import as_dict
 from topology.law import Scope
 
@@ -30,8 +31,6 @@ REGIONS_AT_ONCE = 4  # each of up to some hundred replicas, which are counted
 TEXT_MAX = 160
 FULL_SHARE = 0.9  # of a region's slots: above it is reported
 WRONG_MAX = 16
-# Worst first.
-STATES = ("down", "draining", "suspect", "up", "unknown")
 _REPLICA = {
     "state": "state", "why": "why", "in_flight": "in_flight", "elsewhere": "in_flight_elsewhere", "slots": "slots",
     "running": "engine_running", "waiting": "engine_waiting", "kv": "engine_kv_usage", "hit": "engine_hit_share",
@@ -330,7 +329,7 @@ def _merged(
     `here` are those of its balancers that are known."""
     views = {key: one for key, snapshot in upper.items() if (one := as_dict(snapshot.get("regions")).get(name))}
     seen = {key: one for key, one in views.items() if fresh[key] != "cut off"}
-    worst: dict[str, Any] = min(seen.values(), key=lambda one: _badness(one.get("state")), default={})
+    worst: dict[str, Any] = min(seen.values(), key=lambda one: worst_first(one.get("state")), default={})
     last = worst or max(views.items(), key=lambda one: latest[one[0]].at_ms, default=("", {}))[1]
     lower = {
         key: one.snapshot
@@ -363,10 +362,6 @@ def _merged(
             row["used"] = row["busy"] / row["slots"]
         row["queued"] = sum(int(snapshot.get("queued") or 0) for snapshot in own_latest)
     return row
-
-
-def _badness(state: object) -> int:
-    return STATES.index(state) if state in STATES else len(STATES)
 
 
 def _newest(snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:

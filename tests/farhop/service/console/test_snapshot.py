@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from farhop.service.console import snapshot as snapshots
 from farhop.service.console.delta import apply, diff
-from farhop.service.console.snapshot import CUT_OFF_MS, STATES, LastSnapshot
+from farhop.service.console.snapshot import CUT_OFF_MS, LastSnapshot
 from topology.law import Law
 from topology.load import load, shipped
+
+STATES = ("down", "draining", "suspect", "up", "unknown")  # worst first
 
 NOW = 1_800_000_000_000
 LAW = Law(load(shipped("three-regions")))
