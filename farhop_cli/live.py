@@ -13,6 +13,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from farhop.balance.health.reading import worst_first
 from farhop.loose_json import dicts
 from farhop_cli import admin, show
 from farhop_cli.access import AdminError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 PLAIN_EVERY = 10  # samples between two plain lines of traffic
 # Worst first: an operator must see the one balancer that reports trouble.
-_STATES = ("down", "draining", "suspect", "up")
 _COLUMNS = (
     "region", "state", ">wait ms", ">in flight", ">queue", ">rtt ms", ">in/s", ">served/s",
 )  # fmt: skip
@@ -86,7 +86,7 @@ class Sampler:
         self, name: str, views: list[Any], lower: Any, entered: float | None, served: float | None
     ) -> Row:  # fmt: skip
         seen = [found for view in views if (found := _region(view, name))]
-        worst = min(seen, key=_badness, default={})
+        worst = min(seen, key=lambda one: worst_first(one.get("state")), default={})
         lower = lower or {}
         return Row(
             region=name,
@@ -117,11 +117,6 @@ def least_wait_ms(region: dict[str, Any]) -> float | None:
     """The least wait of any instance of a region for any model."""
     offers = [offer for one in dicts(region.get("instances")) for offer in (one.get("models") or {}).values()]
     return min((o["wait_ms"] for o in offers if "wait_ms" in o), default=None)
-
-
-def _badness(region: dict[str, Any]) -> int:
-    state = region.get("state")
-    return _STATES.index(state) if state in _STATES else len(_STATES)
 
 
 def _region(view: dict[str, Any], name: str) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from farhop.balance.health.reading import worst_first
 from farhop.loose_json import as_dict, as_list, dicts, dicts_by_name
 from farhop_cli.show import number
 
@@ -21,7 +22,6 @@ WRONG_MAX, BUSY_MAX = 4, 3
 NO_ENTRY = "unknown: no global balancer was found; does one run, and may it write its address to etcd?"
 NOT_TOLD = "as entries see it: no regional balancer answered, or none is known here (a context finds them)"
 _LATELY_S = 60.0  # older failures of requests are not reported
-_STATES = ("down", "draining", "suspect", "up")  # worst first, as reported by some balancer
 
 
 class Balancer(Protocol):
@@ -98,7 +98,7 @@ def of(
 def lines(summary: Summary) -> Iterator[tuple[str, str | None]]:
     """At most LINES_MAX of them, each with a style."""
     states = ", ".join(
-        f"{count} {state}" for state, count in sorted(summary.regions.items(), key=lambda one: _rank(one[0]))
+        f"{count} {state}" for state, count in sorted(summary.regions.items(), key=lambda one: worst_first(one[0]))
     )
     regions = sum(summary.regions.values())
     yield (
@@ -156,13 +156,9 @@ def _worst(upper: Sequence[Balancer], region: str) -> dict[str, dict[str, Any]]:
             name = str(view.get("region"))
             if region not in ("", name):
                 continue
-            if name not in found or _rank(view.get("state")) < _rank(found[name].get("state")):
+            if name not in found or worst_first(view.get("state")) < worst_first(found[name].get("state")):
                 found[name] = view
     return found
-
-
-def _rank(state: object) -> int:
-    return _STATES.index(state) if state in _STATES else len(_STATES)
 
 
 def _load(region: str, view: dict[str, Any], lower: Sequence[Balancer]) -> Load:

@@ -100,7 +100,7 @@ class Reloader(Generic[C]):
         live: Live,
         laws: LawBook,
         prepare: Callable[[C, Topology], Callable[[Law], None]],
-        clusters: Callable[[C, Topology], Mapping[str, object]] | None = None,
+        clusters: Callable[[C, Topology], Mapping[str, object]] | None,
     ) -> None:
         self._path, self._kind, self._live = path, type(config), live
         self.config, self.topology = config, topology

@@ -6,7 +6,10 @@ The wiring alone: each subcommand has its own options, and none that it ignores.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -31,10 +34,14 @@ Workers = Annotated[
 
 
 @app.callback()
-def _extras() -> None:
+def _extras(context: typer.Context) -> None:
     # What some of it needs beyond a balancer's own packages is said in one line. No docstring: it would be the help.
     if find_spec("httptools") is None and "--help" not in sys.argv:
         fail("bench needs httptools: run `pip install 'farhop[lab]'`")
+    if threading.current_thread() is threading.main_thread():
+        # Some make network namespaces and start processes: they leave none if they are told to end, or lose a terminal.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            context.call_on_close(partial(signal.signal, number, signal.signal(number, signal.default_int_handler)))
 
 
 @app.command("decide", epilog="Example:  farhop bench decide --json")

@@ -88,7 +88,7 @@ class RoutingOverrides:
         """The author of the routes in force, and the reason; None if they come from the configuration, or name no
         author."""
         _, known = self._routes.get(self._route_key) or (None, None)
-        return None if known is None else {"author": known.author, "why": known.why, "at": known.at.isoformat()}
+        return None if known is None else known.shown()
 
     # -- biases and pins
 

@@ -63,7 +63,7 @@ class Overrides:
     def status(self) -> dict[str, Any] | None:
         """The author of the document in force, and the reason; None if there is none, or it names no author."""
         _, known = self._documents.get(self._key) or (None, None)
-        return None if known is None else {"author": known.author, "why": known.why, "at": known.at.isoformat()}
+        return None if known is None else known.shown()
 
     def _read(self, _key: str, document: bytes) -> tuple[Event, Authorship | None]:
         by_model, authorship = split_authorship(document or b"{}")

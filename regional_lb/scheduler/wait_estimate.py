@@ -449,9 +449,7 @@ class WaitEstimate:
         known = self._fleet.estimates.knows_output(request.tenant, request.model)
         return _service_ms(need.prompt_tokens, need.output_tokens if known else 1.0, table)
 
-    def in_turn(
-        self, first: list[RequestState], table: Table, now: float, *, ahead: bool = False
-    ) -> list[RequestState]:
+    def in_turn(self, first: list[RequestState], table: Table, now: float, *, ahead: bool) -> list[RequestState]:
         """The first in the queue, in the order in which they are offered free room at the healthy replicas of `table`.
 
         By priority band, those that stepped back last. Within a band: first a request that would miss its deadline if

@@ -209,7 +209,7 @@ def test_contradiction_between_files_names_file_and_field(cli, fleet, case):
     assert output["ok"] is False
 
 
-def test_one_name_twice_is_shown(cli, fleet, tmp_path):
+def test_a_name_given_twice_is_reported(cli, fleet, tmp_path):
     paths = fleet()
     (tmp_path / "again.yaml").write_text((tmp_path / "below.yaml").read_text())
     result = cli.run("check", *paths, str(tmp_path / "again.yaml"))

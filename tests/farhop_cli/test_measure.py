@@ -150,7 +150,7 @@ def test_impossible_measurement_is_reported_in_one_line(cli, monkeypatch):
     assert "bench: no etcd binary" in cli.failed(cli.run("bench", "soak"), 2)
 
 
-def test_how_well_caches_are_known(cli, monkeypatch):
+def test_the_predicted_and_found_cached_tokens_are_shown(cli, monkeypatch):
     row = room.cached.Row("KV events", 300, 1273.0, 855.0, 877.0, 12.5, 0.5, 17.0, 58.6)
     monkeypatch.setattr(room.cached, "measure", lambda _say: [row])
     output = cli.run("bench", "hits").stdout

@@ -125,7 +125,7 @@ def test_a_drill_never_takes_a_tenants_last_lawful_entry() -> None:
 @pytest.mark.parametrize(
     ("busy", "queued", "held"), [(10, 0, True), (56, 0, True), (57, 0, False), (50, 7, False), (100, 0, False)]
 )
-def test_what_is_left_of_each_law_zone_must_hold_the_load(busy: int, queued: int, held: bool) -> None:
+def test_the_remaining_regions_of_each_law_zone_must_hold_the_load(busy: int, queued: int, held: bool) -> None:
     """Three regions of 100 slots; without one, 3 x 57 / 200 = 0.855 is more than 0.85."""
     found = failing(reports=[report(name, busy=busy, queued=queued) for name in WORLD.regions])
     assert ("n-1" not in found) is held
@@ -142,7 +142,7 @@ def test_a_missing_tenant_key_blocks_a_drill() -> None:
     assert "no key of tenant x" in failing(missing=["no key of tenant x"])["probe"]
 
 
-def test_what_measures_a_pilot_light_does_not_begin_without_one_that_sleeps() -> None:
+def test_a_drill_of_a_pilot_light_does_not_begin_unless_it_sleeps() -> None:
     drill = made(hypotheses=[{"measure": "pilot_light_s", "at_most": 5}])
 
     def piloted(state: str, region: str = "tokyo") -> dict[str, Any]:

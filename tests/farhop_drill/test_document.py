@@ -93,7 +93,7 @@ def test_every_error_is_reported_at_once() -> None:
         ({"title": "of {nothing}"}, "{nothing} is no parameter"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_reported_with_its_place(changed: dict[str, object], message: str) -> None:
+def test_a_fault_is_reported_with_its_path(changed: dict[str, object], message: str) -> None:
     assert any(message in one for one in problems(raw(**changed)))
 
 
@@ -109,7 +109,7 @@ def test_parameters_are_filled_in_and_keep_their_kind() -> None:
     assert "no such parameter" in problems(document, soke="1")[0]
 
 
-def test_what_a_region_loses_is_the_most_that_any_step_takes() -> None:
+def test_the_capacity_that_a_region_loses_is_the_most_of_any_step() -> None:
     drill = made()
     assert drill.lost() == {"virginia"}
     assert (drill.share_lost("virginia"), drill.share_lost("tokyo")) == (1.0, 0.0)

@@ -17,7 +17,7 @@ from farhop_drill.experiment import experiment
 from tests.conftest import chaos
 
 
-def test_it_has_what_the_format_demands_and_avoids_its_pitfalls() -> None:
+def test_an_exported_experiment_has_the_fields_that_its_format_demands() -> None:
     text = experiment(made().model_dump(mode="json"), {"region": "tokyo"}, "--context prod")
     assert {"title", "description", "method"} <= set(text)
     (action,) = text["method"]

@@ -56,7 +56,7 @@ async def test_a_later_step_takes_the_place_of_an_earlier_one_and_all_of_it_is_t
     await made_.restore()
 
 
-async def test_it_ends_by_itself_unless_it_is_renewed(store: MemoryStore) -> None:
+async def test_an_injection_ends_by_itself_unless_renewed(store: MemoryStore) -> None:
     made_ = injector(store)
     await made_.inject(made().steps[1])
     NOW[0] = LEASE_S - 1
@@ -67,7 +67,7 @@ async def test_it_ends_by_itself_unless_it_is_renewed(store: MemoryStore) -> Non
     assert await kept(store) is None  # its runner is dead
 
 
-async def test_what_an_operator_set_is_never_overwritten_nor_taken_back(store: MemoryStore) -> None:
+async def test_an_operators_override_is_never_overwritten_nor_removed(store: MemoryStore) -> None:
     await store.put(VIRGINIA, b"an operator's")
     made_ = injector(store)
     with pytest.raises(InjectError, match="an operator's override"):

@@ -48,12 +48,12 @@ def test_a_run_goes_through_its_steps_with_a_soak_each_restores_and_is_judged_by
     assert (run.phase, run.verdict, run.steps_done) == (Phase.DONE, None, 2)
 
 
-def test_it_ends_as_soon_as_all_is_as_it_was() -> None:
+def test_a_drill_ends_as_soon_as_the_fleet_has_recovered() -> None:
     _, commands = play(*WHOLE[:10], (Ticked(back=True), 2.8))
     assert commands[-1] == Finish(None, "")
 
 
-def test_what_is_blocked_is_not_run_and_touches_nothing() -> None:
+def test_a_blocked_drill_is_not_run_and_injects_nothing() -> None:
     run, commands = play((Started(), 0.0), (Checked(("n-1: 0.9",)), 0.1), (Ticked(), 9.0), (Injected(0), 9.0))
     assert commands == [Check(), Finish(DrillVerdict.NOT_RUN, "n-1: 0.9")]
     assert run.verdict is DrillVerdict.NOT_RUN
@@ -78,7 +78,7 @@ def test_a_run_that_takes_too_long_is_ended_and_restored() -> None:
     assert run.ended == "it took longer than 30 s"
 
 
-def test_what_cannot_be_taken_back_is_tried_again_and_never_passes() -> None:
+def test_an_injection_that_cannot_be_removed_is_retried_and_the_drill_fails() -> None:
     run, _ = play(*WHOLE[:9])
     for _ in range(machine.RESTORE_TRIES - 1):
         assert run.handle(RestoreFailed("no"), 3.0) == [Restore()]

@@ -123,7 +123,7 @@ def test_the_last_moment_forgets_all_but_violations() -> None:
     assert "survivors_utilisation" not in live
 
 
-def test_it_is_back_when_every_region_is_up_and_its_own_are_served_at_home() -> None:
+def test_the_fleet_is_back_when_every_region_is_up_and_serves_its_own_clients() -> None:
     up = [StatusSample(at_s=25.0, states={"virginia": "up"}, used={})]
     home = [*BEFORE, canary(23.5), canary(24.0), canary(24.5)]
     assert measures.is_back(made(), home, up, MARKS, 25.0)

@@ -14,12 +14,12 @@ PLACES = {name: {one.country, *one.jurisdictions} for name, one in WORLD.regions
 
 @pytest.mark.parametrize("tenant", [*WORLD.tenants, "nobody"])
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "export-controlled-70b"])
-def test_it_agrees_with_the_law(tenant: str, model: str) -> None:
+def test_the_oracle_agrees_with_the_law(tenant: str, model: str) -> None:
     oracle = Oracle(PLACES, policy.document_of(WORLD))
     assert oracle.lawful(tenant, model) == Law(WORLD).verdict(tenant, model).lawful
 
 
-def test_what_it_does_not_know_is_allowed_nothing() -> None:
+def test_the_oracle_allows_nothing_by_an_unknown_place_or_to_an_unknown_tenant() -> None:
     tenants = [{"name": "t", "residency": {"processing": {"allow": ["atlantis"]}}}, {"name": "bare"}]
     oracle = Oracle(PLACES, {"tenants": tenants, "models": {}})
     assert oracle.lawful("t", "m") == oracle.lawful("bare", "m") == oracle.lawful("other", "m") == frozenset()

@@ -17,7 +17,7 @@ def test_each_hypothesis_has_its_own_verdict_and_the_run_the_worst() -> None:
     assert worst(judge(made(), {"residency_violations": 0.0, "rto_s": 1.0}, None, ""), None) is DrillVerdict.PASS
 
 
-def test_what_was_not_measured_is_no_pass() -> None:
+def test_a_hypothesis_without_measurements_does_not_pass() -> None:
     judged = judge(made(), {"rto_s": 0.5}, None, "")
     assert worst(judged, None) is DrillVerdict.NOT_RUN
 

@@ -27,7 +27,7 @@ class Read(HTMLParser):
 
 
 @pytest.mark.parametrize("verdict", [None, *DrillVerdict])
-def test_it_is_self_contained_and_escapes_what_it_was_given(verdict: DrillVerdict | None) -> None:
+def test_the_page_is_self_contained_and_escapes_its_values(verdict: DrillVerdict | None) -> None:
     read = Read()
     read.feed(page(outcome(verdict, EVIL)))
     assert "script" not in read.tags

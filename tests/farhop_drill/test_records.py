@@ -46,7 +46,7 @@ async def test_one_run_holds_the_lock_and_it_ends_with_its_runner(store: MemoryS
     assert await records.holder() == OTHER
 
 
-async def test_what_a_lost_etcd_let_go_is_taken_again(store: MemoryStore) -> None:
+async def test_a_lock_lost_with_etcd_is_taken_again(store: MemoryStore) -> None:
     records = Records(store)
     assert await records.lock(ME)
     await store.delete(LOCK)

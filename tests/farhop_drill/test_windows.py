@@ -24,7 +24,7 @@ def test_a_window_is_open_on_its_days_from_its_beginning_until_its_end() -> None
 @pytest.mark.parametrize(
     "text", ["", "someday", "mon 9:00-10:00", "mon 10:00-09:00", "mon 10:60-11:00", "xyz 10:00-11:00"]
 )
-def test_what_is_no_window_is_refused(text: str) -> None:
+def test_a_text_that_is_no_window_is_refused(text: str) -> None:
     with pytest.raises(WindowError):
         window_of(text)
 
@@ -51,7 +51,7 @@ def test_a_window_that_closed_without_its_run_is_missed_and_reported() -> None:
 
 
 @given(st.floats(0, 40 * DAY_S), st.none() | st.floats(0, 40 * DAY_S), st.floats(HOUR_S, 20 * DAY_S))
-def test_what_was_reported_as_missed_is_never_reported_again(now: float, last: float | None, every_s: float) -> None:
+def test_a_missed_window_is_reported_once(now: float, last: float | None, every_s: float) -> None:
     one = planned(every_s=every_s, since_s=0.0)
     found = due(one, last, now)
     assert list(found.missed) == sorted(set(found.missed))

@@ -634,7 +634,7 @@ def test_a_balancer_that_never_finds_its_engines_leaves_attempts_for_other_regio
     book.on(AttemptRefused("a", 5, outcome.NO_REPLICA)).expect(goes_on("a", "frankfurt", 6))
 
 
-def test_who_waits_for_a_lost_region_does_not_hold_up_those_like_it_who_wait_for_any(play) -> None:
+def test_a_request_that_waits_for_a_lost_region_does_not_hold_up_those_that_wait_for_any(play) -> None:
     flow = slow(patience_s=30.0)
     book = begun(play, flow, "a", prompt_bytes=LONG)
     for region in ("frankfurt", "tokyo"):
@@ -652,7 +652,9 @@ def test_who_waits_for_a_lost_region_does_not_hold_up_those_like_it_who_wait_for
     assert list(flow.held) == ["again"]
 
 
-def test_who_waits_for_a_lost_region_is_not_decided_anew_until_something_happens_to_it(play, monkeypatch) -> None:
+def test_a_request_that_waits_for_a_lost_region_is_decided_again_only_when_the_region_changes(
+    play, monkeypatch
+) -> None:
     """A thousand may wait, and reports come twenty times a second from each region."""
     flow, decided = slow(), []
     book = broken(play, flow)
@@ -730,26 +732,26 @@ def test_a_request_that_wants_its_first_token_soon_waits_only_while_it_can_still
         book.on(ClientLeft(name)).expect()
 
 
-def test_nobody_waits_for_a_region_that_the_law_closed_meanwhile(play) -> None:
+def test_no_request_waits_for_a_lost_region_that_another_law_has_closed(play) -> None:
     flow = slow()
     book = broken(play, flow)
     book.at(1.1).on(LawChanged(law(2, anyone=Rule(allow=("eu",))))).expect(goes_on("a", "frankfurt", 2))
 
 
-def test_nobody_waits_for_a_region_that_an_operator_drained(play) -> None:
+def test_no_request_waits_for_a_lost_region_that_an_operator_drained(play) -> None:
     flow = slow()
     book = begun(play, flow, "a", prompt_bytes=LONG)
     book.at(0.5).on(RegionForced("london", True, "racks")).expect()
     book.at(1.0).on(AttemptFailed("a", 1, outcome.DIED_MID_STREAM, resumable=True)).expect(goes_on("a", "frankfurt", 2))
 
 
-def test_who_waits_leaves_when_an_operator_drains_the_region(play) -> None:
+def test_a_waiting_request_goes_elsewhere_when_an_operator_drains_the_lost_region(play) -> None:
     flow = slow()
     book = broken(play, flow)
     book.at(1.1).on(RegionForced("london", True, "racks")).expect(goes_on("a", "frankfurt", 2))
 
 
-def test_nobody_waits_for_a_region_that_refused_the_request_before_it_was_lost(play) -> None:
+def test_no_request_waits_for_a_region_that_refused_it_before_it_was_lost(play) -> None:
     flow = slow()
     book = begun(play, flow, "a", prompt_bytes=LONG)
     book.on(RequestArrived(request("b", LONG, prefix="a"))).expect(sent("b", "london"))

@@ -260,7 +260,7 @@ WHAT = ("arrive", "arrive", "probe", "began", "ended", "failed", "prefilled", "u
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.integers(0, 2**32), st.lists(st.sampled_from(WHAT), max_size=60))
-def test_nothing_leaks_in_any_order(seed: int, story: list[str]) -> None:
+def test_no_state_leaks_in_any_order_of_events(seed: int, story: list[str]) -> None:
     world = _Story(seed)
     for what in story:
         world.step(what)

@@ -159,7 +159,7 @@ async def test_whatever_reading_an_answer_raises_the_request_ends(stage: Any, mo
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "304 Not Modified", "307 Temporary", "308 Permanent"])
-async def test_nobody_goes_where_an_engine_s_redirect_points(stage: Any, status: str) -> None:
+async def test_redirects_of_engines_are_never_followed(stage: Any, status: str) -> None:
     """Neither we nor the client: the law was asked about no such place. The next engine is asked."""
     s = await stage()
     s.flow.addresses.append(s.upstream.address)

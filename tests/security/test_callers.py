@@ -81,7 +81,9 @@ def answers(provider: Provider) -> dict[str, tuple[bytes, int, str, str]]:
     }  # fmt: skip
 
 
-async def test_each_is_answered_and_nothing_is_counted_wrongly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_kind_of_caller_is_answered_and_counted_correctly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     monkeypatch.setenv("FARHOP_TEST_SALT", "salt-of-this-test")
     async with Provider().running() as provider, Engine().running() as engine:

@@ -144,7 +144,7 @@ def test_derived_keys_and_the_root_make_the_same_tokens_and_rotate() -> None:
     assert HopVerifier({"a": old}, "virginia").admit(signer.sign(claims()), 1.0) is outcome.HOP_FORGED
 
 
-def test_what_was_used_is_remembered_within_bounds() -> None:
+def test_used_hop_tokens_are_remembered_within_bounds() -> None:
     verifier, signer = HopVerifier({"k1": ROOT}, "virginia", uses_max=2), HopSigner({"k1": ROOT}, "k1", "tokyo")
     texts = [signer.sign(claims(expires_ms=100.0)) for _ in range(3)]
     assert len(set(texts)) == 3, "the same claims, a nonce each"

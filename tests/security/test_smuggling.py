@@ -122,7 +122,7 @@ def _as_read(case: Case, found: list[str], *, nobody: bool) -> bool:
 
 
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda proxy: proxy.name)
-async def test_what_a_proxy_saw_as_one_request_is_one_at_the_engine(proxy: Proxy, tmp_path: Path) -> None:
+async def test_one_request_through_a_proxy_is_one_request_at_the_engine(proxy: Proxy, tmp_path: Path) -> None:
     """In front of both tiers, and behind them before the engine."""
     if proxy.find() is None:
         pytest.skip(f"{proxy.name} is not installed: {proxy.install}")

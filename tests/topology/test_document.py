@@ -34,7 +34,7 @@ def test_plain_data_comes_back() -> None:
         ("? [a]\n: 1\n", "1:3"),
     ],
 )
-def test_what_is_not_yaml_is_reported_with_line_and_column(text: str, position: str) -> None:
+def test_a_text_that_is_not_yaml_is_reported_with_line_and_column(text: str, position: str) -> None:
     problem = _only(text)
     assert problem.path == position
     assert problem.message.startswith("not YAML: ")
@@ -76,7 +76,7 @@ def test_depth_is_bounded_before_anything_recurses(brackets: str) -> None:
     assert f"more than {DEPTH_MAX} deep" in _only("a: " + opening * 50_000).message
 
 
-def test_what_aliases_expand_to_is_bounded() -> None:
+def test_the_expansion_of_yaml_aliases_is_bounded() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     assert "aliases followed" in _only("\n".join(lines)).message

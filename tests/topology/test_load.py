@@ -128,7 +128,7 @@ def test_a_country_and_a_region_bring_their_jurisdictions_along() -> None:
     assert parse(yaml.safe_dump(raw), "w").regions["tokyo"].jurisdictions == {"asia", "g7"}
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_fields_left_out_have_their_default() -> None:
     world = parse(
         "{name: w, epoch: 1, hubs: {main: []}, countries: [{name: de}],"
         " regions: [{name: r, country: de, latitude: 0, longitude: 0, hub: main}]}",
@@ -251,7 +251,7 @@ def test_entries_are_the_public_addresses_of_global_balancers_and_may_share_them
         ({"port": 0}, "entries[0].port"),
     ],
 )
-def test_what_is_no_entry_is_reported_by_its_field(fault: dict[str, Any], message: str) -> None:
+def test_an_invalid_entry_is_reported_by_its_field(fault: dict[str, Any], message: str) -> None:
     first, other = ENTRIES["entries"]
     with pytest.raises(TopologyError) as refused:
         parse(yaml.safe_dump({**document(TEXT), "entries": [{**first, **fault}, other]}), "w")

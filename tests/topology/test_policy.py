@@ -112,7 +112,7 @@ def test_a_region_that_the_map_lacks_makes_the_law_unreadable():
         (b'{"tenants": 5, "models": []}', "tenants: "),
     ],
 )
-def test_what_is_no_law_is_refused_in_lines(text, says):
+def test_a_document_that_is_no_law_is_refused_with_a_line_for_each_fault(text, says):
     line = faults(text)
     assert any(says in one for one in line), line
     assert not any("\n" in one for one in line)
@@ -129,7 +129,7 @@ def test_no_secret_is_quoted():
     assert not any("sk-secret" in one for one in found)
 
 
-def test_what_changed_between_two_laws():
+def test_the_difference_between_two_laws_is_listed():
     law = policy.document_of(WORLD)
     tenants = [one for one in law["tenants"] if one["name"] != "not-us"]
     tenants[1] = {**tenants[1], "priority": 5}

@@ -109,7 +109,7 @@ def test_a_pair_given_both_ways_alike_is_fine(faults: Any) -> None:
     assert faults(lambda raw: raw["rtt_ms"].update(tokyo={"virginia": 166})) == []
 
 
-def test_one_hash_for_two_keys(faults: Any) -> None:
+def test_one_hash_for_two_keys_is_refused(faults: Any) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["tenants"][3]["keys"][0]["sha256"] = raw["tenants"][1]["keys"][0]["sha256"]
 

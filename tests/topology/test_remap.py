@@ -49,7 +49,7 @@ _QUESTIONS = st.tuples(
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(_maps(), _maps(), _tenants(), _MODELS, st.lists(_QUESTIONS, min_size=1, max_size=6))
-def test_what_is_found_fit_lets_nothing_go_where_it_could_not(one, other, tenant, models, questions) -> None:
+def test_a_map_that_fits_makes_no_region_lawful_that_was_not(one, other, tenant, models, questions) -> None:
     before, after = Law(world(one, tenant, models)), Law(world(other, tenant, models))
     problems = list(widenings(before, after))
     known = frozenset(one) & frozenset(other)
@@ -109,7 +109,7 @@ def test_a_new_region_a_smaller_one_and_a_new_place_are_no_widening() -> None:
     assert not reasons(here, {"r0": region("r0", "c0", "j0", "j9")})
 
 
-def test_what_was_there_once_counts_as_it_was_last() -> None:
+def test_a_region_that_was_removed_is_compared_with_its_last_known_form() -> None:
     first, none, back = ({"r0": region("r0", "c0")}, {"r1": region("r1", "c1")}, {"r0": region("r0", "c0", "j0")})
     laws = [Law(world(one, TENANT, {})) for one in (first, none, back)]
     assert not fits(laws[1], {}, laws[2])

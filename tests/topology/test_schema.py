@@ -70,7 +70,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("at", "value", "path", "message"), WRONG)
-def test_each_fault_of_shape(faults: Any, at: tuple[Any, ...], value: Any, path: str, message: str) -> None:
+def test_each_fault_of_shape_is_reported(faults: Any, at: tuple[Any, ...], value: Any, path: str, message: str) -> None:
     found = [problem for problem in faults(lambda raw: _put(raw, at, value)) if problem.path == path]
     assert len(found) == 1
     assert message in found[0].message

@@ -19,6 +19,14 @@ class State(StrEnum):
     DRAINING = "draining"
 
 
+_WORST_FIRST = (State.DOWN, State.DRAINING, State.SUSPECT, State.UP)
+
+
+def worst_first(state: object) -> int:
+    """A sort key for states as other processes write them; one that is unknown comes last."""
+    return _WORST_FIRST.index(state) if isinstance(state, str) and state in _WORST_FIRST else len(_WORST_FIRST)
+
+
 class Health(msgspec.Struct, frozen=True):
     """One reading. `until`: when it changes if nothing more is heard (monotonic seconds), None if it does not.
 

@@ -446,7 +446,22 @@ class Console:
         answer: dict[str, Any] = {"explained": explained}
         if asked.drained:
             answer["what_if"] = {key: snapshots.without(one, asked.drained) for key, one in explained.items()}
+            answer["what_if"].update(await self._asked_again(asked, explained))
         return reply(answer)
+
+    async def _asked_again(self, asked: ExplainRequest, explained: dict[str, Any]) -> dict[str, Any]:
+        """What those that answered decide without the region, by balancer; empty for a replica, and none of an older
+        build."""
+        law = self._source.law()
+        if law is None or asked.drained not in law.topology.regions:
+            return {}
+        question = {**msgspec.json.decode(asked.question, type=dict[str, Any]), "drained": asked.drained}
+        again = await self._source.explain(msgspec.json.encode(question))
+        return {
+            key: snapshots.compared(explained[key], one, asked.drained)
+            for key, one in again.items()
+            if key in explained and one.get("drained") == asked.drained
+        }
 
     async def _laws(self, _request: web.Request) -> web.Response:
         acts = self._source.acts()

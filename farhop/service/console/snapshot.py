@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from farhop.balance.health.reading import worst_first
 from farhop.loose_json import as_dict
 from topology.law import Scope
 
@@ -30,8 +31,6 @@ REGIONS_AT_ONCE = 4  # each of up to some hundred replicas, which are counted
 TEXT_MAX = 160
 FULL_SHARE = 0.9  # of a region's slots: above it is reported
 WRONG_MAX = 16
-# Worst first.
-STATES = ("down", "draining", "suspect", "up", "unknown")
 _REPLICA = {
     "state": "state", "why": "why", "in_flight": "in_flight", "elsewhere": "in_flight_elsewhere", "slots": "slots",
     "running": "engine_running", "waiting": "engine_waiting", "kv": "engine_kv_usage", "hit": "engine_hit_share",
@@ -330,7 +329,7 @@ def _merged(
     `here` are those of its balancers that are known."""
     views = {key: one for key, snapshot in upper.items() if (one := as_dict(snapshot.get("regions")).get(name))}
     seen = {key: one for key, one in views.items() if fresh[key] != "cut off"}
-    worst: dict[str, Any] = min(seen.values(), key=lambda one: _badness(one.get("state")), default={})
+    worst: dict[str, Any] = min(seen.values(), key=lambda one: worst_first(one.get("state")), default={})
     last = worst or max(views.items(), key=lambda one: latest[one[0]].at_ms, default=("", {}))[1]
     lower = {
         key: one.snapshot
@@ -363,10 +362,6 @@ def _merged(
             row["used"] = row["busy"] / row["slots"]
         row["queued"] = sum(int(snapshot.get("queued") or 0) for snapshot in own_latest)
     return row
-
-
-def _badness(state: object) -> int:
-    return STATES.index(state) if state in STATES else len(STATES)
 
 
 def _newest(snapshots: Mapping[str, Snapshot]) -> dict[str, Any]:
@@ -412,20 +407,37 @@ def without(record: Mapping[str, Any], target: str) -> dict[str, Any]:
     """Where a decision would have gone if this region or replica had been drained: the best of the others by the scores
     of that moment, regions that were not hot first. `chosen` is absent if none is left."""
     reasons = as_dict(record.get("reasons"))
-    named = "region" if any("region" in one for one in reasons.get("candidates") or ()) else "replica"
-    others = [one for one in reasons.get("candidates") or () if one.get(named) != target]
-    best = min(others, key=lambda one: (bool(one.get("hot")), one.get("score", math.inf)), default=None)
-    chosen = (one for one in reasons.get("candidates") or () if one.get(named) == reasons.get("chosen"))
-    was: dict[str, Any] = next(chosen, {})
+    others = [one for one in reasons.get("candidates") or () if one.get(_named(reasons)) != target]
+    by_score = sorted(others, key=lambda one: (bool(one.get("hot")), one.get("score", math.inf)))
+    best: Mapping[str, Any] = by_score[0] if by_score else {}
+    return _what_if(reasons, best, target)
+
+
+def compared(record: Mapping[str, Any], again: Mapping[str, Any], target: str) -> dict[str, Any]:
+    """The same, of two decisions by one balancer: the second was asked to leave out `target`."""
+    reasons = as_dict(record.get("reasons"))
+    return {**_what_if(reasons, _chosen(as_dict(again.get("reasons"))), target), "asked": True}
+
+
+def _what_if(reasons: Mapping[str, Any], best: Mapping[str, Any], target: str) -> dict[str, Any]:
+    was, named, moved = _chosen(reasons), _named(reasons), reasons.get("chosen") == target
+    goes = best if moved else was
     document: dict[str, Any] = {
         "drained": target,
-        "moved": reasons.get("chosen") == target,
-        "chosen": best.get(named) if best is not None else None,
-        "ttft_ms": best.get("ttft_ms") if best is not None else None,
+        "moved": moved,
+        "chosen": goes.get(named) if moved else reasons.get("chosen"),
+        "ttft_ms": goes.get("ttft_ms"),
         "was_ttft_ms": was.get("ttft_ms"),
         "was": reasons.get("chosen"),
     }
-    if not document["moved"]:
-        document["chosen"], document["ttft_ms"] = document["was"], document["was_ttft_ms"]
     cleaned: dict[str, Any] = plain(document)
     return cleaned
+
+
+def _named(reasons: Mapping[str, Any]) -> str:
+    return "region" if any("region" in one for one in reasons.get("candidates") or ()) else "replica"
+
+
+def _chosen(reasons: Mapping[str, Any]) -> dict[str, Any]:
+    named = _named(reasons)
+    return next((one for one in reasons.get("candidates") or () if one.get(named) == reasons.get("chosen")), {})

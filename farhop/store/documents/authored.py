@@ -26,6 +26,10 @@ class Authorship(msgspec.Struct, frozen=True):
     why: str
     at: Annotated[datetime, Meta(tz=True)]
 
+    def shown(self) -> dict[str, str]:
+        """For a status page."""
+        return {"author": self.author, "why": self.why, "at": self.at.isoformat()}
+
 
 class _Models(Authorship, frozen=True, forbid_unknown_fields=True):
     models: dict[str, msgspec.Raw]

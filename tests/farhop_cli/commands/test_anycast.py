@@ -102,7 +102,7 @@ def test_missing_speaker_is_reported_in_one_line(cli, stands, tmp_path):
     assert line.startswith(f"anycast: speaker: bird: {tmp_path}/none.ctl: No such file or directory; start bird, or")
 
 
-def test_nothing_is_left_to_withdraw_without_exabgp(cli, tmp_path):
+def test_without_exabgp_there_is_nothing_to_withdraw(cli, tmp_path):
     assert cli.run("anycast", "withdraw", "--config", config(tmp_path)).exit_code == 0
     bird = {"bird": {"socket": str(tmp_path / "none.ctl"), "file": str(tmp_path / "farhop.conf")}}
     assert "none.ctl" in cli.failed(cli.run("anycast", "withdraw", "--config", config(tmp_path, speaker=bird)), 1)

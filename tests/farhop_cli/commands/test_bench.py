@@ -1,8 +1,12 @@
 """`farhop bench` is wired: every subcommand has its own options alone, and none that it would ignore."""
 
+import os
+import signal
+
 import pytest
 import typer
 
+from farhop_cli import measure
 from farhop_cli.commands import bench
 
 OPTIONS = {
@@ -41,3 +45,24 @@ def test_no_option_of_chaos_is_ignored(cli, arguments, message):
 @pytest.mark.parametrize("arguments", [("nonsense",), ("decide", "--quick"), ("law", "--seeds", "3")])
 def test_an_unknown_benchmark_is_bad_usage(cli, arguments):
     assert cli.run("bench", *arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_one_that_is_told_to_end_cleans_up_first(cli, monkeypatch, number):
+    """Its network namespaces and processes would stay."""
+    cleaned, before = [], signal.signal(number, lambda *_: None)
+
+    def told(_as_json):
+        try:
+            os.kill(os.getpid(), number)
+            return 0
+        finally:
+            cleaned.append(number)
+
+    monkeypatch.setattr(measure, "decide", told)
+    try:
+        assert cli.run("bench", "decide").exit_code != 0
+        assert signal.getsignal(number).__name__ == "<lambda>"  # as it was
+    finally:
+        signal.signal(number, before)
+    assert cleaned == [number]

@@ -64,7 +64,7 @@ def test_failures_count_as_requests_that_took_their_clients_patience() -> None:
     assert share.hit == pytest.approx(0.4)
 
 
-def test_nothing_is_something() -> None:
+def test_a_share_of_no_requests_has_no_failures_and_zero_latency() -> None:
     share = share_of([], 0, STRICT)
     assert (share.asked, share.hit, share.good_share, share.ttft_ms.p99) == (0, 0.0, 1.0, 0.0)
 

@@ -25,7 +25,7 @@ def test_a_verdict_is_sure_where_the_whole_interval_is(mean: float, half: float,
     assert verdict(Aim("s", "r", "x", least=1.1), Interval(mean, half, 3)) == words
 
 
-def test_one_seed_leaves_it_open_and_none_says_nothing() -> None:
+def test_an_aim_is_open_with_one_seed_and_has_nothing_to_compare_without_any() -> None:
     assert verdict(Aim("s", "r", "x", most=1.0), Interval(0.5, None, 1)) == "open, met"
     assert verdict(Aim("s", "r", "x", most=1.0), None) == "nothing to compare"
 

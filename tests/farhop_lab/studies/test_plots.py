@@ -120,7 +120,7 @@ def test_titles_fit_and_name_the_load_that_is_drawn(
     assert ("at load 2" in texts(figure)) is (several and make not in (plots.goodput, plots.cost))
 
 
-def test_nothing_measured_is_nothing_drawn(ran: tuple[Scenario, list[Result]]) -> None:
+def test_without_results_no_plot_is_drawn(ran: tuple[Scenario, list[Result]]) -> None:
     scenario, (first, *_) = ran
     empty = msgspec.structs.replace(first, ttft_quantiles=[], curves={})
     assert plots.latency(scenario, [empty]) is None

@@ -132,7 +132,7 @@ def test_the_same_however_it_is_written_and_called(tmp_path: Path, read: Any, te
         (LOG.encode("utf-16"), r"it is UTF-16; save it as UTF-8"),
     ],
 )
-def test_what_is_no_text_is_named_with_its_remedy(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_file_that_is_no_text_is_refused_with_the_remedy(tmp_path: Path, content: bytes, says: str) -> None:
     path = tmp_path / "log"
     path.write_bytes(content)
     for read in (load.log, lambda path: load.own_log(path, {}, skip=True)):

@@ -134,7 +134,7 @@ async def test_forks_have_dice_of_their_own(looks: dict[str, str]) -> None:
     assert len({word for _, out, _ in thrown for word in out.split()}) == 4
 
 
-async def test_how_it_ended_is_known(looks: dict[str, str]) -> None:
+async def test_the_exit_status_of_a_forked_process_is_known(looks: dict[str, str]) -> None:
     process = await begun("works", looks)
     assert process.returncode is None
     process.send_signal(signal.SIGTERM)

@@ -18,7 +18,7 @@ def test_ports_are_free_different_and_never_lent_to_outgoing_connections() -> No
             server.bind(("127.0.0.1", port))
 
 
-def test_none_is_given_again_before_its_owner_can_have_listened() -> None:
+def test_a_free_port_is_not_given_twice() -> None:
     given = [port for _ in range(50) for port in ports.free_ports(20)]
     assert len(set(given)) == len(given)
 

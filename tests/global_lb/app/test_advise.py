@@ -28,7 +28,7 @@ async def up(engine: Engine) -> AsyncIterator[Both]:
 
 
 @pytest.mark.parametrize("path", ["/v1/route", "/v1/route/v1/chat/completions", "/v1/route/v1/chat/completions?a=1"])
-async def test_it_tells_the_decision_and_sends_nothing(up: Both, engine: Engine, path: str) -> None:
+async def test_advice_gives_the_decision_and_sends_nothing(up: Both, engine: Engine, path: str) -> None:
     answer = await send(up.entry, chat(path=path))
     assert answer.status == 200
     found = answer.json
@@ -62,7 +62,7 @@ async def test_the_token_is_given_on_request_and_valid_for_one_use(up: Both, eng
 @pytest.mark.parametrize(
     ("allow", "status", "code"), [("us", 200, ""), ("jp", 451, "unlawful_here"), ("a b", 400, "invalid_field")]
 )
-async def test_who_brings_a_token_may_still_narrow_the_request(
+async def test_a_client_with_a_redirect_token_may_still_narrow_its_request(
     up: Both, engine: Engine, allow: str, status: int, code: str
 ) -> None:
     """The token is of what was asked about, and says nothing of what the request itself asks for."""
@@ -88,7 +88,7 @@ async def test_no_client_is_told_who_drained_a_region_and_why(up: Both) -> None:
         assert "(frankfurt: draining)" in refused.json["error"]["message"]
 
 
-async def test_it_meets_the_errors_of_the_request_itself(up: Both, engine: Engine) -> None:
+async def test_advice_is_refused_with_the_errors_of_the_request_itself(up: Both, engine: Engine) -> None:
     for request, status, code in (
         (chat(None, path="/v1/route"), 401, "missing_key"),
         (chat("sk-nobody", path="/v1/route"), 401, "unknown_key"),
@@ -111,7 +111,7 @@ async def test_it_meets_the_errors_of_the_request_itself(up: Both, engine: Engin
     assert engine.seen == []
 
 
-async def test_it_is_for_those_whose_route_says_so(up: Both) -> None:
+async def test_advice_is_given_only_where_the_route_allows_it(up: Both) -> None:
     up.global_.relay.react(RoutesChanged({("anywhere", ""): RouteConfig(advise=False)}))
     answer = await send(up.entry, chat(path="/v1/route"))
     assert (answer.status, answer.code) == (404, "path_not_allowed")

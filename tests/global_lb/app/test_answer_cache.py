@@ -31,7 +31,7 @@ async def up(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[B
         await until(lambda: made.global_.answer_cache.cache.store.taken == 0)
 
 
-async def test_it_stands_between_only_while_a_route_wants_it(up: Both) -> None:
+async def test_requests_pass_the_answer_cache_only_while_a_route_uses_it(up: Both) -> None:
     balancer = up.global_
     assert balancer.ingress.relay is balancer.answer_cache
     balancer.relay.react(RoutesChanged({("", ""): RouteConfig()}))
@@ -89,7 +89,7 @@ async def test_a_connection_is_kept_over_hits_and_pipelined_ones_come_in_turn(up
     assert (answer.body.count(b"HTTP/1.1 200 OK"), answer.body.count(b"x-farhop-cache: hit")) == (2, 2)
 
 
-async def test_what_it_does_is_in_the_metrics(up: Both) -> None:
+async def test_the_answer_caches_hits_and_misses_are_in_the_metrics(up: Both) -> None:
     for _ in range(3):
         await send(up.entry, chat(body=BODY))
     page = (await send(up.global_admin, head("GET", "/metrics"))).body.decode()

@@ -61,7 +61,7 @@ def test_its_name_among_balancers_is_unique_in_the_fleet() -> None:
         ("instance", "", "instance"),
     ],
 )
-def test_what_is_wrong_is_reported_by_its_path(field: str, value: Any, field_path: str) -> None:
+def test_a_wrong_value_is_reported_by_its_path(field: str, value: Any, field_path: str) -> None:
     with pytest.raises(ValidationError) as caught:
         GlobalConfig.model_validate(document(**{field: value}))
     assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [field_path]

@@ -66,7 +66,7 @@ def test_without_keys_there_is_nothing_to_run() -> None:
         DrillsConfig.model_validate({"keys": {}})
 
 
-async def test_it_ends_with_its_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drill_schedule_ends_with_its_balancer(monkeypatch: pytest.MonkeyPatch) -> None:
     made, content = schedule(monkeypatch, "import sys; sys.stdin.read()")
     tasks = Tasks()
     made.open(tasks)
@@ -80,7 +80,7 @@ async def test_it_ends_with_its_balancer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert content.texts == []
 
 
-async def test_one_that_ends_by_itself_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drill_process_that_ends_by_itself_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     made, found = schedule(monkeypatch, "import sys; sys.exit(3)")
     tasks = Tasks()
     made.open(tasks)

@@ -147,7 +147,7 @@ def test_overrides_that_are_not_believed_are_counted(change: Change, reason: str
     assert len(stage.overrides.status()) == 1
 
 
-def test_what_people_are_shown() -> None:
+def test_overrides_in_force_are_shown_to_operators() -> None:
     stage = Stage()
     stage.biases_and_pins(put(overrides.encode(BIAS), BIAS.key), put(overrides.encode(PIN), PIN.key))
     stage.now = 1015.0

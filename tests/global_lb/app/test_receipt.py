@@ -143,7 +143,7 @@ class Mute(Engine):
         return web.Response(headers={"Content-Type": "text/event-stream"})
 
 
-async def test_nothing_stands_behind_a_stream_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_empty_stream_has_no_receipt_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has a length, and the next answer on the client's connection begins there."""
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     engine = Mute()

@@ -100,7 +100,7 @@ async def test_the_token_alone_is_served_under_the_same_decision(up: Both, engin
     assert up.regional.flow.accepted_bytes == {}, "nobody waits for its acknowledgement"
 
 
-async def test_it_is_good_for_one_use(up: Both, engine: Engine) -> None:
+async def test_a_redirect_token_is_accepted_once(up: Both, engine: Engine) -> None:
     _, target = await asked(up)
     assert (await send(up.client, follow(target))).status == 200
     again = await send(up.client, follow(target))
@@ -170,7 +170,7 @@ async def test_a_token_is_valid_for_the_requested_path(up: Both, engine: Engine)
     assert (await send(up.client, follow(target))).status == 200, "it was not used"
 
 
-async def test_it_opens_neither_the_tier_listener_nor_an_entry(up: Both, engine: Engine) -> None:
+async def test_a_redirect_token_is_refused_by_the_tier_listener_and_by_entries(up: Both, engine: Engine) -> None:
     _, target = await asked(up)
     below = await send(up.tier, follow(target))
     assert below.code == "hop_token_missing"
@@ -254,7 +254,7 @@ async def test_a_name_that_stands_for_a_model_does_so_where_a_stream_by_anycast_
         await up.at_rest()
 
 
-async def test_what_a_rule_about_a_name_leaves_goes_with_the_request(engine: Engine) -> None:
+async def test_regions_left_by_a_rule_about_an_alias_go_with_the_request(engine: Engine) -> None:
     world = topology(tenant("acme", models={"auto": {"allow": ["us", "eu"]}}))
     routes = [{"model": "auto", "models": [{"model": MODEL}]}]
     async with both(engine, world, global_={"routes": routes}) as up:

@@ -226,7 +226,7 @@ def test_the_reasons_of_a_decision() -> None:
     assert (reasons.predicted_hit(nowhere), reasons.predicted_ttft_ms(nowhere)) == ((0.0, "trie"), None)
 
 
-async def test_what_was_sent_is_acknowledged_under_our_own_name(up: Both) -> None:
+async def test_sent_bytes_are_acknowledged_under_the_balancers_name(up: Both) -> None:
     assert (await send(up.entry, chat())).status == 200
     accepted = up.regional.flow.accepted_bytes
     assert accepted.keys() == {"virginia/g1"}
@@ -238,7 +238,7 @@ async def test_what_was_sent_is_acknowledged_under_our_own_name(up: Both) -> Non
 
 
 @pytest.mark.parametrize("taken", ["listen", "admin"])
-async def test_what_was_opened_is_closed_when_the_rest_cannot_be(up: Both, taken: str) -> None:
+async def test_a_start_that_fails_closes_what_it_opened(up: Both, taken: str) -> None:
     config = global_config(instance="g2", **{taken: {"port": up.entry}})
     balancer = GlobalBalancer(config, WORLD, Random(1), MemoryStore(Random(2)))
     with pytest.raises(PortTakenError, match=f"{taken}: cannot listen on 127.0.0.1:{up.entry}"):

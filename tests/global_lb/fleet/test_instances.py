@@ -33,7 +33,7 @@ def test_an_instance_that_reaches_others_replicas_is_able_and_a_draining_one_is_
     assert able(OWNER, instance("london", "b", draining=True)) == ["a"]
 
 
-def test_each_offers_what_all_have_but_its_own_wait() -> None:
+def test_instances_of_a_region_share_slots_but_each_has_its_own_wait() -> None:
     known = Instances()
     take(known, OWNER, OTHER)
     offered = known.capacity(OTHER, MODEL)

@@ -152,7 +152,7 @@ def test_counts_of_an_instance_that_left_are_forgotten(regions: Regions) -> None
     assert regions.load_of(instance("london")).outstanding_bytes == 0.0
 
 
-def test_what_was_sent_is_acknowledged_by_an_earlier_incarnation_too(regions: Regions) -> None:
+def test_sent_bytes_are_acknowledged_by_an_earlier_incarnation_too(regions: Regions) -> None:
     """A clock set back between two starts: what the later one had counted says nothing of this one."""
     later = msgspec.structs.replace(instance("london", "a"), incarnation=5, accepted=1000.0)
     earlier = msgspec.structs.replace(later, incarnation=1, accepted=0.0)

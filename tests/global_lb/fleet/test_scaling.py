@@ -41,7 +41,7 @@ def test_each_region_takes_on_its_share_of_the_worst_loss() -> None:
 
 
 @given(st.lists(st.floats(0.0, 3.0), min_size=3, max_size=3))
-def test_what_is_left_of_any_two_holds_all(loads: list[float]) -> None:
+def test_without_any_one_region_the_others_hold_the_whole_load(loads: list[float]) -> None:
     of = dict(zip(sorted(ALL), loads, strict=True))
     scaling = Scaling()
     look(scaling, 0.0, **of)
@@ -80,7 +80,7 @@ def engines_down(scaling: Scaling, now: float, least: int = 1, needed: int = 1) 
     return scaling.look(seen(down, *rest).view, lambda _: True, ALL, now)
 
 
-def test_it_wakes_when_all_engines_of_a_region_are_gone_and_its_balancer_is_not() -> None:
+def test_a_pilot_light_wakes_when_a_region_has_lost_its_engines_but_not_its_balancer() -> None:
     scaling = Scaling(PILOT)
     look(scaling, 0.0, frankfurt=4.0, london=1.0, tokyo=0.0)
     assert engines_down(scaling, 1.0) == []  # a balancer that has just started reports the same
@@ -99,7 +99,7 @@ def test_a_region_scaled_to_zero_is_not_missed() -> None:
     assert scaling.asleep("tokyo")
 
 
-def test_it_sleeps_again_when_the_others_can() -> None:
+def test_a_pilot_light_sleeps_again_when_the_others_can_carry_the_load() -> None:
     scaling = Scaling(PILOT)
     look(scaling, 0.0, frankfurt=1.0, tokyo=0.0)
     look(scaling, 1.0, frozenset({"frankfurt"}), frankfurt=1.0, tokyo=0.0)
@@ -110,7 +110,7 @@ def test_it_sleeps_again_when_the_others_can() -> None:
     assert (scaling.status("tokyo")["why"], desired(scaling)["tokyo"]) == ("", 1)
 
 
-def test_what_is_needed_beyond_what_may_be_wakes_it() -> None:
+def test_a_pilot_light_wakes_when_the_others_need_more_replicas_than_they_may_have() -> None:
     scaling = Scaling(PILOT)
     look(scaling, 0.0, frankfurt=8.0, tokyo=0.0)
     assert scaling.asleep("tokyo")
@@ -128,7 +128,7 @@ def test_a_region_that_never_served_or_left_the_map_is_not_missed() -> None:
     assert scaling.asleep("tokyo")
 
 
-def test_it_is_looked_at_twice_a_second_and_what_was_carried_is_forgotten() -> None:
+def test_scaling_is_decided_twice_a_second_and_old_load_is_forgotten() -> None:
     scaling = Scaling(PILOT)
     look(scaling, 0.0, frankfurt=4.0, tokyo=0.0)
     assert look(scaling, 0.4, frozenset({"frankfurt"}), tokyo=0.0) == []

@@ -94,14 +94,14 @@ def test_headroom_is_what_slots_and_foreign_tokens_leave() -> None:
 
 
 @pytest.mark.parametrize(("replicas", "shared_by"), [(2, 2), (0, 1)])
-def test_what_was_sent_since_the_report_is_shared_by_the_replicas(replicas: int, shared_by: int) -> None:
+def test_bytes_sent_since_the_report_are_shared_by_the_replicas(replicas: int, shared_by: int) -> None:
     load = UnacknowledgedLoad()
     load.sent(4096.0)
     wait_ms, _ = remaining(capacity(replicas_ready=replicas), load, foreign=False)
     assert wait_ms == pytest.approx(5.0 + 1024 * 0.1 / shared_by)
 
 
-def test_what_was_sent_takes_slots_until_it_is_acknowledged() -> None:
+def test_sent_requests_take_slots_until_acknowledged() -> None:
     load = UnacknowledgedLoad()
     assert remaining(capacity(), load, foreign=False) == (5.0, 16.0)
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_what_was_sent_takes_slots_until_it_is_acknowledged() -> None:
     assert remaining(capacity(), load, foreign=False) == (5.0, 16.0)
 
 
-def test_what_is_cached_there_is_not_waited_for() -> None:
+def test_cached_prompt_bytes_add_no_wait() -> None:
     load = UnacknowledgedLoad()
     load.sent(4000.0, 400.0)
     assert remaining(capacity(), load, foreign=False) == (pytest.approx(5.0 + 100 * 0.1 / 2), 15.0)

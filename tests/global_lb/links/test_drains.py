@@ -125,7 +125,7 @@ def test_a_refused_document_is_counted_and_the_last_valid_drain_stays(stage, cha
     assert stage.overrides.status("atlantis") is None
 
 
-def test_what_people_are_shown(stage):
+def test_drains_in_force_are_shown_to_operators(stage):
     stage.apply(put("tokyo", word()))
     stage.now = 1015.0
     assert stage.overrides.status("tokyo") == {

@@ -73,7 +73,7 @@ def test_reports_are_handed_on_and_deletions_only_listed() -> None:
         (report_key("frankfurt", "r1"), encode(a_report()), "misplaced"),
     ],
 )
-def test_what_is_not_believed_is_counted_by_hub_and_by_reason(key: str, value: bytes, why: str) -> None:
+def test_refused_documents_are_counted_by_hub_and_by_reason(key: str, value: bytes, why: str) -> None:
     recorder = Recorder()
     recorder.hub.changed(Change(ChangeKind.PUT, 6, key, value))
     recorder.hub.changed(Change(ChangeKind.PUT, 7, key, value))

@@ -107,7 +107,7 @@ def test_only_so_many_are_measured_in_a_second() -> None:
     assert "9.9.9.0/24" in entry.published()
 
 
-async def test_it_is_published_under_a_lease_and_goes_with_it() -> None:
+async def test_latencies_are_published_under_a_lease_and_deleted_with_it() -> None:
     entry, store = Entry(every_s=0.001), MemoryStore(Random(1))
     await store.open()
     publishing = asyncio.create_task(entry.table.publish(store))

@@ -143,7 +143,7 @@ async def test_however_many_snapshots_break_nothing_they_brought_is_forgotten_un
     assert found.held == {40}
 
 
-async def test_what_broken_snapshots_brought_is_forgotten_with_their_instance() -> None:
+async def test_prefixes_of_a_broken_snapshot_are_forgotten_with_their_instance() -> None:
     found = Told()
     for n in range(1, 4):
         stream = found.stream()
@@ -188,7 +188,7 @@ async def test_no_message_holds_the_loop_for_long(what: str) -> None:
         slice_(1, path(0, 5), last=True),
     ],
 )
-async def test_what_does_not_follow_is_a_gap(message: pb.PrefixDelta) -> None:
+async def test_a_delta_that_does_not_follow_is_a_gap(message: pb.PrefixDelta) -> None:
     found = Told()
     stream = await whole(found, path(0, 1))
     with pytest.raises(PrefixGapError):
@@ -339,7 +339,7 @@ async def test_without_a_prefix_stream_sent_prefixes_count_as_cached() -> None:
     assert found.held == {5}  # now it is known better
 
 
-async def test_what_we_sent_goes_unless_it_is_confirmed() -> None:
+async def test_prefixes_of_sent_requests_are_forgotten_unless_the_region_confirms_them() -> None:
     found = Told()
     stream = await whole(found, path(0, 1))
     await in_turns(found.prefixes.tidy(0.0))
@@ -356,7 +356,7 @@ async def test_what_we_sent_goes_unless_it_is_confirmed() -> None:
     assert found.held == {1, 2, 4, 5}
 
 
-async def test_what_is_sent_again_and_again_is_noted_once_in_a_period() -> None:
+async def test_a_prefix_sent_repeatedly_is_noted_once_in_a_period() -> None:
     found = Told()
     await whole(found, path(0, 1))
     await in_turns(found.prefixes.tidy(0.0))

@@ -78,7 +78,7 @@ async def test_each_instance_has_its_own_clock() -> None:
         (report_key("atlantis", "r1"), encode(a_report("atlantis")), "unknown_region"),
     ],
 )
-async def test_what_cannot_be_believed_is_dropped_and_counted(key: str, value: bytes, why: str) -> None:
+async def test_refused_reports_are_dropped_and_counted(key: str, value: bytes, why: str) -> None:
     async with watching() as (_, store, found):
         await store.put(key, value)
         await until(lambda: found.refused == [why])
@@ -107,7 +107,7 @@ async def test_a_deleted_key_is_not_a_death() -> None:
         assert found.names() == ["r1"]
 
 
-async def test_what_is_gone_and_silent_is_forgotten_and_the_view_says_so() -> None:
+async def test_an_instance_without_key_or_connection_leaves_the_view() -> None:
     clock = Clock()
     async with watching(clock=clock) as (watcher, store, found):
         await put(store, a_report(instance="a"))
@@ -274,7 +274,7 @@ async def test_reports_of_a_past_incarnation_are_refused_while_the_later_one_rep
         assert found.view.regions["tokyo"].instances[0].incarnation == 2
 
 
-async def test_it_has_not_caught_up_before_every_hub_has_answered_or_is_out_of_contact() -> None:
+async def test_the_watcher_has_caught_up_once_every_hub_has_answered_or_is_out_of_contact() -> None:
     """Who lets clients in knows the regions of all hubs: a prompt may be too long for those of the first."""
     a, b = MemoryStore(Random(1)), MemoryStore(Random(2))
     store = Hubs({"a": a, "b": b}, Random(3))

@@ -41,7 +41,7 @@ def filled(at: str = "virginia", **more: Any) -> AnswerCache[str]:
     return cache
 
 
-def test_what_is_kept_is_given_until_its_time_is_over() -> None:
+def test_a_kept_answer_is_given_until_it_expires() -> None:
     cache = filled()
     found = cache.decide(request(), b"k1", KEEPS, LAW, 59.0)
     assert isinstance(found, Hit)
@@ -73,7 +73,7 @@ def test_the_law_of_now_says_where_it_may_be_from_and_lie() -> None:
     assert filled().decide(by_token, b"k1", KEEPS, LAW, 1.0) == Lead(None, keeps=True)
 
 
-def test_it_lies_only_where_what_the_name_asked_for_lets_it() -> None:
+def test_an_answer_is_kept_only_where_the_law_of_its_alias_allows() -> None:
     """A name that stands for several models may have a rule of its own."""
     anyone = Tenant(
         "anyone", residency=Residency(processing=Rule(allow=("world",))),

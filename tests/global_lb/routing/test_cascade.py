@@ -192,7 +192,7 @@ def test_a_tenant_that_may_use_no_model_of_an_alias_is_refused_without_their_nam
     prompt_bytes=st.integers(1, 5000),
     seed=st.integers(0, 99),
 )  # fmt: skip
-def test_it_never_leads_to_what_may_not_be_used(
+def test_a_cascade_never_leads_to_a_model_that_the_tenant_may_not_use(
     steps: list[str], bounds: list[int | None], slots: dict[str, dict[str, int]], rules: dict[str, str],
     allowed: list[str], prompt_bytes: int, seed: int,
 ) -> None:  # fmt: skip
@@ -243,7 +243,7 @@ def arrived(flow: GlobalFlow, **fields: object) -> tuple[Request, list[Command]]
     return found, flow.handle(RequestArrived(found), 0.0)
 
 
-def test_what_no_region_takes_for_one_model_goes_on_for_the_next_that_has_room() -> None:
+def test_a_request_that_no_region_takes_goes_on_with_the_next_model_that_has_room() -> None:
     flow = worldwide(view=seen(serving("london", big=4, small=0), serving("tokyo", big=4, tiny=1)),
                      routes=auto("big", "small", "tiny"))  # fmt: skip
     found, commands = arrived(flow)
@@ -284,7 +284,7 @@ def test_a_law_that_lets_in_more_binds_another_model_by_the_law_that_the_request
 
 
 @pytest.mark.parametrize("reason", [outcome.UNLAWFUL_HERE, outcome.PATH_UNSUPPORTED])
-def test_what_is_refused_for_another_reason_is_not_asked_of_another_model(reason: Outcome) -> None:
+def test_a_refusal_for_another_reason_leads_to_no_other_model(reason: Outcome) -> None:
     flow = worldwide(view=seen(serving("london", big=4, small=4)), routes=auto("big", "small"))
     arrived(flow)
     (refused,) = flow.handle(AttemptRefused("a", 1, reason), 0.1)

@@ -297,7 +297,7 @@ def test_the_global_flow_keeps_its_invariants_for_any_events() -> None:
     assert GlobalMachine.resumes[0] >= bounds.max_examples // 6
 
 
-def test_what_may_not_be_hinted_leaves_no_trace_whatever_happens() -> None:
+def test_a_prompt_whose_hints_are_unlawful_leaves_no_trace_in_the_trie() -> None:
     """The trie of London's balancer after a thousand requests, every second of them secret."""
     secretive = Residency(processing=Rule(allow=("world",)), hints=Rule(allow=("JP",)))
     flow = worldwide(under=law(secretive=secretive))

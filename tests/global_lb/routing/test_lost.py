@@ -74,7 +74,7 @@ def test_a_request_waits_for_a_lawful_lost_region_and_no_longer_than_its_cache_i
         assert until + chosen.bare_ttft_ms / 1e3 <= first_token_by + 1e-9
 
 
-def test_nobody_waits_where_nothing_is_lost() -> None:
+def test_no_request_waits_if_no_region_is_lost() -> None:
     flow = worldwide(view=everywhere(prefill_ms_per_token=2.0))
     asked = request("a", 31_744)
     flow.regions.caches("london", asked.chain)

@@ -57,7 +57,7 @@ def test_small_requests_are_relayed_where_only_large_ones_are_redirected(body_by
     assert isinstance(commands[-1], Redirect) is goes
 
 
-def test_it_changes_at_work() -> None:
+def test_redirection_follows_changed_routes_without_a_restart() -> None:
     machine = flow(RouteConfig())
     assert sent_elsewhere(machine.handle(RequestArrived(request("a")), 0.0)) is None
     machine.handle(RoutesChanged({("anyone", ""): RouteConfig(answer="redirect")}), 0.0)
@@ -65,7 +65,7 @@ def test_it_changes_at_work() -> None:
     assert sent_elsewhere(machine.handle(RequestArrived(request("c", tenant="other")), 0.0)) is None
 
 
-def test_what_was_relayed_once_is_not_redirected_then() -> None:
+def test_a_request_relayed_once_is_not_redirected_later() -> None:
     machine = flow(RouteConfig())
     machine.handle(RequestArrived(request("a")), 0.0)
     machine.handle(RoutesChanged({("", ""): RouteConfig(answer="redirect")}), 0.0)
@@ -104,7 +104,7 @@ def test_no_request_is_redirected_to_a_region_without_quota_of_its_tenant() -> N
     assert sent_elsewhere(machine.handle(RequestArrived(request("c", tenant="other")), 0.0)) == "london"
 
 
-def test_what_was_redirected_counts_as_sent_for_a_while() -> None:
+def test_a_redirected_request_counts_as_sent_for_a_while() -> None:
     machine = flow()
     view = machine.regions.view
     load = machine.regions.load_of(view.regions["london"].instances[0])

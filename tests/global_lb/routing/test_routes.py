@@ -38,7 +38,7 @@ def test_the_narrowest_scope_decides_whole() -> None:
     assert Routes().policies() == {"*/*": "predictive"}
 
 
-def test_what_does_not_change_goes_on_counting() -> None:
+def test_a_route_that_does_not_change_keeps_its_counts() -> None:
     routes = Routes({("a", ""): RouteConfig(foreign_quota=0.5)})
     chosen, default = routes.of("a", "m"), routes.of("b", "m")
     routes.apply(RoutesChanged({("b", ""): RouteConfig(policy="nearest")}))

@@ -31,7 +31,7 @@ async def test_a_replica_that_is_down_makes_it_unready(up: Both, engine: Engine)
     assert up.regional.tier_admin.status()["modes"] == {MODEL: "all_down"}
 
 
-async def test_what_the_engine_says_of_its_cache_is_shown(engine: Engine) -> None:
+async def test_the_engines_cache_metrics_are_shown(engine: Engine) -> None:
     engine.page += "vllm:kv_cache_usage_perc 0.25\n"
     async with both(engine, WORLD) as up:
 

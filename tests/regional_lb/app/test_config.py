@@ -124,7 +124,7 @@ def test_a_url_must_be_http_to_a_host_and_port(url: str) -> None:
         ("colour", "red"),
     ],
 )
-def test_what_a_report_could_not_say_is_refused_at_the_start(field: str, value: Any) -> None:
+def test_replica_values_that_a_report_cannot_carry_are_refused_at_the_start(field: str, value: Any) -> None:
     (field_path,) = problems({field: value})
     assert field_path.startswith(f"replicas.0.{field}")
 

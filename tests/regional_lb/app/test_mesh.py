@@ -21,7 +21,9 @@ def claim(**more: Any) -> RootClaim:
     )
 
 
-async def test_it_borrows_in_its_own_region_of_itself_or_of_a_peer(up: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_limits_are_borrowed_from_the_regions_root_here_or_at_a_peer(
+    up: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mesh, asked = up.regional.mesh, list[str]()
     request, reply = region_pb2.BorrowRequest(), region_pb2.BorrowReply()
 
@@ -43,12 +45,12 @@ async def test_it_borrows_in_its_own_region_of_itself_or_of_a_peer(up: Both, mon
         await mesh.borrow(claim(instance=own), request)
 
 
-async def test_what_is_amiss_with_reports_is_said_by_hub(up: Both) -> None:
+async def test_trouble_with_reports_is_shown_by_hub(up: Both) -> None:
     assert [one["trouble"] for one in up.regional.mesh.published()] == [None]
 
 
 @pytest.mark.usefixtures("hop_key")
-async def test_one_that_never_opened_withdraws_and_closes() -> None:
+async def test_a_mesh_that_never_opened_can_be_withdrawn_and_closed() -> None:
     async with Engine().running() as engine:
         made = RegionalBalancer(regional_config(engine), topology(), Random(1), MemoryStore(Random(2), MemoryCluster()))
         assert made.mesh.published() == []

@@ -61,7 +61,7 @@ async def test_the_same_name_works_at_both_ports(up: Both, engine: Engine, strea
     assert (answer.status, "x-farhop-model" in answer.headers) == (200, False)
 
 
-async def test_it_goes_with_its_route_and_is_unknown_then(up: Both) -> None:
+async def test_an_alias_without_its_route_is_an_unknown_model(up: Both) -> None:
     assert (await send(up.client, chat(body=asking()))).status == 200
     listed = await send(up.client, head("GET", "/v1/models", authorization="Bearer sk-farhop-anywhere"))
     assert [model["id"] for model in listed.json["data"]] == sorted(["auto", "brief", MODEL])

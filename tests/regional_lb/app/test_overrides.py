@@ -121,7 +121,7 @@ ABSURD_SPLITS = [
     ("kind", "document"),
     [(kind, word) for kind, more in ((POLICIES, ABSURD_POLICIES), (SPLITS, ABSURD_SPLITS)) for word in ABSURD + more],
 )
-def test_what_is_absurd_changes_nothing_and_is_counted(kind: Kind, document: bytes) -> None:
+def test_refused_documents_change_nothing_and_are_counted(kind: Kind, document: bytes) -> None:
     stage, good = Stage(kind), put(kind.document, kind.key)
     stage.apply(good)
     assert stage.apply(put(document, kind.key)) == []

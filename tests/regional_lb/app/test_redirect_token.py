@@ -84,7 +84,7 @@ def test_a_token_says_all_that_a_caller_is() -> None:
         (token(expires_ms=NOW_S * 1e3), 403, outcome.REDIRECT_TOKEN_OVER),
     ],
 )
-def test_what_is_no_good_is_refused_with_the_remedy(text: bytes, status: int, reason: Outcome) -> None:
+def test_an_invalid_redirect_token_is_refused_with_the_remedy(text: bytes, status: int, reason: Outcome) -> None:
     reply = authenticator().caller(head(text))
     assert isinstance(reply, Reply)
     assert (reply.status, reply.outcome) == (status, reason)

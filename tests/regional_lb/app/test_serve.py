@@ -179,14 +179,14 @@ async def test_the_budget_that_is_left_comes_with_the_token(up: Both, engine: En
     assert (spent.status, spent.code) == (504, "deadline_exceeded")
 
 
-async def test_what_may_not_be_recorded_here_is_not(up: Both) -> None:
+async def test_a_request_that_may_not_be_recorded_here_leaves_no_record(up: Both) -> None:
     assert (await _ask(up, token(up, tenant="split"))).status == 200
     assert len(up.regional.decisions) == 0
     assert (await _ask(up, token(up))).status == 200
     assert len(up.regional.decisions) == 1
 
 
-async def test_how_a_tenant_stands_goes_by_the_law_of_now(up: Both) -> None:
+async def test_the_law_in_force_decides_which_decisions_are_kept(up: Both) -> None:
     assert (await _ask(up, token(up, tenant="split"))).status == 200
     assert len(up.regional.decisions) == 0
     up.regional.relay.react(LawChanged(Law(dataclasses.replace(topology(tenant("split")), epoch=2))))
@@ -261,7 +261,7 @@ async def test_an_engine_has_no_line_in_the_log_for_each_of_its_words(up: Both, 
 
 
 @pytest.mark.parametrize("taken", ["tier", "client", "admin", "control"])
-async def test_what_was_opened_is_closed_when_the_rest_cannot_be(engine: Engine, up: Both, taken: str) -> None:
+async def test_a_start_that_fails_closes_what_it_opened(engine: Engine, up: Both, taken: str) -> None:
     """Of each port in turn; nothing may be left behind (the test run fails on what is), nor hide why."""
     port = {"tier": up.tier, "client": up.client, "admin": up.regional_admin, "control": _control(up)}[taken]
     config = regional_config(engine, instance="r2", **{taken: {"port": port}})
@@ -363,7 +363,7 @@ async def test_a_draining_region_finishes_what_it_has(up: Both, engine: Engine) 
     await draining
 
 
-async def test_what_the_listeners_hold_and_turn_away_is_in_the_metrics(up: Both) -> None:
+async def test_connections_and_refusals_of_the_listeners_are_in_the_metrics(up: Both) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", up.client)
     assert (await send(up.tier, b"garbage\r\n\r\n")).status == 400
     assert (await send(up.client, chat())).status == 200

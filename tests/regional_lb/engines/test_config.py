@@ -24,7 +24,7 @@ def test_a_place_is_an_address_and_a_path() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://gpu", "gpu:8000", "http://gpu:8000/v1", "http://u:p@gpu", "http://gpu:99999"])
-def test_what_is_no_origin_is_refused_and_named(url: str) -> None:
+def test_a_url_that_is_no_origin_is_refused_by_name(url: str) -> None:
     with pytest.raises(ValidationError, match="http://host:port"):
         ReplicaConfig(url=url, models=["m"])
 

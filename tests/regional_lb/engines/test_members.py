@@ -59,7 +59,7 @@ def test_a_replica_that_is_announced_as_draining_stays_for_as_long_as_it_is_anno
     assert standing(members) == {"a": True}
 
 
-def test_what_an_engine_lists_is_what_it_serves_where_nothing_is_configured() -> None:
+def test_without_configured_models_an_engine_serves_those_that_it_lists() -> None:
     members = Members(10.0)
     members.announce([config("asked", models=()), config("told", models=("base", "other"))], 0.0)
     assert members.replicas()[0].models == frozenset()
@@ -79,7 +79,7 @@ def test_what_an_engine_lists_is_what_it_serves_where_nothing_is_configured() ->
     assert found.missing == frozenset()
 
 
-def test_what_a_report_could_not_say_is_left_out_and_named() -> None:
+def test_models_that_a_report_cannot_carry_are_left_out_and_named() -> None:
     members = Members(10.0)
     models = [tuple(f"m{n}-{k}" for k in range(64)) for n in range(MODELS_LIMIT // 64)]
     members.announce([config(f"r{n}", models=some) for n, some in enumerate(models)] + [config("over")], 0.0)
@@ -145,7 +145,7 @@ def test_an_adapter_is_based_on_its_parent_as_listed_and_as_configured() -> None
     assert lineage["alone"] == {"mute": None}
 
 
-def test_what_a_name_takes_in_a_report_is_bounded() -> None:
+def test_the_bytes_of_a_model_name_in_a_report_are_bounded() -> None:
     for letters, known in ((128, True), (129, False)):
         root = "\N{LATIN SMALL LETTER E WITH ACUTE}" * letters
         facts = read_listing(f'{{"data":[{{"id":"a","root":"{root}"}}]}}'.encode()).facts
@@ -165,7 +165,7 @@ def test_an_adapter_with_more_possible_bases_than_the_list_holds_has_an_unknown_
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b'{"data":[]}', b'{"data":[{"id":7}]}', b"<html>", b"[" * 100_000, b"\xff"]
 )
-def test_what_lists_nothing_is_no_evidence(body: bytes) -> None:
+def test_a_listing_without_models_is_refused(body: bytes) -> None:
     with pytest.raises(PageError):
         read_listing(body)
 
@@ -188,7 +188,7 @@ def test_no_replica_is_removed_while_it_works(steps: list[tuple[set[str], set[st
         before = announced
 
 
-def test_what_real_engines_list() -> None:
+def test_listings_of_real_engines_are_read() -> None:
     found = read_listing(Page(VLLM, "models").body)
     assert found.ids == ("tiny", "adapted")
     assert found.names == {"tiny", "adapted", "/models/model", "/models/lora"}

@@ -565,7 +565,9 @@ async def test_a_replica_answering_for_another_model_is_not_able_until_it_is_men
 
 
 @pytest.mark.parametrize("says", [404, 401, {"data": []}, {"error": "no"}, listing("a", parent="m")])
-async def test_what_is_no_evidence_leaves_a_replica_able(monkeypatch: pytest.MonkeyPatch, says: Any) -> None:
+async def test_a_listing_that_proves_nothing_leaves_a_replicas_models_as_configured(
+    monkeypatch: pytest.MonkeyPatch, says: Any
+) -> None:
     async with engine([says]) as url, watching(monkeypatch, {"one": url}, models_s=0.02) as found:
         await until(lambda: found.probed("one") >= 4)
         assert found.view.replicas["one"].missing == frozenset()
@@ -686,7 +688,7 @@ async def test_more_models_than_a_report_can_say_leave_a_replica_out(monkeypatch
         assert found.said[0][1].startswith("left out: more than 2 models")
 
 
-async def test_what_is_wrong_with_a_replica_is_said_with_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replicas_problem_is_shown_with_the_page_that_had_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong port, a page that is not there, a server that only loads: each by its URL, until it is well."""
     (nobody,) = free_ports(1)
     health = [404]

@@ -97,7 +97,7 @@ def test_policies_without_milliseconds_ignore_adapter_loading_time() -> None:
     assert choose(known, policy=LeastLoad()) == "r1"
 
 
-def test_what_loading_takes_is_learned_within_bounds() -> None:
+def test_the_time_to_load_an_adapter_is_learned_within_bounds() -> None:
     adapters = Adapters()
     for _ in range(40):
         adapters.learn(900.0, 1.0)

@@ -24,7 +24,7 @@ def test_what_took_its_time_before_it_failed_counts_no_more() -> None:
     assert len(sinkhole) == 0
 
 
-def test_it_is_bounded_by_slots_and_by_time() -> None:
+def test_the_load_held_by_a_black_hole_is_bounded_by_slots_and_time() -> None:
     sinkhole = BlackHoleGuard()
     for _ in range(9):
         sinkhole.failed("r1", 10, until=1e9, now=0.0, slots=3)

@@ -51,7 +51,7 @@ def exact(blocks: BlockIndex, text: str, **more: str) -> dict[str, float]:
     return blocks.known(prompt(text, **more)).exact
 
 
-def test_what_is_stored_is_found_as_deep_as_it_goes() -> None:
+def test_stored_blocks_are_found_to_their_depth() -> None:
     blocks = index("r1", "r2")
     blocks.apply("r1", 0, stored("abcd"))
     blocks.apply("r2", 0, stored("ab"))
@@ -164,7 +164,7 @@ def test_what_cannot_be_is_counted() -> None:
     assert blocks.ignored["full"] > 0
 
 
-def test_one_bound_for_all() -> None:
+def test_all_replicas_share_one_bound_of_blocks() -> None:
     blocks = BlockIndex(blocks_max=3)
     blocks.add("r1", 1)
     blocks.apply("r1", 0, stored("abcd"))

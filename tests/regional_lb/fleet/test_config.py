@@ -29,5 +29,5 @@ def test_nonsense_is_refused_and_named(given: dict[str, Any], says: str) -> None
         Health(**given)
 
 
-def test_what_is_off_is_zero() -> None:
+def test_health_checks_are_switched_off_by_zero() -> None:
     assert Health(outlier_factor=0, slow_start_s=0, panic_share=0).outlier_factor == 0.0

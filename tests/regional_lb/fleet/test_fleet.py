@@ -70,7 +70,7 @@ def test_healthy_replicas_by_model(fleet: Fleet) -> None:
     assert names(fleet, without=("r1",)) == ["r2"]
 
 
-def test_what_is_known_survives_a_swap_and_what_left_is_forgotten(fleet: Fleet) -> None:
+def test_state_of_replicas_survives_a_new_view_and_that_of_removed_ones_is_forgotten(fleet: Fleet) -> None:
     fleet.caches("r1", request("a").chain)
     fleet.prefilled("r1", 8020.0, 8000.0, 0.0)
     fleet.age(1.0)

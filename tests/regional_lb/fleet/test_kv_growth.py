@@ -103,7 +103,7 @@ def test_sequences_without_an_answer_do_not_grow() -> None:
     assert peak([(700.0, 0.0, 0.0), (300.0, 0.0, 50.0)], AnswerLengths()) == 1_000.0
 
 
-def test_what_was_learned_long_ago_is_forgotten() -> None:
+def test_old_samples_of_kv_growth_are_forgotten() -> None:
     lengths = learned([3.0] * 500)
     assert lengths.longer(np.array([2.0]))[0] > 0.9
     for _ in range(1_500):

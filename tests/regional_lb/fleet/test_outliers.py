@@ -147,7 +147,7 @@ def test_peers_are_asked_about_the_same_time() -> None:
     assert made.found({"m": NAMES}, later + 12.0 + RUN_S) == []
 
 
-def test_what_stays_slow_becomes_usual_and_what_was_usual_is_forgotten() -> None:
+def test_a_speed_that_stays_slow_becomes_the_usual_one() -> None:
     """Then it is a slower replica: measured speed sends it less, and it is not taken out for ever."""
     made = peers()
     paced(made, dict.fromkeys(NAMES, 0.1))

@@ -168,7 +168,7 @@ def test_names_that_left_long_ago_are_not_kept() -> None:
 # -- turns
 
 
-def test_who_frees_a_slot_takes_it_again_only_so_often_while_another_waits(here: Fleet) -> None:
+def test_a_balancer_reuses_its_freed_slot_a_bounded_number_of_times_while_a_peer_waits(here: Fleet) -> None:
     take(here, "g1")
     here.handle(peer_report("b", {"g1": load("g1")}, queued=5), 0.0)
     for _ in range(TURNS):

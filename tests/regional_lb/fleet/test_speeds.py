@@ -50,7 +50,7 @@ def test_without_any_sample_the_speed_is_the_configured_one_with_high_uncertaint
     assert (list(known), "a" in known, "b" in known) == (["a"], True, False)
 
 
-def test_one_that_was_never_asked_is_taken_for_its_peers_and_not_for_its_configuration() -> None:
+def test_an_unused_replica_has_the_speed_of_its_peers_not_of_its_configuration() -> None:
     known = speeds(replica("a", tpot_ms=25.0), replica("b", tpot_ms=25.0), replica("c", tpot_ms=25.0, gpu="A100"))
     serve(known, 0.0, 10, a=8.0)
     assert alone(known, "a") == pytest.approx(8.0, rel=0.05)
@@ -67,7 +67,7 @@ def test_speeds_of_replicas_of_another_model_are_not_shared() -> None:
     assert alone(known, "b") == pytest.approx(25.0, rel=0.05)
 
 
-def test_one_that_was_slow_once_is_as_its_peers_again_half_a_minute_later() -> None:
+def test_a_replica_that_was_slow_once_has_its_peers_speed_half_a_minute_later() -> None:
     known = speeds(*(replica(name, tpot_ms=25.0) for name in "abcd"))
     now = serve(known, 0.0, 10, a=10.0, b=10.0, c=10.0, d=60.0)
     assert alone(known, "d") == pytest.approx(60.0, rel=0.3)
@@ -237,7 +237,7 @@ def test_every_figure_is_positive_and_finite_whatever_is_measured_and_doubt_grow
 
 @given(st.floats(1e-4, 1e5))
 @RUN
-def test_one_sample_moves_nothing_far(odd_ms: float) -> None:
+def test_one_sample_moves_a_speed_only_a_little(odd_ms: float) -> None:
     known = speeds(replica("a"), replica("b"))
     now = serve(known, 0.0, 12, a=20.0, b=20.0)
     known.ended("a", 100 * odd_ms, 100 * odd_ms, 101, 4.0, now)

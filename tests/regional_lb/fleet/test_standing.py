@@ -44,7 +44,7 @@ def test_one_answer_that_says_out_of_memory_is_enough() -> None:
     assert not made.broke("gone", OOM, 0.0, began_well=True)
 
 
-def test_what_began_as_a_failure_is_counted_once() -> None:
+def test_an_answer_that_began_as_a_failure_is_counted_once() -> None:
     made = standing(2, eject_share_max=0.0)
     made.answered("r0", False, 0.0)
     made.broke("r0", OOM, 0.0, began_well=False)

@@ -30,7 +30,7 @@ def test_a_tokenizer_with_right_counts_and_wrong_predictions_is_detected() -> No
     assert (guard.believes(TOOLS), guard.believes(PLAIN), guard.mispredictions) == (False, True, 3)
 
 
-def test_what_was_only_late_is_no_misprediction() -> None:
+def test_a_late_answer_is_no_misprediction() -> None:
     guard = TokenizerGuard()
     for _ in range(9):
         guard.cached(PLAIN, 0.0, 768, 896.0)  # another of the same prompt was computed at the same time

@@ -117,7 +117,7 @@ async def test_a_writing_that_was_not_heard_of_is_its_own_and_anothers_is_the_en
     assert stage.borrow("r1") is None
 
 
-async def test_what_asks_for_too_much_is_not_answered() -> None:
+async def test_a_borrow_request_for_too_much_is_not_answered() -> None:
     stage = Stage("r1")
     await stage.open()
     await stage.roots["r1"].step()

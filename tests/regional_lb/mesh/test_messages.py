@@ -67,6 +67,6 @@ def _path(*nodes: int) -> peers_pb2.CachedPath:
         (update(cached=[_path(*range(1, 1000))] * (NODES_MAX // 999 + 1)), "peer_too_many"),
     ],
 )
-def test_what_cannot_be_meant_is_not_believed(message, why) -> None:
+def test_a_message_with_impossible_values_is_refused(message, why) -> None:
     with pytest.raises(PeerUpdateError, match=why):
         event_of(message, LAW, first=False)

@@ -139,7 +139,7 @@ async def test_reports_that_are_absurd_or_old_change_nothing() -> None:
         assert "give each its own" in here.troubles[0]
 
 
-async def test_how_many_are_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_known_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "PEERS_MAX", 2)
     async with stage() as here:
         for n in range(4):

@@ -77,7 +77,7 @@ async def test_each_models_queue_is_its_own() -> None:
     assert by_model[OTHER_MODEL].queued_requests == 0
 
 
-async def test_what_waits_from_other_regions_is_reported_by_how_long_it_has() -> None:
+async def test_foreign_requests_in_the_queue_are_reported_by_how_long_they_have_waited() -> None:
     flow = regional(replica("a", slots=1))
     now = 0.0
     reports = reporter(flow, lambda: now)
@@ -105,7 +105,7 @@ async def test_a_model_that_is_split_is_reported_whole_and_its_headroom_by_share
     assert found.wait_ms == pytest.approx(0.25 * flow.wait_estimate.wait_ms(f"{MODEL} v2", 0.0))
 
 
-async def test_what_stands_by_after_a_flip_is_not_on_offer() -> None:
+async def test_replicas_of_a_version_without_a_share_are_not_offered() -> None:
     """Else a region whose green is full would seem half empty, and never hot."""
     flow = regional(replica("blue", version="v1", slots=4), replica("green", version="v2", slots=2))
     flow.splits.override({MODEL: SplitConfig(weights={"v1": 0, "v2": 1})})
@@ -244,7 +244,7 @@ REPLICAS = st.lists(
     st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**31)), max_size=3),
     st.floats(0, 1e6),
 )
-def test_whatever_the_region_is_like_its_report_is_one_that_readers_take(
+def test_every_report_is_accepted_by_its_readers(
     replicas: list[Any], arrivals: list[tuple[str, int]], learnt: list[tuple[int, int]], now: float
 ) -> None:
     made = [

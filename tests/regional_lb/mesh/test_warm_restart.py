@@ -76,7 +76,9 @@ async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("piece_s", "pause_s"), [(0.001, EVERY_S), (0.2, 20.0), (5.0, RARELY_S)])
-async def test_it_is_written_as_often_as_costs_little(tmp_path: Path, piece_s: float, pause_s: float) -> None:
+async def test_the_state_for_a_warm_restart_is_written_as_often_as_its_cost_allows(
+    tmp_path: Path, piece_s: float, pause_s: float
+) -> None:
     lone = Lone(tmp_path, piece_s=piece_s)
     lone.serve()  # one piece
     await lone.warm_restart.save()
@@ -168,7 +170,7 @@ async def test_what_was_learned_meanwhile_is_not_overwritten(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("age_s", [AGE_MAX_S + 5.0, -3600.0])
-async def test_what_is_old_or_from_another_time_is_not_believed(tmp_path: Path, age_s: float) -> None:
+async def test_a_kept_state_that_is_old_or_from_the_future_is_refused(tmp_path: Path, age_s: float) -> None:
     before = Lone(tmp_path)
     before.serve()
     await before.warm_restart.save()
@@ -178,7 +180,7 @@ async def test_what_is_old_or_from_another_time_is_not_believed(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("document", [b"\0\0\0\x09short", b"\0\0\0\x04\xff\xff\xff\xff"])
-async def test_what_is_no_message_is_counted_and_changes_nothing(tmp_path: Path, document: bytes) -> None:
+async def test_a_kept_state_that_is_no_message_is_counted_and_changes_nothing(tmp_path: Path, document: bytes) -> None:
     lone = Lone(tmp_path)
     lone.state_dir.save(NAME, document)
     assert await lone.warm_restart.restore() == 0

@@ -601,7 +601,7 @@ def test_however_it_is_cut_the_same_comes_of_it() -> None:
 
 
 @pytest.mark.hypothesis
-def test_nothing_that_comes_is_more_than_the_end_of_its_connection() -> None:
+def test_no_sequence_of_frames_does_more_than_end_its_connection() -> None:
     frames = st.builds(
         lambda kind, flags, stream, payload: http2.frame(kind, flags, stream, payload),
         st.integers(0, 11), st.integers(0, 63), st.integers(0, 6), st.binary(max_size=24),

@@ -101,7 +101,7 @@ def message(of: bytes) -> bytes:
     return b"\0" + len(of).to_bytes(4) + of
 
 
-async def test_what_follows_a_message_too_long_is_no_request_and_keeps_no_slot() -> None:
+async def test_bytes_after_a_message_that_is_too_long_are_no_request_and_keep_no_slot() -> None:
     """It was one, and its slot and bytes were never given back: 20,000 of them were the end of service."""
     async with stage(1) as one, peer(one.port) as odd:
         odd.send(odd.head(1), http2.frame(http2.DATA, 0, 1, b"\0\x7f\xff\xff\xff"))

@@ -671,7 +671,7 @@ def test_a_request_that_waits_by_choice_is_never_refused_for_it(stands_s: float)
     assert not len(flow.queue)
 
 
-def test_whoever_waits_by_choice_counts_for_the_next_until_it_is_gone() -> None:
+def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() -> None:
     flow = regional(*(replica(name, slots=8, kv_tokens=100_000) for name in ("r1", "r2")), queue_wait_s=1.0)
     stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
     flow.fleet.trie.insert("r1", stem)

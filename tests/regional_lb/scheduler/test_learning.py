@@ -11,7 +11,7 @@ from regional_lb.scheduler.learning import ANSWER_SHARE, Learning
 from regional_lb.scheduler.request_state import RequestState
 
 
-def test_what_was_predicted_to_be_cached_is_compared_with_what_was() -> None:
+def test_predicted_cached_tokens_are_compared_with_the_reported_ones() -> None:
     flow = regional(replica("r1"))
     for name in ("first", "again"):
         asked = replace(request("same", 8192), id=name)

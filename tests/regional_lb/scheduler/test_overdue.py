@@ -20,7 +20,7 @@ def measured(requests: OverdueRequests) -> None:
         requests.began(100.0 if n % 2 else 130.0, 100.0)
 
 
-def test_what_is_never_begun_is_overdue_by_what_was_expected() -> None:
+def test_a_request_that_never_begins_is_overdue_by_its_predicted_time() -> None:
     requests = OverdueRequests()
     measured(requests)
     assert requests.factor == 3.0  # it never differed by more
@@ -61,7 +61,7 @@ def test_time_in_which_the_process_did_not_look_makes_no_request_overdue() -> No
     assert looked(requests, 30.0, 40.0)[1] == [("r1", "a")]
 
 
-def test_nothing_is_kept_of_a_finished_request() -> None:
+def test_a_finished_request_leaves_no_overdue_check() -> None:
     requests = OverdueRequests()
     requests.sent("r1", "a", 30.0, 0.0)
     requests.alive("r1", 0.1)

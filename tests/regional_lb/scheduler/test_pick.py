@@ -158,7 +158,7 @@ def test_during_a_long_prefill_no_request_is_expected_to_begin_however_many_leav
     assert expected_wait_ms(table(one, two, reserved=busy), 0, 0.0) == 0.0
 
 
-def test_what_others_run_at_an_engine_counts_for_its_wait() -> None:
+def test_requests_of_others_at_an_engine_count_for_its_wait() -> None:
     theirs = replica("r1", sample=sample(waiting=7, running=4), tpot_ms=20.0)
     # Eight, itself included, go first, four run: one leaves every 1.28 s.
     assert expected_wait_ms(table(theirs), 0, 0.0) == pytest.approx(8 * 1280.0)

@@ -134,7 +134,7 @@ def test_guests_do_not_stand_before_own_work_nor_keep_it_out() -> None:
     assert queue.victim(0, 1.0, "m", "another") is not None
 
 
-def test_what_it_waited_elsewhere_counts() -> None:
+def test_the_wait_in_other_regions_counts() -> None:
     queue = room()
     push(queue, "a", now=0.0)
     push(queue, "old", now=3.0, waited_s=4.0)
@@ -556,7 +556,7 @@ TestRoom = Room.TestCase
 TestRoom.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
 
 
-def test_what_is_remembered_of_tenants_is_bounded() -> None:
+def test_remembered_tenants_are_bounded() -> None:
     queue = room(requests_max=10)
     push(queue, "stays", "resident")
     for n in range(3000):

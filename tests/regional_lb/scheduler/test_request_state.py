@@ -11,7 +11,7 @@ from regional_lb.scheduler.policy import Need, Predictive
 from regional_lb.scheduler.request_state import RequestState
 
 
-def test_nothing_is_chosen_before_something_was_picked() -> None:
+def test_a_new_request_has_no_chosen_replica() -> None:
     need = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
     live = RequestState(request("a"), need, "llama")
     assert live.chosen is None

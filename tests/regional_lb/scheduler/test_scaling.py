@@ -34,7 +34,7 @@ def test_by_kv_cache_where_that_is_fuller() -> None:
     assert 0.4 < flow.scaling.load(MODEL, 0.2) < 0.7
 
 
-def test_what_it_asks_for_is_reported_and_shown() -> None:
+def test_the_desired_replicas_are_reported_and_shown() -> None:
     flow = busy(4)
     assert flow.scaling.desired() == {}
     assert flow.scaling.reported(MODEL) == {"replicas_min": 1, "replicas_max": 9}

@@ -177,7 +177,7 @@ def test_only_splits_in_force_need_headers_pins_and_sessions() -> None:
 
 
 @pytest.mark.parametrize("served", [SERVED, set()])
-def test_what_people_are_shown(served: set[str]) -> None:
+def test_the_split_in_force_is_shown_to_operators(served: set[str]) -> None:
     splits = Splits({MODEL: split_config(rules=[{"tenant": "acme", "version": "v1"}], weights={"v2": 3})})
     found = splits.status(served)[MODEL]
     assert (found["rules"], found["weights"], found["sticky"]) == (["tenant acme: v1"], {"v2": 3.0}, "session")
@@ -222,6 +222,6 @@ def test_a_rule_looks_at_one_thing() -> None:
         ({"wieghts": {}}, "Extra inputs"),
     ],
 )
-def test_what_makes_no_sense_is_refused(written: dict, message: str) -> None:
+def test_a_split_that_makes_no_sense_is_refused(written: dict, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SplitConfig.model_validate(written)

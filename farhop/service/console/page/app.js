@@ -495,7 +495,7 @@ function reasons(element, name, record, whatIf, again) {
   }
   const bar = put(element, "div", { class: "whatif" }, el("span", { class: "hint" }, "Had this been drained:"));
   for (const one of list) put(bar, "button", { onclick: () => again(one[named]), "aria-pressed": String(whatIf?.drained === one[named]) }, one[named]);
-  if (whatIf) put(bar, "strong", { class: whatIf.chosen ? "" : "s-down" }, whatIf.chosen ? whatIf.moved ? `→ ${whatIf.chosen}, first token ${num(whatIf.ttft_ms, 0, " ms")} instead of ${num(whatIf.was_ttft_ms, 0, " ms")} (by the scores then)` : `→ ${whatIf.chosen}, as it was` : "→ refused: nobody else was lawful and served");
+  if (whatIf) put(bar, "strong", { class: whatIf.chosen ? "" : "s-down" }, whatIf.chosen ? whatIf.moved ? `→ ${whatIf.chosen}, first token ${num(whatIf.ttft_ms, 0, " ms")} instead of ${num(whatIf.was_ttft_ms, 0, " ms")}${whatIf.asked ? "" : " (by the scores then)"}` : `→ ${whatIf.chosen}, as it was` : "→ refused: nobody else was lawful and served");
 }
 
 // Law

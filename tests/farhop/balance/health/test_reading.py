@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from farhop.balance.health.reading import ForcedState, Health, State
+from farhop.balance.health.reading import ForcedState, Health, State, worst_first
 
 
 def test_the_newest_forced_state_is_in_force_until_it_expires() -> None:
@@ -53,3 +53,8 @@ def test_a_drain_that_keeps_a_share_stops_there_and_stays() -> None:
     content = override.read(100.0)
     assert content is not None
     assert (content.share, override.fading(100.0)) == (0.0, False)
+
+
+def test_states_of_other_processes_sort_worst_first_and_unknown_ones_last() -> None:
+    written = ["up", None, "down", 7, "suspect", ["down"], "draining"]
+    assert sorted(written, key=worst_first) == ["down", "draining", "suspect", "up", None, 7, ["down"]]

@@ -60,7 +60,15 @@ class _Source:
         return {"global tokyo": {"reasons": reasons}} if decision_id == "known" else {}
 
     async def explain(self, question: bytes) -> dict[str, Any]:
-        raise ActError(f"no such tenant: {question.decode()}", 400)
+        asked = msgspec.json.decode(question)
+        if "tenant" not in asked:
+            raise ActError(f"no such tenant: {question.decode()}", 400)
+        drained = asked.get("drained", "")
+        # The second best by its score is not where the machine would send it.
+        scores = {"tokyo": 1.0, "virginia": 2.0, "frankfurt": 3.0}
+        left = [{"region": name, "score": score} for name, score in scores.items() if name != drained]
+        chosen = "frankfurt" if drained == "tokyo" else "tokyo"
+        return {"global tokyo": {"reasons": {"chosen": chosen, "candidates": left}, "drained": drained}}
 
     def acts(self) -> Acts:
         async def statuses() -> tuple[dict[str, Any], ...]:
@@ -267,6 +275,10 @@ async def test_questions_and_decisions(http: aiohttp.ClientSession) -> None:
             assert answer.status == 404
         async with http.post(f"{base}/console/of/explain", json={"question": {"a": 1}}, headers=GUARD) as answer:
             assert (answer.status, await answer.json()) == (400, {"error": 'no such tenant: {"a": 1}'})
+        question = {"question": {"tenant": "t"}, "drained": "tokyo"}
+        async with http.post(f"{base}/console/of/explain", json=question, headers=GUARD) as answer:
+            found = (await answer.json())["what_if"]["global tokyo"]
+        assert (found["moved"], found["chosen"], found["asked"]) == (True, "frankfurt", True)
         async with http.get(f"{base}/console/of/drills") as answer:
             assert (await answer.json())["history"] == []
         async with http.get(f"{base}/console/of/drills/offered") as answer:

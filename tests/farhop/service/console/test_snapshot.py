@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from farhop.service.console import snapshot as snapshots
 from farhop.service.console.delta import apply, diff
-from farhop.service.console.snapshot import CUT_OFF_MS, STATES, LastSnapshot
+from farhop.service.console.snapshot import CUT_OFF_MS, LastSnapshot
 from topology.law import Law
 from topology.load import load, shipped
+
+STATES = ("down", "draining", "suspect", "up", "unknown")  # worst first
 
 NOW = 1_800_000_000_000
 LAW = Law(load(shipped("three-regions")))
@@ -175,3 +177,15 @@ def test_what_if_a_region_had_been_drained() -> None:
     alone = snapshots.without({"reasons": {"chosen": "tokyo", "candidates": candidates[:1]}}, "tokyo")
     assert alone["moved"]
     assert "chosen" not in alone
+
+
+def test_what_a_balancer_decides_without_a_region() -> None:
+    def decided(chosen: str | None, *regions: str) -> dict[str, Any]:
+        candidates = [{"region": name, "score": 1.0, "ttft_ms": 10.0 + n} for n, name in enumerate(regions)]
+        return {"reasons": {"chosen": chosen, "candidates": candidates}}
+
+    first = decided("tokyo", "tokyo", "virginia", "frankfurt")
+    found = snapshots.compared(first, decided("frankfurt", "virginia", "frankfurt"), "tokyo")
+    assert (found["moved"], found["chosen"], found["ttft_ms"], found["was_ttft_ms"]) == (True, "frankfurt", 11, 10)
+    assert snapshots.compared(first, decided("tokyo", "tokyo", "frankfurt"), "virginia")["chosen"] == "tokyo"
+    assert "chosen" not in snapshots.compared(first, decided(None), "tokyo")

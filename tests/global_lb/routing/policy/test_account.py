@@ -11,7 +11,7 @@ from global_lb.routing.policy.account import CREDIT_MAX, EgressBudget, ForeignQu
 
 @given(st.floats(0, 1), st.lists(st.booleans(), max_size=300))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_what_leaves_is_never_more_than_its_share(share: float, preferences: list[bool]) -> None:
+def test_the_foreign_quota_is_never_exceeded(share: float, preferences: list[bool]) -> None:
     quota, left = ForeignQuota(share), 0
     for n, wish in enumerate(preferences, 1):
         leaves = wish and quota.allows()

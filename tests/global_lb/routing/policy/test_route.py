@@ -45,7 +45,7 @@ def choose(value, chosen: Route, rng: Random | None = None, **more: Any):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [1, 2, 12, 60])
-def test_it_works_at_every_size_and_names_itself(name: str, size: int) -> None:
+def test_every_policy_works_with_any_number_of_regions_and_names_itself(name: str, size: int) -> None:
     chosen, rng = Route(route(name)), Random(1)
     for n in range(10):
         decision = choose(field(request(f"q{n}", session=n + 1), 100.0, "r00", **world(size)), chosen, rng)
@@ -166,7 +166,7 @@ def test_routes_that_cannot_stand_together_are_refused_with_the_remedy() -> None
         ({"model": "auto", "models": [{"model": "a", "weight": 0}]}, "weight"),
     ],
 )
-def test_what_a_name_cannot_stand_for_is_refused_with_the_remedy(route: dict[str, Any], message: str) -> None:
+def test_models_that_an_alias_cannot_stand_for_are_refused_with_the_remedy(route: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RouteConfig(**route)
 

@@ -67,7 +67,7 @@ async def store_put(store: EtcdStore, key: str, text: bytes) -> None:
     raise AssertionError("etcd did not come back")
 
 
-def test_each_value_stands_for_itself() -> None:
+def test_a_wrong_value_in_etcd_does_not_affect_other_replicas() -> None:
     source = EtcdKeys(CONFIG, "virginia", MemoryStore(Random(1)))
 
     def put(key: str, text: bytes):

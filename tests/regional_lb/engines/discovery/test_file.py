@@ -46,7 +46,7 @@ async def test_a_file_is_followed_through_renames_and_changes_in_place(tmp_path:
         assert found.failures == []
 
 
-async def test_what_is_wrong_is_named_whole_and_the_last_good_one_stands(tmp_path: Path) -> None:
+async def test_faults_of_a_replica_file_are_named_and_its_last_good_version_stands(tmp_path: Path) -> None:
     path = tmp_path / "replicas.yaml"
     async with following(source(path)) as found:
         await until(lambda: found.failures)

@@ -93,7 +93,9 @@ async def test_sources_are_merged_and_each_fails_for_itself(
         assert found.refused.count("discovery_duplicate") == found.refused.count("discovery_malformed") == 1
 
 
-async def test_what_comes_together_is_announced_together(monkeypatch: pytest.MonkeyPatch, store: MemoryStore) -> None:
+async def test_replicas_found_together_are_announced_together(
+    monkeypatch: pytest.MonkeyPatch, store: MemoryStore
+) -> None:
     async with region(monkeypatch, store, {"kind": "etcd", "replica": {"models": ["m"]}}) as found:
         await found.come("fixed")
         for number in range(200):

@@ -182,7 +182,7 @@ def ports() -> tuple[int, int]:
     return first, second
 
 
-async def test_what_is_said_is_known(ports) -> None:
+async def test_published_kv_events_are_known_as_exact_hits(ports) -> None:
     with engine(*ports, topic=b"kv@one") as found:
         async with listening(*ports) as result:
             await until(lambda: result.blocks.exact == 1)  # it has never reported anything: it holds nothing
@@ -314,7 +314,7 @@ async def _wire(port: int, to: int) -> AsyncIterator[None]:
             writer.transport.abort()
 
 
-async def test_what_is_hostile_is_counted_and_the_rest_goes_on(ports) -> None:
+async def test_hostile_kv_events_are_counted_and_the_others_still_read(ports) -> None:
     with engine(*ports) as found:
         async with listening(*ports) as result:
             await until(lambda: result.blocks.exact == 1)
@@ -394,7 +394,7 @@ def _count(value: KvPublisher, tell: Callable[[float], None]) -> None:
     asyncio.get_running_loop().add_reader(value._descriptor(router), counted)
 
 
-async def test_nothing_configured_opens_nothing() -> None:
+async def test_without_kv_events_configured_no_socket_is_opened() -> None:
     listener = KvListener(pytest.fail, pytest.fail, time.monotonic)
     listener.listen([ReplicaConfig(url="http://h:1", models=["m"])])
     assert not _following()

@@ -150,7 +150,7 @@ async def test_a_silent_peer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=["parts", "bytes", "a part", "a part of 2**64", "a command", "flags"],
 )
-async def test_what_has_no_end_is_cut(said: bytes) -> None:
+async def test_an_endless_message_ends_its_connection(said: bytes) -> None:
     async with publisher(saying(HANDS + b"\x00\x01a", said)) as endpoint, linked(endpoint) as sub:
         assert await sub.receive() == [b"a"]
         with pytest.raises(LinkError):
@@ -198,7 +198,7 @@ async def test_pings_are_answered_and_others_have_their_turns() -> None:
         await until(lambda: pongs.count(b"PONGhi") == 5000)
 
 
-async def test_who_asks_and_takes_no_answer_is_left() -> None:
+async def test_a_peer_that_pings_and_reads_no_answer_is_disconnected() -> None:
     unsent, aborted = 0, False
 
     class Transport:

@@ -55,7 +55,7 @@ def test_hashes_are_numbers_or_bytes() -> None:
     assert (change.hashes, change.parent) == ([b"a" * 32, b"b"], b"c")
 
 
-def test_what_keeps_caches_apart() -> None:
+def test_adapters_and_extra_keys_keep_blocks_apart() -> None:
     assert read({**STORED, "lora_name": "sql", "lora_id": 1})[0][0].adapter == "sql"
     assert read({**STORED, "lora_id": 1})[0][0].adapter == "#1"  # an older engine: without a name
     (change,) = read({**STORED, "lora_name": "sql", "extra_keys": [["sql", "pepper"], ["sql"]]})[0]
@@ -216,7 +216,7 @@ def changes(step: str) -> list[Any]:
     return [change for frames in kv_events()[step] if frames[-1] for change in read_all(frames[-1])]
 
 
-def test_what_vllm_stores_is_read_to_the_token() -> None:
+def test_blocks_stored_by_vllm_are_read_to_the_token() -> None:
     (first,) = changes("stored")
     assert (len(first.hashes), first.parent, first.block_tokens, first.adapter) == (2, None, 128, "")
     assert first.tokens == struct.pack("<256I", *[11] * 200, *[20] * 56)

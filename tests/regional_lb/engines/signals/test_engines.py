@@ -54,7 +54,7 @@ def test_a_page_as_each_engine_writes_it(name: str, engine: str, sample: Sample)
 
 
 @pytest.mark.parametrize(("message", "slots"), [("64.0", 64), ("0", None), ("-1", None), ("NaN", None), ("1e9", None)])
-def test_how_many_run_at_once_is_reported_or_unknown(message: str, slots: int | None) -> None:
+def test_the_number_of_slots_is_reported_or_unknown(message: str, slots: int | None) -> None:
     text = f"trtllm_num_requests_waiting 0\ntrtllm_num_requests_running 0\ntrtllm_max_num_active_requests {message}\n"
     assert read(text).slots == slots
 
@@ -161,7 +161,7 @@ def test_a_page_cut_short_is_refused() -> None:
         "vllm:num_requests_waiting\n", 'vllm:num_requests_waiting{engine="0"}1x\n',
     ],
 )  # fmt: skip
-def test_what_is_no_page_of_an_engine_is_refused(text: str) -> None:
+def test_a_page_of_no_known_engine_is_refused(text: str) -> None:
     with pytest.raises(PageError):
         read(text)
 

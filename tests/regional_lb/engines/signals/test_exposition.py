@@ -43,7 +43,7 @@ def test_a_page_ends_with_a_line_feed() -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.dictionaries(st.sampled_from(["engine", "model_name", "a"]), st.text(max_size=20)), st.floats(0, 1e9))
-def test_what_prometheus_writes_is_read(labels: dict[str, str], value: float) -> None:
+def test_a_page_in_the_prometheus_format_is_read(labels: dict[str, str], value: float) -> None:
     registry = CollectorRegistry()
     gauge = Gauge("wanted", "with\nlines", list(labels), registry=registry)
     (gauge.labels(**labels) if labels else gauge).set(value)
@@ -59,7 +59,7 @@ PAGE = b"".join(b'other_%d{le="%d"} %d\n' % (n, n, n) for n in range(200)) + b'a
 MORE = b'a:b{x="a label that is long enough"} 4\n'
 
 
-def test_what_moves_a_little_is_found_where_it_was() -> None:
+def test_a_series_whose_line_moved_a_little_is_found_again() -> None:
     places = Places()
     for number in (b"1", b"1234567", b"12"):
         page = PAGE.replace(b"} 7\n", b"} " + number + b"\n").replace(b"} 3\n", b"} " + number + b"\n")

@@ -57,7 +57,7 @@ def test_a_count_that_is_none_is_not_multiplied(count: bytes) -> None:
 
 
 @pytest.mark.parametrize("word", [b"0", b"-1", b"true", b"1.5", b'"4"', b"%d" % (SLOTS_MAX + 1)])
-def test_what_makes_no_sense(word: bytes) -> None:
+def test_a_page_that_makes_no_sense_gives_no_slots(word: bytes) -> None:
     assert read_slots("llamacpp", b'{"total_slots":%b}' % word) is None
 
 

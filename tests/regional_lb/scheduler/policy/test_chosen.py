@@ -42,7 +42,7 @@ def place(policy, known, asked: Need, rng: Random, now: float = 1.0):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
-def test_it_works_at_every_size_and_names_what_it_chose(name: str, size: int) -> None:
+def test_every_policy_works_with_any_number_of_replicas_and_names_its_choice(name: str, size: int) -> None:
     known = fleet(*(replica(f"r{i}") for i in range(size)))
     policy, rng = ready(name, known), Random(1)
     for n in range(20):
@@ -162,7 +162,7 @@ def test_a_model_may_have_a_policy_of_its_own_and_change_it_at_work() -> None:
     assert Policies().status() == {"": "predictive"}
 
 
-def test_what_does_not_change_goes_on_where_it_was() -> None:
+def test_an_unchanged_policy_keeps_its_state() -> None:
     policies = Policies({"": PolicyConfig(name="round-robin")})
     before = policies.of("any")
     policies.override({"big": PolicyConfig(name="p2c")})

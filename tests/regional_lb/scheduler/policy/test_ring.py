@@ -70,7 +70,7 @@ def test_a_prefix_is_its_first_blocks() -> None:
 
 
 @pytest.mark.parametrize("policy", [Prefix(1.25, 1024), Session(1.25)])
-def test_what_has_no_key_goes_to_the_less_busy_of_two(policy) -> None:
+def test_a_request_without_a_key_goes_to_the_less_busy_of_two(policy) -> None:
     known = many(2)
     known.ledger.reserve("q", Reservation("r0", 0, 1))
     keyless = need(0, chain=(), session=0)
