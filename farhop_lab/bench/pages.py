@@ -36,6 +36,12 @@ LINES: dict[str, tuple[str, ...]] = {
         f"trtllm_kv_cache_max_blocks{{{_MODEL}}} 13500.0",
         f"trtllm_kv_cache_tokens_per_block{{{_MODEL}}} 32.0",
     ),
+    "lmdeploy": (
+        f'lmdeploy:num_requests_running{{engine="0",{_MODEL}}} 7.0',
+        f'lmdeploy:num_requests_waiting{{engine="0",{_MODEL}}} 2.0',
+        f'lmdeploy:num_api_requests_waiting{{engine="0",{_MODEL}}} 1.0',
+        f'lmdeploy:gpu_cache_usage_perc{{engine="0",{_MODEL}}} 0.25',
+    ),
     "llamacpp": (
         "llamacpp:requests_processing 7",
         "llamacpp:requests_deferred 3",
@@ -55,6 +61,7 @@ LINES: dict[str, tuple[str, ...]] = {
         f'DCGM_FI_DEV_FB_FREE{{gpu="0",{_GPU}}} 4021',
     ),
 }
+LINES["aphrodite"] = tuple(line.replace("vllm:", "aphrodite:") for line in LINES["vllm"])
 _STEMS = {"tgi": "tgi_", "trtllm": "trtllm_", "triton": "nv_", "dcgm": "DCGM_FI_DEV_"}
 
 

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import grpc
+import msgspec
 from farhop_wire import region_pb2
 
 from farhop.balance.estimate.estimates import ENTRIES_MAX
 from farhop.balance.machine import Address
 from farhop.balance.prefix.trie import PrefixTrie
+from farhop.service.endpoints import host_of, is_loopback
 from farhop.service.region_channel import address_of
 from farhop.service.tasks import Tasks, in_turns
+from farhop.store.contract import report_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import TEXT_LIMIT, from_wire
 from farhop.store.hubs import stores_of
@@ -115,6 +118,9 @@ class Watcher:
         self._past: dict[tuple[str, str], tuple[tuple[int, int], float]] = {}
         self._tasks = Tasks()
         self.retired = Tasks()
+        # By instance, where redirected clients find it as it said itself, proven by its certificate.
+        self._client_urls: dict[tuple[str, str], str] = {}
+        self._signed = config.signing.made().asks(report_key(config.region, config.instance))
         self._closed = False
         self._following: list[asyncio.Task[None]] = []
         self.distances = Distances(topology, config.region)
@@ -187,6 +193,7 @@ class Watcher:
         del self._reports[name]
         self._unwatched(self._instances[region].pop(instance))
         self._past.pop(name, None)
+        self._client_urls.pop(name, None)
         if self.laws is not None:
             self.laws.left("/".join(name))
         self.distances.forget(name)
@@ -330,8 +337,21 @@ class Watcher:
 
     def _instance(self, report: RegionReport, received_at: float) -> Instance:
         offset_ms = self.distances.offset_ms((report.region, report.instance), report.incarnation)
+        if report.client_url and not self._may_be_sent_clients(report):
+            report = msgspec.structs.replace(report, client_url="")
         tier = self._tier(report.region, report.tier_address)
         return instance_of(report, tier, received_at, offset_ms, self._balancer)
+
+    def _may_be_sent_clients(self, report: RegionReport) -> bool:
+        """Whether clients may be redirected where a report says. They would bring their prompts, and no certificate of
+        the region's has to be there: so it is believed if the report is signed, if `region_hosts` allows the place, or
+        if the region itself said it.
+        """
+        config = self.config
+        if self._signed or config.tier_insecure or report.region in config.region_hosts:
+            return True
+        known = self._client_urls.get((report.region, report.instance))
+        return known == report.client_url or is_loopback(host_of(report.client_url))
 
     def _tier(self, region: str, address: str) -> Address:
         """Where a tier listener is reached: the same object for the same text, 20 times a second."""
@@ -422,6 +442,8 @@ class Watcher:
         if (report.region, report.instance) != name:
             self._refused("misplaced")
             return
+        if self.config.certified_name(report.region) is not None:
+            self._client_urls[name] = report.client_url
         self.on_report(report)
         if message.outputs:
             self._report_outputs(message)

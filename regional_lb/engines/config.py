@@ -31,7 +31,7 @@ Milliseconds = Annotated[float, Field(gt=0, le=60_000)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Role = Literal["mixed", "prefill", "decode"]
 Handover = Literal["vllm", "sglang"]
-EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "llamacpp", "triton"]
+EngineName = Literal["vllm", "sglang", "tgi", "trtllm", "llamacpp", "lmdeploy", "aphrodite", "triton"]
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
 BOOTSTRAP_PORT = 8998  # SGLang's default
 MODELS_MAX = 64  # of one replica

@@ -48,6 +48,7 @@ _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a metrics page whose server gives no better type.
 _NO_PAGES = (b"text/html", b"application/json")
 _REMEDY = "is the engine there? else correct its `url`"
+_ELSEWHERE = ", or name the page where it tells its health (`probe.path`)"
 _FRESH_SHARE = 0.5  # of how long a sample counts, between two of an engine at rest
 _GPUS_FRESH = 4  # rounds for which an exporter's last report holds: a broken GPU does not recover while it is silent
 
@@ -416,7 +417,9 @@ def _unwell(why: str, seen: probes.ProbeResult) -> str:
     """The text for a probe that was not READY."""
     if not why:
         return ""
-    return f"{why}; it is not ready yet" if seen.ok else f"{why}; {_REMEDY}"
+    if seen.ok:
+        return f"{why}; it is not ready yet"
+    return f"{why}; {_REMEDY}{_ELSEWHERE if ': status ' in why else ''}"
 
 
 def _remedy(error: PageError | FetchError) -> str:

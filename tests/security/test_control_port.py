@@ -18,7 +18,7 @@ from regions import a_report, config, watching
 
 from farhop.identity import certificate_names
 from farhop.store.contract import report_key
-from farhop.store.documents.report import encode
+from farhop.store.documents.report import encode, to_wire
 from farhop.store.envelope import Keys, Signer, public_key
 from farhop.store.sealed import Sealed
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
@@ -170,3 +170,25 @@ async def test_an_address_where_no_balancer_of_the_region_may_be_is_refused() ->
         assert found.names() == []
         assert watcher.on_report(a_report()) is None
         assert found.names() == ["r1"]
+
+
+async def test_clients_are_sent_nowhere_that_only_an_unsigned_report_in_etcd_names(tmp_path: Path) -> None:
+    """They would bring their prompts there, whatever the law says, and no certificate stops them."""
+    mutual = global_config(tier_tls={"ca_file": Authority(tmp_path).ca_file})
+    async with watching() as (watcher, _, found):
+        watcher.on_report(a_report())  # its link is there
+        watcher.config = mutual
+
+        def sent_to() -> str:
+            (one,) = found.view.regions["tokyo"].instances
+            return one.client_url
+
+        genuine, stolen = "https://tokyo.example", "https://evil.example"
+        assert watcher.on_report(a_report(seq=2, client_url=stolen)) is None
+        assert sent_to() == ""
+        watcher.on_link_report(to_wire(a_report(seq=3, client_url=genuine)), ("tokyo", "r1"))
+        assert sent_to() == genuine
+        assert watcher.on_report(a_report(seq=4, client_url=genuine)) is None
+        assert sent_to() == genuine
+        assert watcher.on_report(a_report(seq=5, client_url=stolen)) is None
+        assert sent_to() == ""

@@ -49,14 +49,15 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """The metric names of one engine. Of several series the first that is on the page counts: later ones are older
     names.
 
-    `waiting`, and `running` unless it is empty, are required. The KV cache in tokens is the product of the `capacity`
-    series, or read from the `info` metric's labels. `lora`: a metric whose labels name adapters, and whose value is the
-    time of that state. `computed`: prompt tokens that were not cached, if an engine counts these instead of all
-    `queries`. `slots`: how many requests it runs at once.
+    `waiting`, and `running` unless it is empty, are required. `held`: what waits before that queue, in the server. The
+    KV cache in tokens is the product of the `capacity` series, or read from the `info` metric's labels. `lora`: a
+    metric whose labels name adapters, and whose value is the time of that state. `computed`: prompt tokens that were
+    not cached, if an engine counts these instead of all `queries`. `slots`: how many requests it runs at once.
     """
 
     waiting: Series
     running: tuple[Series, ...] = ()
+    held: tuple[Series, ...] = ()
     kv_usage: tuple[Series, ...] = ()
     queries: tuple[Series, ...] = ()
     hits: tuple[Series, ...] = ()
@@ -76,15 +77,20 @@ class Engine(msgspec.Struct, frozen=True):
     metrics_port: int | None = None
 
 
-_VLLM = Dialect(
-    waiting=Series(b"vllm:num_requests_waiting"),
-    running=(Series(b"vllm:num_requests_running"),),
-    kv_usage=(Series(b"vllm:kv_cache_usage_perc"), Series(b"vllm:gpu_cache_usage_perc")),
-    queries=(Series(b"vllm:prefix_cache_queries_total"), Series(b"vllm:gpu_prefix_cache_queries_total")),
-    hits=(Series(b"vllm:prefix_cache_hits_total"), Series(b"vllm:gpu_prefix_cache_hits_total")),
-    info=Info(b"vllm:cache_config_info", b"num_gpu_blocks", b"block_size"),
-    lora=b"vllm:lora_requests_info",
-)
+def _as_vllm(stem: bytes) -> Dialect:
+    """vLLM's, or that of a fork, which has another name before the colon."""
+    return Dialect(
+        waiting=Series(stem + b"num_requests_waiting"),
+        running=(Series(stem + b"num_requests_running"),),
+        kv_usage=(Series(stem + b"kv_cache_usage_perc"), Series(stem + b"gpu_cache_usage_perc")),
+        queries=(Series(stem + b"prefix_cache_queries_total"), Series(stem + b"gpu_prefix_cache_queries_total")),
+        hits=(Series(stem + b"prefix_cache_hits_total"), Series(stem + b"gpu_prefix_cache_hits_total")),
+        info=Info(stem + b"cache_config_info", b"num_gpu_blocks", b"block_size"),
+        lora=stem + b"lora_requests_info",
+    )
+
+
+_VLLM, _APHRODITE = _as_vllm(b"vllm:"), _as_vllm(b"aphrodite:")
 _SGLANG = Dialect(  # every tensor-parallel rank may repeat its data-parallel rank's gauges
     waiting=Series(b"sglang:num_queue_reqs", per=b"dp_rank"),
     running=(Series(b"sglang:num_running_reqs", per=b"dp_rank"),),
@@ -116,6 +122,12 @@ _LLAMA_CPP = Dialect(
     hits=(Series(b"llamacpp:prompt_tokens_cached_total"),),
     computed=(Series(b"llamacpp:prompt_tokens_total"),),
 )
+_LMDEPLOY = Dialect(
+    waiting=Series(b"lmdeploy:num_requests_waiting"),
+    running=(Series(b"lmdeploy:num_requests_running"),),
+    held=(Series(b"lmdeploy:num_api_requests_waiting"),),  # for a handle of its engine
+    kv_usage=(Series(b"lmdeploy:gpu_cache_usage_perc"),),
+)
 _TRITON = Dialect(waiting=Series(b"nv_inference_pending_request_count"))
 
 ENGINES = {
@@ -124,6 +136,8 @@ ENGINES = {
     "tgi": Engine((_TGI,)),
     "trtllm": Engine((_TRTLLM,), metrics="/prometheus/metrics"),
     "llamacpp": Engine((_LLAMA_CPP,)),
+    "lmdeploy": Engine((_LMDEPLOY,)),
+    "aphrodite": Engine((_APHRODITE,)),
     "triton": Engine((_TRITON_TRTLLM, _TRITON), health="/v2/health/ready", metrics_port=8002),
 }
 _STARTED = Series(b"process_start_time_seconds")  # of Prometheus' own client libraries, whichever engine it is
@@ -150,6 +164,8 @@ def read_page(
     running = next((n for s in dialect.running if (n := _needed(page, s)) is not None), None)
     if running is None and dialect.running:
         raise PageError("missing", f"{dialect.running[0].name.decode()} is missing")
+    if dialect.held:
+        waiting += sum(_first(page, dialect.held, COUNT_MAX, dropped))
     usage = _first(page, dialect.kv_usage, 1.0, dropped)
     started = _first(page, (_STARTED,), _COUNTER_MAX, dropped)
     hits = sum(_first(page, dialect.hits, _COUNTER_MAX, dropped))

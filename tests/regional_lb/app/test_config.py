@@ -236,8 +236,8 @@ def test_an_unknown_policy_or_option_is_named_with_those_that_are_known(
 def test_an_unknown_engine_kind_is_reported_with_the_known_ones() -> None:
     found = problems({"url": "http://a:1", "engine": "tensorrt"})
     assert found == {
-        "replicas.0.engine": "Value error, is unknown; there is vllm, sglang, tgi, trtllm, llamacpp, triton, "
-        "and without one it is found out"
+        "replicas.0.engine": "Value error, is unknown; there is vllm, sglang, tgi, trtllm, llamacpp, lmdeploy, "
+        "aphrodite, triton, and without one it is found out"
     }
 
 

@@ -707,7 +707,10 @@ async def test_a_replicas_problem_is_shown_with_the_page_that_had_it(monkeypatch
         assert problems("two") == [
             f"http://127.0.0.1:{nobody}/health: unreachable; is the engine there? else correct its `url`"
         ]
-        assert problems("one") == [f"{url}/health: status 404; is the engine there? else correct its `url`"]
+        elsewhere = (
+            "is the engine there? else correct its `url`, or name the page where it tells its health (`probe.path`)"
+        )
+        assert problems("one") == [f"{url}/health: status 404; {elsewhere}"]
         await until(lambda: ("one", *problems("one")) in found.said)  # once it is down, which takes three
         health[0] = 503
         await until(lambda: problems("one") == [f"{url}/health: status 503; it is not ready yet"])

@@ -36,6 +36,8 @@ def read(text: str, dropped: list[str] | None = None, engine: str | None = None)
         ("vllm-0.6", "vllm", Sample(5.0, 2, 5, 0.4609, 7339 * 16, 800.0, 200.0)),
         ("sglang", "sglang", Sample(5.0, 7, 15, 0.3, 2 * 471_258, 8_128_902.0, 2_500_000.0)),
         ("tgi", "tgi", Sample(5.0, 4, 9)),
+        ("lmdeploy", "lmdeploy", Sample(5.0, 2 + 1 + 5, 12 + 9, 0.5, prefix_queries=0.0, started_at=1_795_000_000.25)),
+        ("aphrodite", "aphrodite", Sample(5.0, 2, 6, 0.125, 4096 * 16, 900.0, 300.0)),
         ("trtllm", "trtllm", Sample(5.0, 1, 12, 0.625, 4096 * 32, slots=64)),
         ("triton", "triton", Sample(5.0, 5, 0)),
         ("triton-trtllm", "triton", Sample(5.0, 7, 16, 0.4875, 6240 * 64, slots=512)),
