@@ -39,29 +39,35 @@ MISSED = "missed: it was not run while its window was open"
 AGREED_S = 3.0  # the longest time until a run's result is in the history, where all watchers see it
 
 
-def schedule(
-    asked: DrillOptions, given: Sequence[str], every: str, remove: bool, watch: bool, fleet_options: FleetOptions
-) -> int:
-    """Show the schedule, change it, or run what is due until Ctrl-C; the exit code."""
-    if watch:
-        return _watch(asked, fleet_options)
-    here = DrillFleet(asked, fleet_options) if asked.name and not remove else None
-    dry = show.DRY if fleet_options.dry_run else ""
-    writes = bool(asked.name) and not fleet_options.dry_run
+def schedule(asked: DrillOptions, given: Sequence[str], every: str, fleet_options: FleetOptions) -> int:
+    """Put a drill on the schedule if one is named, and show the schedule; the exit code."""
+    here = DrillFleet(asked, fleet_options) if asked.name else None
 
     async def work(store: Store) -> int:
         records = Records(store)
-        if remove:
-            planned = any(one.drill == asked.name for one in await records.schedules())
-            was = planned if fleet_options.dry_run else await records.unplan(asked.name)
-            show.line(f"{dry}{asked.name} is off the schedule" if was else f"{asked.name} was not on the schedule")
-            return 0 if was else NEGATIVE
         if here is not None:
             await _plan(records, here, asked, given, every, fleet_options)
         await _show_schedule(records, fleet_options)
         return 0
 
-    return setting.with_store(here.fleet if here is not None else fleet_options.fleet(), work, writes=writes)
+    fleet = fleet_options.fleet() if here is None else here.fleet
+    return setting.with_store(fleet, work, writes=here is not None and not fleet_options.dry_run)
+
+
+def unschedule(name: str, fleet_options: FleetOptions) -> int:
+    """Take a drill off the schedule; the exit code, 1 if it was not on it."""
+
+    async def work(store: Store) -> int:
+        records = Records(store)
+        if fleet_options.dry_run:
+            was = any(one.drill == name for one in await records.schedules())
+        else:
+            was = await records.unplan(name)
+        dry = show.DRY if fleet_options.dry_run else ""
+        show.line(f"{dry}{name} is off the schedule" if was else f"{name} was not on the schedule")
+        return 0 if was else NEGATIVE
+
+    return setting.with_store(fleet_options.fleet(), work, writes=bool(name) and not fleet_options.dry_run)
 
 
 async def _plan(
@@ -116,7 +122,7 @@ def _last(past: Sequence[Past], drill: str) -> float | None:
     return max((one.began_s for one in past if one.drill == drill), default=None)
 
 
-def _watch(asked: DrillOptions, fleet_options: FleetOptions) -> int:
+def watch(asked: DrillOptions, fleet_options: FleetOptions) -> int:
     """Run what is due. Of several watchers one takes the lock; the others find it held, or the run done."""
     here = DrillFleet(asked, fleet_options)
 

@@ -350,7 +350,7 @@ class IssuerConfig(Part):
     @property
     def files(self) -> certificates.Files:
         """The paths, as farhop.service.certificates takes them."""
-        return certificates.Files(False, ca_file=self.ca_file)
+        return certificates.Files(is_server=False, ca_file=self.ca_file)
 
     def made(self, name: str) -> Issuer:
         """The issuer, as farhop.identity takes it."""

@@ -50,7 +50,13 @@ class ListenTls(Part):
     def files(self) -> certificates.Files:
         """The paths, as farhop.service.certificates takes them."""
         optional = self.client_certificate == "optional"
-        return certificates.Files(True, self.cert_file, self.key_file, self.client_ca_file, optional)
+        return certificates.Files(
+            is_server=True,
+            cert_file=self.cert_file,
+            key_file=self.key_file,
+            ca_file=self.client_ca_file,
+            is_optional=optional,
+        )
 
 
 class ConnectTls(Part):
@@ -68,7 +74,9 @@ class ConnectTls(Part):
     @property
     def files(self) -> certificates.Files:
         """The paths, as farhop.service.certificates takes them."""
-        return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
+        return certificates.Files(
+            is_server=False, cert_file=self.cert_file, key_file=self.key_file, ca_file=self.ca_file
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -164,7 +172,9 @@ class Etcd(Part):
     @property
     def files(self) -> certificates.Files:
         """For farhop.service.certificates. Not looked at here: a process that knows the law starts without etcd."""
-        return certificates.Files(False, self.cert_file, self.key_file, self.ca_file)
+        return certificates.Files(
+            is_server=False, cert_file=self.cert_file, key_file=self.key_file, ca_file=self.ca_file
+        )
 
     def settings(self, hub: tuple[str, ...]) -> EtcdSettings:
         """For the store; `hub` are the endpoints to use where none are configured. ValueError if they make no sense."""

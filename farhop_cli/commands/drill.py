@@ -147,11 +147,15 @@ def schedule_drill(
 
     Any number of processes may watch: one run at a time, by whoever takes the lock.
     """
+    from farhop_cli import drill_schedule
     from farhop_cli.drill_fleet import DrillOptions
-    from farhop_cli.drill_schedule import schedule
 
     asked = DrillOptions(name, tuple(sets or ()), tuple(keys or ()), folder, out, "", by)
-    return schedule(asked, window or (), every, remove, watch, fleet_options)
+    if watch:
+        return drill_schedule.watch(asked, fleet_options)
+    if remove:
+        return drill_schedule.unschedule(name, fleet_options)
+    return drill_schedule.schedule(asked, window or (), every, fleet_options)
 
 
 @verb(app, "faults", "farhop drill faults --compose farhop --context compose")

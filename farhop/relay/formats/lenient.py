@@ -8,9 +8,12 @@ changes what is sent on, and never guesses: what pydantic does not accept is nei
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _COUNTS = frozenset(("max_tokens", "max_completion_tokens", "max_output_tokens"))
 _TRUTHS = frozenset(("stream", "store", "background"))
@@ -38,16 +41,15 @@ def _as_read(body: bytes) -> bytes | None:
     found = {name: document[name] for name in _LOOKED_AT & document.keys()}
     for name, value in found.items():
         document[name] = msgspec.Raw(
-            _option(bytes(value)) if name == _OPTIONS else _read(name in _TRUTHS, bytes(value))
+            _option(bytes(value)) if name == _OPTIONS else _read(truth if name in _TRUTHS else count, bytes(value))
         )
     if all(bytes(document[name]) == bytes(value) for name, value in found.items()):
         return None
     return msgspec.json.encode(document)
 
 
-def _read(is_truth: bool, value: bytes) -> bytes:
-    given = msgspec.json.decode(value)
-    read = truth(given) if is_truth else count(given)
+def _read(reader: Callable[[Any], int | None], value: bytes) -> bytes:
+    read = reader(msgspec.json.decode(value))
     return value if read is None else msgspec.json.encode(read)
 
 
@@ -56,7 +58,7 @@ def _option(value: bytes) -> bytes:
         return value
     options = _raw(value)
     if (given := options.get(_OPTION)) is not None:
-        options[_OPTION] = msgspec.Raw(_read(True, bytes(given)))
+        options[_OPTION] = msgspec.Raw(_read(truth, bytes(given)))
     return msgspec.json.encode(options)
 
 

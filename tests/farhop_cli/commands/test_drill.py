@@ -32,7 +32,9 @@ def test_every_verb_is_there() -> None:
         (("faults", "--kubernetes", "n", "--kube-context", "c"), "faults", ("", "n", "c")),
         (("export", "d", "--to", "e.json"), "export", (DrillOptions("d"), Path("e.json"))),
         (("schedule", "d", "--window", "tue 10:00-12:00", "--every", "7d"), "schedule",
-         (DrillOptions("d"), ["tue 10:00-12:00"], "7d", False, False)),
+         (DrillOptions("d"), ["tue 10:00-12:00"], "7d")),
+        (("schedule", "d", "--remove"), "unschedule", ("d",)),
+        (("schedule", "--watch"), "watch", (DrillOptions(""),)),
     ],
 )  # fmt: skip
 def test_options_are_passed_on(cli: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], function: str,
@@ -43,6 +45,6 @@ def test_options_are_passed_on(cli: Any, monkeypatch: pytest.MonkeyPatch, words:
         seen.append(arguments)
         return 1
 
-    monkeypatch.setattr(drill_schedule if function == "schedule" else drill, function, take)
+    monkeypatch.setattr(drill_schedule if words[0] == "schedule" else drill, function, take)
     assert cli.run("drill", *words).exit_code == 1
     assert seen[0][:-1] == given  # then where
