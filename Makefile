@@ -16,7 +16,7 @@ WORKERS ?= 4
 # What share of its examples a test of a property plays in `make test` and `make coverage`; `make test-system` plays all.
 EXAMPLES ?= 0.1
 
-.PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools screenshots clean
+.PHONY: demo test test-system coverage mutants lint bench fuzz stubs engines test-engines engine-pages image dist deploy chart chart-tools chaos-tools screenshots clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(or $(PYTHON),false) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -122,8 +122,16 @@ $(CHART)/.installed: deploy/kubernetes/requirements.txt
 	$(CHART)/bin/python -m pip install --quiet --disable-pip-version-check -r deploy/kubernetes/requirements.txt
 	@touch $@
 
+# Chaos Toolkit, which runs the experiments that `farhop drill export` writes: it pins what we use, too, to other versions.
+CHAOS := .venv-chaos
+chaos-tools: $(CHAOS)/.installed
+$(CHAOS)/.installed:
+	$(PYTHON) -m venv $(CHAOS)
+	$(CHAOS)/bin/python -m pip install --quiet --disable-pip-version-check 'chaostoolkit>=1.19,<2'
+	@touch $@
+
 chart: chart-tools
 	$(CHART)/bin/python deploy/kubernetes/render.py --plain deploy/kubernetes/plain/farhop.yaml
 
 clean:
-	rm -rf $(VENV) $(CHART)
+	rm -rf $(VENV) $(CHART) $(CHAOS)
