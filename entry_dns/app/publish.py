@@ -117,6 +117,7 @@ async def write_once(config: DnsConfig, publisher: Publisher, store: Store | Non
         return dry_run or await publisher(head, tables)
 
     server = DnsServer(config, stores.world(config), Random(), store, publish=look)
+    server.waits = False
     try:
         await server.open()
     finally:

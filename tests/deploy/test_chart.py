@@ -200,7 +200,7 @@ def rendered() -> dict[str, dict[str, Any]]:
 
 
 @WITH_TOOLS
-def test_whatever_the_values_kubernetes_takes_it_and_nothing_is_broken(rendered: dict[str, dict[str, Any]]) -> None:
+def test_any_values_render_to_manifests_that_kubernetes_accepts(rendered: dict[str, dict[str, Any]]) -> None:
     wrong: list[str] = []
     for name in cases():
         answer = rendered[name]

@@ -14,6 +14,7 @@ from entry_dns.app.publish import Publisher, shown, write_once
 from entry_dns.fleet.standing import State
 from entry_dns.links.updates import UpdateError
 from farhop.config import load
+from farhop.store.contract import StoreUnreachable
 from farhop_lab.memory_store import MemoryStore
 from tests.entry_dns.conftest import NAMES, PLAN, standing, unconfined, world
 from topology.law import Law
@@ -96,4 +97,8 @@ async def test_it_publishes_once_beside_a_server_that_runs_by_the_same_file(tmp_
         }))  # fmt: skip
         config = load(DnsConfig, tmp_path / "dns.yaml")
         assert await write_once(config, Publisher(Zone(), Log()), MemoryStore(Random(1)), dry_run=True) == 0
+        # It does not wait for an etcd that does not answer, as a server does: it shall end.
+        (silent := MemoryStore(Random(1))).outage()
+        with pytest.raises(StoreUnreachable):
+            await write_once(config, Publisher(Zone(), Log()), silent, dry_run=False)
     assert "api.entry.example. 5 IN A 192.0.2.1" in capsys.readouterr().out
