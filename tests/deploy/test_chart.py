@@ -17,6 +17,7 @@ from machine import DEPLOY, ROOT, run
 
 CHART = DEPLOY / "kubernetes" / "farhop"
 TOOLS = ROOT / ".venv-chart" / "bin" / "python"
+KUBECTL = shutil.which("kubectl", path=str(TOOLS.parent)) or shutil.which("kubectl")
 EXAMPLES = sorted(path.stem for path in (CHART / "examples").glob("*.yaml"))
 WITH_TOOLS = pytest.mark.skipif(not TOOLS.exists(), reason="what renders the chart is not installed: make chart-tools")
 
@@ -199,7 +200,7 @@ def rendered() -> dict[str, dict[str, Any]]:
 
 
 @WITH_TOOLS
-def test_whatever_the_values_kubernetes_takes_it_and_nothing_is_broken(rendered: dict[str, dict[str, Any]]) -> None:
+def test_any_values_render_to_manifests_that_kubernetes_accepts(rendered: dict[str, dict[str, Any]]) -> None:
     wrong: list[str] = []
     for name in cases():
         answer = rendered[name]
@@ -329,9 +330,10 @@ def test_balancers_take_the_configurations_of_the_plain_manifest(
         _checked(path)
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed: make chart-tools")
 def test_kustomize_takes_it() -> None:
-    made = run("kubectl", "kustomize", str(DEPLOY / "kubernetes" / "plain")).stdout
+    assert KUBECTL is not None
+    made = run(KUBECTL, "kustomize", str(DEPLOY / "kubernetes" / "plain")).stdout
     found = [one for one in yaml.safe_load_all(made) if one]
     assert {one["metadata"]["namespace"] for one in found} == {"farhop"}
     assert manifests.broken(found) == []

@@ -214,7 +214,7 @@ async def test_a_client_does_not_say_where_kv_is_fetched_from() -> None:
             assert answer.status == 200
 
 
-async def test_many_at_once_are_all_served_as_one_engine_would() -> None:
+async def test_many_concurrent_requests_are_answered_as_by_one_engine() -> None:
     async with _world() as world:
         prompts = [_prompt(f"crowd{n}", 300 + 20 * n) for n in range(24)]
         answer = await asyncio.gather(*(world.ask(prompt, stream=bool(n % 2)) for n, prompt in enumerate(prompts)))

@@ -171,7 +171,7 @@ async def test_many_requests_at_once_while_some_clients_leave() -> None:
         await world.at_rest()
 
 
-async def test_what_goes_wrong_for_the_request_itself_is_answered() -> None:
+async def test_a_request_that_is_at_fault_itself_is_answered_with_its_error() -> None:
     async with _world() as world:
         async with world.post(_prompt("hugo", 40_000)) as answer:  # more than the engines' context
             assert answer.status == 400

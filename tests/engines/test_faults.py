@@ -116,7 +116,7 @@ class Moves:
         return self._waited[-1][1] - begins
 
 
-async def test_what_a_frozen_engine_never_began_is_answered_by_another(own: Own) -> None:
+async def test_a_request_that_a_frozen_engine_never_began_is_answered_by_another(own: Own) -> None:
     async with before(own, *own.engines) as both:
         healthy: list[float] = []
         for seed in range(40):

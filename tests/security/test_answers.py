@@ -133,7 +133,7 @@ async def test_an_event_that_nests_passes_and_walks_nowhere(stage: Any) -> None:
     assert s.tier.attempts == [(1, "served")]
 
 
-async def test_whatever_reading_an_answer_raises_the_request_ends(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_ends_whatever_exception_its_answer_raises(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     s = await stage()
 
     def broken(*_: object) -> bytes:
@@ -190,7 +190,7 @@ async def test_an_engine_s_cookies_and_addresses_do_not_reach_clients(stage: Any
     assert answer.get("retry-after") == "7"
 
 
-async def test_what_a_proxy_before_an_engine_says_of_its_key_and_of_its_engines_reaches_no_client(stage: Any) -> None:
+async def test_errors_of_a_proxy_about_its_keys_and_engines_reach_no_client(stage: Any) -> None:
     s = await stage()
     lines = (
         b"X-LiteLLM-Model-Api-Base: http://10.0.0.7:8000/v1", b"x-litellm-key-spend: 12.5",

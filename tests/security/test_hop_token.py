@@ -105,7 +105,7 @@ async def test_a_large_body_is_no_other_either(up: Both, engine: Engine, version
     assert len(engine.seen) == 1
 
 
-async def test_what_the_global_tier_sends_is_taken_however_often(up: Both, engine: Engine) -> None:
+async def test_repeated_requests_of_the_global_tier_are_all_accepted(up: Both, engine: Engine) -> None:
     """Equal requests in one moment, each with a token of its own."""
     for _ in range(3):
         assert (await send(up.entry, chat())).status == 200

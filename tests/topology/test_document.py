@@ -18,7 +18,7 @@ def _only(text: str) -> Problem:
     return problem
 
 
-def test_plain_data_comes_back() -> None:
+def test_plain_data_is_read_unchanged() -> None:
     assert document("a: [1, 2.5, x]\nb: {c: true}\n") == {"a": [1, 2.5, "x"], "b": {"c": True}}
 
 

@@ -29,7 +29,7 @@ def faults(text):
 
 
 @pytest.mark.parametrize("name", shipped_names())
-def test_a_law_goes_there_and_back_whole(name):
+def test_a_law_is_read_as_it_was_written(name):
     world = load(shipped(name))
     read = policy.read(policy.encode(policy.document_of(world), 9, "ann", "why", "2026-05-01T12:00:00Z"), world, "etcd")
     made = read.over(world)

@@ -49,7 +49,7 @@ def test_a_drain_comes_and_goes_with_its_key_or_its_time() -> None:
     assert stage.events[3:] == [DrainChanged(None)]
 
 
-def test_a_drain_that_is_none_or_anothers_changes_nothing() -> None:
+def test_a_malformed_drain_or_that_of_another_entry_changes_nothing() -> None:
     stage = Stage()
     stage.others.drains_changed(put(entry_drain_key("tokyo", "t1") + "0", drain("t10")))
     stage.others.drains_changed(put(entry_drain_key("tokyo", "t1"), b"{}"))

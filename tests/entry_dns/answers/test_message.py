@@ -77,7 +77,7 @@ def test_options(options, good: bool) -> None:
             read(wire)
 
 
-def test_what_is_dropped_and_what_is_refused_how() -> None:
+def test_messages_are_dropped_or_refused_by_their_fault() -> None:
     good = query().to_wire()
     for dropped in (b"", good[:11], good[:2] + bytes((good[2] | 0x80,)) + good[3:]):
         with pytest.raises(Drop):

@@ -35,7 +35,7 @@ def test_where_networks_are_confined_only_what_each_may_get_is_published() -> No
     assert records[EU, 1] is None, "the name is for Frankfurt, and that network is not"
 
 
-def test_only_what_differs_is_written() -> None:
+def test_only_changed_records_are_written() -> None:
     before, after = wanted(), wanted(tokyo=standing("tokyo", State.DOWN))
     assert changes(before, before) == {}
     assert {name for name, _ in changes(before, after)} == {API, wire("v4.entry.example")}

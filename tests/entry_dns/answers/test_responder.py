@@ -174,7 +174,7 @@ def test_any_is_minimal(responder) -> None:
     assert [(rrset.rdtype, rrset.ttl) for rrset in answer.answer] == [(dns.rdatatype.HINFO, 3600)]
 
 
-def test_the_question_comes_back_as_it_was_spelled(responder) -> None:
+def test_the_question_is_echoed_with_the_case_of_its_letters(responder) -> None:
     answer = responder.answer(dns.message.make_query("aPi.EnTRy.eXample", "A").to_wire(), CLIENT)
     assert answer is not None
     assert b"\x03aPi\x05EnTRy\x07eXample" in answer
@@ -328,7 +328,7 @@ def test_a_dying_entry_is_kept_for_the_least_time() -> None:
         ("fd00::/8", 7, "192.0.2.1"),
     ],
 )
-def test_what_is_answered_of_client_subnets(responder, subnet: str, scope: int, first: str) -> None:
+def test_the_scope_answered_for_client_subnets(responder, subnet: str, scope: int, first: str) -> None:
     answer = ask(responder, subnet=subnet)
     assert (told_scope(answer), addresses(answer)[0]) == (scope, first)
 

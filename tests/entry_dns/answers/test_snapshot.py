@@ -5,7 +5,7 @@ from entry_dns.answers.snapshot import EntryAnswer, Head, Name, Records, Zone, d
 from tests.entry_dns.conftest import NAMES, atlas, standing, world
 
 
-def test_a_view_comes_back_as_it_was() -> None:
+def test_a_view_is_decoded_as_it_was_encoded() -> None:
     tables = [
         prepare.table(atlas(world()), [standing(name) for name in NAMES], frozenset(lawful), 3)
         for lawful in (NAMES, ("frankfurt",))

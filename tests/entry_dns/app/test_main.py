@@ -167,7 +167,7 @@ async def test_a_key_is_replaced_and_the_zone_validates_throughout(files, server
         assert await first.wait() == 0
 
 
-async def test_the_map_and_the_names_change_at_work(files, server) -> None:
+async def test_the_topology_and_the_names_are_reloaded_without_a_restart(files, server) -> None:
     process = server.workers.processes[0]
     await until(server, f"api.{ZONE}", "A", {"192.0.2.1", "192.0.2.2"})
     files.map("frankfurt", "virginia", "tokyo")

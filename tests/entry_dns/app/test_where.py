@@ -22,7 +22,7 @@ def test_where_shows_the_entry_the_reason_and_the_network() -> None:
     assert ask("2001:db8:aaaa::1")["network"] == "2001:db8:aaaa::/48"
 
 
-def test_what_the_law_keeps_out_says_so() -> None:
+def test_entries_excluded_by_the_law_are_shown_as_such() -> None:
     fields = {one["entry"]: one for one in ask("203.0.113.7", "eu-only")["entries"]}
     assert fields["frankfurt"]["place"] == 1
     assert fields["tokyo"]["place"] is None

@@ -19,7 +19,7 @@ def scope_of(space: Space, address: str) -> str:
     return str(ip_network((address, scope(starts, index, at, space.bits)), strict=False))
 
 
-def test_what_is_not_in_a_hole_is_deaggregated_as_rfc_7871_has_it() -> None:
+def test_networks_around_a_hole_are_deaggregated_by_rfc_7871() -> None:
     space = spaces([(ip_network("1.2.0.0/20"), 7), (ip_network("1.2.3.0/24"), 8)])[4]
     inside = [
         (str(ip_network((at, length))), value)

@@ -129,7 +129,7 @@ def test_the_newest_report_counts_whichever_path_it_came_by() -> None:
     assert one.of("tokyo").share < 1.0, "who is silent counts no more"
 
 
-def test_what_was_kept_on_disk_says_where_balancers_are_and_not_how() -> None:
+def test_reports_kept_on_disk_give_addresses_but_no_health() -> None:
     one, named = Watched(), []
     one.watcher.links = SimpleNamespace(named=lambda report: named.append(report.control_address), gone=lambda *_: None)
     entry = Entry(report_key("tokyo", "r1"), encode_report(load(1, 0)), 1)

@@ -201,7 +201,7 @@ while True:
 """
 
 
-def test_killed_at_any_moment_it_holds_and_says_so(tmp_path: Path) -> None:
+def test_an_audit_log_killed_at_any_moment_is_valid_and_records_the_break(tmp_path: Path) -> None:
     folder, rng, seen = tmp_path / "log", Random(3), list[bytes]()
     for _ in range(4):
         child = subprocess.Popen([sys.executable, "-c", _WRITER, str(folder)], stdout=subprocess.PIPE)
@@ -226,7 +226,7 @@ def test_killed_at_any_moment_it_holds_and_says_so(tmp_path: Path) -> None:
     assert [one["clean"] for one in starts] == [True, False, False, False, False]
 
 
-def test_stopped_at_every_write_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_audit_log_stopped_at_any_write_goes_on_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault at the n-th file that is put in its place, for every n: then a start takes all that was handed over."""
     real, left = audit._replace, [0]
 

@@ -105,7 +105,7 @@ def test_a_full_disk_loses_nothing_that_it_can_wait_with(tmp_path: Path, monkeyp
     assert files.trouble == ""
 
 
-def test_a_folder_holds_so_much_and_says_so(tmp_path: Path) -> None:
+def test_a_full_folder_holds_records_back_and_reports_it(tmp_path: Path) -> None:
     files = Segments(tmp_path, Bounds(segment_bytes=20, bytes_max=40, keep_s=0.0), numbered, time.monotonic, time.time)
     unread = True
     files.may_delete = lambda _path: not unread
@@ -139,7 +139,7 @@ while True:
 """
 
 
-def test_a_killed_process_leaves_whole_lines_and_the_next_one_says_so(tmp_path: Path) -> None:
+def test_after_a_kill_the_segment_has_whole_lines_and_the_next_process_reports_it(tmp_path: Path) -> None:
     base = 0
     for round_ in range(3):
         with subprocess.Popen(

@@ -103,7 +103,7 @@ def test_data_has_the_fields_that_the_loop_hands_on() -> None:
     assert len(record().data) == Data.__struct_fields__.index("answer_cache") - 1
 
 
-def test_answers_given_again_took_nothing_and_saved_what_they_had_cost(prices: Prices) -> None:
+def test_cached_answers_cost_nothing_and_are_counted_as_saved(prices: Prices) -> None:
     again = read(
         lines([record(measured="again", input_tokens=0, cached_tokens=None, output_tokens=0)], "test", prices)[0]
     )

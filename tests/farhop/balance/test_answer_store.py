@@ -83,7 +83,7 @@ def test_an_answer_above_its_share_is_not_kept() -> None:
     assert not AnswerStore[str](0).put("a", b"k", "none", 0)
 
 
-def test_recordings_take_the_room_of_what_is_kept() -> None:
+def test_recordings_displace_kept_answers() -> None:
     kept = AnswerStore[str](SHARE * (100 + ENTRY_BYTES))
     for n in range(SHARE):
         kept.put("a", b"%d" % n, str(n), 100)

@@ -44,7 +44,7 @@ def test_the_scheme_is_case_insensitive(header):
         b"Bearer " + b"a" * 513, b"Bearer " + b"a" * 511 + b"==",
     ],
 )  # fmt: skip
-def test_whatever_rfc_6750_does_not_allow_is_no_key(header):
+def test_a_header_that_rfc_6750_does_not_allow_is_no_key(header):
     assert bearer(header) is None
 
 

@@ -128,7 +128,7 @@ def test_a_token_is_taken_out_of_the_target(target: bytes, rest: bytes, found: b
 
 
 @pytest.mark.parametrize("target", [b"/v1/completions", b"/v1/completions?api-version=1"])
-def test_a_url_brings_what_it_was_given(target: bytes) -> None:
+def test_a_redirect_url_carries_its_token(target: bytes) -> None:
     url = joined("https://eu.example:8443", target, b"r1.k.p.m")
     assert url.startswith("https://eu.example:8443/v1/completions?")
     assert split_token(url.removeprefix("https://eu.example:8443").encode()) == (target, b"r1.k.p.m")

@@ -154,7 +154,7 @@ def test_a_route_leads_to_the_first_lawful_region_that_serves_and_a_quota_may_st
     assert effect.routed(topology(), [], "paris", "", "", {})[0].startswith("moves nothing")
 
 
-def test_what_a_name_stands_for_is_shown_model_by_model():
+def test_the_models_of_an_alias_are_shown_one_by_one():
     stands = {"models": [{"model": "small"}, {"model": "huge"}]}
     assert effect.routed(topology(), [status(paris="up")], "paris", "jp", "auto", stands) == [
         "stands for: small, served in paris; the law keeps it from jp",

@@ -393,9 +393,7 @@ STEPS = st.lists(
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(STEPS, st.booleans(), st.sampled_from(outcome.catalogue()))
-def test_whatever_happens_a_request_is_counted_exactly_once(
-    steps: list[str], stream: bool, reason: outcome.Outcome
-) -> None:
+def test_every_request_is_counted_exactly_once(steps: list[str], stream: bool, reason: outcome.Outcome) -> None:
     metrics, clock = TierMetrics("global", "virginia", "g1"), Ticking()
     watched = telemetry(metrics, clock=clock)
     context = watched.begin()

@@ -104,7 +104,7 @@ def test_each_hub_has_its_own_way_to_be_reached_and_others_the_common_one(world:
     )  # fmt: skip
 
 
-def test_what_cannot_be_meant_is_refused_by_name(world: Topology, tmp_path: Path) -> None:
+def test_a_contradictory_configuration_of_etcd_is_refused_by_name(world: Topology, tmp_path: Path) -> None:
     for config, remote, why in (
         (
             process(hubs={"baltic": {}}),
@@ -180,7 +180,7 @@ async def test_real_hubs_one_by_client_certificate_and_one_by_password(tmp_path:
             await store_of(stores.hubs(process(), world), Random(1)).open()
 
 
-def test_what_is_kept_on_disk_is_by_fleet_tier_region_and_instance(world: Topology, tmp_path: Path) -> None:
+def test_the_folder_kept_on_disk_is_named_by_fleet_tier_region_and_instance(world: Topology, tmp_path: Path) -> None:
     assert stores.state(process(), "global") is None
     kept = stores.state(process(state_dir=str(tmp_path), fleet="f1"), "global")
     assert kept is not None

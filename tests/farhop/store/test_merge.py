@@ -64,7 +64,7 @@ def test_a_lost_hub_ends_nothing_and_its_return_brings_nothing_back_that_it_does
     assert kinds(merged.take("a", listing())) == [(SNAPSHOT, {"l": "2"})]  # it was wiped
 
 
-def test_what_is_deleted_elsewhere_does_not_stand_by_the_memory_of_a_lost_hub() -> None:
+def test_a_key_deleted_elsewhere_is_not_kept_alive_by_a_lost_hub() -> None:
     merged = both(k="1")
     merged.take("a", Change(LOST, why="down"))
     assert kinds(merged.take("b", Change(DELETE, 9, "k"))) == [(DELETE, ("k", ""))]

@@ -177,7 +177,7 @@ def test_a_source_that_makes_no_sense_is_named_with_the_remedy(
     assert says in problems(source)[field_path]
 
 
-def test_a_source_stands_once() -> None:
+def test_a_source_given_twice_is_refused() -> None:
     assert "file replicas.yaml is given twice" in problems(FILE, FILE)["discovery"]
 
 

@@ -146,7 +146,7 @@ def test_ranks_count_on_average() -> None:
     assert blocks.known(prompt("abcd")) == ({}, {"r1": 8.0})
 
 
-def test_what_cannot_be_is_counted() -> None:
+def test_impossible_kv_events_are_counted() -> None:
     blocks = index("r1", kv_tokens=40)
     blocks.apply("r1", 0, stored("abc", first=2))
     blocks.apply("r1", 0, removed("nobody"))

@@ -131,7 +131,7 @@ def test_a_mirror_is_as_large_as_the_cache_it_mirrors(fleet: Fleet) -> None:
     assert fleet.trie.bytes_held("r1") == 512
 
 
-def test_our_own_bounds_say_nothing_of_a_replica(fleet: Fleet) -> None:
+def test_a_limit_of_this_balancer_does_not_count_against_a_replica(fleet: Fleet) -> None:
     for _ in range(10):
         fleet.failed("r1", outcome.UPSTREAM_FULL, 0.0)
     assert fleet.health["r1"].steady

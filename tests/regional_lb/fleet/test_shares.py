@@ -219,7 +219,7 @@ def test_an_instance_that_does_not_use_its_turn_loses_it_until_its_next_request(
         here.handle(peer_report("b", {"g1": load("g1", 0, 0, 0, taken)}, queued=5), 11.3)
 
 
-def test_two_that_wait_share_what_is_freed() -> None:
+def test_two_waiting_balancers_share_freed_slots() -> None:
     a, b = fleet("a", ("g1",)), fleet("b", ("g1",))
     taken = {"a": 0, "b": 0}
 
@@ -317,7 +317,7 @@ def test_a_silent_peer_that_still_reports_keeps_its_replicas(here: Fleet) -> Non
 # -- prefixes
 
 
-def test_what_a_peer_cached_is_known_here_and_passed_on_only_to_newcomers(here: Fleet) -> None:
+def test_prefixes_cached_by_a_peer_are_known_and_passed_on_only_to_new_readers(here: Fleet) -> None:
     chain = request("p", 4096).chain
     here.handle(peer_report("b", {"g1": load("g1"), "g2": PeerLoad("another-host:1")}, whole=True), 0.0)
     cached = (Cached("g1", chain, None), Cached("g2", chain, None), Cached("unheard-of", chain, None))

@@ -79,7 +79,7 @@ def test_a_replica_that_leaves_or_lost_the_model_counts_as_out() -> None:
     assert able(made, 0.0) == ["b"]
 
 
-def test_what_failed_before_a_replica_came_back_is_not_held_against_it() -> None:
+def test_failures_before_a_recovery_do_not_count_against_a_replica() -> None:
     """A stall: probes give it up, it is back, and then come the failures of what was under way all the time."""
     made = standing()
     for at in (1.0, 2.0):

@@ -75,7 +75,7 @@ def test_an_engine_that_queues_has_no_room_while_its_sample_is_fresh() -> None:
     assert not rows().room(0.0, 0.0, now=0.0).any()
 
 
-def test_of_a_backlog_counts_what_is_not_computed_yet() -> None:
+def test_only_the_part_of_a_backlog_not_computed_yet_counts() -> None:
     """A step takes in the prompts that are there when it begins, and ends with their first tokens."""
     known, table = replica("r", prefill_ms_per_token=0.1, tpot_ms=20.0), rows(replica("r", prefill_ms_per_token=0.1))
 

@@ -120,7 +120,7 @@ async def test_turns_pass_while_another_instance_waits() -> None:
         await until(lambda: peers.TurnTimerFired in passed)
 
 
-async def test_reports_that_are_absurd_or_old_change_nothing() -> None:
+async def test_invalid_or_old_peer_reports_change_nothing() -> None:
     async with stage(other := Other()) as here:
         key = f"{here.peers.prefix}r3"
         here.peers.changed(Change(ChangeKind.PUT, key=key, value=b"{"))
@@ -221,7 +221,7 @@ async def test_a_message_that_is_larger_than_it_can_be_is_not_read() -> None:
         await until(lambda: here.one()["connected"])
 
 
-async def test_another_regions_balancer_is_not_believed() -> None:
+async def test_a_peer_of_another_region_is_refused() -> None:
     other = Other()
     other.region = "tokyo"
     async with stage(other) as here:

@@ -200,7 +200,7 @@ def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_stream, "IDLE_S", 3600.0)
 
 
-async def test_a_snapshot_then_what_changes() -> None:
+async def test_a_stream_begins_with_a_snapshot_and_goes_on_with_changes() -> None:
     flow = flow_of()
     there = serve(flow, "x")
     async with calling(told_by(flow)) as stub:
@@ -236,7 +236,7 @@ async def test_a_stream_with_nothing_to_send_looks_while_there_is_something_to_s
 
 
 @pytest.mark.usefixtures("nobody_looks")
-async def test_news_leave_at_once() -> None:
+async def test_changes_are_sent_at_once() -> None:
     flow = flow_of()
     async with calling(told_by(flow)) as stub:
         reader, there = Reader(stub, asked()), set[int]()

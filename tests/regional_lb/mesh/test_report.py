@@ -133,7 +133,7 @@ async def test_a_region_without_a_ready_replica_still_reports() -> None:
     assert model.prefill_ms_per_token > 0
 
 
-async def test_what_is_slower_than_a_report_may_say_is_reported_as_the_slowest_it_may() -> None:
+async def test_a_speed_below_a_reports_range_is_reported_as_the_slowest() -> None:
     crowd = Sample(0.0, waiting=10**9, running=1, kv_usage=1.0)
     flow = regional(replica("a", tpot_ms=60_000.0, sample=crowd))
     for n in range(200):
@@ -213,7 +213,7 @@ async def test_a_model_of_more_bases_than_a_report_names_has_none_that_are_known
 
 
 @pytest.mark.parametrize("bases", [7, 32])
-async def test_whatever_engines_name_global_balancers_take_the_report(bases: int) -> None:
+async def test_a_report_with_any_model_names_is_accepted_by_global_balancers(bases: int) -> None:
     """Two engines hid their region: they said 1 MiB."""
     found, path = reporter(named_at_length(MODELS_LIMIT, bases)).build(), "\N{LATIN SMALL LETTER E WITH ACUTE}" * 128
     models = tuple(replace(model, root=path, parent=path) for model in found.models)

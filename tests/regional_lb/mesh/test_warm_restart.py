@@ -57,7 +57,7 @@ class Lone:
         self.replica = forward.target
 
 
-async def test_a_successor_begins_with_what_was_known(tmp_path: Path) -> None:
+async def test_a_restarted_balancer_begins_with_the_kept_state(tmp_path: Path) -> None:
     before, after = Lone(tmp_path), Lone(tmp_path)
     before.serve()
     await before.warm_restart.save()
@@ -160,7 +160,7 @@ async def test_a_start_waits_until_the_models_bases_are_known_as_they_were(tmp_p
     assert _told(after, "frankfurt") == _told(before, "frankfurt") > 0
 
 
-async def test_what_was_learned_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+async def test_a_restored_state_does_not_overwrite_what_was_learned_meanwhile(tmp_path: Path) -> None:
     before, after = Lone(tmp_path), Lone(tmp_path)
     before.serve()
     await before.warm_restart.save()

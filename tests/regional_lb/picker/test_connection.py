@@ -570,7 +570,7 @@ async def test_a_client_of_another_protocol_is_told_that_this_port_speaks_grpc()
 
 
 @pytest.mark.hypothesis
-def test_however_it_is_cut_the_same_comes_of_it() -> None:
+def test_frames_cut_anywhere_give_the_same_result() -> None:
     def play(cuts: list[int]) -> list[list[bytes]]:
         async def run() -> list[list[bytes]]:
             wire = Wire()

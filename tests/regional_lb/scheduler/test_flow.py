@@ -540,7 +540,7 @@ def _turns(prompt_bytes: int = 4096) -> tuple[machine.Request, machine.Request]:
     return request("a", prompt_bytes), request("b", prompt_bytes + SAID, prefix="a")
 
 
-def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_finds_it() -> None:
+def test_an_answer_counts_as_cached_behind_its_prompt_for_the_next_turn() -> None:
     flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
     first, second = _turns()
     target = _turn(flow, first, second.chain).target
@@ -561,7 +561,7 @@ def test_what_a_replica_answered_it_holds_behind_the_prompt_and_the_next_turn_fi
     ],
     ids=["unheard", "fault", "error", "thought", "thought too"],
 )
-def test_what_was_not_heard_whole_or_not_all_it_generated_is_not_thought_to_be_held(ended: dict[str, Any]) -> None:
+def test_an_answer_not_received_whole_does_not_count_as_cached(ended: dict[str, Any]) -> None:
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = _turns()
     _turn(flow, first, second.chain, **ended)

@@ -61,7 +61,7 @@ def test_the_choice_has_its_candidates_and_the_full_replicas() -> None:
     assert (nobody.chosen, nobody.full) == (None, ("r1",))
 
 
-def test_the_field_is_what_was_seen_whatever_comes_after() -> None:
+def test_a_picks_field_does_not_change_with_later_load() -> None:
     both = fleet(replica("r1"), replica("r2"))
     choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
     before = choice.field

@@ -110,7 +110,7 @@ def blocks(*ids: int) -> bytes:
     return b"".join(bytes((n, 0, 0, 0)) * 16 for n in ids)
 
 
-def test_an_engines_own_report_goes_before_our_guess() -> None:
+def test_an_engines_own_report_takes_precedence_over_the_estimate() -> None:
     flow = regional(*(replace(replica(name, kv_tokens=100_000), kv_ranks=1) for name in ("r1", "r2", "r3")))
     asked = replace(request("a", 4096), tokens=Tokens(blocks(1, 2, 3, 4)))
     for name in ("r1", "r2", "r3"):

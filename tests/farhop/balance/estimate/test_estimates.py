@@ -111,7 +111,7 @@ def test_a_long_prefill_weighs_more_in_the_pace_than_many_short_ones() -> None:
 
 
 @pytest.mark.parametrize(("alone_ms", "each_ms", "loads"), [(56.0, 0.47, (1, 60)), (11.0, 0.07, (20, 120))])
-def test_what_each_request_adds_to_a_token_is_found_out(
+def test_the_time_that_each_request_adds_to_a_token_is_learned(
     alone_ms: float, each_ms: float, loads: tuple[int, int]
 ) -> None:
     speed, dice = Speed(), Random(5)

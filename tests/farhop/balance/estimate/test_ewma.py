@@ -62,7 +62,7 @@ def test_a_sample_that_is_not_a_number_is_ignored(bad: float) -> None:
     assert bounded.value == 4.0
 
 
-def test_a_peak_counts_at_once_and_fades_slowly() -> None:
+def test_a_peak_is_taken_over_at_once_and_fades_slowly() -> None:
     peak = PeakEwma(tau_s=10.0)
     peak.update(10.0, now=0.0)
     peak.update(500.0, now=0.001)

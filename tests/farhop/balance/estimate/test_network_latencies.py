@@ -92,7 +92,7 @@ def test_a_text_that_is_no_client_network_is_refused(text: str) -> None:
     assert parse("8.8.8.0/24") == ip_network("8.8.8.0/24")
 
 
-def test_an_absurd_time_is_none() -> None:
+def test_a_round_trip_time_out_of_range_is_ignored() -> None:
     table = NetworkLatencies(2)
     for rtt_us in (0, -1, int(RTT_MS_MAX * 1e3) + 1):
         table.take("8.8.8.8", rtt_us, 0.0)

@@ -26,7 +26,7 @@ def test_sent_bytes_are_outstanding_until_acknowledged_or_answered() -> None:
     assert known.outstanding_bytes == 0.0
 
 
-def test_what_came_back_is_not_waited_for() -> None:
+def test_a_refused_request_is_no_longer_outstanding() -> None:
     known = UnacknowledgedLoad()
     known.sent(100)
     known.sent(30)
@@ -36,7 +36,7 @@ def test_what_came_back_is_not_waited_for() -> None:
     assert known.outstanding_bytes == 0.0
 
 
-def test_what_is_cached_there_is_sent_but_not_prefilled() -> None:
+def test_cached_bytes_are_outstanding_but_not_to_be_prefilled() -> None:
     known = UnacknowledgedLoad()
     known.sent(100, 10)
     known.sent(100, 50)
@@ -95,7 +95,7 @@ def test_an_error_in_the_counts_does_not_outlive_rest() -> None:
 
 @given(st.lists(st.tuples(st.floats(1.0, 1e6), st.floats(0.0, 1.0), st.booleans()), max_size=20))
 @RUN
-def test_what_is_to_be_prefilled_is_a_part_of_what_is_outstanding(sent: list[tuple[float, float, bool]]) -> None:
+def test_bytes_to_prefill_are_a_part_of_the_outstanding_ones(sent: list[tuple[float, float, bool]]) -> None:
     known = UnacknowledgedLoad()
     for n_bytes, share, _ in sent:
         known.sent(n_bytes, share * n_bytes)
@@ -137,7 +137,7 @@ def test_in_order_it_is_exact(steps: list[tuple[str, int]]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300), st.integers(1, 3)), max_size=80))
 @RUN
-def test_whatever_is_reported_the_bounds_hold(steps: list[tuple[int, int, int]]) -> None:
+def test_outstanding_bytes_stay_within_bounds_for_any_report(steps: list[tuple[int, int, int]]) -> None:
     """Any order, loss, repetition, restart or lie: never negative, never more than is unanswered, nothing at rest."""
     known = UnacknowledgedLoad()
     pending: list[int] = []

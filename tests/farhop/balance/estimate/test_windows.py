@@ -33,7 +33,7 @@ def test_what_a_stall_held_up_ends_together_and_is_one_window_of_many() -> None:
     assert made.read(40.0)[0] == pytest.approx(10.0, rel=0.03)
 
 
-def test_what_lasts_is_believed_within_half_of_its_memory() -> None:
+def test_a_lasting_change_is_taken_over_within_half_of_the_memory() -> None:
     made = steady()
     for n in range(5 * 7):
         made.take(30.0, 30.0 + n / 5)

@@ -54,7 +54,7 @@ def test_a_changed_path_counts_once_the_window_has_passed() -> None:
 
 
 @pytest.mark.parametrize("absurd", [-1.0, math.nan, math.inf, 1e9])
-def test_absurd_samples_change_nothing(absurd: float) -> None:
+def test_samples_out_of_range_change_nothing(absurd: float) -> None:
     wire = WireTime(5.0)
     assert not wire.sample(absurd, 0.0)
     assert wire.rtt_ms == 5.0

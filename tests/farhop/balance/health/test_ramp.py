@@ -48,7 +48,7 @@ def test_a_short_outage_costs_a_short_ramp_unless_another_process_came_back() ->
     assert ramp.share(80.1) == LEAST_SHARE
 
 
-def test_without_a_window_there_is_none() -> None:
+def test_without_a_window_there_is_no_slow_start() -> None:
     ramp = Ramp(0.0)
     ramp.turn(True, 1.0)
     assert ramp.share(1.0) == 1.0

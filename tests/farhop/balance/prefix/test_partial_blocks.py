@@ -17,7 +17,7 @@ def asked(rest: bytes, system: bytes = SYSTEM) -> tuple[tuple[int, ...], int]:
     return chain(prompt, 1), len(prompt)
 
 
-def test_what_was_found_behind_the_last_whole_block_is_expected_of_the_next_prompt() -> None:
+def test_tokens_cached_behind_the_last_whole_block_are_expected_for_the_next_prompt() -> None:
     partial_blocks = PartialBlocks()
     nodes, size = asked(b"what is two and two" * 100)
     depth = 17  # 16 blocks of 256 bytes and one of 1 KiB: 5,120 of 6,016 bytes
@@ -56,7 +56,7 @@ def test_it_lies_between_nothing_and_less_than_the_next_block(blocks: list[tuple
             assert bytes_at(depth) <= partial_blocks.bytes_behind(nodes, depth) < bytes_at(depth) + BLOCK_BYTES[depth]
 
 
-def test_it_keeps_no_more_than_so_many() -> None:
+def test_remembered_partial_blocks_are_bounded() -> None:
     partial_blocks = PartialBlocks()
     for n in range(NODES_MAX + 50):
         partial_blocks.learn((n,), 4096, 256.0, 300.0)

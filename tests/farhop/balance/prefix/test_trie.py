@@ -467,7 +467,7 @@ def test_a_mask_is_spelt_out_as_it_was_spelt_in(slots: set[int]) -> None:
     assert slots_of(sum(1 << slot for slot in slots)) == sorted(slots)
 
 
-def test_bad_calls_name_what_is_wrong() -> None:
+def test_wrong_arguments_are_refused_by_name() -> None:
     trie = PrefixTrie()
     for bad in (lambda: trie.add("fra", -1), lambda: trie.set_capacity("fra", -1), lambda: trie.hold("fra", -1)):
         with pytest.raises(ValueError, match="_bytes must be 0 or more"):
@@ -488,7 +488,7 @@ def test_the_number_of_locations_is_bounded() -> None:
         trie.add("one more", 0)
 
 
-def test_where_a_path_goes_on() -> None:
+def test_the_continuations_of_a_path_are_found() -> None:
     trie = PrefixTrie()
     for name in ("a", "b"):
         trie.add(name, 100_000)

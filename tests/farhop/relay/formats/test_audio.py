@@ -84,7 +84,7 @@ def test_a_client_does_not_say_where_an_engine_fetches_kv_from(name: str) -> Non
         "file[0]",
     ],
 )
-def test_what_a_server_reads_as_a_list_of_that_name_is_judged_as_that(name: str) -> None:
+def test_fields_that_servers_read_as_a_list_are_checked_as_one(name: str) -> None:
     """LiteLLM's proxy takes the brackets off, as servers in PHP do."""
     with pytest.raises(BodyError) as caught:
         read(**{name: "another", "model": "w", "file": b"x"})

@@ -70,7 +70,7 @@ HALVED = "; a character was cut in two (half a surrogate pair): cut texts betwee
         (b'{"user":"\\uD83D and more","model":"m"}', HALVED),
     ],
 )
-def test_what_clients_write_without_knowing_is_told_with_the_remedy(body: bytes, remedy: str) -> None:
+def test_common_mistakes_of_clients_are_answered_with_the_remedy(body: bytes, remedy: str) -> None:
     error = refusal(Kind.CHAT, body)
     assert error is not None
     assert error.outcome is outcome.INVALID_JSON

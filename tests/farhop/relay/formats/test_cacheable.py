@@ -88,7 +88,7 @@ def test_a_key_of_the_clients_own_says_that_it_may() -> None:
         assert caught.value.param == "x-farhop-cache-key"
 
 
-def test_what_is_computed_needs_no_temperature_and_other_paths_never_may() -> None:
+def test_embeddings_are_cacheable_without_a_temperature_and_other_paths_never() -> None:
     assert isinstance(ask({"model": "m", "input": "x"}, kind=Kind.EMBEDDINGS), CacheLookup)
     assert ask(CHAT, kind=Kind.RESPONSES) == "path"
     assert ask(CHAT, kind=Kind.TRANSCRIPTION, named=b"mine") == "path"

@@ -86,7 +86,7 @@ def test_numbers_and_booleans_in_lenient_forms_are_read_as_engines_do(
     {"max_tokens": 6.5}, {"max_tokens": "six"}, {"max_tokens": []}, {"max_tokens": -2}, {"stream": 2}, {"stream": "x"},
     {"stream": True, "stream_options": 1}, {"stream": True, "stream_options": {"include_usage": "x"}},
 ])  # fmt: skip
-def test_what_no_reader_takes_is_refused_by_its_name(more: dict[str, Any]) -> None:
+def test_a_value_that_no_engine_accepts_is_refused_by_its_field(more: dict[str, Any]) -> None:
     with pytest.raises(BodyError) as caught:
         read(**more)
     assert caught.value.outcome is outcome.INVALID_FIELD

@@ -95,7 +95,7 @@ def test_the_usage_is_in_the_last_event() -> None:
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (9, 4, 8)
 
 
-def test_a_stream_is_heard_once() -> None:
+def test_a_streams_text_is_taken_once() -> None:
     prompt = read(stream=True)
     more = transcript.continuation(prompt, (), 1)
     assert more is not None

@@ -142,7 +142,7 @@ async def test_a_first_half_that_fails_before_the_answer_began_gives_up_both(
     assert _json(s.upstream.asked[2]) == BODY
 
 
-async def test_what_the_first_engine_refuses_is_the_answer(stage: Any) -> None:
+async def test_a_refusal_of_the_first_engine_is_the_answer(stage: Any) -> None:
     s, engines = await _together(stage)
     engines.silent = {"decode"}
     engines.prefill = plain(b'{"error":{"message":"too long"}}', status="400 Bad")

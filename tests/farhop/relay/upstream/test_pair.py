@@ -201,7 +201,7 @@ async def test_a_deadline_stops_either_half(stage: Any, half: int) -> None:
 
 
 @pytest.mark.parametrize("half", [1, 2])
-async def test_what_is_recalled_between_the_halves_has_no_second_one(stage: Any, half: int) -> None:
+async def test_a_request_recalled_between_prefill_and_decode_is_not_decoded(stage: Any, half: int) -> None:
     """What the engine that answers has whole stays there."""
     s = await _paired(stage, whole_next=False)
 

@@ -687,7 +687,7 @@ async def test_an_engine_that_says_much_at_once_is_read_a_little_in_a_turn(
     assert max(turns.bytes.values()) <= 2 * (pool.EVENTS_A_TURN if stream else pool.BYTES_A_TURN)
 
 
-async def test_what_is_not_read_yet_waits_for_its_client_too(stage: Any) -> None:
+async def test_unread_bytes_wait_while_the_client_does_not_read(stage: Any) -> None:
     s = await stage()
     event = b"data: " + b"x" * 64_000 + b"\n\n"
     s.upstream.answer = lambda _m: SSE + chunk(event * 500) + b"0\r\n\r\n"  # more than the kernel's buffers

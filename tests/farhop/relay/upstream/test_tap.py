@@ -216,7 +216,7 @@ WITH_MORE = b'data: {"object":"c","choices":[],"usage":{"prompt_tokens":7,"compl
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
-def test_what_comes_with_the_usage_is_told_with_the_end_of_the_answer(end: bytes) -> None:
+def test_data_beside_the_usage_is_reported_with_the_end_of_the_answer(end: bytes) -> None:
     stream = b"".join(e + end for e in [EVENTS[0], END_OF_ANSWER, WITH_MORE, b"data: [DONE]"])
     told = END_OF_ANSWER.removesuffix(b"}") + b',"timings":{"a":1}}'
     wanted = b"".join(e + end for e in [EVENTS[0], told, b"data: [DONE]"])
@@ -273,7 +273,7 @@ def test_a_stream_costs_what_the_whole_answer_costs(engine: str) -> None:
     assert used(engine, "chat-stream-continuous-usage") == used(engine, "chat-stream-usage")
 
 
-def test_what_real_engines_say_was_used() -> None:
+def test_the_usage_in_answers_of_real_engines_is_read() -> None:
     for name in ("chat-cached", "messages-cached", "responses-cached"):  # Anthropic's prompt excludes cached tokens
         reasoning = 0 if name == "responses-cached" else None  # only its engines report how many those were
         assert used(VLLM, name) == Usage(255, 6, 128, reasoning)

@@ -164,7 +164,7 @@ def test_a_snapshot_of_a_status_has_no_prompt_no_null_and_bounded_text() -> None
     assert b"null" not in msgspec.json.encode(snapshot)
 
 
-def test_what_if_a_region_had_been_drained() -> None:
+def test_a_decision_is_shown_as_if_a_region_had_been_drained() -> None:
     candidates = [
         {"region": "tokyo", "score": 10.0, "ttft_ms": 9.0},
         {"region": "virginia", "score": 30.0, "ttft_ms": 29.0},

@@ -16,13 +16,13 @@ AT = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 ANN = Authorship("ann@ops", "canary", AT)
 
 
-def test_what_is_signed_comes_back_with_its_signature() -> None:
+def test_a_document_is_read_with_the_author_it_was_written_with() -> None:
     models = {"llama": {"weights": {"v1": 1}}, "": "p2c"}
     by_model, authorship = split_authorship(with_author(models, ANN))
     assert (msgspec.json.decode(by_model), authorship) == (models, ANN)
 
 
-def test_what_is_written_by_hand_is_as_it_is() -> None:
+def test_a_document_written_by_hand_has_no_author() -> None:
     for document in (b"{}", b'{"llama": "p2c"}', b'{"models": "p2c", "author": "p2c", "why": "p2c"}'):
         assert split_authorship(document) == (document, None)
 

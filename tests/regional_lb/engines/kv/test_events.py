@@ -332,7 +332,7 @@ async def test_hostile_kv_events_are_counted_and_the_others_still_read(ports) ->
             await until(lambda: result.least(3) == 2.0)  # linked again
 
 
-async def test_every_rank_is_heard() -> None:
+async def test_events_of_every_rank_are_received() -> None:
     """A subscription may arrive after the first word: who hears a later one asks for those before."""
     first = next(ports[0] for ports in iter(lambda: free_ports(4), []) if ports[3] == ports[0] + 3)
     with engine(first, first + 2) as zero, engine(first + 1, first + 3) as one:

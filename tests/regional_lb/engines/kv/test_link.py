@@ -75,7 +75,7 @@ def socket_of(kind: zmq.SocketType) -> Iterator[tuple[Any, str]]:
         context.destroy(linger=0)
 
 
-async def test_libzmq_is_heard_and_an_idle_link_to_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_of_libzmq_are_received_and_an_idle_link_to_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers our heartbeats, and we its."""
     monkeypatch.setattr(link, "HEARTBEAT_S", 0.02)
     monkeypatch.setattr(link, "SILENT_S", 0.4)

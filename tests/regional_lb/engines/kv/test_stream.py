@@ -82,7 +82,7 @@ def test_another_process_that_has_published_as_much_is_found_out_by_its_events()
     assert replay(follower, [batch(n, 1) for n in range(4)]) == [Cleared(), *(batch(n, 1) for n in range(4))]
 
 
-def test_another_process_that_has_said_nothing_holds_nothing() -> None:
+def test_a_new_engine_process_without_events_holds_nothing() -> None:
     follower = Follower()
     applied(follower, 0, 1)
     assert replay(follower, []) == [Cleared()]
@@ -97,7 +97,7 @@ def test_the_same_process_after_a_cut_goes_on() -> None:
     assert applied(follower, 2) == [batch(2)]
 
 
-def test_an_engine_that_never_said_anything_holds_nothing() -> None:
+def test_an_engine_without_events_holds_nothing() -> None:
     assert replay(Follower(), []) == [Cleared()]
 
 

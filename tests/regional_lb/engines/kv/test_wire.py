@@ -126,7 +126,7 @@ def test_an_unknown_kind_of_event_is_counted_and_ignored() -> None:
 @pytest.mark.parametrize(
     "payload", [b"", b"\xc1", b"\x93", pack(5), pack([1.0]), pack({"ts": 1}), pack([1.0, 7]), pack("x")]
 )
-def test_of_a_broken_batch_nothing_is_believed(payload) -> None:
+def test_a_broken_batch_is_refused_whole(payload) -> None:
     with pytest.raises(BatchError, match="batch"):
         read_batch(payload, pytest.fail)
     with pytest.raises(BatchError, match="size"):

@@ -253,7 +253,7 @@ def test_lines_of_longer_names_are_others() -> None:
     assert read_page((ranks + reasons + "vllm:num_requests_running 0\n").encode(), 0.0, pytest.fail).waiting == 400
 
 
-def test_a_line_without_end_is_none() -> None:
+def test_a_line_without_an_end_is_not_read() -> None:
     text = WAITING + "vllm:cache_config_info{" + 'a="1",' * 30_000 + "} 1\n"
     with pytest.raises(PageError, match="not a line"):
         read(text)

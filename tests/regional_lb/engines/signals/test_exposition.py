@@ -28,7 +28,7 @@ def test_lines_that_were_not_asked_for_are_never_read() -> None:
 
 
 @pytest.mark.parametrize("line", [b"a:b{", b'a:b{x="1} 2', b"a:b ", b'a:b{x="1"}2', b'a:b{x="1\n"} 2'])
-def test_a_line_that_is_none_is_an_error(line: bytes) -> None:
+def test_a_malformed_line_is_an_error(line: bytes) -> None:
     with pytest.raises(PageError, match="a:b: not a line of metrics") as caught:
         series(line + b"\n")
     assert caught.value.reason == "line"
@@ -69,7 +69,7 @@ def test_a_series_whose_line_moved_a_little_is_found_again() -> None:
 
 
 @pytest.mark.parametrize("at", [0, PAGE.index(b"other_99"), PAGE.index(b"a:b{x"), len(PAGE)])
-def test_a_line_more_is_found_wherever_it_stands(at: int) -> None:
+def test_an_added_line_is_found_at_any_place(at: int) -> None:
     places = Places()
     assert len(list(Page(PAGE, places).series(b"a:b"))) == 2
     page = PAGE[:at] + MORE + PAGE[at:]

@@ -35,7 +35,7 @@ def test_a_fatal_xid_of_one_part_is_not_hidden_by_a_larger_one_of_another(xids: 
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"-1", b"1e9", b"x"])
-def test_an_absurd_value_is_unknown(number: bytes) -> None:
+def test_a_value_out_of_range_is_unknown(number: bytes) -> None:
     assert read_gpus(b'DCGM_FI_DEV_XID_ERRORS{gpu="0",UUID="u"} %b\n' % number) == (Gpu("0", "u"),)
 
 

@@ -146,7 +146,7 @@ def test_the_machine_serves_with_it(name: str) -> None:
     assert flow.under_way == 0
 
 
-def test_a_model_may_have_a_policy_of_its_own_and_change_it_at_work() -> None:
+def test_a_model_may_have_its_own_policy_and_change_it_without_a_restart() -> None:
     policies = Policies({"": PolicyConfig(name="random"), "big": PolicyConfig(name="session")})
     policies.adopt(("r0", "r1"))
     assert policies.status() == {"": "random", "big": "session"}
