@@ -199,8 +199,8 @@ class Standing:
     def broke(
         self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf, tenant: str = ""
     ) -> bool:
-        """An answer to a tenant's request sent at `sent_at` said that something is broken there. One that began as a failure is
-        counted already."""
+        """An answer to a tenant's request sent at `sent_at` said that something is broken there. One that began as a
+        failure is counted already."""
         health = self.health.get(name)
         if health is None or not health.counts(sent_at):
             return False

@@ -157,8 +157,8 @@ def test_one_failure_among_many_costs_no_more_than_a_slot(play) -> None:
 @pytest.mark.parametrize("status", [500, 200])
 @pytest.mark.parametrize("innocent", [True, False])
 def test_requests_that_engines_cannot_bear_keep_no_replica_from_other_tenants(innocent: bool, status: int) -> None:
-    """Each second a replica gives a good answer or so to one tenant, and eight failures to another: by status, or by the
-    engine's word that it is out of memory. Without the first tenant they would say that all engines are broken."""
+    """Each second a replica gives a good answer or so to one tenant, and eight failures to another: by status, or by
+    the engine's word that it is out of memory. Without the first tenant they would say that all engines are broken."""
     flow = regional(*(replica(f"r{n}", slots=50, kv_tokens=10**6) for n in range(6)))
     said = OOM if status == 200 else None
 

@@ -123,11 +123,11 @@ class HealthMachine:
     Only probes move it between UP and DOWN, by `rise` and `fall`. An ejection (a streak of failed requests, an answer
     that reports something broken, an outlier among its peers, or a refused connection) comes on top of that: DOWN until
     its back-off ends, then half open: one trial is let through, whose success ends the ejection and whose failure
-    renews it for twice as long. A streak of one tenant's requests ejects nothing while other tenants' are answered well:
-    then its requests are what the target cannot bear. A probe's success ends the ejection of a refused connection early, but no other: a
-    probe does not see what requests see. The result of a request sent before the target was last taken out, or came
-    back, says nothing about the present. `warm`: it worked before this process saw it, so its first successful probe
-    brings it up with its whole share.
+    renews it for twice as long. A streak of one tenant's requests ejects nothing while other tenants' are answered
+    well: then its requests are what the target cannot bear. A probe's success ends the ejection of a refused connection
+    early, but no other: a probe does not see what requests see. The result of a request sent before the target was last
+    taken out, or came back, says nothing about the present. `warm`: it worked before this process saw it, so its first
+    successful probe brings it up with its whole share.
     """
 
     __slots__ = (
