@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from farhop.accounts import segments
 from farhop.accounts.prices import ANY, price_book
@@ -77,53 +77,88 @@ def refused(
     """What limits would have refused of the last day in these usage files, by actual usage, at the prices of the time.
     For each user: requests without a user count as one user's.
     """
-    reading, used, unpriced = Reading(), list[tuple[float, float, str, tuple[int, ...]]](), 0
-    money = any(documents.kind_of(name) == "usd" for name in sizes)
-    if money and prices is None:
-        fail("--usage: costs need prices; give --prices, the price book, too")
+    if any(documents.kind_of(name) == "usd" for name in sizes):
+        if prices is None:
+            fail("--usage: costs need prices; give --prices, the price book, too")
+    else:
+        prices = None
+    requests = _last_day(folder, tenant, key, model, prices, each_user=each_user)
+    if not requests:
+        return f"{folder} holds no usage of this, so refusals cannot be estimated"
+    trial = _tried(requests, sizes)
+    total = sum(trial.by_limit.values()) + trial.unpriced
+    whys = [f"{n:,} by {documents.unit(name)}" for name, n in trial.by_limit.items() if n]
+    why = ", ".join([*whys, f"{trial.unpriced:,} for want of a price"] if trial.unpriced else whys)
+    asked = f"{len(requests):,} requests of the last day"
+    refusals = f"would have refused {total:,} of the {asked}{f': {why}' if why else ''}"
+    users = {one.user for one in requests}
+    if not each_user:
+        return refusals
+    if users == {""}:
+        return f"{refusals}; they name no user, so that all are one: users are written down with identity.user_salt"
+    return f"{refusals}; of {len(trial.users):,} of {len(users):,} users"
+
+
+class _Request(NamedTuple):
+    """A request of the usage files. `amounts`: by _KINDS; a negative cost: it has no price."""
+
+    began_at: float
+    took_s: float
+    user: str
+    amounts: tuple[int, ...]
+
+
+class _Trial(NamedTuple):
+    """How many requests the limits would have refused: by each limit, for want of a price; and the users they hit."""
+
+    by_limit: dict[str, int]
+    unpriced: int
+    users: set[str]
+
+
+def _last_day(
+    folder: Path, tenant: str, key: str, model: str, prices: Prices | None, *, each_user: bool
+) -> list[_Request]:
+    """The requests of the last day that were sent to a region, in the order in which they began. Without `prices` they
+    cost nothing."""
+    reading, found = Reading(), list[_Request]()
     for event in reading.events(line for _, line in segments.read(folder)):
         data = event.data
-        named = data.tenant == tenant and key in ("", data.key) and model in ("", data.model)
-        if named and data.region:  # it was sent to a region
+        if data.tenant == tenant and key in ("", data.key) and model in ("", data.model) and data.region:
             tokens = data.input_tokens or 0, data.output_tokens or 0
             ended_at, took_s = datetime.fromisoformat(event.time).timestamp(), data.duration_ms / 1e3
-            cost = _cost(data, ended_at, prices) if money and prices is not None else 0
+            cost = _cost(data, ended_at, prices) if prices is not None else 0
             user = data.user if each_user else ""
-            used.append((ended_at - took_s, took_s, user, (1, *tokens, sum(tokens), 1, cost)))
-    if not used:
-        return f"{folder} holds no usage of this, so refusals cannot be estimated"
-    used.sort()
-    used = [one for one in used if one[0] > used[-1][0] - documents.DAY_S]
+            found.append(_Request(ended_at - took_s, took_s, user, (1, *tokens, sum(tokens), 1, cost)))
+    found.sort()
+    return [one for one in found if one.began_at > found[-1].began_at - documents.DAY_S]
+
+
+def _tried(requests: list[_Request], sizes: dict[str, int]) -> _Trial:
+    """Play these requests, of which there is one at least, against the limits."""
     kinds = {name: _KINDS.index(documents.kind_of(name)) for name in sizes}
-    buckets = {user: {name: Bucket(_quota(name, n), used[0][0]) for name, n in sizes.items()} for _, _, user, _ in used}
-    by, ends = dict.fromkeys(sizes, 0), list[tuple[float, str]]()  # of requests under way
-    hit = set[str]()
-    for at, took_s, user, amounts in used:
+    first_at = requests[0].began_at
+    buckets = {one.user: {name: Bucket(_quota(name, n), first_at) for name, n in sizes.items()} for one in requests}
+    by_limit, unpriced, users = dict.fromkeys(sizes, 0), 0, set[str]()
+    ends = list[tuple[float, str]]()  # of requests under way
+    for began_at, took_s, user, amounts in requests:
         if amounts[-1] < 0:
             unpriced += 1
             continue
-        while ends and ends[0][0] <= at:
+        while ends and ends[0][0] <= began_at:
             _, whose = heappop(ends)
             if "concurrency" in sizes:
                 buckets[whose]["concurrency"].level -= 1
-        mine = buckets[user]
-        short = next((name for name, bucket in mine.items() if not bucket.fits(amounts[kinds[name]], at)), None)
+        own = buckets[user].items()
+        short = next((name for name, bucket in own if not bucket.fits(amounts[kinds[name]], began_at)), None)
         if short is not None:
-            by[short] += 1
-            hit.add(user)
+            by_limit[short] += 1
+            users.add(user)
             continue
-        for name, bucket in mine.items():
+        for name, bucket in own:
             bucket.level += amounts[kinds[name]]
-        heappush(ends, (at + took_s, user))
-    total = sum(by.values()) + unpriced
-    whys = [f"{n:,} by {documents.unit(name)}" for name, n in by.items() if n]
-    why = ", ".join([*whys, f"{unpriced:,} for want of a price"] if unpriced else whys)
-    refusals = f"would have refused {total:,} of the {len(used):,} requests of the last day{f': {why}' if why else ''}"
-    if not each_user:
-        return refusals
-    if buckets.keys() == {""}:
-        return f"{refusals}; they name no user, so that all are one: users are written down with identity.user_salt"
-    return f"{refusals}; of {len(hit):,} of {len(buckets):,} users"
+        heappush(ends, (began_at + took_s, user))
+    return _Trial(by_limit, unpriced, users)
 
 
 def _cost(data: Data, at_s: float, prices: Prices) -> int:

@@ -26,6 +26,8 @@ from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
 from farhop_cli.show import cell, number
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from farhop.store.documents.announce import AnnounceReport
     from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.options import FleetOptions
@@ -175,53 +177,50 @@ def _from_disk(tier: str, one: BalancerStatus) -> list[str]:
 
 
 def _print(asked: StatusOptions, upper: list[BalancerStatus], lower: list[BalancerStatus]) -> None:
-    wide, chosen = asked.wide, [] if asked.region == "" else [asked.region]
+    wide = asked.wide
+    both = [("global", one) for one in upper] + [("regional", one) for one in lower]
     if wide or asked.law:
-        for tier, those in (("global", upper), ("regional", lower)):
-            for line in (line for one in those for line in _from_disk(tier, one)):
+        for tier, one in both:
+            for line in _from_disk(tier, one):
                 show.line(line)
     if wide or asked.regions:
-        rows = [row for one in upper for row in _views(one) if not chosen or row[1] in ("", *chosen)]
+        rows = [row for one in upper for row in _views(one) if asked.region in ("", row[1]) or row[1] == ""]
         show.table("regions, as each global balancer sees them", _VIEW, rows)
-    hubs = [row for one in upper for row in _hubs(one)] if wide else []
-    if hubs:
-        show.table("hubs, as each global balancer sees them", _HUBS, hubs)
+    if wide:
+        _table("hubs, as each global balancer sees them", _HUBS, [row for one in upper for row in _hubs(one)])
     if wide or asked.law or asked.regions:
-        drained = [_override(name, one) for name, one in drains(upper).items()]
-        overrides = [*drained, *(_bias_or_pin(one) for one in biases_and_pins(upper)), *_refusals(lower)]
-        overrides = [row for row in overrides if not chosen or row[0] in chosen]
-        if overrides:
-            show.table("what operators set", _OVERRIDES, overrides)
+        _table("what operators set", _OVERRIDES, _set_by_operators(asked.region, upper, lower))
     if wide or asked.law:
-        both = [(tier, one) for tier, those in (("global", upper), ("regional", lower)) for one in those]
-        laws = [row for tier, one in both for row in _law(tier, one)]
-        if laws:
-            show.table("the law that each balancer follows", _LAWS, laws)
+        _table("the law that each balancer follows", _LAWS, [row for tier, one in both for row in _law(tier, one)])
     if wide or asked.regions:
         show.table("global balancers", _GLOBAL, [_global(one, upper) for one in upper])
-    routes = [row for one in upper for row in _routes(one)] if wide else []
-    if routes:
-        show.table("routes that are not the default", _ROUTES, routes)
-    prefixes = [
-        _prefixes(one, region)
-        for one in upper
-        for region in _parts(one, "regions")
-        if "prefix_nodes" in region and (not chosen or region.get("region") in chosen)
-    ]
-    if prefixes and (wide or asked.prefixes):
-        show.table("prefixes in each region, as each global balancer knows them", _PREFIXES, prefixes)
-    if not lower:
-        return
-    if wide or asked.replicas:
-        show.table("regional balancers", _REGIONAL, [_balancer(one) for one in lower])
-    splits = [row for one in lower for row in _splits(one)] if wide or asked.replicas else []
-    if splits:
-        show.table("traffic split between versions", _SPLITS, splits)
-    if wide or asked.replicas:
-        show.table("replicas", _REPLICAS, [row for one in lower for row in replica_rows(one)])
     if wide:
-        built = [(tier, one) for tier, those in (("global", upper), ("regional", lower)) for one in those]
-        show.table("builds", _BUILDS, [_build(tier, one) for tier, one in built])
+        _table("routes that are not the default", _ROUTES, [row for one in upper for row in _routes(one)])
+    if wide or asked.prefixes:
+        _table("prefixes in each region, as each global balancer knows them", _PREFIXES, [
+            _prefixes(one, region)
+            for one in upper
+            for region in _parts(one, "regions")
+            if "prefix_nodes" in region and asked.region in ("", region.get("region"))
+        ])  # fmt: skip
+    if lower and (wide or asked.replicas):
+        show.table("regional balancers", _REGIONAL, [_balancer(one) for one in lower])
+        _table("traffic split between versions", _SPLITS, [row for one in lower for row in _splits(one)])
+        show.table("replicas", _REPLICAS, [row for one in lower for row in replica_rows(one)])
+    if lower and wide:
+        show.table("builds", _BUILDS, [_build(tier, one) for tier, one in both])
+
+
+def _table(title: str, columns: Sequence[str], rows: list[list[str]]) -> None:
+    """A table, if there is something in it."""
+    if rows:
+        show.table(title, columns, rows)
+
+
+def _set_by_operators(region: str, upper: list[BalancerStatus], lower: list[BalancerStatus]) -> list[list[str]]:
+    drained = [_override(name, one) for name, one in drains(upper).items()]
+    rows = [*drained, *(_bias_or_pin(one) for one in biases_and_pins(upper)), *_refusals(lower)]
+    return [row for row in rows if region in ("", row[0])]
 
 
 def announcer(one: AnnounceReport) -> list[str]:

@@ -337,15 +337,17 @@ class Fleet:
             self._able.clear()
         return self.standing.admit(name, now)
 
-    def answered(self, name: str, status: int, now: float, sent_at: float = inf) -> None:
-        """An answer to a request sent at `sent_at` began. A 5xx counts as the replica's failure, except 501; a 4xx does
-        not."""
-        if self.standing.answered(name, status not in outcome.ENGINES_FAULTS, now, sent_at):
+    def answered(self, name: str, status: int, now: float, sent_at: float = inf, tenant: str = "") -> None:
+        """An answer to a tenant's request sent at `sent_at` began. A 5xx counts as the replica's failure, except 501; a
+        4xx does not."""
+        if self.standing.answered(name, status not in outcome.ENGINES_FAULTS, now, sent_at, tenant):
             self._recheck_able(name, now)
 
-    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> None:
+    def broke(
+        self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf, tenant: str = ""
+    ) -> None:
         """An answer reported that something is broken there; `began_well`: it had begun with a good status."""
-        if self.standing.broke(name, reason, now, began_well=began_well, sent_at=sent_at):
+        if self.standing.broke(name, reason, now, began_well=began_well, sent_at=sent_at, tenant=tenant):
             self._recheck_able(name, now)
 
     def lingers(self, held: Reservation | None, since: float, now: float, reason: Outcome | None = None) -> None:
@@ -359,14 +361,14 @@ class Fleet:
             self.standing.lingers(held, since + self.speeds[held.target].service_ms / 1e3, now)
             self._reduce(now, held.target)
 
-    def failed(self, name: str, reason: Outcome, now: float, sent_at: float = inf) -> None:
-        """An attempt that was sent at `sent_at` broke."""
+    def failed(self, name: str, reason: Outcome, now: float, sent_at: float = inf, tenant: str = "") -> None:
+        """An attempt of a tenant's request that was sent at `sent_at` broke."""
         if reason is outcome.CONNECT_FAILED:
             if self.standing.refused(name, now):
                 self._recheck_able(name, now)
                 self._forget(name)  # connection refused: the process that comes back has an empty cache
         elif outcome.blames_target(reason):
-            self.answered(name, 500, now, sent_at)
+            self.answered(name, 500, now, sent_at, tenant)
 
     def _forget(self, name: str) -> None:
         """The replica is, or will be, another process: forget what was known about the cache and adapters of the last

@@ -161,19 +161,20 @@ class Standing:
         """Whether a request may be dispatched now; a replica on trial takes one."""
         return self.health[name].admit(now, panic=bool(self._overlooked) and self._is_overlooked(name))
 
-    def answered(self, name: str, ok: bool, now: float, sent_at: float = inf) -> bool:
-        """An answer to a request sent at `sent_at` began, or failed to by the replica's fault."""
+    def answered(self, name: str, ok: bool, now: float, sent_at: float = inf, tenant: str = "") -> bool:
+        """An answer to a tenant's request sent at `sent_at` began, or failed to by the replica's fault."""
         health = self.health.get(name)
         if health is None or not (ok or health.counts(sent_at)):
             return False
         self.outliers.answered(name, ok)
         if ok:
-            steady = health.succeeded(now, sent_at)
+            steady = health.succeeded(now, sent_at, tenant)
             if not steady:
                 self._touched.add(name)
             return not steady
         steady = health.steady
-        health.failed(now, may_eject=health.one_failure_from_ejection and self._may_eject(name, now))
+        may_eject = health.one_failure_from_ejection and self._may_eject(name, now)
+        health.failed(now, may_eject=may_eject, tenant=tenant)
         self._touched.add(name)
         if steady and not health.steady:
             self._ejected(name, "streak")
@@ -195,15 +196,18 @@ class Standing:
             health.refused(now)
         return health is not None
 
-    def broke(self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf) -> bool:
-        """An answer to a request sent at `sent_at` said that something is broken there. One that began as a failure is
-        counted already."""
+    def broke(
+        self, name: str, reason: Outcome, now: float, *, began_well: bool, sent_at: float = inf, tenant: str = ""
+    ) -> bool:
+        """An answer to a tenant's request sent at `sent_at` said that something is broken there. One that began as a
+        failure is counted already."""
         health = self.health.get(name)
         if health is None or not health.counts(sent_at):
             return False
         if began_well:
-            self.answered(name, False, now)
-        if reason in BROKEN:
+            self.answered(name, False, now, tenant=tenant)
+        # Out of memory may be for this request alone, as every later one is answered well.
+        if reason in BROKEN and not (reason is outcome.ENGINE_OUT_OF_MEMORY and health.only_one_tenant_fails(now)):
             self._eject(name, BROKEN[reason], reason.reason, now)
         return True
 

@@ -298,7 +298,7 @@ class RegionalFlow:
     def _start(self, state: RequestState, event: machine.AttemptBegan | machine.AttemptEnded, now: float) -> None:
         """The answer's first byte is here, alone or with the whole answer."""
         state.started = True
-        self.fleet.answered(state.replica, event.status, now, state.forwarded_at)
+        self.fleet.answered(state.replica, event.status, now, state.forwarded_at, state.request.tenant)
         if event.load is not None:
             self.fleet.on_engine_load(state.replica, event.load, now)
         if event.status < 400 and state.pick is not None and state.pick.policy.learns:
@@ -321,7 +321,10 @@ class RegionalFlow:
             self._suspects.answered((state.request.tenant, state.request.body_hash))
         if event.fault is not None:
             began_well = event.status not in outcome.ENGINES_FAULTS
-            self.fleet.broke(state.replica, event.fault, now, began_well=began_well, sent_at=state.forwarded_at)
+            self.fleet.broke(
+                state.replica, event.fault, now,
+                began_well=began_well, sent_at=state.forwarded_at, tenant=state.request.tenant,
+            )  # fmt: skip
         if failed:
             self.fleet.lingers(held, state.forwarded_at, now)
         if event.status < 400:
@@ -342,10 +345,10 @@ class RegionalFlow:
         failed, sent_at = state.replica, state.forwarded_at
         held = self.fleet.ledger.held(event.id)
         if event.outcome.source is Source.ENGINE:  # its own word, in the midst of a stream
-            self.fleet.broke(failed, event.outcome, now, began_well=True, sent_at=sent_at)
+            self.fleet.broke(failed, event.outcome, now, began_well=True, sent_at=sent_at, tenant=state.request.tenant)
             self.fleet.lingers(held, sent_at, now)
         else:
-            self.fleet.failed(failed, event.outcome, now, sent_at)
+            self.fleet.failed(failed, event.outcome, now, sent_at, state.request.tenant)
             self.fleet.lingers(held, sent_at, now, event.outcome)
         self._broke_off(state, event.outcome, now)
         if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:

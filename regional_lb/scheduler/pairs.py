@@ -90,7 +90,7 @@ class Pairs:
         """The prompt is computed: what follows is the decode replica's own time, if that has not begun before."""
         name, half = state.prefiller, state.pick.prefill if state.pick is not None else None
         self.over(state)
-        self._fleet.answered(name, 200, now, state.forwarded_at)
+        self._fleet.answered(name, 200, now, state.forwarded_at, state.request.tenant)
         self._fleet.caches(name, state.request.chain, self._hints(state.request))
         if half is not None:
             elapsed_ms = (now - state.forwarded_at) * 1e3
@@ -104,10 +104,10 @@ class Pairs:
         name = state.prefiller
         self.over(state)
         if reason.source is Source.ENGINE:
-            self._fleet.answered(name, 400, now)
+            self._fleet.answered(name, 400, now, tenant=state.request.tenant)
             state.whole = True
         else:
-            self._fleet.failed(name, reason, now, state.forwarded_at)
+            self._fleet.failed(name, reason, now, state.forwarded_at, state.request.tenant)
         return name
 
     def give_back(self, state: RequestState) -> None:

@@ -152,3 +152,29 @@ def test_one_failure_among_many_costs_no_more_than_a_slot(play) -> None:
     assert table.slots[row] == 45  # a tenth of its answers failed
     assert table.in_flight[row] == 1  # the one that is gone; its second attempt is at the other
     assert flow.fleet.ledger.load(target).in_flight == 0
+
+
+@pytest.mark.parametrize("status", [500, 200])
+@pytest.mark.parametrize("innocent", [True, False])
+def test_requests_that_engines_cannot_bear_keep_no_replica_from_other_tenants(innocent: bool, status: int) -> None:
+    """Each second a replica gives a good answer or so to one tenant, and eight failures to another: by status, or by
+    the engine's word that it is out of memory. Without the first tenant they would say that all engines are broken."""
+    flow = regional(*(replica(f"r{n}", slots=50, kv_tokens=10**6) for n in range(6)))
+    said = OOM if status == 200 else None
+
+    def ask(name: str, tenant: str, now: float, status: int, said: outcome.Outcome | None) -> None:
+        commands = flow.handle(RequestArrived(request(name, prefix=name, tenant=tenant, deadline=now + 60.0)), now)
+        if isinstance(commands[-1], Forward):
+            flow.handle(AttemptBegan(name, 1, status), now)
+            flow.handle(AttemptEnded(name, 1, status, None, said), now)
+
+    for second in range(30):
+        now = float(second)
+        for one in flow.fleet.view.replicas:
+            flow.handle(ReplicaProbed(one, True), now)
+        for n in range(6 * innocent):
+            ask(f"good {second} {n}", "anyone", now, 200, None)
+        for n in range(48):
+            ask(f"bad {second} {n}", "other", now + n / 96, status, said)
+    ejections = sum(flow.fleet.standing.ejections.values())
+    assert ejections == 0 if innocent else ejections >= 3

@@ -78,6 +78,10 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True):
 # trial request is sent after each back-off, so that a short one costs little, and a recovered target is back within 20
 # s.
 _EJECT_MOST, _REFUSED_MOST = 4.0, 10.0
+OTHERS_S = 10.0
+"""How long the target answered other tenants well counts against the failures of one tenant alone. An engine that broke
+gets their requests, too, which fail; so at most this much later it is ejected nevertheless.
+"""
 _STRAINED_SHARE = 0.5  # of its capacity: what is too hot or too full gets less to do, and is not taken out
 _DEFAULT = HealthConfig()
 
@@ -119,10 +123,11 @@ class HealthMachine:
     Only probes move it between UP and DOWN, by `rise` and `fall`. An ejection (a streak of failed requests, an answer
     that reports something broken, an outlier among its peers, or a refused connection) comes on top of that: DOWN until
     its back-off ends, then half open: one trial is let through, whose success ends the ejection and whose failure
-    renews it for twice as long. A probe's success ends the ejection of a refused connection early, but no other: a
-    probe does not see what requests see. The result of a request sent before the target was last taken out, or came
-    back, says nothing about the present. `warm`: it worked before this process saw it, so its first successful probe
-    brings it up with its whole share.
+    renews it for twice as long. A streak of one tenant's requests ejects nothing while other tenants' are answered
+    well: then its requests are what the target cannot bear. A probe's success ends the ejection of a refused connection
+    early, but no other: a probe does not see what requests see. The result of a request sent before the target was last
+    taken out, or came back, says nothing about the present. `warm`: it worked before this process saw it, so its first
+    successful probe brings it up with its whole share.
     """
 
     __slots__ = (
@@ -131,6 +136,7 @@ class HealthMachine:
         "_ejected_until",
         "_ejected_why",
         "_evidence_until",
+        "_failing_tenant",
         "_fault",
         "_probe_fails",
         "_probe_oks",
@@ -140,6 +146,8 @@ class HealthMachine:
         "_request_fails",
         "_since",
         "_strain",
+        "_tenant",
+        "_tenants_before_at",
         "_trial_until",
         "_unready",
         "answered_at",
@@ -167,6 +175,9 @@ class HealthMachine:
         self._fault: Health | None = None
         self._strain = ""
         self.answered_at = -inf  # when a request was last answered well
+        self._tenant = ""  # whose that was
+        self._tenants_before_at = -inf  # when one of another tenant was
+        self._failing_tenant: str | None = None  # whose requests the streak is of; None: several tenants'
 
     def probed(self, ok: bool, now: float, fault: str = "", *, ready: bool = True, strain: str = "") -> None:
         """An active probe came back. A `fault` that no probe sees (broken hardware) takes it out at once; once it is
@@ -202,9 +213,9 @@ class HealthMachine:
         if self._ejected_why == _REFUSED:
             self._readmit(now)
 
-    def succeeded(self, now: float, sent_at: float = inf) -> bool:
-        """A request is being answered well (tell at its first byte): evidence of life, and the end of a streak. Whether
-        the target was steady before.
+    def succeeded(self, now: float, sent_at: float = inf, tenant: str = "") -> bool:
+        """A tenant's request is being answered well (tell at its first byte): evidence of life, and the end of a
+        streak. Whether the target was steady before.
 
         It ends an ejection only once a trial was let through: an answer to a request sent before the ejection proves
         nothing about what came after it.
@@ -220,6 +231,8 @@ class HealthMachine:
             self._ramp.turn(self.steady, now)
         self._request_fails = 0
         self._evidence_until = now + self._config.fresh_s
+        if tenant != self._tenant:
+            self._tenant, self._tenants_before_at = tenant, self.answered_at
         self.answered_at = now
         return steady
 
@@ -228,16 +241,29 @@ class HealthMachine:
         taken out or came back, nor while probes already report it down."""
         return self._probed_up is not False and sent_at >= self._since
 
-    def failed(self, now: float, *, may_eject: bool = True, sent_at: float = inf) -> None:
-        """A request failed by the target's fault (5xx, died, out of memory). `may_eject`: the function of that name."""
+    def failed(self, now: float, *, may_eject: bool = True, sent_at: float = inf, tenant: str = "") -> None:
+        """A tenant's request failed by the target's fault (5xx, died, out of memory). `may_eject`: the function of that
+        name."""
         if not self.counts(sent_at):
             return
+        if not self._request_fails:
+            self._failing_tenant = tenant
+        elif tenant != self._failing_tenant:
+            self._failing_tenant = None
         self._request_fails = min(self._request_fails + 1, self._config.streak)
         if self._ejected_until is not None:
             if now >= self._ejected_until:  # the trial failed
                 self._eject(self._eject_backoff, _STREAK, now)
-        elif self._request_fails >= self._config.streak and may_eject:
+        elif self._request_fails >= self._config.streak and may_eject and not self.only_one_tenant_fails(now):
             self._eject(self._eject_backoff, _STREAK, now)
+
+    def only_one_tenant_fails(self, now: float) -> bool:
+        """Whether all of the streak are one tenant's requests, and others' were answered well less than OTHERS_S ago:
+        then it may well be the requests."""
+        if self._failing_tenant is None:
+            return False
+        others_at = self._tenants_before_at if self._failing_tenant == self._tenant else self.answered_at
+        return now - others_at < OTHERS_S
 
     def eject(self, why: str, now: float) -> None:
         """Out at once, because an answer reports something broken, or as an outlier. Ask `may_eject`."""

@@ -204,7 +204,7 @@ async def test_a_page_that_comes_in_many_pieces_is_read_whole(monkeypatch: pytes
         (page(waiting="\nvllm:num_requests_waiting{").encode(), {}, "line"),
     ],
 )
-async def test_a_page_without_metrics_is_refused_and_counted(
+async def test_a_page_that_cannot_be_read_is_refused_and_counted(
     monkeypatch: pytest.MonkeyPatch, body: bytes, answer: dict[str, Any], reason: str
 ) -> None:
     async with served(_text(body, **answer)) as url, watching(monkeypatch, {"one": url}) as found:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhop.balance.health.reading import ForcedState, Health, State
-from farhop.balance.health.replica import HealthConfig, HealthMachine, Mode, may_eject, panic
+from farhop.balance.health.replica import OTHERS_S, HealthConfig, HealthMachine, Mode, may_eject, panic
 
 RUN = settings(max_examples=250, deadline=None, derandomize=True)
 CONFIG = HealthConfig(rise=2, fall=3, streak=3, eject_s=30.0, refused_s=1.0, trial_s=20.0, fresh_s=1000.0)
@@ -492,3 +492,49 @@ def test_a_healthy_target_always_comes_back(events: list[tuple[str, float]]) -> 
     machine.succeeded(now)
     assert machine.read(now).state is State.UP
     assert machine.share(now + 10.0) == 1.0
+
+
+# -- whose requests fail
+
+
+def test_one_tenant_s_failures_do_not_eject_while_others_are_answered_well() -> None:
+    machine = proven()
+    machine.succeeded(1.0, tenant="hospital")
+    for n in range(50):
+        machine.failed(1.0 + n / 10, tenant="attacker")
+    assert state(machine, 6.0) is State.SUSPECT
+    machine.failed(6.0, tenant="hospital")  # theirs fail, too: it is the engine
+    assert state(machine, 6.0) is State.DOWN
+
+
+def test_one_tenant_s_failures_eject_once_no_other_was_answered_well_for_a_while() -> None:
+    machine = proven()
+    machine.succeeded(1.0, tenant="hospital")
+    machine.succeeded(2.0, tenant="lone")
+    for _ in range(9):
+        machine.failed(10.9, tenant="lone")
+    assert state(machine, 10.9) is State.SUSPECT
+    machine.failed(11.0, tenant="lone")
+    assert state(machine, 11.0) is State.DOWN
+
+
+@RUN
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.sampled_from([0.0, 1.0, 6.0, 11.0])), max_size=30))
+def test_a_streak_ejects_by_whose_requests_it_is_made_of(results: list[tuple[str, bool, float]]) -> None:
+    """The model: the results since the last good one, and when others than their only tenant were last answered."""
+    machine, now = proven(), 0.0
+    good_at: dict[str, float] = {}
+    streak: list[str] = []
+    for tenant, ok, passed_s in results:
+        now += passed_s
+        if ok:
+            machine.succeeded(now, tenant=tenant)
+            good_at[tenant], streak = now, []
+            continue
+        machine.failed(now, tenant=tenant)
+        streak.append(tenant)
+        others = [at for one, at in good_at.items() if len(set(streak)) == 1 and one != tenant and now - at < OTHERS_S]
+        if len(streak) >= CONFIG.streak and not others:
+            assert state(machine, now) is State.DOWN
+            return
+        assert state(machine, now) is not State.DOWN
