@@ -68,8 +68,9 @@ class First(NamedTuple):
 class Record:
     """One replica's doings. `failing` is a share 0..1, `answers` since it was last forgiven and `well` in a row (both
     counted to a bound). `tenant` had most of the failures, `lead` more than all others; `others_failing` is the share
-    among the others' answers, the last good one of which came at `others_at`. `run` are its latest first tokens, `usual` its usual pace, None while it is not known. On
-    `trial` it was taken out as slow, and has not shown yet that it is not: its next first token does."""
+    among the others' answers, the last good one of which came at `others_at`. `run` are its latest first tokens,
+    `usual` its usual pace, None while it is not known. On `trial` it was taken out as slow, and has not shown yet that
+    it is not: its next first token does."""
 
     __slots__ = (
         "_usually", "answers", "failing", "lead", "others_at", "others_failing", "run", "tenant", "trial", "usual",
