@@ -2,8 +2,8 @@
 
 Failures: a share of its latest answers, a moving average. Of five or more, an outlier lies above the median by
 3 × 1.4826 × MAD (three standard deviations, were they normal), and by a margin at least; of fewer, where a MAD says
-nothing, above the median of the others by a wider margin. If one tenant had most of the failures, and others' requests were answered well
-lately, only the others' answers count: that tenant's requests may be what no engine can bear.
+nothing, above the median of the others by a wider margin. If one tenant had most of the failures, and others' requests
+were answered well lately, only the others' answers count: that tenant's requests may be what no engine can bear.
 
 Slowness: the time per uncached prompt token until the first token. One such figure proves nothing: a prefix that the
 engine had evicted makes it 50 times too long, and a stall delays all requests under way alike. So requests under way
