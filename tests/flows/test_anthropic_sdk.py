@@ -57,20 +57,19 @@ def test_tokens_are_counted(client: anthropic.Anthropic) -> None:
     assert 0 < few.input_tokens < many.input_tokens
 
 
-def test_a_conversation_finds_its_prefix_cached(client: anthropic.Anthropic) -> None:
+def test_a_conversation_finds_its_prefix_cached(running: RunningWorld) -> None:
+    """Claude Code's first line differs in every turn. Of a tenant that has one region, as a busy machine's round trips
+    may make another region the better one."""
     system = [
         {"type": "text", "text": "x-anthropic-billing-header: cc_version=1; cch=00001;"},
         {"type": "text", "text": "You review code. " * 200, "cache_control": {"type": "ephemeral"}},
     ]
     turns: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "Begin."}]}]
-    begun = client.messages.with_raw_response.create(**{**_asked(""), "system": system, "messages": turns})
-    first = begun.parse()
-    system[0]["text"] = "x-anthropic-billing-header: cc_version=1; cch=00002;"
-    turns += [{"role": "assistant", "content": first.content[0].text}, {"role": "user", "content": "Go on."}]
-    went_on = client.messages.with_raw_response.create(**{**_asked(""), "system": system, "messages": turns})
-    second = went_on.parse()
-    served_in = [raw.headers["x-farhop-region"] for raw in (begun, went_on)]
-    assert served_in[0] == served_in[1]
+    with _client(running, "sk-farhop-eu-only") as client:
+        first = client.messages.create(**{**_asked(""), "system": system, "messages": turns})
+        system[0]["text"] = "x-anthropic-billing-header: cc_version=1; cch=00002;"
+        turns += [{"role": "assistant", "content": first.content[0].text}, {"role": "user", "content": "Go on."}]
+        second = client.messages.create(**{**_asked(""), "system": system, "messages": turns})
     assert second.usage.cache_read_input_tokens is not None
     assert second.usage.cache_read_input_tokens > 0.8 * (first.usage.input_tokens)
 

@@ -1,5 +1,7 @@
 """The ledger's sums against the reservations that a plain model believes to be live."""
 
+from math import inf
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,10 +18,18 @@ MARKS = st.lists(st.integers(0, 1), max_size=5).map(
 )
 
 
+def rows_of(ledger: Ledger, target: str) -> list[tuple[float, ...]]:
+    """What each request at a target holds, in the order in which they came."""
+    columns = ledger.columns(target)
+    assert columns.shape[0] == 3
+    return [tuple(row) for row in columns.T.tolist()]
+
+
 class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger()
+        self.changes: list[tuple[str, Load]] = []
+        self.ledger = Ledger(lambda target, load: self.changes.append((target, load)), columns=True)
         self.live: dict[str, Reservation] = {}
 
     @rule(request_id=IDS, place=TARGETS, prefill=TOKENS, kv=TOKENS, marks=MARKS, answer=TOKENS)
@@ -31,19 +41,29 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             self.ledger.reserve(request_id, reservation)
             self.live[request_id] = reservation
+            self.changed(place)
+
+    def changed(self, target: str) -> None:
+        """Who asked to know of each new sum was told of this one, once."""
+        assert self.changes == [(target, self.ledger.load(target))]
+        self.changes.clear()
 
     @rule(request_id=IDS, now=st.integers(0, 1000))
     def began(self, request_id: str, now: int) -> None:
         self.ledger.began(request_id, float(now))
         if request_id in self.live and self.live[request_id].began_at is None:
             held = self.live[request_id]
+            self.changed(held.target)
             self.live[request_id] = Reservation(
                 held.target, 0, held.kv_tokens, held.marks, held.answer_tokens, float(now)
             )
 
     @rule(request_id=IDS)
     def release(self, request_id: str) -> None:
-        assert self.ledger.release(request_id) == self.live.pop(request_id, None)
+        held = self.live.pop(request_id, None)
+        assert self.ledger.release(request_id) == held
+        if held is not None:
+            self.changed(held.target)
 
     @rule(place=TARGETS, marks=MARKS)
     def shared(self, place: str, marks: tuple[int, ...]) -> None:
@@ -54,7 +74,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule()
     def release_all(self) -> None:
         for request_id in list(self.live):
-            assert self.ledger.release(request_id) == self.live.pop(request_id)
+            held = self.live.pop(request_id)
+            assert self.ledger.release(request_id) == held
+            self.changed(held.target)
         assert self.ledger.targets() == ()
 
     @invariant()
@@ -70,6 +92,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 sum(r.began_at is not None for r in mine),
                 sum(r.began_at or 0.0 for r in mine),
             )
+            assert rows_of(self.ledger, target) == [
+                (r.kv_tokens - r.answer_tokens, r.answer_tokens, inf if r.began_at is None else r.began_at)
+                for r in mine
+            ]
+        assert self.changes == []
         assert set(self.ledger.targets()) == {r.target for r in self.live.values()}
         assert len(self.ledger) == len(self.live)
         assert all(self.ledger.held(f"r{i}") == self.live.get(f"r{i}") for i in range(8))
@@ -126,6 +153,23 @@ def test_a_load_once_read_does_not_change_under_its_reader() -> None:
     before = ledger.load("a")
     ledger.reserve("s", Reservation("a", 1, 1))
     assert before == Load(1, 1, 1, 1)
+
+
+def test_columns_hold_any_number_of_requests_in_their_order() -> None:
+    ledger = Ledger(columns=True)
+    for n in range(100):
+        ledger.reserve(f"r{n}", Reservation("a", 1, 10 * n, answer_tokens=n))
+    for n in range(0, 100, 3):
+        ledger.release(f"r{n}")
+    ledger.reserve("late", Reservation("a", 0, 8, answer_tokens=3, began_at=2.5))  # its answer goes on elsewhere
+    left = [(9.0 * n, float(n), inf) for n in range(100) if n % 3]
+    assert rows_of(ledger, "a") == [*left, (5.0, 3.0, 2.5)]
+
+
+def test_a_ledger_of_which_no_columns_are_asked_keeps_none() -> None:
+    ledger = Ledger()
+    ledger.reserve("r", Reservation("a", 1, 1))
+    assert rows_of(ledger, "a") == []
 
 
 def test_a_mark_is_there_as_long_as_any_request_that_has_it() -> None:
