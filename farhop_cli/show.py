@@ -9,9 +9,11 @@ import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
 
 import msgspec
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
@@ -19,6 +21,8 @@ from rich.table import Table
 from farhop_cli.exits import printable as printable
 
 PIPED_COLUMNS = 200  # a file or a pager has no width of its own; nothing is cut there
+TEXT_COLUMNS = 20  # a column of text wraps, but is not made narrower than that
+LABELS = 2  # columns that say what a row is about, at most
 NONE = "–"
 DRY = "dry run, nothing is written: "
 
@@ -51,8 +55,51 @@ def json(document: object) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim: frozenset[int] = frozenset()) -> None:
-    """A table. Columns that begin with `>` hold numbers; rows whose index is in `dim` are dimmed."""
-    console().print(built(title, columns, rows, dim))
+    """A table. Columns that begin with `>` hold numbers; rows whose index is in `dim` are dimmed.
+
+    If it is wider than the terminal, figures' titles are wrapped; if that is not enough, it is printed in parts below
+    one another, each with the first columns.
+    """
+    out, printed = console(), [list(map(printable, row)) for row in rows]
+    if len(parts(columns, printed, out.width)) > 1:
+        columns = [column.replace(" ", "\n") if column.startswith(">") else column for column in columns]
+    for number, part in enumerate(parts(columns, printed, out.width)):
+        shown = [[row[at] for at in part] for row in printed]
+        out.print(built("" if number else title, [columns[at] for at in part], shown, dim))
+
+
+def parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Which columns stand beside one another, so that no cell is cut; each part begins with those that say what a row
+    is about.
+    """
+    needs = [_needs(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
+    labels = list(range(min(LABELS, len(columns))))
+    if (
+        any(column.startswith(">") for column in columns[1:LABELS])
+        or _across([needs[at] for at in labels]) > width // 2
+    ):
+        labels = labels[:1]
+    made, part = [], list(labels)
+    for at in range(len(labels), len(columns)):
+        if len(part) > len(labels) and _across([needs[one] for one in [*part, at]]) > width:
+            made.append(part)
+            part = list(labels)
+        part.append(at)
+    return [*made, part]
+
+
+def _needs(column: str, cells: Sequence[str]) -> int:
+    """How many characters wide a column must be: a number is never wrapped, text between words if it is long."""
+    lines = [line for text in (column.lstrip(">"), *cells) for line in text.splitlines()]
+    whole = max(map(cell_len, lines), default=0)
+    if column.startswith(">"):
+        return whole
+    return min(whole, max(TEXT_COLUMNS, *(cell_len(word) for line in lines for word in line.split()), 0))
+
+
+def _across(widths: Sequence[int]) -> int:
+    """How wide a table of such columns is, with what is between and around them."""
+    return sum(widths) + 3 * len(widths) - 1
 
 
 def built(
@@ -62,7 +109,8 @@ def built(
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         number = column.startswith(">")
-        made.add_column(column.lstrip(">"), justify="right" if number else "left", no_wrap=number)
+        justify: Literal["left", "right"] = "right" if number else "left"
+        made.add_column(column.lstrip(">"), justify=justify, no_wrap=number, overflow="fold")
     for index, row in enumerate(rows):
         made.add_row(*map(printable, row), style="dim" if index in dim else None)
     return made

@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 
 _REGION_COLUMNS = (
     "", "region", ">score", ">ttft ms", ">rtt ms", ">upload ms", ">wait ms", ">hit tok", ">prefill ms", ">tpot ms",
-    ">slots", ">µ$", "why",
+    ">residual ms", ">slots", ">µ$", "why",
 )  # fmt: skip
 _REPLICA_COLUMNS = ("", "replica", ">score", ">hit tok", ">to prefill", ">backlog tok", ">tpot ms", "why")
 
@@ -58,6 +58,7 @@ def _candidate(one: Record, chosen: object, absent: Mapping[str, Any]) -> list[s
         number(one.get("hit_tokens"), 0),
         number(one.get("prefill_ms")),
         number(one.get("tpot_ms")),
+        number(one.get("residual_ms")),
         number(one.get("slots_free")),
         _millionths(one.get("usd")),
         cell(absent.get(name)) if name in absent else ("chosen" if is_chosen else ""),

@@ -527,7 +527,7 @@ class Responder:
         if name is not None:
             kinds = {*name.tables, *name.records, *name.guarded} | ({DNSKEY} if name.wire == zone.wire else set())
         kinds.discard(query.type)
-        denial = nsec(query.name, kinds, exists=exists)
+        denial = nsec(query.name, kinds, zone.wire, exists=exists)
         signatures, signed = self._signatures(keys, zone.wire, SOA, zone.negative_ttl, [zone.soa], zone, pointer)
         soa += signatures + _POINTER + NSEC.to_bytes(2, "big") + b"\0\1" + ttl + len(denial).to_bytes(2, "big") + denial
         soa += self._signatures(keys, query.name, NSEC, zone.negative_ttl, [denial], zone)[0]

@@ -129,8 +129,8 @@ def _labels(owner: bytes) -> int:
     return count
 
 
-def nsec(name: bytes, types: Iterable[int], *, exists: bool) -> bytes:
-    """The rdata of an NSEC record with a name's types, or for a name that does not exist (RFC 9824)."""
+def nsec(name: bytes, types: Iterable[int], zone: bytes, *, exists: bool) -> bytes:
+    """The rdata of an NSEC record with the types of a name in this zone, or for one that does not exist (RFC 9824)."""
     types_set = {RRSIG, NSEC, *types} if exists else {RRSIG, NSEC, NXNAME}
     windows: dict[int, bytearray] = {}
     for kind in sorted(types_set):
@@ -139,17 +139,32 @@ def nsec(name: bytes, types: Iterable[int], *, exists: bool) -> bytes:
         bits.extend(bytes(max(0, low // 8 + 1 - len(bits))))
         bits[low // 8] |= 0x80 >> (low % 8)
     listed = b"".join(bytes((window, len(bits))) + bits for window, bits in windows.items())
-    return _next(name) + listed
+    return successor(name, zone) + listed
 
 
-def _next(name: bytes) -> bytes:
-    """The direct successor of a name in canonical order (RFC 4034, 6.1); if that would be too long, the name itself, as
-    for a zone's last name.
+def successor(name: bytes, zone: bytes) -> bytes:
+    """The direct successor of a name of the zone in canonical order (RFC 4034, 6.1; RFC 4471, 3.1.2), both in lower
+    case; of the last possible one, the zone itself.
+
+    Never the name itself: such a record would deny all other names of the zone.
     """
-    return b"\x01\x00" + name if len(name) <= 253 else name
+    if len(name) <= 253:
+        return b"\x01\x00" + name
+    while name != zone:
+        label, above = name[1 : 1 + name[0]], name[1 + name[0] :]
+        if len(name) < 255 and len(label) < 63:
+            return bytes((len(label) + 1,)) + label + b"\x00" + above
+        label = label.rstrip(b"\xff")
+        if label:
+            last = label[-1] + 1
+            if last == ord("A"):
+                last = ord("Z") + 1  # letters sort as small ones
+            return bytes((len(label),)) + label[:-1] + bytes((last,)) + above
+        name = above
+    return zone
 
 
 __all__ = [
     "AGAIN_S", "ALGORITHM", "DNSKEY", "KeyFileError", "Role", "Stage", "ZoneKey", "ZoneKeys", "delegation", "key_tag",
-    "nsec",
+    "nsec", "successor",
 ]  # fmt: skip

@@ -154,7 +154,7 @@ def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
         health = fleet.read(replica, now)
         if health.state is not State.UP:
             yield Finding("standing", f"{name}/{replica}", f"{health.state}: {health.why}")
-        elif (excess := fleet.outliers.excess(replica)) > SHARE_OFF:
+        elif (excess := fleet.outliers.excess(replica, now)) > SHARE_OFF:
             yield Finding(
                 "standing", f"{name}/{replica}", f"kept from {excess:.0%} of its slots: fails more than its peers"
             )

@@ -2,7 +2,8 @@
 
 Failures: a share of its latest answers, a moving average. Of five or more, an outlier lies above the median by
 3 × 1.4826 × MAD (three standard deviations, were they normal), and by a margin at least; of fewer, where a MAD says
-nothing, above the median of the others by a wider margin.
+nothing, above the median of the others by a wider margin. If one tenant had most of the failures, and others' requests
+were answered well lately, only the others' answers count: that tenant's requests may be what no engine can bear.
 
 Slowness: the time per uncached prompt token until the first token. One such figure proves nothing: a prefix that the
 engine had evicted makes it 50 times too long, and a stall delays all requests under way alike. So requests under way
@@ -23,6 +24,8 @@ from math import exp, inf, log
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from farhop.balance.health.replica import OTHERS_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -33,6 +36,7 @@ ANSWERS_MIN = 10  # fewer say nothing about a replica's failures
 WELL_MIN = 3  # after this many good answers in a row, earlier failures are over
 _WEIGHT = 0.1  # of one answer in the share that fails
 _NONE = 0.005  # a smaller share counts as none: then a good answer costs nothing to note
+_LEAD_MAX = 50  # after so many of one tenant's failures, as many of others' until another's count as most
 _FADE_S = 60.0  # how fast failures fade without further answers
 _PEERS_MIN = 5
 _DEVIATIONS = 3.0 * 1.4826
@@ -63,18 +67,49 @@ class First(NamedTuple):
 
 class Record:
     """One replica's doings. `failing` is a share 0..1, `answers` since it was last forgiven and `well` in a row (both
-    counted to a bound). `run` are its latest first tokens, `usual` its usual pace, None while it is not known. On
-    `trial` it was taken out as slow, and has not shown yet that it is not: its next first token does."""
+    counted to a bound). `tenant` had most of the failures, `lead` more than all others; `others_failing` is the share
+    among the others' answers, the last good one of which came at `others_at`. `run` are its latest first tokens,
+    `usual` its usual pace, None while it is not known. On `trial` it was taken out as slow, and has not shown yet that
+    it is not: its next first token does."""
 
-    __slots__ = ("_usually", "answers", "failing", "run", "trial", "usual", "usual_failing", "well")
+    __slots__ = (
+        "_usually", "answers", "failing", "lead", "others_at", "others_failing", "run", "tenant", "trial", "usual",
+        "usual_failing", "well",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.failing, self.answers, self.well = 0.0, 0, 0
+        self.tenant, self.lead, self.others_failing, self.others_at = "", 0, 0.0, -inf
         self.usual_failing = 0.0  # the least median of its peers when they were last compared
         self.run: deque[First] = deque(maxlen=RUN)
         self.usual: float | None = None
         self.trial = False
         self._usually: deque[tuple[float, float]] = deque(maxlen=_USUAL_MAX)
+
+    def failed(self, tenant: str, others_at: float) -> None:
+        """An answer to this tenant failed; other tenants were last answered well at `others_at`."""
+        if not self.failing:
+            self.tenant, self.lead, self.others_failing = tenant, 0, 0.0
+        self.failing = _more(self.failing)
+        if tenant == self.tenant:
+            self.lead = min(self.lead + 1, _LEAD_MAX)
+        else:
+            self.others_failing = _more(self.others_failing)
+            self.lead -= 1
+            if self.lead < 0:
+                self.tenant, self.lead = tenant, 1
+        if tenant == self.tenant:
+            self.others_at = others_at
+
+    def succeeded(self, tenant: str) -> None:
+        """An answer to this tenant is good."""
+        self.failing = _less(self.failing)
+        if tenant != self.tenant:
+            self.others_failing = _less(self.others_failing)
+
+    def faults(self, now: float) -> float:
+        """The share of failures that says something about the replica."""
+        return self.others_failing if now - self.others_at < OTHERS_S else self.failing
 
     def began(self, first: First) -> None:
         """A first token came."""
@@ -108,6 +143,7 @@ class Record:
         """The replica is out, as `slow` or otherwise; its record starts afresh when it is back, except for its usual
         pace."""
         self.failing, self.answers, self.well = 0.0, 0, 0
+        self.tenant, self.lead, self.others_failing, self.others_at = "", 0, 0.0, -inf
         self.run.clear()
         self.trial = slow
 
@@ -125,17 +161,18 @@ class Outliers:
         """Take the replicas of a new view; those that left are forgotten."""
         self.records = {name: self.records.get(name) or Record() for name in names}
 
-    def answered(self, name: str, ok: bool) -> None:
-        """An answer began, or failed to. Replicas that have left are ignored."""
+    def answered(self, name: str, ok: bool, tenant: str = "", others_at: float = -inf) -> None:
+        """An answer to a tenant's request began, or failed to while other tenants were last answered well at
+        `others_at`. Replicas that have left are ignored."""
         record = self.records.get(name)
         if record is None or (ok and not record.failing and record.answers == ANSWERS_MIN):
             return  # nearly always
         record.answers = min(record.answers + 1, ANSWERS_MIN)
         record.well = min(record.well + 1, WELL_MIN) if ok else 0
         if not ok:
-            record.failing += _WEIGHT * (1.0 - record.failing)
+            record.failed(tenant, others_at)
         elif record.failing:
-            record.failing = 0.0 if record.failing < _NONE else record.failing * (1.0 - _WEIGHT)
+            record.succeeded(tenant)
 
     def began(
         self, name: str, elapsed_ms: float, tokens: float, step_ms: float, now: float, *, sure: bool = True
@@ -158,10 +195,10 @@ class Outliers:
         record = self.records.get(name)
         return record.failing if record is not None else 0.0
 
-    def excess(self, name: str) -> float:
+    def excess(self, name: str, now: float) -> float:
         """By how much its failing share exceeds what is usual among its peers, 0..1. 0 for one without peers."""
         record = self.records.get(name)
-        return max(0.0, record.failing - record.usual_failing) if record is not None else 0.0
+        return max(0.0, record.faults(now) - record.usual_failing) if record is not None else 0.0
 
     def on_trial(self, name: str) -> bool:
         """Whether the replica was ejected as slow, and nothing has yet shown that it is not."""
@@ -180,10 +217,10 @@ class Outliers:
         usual: dict[str, float] = {}
         for names in by_model.values():
             records = [(name, self.records[name]) for name in names]
-            middle = self._usual(records)
+            middle = self._usual(records, now)
             for name, _ in records:
                 usual[name] = min(usual.get(name, inf), middle)
-            rates = [(name, r.failing) for name, r in records if r.answers >= ANSWERS_MIN]
+            rates = [(name, r.faults(now)) for name, r in records if r.answers >= ANSWERS_MIN]
             for name, above in _above(rates, _MARGIN, _MARGIN_FEW):
                 if self.records[name].well < WELL_MIN:
                     found.setdefault(name, (above, FAILING))
@@ -194,11 +231,11 @@ class Outliers:
         worst_first = sorted(found.items(), key=lambda item: (item[1][1] != FAILING, -item[1][0], item[0]))
         return [(name, why) for name, (_, why) in worst_first]
 
-    def _usual(self, records: list[tuple[str, Record]]) -> float:
+    def _usual(self, records: list[tuple[str, Record]], now: float) -> float:
         """The median of all; of few, the minimum: two failing replicas of three must not set the standard."""
         if len(records) == 1:
             return 1.0
-        shares = [record.failing for _, record in records]
+        shares = [record.faults(now) for _, record in records]
         return median(shares) if len(shares) >= _PEERS_MIN else min(shares)
 
     def _slow(self, records: list[tuple[str, Record]], now: float) -> list[tuple[str, float]]:
@@ -230,9 +267,18 @@ class Outliers:
         if self._compared_at is not None and now > self._compared_at:
             keep = exp((self._compared_at - now) / _FADE_S)
             for record in self.records.values():
+                record.others_failing *= keep
                 faded = record.failing * keep
                 record.failing = faded if faded >= _NONE else 0.0
         self._compared_at = now
+
+
+def _more(share: float) -> float:
+    return share + _WEIGHT * (1.0 - share)
+
+
+def _less(share: float) -> float:
+    return 0.0 if share < _NONE else share * (1.0 - _WEIGHT)
 
 
 def _above(rates: list[tuple[str, float]], margin: float, margin_few: float) -> list[tuple[str, float]]:

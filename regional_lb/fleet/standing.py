@@ -166,7 +166,7 @@ class Standing:
         health = self.health.get(name)
         if health is None or not (ok or health.counts(sent_at)):
             return False
-        self.outliers.answered(name, ok)
+        self.outliers.answered(name, ok, tenant, health.others_at(tenant) if not ok else -inf)
         if ok:
             steady = health.succeeded(now, sent_at, tenant)
             if not steady:
@@ -247,7 +247,7 @@ class Standing:
     def share(self, name: str, now: float) -> float:
         """The share of its slots that a replica may use: less during slow start, under strain, or if it fails more than
         its peers."""
-        return self.health[name].share(now) * (1.0 - self.outliers.excess(name))
+        return self.health[name].share(now) * (1.0 - self.outliers.excess(name, now))
 
     # -- within
 

@@ -54,7 +54,8 @@ class Learning:
         self._fleet.answer_ended(state.replica, usage.completion_tokens, expected)
         pick = state.pick
         chosen = pick.chosen if pick is not None and pick.prefill is None else None
-        if chosen is not None:
+        if chosen is not None and (usage.cached_tokens is not None or usage.completion_tokens):
+            # Embeddings, scores and transcripts never report it, also of engines whose texts do.
             believed = 0.0 if chosen.exact else chosen.hit_tokens
             self._fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
         if usage.cached_tokens is not None and chosen is not None:

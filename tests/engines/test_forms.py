@@ -36,6 +36,7 @@ REFUSED = {
     "cache_salt 5": NAMES,
     'prompt ""': "nothing is said that could be routed by; vLLM refuses it",
     'prompt ["a",5]': "a text of texts and ids has no beginning that others share; vLLM refuses it",
+    'prompt ["a",[11]]': "prompts are of one kind, texts or ids; vLLM refuses a list of both",
     "max_tokens twice": TWICE,
     "a key twice in a message": TWICE,
     "UTF-16": NO_JSON,

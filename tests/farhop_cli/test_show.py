@@ -1,6 +1,7 @@
 """What is printed: figures, tables, JSON; text from elsewhere drives no terminal and is no markup."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -76,3 +77,59 @@ def test_progress_prints_nothing_without_a_terminal(capsys):
     with show.progress("long work") as say:
         say("round 1")
     assert capsys.readouterr() == ("", "")
+
+
+def _on_a_terminal(monkeypatch, columns):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def _printed(capsys):
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+
+
+def test_table_wider_than_the_terminal_is_printed_in_parts_that_name_their_rows(capsys, monkeypatch):
+    _on_a_terminal(monkeypatch, 40)
+    columns = ("", "region", *(f">figure {number}" for number in range(9)), "why")
+    show.table("title", columns, [["→", "frankfurt", *["123,456"] * 9, "chosen"], ["✗", "tokyo", *[""] * 9, "law"]])
+    lines = [line.rstrip() for line in _printed(capsys).splitlines()]
+    assert all(len(line) <= 40 for line in lines)
+    assert "…" not in "".join(lines)
+    assert "".join(lines).count("123,456") == 9
+    parts = [line for line in lines if "frankfurt" in line]
+    assert len(parts) == len([line for line in lines if "tokyo" in line]) > 1
+    assert "chosen" in parts[-1]
+    assert lines.count("title") == 1
+
+
+def test_table_that_fits_is_printed_in_one_part(capsys, monkeypatch):
+    _on_a_terminal(monkeypatch, 80)
+    show.table("title", ("region", ">rtt ms", "why"), [["tokyo", "18.1", "reports and channel agree " * 5]])
+    out = _printed(capsys)
+    assert out.count("tokyo") == 1
+    assert out.count("reports") == 5
+    assert "rtt ms" in out
+
+
+def test_address_in_a_table_is_never_cut(capsys, monkeypatch):
+    _on_a_terminal(monkeypatch, 60)
+    addresses = [f"http://127.0.0.1:{port}" for port in (8100, 8200, 8300)]
+    show.table("", ("region", "entry for clients", "admin", "engines"), [["virginia", *addresses]])
+    out = _printed(capsys)
+    assert all(address in out for address in addresses)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 30)), min_size=1, max_size=14),
+    st.integers(20, 200),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_each_column_is_in_one_part_or_begins_all_of_them(shape, width):
+    columns = [f"{'>' if number else ''}{'c' * long}" for number, long in shape]
+    parts = show.parts(columns, [["x"] * len(columns)], width)
+    labels = [at for at in range(len(columns)) if all(at in part for part in parts)]
+    assert all(part[: len(labels)] == labels for part in parts) or len(parts) == 1
+    rest = [at for part in parts for at in part if at not in labels]
+    assert sorted({*labels, *rest}) == list(range(len(columns)))
+    assert len(rest) == len(set(rest))

@@ -14,6 +14,14 @@ def row(out: str, name: str) -> str:
     return next(line for line in out.splitlines() if f" {name} " in line)
 
 
+def test_first_token_later_than_the_terms_say_is_explained(capsys, made):
+    tables.regions(made.regions("tokyo", [made.candidate("tokyo", ttft_ms=21.25, residual_ms=10.75)]), "which region")
+    out = capsys.readouterr().out
+    assert "residual ms" in out
+    assert "21.2" in row(out, "tokyo")
+    assert "10.8" in row(out, "tokyo")
+
+
 def test_a_global_decision_shows_every_region_once_with_its_reason(capsys, made):
     reasons = made.regions(
         "frankfurt",

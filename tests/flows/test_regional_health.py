@@ -106,7 +106,7 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
     flow.policies.override({"": PolicyConfig(name=policy)})
     if not guarded:
         flow.fleet.standing.black_holes = _NoGuard()
-        flow.fleet.standing.outliers.excess = lambda _name: 0.0  # type: ignore[method-assign]
+        flow.fleet.standing.outliers.excess = lambda _name, _now: 0.0  # type: ignore[method-assign]
     went: Counter[str] = Counter()
     ends: list[tuple[float, str, str]] = []
 

@@ -262,8 +262,11 @@ class HealthMachine:
         then it may well be the requests."""
         if self._failing_tenant is None:
             return False
-        others_at = self._tenants_before_at if self._failing_tenant == self._tenant else self.answered_at
-        return now - others_at < OTHERS_S
+        return now - self.others_at(self._failing_tenant) < OTHERS_S
+
+    def others_at(self, tenant: str) -> float:
+        """When a request of another tenant was last answered well, -inf if never."""
+        return self._tenants_before_at if tenant == self._tenant else self.answered_at
 
     def eject(self, why: str, now: float) -> None:
         """Out at once, because an answer reports something broken, or as an outlier. Ask `may_eject`."""

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from entry_dns.answers.responder import Responder, wire
-from entry_dns.answers.signing import AGAIN_S, BACK_S, KeyFileError, ZoneKey, ZoneKeys, key_tag, nsec
+from entry_dns.answers.signing import AGAIN_S, BACK_S, KeyFileError, ZoneKey, ZoneKeys, key_tag
 from tests.entry_dns.conftest import served
 
 NOW = 1_800_000_000.0
@@ -105,10 +105,27 @@ def test_signatures_have_begun_even_after_the_clock_was_set_back(signed, back_s:
         assert all(one.inception <= NOW - back_s < one.expiration for one in signatures)
 
 
-def test_a_name_too_long_for_a_next_one_is_its_own() -> None:
-    longest = wire(".".join(["a" * 62] * 4))
-    assert len(longest) > 252
-    assert nsec(longest + b"", {1}, exists=True).startswith((longest, b"\x01\x00" + longest))
+LONGEST = ("!" * 49, *["!" * 62] * 3)  # with the zone 255 bytes, the most that a name has
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        LONGEST, (LONGEST[0][1:], *LONGEST[1:]), (LONGEST[0][2:], *LONGEST[1:]), ("!" * 48 + "@", *LONGEST[1:]),
+        ("\\255" * 49, *LONGEST[1:]), ("!" * 47 + "\\255" * 2, *LONGEST[1:]),
+        ("\\255" * 48, "\\255" * 63, "a" * 62, "a" * 61),
+        ("\\255" * 49, *["\\255" * 62] * 3), ("\\255" * 47, *["\\255" * 63] * 3), ("\\255" * 46, *["\\255" * 63] * 3),
+        ("a",), ("*",), ("\\000", "eu"),
+    ],
+)  # fmt: skip
+def test_a_denial_of_the_longest_names_covers_no_other_name_either(signed, labels: tuple[str, ...]) -> None:
+    """A record whose next name is its own denies all other names of the zone (RFC 4034, 4.1.1; RFC 8198)."""
+    name = dns.name.from_text(".".join(labels), ZONE)
+    answer = ask(signed, name.to_text(), "A")
+    denial = next(one for one in answer.authority if one.rdtype == dns.rdatatype.NSEC)
+    assert denial.name == name
+    assert denial[0].next == name.successor(ZONE) != name
+    assert checked(signed, answer.authority)
 
 
 @pytest.mark.parametrize(

@@ -183,8 +183,8 @@ def test_a_replica_that_fails_beside_its_peers_is_an_outlier(names: tuple[str, .
     for name in names:
         answer(made, name, share if name == "r1" else 0.01)
     assert made.found({"m": names}, 1.0) == [("r1", FAILING)]
-    assert made.excess("r1") > 0.3
-    assert made.excess("r0") < 0.1
+    assert made.excess("r1", 500.0) > 0.3
+    assert made.excess("r0", 500.0) < 0.1
 
 
 def test_when_all_fail_alike_it_is_not_their_fault() -> None:
@@ -193,14 +193,14 @@ def test_when_all_fail_alike_it_is_not_their_fault() -> None:
     for n, name in enumerate(NAMES):
         answer(made, name, 0.8, seed=n)
     assert made.found({"m": NAMES}, 1.0) == []
-    assert all(made.excess(name) < 0.3 for name in NAMES)
+    assert all(made.excess(name, 500.0) < 0.3 for name in NAMES)
 
 
 def test_a_single_replica_is_no_outlier_and_keeps_its_capacity() -> None:
     made = peers(("r1",))
     answer(made, "r1", 1.0)
     assert made.found({"m": ("r1",)}, 1.0) == []
-    assert made.excess("r1") == 0.0
+    assert made.excess("r1", 500.0) == 0.0
 
 
 def test_old_failures_fade_and_the_worst_come_first() -> None:
@@ -247,4 +247,4 @@ def test_never_more_than_half_are_outliers_and_shares_stay_shares(events, n: int
     found = [name for name, _ in made.found({"m": names}, 500.0)]
     assert len(found) == len(set(found)) <= n // 2 + n // 2  # by failures and by pace
     for name in names:
-        assert 0.0 <= made.excess(name) <= made.failing(name) <= 1.0
+        assert 0.0 <= made.excess(name, 500.0) <= made.failing(name) <= 1.0

@@ -196,6 +196,25 @@ def test_a_replica_that_always_fails_and_may_not_be_ejected_keeps_one_slot() -> 
     assert reduced(made, 1.0) == {"r0": ReducedCapacity(1)}
 
 
+@pytest.mark.parametrize("burst", [False, True])
+@pytest.mark.parametrize("victims", [["ok"], ["ok", "bad"], ["bad"], []])
+def test_one_tenants_failures_make_no_outlier_of_who_answers_others_well(victims: list[str], burst: bool) -> None:
+    """A tenant whose prompts share a prefix brings all its requests that no engine can bear to one replica: there are
+    eight for each request of others. What fails for others, too, or for all that ask, is still an outlier."""
+    made, share = standing(6), 1.0
+    for second in range(40):
+        now = float(second)
+        for n in range(6):
+            for one in victims if n == 0 and second >= 2 else ["ok"]:
+                made.answered(f"r{n}", one == "ok", now, tenant="other")
+        for _ in range(100 if burst and second == 10 else 8):
+            made.answered("r0", False, now + 0.5, tenant="mallory")
+        made.probed(ReplicaProbed("r0", True), now + 0.9)
+        share = min(share, made.share("r0", now + 0.9))
+    assert (made.ejections == {}) == (victims == ["ok"])
+    assert (share > 0.9) == (victims == ["ok"])
+
+
 def test_an_outlier_is_ejected_and_starts_again() -> None:
     made = standing(3)
     for n in range(30):

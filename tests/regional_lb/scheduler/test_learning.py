@@ -22,6 +22,17 @@ def test_predicted_cached_tokens_are_compared_with_the_reported_ones() -> None:
     assert flow.learning.actual_tokens == 1024.0
 
 
+def test_an_answer_without_text_says_nothing_about_reported_cache_hits() -> None:
+    flow = regional(replica("r1"))
+    reported = []
+    for name, usage in (("chat", Usage(256, 10, 0)), ("embedding", Usage(256, 0)), ("bare chat", Usage(256, 10))):
+        flow.handle(RequestArrived(request(name)), 0.0)
+        flow.handle(AttemptBegan(name, 1, 200), 0.1)
+        flow.handle(AttemptEnded(name, 1, 200, usage), 0.2)
+        reported.append(flow.fleet.unreported_hits.reported("r1"))
+    assert reported == [True, True, False]
+
+
 def test_an_answer_far_shorter_than_its_token_count_is_not_taken_as_cached() -> None:
     flow = regional(replica("r1"))
     learning, asked = Learning(flow.fleet), request("a", 1024)
