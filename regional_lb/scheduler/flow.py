@@ -754,13 +754,13 @@ class RegionalFlow:
             return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is too long for it to wait", now)]
         commands: list[Command] = []
         if not self.queue.fits(tokens):
-            victim = self.queue.victim(
+            victims = self.queue.victims(
                 request.priority, tokens, state.variant, request.tenant, weight, foreign=state.foreign
             )
-            if victim is None:
+            if not victims:
                 return [self._refuse(state, outcome.QUEUE_FULL, "the region's queue is full", now)]
             detail = "the region's queue is full, and others go first"
-            commands.append(self._refuse(self.requests[victim.id], outcome.QUEUE_FULL, detail, now))
+            commands += [self._refuse(self.requests[one.id], outcome.QUEUE_FULL, detail, now) for one in victims]
         self.queue.settle(request.id, 0.0)  # a turn that came to nothing
         self.queue.push(
             request.id, state.variant, request.tenant, weight, request.priority, tokens, now,

@@ -29,7 +29,6 @@ from collections import Counter
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 from math import frexp
-from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -112,20 +111,15 @@ class Waiting(msgspec.Struct, frozen=True, eq=False):
 
 class _Tenant:
     """One tenant's requests in a band, oldest first; `start` is the virtual time at which its next one is due, `work`
-    that of all of them."""
+    that of all of them, `tokens` their prompts'."""
 
-    __slots__ = ("late", "requests", "start", "weight", "work")
+    __slots__ = ("late", "requests", "start", "tokens", "weight", "work")
 
     def __init__(self, start: float, *, late: bool) -> None:
         self.late = late
-        self.start, self.work = start, 0.0
+        self.start, self.work, self.tokens = start, 0.0, 0.0
         self.weight = 0.0  # until its first request says it
         self.requests: dict[str, Waiting] = {}
-
-    @property
-    def share(self) -> float:
-        """How many wait, by weight."""
-        return len(self.requests) / self.weight
 
     def cost(self, waiting: Waiting) -> float:
         """Virtual time that serving it takes."""
@@ -199,6 +193,7 @@ class _Band:
         self.weight += weight - tenant.weight
         tenant.weight = weight
         tenant.work += waiting.work
+        tenant.tokens += waiting.tokens
         tenant.requests[waiting.id] = waiting
 
     def _begins(self, name: str) -> float:
@@ -216,6 +211,7 @@ class _Band:
         tenant = self.tenants[waiting.tenant]
         del tenant.requests[waiting.id]
         tenant.work -= waiting.work
+        tenant.tokens -= waiting.tokens
         if served:
             tenant.start += tenant.cost(waiting)
         if not tenant.requests:
@@ -534,7 +530,7 @@ class RequestQueue:
         if taken is not None and actual is not None:
             taken.band.settle(taken.tenant, (actual - taken.work) / taken.weight)
 
-    def victim(
+    def victims(
         self,
         priority: int,
         tokens: float,
@@ -543,43 +539,74 @@ class RequestQueue:
         weight: float = 1.0,
         *,
         foreign: bool = False,
-    ) -> Waiting | None:
-        """The request to evict for one that does not fit: the newest of the lowest band below it; else, in its own
-        band, the newest foreign request, if the new one is not foreign; else the newest of the tenant that holds most
-        of the queue for one model, by weight, if that is more than the new request's tenant would then hold. A foreign
-        request never takes the place of own work. So neither one tenant nor one model fills the queue alone. None if
-        none has to be evicted, or one place would not be enough.
+    ) -> list[Waiting]:
+        """The requests to evict for one that does not fit: the newest of the lowest bands below it; then, in its own
+        band, the newest foreign requests, if the new one is not foreign; then the newest of the tenant that holds most
+        of the queue for one model, by weight, while that is more than the new request's tenant would then hold: in
+        requests, or in prompt tokens if there are too many of these. A foreign request never takes the place of own
+        work. So neither one tenant nor one model fills the queue alone. Empty if none may be evicted for it, or all of
+        them would not be enough.
         """
-        lowest = min((band for line in self.lines.values() for band in line.bands), default=priority)
-        if lowest < priority:
-            newest = next(w for w in reversed(self.by_id.values()) if w.band == lowest)
-        elif (
-            not foreign
-            and any(line.foreign for line in self.lines.values())
-            and (found := self._newest_foreign(priority))
-        ):
-            newest = found
+        chosen: list[Waiting] = []
+        requests = len(self.by_id) + 1 - self.requests_max
+        lacking = self.tokens + tokens - self.tokens_max
+        by_tokens = requests <= 0
+        own = self._holder(priority, model, tenant)
+        held = 0.0 if own is None else own.tokens if by_tokens else len(own.requests)
+        largest = self._of_largest(priority, (held + (tokens if by_tokens else 1)) / weight, by_tokens=by_tokens)
+        for waiting in self._evictable(priority, largest, foreign=foreign):
+            chosen.append(waiting)
+            requests, lacking = requests - 1, lacking - waiting.tokens
+            if requests <= 0 and lacking <= 0.0:
+                break
         else:
-            most = self._most(priority)
-            mine = self.lines[model].bands.get(priority) if model in self.lines else None
-            own = mine.tenants.get(tenant) if mine is not None else None
-            if most is None or (len(own.requests) + 1 if own is not None else 1) / weight >= most.share:
-                return None
-            newest = next(reversed(most.requests.values()))
-            if foreign and not newest.foreign:
-                return None
-        return newest if self.tokens - newest.tokens + tokens <= self.tokens_max else None
+            return []
+        # Small ones that came after a large one need not go with it.
+        for waiting in chosen[:-1]:
+            if requests < 0 and lacking + waiting.tokens <= 0.0:
+                chosen.remove(waiting)
+                requests, lacking = requests + 1, lacking + waiting.tokens
+        return chosen
 
-    def _newest_foreign(self, priority: int) -> Waiting | None:
-        """The newest foreign request of this band, whichever model it waits for."""
-        return next((w for w in reversed(self.by_id.values()) if w.foreign and w.band == priority), None)
+    def _holder(self, priority: int, model: str, tenant: str) -> _Tenant | None:
+        line = self.lines.get(model)
+        band = line.bands.get(priority) if line is not None else None
+        return band.tenants.get(tenant) if band is not None else None
 
-    def _most(self, priority: int) -> _Tenant | None:
-        """The tenant that holds most of the queue for one model in this band."""
+    def _evictable(self, priority: int, largest: Iterator[Waiting], *, foreign: bool) -> Iterator[Waiting]:
+        """Those that go after a request of this band, in the order in which they make way."""
+        for band in sorted({at for line in self.lines.values() for at in line.bands if at < priority}):
+            yield from (one for one in reversed(self.by_id.values()) if one.band == band)
+        if not foreign and any(line.foreign for line in self.lines.values()):
+            yield from (one for one in reversed(self.by_id.values()) if one.foreign and one.band == priority)
+        for one in largest:
+            if foreign and not one.foreign:
+                return
+            if foreign or not one.foreign:  # else it has had its turn
+                yield one
+
+    def _of_largest(self, priority: int, least: float, *, by_tokens: bool) -> Iterator[Waiting]:
+        """The newest request of the tenant that holds most of the queue for one model in this band, by weight, again
+        and again, while that is more than `least`."""
         bands = (line.bands[priority] for line in self.lines.values() if priority in line.bands)
-        return max(
-            (tenant for band in bands for tenant in band.tenants.values()), key=attrgetter("share"), default=None
-        )
+        held = [
+            (
+                -(one.tokens if by_tokens else len(one.requests)) / one.weight,
+                n,
+                one.weight,
+                reversed(one.requests.values()),
+            )
+            for n, one in enumerate(tenant for band in bands for tenant in band.tenants.values())
+        ]
+        heapify(held)
+        while held and -held[0][0] > least:
+            share, n, weight, newest = held[0]
+            waiting = next(newest, None)
+            if waiting is None:
+                heappop(held)
+            else:
+                yield waiting
+                heapreplace(held, (share + (waiting.tokens if by_tokens else 1) / weight, n, weight, newest))
 
     def starved(self, model: str, now: float) -> Waiting | None:
         """The oldest request waiting for the model, if it is starving and the next turn is its own."""

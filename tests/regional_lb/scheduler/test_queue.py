@@ -51,7 +51,7 @@ def test_an_empty_queue_has_nothing_to_serve_or_evict() -> None:
     queue = room()
     assert (len(queue), queue.models(), queue.first("m", 8, NOW), queue.starved("m", 1e9)) == (0, [], [], None)
     assert queue.waiting("m") == 0
-    assert queue.victim(9, 1.0) is None
+    assert queue.victims(9, 1.0) == []
 
 
 def stands_s(queue, priority, now, late_s=1.0):
@@ -124,14 +124,12 @@ def test_guests_do_not_stand_before_own_work_nor_keep_it_out() -> None:
     starved = queue.starved("m", 9.0)
     assert starved is not None
     assert starved.id == "own"
-    assert queue.victim(0, 1.0, "m", "t", foreign=True) is None
-    victim = queue.victim(0, 1.0, "m", "t")
-    assert victim is not None
-    assert victim.id == "g2"  # the newest of them
+    assert queue.victims(0, 1.0, "m", "t", foreign=True) == []
+    assert [one.id for one in queue.victims(0, 1.0, "m", "t")] == ["g2"]  # the newest of them
     queue.remove("g2", served=False)
     push(queue, "newest", now=9.0)
-    assert queue.victim(0, 1.0, "m", "another", foreign=True) is None  # nor for the sake of fairness
-    assert queue.victim(0, 1.0, "m", "another") is not None
+    assert queue.victims(0, 1.0, "m", "another", foreign=True) == []  # nor for the sake of fairness
+    assert queue.victims(0, 1.0, "m", "another")
 
 
 def test_the_wait_in_other_regions_counts() -> None:
@@ -384,10 +382,39 @@ def test_the_newest_of_the_lowest_band_makes_way() -> None:
     push(queue, "low0", tokens=100.0)
     push(queue, "low1", tokens=400.0, model="other")
     push(queue, "mid", priority=1, tokens=400.0)
-    assert queue.victim(2, 100.0).id == "low1"
-    assert queue.victim(1, 500.0).id == "low1"
-    assert queue.victim(1, 501.0) is None  # one place would not be enough
-    assert queue.victim(0, 100.0) is None
+    assert [one.id for one in queue.victims(2, 100.0)] == ["low1"]
+    assert [one.id for one in queue.victims(1, 500.0)] == ["low1"]
+    assert [one.id for one in queue.victims(1, 501.0)] == ["low1", "low0"]  # one place is not enough
+    assert queue.victims(1, 601.0) == []  # both of them are not, either
+    assert queue.victims(0, 100.0) == []
+
+
+def test_a_tenant_whose_few_requests_fill_the_queue_makes_way_for_another_with_more_small_ones() -> None:
+    """It is prompt tokens that are lacking, and so what tenants hold of these is compared."""
+    queue = room(requests_max=1000, tokens_max=4_000_000)
+    for n in range(4):
+        push(queue, f"huge{n}", "mallory", tokens=999_000.0)
+    for n in range(8):
+        push(queue, f"{n}", "alice", tokens=500.0)
+    assert queue.victims(0, 500.0, "m", "mallory") == []
+    assert [one.id for one in queue.victims(0, 500.0, "m", "alice")] == ["huge3"]
+    assert [one.id for one in queue.victims(0, 500.0, "m", "bob")] == ["huge3"]
+    assert [one.id for one in queue.victims(0, 1_100_000.0, "m", "bob")] == ["huge3", "huge2"]
+    assert queue.victims(0, 2_000_000.0, "m", "bob") == []  # not beyond its equal share
+
+
+def test_a_small_request_behind_large_ones_of_its_tenant_keeps_no_other_out() -> None:
+    queue = room(requests_max=1000, tokens_max=4000)
+    for n in range(4):
+        push(queue, f"{n}", "mallory", tokens=999.0)
+    push(queue, "tiny", "mallory", tokens=1.0)
+    for n in range(3):
+        push(queue, f"tiny{n}", "mallory", tokens=1.0)
+    assert [one.id for one in queue.victims(0, 500.0, "m", "alice")] == ["3"]
+    many = room(requests_max=1000, tokens_max=4000)
+    for n in range(400):
+        push(many, f"{n}", "mallory", tokens=10.0)
+    assert [one.id for one in many.victims(0, 25.0, "m", "alice")] == ["399", "398", "397"]
 
 
 def test_a_request_that_stepped_back_is_last_starves_none_and_is_evicted_first() -> None:
@@ -403,7 +430,7 @@ def test_a_request_that_stepped_back_is_last_starves_none_and_is_evicted_first()
         queue.remove(f"q{n}", served=True)
     assert queue.starved("m", 30.0).id == "q1", "the oldest of those who did not step back"
     push(queue, "q9", now=30.0)
-    assert queue.victim(0, 100.0).id == "q0"
+    assert [one.id for one in queue.victims(0, 100.0)] == ["q0"]
     assert queue.outlived("q1", 5.0, 31.0)
     queue.reassign({"q0": "m-2", "q1": "m-2"})
     assert [w.id for w in queue.first("m-2", 9, NOW)] == ["q1", "q0"]
@@ -451,11 +478,11 @@ def test_no_tenant_fills_the_queue_alone() -> None:
     def come(name: str, model: str, tenant: str, weight: float = 1.0) -> str:
         gone = ""
         if not queue.fits(100.0):
-            victim = queue.victim(0, 100.0, model, tenant, weight)
-            if victim is None:
+            victims = queue.victims(0, 100.0, model, tenant, weight)
+            if not victims:
                 return name
-            queue.remove(victim.id, served=False)
-            gone = victim.id
+            (gone,) = (one.id for one in victims)
+            queue.remove(gone, served=False)
         push(queue, name, tenant, weight, model=model)
         return gone
 
@@ -465,8 +492,8 @@ def test_no_tenant_fills_the_queue_alone() -> None:
     assert [w.id for w in queue.first("busy", 9, NOW)] == ["a0", "b0", "b1", "a1", "b2", "b3"]
     queue.remove("a0", served=True)
     push(queue, "high", "c", priority=1)
-    assert queue.victim(1, 100.0, "m", "d") is not None  # a lower band first
-    assert queue.victim(-1, 100.0, "busy", "d") is None
+    assert queue.victims(1, 100.0, "m", "d")  # a lower band first
+    assert queue.victims(-1, 100.0, "busy", "d") == []
 
 
 BACK = 100
@@ -543,13 +570,12 @@ class Room(RuleBasedStateMachine):
                     came = here if priority >= 0 else self.back
                     mine = [name for name in came if here.get(name) == (tenant, priority)]
                     assert own == sorted(mine, key=self.ratio, reverse=True)
-        lowest = min((p for _, _, p, _ in self.model.values()), default=None)
-        victim = queue.victim(3, 1.0)
-        assert (victim is None) == (not self.model or queue.tokens - victim_tokens(self.model, lowest) + 1 > TOKENS_MAX)
-
-
-def victim_tokens(model: dict[str, tuple[str, str, int, float]], lowest: int | None) -> float:
-    return next(t for _, _, p, t in reversed(model.values()) if p == lowest)
+        for tokens in (1.0, TOKENS_MAX / 2):
+            victims = queue.victims(3, tokens)
+            assert bool(victims) == bool(self.model)
+            left = queue.tokens + tokens - sum(one.tokens for one in victims)
+            assert not victims or left <= TOKENS_MAX
+            assert len(victims) < 2 or all(left + one.tokens > TOKENS_MAX for one in victims), "no more than it takes"
 
 
 TestRoom = Room.TestCase
