@@ -1,7 +1,7 @@
 """Overload in virtual time, on the live engine's physics: goodput stays flat where sending blindly loses most of it.
 
-Good is what is answered whole within its deadline. Two L4s, prompts of 512 tokens, answers of 100: 4.3 a second by what a
-request takes on average, 4.7 with full batches. Sent blindly 3 times as much, over the seeds 1 to 6: none.
+Good is what is answered whole within its deadline. Two L4s, prompts of 512 tokens, answers of 100: 4.3 a second by
+what a request takes on average, 4.7 with full batches. Sent blindly 3 times as much, over the seeds 1 to 6: none.
 """
 
 from __future__ import annotations
