@@ -65,20 +65,16 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim
         columns = [column.replace(" ", "\n") if column.startswith(">") else column for column in columns]
     for number, part in enumerate(parts(columns, printed, out.width)):
         shown = [[row[at] for at in part] for row in printed]
-        out.print(built("" if number else title, [columns[at] for at in part], shown, dim))
+        out.print(built("" if number else title, [columns[at] for at in part], shown, dim, out.width))
 
 
 def parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
     """Which columns stand beside one another, so that no cell is cut; each part begins with those that say what a row
     is about.
     """
-    needs = [_needs(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
-    labels = list(range(min(LABELS, len(columns))))
-    if (
-        any(column.startswith(">") for column in columns[1:LABELS])
-        or _across([needs[at] for at in labels]) > width // 2
-    ):
-        labels = labels[:1]
+    needs = [_needs(column, [row[at] for row in rows])[0] for at, column in enumerate(columns)]
+    named = [at for at, column in enumerate(columns[:LABELS]) if not at or not column.startswith(">")]
+    labels = named if _across([needs[at] for at in named]) <= width // 2 else named[:1]
     made, part = [], list(labels)
     for at in range(len(labels), len(columns)):
         if len(part) > len(labels) and _across([needs[one] for one in [*part, at]]) > width:
@@ -88,13 +84,15 @@ def parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> 
     return [*made, part]
 
 
-def _needs(column: str, cells: Sequence[str]) -> int:
-    """How many characters wide a column must be: a number is never wrapped, text between words if it is long."""
+def _needs(column: str, cells: Sequence[str]) -> tuple[int, int]:
+    """How many characters wide a column must be, and how many it would fill: a number is never wrapped, long text is
+    between words.
+    """
     lines = [line for text in (column.lstrip(">"), *cells) for line in text.splitlines()]
     whole = max(map(cell_len, lines), default=0)
     if column.startswith(">"):
-        return whole
-    return min(whole, max(TEXT_COLUMNS, *(cell_len(word) for line in lines for word in line.split()), 0))
+        return whole, whole
+    return min(whole, max(TEXT_COLUMNS, *(cell_len(word) for line in lines for word in line.split()), 0)), whole
 
 
 def _across(widths: Sequence[int]) -> int:
@@ -103,14 +101,23 @@ def _across(widths: Sequence[int]) -> int:
 
 
 def built(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim: frozenset[int] = frozenset()
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    dim: frozenset[int] = frozenset(),
+    width: int | None = None,
 ) -> Table:
-    """The same table, not printed."""
+    """The same table, not printed, and in one part; what `width` has to spare goes to the first texts that need it."""
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        number = column.startswith(">")
+    needs = [_needs(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
+    spare = None if width is None else max(0, width - _across([least for least, _ in needs]))
+    for column, (least, whole) in zip(columns, needs, strict=True):
+        number, given = column.startswith(">"), None
+        if spare is not None:
+            given = min(whole, least + spare)
+            spare -= given - least
         justify: Literal["left", "right"] = "right" if number else "left"
-        made.add_column(column.lstrip(">"), justify=justify, no_wrap=number, overflow="fold")
+        made.add_column(column.lstrip(">"), justify=justify, no_wrap=number, overflow="fold", width=given)
     for index, row in enumerate(rows):
         made.add_row(*map(printable, row), style="dim" if index in dim else None)
     return made

@@ -112,6 +112,16 @@ def test_table_that_fits_is_printed_in_one_part(capsys, monkeypatch):
     assert "rtt ms" in out
 
 
+def test_words_are_not_broken_beside_long_text(capsys, monkeypatch):
+    _on_a_terminal(monkeypatch, 80)
+    names = ["kill-a-global-balancer", "lose-etcd"]
+    texts = ["traffic", "The link between two regions freezes", "region=virginia other=frankfurt soak_s=8"]
+    show.table("drills", ("drill", "kind", "title", "--set"), [[name, *texts] for name in names])
+    out = _printed(capsys)
+    assert all(out.count(name) == 1 for name in names)
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
+
+
 def test_address_in_a_table_is_never_cut(capsys, monkeypatch):
     _on_a_terminal(monkeypatch, 60)
     addresses = [f"http://127.0.0.1:{port}" for port in (8100, 8200, 8300)]
