@@ -26,13 +26,14 @@ from farhop_cli.exits import NEGATIVE, PARTIAL, fail, warn
 from farhop_cli.show import cell, number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from farhop.store.documents.announce import AnnounceReport
     from farhop_cli.fleet import Balancer, Fleet
     from farhop_cli.options import FleetOptions
 
 WATCH_S = 2.0
+SHORTER = 0.8  # of a round trip: two measurements in a row differ by less
 FIND_EVERY = 8  # redraws, after which balancers are looked up in etcd again
 
 _VIEW = (
@@ -184,7 +185,7 @@ def _print(asked: StatusOptions, upper: list[BalancerStatus], lower: list[Balanc
             for line in _from_disk(tier, one):
                 show.line(line)
     if wide or asked.regions:
-        rows = [row for one in upper for row in _views(one) if asked.region in ("", row[1]) or row[1] == ""]
+        rows = [row for one in upper for row in _views(one, upper) if asked.region in ("", row[1]) or row[1] == ""]
         show.table("regions, as each global balancer sees them", _VIEW, rows)
     if wide:
         _table("hubs, as each global balancer sees them", _HUBS, [row for one in upper for row in _hubs(one)])
@@ -341,13 +342,30 @@ def down_regions(upper: list[BalancerStatus]) -> list[str]:
     return sorted({str(r.get("region")) for one in upper for r in _parts(one, "regions") if r.get("state") == "down"})
 
 
-def _views(one: BalancerStatus) -> list[list[str]]:
+def _views(one: BalancerStatus, upper: list[BalancerStatus]) -> list[list[str]]:
     if one.status is None:
         return [[one.name, "", "unreachable", *[show.NONE] * 7, one.error]]
-    return [_view(one.name, region) for region in _parts(one, "regions")]
+    rtts = {seen.region: _rtts_ms(seen) for seen in upper} | {one.region: _rtts_ms(one)}
+    return [_view(one.name, region, _shorter_way(one.region, region, rtts)) for region in _parts(one, "regions")]
 
 
-def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
+def _rtts_ms(one: BalancerStatus) -> dict[str, float]:
+    """Its round trips to other regions, by region."""
+    found = {cell(region.get("region")): region.get("rtt_ms") for region in _parts(one, "regions")}
+    return {name: float(rtt) for name, rtt in found.items() if isinstance(rtt, int | float) and name != one.region}
+
+
+def _shorter_way(here: str, region: dict[str, Any], rtts_ms: Mapping[str, Mapping[str, float]]) -> str:
+    """Through which region the round trip would be clearly shorter, by what its balancer measured: a network's fault,
+    most often."""
+    to = cell(region.get("region"))
+    direct_ms = rtts_ms[here].get(to, 0.0)
+    ways = [(first + rtts_ms[by][to], by) for by, first in rtts_ms[here].items() if to in rtts_ms.get(by, ())]
+    way_ms, by = min(ways, default=(direct_ms, ""))
+    return f"{way_ms:.0f} ms through {by}" if way_ms < SHORTER * direct_ms else ""
+
+
+def _view(seen_from: str, region: dict[str, Any], shorter: str) -> list[str]:
     instances = dicts(region.get("instances"))
     offers = [list((i.get("models") or {}).values()) for i in instances]
     waits = [o["wait_ms"] for models in offers for o in models if "wait_ms" in o]
@@ -364,7 +382,7 @@ def _view(seen_from: str, region: dict[str, Any]) -> list[str]:
         number(sum(slots) if slots else None),
         number(region.get("in_flight")),
         number(min((i["report_age_s"] for i in instances if "report_age_s" in i), default=None), 2),
-        cell(region.get("why")),
+        "; ".join(filter(None, (cell(region.get("why")), shorter))),
     ]
 
 

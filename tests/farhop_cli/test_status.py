@@ -152,6 +152,17 @@ async def test_load_spill_and_prefixes_as_balancers_report_them(healthy, cli, ma
     assert ["tokyo", "answers", "6", "5", "2", "700", "11", "45", "50", "-10", "%"] in rows
 
 
+async def test_a_shorter_round_trip_through_another_region_is_shown(healthy, cli):
+    measured = {"virginia": (1.0, 90.0, 160.0), "frankfurt": (90.0, 1.0, 400.0), "tokyo": (160.0, 230.0, 1.0)}
+    for name, rtts_ms in measured.items():
+        for region, rtt_ms in zip(healthy.status[name, "global_admin"]["regions"], rtts_ms, strict=True):
+            region["rtt_ms"] = rtt_ms
+    lines = (await cli.in_thread("status", "--regions")).stdout.splitlines()
+    found = [line for line in lines if " through " in line]
+    assert [line.split()[:2] for line in found] == [["frankfurt", "tokyo"]]
+    assert found[0].rstrip().endswith("why up; 250 ms through virginia")
+
+
 async def test_routes_are_shown_where_they_are_not_the_default(healthy, cli):
     plain = {"tenant": "", "model": "", "policy": "predictive", "answer": "proxy", "usd_weight_ms": 0.0}
     assert "routes that" not in (await cli.in_thread("status", "--wide")).stdout

@@ -1,7 +1,7 @@
 """Overload in virtual time, on the live engine's physics: goodput stays flat where sending blindly loses most of it.
 
-Good is what is answered whole within its deadline. Two L4s, prompts of 512 tokens, answers of 100: about 4.3 a second.
-Sent blindly 3 times as much, over the seeds 1 to 6: 0.02 to 0.29 of the capacity, and 4 to 12 waiting in each engine.
+Good is what is answered whole within its deadline. Two L4s, prompts of 512 tokens, answers of 100: 4.3 a second by
+what a request takes on average, 4.7 with full batches. Sent blindly 3 times as much, over the seeds 1 to 6: none.
 """
 
 from __future__ import annotations
@@ -58,8 +58,14 @@ def run(load: float, *, blind: bool = False, high_share: float = 0.0, deadline_s
     came = {
         tenant: sum(f.tenant == tenant and f.arrived_at >= WARM_S for f in measures.records) for tenant in ("t", "high")
     }
+    # None ends after its deadline: it is given up then. Those that end later had the capacity of the time after it.
+    ended = sum(record.outcome == "served" and WARM_S <= record.ended_at < LONG_S for record in measures.records)
+    print(
+        f"\n{load:g} times{', blind' if blind else ''}: {ended / (LONG_S - WARM_S):.2f} answers a second in time",
+        end="",
+    )
     return Run(
-        good_per_s=len(good) / (LONG_S - WARM_S),
+        good_per_s=ended / (LONG_S - WARM_S),
         ttft_p90_ms=quantile(measures.ttft_ms(since=WARM_S), 0.9),
         waiting_per_engine=sum(waiting) / len(waiting) / len(engines(world)),
         violations=measures.violations,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,6 +43,7 @@ def test_the_places_of_a_region_stay_when_others_come_and_change_with_its_own() 
     others = (_region("tokyo", "kr"), _region("tokyo", "jp", "eu"))
     assert len({at, *(mapped(tokyo=other).places_of("tokyo") for other in others)}) == 3
     assert 0 not in {at, law.places_of("nowhere")}
+    assert max(at, law.places_of("nowhere"), law.fingerprint) < 1 << 64  # as they travel
 
 
 def test_a_rule_allows_by_region_country_jurisdiction_or_world() -> None:
@@ -54,6 +56,37 @@ def test_a_rule_allows_by_region_country_jurisdiction_or_world() -> None:
         (WORLD, set(REGIONS)),
     ]:
         assert _law(Residency(Rule((place,)))).verdict("acme", "m").lawful == lawful
+
+
+@pytest.mark.parametrize(
+    ("model", "alias", "lawful"),
+    [
+        ("americas-asia", "americas-europe", {"virginia"}),  # neither holds the other
+        ("americas", "americas-europe", {"virginia"}),
+        ("americas-europe", "americas", {"virginia"}),
+        ("europe", "americas", set()),
+        ("americas-europe", "free", {"virginia", "frankfurt"}),
+        ("free", "europe", {"frankfurt"}),
+        ("free", "", set(REGIONS)),
+    ],
+)
+def test_a_request_by_a_name_is_bound_by_the_rules_of_the_name_and_of_its_model(
+    model: str, alias: str, lawful: set[str]
+) -> None:
+    rules = {
+        "americas": Rule(("us",)), "europe": Rule(("eu",)), "americas-europe": Rule(("us", "eu")),
+        "americas-asia": Rule(("us", "jp")),
+    }  # fmt: skip
+    law = _law(Residency(Rule((WORLD,))), world=rules)
+    asked = SimpleNamespace(tenant="acme", model=model, alias=alias, narrow=(), key="")
+    for _ in range(2):  # decided, and remembered
+        verdict = law.request_verdict(asked)
+        assert (verdict.lawful, verdict.epoch) == (lawful, 7)
+        assert verdict.excluded.keys() == REGIONS.keys() - lawful
+        for region in verdict.excluded:
+            assert verdict.why_not(region) in (law.verdict("acme", name).why_not(region) for name in (model, alias))
+    narrowed = law.request_verdict(SimpleNamespace(**{**vars(asked), "narrow": (("jp",),)}))
+    assert narrowed.lawful == lawful & {"tokyo"}
 
 
 def test_a_fingerprint_names_the_map_and_the_bases_that_rules_bind() -> None:
