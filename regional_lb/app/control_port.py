@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from farhop.service.endpoints import Listen
 
 CALLS_MAX = 100  # of a connection; the least that RFC 9113 (6.5.2) advises
+CONNECTIONS_MAX = 512  # a balancer has one here, or two
+_DESCRIPTORS_PART = 8  # one in so many is for these, where descriptors are few
 CONTROL_OPTIONS = (
     # By default gRPC shares a port with other listeners there: two balancers would each get half of the pings.
     ("grpc.so_reuseport", 0),
@@ -50,6 +53,11 @@ _LONG = ("/Law", "/Borrow")
 _logger = logging.getLogger("farhop.control")
 
 
+def connections_max() -> int:
+    """How many connections the port takes at a time; gRPC closes any other at once."""
+    return min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_PART)
+
+
 class ControlPort:
     """The gRPC server at the configured host and port."""
 
@@ -60,7 +68,8 @@ class ControlPort:
     def listen(self) -> int:
         """Bind the port; returns its number. Raises PortTakenError."""
         config = self._config
-        options: list[tuple[str, int]] = [*CONTROL_OPTIONS]
+        # Without a bound, who only reaches the port, and shows no certificate, could take all descriptors.
+        options = [*CONTROL_OPTIONS, ("grpc.max_allowed_incoming_connections", connections_max())]
         if config.tls is not None:
             options.append(("grpc.server_handshake_timeout_ms", int(1e3 * config.tls.handshake_s)))
         server = self._server = grpc.aio.server(interceptors=(_ExceptionInterceptor(),), options=options)

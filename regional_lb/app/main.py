@@ -35,7 +35,7 @@ from farhop.service.reload import Reloader
 from farhop.service.store_opening import opened
 from farhop.service.tasks import Tasks, all_of
 from farhop.telemetry import logs
-from regional_lb.app import gauges, overrides
+from regional_lb.app import control_port, gauges, overrides
 from regional_lb.app.admin import RegionalAdmin
 from regional_lb.app.config import RegionalConfig
 from regional_lb.app.listeners import Listeners
@@ -438,9 +438,11 @@ def _clusters(config: RegionalConfig, topology: Topology) -> dict[str, EtcdSetti
 
 
 def _descriptors(config: RegionalConfig) -> int:
-    """What it takes beside the relay: a probe, a scrape, a token of each replica, and its sockets of KV events."""
+    """What it takes beside the relay: a probe, a scrape, a token of each replica, its sockets of KV events, and the
+    control port's connections."""
     expected = len(config.replicas) + (FOUND_EXPECTED if config.discovery else 0)
-    return 3 * expected + 6 * sum(len(replica.kv_sources) for replica in config.replicas)
+    of_replicas = 3 * expected + 6 * sum(len(replica.kv_sources) for replica in config.replicas)
+    return of_replicas + control_port.connections_max()
 
 
 def run(path: Path, *, picks: bool = False) -> None:

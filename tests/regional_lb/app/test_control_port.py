@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def served(region: region_pb2_grpc.RegionServicer) -> AsyncIterator[tuple[ControlPort, grpc.aio.Channel]]:
+async def served(
+    region: region_pb2_grpc.RegionServicer, numbers: list[int] | None = None
+) -> AsyncIterator[tuple[ControlPort, grpc.aio.Channel]]:
     """A port and a channel to it. Closed however the test ends: gRPC's server raises where its loop is gone before it,
     in whatever pytest does by then."""
     port = ControlPort(Listen(port=0), None)
     try:
         number = port.listen()
+        if numbers is not None:
+            numbers.append(number)
         await port.start(region, peers_pb2_grpc.PeersServicer())
         async with grpc.aio.insecure_channel(f"127.0.0.1:{number}") as channel:
             yield port, channel
@@ -153,6 +157,30 @@ async def test_one_connection_has_so_many_calls_at_once_and_no_more() -> None:
         region.may.set()
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert answers.count(region_pb2.PingReply()) >= control_port.CALLS_MAX
+
+
+async def test_who_only_connects_takes_no_more_descriptors_than_are_left_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a bound 2,900 connections that answered nothing but pings took all of a balancer's 3,000."""
+    monkeypatch.setattr(control_port, "CONNECTIONS_MAX", 8)
+    async with served(Region(), numbers := []) as (_, channel):
+        stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]
+        await stub.Ping(region_pb2.PingRequest(), timeout=60.0)
+        others = [await asyncio.open_connection("127.0.0.1", numbers[0]) for _ in range(20)]
+
+        async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            try:
+                writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+                return bool(await reader.read(9))
+            except ConnectionError:
+                return False
+
+        were_taken = await asyncio.gather(*(taken(*one) for one in others))
+        for _, writer in others:
+            writer.close()
+        assert were_taken.count(True) == 7
+        assert await stub.Ping(region_pb2.PingRequest(), timeout=60.0) == region_pb2.PingReply()
 
 
 async def test_a_request_that_is_too_large_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
