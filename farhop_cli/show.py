@@ -108,7 +108,7 @@ def built(
     dim: frozenset[int] = frozenset(),
     width: int | None = None,
 ) -> Table:
-    """The same table without title, not printed, and in one part; what `width` has to spare goes to the first texts that need it."""
+    """The same without title, not printed, in one part; what `width` has to spare goes to the first long texts."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     needs = [_needs(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
     spare = None if width is None else max(0, width - _across([least for least, _ in needs]))
