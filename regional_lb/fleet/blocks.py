@@ -3,8 +3,9 @@
 Every engine names blocks in its own way, so blocks are hashed again: a node is the hash of a block's tokens over its
 parent's node, seeded by what separates caches (adapter, block size; a salt or an image goes into the block that it
 begins in). Invariants: a node that no source holds is gone; what is removed as often as it was stored is gone (vLLM
-keeps, and reports, several copies of a block); memory is bounded per source and in all; a source that may hold blocks
-which it never reported is not called exact. Never estimates and never forgets by itself; token ids are not kept.
+keeps, and reports, several copies of a block); memory is bounded per source and in all, and the largest source is
+forgotten for want of it; a source that may hold blocks which it never reported is not called exact. Never estimates and
+never forgets by itself; token ids are not kept.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from regional_lb.fleet.kv_events import Hash, KvEvent
 
 BLOCKS_MAX = 8_000_000  # of all sources: some 200 B each
+# Blocks of a path that are looked up, some 5 ms. If an engine has pages of one token (SGLang's usual), or says so, a
+# prompt has 130,000, which held the loop for 0.3 s with every request that began like it.
+LOOKED_AT = 8192
 _SLACK = 2  # a source that reports more than twice its cache has lost removals on the way
 _SLACK_BLOCKS = 1024
 _PARTS = 64
@@ -181,10 +185,12 @@ class BlockIndex:
     def known(self, path: Path) -> Known:
         """How much of a path each replica holds; of several caches of a replica, on average: it picks one itself.
 
-        At least one token is always computed, so a prompt's last block never counts as a hit if it ends there.
+        At least one token is always computed, so a prompt's last block never counts as a hit if it ends there. Of a
+        longer path than LOOKED_AT blocks, a replica that holds so many holds these at least.
         """
-        exact, least = self._exact.copy(), dict[str, float]()
+        exact, least, deeper = self._exact.copy(), dict[str, float](), set[str]()
         for size, mask in self._sizes.items():
+            unknown = (path.tokens - 1) // size > LOOKED_AT
             for bits, depth in self._depths(path, size, mask):
                 while bits:
                     bit = bits & -bits
@@ -196,13 +202,17 @@ class BlockIndex:
                         exact[name] += tokens
                     elif source.up:
                         least[name] = least.get(name, 0.0) + tokens
+                    if unknown and depth == LOOKED_AT:
+                        deeper.add(name)
+        for name in deeper & exact.keys():
+            least[name] = exact.pop(name)
         return Known(exact, least)
 
     def ends_within(self, path: Path) -> bool:
         """Whether no source holds the path to its end, so that no more of a longer path with this beginning can be
         held."""
         for size, mask in self._sizes.items():
-            most = (path.tokens - 1) // size
+            most = min((path.tokens - 1) // size, LOOKED_AT)
             if most <= 0 or any(depth == most for _, depth in self._depths(path, size, mask)):
                 return False
         return True
@@ -252,10 +262,12 @@ class BlockIndex:
         it then, and it costs little beside hashing them.
         """
         found: list[tuple[int, int]] = []
-        holders, most = self._holders, (path.tokens - 1) // size
-        depth = 0
+        holders, most = self._holders, min((path.tokens - 1) // size, LOOKED_AT)
+        nodes, depth = path.nodes(size, 0), 0
         while mask and depth < most:
-            node = path.nodes(size, depth + 1)[depth]
+            if depth == len(nodes):
+                path.nodes(size, min(most, depth + 1 + depth // 4))
+            node = nodes[depth]
             here = holders[node % _PARTS].get(node, 0) & mask
             if here != mask:
                 if depth:
@@ -292,13 +304,30 @@ class BlockIndex:
             if name in source.blocks:
                 source.again[name] = source.again.get(name, 0) + 1
                 node = source.blocks[name]
-            elif len(source.blocks) >= limit or self._blocks >= self._max:
+            elif len(source.blocks) >= limit or (self._blocks >= self._max and not self._makes_room(source)):
                 self.ignored["full"] += len(change.hashes) - place
-                self._empty(source)  # whatever this is, it is not what the engine holds
-                source.complete = False
+                self._overflowed(source)  # whatever this is, it is not what the engine holds
                 return
             else:
                 self._hold(source, name, node)
+
+    def _makes_room(self, source: _Source) -> bool:
+        """Forget the source with most blocks, so that one that reports without end costs only itself its place. False
+        if that is this one."""
+        if not self._stale:
+            largest = max(self._sources.values(), key=lambda one: len(one.blocks))
+            if largest is source:
+                return False
+            self.ignored["full"] += len(largest.blocks)
+            self._overflowed(largest)
+            self._exact.pop(largest.replica, None)
+        else:
+            self._sweep()
+        return self._blocks < self._max
+
+    def _overflowed(self, source: _Source) -> None:
+        self._empty(source)
+        source.complete = False
 
     def _hold(self, source: _Source, name: Hash, node: int) -> None:
         source.blocks[name] = node

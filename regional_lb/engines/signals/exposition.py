@@ -11,7 +11,8 @@ import re
 # What follows a name: labels whose values may hold anything but a bare quote, a value, and perhaps a timestamp.
 _VALUE = rb'"(?:[^"\\\n]++|\\.)*+"'
 _LABELS_AND_VALUE = re.compile(rb"(?:\{((?:[^\"{}\n]++|" + _VALUE + rb")*+)\})?[ \t]+(\S+)")
-_LABEL = re.compile(rb"(\w+)[ \t]*=[ \t]*(" + _VALUE + rb")")
+# Begins where a word begins, and gives nothing back: 16 KB of letters without `=` took 4 s, 128 KB 64 times as long.
+_LABEL = re.compile(rb"(?<!\w)(\w++)[ \t]*+=[ \t]*+(" + _VALUE + rb")")
 _AFTER_NAME = frozenset(b"{ \t")
 _SAME_BYTES = 32  # fewer than a line with its labels has
 _TRUSTED_PAGES = 64

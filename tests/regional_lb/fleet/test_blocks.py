@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regional_lb.fleet.blocks import BlockIndex, Path
+from regional_lb.fleet.blocks import LOOKED_AT, BlockIndex, Path
 from regional_lb.fleet.kv_events import Cleared, Linked, Lost, Removed, Stored, canonical_keys
 
 SIZE = 4
@@ -169,6 +169,39 @@ def test_all_replicas_share_one_bound_of_blocks() -> None:
     blocks.add("r1", 1)
     blocks.apply("r1", 0, stored("abcd"))
     assert (len(blocks), blocks.ignored["full"]) == (0, 1)
+
+
+def test_an_engine_that_reports_without_end_is_forgotten_and_no_other() -> None:
+    blocks = BlockIndex(blocks_max=24)
+    for name in ("honest", "other", "endless"):
+        blocks.add(name, 1)
+        blocks.apply(name, 0, Linked(up=True))
+        blocks.apply(name, 0, Cleared())
+    blocks.apply("honest", 0, stored("abcd"))
+    blocks.apply("other", 0, stored("abxy"))
+    for first in "01":
+        blocks.apply("endless", 0, stored(f"{first}2345678"))
+    blocks.apply("honest", 0, stored("abcdefgh", first=4))
+    assert blocks.known(prompt("abcdefgh")) == ({"honest": 8.0 * SIZE, "other": 2.0 * SIZE}, {})
+    assert len(blocks) == 8 + 4
+    assert blocks.events_state("endless") == "partial"
+    assert blocks.ignored == {"full": 16}
+
+
+@pytest.mark.parametrize(("blocks_held", "exactly"), [(LOOKED_AT + 50, False), (LOOKED_AT - 1, True)])
+def test_of_very_many_blocks_the_first_are_looked_up(blocks_held: int, exactly: bool) -> None:
+    """An engine may have blocks of a single token, and one that is hostile may say so."""
+    blocks, tokens = BlockIndex(), struct.pack(f"<{LOOKED_AT + 100}I", *range(LOOKED_AT + 100))
+    for name in ("r1", "r2"):
+        blocks.add(name, 1)
+        blocks.apply(name, 0, Linked(up=True))
+        blocks.apply(name, 0, Cleared())
+    blocks.apply("r1", 0, Stored(range(blocks_held), None, tokens[: 4 * blocks_held], 1))
+    path = Path(tokens)
+    known = ({"r1": float(blocks_held), "r2": 0.0}, {}) if exactly else ({"r2": 0.0}, {"r1": float(LOOKED_AT)})
+    assert blocks.known(path) == known
+    assert blocks.ends_within(path) == exactly
+    assert len(path.nodes(1, 0)) <= LOOKED_AT
 
 
 def test_events_of_other_layer_groups_are_ignored() -> None:

@@ -97,6 +97,13 @@ def test_places_are_not_trusted_for_ever() -> None:
     assert all(seen[seen.index(True) :])
 
 
+@pytest.mark.parametrize("filler", [b"a" * 100_000, b"a" * 50_000 + b" " * 50_000, b"a " * 50_000, b"a=" * 50_000])
+def test_text_that_is_no_label_is_passed_over_at_once(filler: bytes) -> None:
+    """Where each of its places was looked at as a beginning, this took minutes."""
+    ((labels, value),) = series(b"a:b{" + filler + b',x="1"} 4\n')
+    assert (labels_of(labels)[b"x"], value) == (b"1", b"4")
+
+
 def test_labels_are_read_once_and_not_kept_for_ever() -> None:
     places = Places()
     read = Page(PAGE, places).labels(b'x="1"')
