@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import exp, log
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -115,6 +116,9 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
          f"{len(failed)}", _met(not failed)],
         ["worlds in which answers were cut with a balancer, Farhop's and the rival's", "",
          " and ".join(f"{sum(had.cut > 0.0 for had in side)}" for side in (ours, theirs)), ""],
+        ["of the worlds in which TTFT p90 is above that, those in which the rival failed at least 1 % more of the requests",
+         "", f"{sum(one.theirs.failed >= one.ours.failed + 0.01 for one in verdicts if one.slower)} of {n - soon}", ""],
+        ["TTFT p90 over each world's own rival's, the geometric mean", "", _geometric(verdicts), ""],
         ["good answers over each world's own rival's", "", shown(ratios, 3), ""],
         ["time to the end of an answer, the mean, over each world's own rival's", "", shown(answers, 3), ""],
     ]  # fmt: skip
@@ -124,6 +128,13 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
         verdict = _met(best.over.mean >= 0.0, sure=not best.over.low < 0.0 < best.over.high)
         lines.insert(1, [goal, f"{drawn.GAIN:g}", f"{best.ours / best.good:.3f}", verdict])
     return "Goals", ["what", ">goal", ">seen", "verdict"], lines
+
+
+def _geometric(verdicts: Sequence[drawn.Verdict]) -> str:
+    """The mean of the ratios' logarithms and its 95 % interval, as ratios."""
+    logs = [log(one.ttft_p90.mean) for one in verdicts if one.ttft_p90 is not None and one.ttft_p90.mean > 0.0]
+    found = interval(logs or [0.0])
+    return f"{exp(found.mean):.3f}" + (f" ({exp(found.low):.3f} to {exp(found.high):.3f})" if found.half else "")
 
 
 def _met(is_met: bool, *, sure: bool = True) -> str:
