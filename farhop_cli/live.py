@@ -137,7 +137,7 @@ def picture(rows: list[Row]) -> Group:
     """The rows, for a terminal of 80 columns or more; below them why a region is not simply up."""
     reasons = (f" {row.region}: {row.why}" for row in rows if row.state != "up")
     lines = (Text(show.printable(reason), no_wrap=True, overflow="ellipsis") for reason in reasons)
-    return Group(show.built("", _COLUMNS, [_cells(row) for row in rows]), *lines)
+    return Group(show.built(_COLUMNS, [_cells(row) for row in rows]), *lines)
 
 
 def _cells(row: Row) -> list[str]:

@@ -63,9 +63,11 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], dim
     out, printed = console(), [list(map(printable, row)) for row in rows]
     if len(parts(columns, printed, out.width)) > 1:
         columns = [column.replace(" ", "\n") if column.startswith(">") else column for column in columns]
-    for number, part in enumerate(parts(columns, printed, out.width)):
+    if title:
+        out.print(printable(title), style="bold", soft_wrap=True)  # a table's own title wraps at the table's edge
+    for part in parts(columns, printed, out.width):
         shown = [[row[at] for at in part] for row in printed]
-        out.print(built("" if number else title, [columns[at] for at in part], shown, dim, out.width))
+        out.print(built([columns[at] for at in part], shown, dim, out.width))
 
 
 def parts(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
@@ -101,14 +103,13 @@ def _across(widths: Sequence[int]) -> int:
 
 
 def built(
-    title: str,
     columns: Sequence[str],
     rows: Sequence[Sequence[str]],
     dim: frozenset[int] = frozenset(),
     width: int | None = None,
 ) -> Table:
-    """The same table, not printed, and in one part; what `width` has to spare goes to the first texts that need it."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    """The same without title, not printed, in one part; what `width` has to spare goes to the first long texts."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     needs = [_needs(column, [row[at] for row in rows]) for at, column in enumerate(columns)]
     spare = None if width is None else max(0, width - _across([least for least, _ in needs]))
     for column, (least, whole) in zip(columns, needs, strict=True):

@@ -50,7 +50,7 @@ _UNLISTED = Listing((), frozenset())
 
 
 _NONE = msgspec.Raw(b"null")
-_IDS_MAX = 4096  # one for each model, one for its permissions: reading this many takes 4 ms
+_OBJECTS_MAX = 4096  # one for each model, one for its permissions: reading this many takes 4 ms
 
 
 class _Model(msgspec.Struct):
@@ -71,8 +71,8 @@ _MODEL = re.compile(r"[!-~]{1,256}")
 
 def read_listing(body: bytes) -> Listing:
     """The answer to an OpenAI-like `GET /v1/models`. Raises PageError if it is none, or lists nothing."""
-    if body.count(b'"id"') > _IDS_MAX:
-        raise PageError("size", f"/v1/models: more than {_IDS_MAX} ids")
+    if body.count(b"{") > _OBJECTS_MAX:  # no escape stands for it, as one may for a letter of `id`
+        raise PageError("size", f"/v1/models: more than {_OBJECTS_MAX} objects")
     try:
         models = _decoder.decode(body).data
     except (ValueError, RecursionError) as error:  # msgspec's own are ValueErrors

@@ -54,6 +54,7 @@ class Standing:
         self.black_holes = BlackHoleGuard()
         self._view = view_of([])
         self._overlooked: dict[str, tuple[str, ...]] = {}  # by model in panic: replicas used although ejected
+        self._broken_by: dict[str, str] = {}  # by replica, whose answer last said that it is broken
         self._touched: set[str] = set()  # those whose capacity is, or may be, reduced
         self._compare_at = -inf
 
@@ -66,8 +67,10 @@ class Standing:
             known = before.get(name)
             if known is None or known.address != replica.address:  # another process has proven nothing
                 self.health[name] = HealthMachine(self._config, warm=first)
+                self._broken_by.pop(name, None)
         for name in self.health.keys() - view.replicas.keys():
             del self.health[name]
+            self._broken_by.pop(name, None)
         self.outliers.adopt(view.replicas)
         for name in self.black_holes.names():
             if not self._has_peers(name):
@@ -206,9 +209,12 @@ class Standing:
             return False
         if began_well:
             self.answered(name, False, now, tenant=tenant)
-        # Out of memory may be for this request alone, as every later one is answered well.
-        if reason in BROKEN and not (reason is outcome.ENGINE_OUT_OF_MEMORY and health.only_one_tenant_fails(now)):
+        # Out of memory may be for this request alone, as every later one is answered well. And what is broken stays so:
+        # if it did not, an engine may have repeated the tenant's own words.
+        only_its = reason is outcome.ENGINE_OUT_OF_MEMORY or self._broken_by.get(name) == tenant
+        if reason in BROKEN and not (only_its and health.only_one_tenant_fails(now)):
             self._eject(name, BROKEN[reason], reason.reason, now)
+            self._broken_by[name] = tenant
         return True
 
     def lingers(self, held: Reservation, until: float, now: float) -> None:

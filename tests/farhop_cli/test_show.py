@@ -103,6 +103,12 @@ def test_table_wider_than_the_terminal_is_printed_in_parts_that_name_their_rows(
     assert lines.count("title") == 1
 
 
+def test_title_longer_than_its_table_is_one_line(capsys, monkeypatch):
+    _on_a_terminal(monkeypatch, 80)
+    show.table("the score is the sum, in ms, of", ("region", ">score"), [["tokyo", "4.7"]])
+    assert _printed(capsys).splitlines()[0].rstrip() == "the score is the sum, in ms, of"
+
+
 def test_table_that_fits_is_printed_in_one_part(capsys, monkeypatch):
     _on_a_terminal(monkeypatch, 80)
     show.table("title", ("region", ">rtt ms", "why"), [["tokyo", "18.1", "reports and channel agree " * 5]])

@@ -105,6 +105,14 @@ def test_a_listing_is_read(body: bytes, ids: tuple[str, ...], names: set[str]) -
     assert (listing.ids, listing.names) == (ids, names)
 
 
+@pytest.mark.parametrize("key", ['"id"', '"\\u0069d"'])
+def test_a_listing_of_very_many_models_is_not_read_however_its_keys_are_spelled(key: str) -> None:
+    """800 KB of them took the loop for 160 ms."""
+    models = ",".join(f'{{{key}:"m{n}"}}' for n in range(5000))
+    with pytest.raises(PageError, match="more than 4096 objects"):
+        read_listing(f'{{"data":[{models}]}}'.encode())
+
+
 def test_what_an_engine_says_of_a_model_is_kept_as_far_as_it_makes_sense() -> None:
     listing = read_listing(
         b'{"data":[{"id":"a","root":"/w/a","max_model_len":4096,"owned_by":"vllm"},{"id":"b","parent":"a"},{"id":"c"},'

@@ -10,6 +10,7 @@ from worlds import MODEL, OTHER_MODEL, replica
 from farhop.balance import outcome
 from farhop.balance.health.replica import HealthConfig, Mode
 from farhop.balance.ledger import Reservation
+from farhop.balance.machine import Address
 from regional_lb.fleet.standing import BROKEN, Standing
 from regional_lb.fleet.table import ReducedCapacity
 from regional_lb.fleet.view import ReplicaProbed, view_of
@@ -42,6 +43,26 @@ def test_one_answer_that_says_out_of_memory_is_enough() -> None:
     made.broke("r2", outcome.ENGINE_ERROR, 0.0, began_well=True)  # a failure like any other
     assert "r2" in able(made, 0.0)
     assert not made.broke("gone", OOM, 0.0, began_well=True)
+
+
+def test_a_tenants_word_that_an_engine_is_broken_counts_once_if_others_are_answered_well_after_it() -> None:
+    """An engine may repeat a request's own words in its error."""
+
+    def says(tenant: str, now: float) -> bool:
+        made.admit("r1", now - 0.6)  # as the one trial, if it was ejected
+        made.answered("r1", True, now - 0.5, tenant="other")
+        made.answered("r1", False, now, tenant=tenant)
+        made.broke("r1", outcome.ENGINE_BROKEN, now, began_well=False, tenant=tenant)
+        return "r1" not in able(made, now)
+
+    made = standing()
+    assert says("mallory", 1.0)
+    for now in (100.0, 101.0, 102.0):
+        assert not says("mallory", now)
+    assert says("other", 103.0)
+    made.adopt(view_of([replica("r1", address=Address("10.9.9.9", 1)), *(replica(f"r{n}") for n in (0, 2, 3))]))
+    made.probed(ReplicaProbed("r1", True), 104.0)
+    assert says("mallory", 105.0)
 
 
 def test_an_answer_that_began_as_a_failure_is_counted_once() -> None:
