@@ -57,7 +57,7 @@ def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
 
 def test_a_page_says_where_a_rival_that_was_sooner_failed_more() -> None:
     page = worlds.report([verdict(3, 0.8, lost=True), verdict(4, 0.8, lost=True, failed=0.245)], "seed 1")
-    assert any(line.startswith("| of the worlds in which") and "| 1 of 2 |" in line for line in page.splitlines())
+    assert any(line.startswith("| of the others") and "| 1 of 2 |" in line for line in page.splitlines())
 
 
 def test_tables_are_written_between_their_marker_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
