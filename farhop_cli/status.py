@@ -456,7 +456,7 @@ def _routes(one: BalancerStatus) -> list[list[str]]:
             by,
         ]
         for route in _parts(one, "routes")
-        if isinstance(found, dict) or _unlike_default(route)
+        if (isinstance(found, dict) and found.get("routes") != 0) or _unlike_default(route)
     ]
 
 

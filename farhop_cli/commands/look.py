@@ -111,8 +111,9 @@ def explain(
 ) -> int:
     """Show where a request would go, or why one went where it did.
 
-    Nothing is sent to an engine, and only balancers that the tenant's law lets read the request are asked. Exit code 3
-    if a balancer that might know a decision could not be asked.
+    Nothing is sent to an engine, and only balancers that the tenant's law lets read the request are asked. The places
+    of a key (`within`) are not known here: give them by --allow. Exit code 3 if a balancer that might know a decision
+    could not be asked.
     """
     from farhop_cli.explain import Options, run
 

@@ -85,10 +85,10 @@ class RoutingOverrides:
         return routes_of(_reader.validate_json(listed or b"[]"), self.regions), authorship
 
     def author(self) -> dict[str, Any] | None:
-        """The author of the routes in force, and the reason; None if they come from the configuration, or name no
-        author."""
-        _, known = self._routes.get(self._route_key) or (None, None)
-        return None if known is None else known.shown()
+        """The author of the routes in force, the reason, and how many there are (0: all were taken back); None if they
+        come from the configuration, or name no author."""
+        routes, known = self._routes.get(self._route_key) or ({}, None)
+        return None if known is None else {**known.shown(), "routes": len(routes)}
 
     # -- biases and pins
 

@@ -178,6 +178,9 @@ async def test_routes_are_shown_where_they_are_not_the_default(healthy, cli):
     found = ["ann:", "streams"]
     figures = ["redirect", "from", "4,096", "B", "2", "500,000", "25", "%"]
     assert ["tokyo", "acme", "any", "predictive", *figures, *found] in rows
+    taken_back = {"routes": [plain], "routes_author": {"author": "ann", "why": "paid", "routes": 0}}
+    healthy.status["tokyo", "global_admin"] |= taken_back
+    assert "routes that" not in (await cli.in_thread("status", "--wide")).stdout
 
 
 async def test_overrides_are_shown_once(healthy, cli):

@@ -103,7 +103,10 @@ def test_routes_may_be_signed_and_the_signer_is_shown() -> None:
     at = datetime(2026, 11, 21, tzinfo=UTC)
     document = routes_with_author(msgspec.json.decode(NEAREST), Authorship("ann", "trying", at))
     assert stage.routes(put(document)) == [READ]
-    assert stage.overrides.author() == {"author": "ann", "why": "trying", "at": at.isoformat()}
+    assert stage.overrides.author() == {"author": "ann", "why": "trying", "at": at.isoformat(), "routes": 2}
+    assert stage.routes(put(routes_with_author([], Authorship("ann", "done", at))))
+    assert (stage.overrides.author() or {})["routes"] == 0
+    stage.routes(put(document))
     assert stage.routes(put(b'{"routes": [], "author": " ", "why": "x", "at": "2026-11-21T00:00:00Z"}')) == []
     assert stage.refused == ["routes_malformed"]
     assert stage.overrides.author() is not None, "the last good stands"
