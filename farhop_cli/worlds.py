@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import exp, log
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -111,10 +112,13 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
     lines = [
         ["worlds without a loss", f"{NO_LOSS:.0%}", f"{kept} of {n}", _met(kept >= NO_LOSS * n)],
         ["TTFT p90 at most 1.05 of the rival's", f"{IN_TIME:.0%}", f"{soon} of {n}", _met(soon >= IN_TIME * n)],
+        ["of the others, those whose rival failed at least 1 % more of the requests", "",
+         f"{sum(one.theirs.failed >= one.ours.failed + 0.01 for one in verdicts if one.slower)} of {n - soon}", ""],
         ["worlds below 0.95 of capacity, floods apart, in which some were refused that an engine could hold", "0",
          f"{len(failed)}", _met(not failed)],
         ["worlds in which answers were cut with a balancer, Farhop's and the rival's", "",
          " and ".join(f"{sum(had.cut > 0.0 for had in side)}" for side in (ours, theirs)), ""],
+        ["TTFT p90 over each world's own rival's, the geometric mean", "", _geometric(verdicts), ""],
         ["good answers over each world's own rival's", "", shown(ratios, 3), ""],
         ["time to the end of an answer, the mean, over each world's own rival's", "", shown(answers, 3), ""],
     ]  # fmt: skip
@@ -124,6 +128,13 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
         verdict = _met(best.over.mean >= 0.0, sure=not best.over.low < 0.0 < best.over.high)
         lines.insert(1, [goal, f"{drawn.GAIN:g}", f"{best.ours / best.good:.3f}", verdict])
     return "Goals", ["what", ">goal", ">seen", "verdict"], lines
+
+
+def _geometric(verdicts: Sequence[drawn.Verdict]) -> str:
+    """The mean of the ratios' logarithms and its 95 % interval, as ratios."""
+    logs = [log(one.ttft_p90.mean) for one in verdicts if one.ttft_p90 is not None and one.ttft_p90.mean > 0.0]
+    found = interval(logs or [0.0])
+    return f"{exp(found.mean):.3f}" + (f" ({exp(found.low):.3f} to {exp(found.high):.3f})" if found.half else "")
 
 
 def _met(is_met: bool, *, sure: bool = True) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def verdict(number: int, mean: float, *, lost: bool, failed: float = 0.0) -> Verdict:
+    p90 = Interval(mean / 2.0, 0.01, 5)
     good, ours, theirs = (
         Interval(mean, 0.01, 5),
         RouterResult(0.9, failed, 200.0, failed),
@@ -24,7 +25,7 @@ def verdict(number: int, mean: float, *, lost: bool, failed: float = 0.0) -> Ver
     )
     all_ran = {"farhop": ours, "skywalker": theirs, "gorgo": RouterResult(0.85, 0.0, 300.0)}
     return Verdict(
-        number, "chat", 0.9, "skywalker", good, None, 0.5, 100.0, ours, theirs, lost, False, "tokyo:1xl4", all_ran,
+        number, "chat", 0.9, "skywalker", good, p90, 0.5, 100.0, ours, theirs, lost, lost, "tokyo:1xl4", all_ran,
         Interval(0.7, 0.02, 5),
     )  # fmt: skip
 
@@ -46,11 +47,17 @@ def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
     assert "| worlds without a loss | 95% | 2 of 2 | met |" in lines
     assert "| good answers over the best single rival's (gorgo), first seed | 1.03 | 1.059 | met |" in lines
     assert any(line.endswith("| 0 | 1 | missed |") for line in lines)
+    assert any(line.startswith("| TTFT p90 over each") and "| 0.526 (" in line for line in lines)  # of 0.55 and 0.5025
     assert "**1.100 ± 0.010**" in page
     assert "| 1.005 ± 0.010 |" in page
     assert "| farhop | 90.0 |  |  | 2 | 2 |" in lines
     assert any(line.startswith("| gorgo | 85.0 |") and line.endswith("| 0 | 0 |") for line in lines)
     assert "| **0.700 ± 0.020** | 0.0 / 25.0 |" in page
+
+
+def test_a_page_says_where_a_rival_that_was_sooner_failed_more() -> None:
+    page = worlds.report([verdict(3, 0.8, lost=True), verdict(4, 0.8, lost=True, failed=0.245)], "seed 1")
+    assert any(line.startswith("| of the others") and "| 1 of 2 |" in line for line in page.splitlines())
 
 
 def test_tables_are_written_between_their_marker_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
