@@ -292,6 +292,7 @@ def test_a_global_balancer_killed_leaves_others_that_know_the_caches(failing: Ru
         return (await answer([frankfurt.entry], "sk-farhop-anywhere", asked)).headers["x-farhop-region"]
 
     async def drill() -> None:
+        await bias(world, "tokyo", 0.0)  # an earlier drill's
         await at_home(failing)
         admins = [world.regions[name].global_admin for name in ("virginia", "frankfurt")]
         cold = await offer(admins[0], body, "hit_tokens")
