@@ -174,6 +174,15 @@ async def test_no_span_goes_to_a_collector_where_the_law_allows_no_records(
         assert up.global_.decisions.get(answer.headers["x-farhop-decision"]) is not None  # kept here
 
 
+async def test_spans_below_one_that_is_not_exported_hang_on_the_caller_s(collector: Collector, engine: Engine) -> None:
+    in_us: dict[str, Any] = {"residency": {"processing": {"allow": ["world"]}, "logging": {"allow": ["us"]}}}
+    async with both(engine, topology(tenant("ours", **in_us)), global_={"traces": {"region": "tokyo"}}) as up:
+        assert (await send(up.entry, _traced(12, key="sk-farhop-ours"))).status == 200
+        spans = await _trace(up, collector, 3)
+    assert set(spans) == {"farhop.regional", "farhop.regional.pick", "farhop.relay"}
+    assert spans["farhop.regional"][0].parent_id == PARENT
+
+
 @pytest.mark.parametrize("tier", ["global_", "regional"])
 async def test_a_collector_in_no_region_is_an_error_that_names_the_field(engine: Engine, tier: str) -> None:
     with pytest.raises(ConfigError, match="no region 'atlantis' in the topology; known are frankfurt"):
