@@ -115,8 +115,8 @@ def _reported(subject: str, flow: GlobalFlow, name: str) -> Iterator[Finding]:
         if capacity is None:
             yield Finding("estimates", subject, "its report names no model")
             continue
-        pace = workload.prefill_ms_per_token()
-        yield from _off(subject, "reported prefill ms/token", capacity.prefill_ms_per_token, pace)
+        true_ms = workload.prefill_ms_per_token()
+        yield from _off(subject, "reported prefill ms/token", capacity.prefill_ms_per_token, true_ms)
 
 
 def _output(flow: GlobalFlow) -> float:

@@ -500,10 +500,10 @@ class Field(msgspec.Struct, eq=False, gc=False):
         more = n_bytes - held
         if more <= 0.0:
             return 0.0
-        pace, alone, batch = (block.item(row, place) for row in (_PREFILL, _ALONE, _BATCH))
+        ms_per_byte, alone, batch = (block.item(row, place) for row in (_PREFILL, _ALONE, _BATCH))
         bytes_per_token = block.item(_BYTES_PER_TOKEN, place)
-        with_more = self._work(self.prompt_bytes - held, bytes_per_token) * pace
-        without = self._work(self.prompt_bytes - held - more, bytes_per_token) * pace
+        with_more = self._work(self.prompt_bytes - held, bytes_per_token) * ms_per_byte
+        without = self._work(self.prompt_bytes - held - more, bytes_per_token) * ms_per_byte
         stalled = cost.stalled_ms(with_more, alone, batch) - cost.stalled_ms(without, alone, batch)
         return with_more - without + self.beta * stalled
 
@@ -549,7 +549,7 @@ class Field(msgspec.Struct, eq=False, gc=False):
                 row.wait_ms,
                 work=work_bytes,
                 mean_work=self._mean_work(),
-                pace_ms=row.prefill_ms_per_byte,
+                ms_per_unit=row.prefill_ms_per_byte,
             )
         return Scored(  # in order: by name takes 8 us
             self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,

@@ -464,8 +464,8 @@ class GlobalFlow:
         self._move_deadlines[region] = now + over_s
         there = [s for s in self.requests.values() if s.attempt and s.attempt.started and s.attempt.region == region]
         streams = [state for state in there if state.request.stream and (not known or state.due > now + over_s)]
-        pace_s = over_s / max(1, len(streams))
-        return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
+        interval_s = over_s / max(1, len(streams))
+        return [self._move_at(state, now + n * interval_s) for n, state in enumerate(streams, 1)]
 
     def _move_at(self, state: RequestState, at: float) -> Command:
         return self._timer(state, min(state.request.deadline, at))

@@ -22,7 +22,7 @@ from regional_lb.fleet.adapters import Adapters
 from regional_lb.fleet.cache_mirror import CacheMirror
 from regional_lb.fleet.kv_growth import AnswerLengths, peak_tokens
 from regional_lb.fleet.recent import Cached
-from regional_lb.fleet.shares import Paces, PeerReported, PeersChanged, TurnTimerFired
+from regional_lb.fleet.shares import PeerLearned, PeerReported, PeersChanged, TurnTimerFired
 from regional_lb.fleet.speeds import Speeds
 from regional_lb.fleet.standing import REDUCED_CHECK_S, Standing
 from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
@@ -214,13 +214,13 @@ class Fleet:
 
     # -- the other balancers of the region
 
-    def learned(self, now: float) -> Paces:
+    def learned(self, now: float) -> PeerLearned:
         """What was learned here, for a peer that starts."""
         address = {name: str(replica.address) for name, replica in self.view.replicas.items()}
         measured = self.speeds.measured(now)
-        return Paces(self.estimates.learned(), {name: (address[name], one) for name, one in measured.items()})
+        return PeerLearned(self.estimates.learned(), {name: (address[name], one) for name, one in measured.items()})
 
-    def _taught(self, learned: Paces, now: float) -> None:
+    def _taught(self, learned: PeerLearned, now: float) -> None:
         """Start from what another balancer learned, for everything of which nothing was learned here."""
         assert self.shares is not None
         self.estimates.now = now

@@ -11,8 +11,8 @@ Pure. Invariants:
 - the peak is at least what is held now and at most what all would hold if none ended, never falls with one more
   sequence, and never by a sequence's being larger;
 - no sequence is assumed to be longer than all but CHANCE of the answers before: its length is computed from its age and
-  a pace that may be wrong by a factor while load rises and no answer has ended yet; what is held now is reported by the
-  engine;
+  a speed that may be wrong by a factor while load rises and no answer has ended yet; what is held now is reported by
+  the engine;
 - the cache is outgrown at any one moment with a probability of CHANCE at most, as far as answers are independent of
   each other and as long as earlier ones.
 """

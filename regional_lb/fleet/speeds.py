@@ -25,7 +25,7 @@ from farhop.balance.estimate.estimates import (
     INTERFERENCE_SHARE,
     LEAN_TAU_S,
     OUTPUT_TOKENS,
-    PACE_MS,
+    PREFILL_MS,
     SERVICE_MS,
     SERVICE_TAU_S,
     TPOT_MS,
@@ -68,9 +68,9 @@ _INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that diffe
 _OTHERS_MAX = 32  # kinds that a kind without samples is held against
 
 _IDLE = Load()
-_FIGURES = 3  # the rows: prefill pace, a lone token, a whole request
+_FIGURES = 3  # the rows: prefill of a token, a lone token, a whole request
 _FIGURE = np.arange(_FIGURES)[:, np.newaxis]
-_DOMAIN = np.array((PACE_MS, TPOT_MS, SERVICE_MS)).reshape(_FIGURES, 2, 1)
+_DOMAIN = np.array((PREFILL_MS, TPOT_MS, SERVICE_MS)).reshape(_FIGURES, 2, 1)
 _FADES_S = np.array((TAU_S, TAU_S, SERVICE_TAU_S)).reshape(_FIGURES, 1)
 _FADED = (np.exp(-_SILENT_S / _FADES_S) / _FADES_S)[:, 0]  # over the evidence that is left: forgotten with its tau then
 _LEAST = 1e-30  # no division by nothing
@@ -161,8 +161,8 @@ class Speeds:
     @property
     def prefill_ms_per_token(self) -> Columns:
         """Milliseconds to prefill a token, by row of the table."""
-        pace_ms: Columns = self._expected[0]
-        return pace_ms
+        prefill_ms: Columns = self._expected[0]
+        return prefill_ms
 
     @property
     def tpot_alone_ms(self) -> Columns:
@@ -185,10 +185,10 @@ class Speeds:
     def __getitem__(self, name: str) -> ExpectedSpeed:
         """One replica's figures. Raises KeyError if it is not in the view."""
         row = self._rows[name]
-        pace_ms, tpot_ms, service_ms = self._expected[:, row].tolist()
+        prefill_ms, tpot_ms, service_ms = self._expected[:, row].tolist()
         peers_ms = (self._configured[:, row] * np.exp(self._level[:, row])).tolist()
         return ExpectedSpeed(
-            pace_ms, tpot_ms, self.batch_interference_ms.item(row), service_ms, self.uncertainty.item(row),
+            prefill_ms, tpot_ms, self.batch_interference_ms.item(row), service_ms, self.uncertainty.item(row),
             self._of[row].sampled_at, len(self._kind_of[row].rows) - 1, peers_ms[0], peers_ms[1],
         )  # fmt: skip
 
@@ -298,7 +298,7 @@ class Speeds:
         if row is None or self._of[row].sampled_at is not None:
             return
         self._of[row].adopt(other, now)
-        self._note(name, self._kind_of[row], began=other.pace_evidence > 0.0, answered=other.service_evidence > 0.0)
+        self._note(name, self._kind_of[row], began=other.prefill_evidence > 0.0, answered=other.service_evidence > 0.0)
 
     def _note(self, name: str, kind: _Kind, *, began: bool = False, answered: bool = False) -> None:
         """Note that something was measured. The first measurement of a kind is used at once: guesses may be wrong by

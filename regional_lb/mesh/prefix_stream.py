@@ -145,10 +145,10 @@ class _Stream:
             if changes:
                 yield self._publisher.delta(self._sent, self._at, changes)
                 self._sent = self._at
-            pace_s = self._pace(n_nodes)
-            if not pace_s and self._at == journal.seq and not trie.sweeping:
+            pause_s = self._pause_s(n_nodes)
+            if not pause_s and self._at == journal.seq and not trie.sweeping:
                 return  # mostly
-            yield Pause(pace_s)
+            yield Pause(pause_s)
 
     def _snapshot(self) -> Steps:
         publisher, journal = self._publisher, self._journal
@@ -160,7 +160,7 @@ class _Stream:
             if before and paths:
                 yield self._slice(snapshot_id, number, before, last=False)
                 number += 1
-            yield Pause(self._pace(sum(len(path.nodes) for path in paths)))
+            yield Pause(self._pause_s(sum(len(path.nodes) for path in paths)))
             before = paths or before
         yield self._slice(snapshot_id, number, before or [], last=True)
 
@@ -168,7 +168,7 @@ class _Stream:
         slice_ = region_pb2.PrefixSlice(snapshot_id=snapshot_id, slice=number, last=last, paths=map(_path, paths))
         return self._publisher._delta(seq=self._sent, slice=slice_)
 
-    def _pace(self, n_nodes: int) -> float:
+    def _pause_s(self, n_nodes: int) -> float:
         """Seconds until this many nodes may be sent."""
         rate, now = self._publisher._nodes_per_s, self._clock()
         self._allowed = min(float(rate), self._allowed + (now - self._allowed_at) * rate) - n_nodes

@@ -459,5 +459,5 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
     for a, b in zip(_AMOUNTS_OF(old), _AMOUNTS_OF(new), strict=True):
         if abs(a - b) >= CHANGE * max(abs(a), abs(b), 1.0):
             return True
-    pace, was = new.prefill_ms_per_token * 1e3, old.prefill_ms_per_token * 1e3
-    return abs(pace - was) >= CHANGE * max(abs(pace), abs(was), 1.0)
+    present, was = new.prefill_ms_per_token * 1e3, old.prefill_ms_per_token * 1e3
+    return abs(present - was) >= CHANGE * max(abs(present), abs(was), 1.0)

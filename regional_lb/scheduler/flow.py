@@ -595,8 +595,8 @@ class RegionalFlow:
         ):
             return []
         streams = [one for one in self.requests.values() if one.replica in stood and self._leaves(one)]
-        pace_s = self.config.move_over_s / max(1, len(streams))
-        return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
+        interval_s = self.config.move_over_s / max(1, len(streams))
+        return [self._move_at(state, now + n * interval_s) for n, state in enumerate(streams, 1)]
 
     def _move_at(self, state: RequestState, at: float) -> Command:
         return self._timer(state, min(state.request.deadline, at))

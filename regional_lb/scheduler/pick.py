@@ -82,7 +82,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _names: tuple[str, ...]
     _prompt_tokens: float
     _output_tokens: float
-    _paces: Column  # shared with other picks
+    _speeds: Column  # shared with other picks
     _columns: bytes  # its own, in half of what arrays take: uncached tokens, score, and the rest of its Rates
     _room: NDArray[np.bool_] | None
     chosen: Scored | None = None
@@ -102,7 +102,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
 
     @property
     def _rates(self) -> Rates:
-        return Rates(*self._paces, *self.block[2:])
+        return Rates(*self._speeds, *self.block[2:])
 
     def _scored(self) -> list[Scored]:
         """The replicas of the field, in the table's order."""
@@ -111,8 +111,8 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         work = work_tokens(uncached, self._prompt_tokens)
         told = uncached, work, score, rates.backlog_tokens, rates.prefill_ms_per_token, rates.tpot_ms, delay
         return [
-            Scored(name, ms, self._prompt_tokens - left, left, own, backlog, pace, tpot, name in self._exact, late)
-            for name, left, own, ms, backlog, pace, tpot, late in zip(
+            Scored(name, ms, self._prompt_tokens - left, left, own, backlog, prefill, tpot, name in self._exact, late)
+            for name, left, own, ms, backlog, prefill, tpot, late in zip(
                 self._names, *(of.tolist() for of in told), strict=True
             )
         ]
@@ -297,30 +297,30 @@ def pick(
         elif policy.explores and rng.random() < EXPLORED_SHARE:
             usual, row = row, _explored(need, table, backlog + work, ready, policy, row, now, rng)
             explored = row != usual
-        own, before, pace_ms, tpot_ms = _work(table, work, backlog, row)
+        own, before, prefill_ms, tpot_ms = _work(table, work, backlog, row)
         if policy.explores:  # it might miss the request's deadline, by _latest_ms
             latest_ms = (1.0 + 2.0 * table.uncertainty.item(row)) * (
-                (before + own) * pace_ms + need.output_tokens * tpot_ms
+                (before + own) * prefill_ms + need.output_tokens * tpot_ms
             )
             if latest_ms > (need.deadline - now) * 1e3:
                 row = _surest(need, table, backlog + work, ready)
-                own, before, pace_ms, tpot_ms = _work(table, work, backlog, row)
+                own, before, prefill_ms, tpot_ms = _work(table, work, backlog, row)
         left = uncached.item(row)
         chosen = Scored(
-            names[row], score.item(row), need.prompt_tokens - left, left, own, before, pace_ms, tpot_ms,
+            names[row], score.item(row), need.prompt_tokens - left, left, own, before, prefill_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
-    paces = table.paces()
+    speeds = table.speeds()
     columns: Sequence[Any] = (uncached, score, backlog, table.in_flight)
     if len(names) > FIELD_MAX:  # the best of them are remembered
         kept = least(score, FIELD_MAX)
         names = tuple([names[place] for place in kept.tolist()])
-        paces, columns = paces[:, kept], [column[kept] for column in columns]
+        speeds, columns = speeds[:, kept], [column[kept] for column in columns]
         room = room[kept]
         delay_ms = delay_ms[kept] if delay_ms is not None else None
         blocking_ms = blocking_ms[kept] if blocking_ms is not None else None
     return Pick(
-        policy, names, need.prompt_tokens, need.output_tokens, paces, b"".join(columns),
+        policy, names, need.prompt_tokens, need.output_tokens, speeds, b"".join(columns),
         None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, awaits, explored,
     )  # fmt: skip
 

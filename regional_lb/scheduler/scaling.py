@@ -24,7 +24,7 @@ LOOK_S = 1.0
 
 
 class ScalingConfig(Part):
-    """Bounds and pace of the scaling signal for a model. `target_share`: of a replica's slots or KV cache, how much is
+    """Bounds and timing of a model's scaling signal. `target_share`: of a replica's slots or KV cache, how much is
     to be used. `spare_replicas`: how many may be lost and the rest still stays within it. `warm_up_s`: how long a new
     replica takes until it serves. `down_after_s`: for how long fewer must do before fewer are asked for."""
 

@@ -440,8 +440,8 @@ class WaitEstimate:
 
     def prefill_s(self, state: RequestState, now: float) -> float:
         """Seconds to prefill its whole prompt at the fastest able replica; 0 if there is none."""
-        pace_ms = self.able(state.variant, now).prefill_ms_per_token
-        return state.need.prompt_tokens * pace_ms.item(pace_ms.argmin()) / 1e3 if len(pace_ms) else 0.0
+        per_token_ms = self.able(state.variant, now).prefill_ms_per_token
+        return state.need.prompt_tokens * per_token_ms.item(per_token_ms.argmin()) / 1e3 if len(per_token_ms) else 0.0
 
     def _service_ms(self, request: Request, need: Need, table: Table) -> float:
         """As the function of this name, except for tenants that never got an answer: a guessed answer length must not

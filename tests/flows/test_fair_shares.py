@@ -133,9 +133,9 @@ def test_replica_regains_its_share_within_thirty_seconds_after_being_slow_or_sta
     fair = sum(back.values()) / replicas
     # The effect of chance on a share of about 30 to 120 requests, twice.
     assert abs(back["gpu-1"] - fair) <= max(0.2 * fair, 2.0 * fair**0.5), back
-    paces = [shop.flow.fleet.speeds[f"gpu-{n}"] for n in range(replicas)]
-    assert paces[1].tpot_ms == pytest.approx(paces[0].tpot_ms, rel=0.25)
-    assert paces[1].prefill_ms_per_token == pytest.approx(paces[0].prefill_ms_per_token, rel=0.25)
+    speeds = [shop.flow.fleet.speeds[f"gpu-{n}"] for n in range(replicas)]
+    assert speeds[1].tpot_ms == pytest.approx(speeds[0].tpot_ms, rel=0.25)
+    assert speeds[1].prefill_ms_per_token == pytest.approx(speeds[0].prefill_ms_per_token, rel=0.25)
 
 
 def test_permanently_slow_replica_is_avoided_and_probed_occasionally() -> None:

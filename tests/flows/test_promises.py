@@ -107,7 +107,7 @@ def test_a_promise_is_near_what_comes_however_fast_engines_are_said_to_be(share:
         assert found.off(tier) <= WITHIN, tier
 
 
-def test_a_busy_engines_pace_is_not_learned_from_all_that_stood_before_it() -> None:
+def test_a_busy_engines_speed_is_not_learned_from_its_whole_backlog() -> None:
     """Of a backlog a part is done when the next prompt comes. It is 0.094 ms a token, and would be 0.063. What is
     missing still is the decode step that a first token is taken to have waited for."""
     world = World(3, flat(("a",), 10.0), {"a": gpus("a100", 4, seed=1)}, stood_s=2.0)

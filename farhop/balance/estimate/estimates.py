@@ -31,13 +31,13 @@ _LEARN = 0.05  # what each answer weighs
 _OUTPUT_MAX, _OUTPUT_TAU_S, _OUTPUT_CLIP = 1e6, 1800.0, 8.0
 _SMALLEST_PROMPT_BYTES = 64  # a chat template of a few tokens would pass for the ratio
 # The domains: milliseconds to prefill a token, between two tokens of an answer, and of a whole request.
-PACE_MS, TPOT_MS, SERVICE_MS = (1e-5, 1e3), (1e-4, 1e5), (1e-3, 1e8)
+PREFILL_MS, TPOT_MS, SERVICE_MS = (1e-5, 1e3), (1e-4, 1e5), (1e-3, 1e8)
 # Until loads have differed each request is assumed to add this share of a lone one's step to every step: the weights
 # are read once for all, each one's KV beside (8B models, 1,000 tokens each: A100 0.4 %, H100 0.7 %, L4 0.9 %).
 INTERFERENCE_SHARE = 0.007
 
 _SMALLEST_PREFILL_TOKENS = 64  # below this a step's fixed cost hides the cost per token
-_HALF_TOKENS = 256.0  # half a usual prompt gives half of the evidence that a second can give of a pace
+_HALF_TOKENS = 256.0  # half a usual prompt gives half of the evidence that a second can give of a prefill speed
 _LOAD_MAX = 1e6
 # An engine that has just begun compiles and warms up: measurements of its first eight answers (a first token's time and
 # a token's) count a quarter.
@@ -170,13 +170,13 @@ class Speed:
     """
 
     __slots__ = (
-        "_alone", "_at", "_cov", "_load", "_mean_ms", "_pace", "_samples", "_service", "_taken", "_var",
+        "_alone", "_at", "_cov", "_load", "_mean_ms", "_prefill", "_samples", "_service", "_taken", "_var",
         "interference_share",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.interference_share = INTERFERENCE_SHARE
-        self._pace, self._alone = Windows(_HALF_TOKENS), Windows()
+        self._prefill, self._alone = Windows(_HALF_TOKENS), Windows()
         self._service = DecayingMean()
         self._samples = 0  # counted as far as they are a cold engine's
         # Of loads and what a token took at each: means, spread of the loads, and how both go together.
@@ -186,27 +186,27 @@ class Speed:
     @property
     def sampled_at(self) -> float | None:
         """When it last took a sample, None before the first."""
-        times = [one.sampled_at for one in (self._pace, self._alone, self._service) if one.sampled_at is not None]
+        times = [one.sampled_at for one in (self._prefill, self._alone, self._service) if one.sampled_at is not None]
         return max(times, default=None)
 
     def began(self, elapsed_ms: float, prefill_tokens: float, tpot_ms: float, now: float) -> bool:
         """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt, where a
-        token takes `tpot_ms`. False if that was too little of a prompt to measure a pace."""
+        token takes `tpot_ms`. False if that was too little of a prompt to measure a speed."""
         # The first token also waits for about one decode step, which is not prefill.
         return self.prefilled(max(elapsed_ms - tpot_ms, 0.1 * elapsed_ms), prefill_tokens, now)
 
     def prefilled(self, elapsed_ms: float, prefill_tokens: float, now: float) -> bool:
         """This many uncached tokens of prompt took `elapsed_ms`, and nothing else was done in that time.
 
-        False if that was too little of a prompt to measure a pace.
+        False if that was too little of a prompt to measure a speed.
         """
         if not _SMALLEST_PREFILL_TOKENS <= prefill_tokens < inf:
             return False
-        pace_ms = elapsed_ms / prefill_tokens
-        if PACE_MS[0] <= pace_ms <= PACE_MS[1]:
-            # By tokens: what every prompt costs beside its tokens weighs a hundredfold in a short one, and paces are
+        prefill_ms_per_token = elapsed_ms / prefill_tokens
+        if PREFILL_MS[0] <= prefill_ms_per_token <= PREFILL_MS[1]:
+            # By tokens: what every prompt costs beside its tokens weighs a hundredfold in a short one, and the speed is
             # asked for long ones.
-            self._pace.take(pace_ms, now, prefill_tokens * self._worth())
+            self._prefill.take(prefill_ms_per_token, now, prefill_tokens * self._worth())
         return True
 
     def ended(self, decode_ms: float, service_ms: float, completion_tokens: int, load: float, now: float) -> None:
@@ -248,8 +248,9 @@ class Speed:
         domain change nothing."""
         if self.sampled_at is not None:
             return
-        if PACE_MS[0] <= other.pace_ms <= PACE_MS[1] and 0.0 < other.pace_evidence < inf:
-            self._pace.adopt(other.pace_ms, other.pace_evidence, now)
+        prefill_ms = other.prefill_ms_per_token
+        if PREFILL_MS[0] <= prefill_ms <= PREFILL_MS[1] and 0.0 < other.prefill_evidence < inf:
+            self._prefill.adopt(prefill_ms, other.prefill_evidence, now)
         if SERVICE_MS[0] <= other.service_ms <= SERVICE_MS[1] and 0.0 < other.service_evidence < inf:
             self._service.adopt(other.service_ms, other.service_evidence, now)
         if TPOT_MS[0] <= other.alone_ms <= TPOT_MS[1] and 0.0 < other.alone_evidence < inf:
@@ -262,13 +263,13 @@ class Speed:
 
     def measured(self, now: float) -> Measured:
         """All that was measured, as of `now`."""
-        pace_ms, pace = self._pace.read(now)
+        prefill_ms_per_token, prefill = self._prefill.read(now)
         lone_ms, lone = self._alone.read(now)
         service_ms, service = self._service.read(now)
         alone_ms = self._mean_ms / (1.0 + self.interference_share * max(self._load - 1.0, 0.0)) or 1.0
         keep = _kept(self._at - now)
         keep_cov, keep_var = keep * self._cov / alone_ms, keep * self._var
-        return Measured(pace_ms, lone_ms, service_ms, pace, lone, service, keep_cov, keep_var)
+        return Measured(prefill_ms_per_token, lone_ms, service_ms, prefill, lone, service, keep_cov, keep_var)
 
 
 class Measured(NamedTuple):
@@ -276,10 +277,10 @@ class Measured(NamedTuple):
     and of a whole request (0: never), and the evidence for each. `cov / var` is by what share of a lone token each
     request lengthens it, by loads of that variance."""
 
-    pace_ms: float
+    prefill_ms_per_token: float
     alone_ms: float
     service_ms: float
-    pace_evidence: float
+    prefill_evidence: float
     alone_evidence: float
     service_evidence: float
     cov: float

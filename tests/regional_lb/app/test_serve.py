@@ -278,8 +278,8 @@ def _control(up: Both) -> int:
 
 def seen(room: bool) -> Pick:
     """A pick from a field of one: 100 prompt tokens, 36 of them not cached, behind 100 others."""
-    paces, own = np.array([[0.5], [1.0], [19.0]]), np.array([36.0, 12.5, 100.0, 1.0])
-    return Pick(RoundRobin(), ("one",), 100.0, 10.0, paces, own.tobytes(), np.array([room]))
+    speeds, own = np.array([[0.5], [1.0], [19.0]]), np.array([36.0, 12.5, 100.0, 1.0])
+    return Pick(RoundRobin(), ("one",), 100.0, 10.0, speeds, own.tobytes(), np.array([room]))
 
 
 def test_the_reasons_of_a_pick() -> None:

@@ -151,7 +151,7 @@ def test_a_large_part_has_the_numbers_of_its_rows(apart: tuple[int, ...]) -> Non
     kept = [i for i in range(600) if i not in apart]
     assert part.slots.tolist() == [1 + i for i in kept]
     assert part.kv_tokens.tolist() == [1000 + i for i in kept]
-    assert part.paces().tolist() == whole.paces()[:, kept].tolist()
+    assert part.speeds().tolist() == whole.speeds()[:, kept].tolist()
     assert part.room(0.0, 0.0, now=0.0).all()
     with pytest.raises(AttributeError):
         _ = part.colour

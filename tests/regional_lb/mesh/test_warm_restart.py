@@ -67,9 +67,9 @@ async def test_a_restarted_balancer_begins_with_the_kept_state(tmp_path: Path) -
     assert after.flow.fleet.estimates.learned() == before.flow.fleet.estimates.learned()
     for one in (before, after):
         one.flow.fleet.speeds.refresh(4.0)
-    pace, was = after.flow.fleet.speeds[before.replica], before.flow.fleet.speeds[before.replica]
-    assert pace.sampled_at is not None
-    assert pace.tpot_ms == pytest.approx(was.tpot_ms, rel=0.2)
+    speed, was = after.flow.fleet.speeds[before.replica], before.flow.fleet.speeds[before.replica]
+    assert speed.sampled_at is not None
+    assert speed.tpot_ms == pytest.approx(was.tpot_ms, rel=0.2)
     assert after.flow.fleet.ledger.load(before.replica).in_flight == 0
     assert after.flow.fleet.shares is not None
     assert after.flow.fleet.shares.alone  # the peer that reported it is gone

@@ -126,7 +126,7 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
             wait_ms,
             work=work_tokens * one["bytes_per_token"],
             mean_work=n_bytes if usual is None else max(usual, 1.0),
-            pace_ms=one["prefill_ms_per_token"] / one["bytes_per_token"],
+            ms_per_unit=one["prefill_ms_per_token"] / one["bytes_per_token"],
         )
         assert spelled.score == pytest.approx(wanted, rel=1e-6, abs=1e-6)
         decoding_ms = BETA * output * (one["tpot_ms"] - min(tokens_ms))
