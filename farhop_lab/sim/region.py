@@ -94,7 +94,7 @@ class EngineAttempt:
         came, asked = token_count(active.generated), active.prompt.answer_tokens
         self.prompt, self.answer_tokens = active.prompt.text + active.generated, None if asked is None else asked - came
         self.max_tokens = None if active.request.max_tokens is None else active.request.max_tokens - came
-        self._sends_ids = region.flow.fleet.view.replicas[forward.target].token_ids
+        self._sends_ids = region.flow.replicas.view.replicas[forward.target].token_ids
         self._region, self._relay, self._active, self._context = region, region.relay, active, region.context
         self._host, self._away_s = region.hosts[forward.target], region.away_s
         self._place = region.name, forward.target
@@ -263,7 +263,7 @@ class RegionProcess:
         hints = self.flow.law.request_verdict
         for at, replica, chain, request in self._on_disk:
             if at <= self._died_at - EVERY_S:
-                self.flow.fleet.caches(replica, chain, hints(request, Scope.HINTS))
+                self.flow.replicas.caches(replica, chain, hints(request, Scope.HINTS))
 
     def ended(self, replica: str, chain: tuple[int, ...], request: Request) -> None:
         """An answer ended at the replica, which now has this cached."""
@@ -395,7 +395,7 @@ class RegionProcess:
         self.context.measures.use[self.name].append(use)
 
     def _count_ejections(self) -> None:
-        for name, health in self.flow.fleet.health.items() if self.alive else ():
+        for name, health in self.flow.replicas.health.items() if self.alive else ():
             times = health.ejections - self._ejections.get(name, 0)
             if times:
                 self._ejections[name] = health.ejections

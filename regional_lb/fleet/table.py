@@ -1,7 +1,7 @@
 """Replicas as columns of numbers, one row each: what a pick reads of all of them at once, in a few numpy calls.
 
-Invariants: a row has its replica's latest figures of ledger, speed and scrape (the fleet writes them together); reading
-never writes. Never decides, and never knows where a number comes from.
+Invariants: a row has its replica's latest figures of ledger, speed and scrape (`Replicas` writes them together);
+reading never writes. Never decides, and never knows where a number comes from.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ class ReducedCapacity(msgspec.Struct, frozen=True):
 class Subset:
     """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table.
 
-    For Memory.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `places_by_mask` the
-    places of small sets of slots asked for lately.
+    For CacheMirror.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `places_by_mask`
+    the places of small sets of slots asked for lately.
     """
 
     __slots__ = ("_runs", "_slot_runs", "_slots", "at", "by_slot", "names", "places_by_mask", "rows", "version")
@@ -272,7 +272,7 @@ class Table(Columns):
         """The replicas whose last scrape is fresh."""
         return now - self.sampled_at < SAMPLE_FRESH_S
 
-    # -- writing, by the fleet
+    # -- writing, by `Replicas`
 
     def describe(self, row: int, replica: Replica) -> None:
         """Write a replica's state in the view into its row."""

@@ -50,7 +50,7 @@ class PrefixPublisher:
     ) -> None:
         self._instance, self._flow, self._clock = instance, flow, clock
         self._incarnation, self._nodes_per_s = incarnation, nodes_per_s
-        self._journal = flow.fleet.journal
+        self._journal = flow.replicas.journal
         self._delta_made: tuple[int, int, list[Change], region_pb2.PrefixDelta] | None = None
         self.snapshots = 0
         self._left_at: float | None = None
@@ -111,7 +111,7 @@ class PrefixPublisher:
                     if not self._under(request):
                         return
                 # The next turn of a conversation may come in a moment: send now what the last turn left.
-                if self._flow.fleet.trie.sweeping:
+                if self._flow.replicas.trie.sweeping:
                     yield Pause(BATCH_S) if sent else Pause(LOOK_S, wakes=True)
                 else:
                     yield Pause(IDLE_S, wakes=True, rest_s=BATCH_S if sent else 0.0)
@@ -131,7 +131,7 @@ class _Stream:
 
     def steps(self) -> Steps:
         """All new changes, in steps."""
-        journal, trie = self._journal, self._publisher._flow.fleet.trie
+        journal, trie = self._journal, self._publisher._flow.replicas.trie
         while True:
             journal.under(self._publisher._flow.law.epoch)
             # What a cleared replica held is sent even if nothing else happens.

@@ -88,7 +88,7 @@ class WarmRestart:
         """
         flow = self._flow
         await until(
-            lambda: names <= flow.fleet.view.replicas.keys() and flow.law.fingerprint == law_fingerprint, REPLICAS_S
+            lambda: names <= flow.replicas.view.replicas.keys() and flow.law.fingerprint == law_fingerprint, REPLICAS_S
         )
 
     async def keep(self) -> None:

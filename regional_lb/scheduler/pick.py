@@ -34,7 +34,7 @@ _PART_MIN = 16
 _MASK = np.dtype(np.bool_)
 BLOCKING_TOKENS = 1000.0  # shorter prompts are prefilled before many other requests arrive, at any replica
 EXPLORED_SHARE = 0.05  # the share of picks that look for a less certain replica among near ties
-_MORE = 0.05  # by how much less certain it must be: in an idle fleet all are uncertain, and there is nothing to find
+_MORE = 0.05  # by how much less certain it must be: if all are idle, all are uncertain, and there is nothing to find
 _OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is Rates.in_flight
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 

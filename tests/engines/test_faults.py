@@ -144,12 +144,12 @@ async def test_a_restarted_engine_is_known_to_hold_nothing(own: Own) -> None:
         for _ in range(2):
             assert (await ask(both, text(1))).status == 200
         await settled(both)
-        assert both.regional.flow.fleet.trie.bytes_held("e0") > 0
+        assert both.regional.flow.replicas.trie.bytes_held("e0") > 0
         port = int(own.engines[0].url.rpartition(":")[2])
         own.engines[0].stop()
         own.engines[0] = own.again(port)
         await asyncio.to_thread(own.engines[0].ready)
-        await until(lambda: both.regional.flow.fleet.trie.bytes_held("e0") == 0, 60.0)
+        await until(lambda: both.regional.flow.replicas.trie.bytes_held("e0") == 0, 60.0)
         await real.all_up(both, 60.0)
         assert (await ask(both, text(1))).status == 200
 

@@ -115,5 +115,5 @@ def test_a_busy_engines_speed_is_not_learned_from_its_whole_backlog() -> None:
     numbers = iter(range(100_000))
     world.stream(96.0, lambda: world.arrive("a", "t", 1344, prefix=f"p{next(numbers)}", answer_tokens=29), until=20.0)
     world.run(20.0)
-    speeds = world.regions["a"].flow.fleet.speeds
+    speeds = world.regions["a"].flow.replicas.speeds
     assert min(speeds[name].prefill_ms_per_token for name in speeds) > 0.072

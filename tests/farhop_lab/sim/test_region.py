@@ -54,11 +54,11 @@ def test_region_learns_model_facts_from_its_engines() -> None:
     world.at(1.0, ask, world, 4)
     world.run(10.0)
     flow = world.regions["paris"].flow
-    sample = flow.fleet.view.replicas["gpu-0"].sample
+    sample = flow.replicas.view.replicas["gpu-0"].sample
     assert sample is not None
     assert (sample.waiting, sample.running) == (0, 0)
-    assert abs(flow.fleet.estimates.bytes_per_token(MODEL) - 4.0) < 0.1
-    assert 1900.0 < flow.fleet.speeds["gpu-0"].service_ms < 26_000.0
+    assert abs(flow.replicas.estimates.bytes_per_token(MODEL) - 4.0) < 0.1
+    assert 1900.0 < flow.replicas.speeds["gpu-0"].service_ms < 26_000.0
 
 
 def test_region_extends_chains_by_answers_and_predicts_hits_of_the_next_turn() -> None:
@@ -172,17 +172,17 @@ def test_a_balancer_that_restarts_begins_with_the_prompts_that_its_disk_has() ->
         world.run(at_s)
         world.kill_regional("paris")
         world.revive("paris")
-        nodes.append(region.flow.fleet.trie.nodes)
+        nodes.append(region.flow.replicas.trie.nodes)
         world.run(at_s + 1.0)  # it has found its engines
         world.arrive("paris", "t", 8192, answer_tokens=20, direct=True)
     assert 0 < nodes[0] < nodes[1]
     world.run(24.0)
     world.kill_regional("paris")
     world.revive("paris")
-    assert region.flow.fleet.trie.nodes == nodes[1]  # the last prompt was not written yet
+    assert region.flow.replicas.trie.nodes == nodes[1]  # the last prompt was not written yet
     world.kill("paris")
     world.revive("paris")
-    assert region.flow.fleet.trie.nodes == 0  # engines that start anew have nothing
+    assert region.flow.replicas.trie.nodes == 0  # engines that start anew have nothing
 
 
 def test_view_of_a_replica_matches_its_state() -> None:
@@ -196,13 +196,13 @@ def test_view_of_a_replica_matches_its_state() -> None:
     hosts["gpu-3"].command(Fault("xid", xid=79))
 
     def seen() -> list[tuple[str, str]]:
-        healths = [region.flow.fleet.standing.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
+        healths = [region.flow.replicas.standing.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
         return [(str(health.state), health.why) for health in healths]
 
     world.run(14.0)
     assert [state for state, _ in seen()] == ["down"] * 4 + ["up"]
     assert seen()[3][1] == "GPU 0: XID 79, fell off the bus"
-    sample = region.flow.fleet.view.replicas["gpu-0"].sample
+    sample = region.flow.replicas.view.replicas["gpu-0"].sample
     assert sample is not None
     assert region.relay.clock() - sample.at > 11.0, "a paused process says nothing"
     hosts["gpu-0"].resume()
@@ -237,7 +237,7 @@ def test_engine_facts_are_read_as_in_the_relay() -> None:
     busy.command(Fault("oom"))
     (record,) = world.run(2.5).records
     assert record.outcome == "engine_error"
-    assert region.flow.fleet.standing.ejections == {"engine_out_of_memory": 1.0}
+    assert region.flow.replicas.standing.ejections == {"engine_out_of_memory": 1.0}
 
 
 @pytest.mark.parametrize("token_ids", [True, False])

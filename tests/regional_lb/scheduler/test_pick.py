@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
@@ -31,7 +31,7 @@ def sample(waiting: int, at: float = 0.0, running: int = 0) -> Sample:
 
 
 def table(*replicas, reserved=()):
-    return fleet(*replicas, reserved=reserved).whole
+    return replicas_of(*replicas, reserved=reserved).whole
 
 
 def choose(*replicas, hits=None, reserved=(), seed=1):
@@ -62,7 +62,7 @@ def test_the_choice_has_its_candidates_and_the_full_replicas() -> None:
 
 
 def test_a_picks_field_does_not_change_with_later_load() -> None:
-    both = fleet(replica("r1"), replica("r2"))
+    both = replicas_of(replica("r1"), replica("r2"))
     choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
     before = choice.field
     both.ledger.reserve("q", Reservation("r1", 700, 700))

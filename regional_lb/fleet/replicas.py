@@ -1,7 +1,7 @@
 """What is known about the replicas beyond one view: standing, load, speed, cached prefixes. Survives view swaps.
 
 Everything that a pick reads is also in a Table, kept up to date here: a replica's health, load and speed are changed
-only through the fleet. Never chooses.
+only through this class. Never chooses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from topology.law import Verdict
 
 
-class Fleet:
+class Replicas:
     """See the module's docstring. Every method ignores names of replicas that are not (or no longer) in the view."""
 
     def __init__(self, config: HealthConfig, estimates: Estimates, shares: Shares | None = None) -> None:
@@ -311,7 +311,7 @@ class Fleet:
         return self.able(prefill_variant(model, handover), now)
 
     def table(self, some: Subset) -> Table:
-        """The rows of these replicas. Do not keep the result: it may be the fleet's own table, which changes in
+        """The rows of these replicas. Do not keep the result: it may be the table of all, which changes in
         place."""
         return self.whole.only(some)
 
