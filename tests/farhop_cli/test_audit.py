@@ -65,15 +65,15 @@ def test_a_decision_is_proven_to_another_implementation(cli: Any, log: Path) -> 
 def test_a_proof_from_a_growing_log_is_of_the_checkpoint_beside_it(
     cli: Any, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proof_of, grown = audit.Files.proof, AuditLog(log, "farhop.internal/test", KEY, time.monotonic, time.time)
+    find = audit.Files.find
 
-    def meanwhile(files: audit.Files, index: int, entry: bytes, checkpoint: tlog.Checkpoint) -> list[bytes]:
-        found = proof_of(files, index, entry, checkpoint)
+    def meanwhile(files: audit.Files, decision: str, size: int) -> Any:
+        yield from find(files, decision, size)
+        grown = AuditLog(log, "farhop.internal/test", KEY, time.monotonic, time.time)
         grown.open()
         grown.close()
-        return found
 
-    monkeypatch.setattr(audit.Files, "proof", meanwhile)
+    monkeypatch.setattr(audit.Files, "find", meanwhile)
     output = json.loads(cli.run("audit", "prove", "d000123", str(log), "--json").stdout)
     (found,) = output["found"]
     signed = audit.Files(log, "farhop.internal/test", KEY.public_key()).opened(output["checkpoint"].encode())
