@@ -58,7 +58,7 @@ def shares(world: World, truth: EngineTimings, asked: dict[str, int]) -> Iterato
     then.
     """
     for name, region in world.regions.items():
-        counts = {replica: truth.count(name, replica) for replica in region.hosts}
+        counts = {replica: truth.count(name, replica) for replica in region.processes}
         yield from share_findings(name, asked[name], counts)
 
 
@@ -152,7 +152,7 @@ def standing(world: World) -> Iterator[Finding]:
 
 def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
     now, standing = region.relay.clock(), region.flow.replicas.standing
-    for replica in region.hosts:
+    for replica in region.processes:
         health = standing.read(replica, now)
         if health.state is not State.UP:
             yield Finding("standing", f"{name}/{replica}", f"{health.state}: {health.why}")
@@ -215,8 +215,8 @@ def ledgers(world: World) -> Iterator[Finding]:
         for what, count in _regional_books(region):
             if count:
                 yield Finding("ledgers", name, f"{what}: {count:g} at rest")
-        for replica, host in region.hosts.items():
-            waiting, running, _ = host.engine.metrics()
+        for replica, process in region.processes.items():
+            waiting, running, _ = process.engine.metrics()
             if waiting or running:
                 what = f"its engine works on {waiting + running} requests that nobody sent"
                 yield Finding("ledgers", f"{name}/{replica}", what)

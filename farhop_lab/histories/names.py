@@ -77,7 +77,7 @@ def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
     elif isinstance(reasons, Pick):
         chosen, scores = reasons.chosen, [one.score for one in reasons.field]
         who = None if chosen is None else chosen.replica
-        rest = (reasons.awaits is not None, reasons.explored, reasons.version)
+        rest = (reasons.deferred_to is not None, reasons.explored, reasons.version)
     else:
         return None
     return who, None if chosen is None else chosen.score, len(scores), sum(s for s in scores if isfinite(s)), rest

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.entry import EntryProcess
     from farhop_lab.sim.measures import Measures
     from farhop_lab.sim.relay import EntryPoint
-    from farhop_lab.sim.replicas import Host
+    from farhop_lab.sim.replicas import ReplicaProcess
     from farhop_lab.sim.sites import Site
     from topology.law import Law
     from topology.model import Tenant, Topology
@@ -450,9 +450,9 @@ class World:
         self._list_drains(process)
         self._list_reports(process)
 
-    def host(self, region: str, replica: str) -> Host:
+    def process(self, region: str, replica: str) -> ReplicaProcess:
         """A replica's process, to inject faults. KeyError for one that does not exist, or whose region is dead."""
-        return self.regions[region].hosts[replica]
+        return self.regions[region].processes[replica]
 
     def stop_etcd(self) -> None:
         """etcd is down until `start_etcd`: no process learns of changes there, and one that starts knows nothing of it.

@@ -31,7 +31,7 @@ from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
 from regional_lb.scheduler.accepted_bytes import AcceptedBytes
-from regional_lb.scheduler.awaited import Wait
+from regional_lb.scheduler.deferred import Deferral
 from regional_lb.scheduler.learning import Learning
 from regional_lb.scheduler.overdue import OverdueCheckDue, OverdueRequests
 from regional_lb.scheduler.pairs import Pairs
@@ -626,9 +626,9 @@ class RegionalFlow:
     ) -> list[Command]:
         """Forward the request if some replica, except those in `aside`, has room (for a foreign request: beside the
         reserve); [] otherwise. `ahead`: see Table.room."""
-        request, awaited = state.request, self.wait_estimate.awaited
-        if awaited.by_request:
-            awaited.leave(request.id)
+        request, deferred = state.request, self.wait_estimate.deferred
+        if deferred.by_request:
+            deferred.remove(request.id)
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
             return []
         barred: tuple[str, ...] = ()
@@ -650,8 +650,8 @@ class RegionalFlow:
         )
         if choice is None or choice.chosen is None:
             state.cached_tokens = choice.most_cached_tokens if choice is not None else 0.0
-            if choice is not None and choice.awaits is not None:
-                awaited.wait(request.id, Wait(state.variant, *choice.awaits))
+            if choice is not None and choice.deferred_to is not None:
+                deferred.add(request.id, Deferral(state.variant, *choice.deferred_to))
             return []
         chosen, need = choice.chosen, state.need
         if not self.replicas.admit(chosen.replica, now):
@@ -870,7 +870,7 @@ class RegionalFlow:
     def _wait_over(self, state: RequestState, now: float) -> list[Command]:
         """The request's time to wait is over. One that waited by choice takes a replica with room now. One that may
         wait longer steps back, or keeps its turn if its tenant has less than its share of the queue."""
-        if state.request.id in self.wait_estimate.awaited.by_request:
+        if state.request.id in self.wait_estimate.deferred.by_request:
             state.held_at = -inf
             placed = self._place(state, now)
             if placed:
@@ -994,8 +994,8 @@ class RegionalFlow:
         if state.held_at is not None:  # else it never stood in line
             self.queue.remove(request_id, served=False)
             self.queue.settle(request_id, None)
-        if self.wait_estimate.awaited.by_request:
-            self.wait_estimate.awaited.leave(request_id)
+        if self.wait_estimate.deferred.by_request:
+            self.wait_estimate.deferred.remove(request_id)
         self.replicas.ledger.release(request_id)
         if state.prefiller:
             self._pairs.over(state)

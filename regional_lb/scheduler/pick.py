@@ -71,8 +71,8 @@ NOBODY: Mapping[str, float] = {}
 
 class Pick(msgspec.Struct, eq=False, gc=False):
     """The choice and the field it was made from. `chosen` None: no replica has room, or those with room are worse than
-    one that soon will have it: `awaits`, with the request's work there in tokens. `explored`: it was chosen to learn
-    how fast it is. `prefill`: the replica that prefills the prompt for the chosen one, None if the chosen one does.
+    one that soon will have it: `deferred_to`, with the request's work there in tokens. `explored`: it was chosen to
+    learn how fast it is. `prefill`: the replica that prefills the prompt for the chosen one, None if that one does it.
     `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
     `residual_ms`: by how much first tokens lately came later than predicted. Keeps only the request's sizes: picks are
     remembered, and a prefix chain is large.
@@ -89,7 +89,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _exact: Collection[str] = ()
     _delay: Column | None = None
     _blocking: Column | None = None
-    awaits: tuple[str, float] | None = None
+    deferred_to: tuple[str, float] | None = None
     explored: bool = False
     version: str = ""
     assigned: Assigned | None = None
@@ -260,13 +260,13 @@ def pick(
     choosy: bool = True,
     home: str = "",
     ahead: bool = False,
-    awaited: Mapping[str, float] = NOBODY,
+    deferred: Mapping[str, float] = NOBODY,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
     at each row before its prefill can begin; policies that score in ms count it. `choosy`: choose none rather than a
-    replica much worse than one that only has to finish its prompts and those of all that wait for it (`awaited`, see
-    Awaited.tokens). `ahead`: see Table.room.
+    replica much worse than one that only has to finish its prompts and those of all that wait for it (`deferred`, see
+    Deferred.tokens). `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
     long = need.prompt_tokens >= LONG_TOKENS
@@ -284,12 +284,12 @@ def pick(
     ready = score if all_room else np.where(room, score, inf)
     best = int(ready.argmin())
     names = table.of.names
-    chosen, awaits, explored = None, None, False
+    chosen, deferred_to, explored = None, None, False
     best_score = ready.item(best)
     if choosy and not all_room and best_score < inf and policy.waits_ms is not None:
-        sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, awaited, now)
-        awaits = (names[sooner], work.item(sooner)) if sooner is not None else None
-    if best_score < inf and awaits is None:
+        sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
+        deferred_to = (names[sooner], work.item(sooner)) if sooner is not None else None
+    if best_score < inf and deferred_to is None:
         row = policy.choose(best, ready, need, table, rng)
         at_home = _tied(home, best, ready, table, policy) if home else None
         if at_home is not None:
@@ -321,7 +321,7 @@ def pick(
         blocking_ms = blocking_ms[kept] if blocking_ms is not None else None
     return Pick(
         policy, names, need.prompt_tokens, need.output_tokens, speeds, b"".join(columns),
-        None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, awaits, explored,
+        None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, deferred_to, explored,
     )  # fmt: skip
 
 
@@ -361,7 +361,7 @@ def _explored(
 
 
 def _sooner(
-    need: Need, table: Table, uncached: Column, score: Column, below: float, awaited: Mapping[str, float], now: float
+    need: Need, table: Table, uncached: Column, score: Column, below: float, deferred: Mapping[str, float], now: float
 ) -> int | None:
     """The place of the replica that lacks only prefill room and would still serve the request best, after all that wait
     for it, if its score is then below this. None if there is none.
@@ -370,7 +370,7 @@ def _sooner(
     from then on.
     """
     score = np.where(table.fits(uncached, need.output_tokens, now), score, inf)
-    for name, tokens in awaited.items():
+    for name, tokens in deferred.items():
         place = table.of.at.get(name)
         if place is not None:
             score[place] += tokens * table.prefill_ms_per_token.item(place)

@@ -17,7 +17,7 @@ from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.tokenizer_guard import Shape
 from regional_lb.fleet.view import model_of, variant_of
 from regional_lb.scheduler import admission, pairs
-from regional_lb.scheduler.awaited import Awaited
+from regional_lb.scheduler.deferred import Deferred
 from regional_lb.scheduler.pick import (
     NOTHING,
     Known,
@@ -70,7 +70,7 @@ class WaitEstimate:
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
         self._replicas, self._queue, self._policies, self._rng = replicas, queue, policies, rng
-        self.awaited = Awaited()  # the flow reports the requests that wait
+        self.deferred = Deferred()  # the flow reports the requests that wait
         self.affinity = SessionAffinity()  # of sessions without configured affinity; the flow reports where they went
 
     def foreign_by(self, foreign: admission.ForeignConfig) -> None:
@@ -187,7 +187,7 @@ class WaitEstimate:
         home = self.affinity.near(session, request.parent_session, request.model) if session else ""
         choice = pick(
             need, table, hits, policy, now, self._rng, known, delay_ms,
-            choosy=choosy, home=home, ahead=ahead, awaited=self.awaited.tokens,
+            choosy=choosy, home=home, ahead=ahead, deferred=self.deferred.tokens,
         )  # fmt: skip
         choice.assigned = assigned
         chosen = choice.chosen
@@ -314,14 +314,14 @@ class WaitEstimate:
         (the delay of the head of the line: R. Ibrahim, W. Whitt, "Real-time delay estimation based on delay history",
         M&SOM 11, 2009). The region's own requests do, however many arrive. Requests that wait by choice leave the room
         to others."""
-        queue, by_choice = self._queue, self.awaited.by_request
+        queue, by_choice = self._queue, self.deferred.by_request
         return 1e3 * sum(share * queue.foreign_waits_s(variant, now, by_choice) for share, variant in self.parts(model))
 
     def in_line(self, variant: str) -> int:
         """How many requests wait because no replica has room for them, and have not stepped back: those that wait by
         choice leave the room to others."""
         waiting = self._queue.on_time(variant)
-        return max(0, waiting - self.awaited.by_variant.get(variant, 0)) if waiting else 0
+        return max(0, waiting - self.deferred.by_variant.get(variant, 0)) if waiting else 0
 
     def _wait_ms(self, variant: str, queued: int, now: float) -> float:
         # Of the requests waiting at another balancer of the region, as many are served before ours as are ahead of it

@@ -15,7 +15,7 @@ from worlds import regional, replica, request
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import RequestArrived
 from regional_lb.mesh.feed import SLICE_NODES, PeerFeed
-from regional_lb.scheduler.awaited import Wait
+from regional_lb.scheduler.deferred import Deferral
 from regional_lb.scheduler.flow import RegionalFlow
 
 
@@ -72,7 +72,7 @@ async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing
         queued = await until_said(stream, lambda update: update.queued)
         assert dict(queued.queued) == {"llama": len(flow.queue)}
         # Who waits by choice is in nobody's way.
-        flow.wait_estimate.awaited.wait(next(iter(flow.queue.by_id)), Wait("llama", "g1", 1.0))
+        flow.wait_estimate.deferred.add(next(iter(flow.queue.by_id)), Deferral("llama", "g1", 1.0))
         fewer = await until_said(stream, lambda update: update.queued["llama"] < len(flow.queue))
         assert dict(fewer.queued) == {"llama": len(flow.queue) - 1}
         feed.draining = True

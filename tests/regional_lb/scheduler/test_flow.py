@@ -391,9 +391,9 @@ class RegionalMachine(RuleBasedStateMachine):
         queue = self.flow.queue
         assert len(queue) <= 6
         assert queue.tokens == pytest.approx(sum(w.tokens for w in queue.by_id.values()))
-        awaited = self.flow.wait_estimate.awaited
-        assert set(awaited.by_request) <= set(queue.by_id)
-        assert all(wait.variant == queue.by_id[name].model for name, wait in awaited.by_request.items())
+        deferred = self.flow.wait_estimate.deferred
+        assert set(deferred.by_request) <= set(queue.by_id)
+        assert all(wait.variant == queue.by_id[name].model for name, wait in deferred.by_request.items())
         assert queue.tokens <= 4000 or len(queue) == 1
         assert 0 <= self.flow.budget.retrying <= 3 + 0.2 * 50
 
@@ -679,7 +679,7 @@ def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() ->
     flow.replicas.trie.insert("r1", stem)
     other = request("other", prompt_bytes=bytes_at(28), chain=(*stem[:17], *range(51, 62)), max_tokens=10)
     flow.handle(RequestArrived(other), 0.0)
-    awaited = flow.wait_estimate.awaited
+    deferred = flow.wait_estimate.deferred
 
     def come(name: str) -> list[str]:
         one = request(name, prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10, entry_region="tokyo")
@@ -694,17 +694,17 @@ def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() ->
     waiting, sent = list[str](), list[str]()
     while len(waiting) < 20 and not (sent := come(f"q{len(waiting)}")):
         waiting.append(f"q{len(waiting)}")
-        assert sorted(awaited.by_request) == sorted(waiting)
+        assert sorted(deferred.by_request) == sorted(waiting)
         # They leave r2 to others: nobody is in line, so a short one had it without standing behind them.
         assert flow.wait_estimate.in_line(MODEL) == 0
         assert flow.wait_estimate.wait_ms(MODEL, 0.1) == flow.wait_estimate.foreign_wait_ms(MODEL, 0.5) == 0.0
     assert sent == ["r2"]  # to wait for all of them would take longer than the 717 ms of computing it there
     assert len(waiting) > 1
-    assert awaited.tokens == {"r1": 512.0 * len(waiting)}  # 51 ms each
+    assert deferred.tokens == {"r1": 512.0 * len(waiting)}  # 51 ms each
     assert 51.2 * len(waiting) < 717.0
     for one in waiting:
         flow.handle(ClientLeft(one), 0.2)
-    assert not awaited.by_request
+    assert not deferred.by_request
 
 
 def test_as_many_are_compared_as_are_worth_it() -> None:

@@ -91,14 +91,14 @@ LONG = Need(prompt_tokens=8192.0, output_tokens=100.0, bytes_per_token=4.0)
 ROOMY = {"slots": 8, "kv_tokens": 100_000, "prefill_tokens_max": 2_000}
 
 
-def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None, awaited=NOBODY):
+def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None, deferred=NOBODY):
     """Who gets a prompt that r1 holds but for 1,536 tokens, and r2 does not; r1 prefills so many of another's."""
     rows = table(replica("r1", **ROOMY), replica("r2", **ROOMY), reserved=[Reservation("r1", backlog_tokens, 4_000)])
     policy = policy or Predictive()
     policy.adopt(rows.of.names)
     hits = [(chain.bytes_at(38), rows.of.at["r1"])]
-    choice = pick(need, rows, hits, policy, 0.0, Random(1), choosy=choosy, awaited=awaited)
-    assert choice.awaits == (None if choice.chosen is not None else ("r1", pytest.approx(1_843.2, rel=0.2)))
+    choice = pick(need, rows, hits, policy, 0.0, Random(1), choosy=choosy, deferred=deferred)
+    assert choice.deferred_to == (None if choice.chosen is not None else ("r1", pytest.approx(1_843.2, rel=0.2)))
     return choice.chosen
 
 
@@ -110,8 +110,8 @@ def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere
     assert of_long(LONG, 9_000).replica == "r2"  # waiting for that is later than computing it
     assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # the costs are unknown
     # Whoever waits for it already goes first: there is a number of them from which it is later than computing it.
-    assert of_long(LONG, 2_100, awaited={"r1": 2_000.0, "r2": 9_000.0, "gone": 9_000.0}) is None
-    assert of_long(LONG, 2_100, awaited={"r1": 6_000.0}).replica == "r2"
+    assert of_long(LONG, 2_100, deferred={"r1": 2_000.0, "r2": 9_000.0, "gone": 9_000.0}) is None
+    assert of_long(LONG, 2_100, deferred={"r1": 6_000.0}).replica == "r2"
     # No request waits for a replica without room in its KV cache, or with a line, if another has room.
     full = table(
         replica("r1", **{**ROOMY, "kv_tokens": 5_000}),
