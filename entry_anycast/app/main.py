@@ -255,7 +255,7 @@ class AnycastProcess:
         try:
             self._state.save(HOLD, msgspec.json.encode(kept))
         except StateError as error:
-            self._log.error("kept state", problem=str(error))
+            self._log.error("state directory", problem=str(error))
 
     def _remember(self) -> None:
         try:
@@ -265,7 +265,7 @@ class AnycastProcess:
                 self.machine.budget.remember(hold.until - wall().timestamp(), hold.doublings, self.clock.now())
                 self._hold_kept = self.machine.budget.hold_until
         except (StateError, msgspec.MsgspecError) as error:
-            self._log.error("kept state", problem=str(error))
+            self._log.error("state directory", problem=str(error))
 
     # -- life cycle
 
