@@ -263,7 +263,7 @@ class AnycastProcess:
         try:
             self._state.save(HOLD, msgspec.json.encode(kept))
         except StateError as error:
-            self._log.error("kept state", problem=str(error))
+            self._log.error("state directory", problem=str(error))
 
     def _remember(self) -> None:
         try:
@@ -278,7 +278,7 @@ class AnycastProcess:
                     skipped_s=at - hold.skipped,
                 )
         except (StateError, msgspec.MsgspecError) as error:
-            self._log.error("kept state", problem=str(error))
+            self._log.error("state directory", problem=str(error))
 
     # -- life cycle
 

@@ -191,7 +191,7 @@ class RegionalBalancer:
             laws=self.laws,
             process=ProcessStatus(
                 configuration=self.reloader.status,
-                kept=lambda: stores.kept(self.store, hub),
+                disk_caches=lambda: stores.disk_caches(self.store, hub),
                 ignored=lambda: stores.ignored(self.store, hub),
                 keys=self.identities.status,
                 limits=lambda: {**self.limiter.status(), "root": self.mesh.limit_root.status()},
