@@ -111,7 +111,7 @@ class AnycastProcess:
         self._exit = asyncio.Event()
         self._publication: Publication | None = None
         self._published = b""
-        self._hold_kept = float("-inf")
+        self._hold_saved = float("-inf")
         self._since = wall().timestamp()
         self.seen: SpeakerState | None = None
         self._gauges()
@@ -237,7 +237,7 @@ class AnycastProcess:
     def why(self) -> str:
         """The reason for its state, in a line."""
         machine = self.machine
-        if machine.kept:
+        if machine.kept_as_last:
             return f"kept, as the last healthy site, though {machine.why_not}"
         if machine.why_not:
             return machine.why_not
@@ -248,12 +248,12 @@ class AnycastProcess:
 
     def _keep_hold(self, now: float) -> None:
         budget = self.machine.budget
-        if self._state is None or budget.hold_until == self._hold_kept:
+        if self._state is None or budget.hold_until == self._hold_saved:
             return
-        self._hold_kept = budget.hold_until
-        kept = _Hold(wall().timestamp() + budget.hold_until - now, budget.doublings)
+        self._hold_saved = budget.hold_until
+        saved = _Hold(wall().timestamp() + budget.hold_until - now, budget.doublings)
         try:
-            self._state.save(HOLD, msgspec.json.encode(kept))
+            self._state.save(HOLD, msgspec.json.encode(saved))
         except StateError as error:
             self._log.error("state directory", problem=str(error))
 
@@ -263,7 +263,7 @@ class AnycastProcess:
             if found is not None:
                 hold = msgspec.json.decode(found.document, type=_Hold)
                 self.machine.budget.remember(hold.until - wall().timestamp(), hold.doublings, self.clock.now())
-                self._hold_kept = self.machine.budget.hold_until
+                self._hold_saved = self.machine.budget.hold_until
         except (StateError, msgspec.MsgspecError) as error:
             self._log.error("state directory", problem=str(error))
 
@@ -323,7 +323,7 @@ class AnycastProcess:
         held = "For how long the update budget still keeps the prefixes back."
         gauge("anycast_held_seconds", held, lambda: machine.held_s(self.clock.now()))
         kept = "1 if announced only because no other site is healthy."
-        gauge("anycast_kept_as_last", kept, lambda: float(machine.kept))
+        gauge("anycast_kept_as_last", kept, lambda: float(machine.kept_as_last))
         gauge("anycast_entry_fit", "1 if the entry is fit, by its probes.", lambda: float(machine.fitness == "fit"))
         gauge("anycast_sessions", "BGP sessions that are established.", lambda: float(sum(self._sessions().values())))
         gauge("anycast_session_up", "1 if the session with the peer is established.", self._sessions_up, "peer")
@@ -370,7 +370,7 @@ class AnycastAdmin:
             "drain": machine.drain,
             "others_healthy": machine.others,
             "last_site": process.config.last_site,
-            "kept_as_last": machine.kept,
+            "kept_as_last": machine.kept_as_last,
             "speaker_state": machine.speaker,
             "speaker_why": machine.speaker_why,
             "updates": {phase.value: count for phase, count in machine.updates.items()},

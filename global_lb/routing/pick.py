@@ -152,7 +152,7 @@ def pick(
     if place != field.here and policy.brings_home:
         place = _brought_home(field, place, ready, avoided, soft_affinity, rng, notes)
     if not route.plain:
-        place = _kept(field, place, avoided, route, affinity, notes)
+        place = _canary_or_home(field, place, avoided, route, affinity, notes)
     field.forget()
     scored = ScoredField(field, score, shift, bias_ms)
     return Decision(
@@ -216,7 +216,7 @@ def _avoided(field: Field, policy: Policy) -> NDArray[np.bool_] | None:
     return field.penalty_ms > 0.0 if field.penalty_ms is not None else None
 
 
-def _kept(
+def _canary_or_home(
     field: Field,
     place: int,
     avoided: NDArray[np.bool_] | None,

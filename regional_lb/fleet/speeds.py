@@ -217,7 +217,7 @@ class Speeds:
         self._rows = {name: row for row, name in enumerate(replicas)}
         self._loads = [loads.get(name, _IDLE) for name in replicas]
         self._replicas = list(replicas.values())
-        self._of = [_kept(before.get(replica.name), replica) for replica in self._replicas]
+        self._of = [_speed_of(before.get(replica.name), replica) for replica in self._replicas]
         self._resize(len(self._of))
         for row, replica in enumerate(self._replicas):
             guesses = replica.prefill_ms_per_token, replica.tpot_ms, OUTPUT_TOKENS * replica.tpot_ms
@@ -375,7 +375,7 @@ def _wider(kind: _Kind, kinds: list[_Kind]) -> Columns:
     return np.sort(np.array(levels), axis=0)[(len(levels) - 1) // 2] if levels else np.zeros(_FIGURES)
 
 
-def _kept(before: tuple[Speed, Replica] | None, replica: Replica) -> Speed:
+def _speed_of(before: tuple[Speed, Replica] | None, replica: Replica) -> Speed:
     if before is None or (before[1].address, before[1].version) != (replica.address, replica.version):
         return Speed()
     return before[0]

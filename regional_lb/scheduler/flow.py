@@ -826,8 +826,8 @@ class RegionalFlow:
         # The free room may be the reserve: then foreign requests, however many, must not block the region's own
         # requests.
         foreign = self.queue.foreign(variant)
-        kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
-        for own in (True,) if kept else (False, True) if foreign else (False,):
+        reserve_only = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
+        for own in (True,) if reserve_only else (False, True) if foreign else (False,):
             first = [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now, own=own)]
             for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
                 if released := self._release(state, table, now, aside, ahead=ahead):

@@ -313,12 +313,12 @@ def pick(
     speeds = table.speeds()
     columns: Sequence[Any] = (uncached, score, backlog, table.in_flight)
     if len(names) > FIELD_MAX:  # the best of them are remembered
-        kept = least(score, FIELD_MAX)
-        names = tuple([names[place] for place in kept.tolist()])
-        speeds, columns = speeds[:, kept], [column[kept] for column in columns]
-        room = room[kept]
-        delay_ms = delay_ms[kept] if delay_ms is not None else None
-        blocking_ms = blocking_ms[kept] if blocking_ms is not None else None
+        best_rows = least(score, FIELD_MAX)
+        names = tuple([names[place] for place in best_rows.tolist()])
+        speeds, columns = speeds[:, best_rows], [column[best_rows] for column in columns]
+        room = room[best_rows]
+        delay_ms = delay_ms[best_rows] if delay_ms is not None else None
+        blocking_ms = blocking_ms[best_rows] if blocking_ms is not None else None
     return Pick(
         policy, names, need.prompt_tokens, need.output_tokens, speeds, b"".join(columns),
         None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, deferred_to, explored,

@@ -170,9 +170,9 @@ class Split:
         if sticky == "session":
             if request.session:
                 return self.draw(request.session), "session"
-            kept = cached_at(request)
-            if kept in self.shares:
-                return kept, "kept"
+            version = cached_at(request)
+            if version in self.shares:
+                return version, "kept"
         return self.draw(hashing.key_of(request.id)), "request"
 
     def draw(self, who: int) -> str:

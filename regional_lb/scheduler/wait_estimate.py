@@ -138,7 +138,7 @@ class WaitEstimate:
         """The version that the split in force assigns to the request; None without a split, or if any version will
         do."""
         split = self._splits.of(request.model)
-        return None if split is None else split.assign(request, self._replicas.view.by_variant, self._kept)
+        return None if split is None else split.assign(request, self._replicas.view.by_variant, self._version_caching)
 
     def consider(
         self,
@@ -405,7 +405,7 @@ class WaitEstimate:
             return self.able(variant, now)
         return self._replicas.table(self.serving(variant, now, self._too_short(need, model, now, ())))
 
-    def _kept(self, request: Request) -> str:
+    def _version_caching(self, request: Request) -> str:
         """The version that holds the earlier turns of the request's conversation; "" if none or several do.
 
         At least half of the prompt must be cached with that version only, and the cached path must end where this

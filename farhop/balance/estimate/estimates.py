@@ -267,7 +267,7 @@ class Speed:
         lone_ms, lone = self._alone.read(now)
         service_ms, service = self._service.read(now)
         alone_ms = self._mean_ms / (1.0 + self.interference_share * max(self._load - 1.0, 0.0)) or 1.0
-        keep = _kept(self._at - now)
+        keep = _decay(self._at - now)
         keep_cov, keep_var = keep * self._cov / alone_ms, keep * self._var
         return Measured(prefill_ms_per_token, lone_ms, service_ms, prefill, lone, service, keep_cov, keep_var)
 
@@ -300,11 +300,11 @@ class DecayingMean:
     def take(self, sample: float, now: float) -> None:
         """Add a sample, which must be above 0."""
         before = self.sampled_at
-        kept = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
-        if kept:
+        evidence = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
+        if evidence:
             sample = min(sample, _CLIP * self._mean)
-        self._evidence = min(kept + 1.0, _SERVICE_MEMORY)
-        self._mean += (sample - self._mean) / self._evidence if kept else sample - self._mean
+        self._evidence = min(evidence + 1.0, _SERVICE_MEMORY)
+        self._mean += (sample - self._mean) / self._evidence if evidence else sample - self._mean
         self.sampled_at = now
 
     def adopt(self, mean: float, evidence: float, now: float) -> None:
@@ -318,5 +318,5 @@ class DecayingMean:
         return self._mean, self._evidence * exp(min(0.0, self.sampled_at - now) / SERVICE_TAU_S)
 
 
-def _kept(minus_age_s: float) -> float:
+def _decay(minus_age_s: float) -> float:
     return exp(minus_age_s / LEAN_TAU_S) if minus_age_s < 0.0 else 1.0

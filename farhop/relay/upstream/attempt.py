@@ -248,7 +248,7 @@ class AttemptRun:
             if self._tap.salt_unknown:
                 if self._asks_unsalted():
                     return
-                rest = self._tap.kept
+                rest = self._tap.held
         if isinstance(self._tap, FaultTap) and self._tap.unfit:
             rest = self._in_our_words(self._tap)
         elif self.streams and ERROR in rest:
