@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.metrics import TierMetrics
     from global_lb.app.serve import GlobalTier
     from global_lb.routing.flow import GlobalFlow
-    from global_lb.routing.policy import RouteScope
+    from global_lb.routing.policy import RouteConfig, RouteScope
     from topology.law import Law
 
 _LATE = "the request's deadline passed while another client's same request was being answered"
@@ -154,9 +154,14 @@ class AnswerCacheRelay:
         if isinstance(asked, str):
             self._alone(client, asked)
             return
+        self._reuse(client, asked, route, now)
+
+    def _reuse(self, client: _Client, asked: CacheLookup, route: RouteConfig, now: float) -> None:
+        """Give the client a stored answer, let it share one that is under way, lead one, or send it alone."""
+        request, context = client.active.request, client.active.context
         assert context.caller is not None  # its body was read
         decide = partial(
-            self.cache.decide, request, asked.key, route, flow.law, now, key_id=context.caller.key_id,
+            self.cache.decide, request, asked.key, route, self._flow.law, now, key_id=context.caller.key_id,
             renew=asked.renew, age_s_max=asked.age_s_max,
         )  # fmt: skip
         plan = decide()
@@ -172,7 +177,7 @@ class AnswerCacheRelay:
             case Follow(leader):
                 self._follow(client, leader)
             case Lead():
-                self._lead(client, asked, plan, flow.law)
+                self._lead(client, asked, plan, self._flow.law)
             case Alone(why):
                 self._alone(client, why)
 

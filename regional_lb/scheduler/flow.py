@@ -735,21 +735,10 @@ class RegionalFlow:
         if self.wait_estimate.nobody_for(state, now):
             return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)]
         self.queue.note(state.variant, self.config.queue.late_s, now)
-        most_s = self._patience.most_s(state, now) - request.waited_s
-        # A request that stepped back in another region joins those that did here. If none did, there is room soon, and
-        # it goes before newcomers by what it has waited.
-        if (
-            request.waited_s
-            and self.queue.stepped_back(state.variant)
-            and request.waited_s >= self._patience.late_s(state, now)
-        ):
-            most_s = 0.0
-        weight = self._weight_of(request.tenant)
-        if most_s <= 0.0 and now < self._patience.late_until(state, now):
-            state.late = self._patience.crowds(state, more=1)
-            most_s = self.config.queue.wait_s - request.waited_s
+        most_s = self._wait_left_s(state, now)
         if most_s <= 0.0:
             return self._wait_over(state, now)
+        weight = self._weight_of(request.tenant)
         # By the longest wait allowed: in a standing queue some of those ahead will be let go, so a new request is
         # served sooner than their number suggests.
         if self.wait_estimate.hopeless(state, weight, self.config.queue.wait_s - request.waited_s, now):
@@ -775,6 +764,24 @@ class RegionalFlow:
         # If it is alone in its variant, it was just tried. Otherwise it may be its turn, or it may be the one that
         # fits.
         return commands + self._fill_variant(state.variant, now) if self.queue.waiting(state.variant) > 1 else commands
+
+    def _wait_left_s(self, state: RequestState, now: float) -> float:
+        """For how many more seconds the request may wait; 0 or less: its wait is over. One that was late elsewhere, and
+        may keep waiting, steps back at once if its tenant has its share of the queue."""
+        request = state.request
+        left_s = self._patience.most_s(state, now) - request.waited_s
+        # A request that stepped back in another region joins those that did here. If none did, there is room soon, and
+        # it goes before newcomers by what it has waited.
+        if (
+            request.waited_s
+            and self.queue.stepped_back(state.variant)
+            and request.waited_s >= self._patience.late_s(state, now)
+        ):
+            left_s = 0.0
+        if left_s <= 0.0 and now < self._patience.late_until(state, now):
+            state.late = self._patience.crowds(state, more=1)
+            left_s = self.config.queue.wait_s - request.waited_s
+        return left_s
 
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give the room freed at a replica to requests that wait for the variants it serves."""

@@ -162,14 +162,13 @@ class WaitEstimate:
             assigned = self.assign(request)
         if assigned is not None and need.variant != assigned.variant:
             need = replace(need, variant=assigned.variant)
-        able = self._replicas.able(need.variant, now)
+        able, half, view = self._replicas.able(need.variant, now), None, self._replicas.view
         if need.context_tokens > self._replicas.least_context_tokens:
             without = (*without, *self._too_short(need, request.model, now, without))
         if without or not able.names:
             able = self.serving(need.variant, now, without)
         if aside:
             able = able.without(aside)
-        half, view = None, self._replicas.view
         if view.decode_only:
             half = self._half(request, need, now, without) if request.divisible and not whole else None
             able = able if half is not None else able.without(view.decode_only)
@@ -199,9 +198,7 @@ class WaitEstimate:
             if chosen.replica in view.decode_only:
                 choice.prefill = half
             elif view.prefillers and replica.handover == "vllm" and request.divisible and not whole:
-                others = self._replicas.able_to_prefill(request.model, "vllm", now).without(without)
-                table = self._replicas.table(others)
-                choice.prefill = pairs.prefiller(need, chosen, table, *self.hits(need, others), now)
+                choice.prefill = self._prefiller(request, need, chosen, now, without)
         return choice
 
     def outside(self, request: Request) -> tuple[str, ...]:
@@ -240,6 +237,13 @@ class WaitEstimate:
         able = self._replicas.able_to_prefill(request.model, "sglang", now)
         others = able.without(without) or able
         return pairs.soonest(need, self._replicas.table(others), *self.hits(need, others), now)
+
+    def _prefiller(
+        self, request: Request, need: Need, chosen: Scored, now: float, without: tuple[str, ...]
+    ) -> Scored | None:
+        """The replica that prefills for the chosen one; None if the chosen one does that itself."""
+        able = self._replicas.able_to_prefill(request.model, "vllm", now).without(without)
+        return pairs.prefiller(need, chosen, self._replicas.table(able), *self.hits(need, able), now)
 
     def nobody_for(self, state: RequestState, now: float) -> bool:
         """Whether no able replica serves the request's variant, or only decode replicas that cannot take it now."""
