@@ -72,7 +72,7 @@ MOVE_AGAIN_S = 2.0  # until a stream that could not leave a drained replica trie
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-CHOOSY_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
+DEFER_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
@@ -636,7 +636,7 @@ class RegionalFlow:
             barred = self.wait_estimate.barred(state, now)
         if state.tried and not self.wait_estimate.others(state, now, state.tried):
             state.tried = ()  # better the same replica again than none
-        choosy = state.held_at is None or now - state.held_at < CHOOSY_S
+        may_defer = state.held_at is None or now - state.held_at < DEFER_S
         choice = self.wait_estimate.consider(
             request,
             state.need,
@@ -645,7 +645,7 @@ class RegionalFlow:
             aside,
             state.assigned,
             whole=state.whole or bool(state.resumes),
-            choosy=choosy,
+            may_defer=may_defer,
             ahead=ahead,
         )
         if choice is None or choice.chosen is None:
@@ -720,8 +720,8 @@ class RegionalFlow:
     def _will_not_cache(self, state: RequestState) -> None:
         """Forget the cached prompt: the replica refused it, or died before it answered."""
         if (chosen := state.chosen) is not None:
-            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
-            self.replicas.mirror.missed(state.replica, state.request.chain, believed_bytes)
+            predicted_bytes = chosen.hit_tokens * state.need.bytes_per_token
+            self.replicas.mirror.missed(state.replica, state.request.chain, predicted_bytes)
 
     def _holds(self, replica: str, tokens: float) -> bool:
         """Whether the replica's KV cache has room for the request. `room` assumed the whole cached prefix to be in use
@@ -732,8 +732,8 @@ class RegionalFlow:
         """Put the request into the queue, if it is full in the place of another that goes after it. Or refuse it: no
         replica serves it, it has waited its time, or the queue is full or too long."""
         request, tokens = state.request, state.need.prompt_tokens
-        if self.wait_estimate.nobody_for(state, now):
-            return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)]
+        if self.wait_estimate.none_able(state, now):
+            return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_none_able(state, now), now)]
         self.queue.note(state.variant, self.config.queue.late_s, now)
         most_s = self._wait_left_s(state, now)
         if most_s <= 0.0:
@@ -805,10 +805,10 @@ class RegionalFlow:
             self.queue.note(variant, self.config.queue.late_s, now)
             able = self.wait_estimate.serving(variant, now)
             if not able:
-                everybody = [self.requests[w.id] for w in self.queue.first(variant, waiting, now)]
+                those_waiting = [self.requests[w.id] for w in self.queue.first(variant, waiting, now)]
                 return commands + [
-                    self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)
-                    for state in everybody
+                    self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_none_able(state, now), now)
+                    for state in those_waiting
                 ]
             # No room for the smallest request there is: there is no point in scoring.
             ahead = self.queue.on_time(variant) > 1

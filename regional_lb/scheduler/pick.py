@@ -66,7 +66,7 @@ class Known(NamedTuple):
 
 
 NOTHING = Known({}, {})
-NOBODY: Mapping[str, float] = {}
+NO_DEFERRED: Mapping[str, float] = {}
 
 
 class Pick(msgspec.Struct, eq=False, gc=False):
@@ -257,14 +257,14 @@ def pick(
     known: Known = NOTHING,
     delay_ms: Column | None = None,
     *,
-    choosy: bool = True,
+    may_defer: bool = True,
     home: str = "",
     ahead: bool = False,
-    deferred: Mapping[str, float] = NOBODY,
+    deferred: Mapping[str, float] = NO_DEFERRED,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
-    at each row before its prefill can begin; policies that score in ms count it. `choosy`: choose none rather than a
+    at each row before its prefill can begin; policies that score in ms count it. `may_defer`: choose none rather than a
     replica much worse than one that only has to finish its prompts and those of all that wait for it (`deferred`, see
     Deferred.tokens). `ahead`: see Table.room.
     """
@@ -286,7 +286,7 @@ def pick(
     names = table.of.names
     chosen, deferred_to, explored = None, None, False
     best_score = ready.item(best)
-    if choosy and not all_room and best_score < inf and policy.waits_ms is not None:
+    if may_defer and not all_room and best_score < inf and policy.waits_ms is not None:
         sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
         deferred_to = (names[sooner], work.item(sooner)) if sooner is not None else None
     if best_score < inf and deferred_to is None:

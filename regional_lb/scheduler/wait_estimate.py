@@ -150,12 +150,12 @@ class WaitEstimate:
         assigned: Assigned | None = None,
         *,
         whole: bool = False,
-        choosy: bool = True,
+        may_defer: bool = True,
         ahead: bool = False,
     ) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. `whole`: do not divide it into a prefill
         and a decode half. `without`: replicas that failed it before; even those of another version are preferred to
-        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `choosy`,
+        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `may_defer`,
         `ahead`: see pick.
         """
         if assigned is None and self._splits.by_model:
@@ -186,7 +186,7 @@ class WaitEstimate:
         home = self.affinity.near(session, request.parent_session, request.model) if session else ""
         choice = pick(
             need, table, hits, policy, now, self._rng, known, delay_ms,
-            choosy=choosy, home=home, ahead=ahead, deferred=self.deferred.tokens,
+            may_defer=may_defer, home=home, ahead=ahead, deferred=self.deferred.tokens,
         )  # fmt: skip
         choice.assigned = assigned
         chosen = choice.chosen
@@ -245,7 +245,7 @@ class WaitEstimate:
         able = self._replicas.able_to_prefill(request.model, "vllm", now).without(without)
         return pairs.prefiller(need, chosen, self._replicas.table(able), *self.hits(need, able), now)
 
-    def nobody_for(self, state: RequestState, now: float) -> bool:
+    def none_able(self, state: RequestState, now: float) -> bool:
         """Whether no able replica serves the request's variant, or only decode replicas that cannot take it now."""
         request, decode_only = state.request, self._replicas.view.decode_only
         able = self.serving(state.variant, now, self.outside(request))
@@ -255,7 +255,7 @@ class WaitEstimate:
             able = able.without(decode_only)
         return not able
 
-    def why_nobody(self, state: RequestState, now: float) -> str:
+    def why_none_able(self, state: RequestState, now: float) -> str:
         """Why a request is refused when no replica is able to serve it."""
         which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
         if not self.serving(state.variant, now):
