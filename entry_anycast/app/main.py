@@ -116,7 +116,7 @@ class AnycastProcess:
         self._exit = asyncio.Event()
         self._publication: Publication | None = None
         self._published = b""
-        self._hold_kept: tuple[float | None, ...] = ()
+        self._hold_saved: tuple[float | None, ...] = ()
         self._since = wall().timestamp()
         self.seen: SpeakerState | None = None
         self._gauges()
@@ -242,7 +242,7 @@ class AnycastProcess:
     def why(self) -> str:
         """The reason for its state, in a line."""
         machine = self.machine
-        if machine.kept:
+        if machine.kept_as_last:
             return f"kept, as the last healthy site, though {machine.why_not}"
         if machine.why_not:
             return machine.why_not
@@ -255,13 +255,13 @@ class AnycastProcess:
         budget = self.machine.budget
         announced_at = None if self.machine.phase is Phase.WITHDRAWN else budget.announced_at
         keeps = budget.hold_until, announced_at, budget.skipped_at
-        if self._state is None or keeps == self._hold_kept:
+        if self._state is None or keeps == self._hold_saved:
             return
-        self._hold_kept, at = keeps, wall().timestamp() - now
+        self._hold_saved, at = keeps, wall().timestamp() - now
         until, skipped = max(0.0, at + budget.hold_until), max(0.0, at + budget.skipped_at)
-        kept = _Hold(until, budget.doublings, None if announced_at is None else at + announced_at, skipped)
+        saved = _Hold(until, budget.doublings, None if announced_at is None else at + announced_at, skipped)
         try:
-            self._state.save(HOLD, msgspec.json.encode(kept))
+            self._state.save(HOLD, msgspec.json.encode(saved))
         except StateError as error:
             self._log.error("state directory", problem=str(error))
 
@@ -336,7 +336,7 @@ class AnycastProcess:
         held = "For how long the update budget still keeps the prefixes back."
         gauge("anycast_held_seconds", held, lambda: machine.held_s(self.clock.now()))
         kept = "1 if announced only because no other site is healthy."
-        gauge("anycast_kept_as_last", kept, lambda: float(machine.kept))
+        gauge("anycast_kept_as_last", kept, lambda: float(machine.kept_as_last))
         gauge("anycast_entry_fit", "1 if the entry is fit, by its probes.", lambda: float(machine.fitness == "fit"))
         gauge("anycast_sessions", "BGP sessions that are established.", lambda: float(sum(self._sessions().values())))
         gauge("anycast_session_up", "1 if the session with the peer is established.", self._sessions_up, "peer")
@@ -383,7 +383,7 @@ class AnycastAdmin:
             "drain": machine.drain,
             "others_healthy": machine.others,
             "last_site": process.config.last_site,
-            "kept_as_last": machine.kept,
+            "kept_as_last": machine.kept_as_last,
             "speaker_state": machine.speaker,
             "speaker_why": machine.speaker_why,
             "updates": {phase.value: count for phase, count in machine.updates.items()},

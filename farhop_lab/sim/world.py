@@ -117,7 +117,7 @@ class World:
             ]
             for region, count in counts.items()
         }
-        self._everybody = [balancer for those in self.balancers.values() for balancer in those]
+        self._all_balancers = [balancer for those in self.balancers.values() for balancer in those]
         self.entries = {  # entries for clients without a balancer in their region
             region: ClientEntry(region, context.wire, context.timeline, partial(self._addresses, region))
             for region in topology.regions
@@ -386,7 +386,7 @@ class World:
                 self.timeline.after(after_s, self._deliver_law, process, document, self._revision)
 
     def _processes(self) -> list[BalancerProcess | RegionProcess]:
-        return [*self._everybody, *self.regions.values()]
+        return [*self._all_balancers, *self.regions.values()]
 
     def _deliver_law(self, process: BalancerProcess | RegionProcess, document: bytes, revision: int) -> None:
         if process.alive and not self.etcd_silent:
@@ -445,7 +445,7 @@ class World:
             return
         self.balancers[region][place] = process = before.successor()
         process.cut_off |= before.cut_off
-        self._everybody = [balancer for those in self.balancers.values() for balancer in those]
+        self._all_balancers = [balancer for those in self.balancers.values() for balancer in those]
         self._list_law(process)
         self._list_drains(process)
         self._list_reports(process)
@@ -466,7 +466,7 @@ class World:
             self.etcd_silent = False
             for process in self._processes():
                 self._list_law(process)
-            for balancer in self._everybody:
+            for balancer in self._all_balancers:
                 self._list_drains(balancer)
 
     def freeze(self, a: str, b: str) -> None:
@@ -526,7 +526,7 @@ class World:
 
     def _listening(self) -> list[BalancerProcess]:
         """Global balancers that are connected to etcd."""
-        return [] if self.etcd_silent else [balancer for balancer in self._everybody if balancer.alive]
+        return [] if self.etcd_silent else [balancer for balancer in self._all_balancers if balancer.alive]
 
     # -- reports
 
@@ -537,7 +537,7 @@ class World:
         if not self.etcd_silent:
             self._reports[report.region] = report
         lost = self.lost.get(report.region, self._context.reporting.lost)
-        for balancer in self._everybody:
+        for balancer in self._all_balancers:
             if lost <= 0.0 or self._dice.random() >= lost:
                 self.wire.send(report.region, balancer.region, balancer.links.on_report, report)
 

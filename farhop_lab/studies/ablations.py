@@ -154,7 +154,7 @@ class NoTieDraw(GlobalPredictive):
 class NoBringingHome(GlobalPredictive):
     """The predictive score that never brings a prefix home."""
 
-    brings_home = False
+    replicates_prefixes = False
 
 
 class Makers(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ REASONS_MAX = 64
 
 
 class Hub:
-    """One hub. `on_report` takes a report and gives why it is not believed, None if it is; `refused` counts others.
+    """One hub. `on_report` takes a report and gives why it is refused, None if it is taken; `refused` counts them.
 
     `on_report_from_disk` takes one that was kept on disk, of long ago.
     """

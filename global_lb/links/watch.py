@@ -78,7 +78,7 @@ class Upstreams(Protocol):
 
 
 class Watcher:
-    """Keeps the view. `react` takes events; `refused` counts reports not believed, by reason.
+    """Keeps the view. `react` takes events; `refused` counts refused reports, by reason.
 
     `certificates` are for the links to regions that speak TLS; `trouble` is called with where that fails, and why;
     `upstreams`, to which balancer a channel broke or works again, and what is said of attempts there.

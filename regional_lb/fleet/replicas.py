@@ -220,7 +220,7 @@ class Replicas:
         measured = self.speeds.measured(now)
         return PeerLearned(self.estimates.learned(), {name: (address[name], one) for name, one in measured.items()})
 
-    def _taught(self, learned: PeerLearned, now: float) -> None:
+    def _adopt_learned(self, learned: PeerLearned, now: float) -> None:
         """Start from what another balancer learned, for everything of which nothing was learned here."""
         assert self.shares is not None
         self.estimates.now = now
@@ -232,7 +232,7 @@ class Replicas:
     def _peer_reported(self, event: PeerReported, now: float) -> str | None:
         assert self.shares is not None
         if event.learned is not None:
-            self._taught(event.learned, now)
+            self._adopt_learned(event.learned, now)
         changed = self.shares.on_report(event)
         for entry in event.cached:
             if self.journal.epoch not in (None, event.epoch):

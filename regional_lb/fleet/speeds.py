@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance.estimate.estimates import (
+    FIT_TAU_S,
     INTERFERENCE_SHARE,
-    LEAN_TAU_S,
     OUTPUT_TOKENS,
     PREFILL_MS,
     SERVICE_MS,
@@ -150,7 +150,7 @@ class Speeds:
     def _resize(self, n_rows: int) -> None:
         self._own = np.zeros((_FIGURES, n_rows))
         self._evidence = np.zeros((_FIGURES, n_rows))
-        self._lean = np.zeros((2, n_rows))  # how loads and tokens go together, and how far loads differ
+        self._load_fit = np.zeros((2, n_rows))  # how loads and tokens go together, and how far loads differ
         self._configured = np.ones((_FIGURES, n_rows))
         self._level = np.zeros((_FIGURES, n_rows))
         self._expected = np.ones((_FIGURES, n_rows))
@@ -217,7 +217,7 @@ class Speeds:
         self._rows = {name: row for row, name in enumerate(replicas)}
         self._loads = [loads.get(name, _IDLE) for name in replicas]
         self._replicas = list(replicas.values())
-        self._of = [_kept(before.get(replica.name), replica) for replica in self._replicas]
+        self._of = [_speed_of(before.get(replica.name), replica) for replica in self._replicas]
         self._resize(len(self._of))
         for row, replica in enumerate(self._replicas):
             guesses = replica.prefill_ms_per_token, replica.tpot_ms, OUTPUT_TOKENS * replica.tpot_ms
@@ -319,7 +319,7 @@ class Speeds:
         self.due = self._at + min(REFRESH_S + more_s, _REFRESH_MOST_S)
         if dt_s:
             self._evidence *= np.exp(-dt_s / _FADES_S)
-            self._lean *= exp(-dt_s / LEAN_TAU_S)
+            self._load_fit *= exp(-dt_s / FIT_TAU_S)
         rows = [self._rows[name] for name in self._changed]
         self._changed.clear()
         if rows:
@@ -347,7 +347,7 @@ class Speeds:
         own_ms = measured[:_FIGURES]
         self._own[:, at] = np.log(np.where(own_ms > 0.0, own_ms / self._configured[:, at], 1.0))
         self._evidence[:, at] = measured[_FIGURES : 2 * _FIGURES]
-        self._lean[:, at] = measured[2 * _FIGURES :]
+        self._load_fit[:, at] = measured[2 * _FIGURES :]
 
     def _learned(self, dt_s: float) -> list[Columns]:
         """The current figures of each kind."""
@@ -360,7 +360,7 @@ class Speeds:
     def _interference_share(self) -> Columns:
         """By what share of a lone token's time each request lengthens a token: one figure per kind, from the loads of
         all its members. A figure for each member would be noise, and would separate equals."""
-        cov, var = np.array([np.add.reduce(self._lean[:, kind.rows], axis=1) for kind in self._kinds.values()]).T
+        cov, var = np.array([np.add.reduce(self._load_fit[:, kind.rows], axis=1) for kind in self._kinds.values()]).T
         share = (cov + _INTERFERENCE_DOUBT * INTERFERENCE_SHARE) / (var + _INTERFERENCE_DOUBT)
         of_kind: Columns = np.minimum(np.maximum(share, 0.0), 1.0)  # a token alone takes no less than nothing
         return of_kind[self._kind_at]
@@ -375,7 +375,7 @@ def _wider(kind: _Kind, kinds: list[_Kind]) -> Columns:
     return np.sort(np.array(levels), axis=0)[(len(levels) - 1) // 2] if levels else np.zeros(_FIGURES)
 
 
-def _kept(before: tuple[Speed, Replica] | None, replica: Replica) -> Speed:
+def _speed_of(before: tuple[Speed, Replica] | None, replica: Replica) -> Speed:
     if before is None or (before[1].address, before[1].version) != (replica.address, replica.version):
         return Speed()
     return before[0]

@@ -72,7 +72,7 @@ MOVE_AGAIN_S = 2.0  # until a stream that could not leave a drained replica trie
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-CHOOSY_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
+DEFER_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
@@ -636,7 +636,7 @@ class RegionalFlow:
             barred = self.wait_estimate.barred(state, now)
         if state.tried and not self.wait_estimate.others(state, now, state.tried):
             state.tried = ()  # better the same replica again than none
-        choosy = state.held_at is None or now - state.held_at < CHOOSY_S
+        may_defer = state.held_at is None or now - state.held_at < DEFER_S
         choice = self.wait_estimate.consider(
             request,
             state.need,
@@ -645,7 +645,7 @@ class RegionalFlow:
             aside,
             state.assigned,
             whole=state.whole or bool(state.resumes),
-            choosy=choosy,
+            may_defer=may_defer,
             ahead=ahead,
         )
         if choice is None or choice.chosen is None:
@@ -720,8 +720,8 @@ class RegionalFlow:
     def _will_not_cache(self, state: RequestState) -> None:
         """Forget the cached prompt: the replica refused it, or died before it answered."""
         if (chosen := state.chosen) is not None:
-            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
-            self.replicas.mirror.missed(state.replica, state.request.chain, believed_bytes)
+            predicted_bytes = chosen.hit_tokens * state.need.bytes_per_token
+            self.replicas.mirror.missed(state.replica, state.request.chain, predicted_bytes)
 
     def _holds(self, replica: str, tokens: float) -> bool:
         """Whether the replica's KV cache has room for the request. `room` assumed the whole cached prefix to be in use
@@ -732,24 +732,13 @@ class RegionalFlow:
         """Put the request into the queue, if it is full in the place of another that goes after it. Or refuse it: no
         replica serves it, it has waited its time, or the queue is full or too long."""
         request, tokens = state.request, state.need.prompt_tokens
-        if self.wait_estimate.nobody_for(state, now):
-            return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)]
+        if self.wait_estimate.none_able(state, now):
+            return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_none_able(state, now), now)]
         self.queue.note(state.variant, self.config.queue.late_s, now)
-        most_s = self._patience.most_s(state, now) - request.waited_s
-        # A request that stepped back in another region joins those that did here. If none did, there is room soon, and
-        # it goes before newcomers by what it has waited.
-        if (
-            request.waited_s
-            and self.queue.stepped_back(state.variant)
-            and request.waited_s >= self._patience.late_s(state, now)
-        ):
-            most_s = 0.0
-        weight = self._weight_of(request.tenant)
-        if most_s <= 0.0 and now < self._patience.late_until(state, now):
-            state.late = self._patience.crowds(state, more=1)
-            most_s = self.config.queue.wait_s - request.waited_s
+        most_s = self._wait_left_s(state, now)
         if most_s <= 0.0:
             return self._wait_over(state, now)
+        weight = self._weight_of(request.tenant)
         # By the longest wait allowed: in a standing queue some of those ahead will be let go, so a new request is
         # served sooner than their number suggests.
         if self.wait_estimate.hopeless(state, weight, self.config.queue.wait_s - request.waited_s, now):
@@ -776,6 +765,24 @@ class RegionalFlow:
         # fits.
         return commands + self._fill_variant(state.variant, now) if self.queue.waiting(state.variant) > 1 else commands
 
+    def _wait_left_s(self, state: RequestState, now: float) -> float:
+        """For how many more seconds the request may wait; 0 or less: its wait is over. One that was late elsewhere, and
+        may keep waiting, steps back at once if its tenant has its share of the queue."""
+        request = state.request
+        left_s = self._patience.most_s(state, now) - request.waited_s
+        # A request that stepped back in another region joins those that did here. If none did, there is room soon, and
+        # it goes before newcomers by what it has waited.
+        if (
+            request.waited_s
+            and self.queue.stepped_back(state.variant)
+            and request.waited_s >= self._patience.late_s(state, now)
+        ):
+            left_s = 0.0
+        if left_s <= 0.0 and now < self._patience.late_until(state, now):
+            state.late = self._patience.crowds(state, more=1)
+            left_s = self.config.queue.wait_s - request.waited_s
+        return left_s
+
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give the room freed at a replica to requests that wait for the variants it serves."""
         if not self.queue.by_id or replica not in self.replicas.view.replicas:
@@ -798,10 +805,10 @@ class RegionalFlow:
             self.queue.note(variant, self.config.queue.late_s, now)
             able = self.wait_estimate.serving(variant, now)
             if not able:
-                everybody = [self.requests[w.id] for w in self.queue.first(variant, waiting, now)]
+                those_waiting = [self.requests[w.id] for w in self.queue.first(variant, waiting, now)]
                 return commands + [
-                    self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)
-                    for state in everybody
+                    self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_none_able(state, now), now)
+                    for state in those_waiting
                 ]
             # No room for the smallest request there is: there is no point in scoring.
             ahead = self.queue.on_time(variant) > 1
@@ -826,8 +833,8 @@ class RegionalFlow:
         # The free room may be the reserve: then foreign requests, however many, must not block the region's own
         # requests.
         foreign = self.queue.foreign(variant)
-        kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
-        for own in (True,) if kept else (False, True) if foreign else (False,):
+        reserve_only = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
+        for own in (True,) if reserve_only else (False, True) if foreign else (False,):
             first = [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now, own=own)]
             for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
                 if released := self._release(state, table, now, aside, ahead=ahead):

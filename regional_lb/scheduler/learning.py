@@ -58,14 +58,16 @@ class Learning:
         chosen = pick.chosen if pick is not None and pick.prefill is None else None
         if chosen is not None and (usage.cached_tokens is not None or usage.completion_tokens):
             # Embeddings, scores and transcripts never report it, also of engines whose texts do.
-            believed = 0.0 if chosen.exact else chosen.hit_tokens
-            self._replicas.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
+            predicted = 0.0 if chosen.exact else chosen.hit_tokens
+            self._replicas.unreported_hits.answered(state.replica, predicted, reported=usage.cached_tokens is not None)
         if usage.cached_tokens is not None and chosen is not None:
             self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
-            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
+            predicted_bytes = chosen.hit_tokens * state.need.bytes_per_token
             found_bytes = usage.cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
-            self._replicas.mirror.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
+            self._replicas.mirror.partial_blocks.learn(
+                request.chain, request.prompt_bytes, predicted_bytes, found_bytes
+            )
             lacks = not chosen.exact and self._replicas.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )

@@ -66,7 +66,7 @@ class Known(NamedTuple):
 
 
 NOTHING = Known({}, {})
-NOBODY: Mapping[str, float] = {}
+NO_DEFERRED: Mapping[str, float] = {}
 
 
 class Pick(msgspec.Struct, eq=False, gc=False):
@@ -257,14 +257,14 @@ def pick(
     known: Known = NOTHING,
     delay_ms: Column | None = None,
     *,
-    choosy: bool = True,
+    may_defer: bool = True,
     home: str = "",
     ahead: bool = False,
-    deferred: Mapping[str, float] = NOBODY,
+    deferred: Mapping[str, float] = NO_DEFERRED,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
-    at each row before its prefill can begin; policies that score in ms count it. `choosy`: choose none rather than a
+    at each row before its prefill can begin; policies that score in ms count it. `may_defer`: choose none rather than a
     replica much worse than one that only has to finish its prompts and those of all that wait for it (`deferred`, see
     Deferred.tokens). `ahead`: see Table.room.
     """
@@ -286,7 +286,7 @@ def pick(
     names = table.of.names
     chosen, deferred_to, explored = None, None, False
     best_score = ready.item(best)
-    if choosy and not all_room and best_score < inf and policy.waits_ms is not None:
+    if may_defer and not all_room and best_score < inf and policy.waits_ms is not None:
         sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
         deferred_to = (names[sooner], work.item(sooner)) if sooner is not None else None
     if best_score < inf and deferred_to is None:
@@ -313,12 +313,12 @@ def pick(
     speeds = table.speeds()
     columns: Sequence[Any] = (uncached, score, backlog, table.in_flight)
     if len(names) > FIELD_MAX:  # the best of them are remembered
-        kept = least(score, FIELD_MAX)
-        names = tuple([names[place] for place in kept.tolist()])
-        speeds, columns = speeds[:, kept], [column[kept] for column in columns]
-        room = room[kept]
-        delay_ms = delay_ms[kept] if delay_ms is not None else None
-        blocking_ms = blocking_ms[kept] if blocking_ms is not None else None
+        best_rows = least(score, FIELD_MAX)
+        names = tuple([names[place] for place in best_rows.tolist()])
+        speeds, columns = speeds[:, best_rows], [column[best_rows] for column in columns]
+        room = room[best_rows]
+        delay_ms = delay_ms[best_rows] if delay_ms is not None else None
+        blocking_ms = blocking_ms[best_rows] if blocking_ms is not None else None
     return Pick(
         policy, names, need.prompt_tokens, need.output_tokens, speeds, b"".join(columns),
         None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, deferred_to, explored,

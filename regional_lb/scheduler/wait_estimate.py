@@ -138,7 +138,7 @@ class WaitEstimate:
         """The version that the split in force assigns to the request; None without a split, or if any version will
         do."""
         split = self._splits.of(request.model)
-        return None if split is None else split.assign(request, self._replicas.view.by_variant, self._kept)
+        return None if split is None else split.assign(request, self._replicas.view.by_variant, self._version_caching)
 
     def consider(
         self,
@@ -150,26 +150,25 @@ class WaitEstimate:
         assigned: Assigned | None = None,
         *,
         whole: bool = False,
-        choosy: bool = True,
+        may_defer: bool = True,
         ahead: bool = False,
     ) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. `whole`: do not divide it into a prefill
         and a decode half. `without`: replicas that failed it before; even those of another version are preferred to
-        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `choosy`,
+        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `may_defer`,
         `ahead`: see pick.
         """
         if assigned is None and self._splits.by_model:
             assigned = self.assign(request)
         if assigned is not None and need.variant != assigned.variant:
             need = replace(need, variant=assigned.variant)
-        able = self._replicas.able(need.variant, now)
+        able, half, view = self._replicas.able(need.variant, now), None, self._replicas.view
         if need.context_tokens > self._replicas.least_context_tokens:
             without = (*without, *self._too_short(need, request.model, now, without))
         if without or not able.names:
             able = self.serving(need.variant, now, without)
         if aside:
             able = able.without(aside)
-        half, view = None, self._replicas.view
         if view.decode_only:
             half = self._half(request, need, now, without) if request.divisible and not whole else None
             able = able if half is not None else able.without(view.decode_only)
@@ -187,7 +186,7 @@ class WaitEstimate:
         home = self.affinity.near(session, request.parent_session, request.model) if session else ""
         choice = pick(
             need, table, hits, policy, now, self._rng, known, delay_ms,
-            choosy=choosy, home=home, ahead=ahead, deferred=self.deferred.tokens,
+            may_defer=may_defer, home=home, ahead=ahead, deferred=self.deferred.tokens,
         )  # fmt: skip
         choice.assigned = assigned
         chosen = choice.chosen
@@ -199,9 +198,7 @@ class WaitEstimate:
             if chosen.replica in view.decode_only:
                 choice.prefill = half
             elif view.prefillers and replica.handover == "vllm" and request.divisible and not whole:
-                others = self._replicas.able_to_prefill(request.model, "vllm", now).without(without)
-                table = self._replicas.table(others)
-                choice.prefill = pairs.prefiller(need, chosen, table, *self.hits(need, others), now)
+                choice.prefill = self._prefiller(request, need, chosen, now, without)
         return choice
 
     def outside(self, request: Request) -> tuple[str, ...]:
@@ -241,7 +238,14 @@ class WaitEstimate:
         others = able.without(without) or able
         return pairs.soonest(need, self._replicas.table(others), *self.hits(need, others), now)
 
-    def nobody_for(self, state: RequestState, now: float) -> bool:
+    def _prefiller(
+        self, request: Request, need: Need, chosen: Scored, now: float, without: tuple[str, ...]
+    ) -> Scored | None:
+        """The replica that prefills for the chosen one; None if the chosen one does that itself."""
+        able = self._replicas.able_to_prefill(request.model, "vllm", now).without(without)
+        return pairs.prefiller(need, chosen, self._replicas.table(able), *self.hits(need, able), now)
+
+    def none_able(self, state: RequestState, now: float) -> bool:
         """Whether no able replica serves the request's variant, or only decode replicas that cannot take it now."""
         request, decode_only = state.request, self._replicas.view.decode_only
         able = self.serving(state.variant, now, self.outside(request))
@@ -251,7 +255,7 @@ class WaitEstimate:
             able = able.without(decode_only)
         return not able
 
-    def why_nobody(self, state: RequestState, now: float) -> str:
+    def why_none_able(self, state: RequestState, now: float) -> str:
         """Why a request is refused when no replica is able to serve it."""
         which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
         if not self.serving(state.variant, now):
@@ -405,7 +409,7 @@ class WaitEstimate:
             return self.able(variant, now)
         return self._replicas.table(self.serving(variant, now, self._too_short(need, model, now, ())))
 
-    def _kept(self, request: Request) -> str:
+    def _version_caching(self, request: Request) -> str:
         """The version that holds the earlier turns of the request's conversation; "" if none or several do.
 
         At least half of the prompt must be cached with that version only, and the cached path must end where this

@@ -17,7 +17,7 @@ import real
 from inprocess import Answer, Both, chat, until
 from real import RealEngine, send, settled, status, tiers
 
-from farhop_lab.world.fork_server import kept_waiting_s
+from farhop_lab.world.fork_server import run_queue_s
 from regional_lb.scheduler.overdue import OverdueRequests
 
 pytestmark = pytest.mark.engines
@@ -94,7 +94,7 @@ class Moves:
         earlier = self._sent.get(request_id)
         if earlier is not None and earlier[0] != replica:
             _, sent_at, due_s, expected_s = earlier
-            self._waited.append((now, kept_waiting_s(os.getpid())))
+            self._waited.append((now, run_queue_s(os.getpid())))
             overdue_at = self._overdue_at.get(request_id, sent_at + due_s)  # below 0 if it did not wait that long
             self.expected_s.append(expected_s)
             self.late_s.append(now - overdue_at - self._kept_since(overdue_at))
@@ -103,7 +103,7 @@ class Moves:
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """As OverdueRequests has it."""
-        self._waited.append((now, kept_waiting_s(os.getpid())))
+        self._waited.append((now, run_queue_s(os.getpid())))
         found = self._find(now)
         for replica, request_id in found:
             _, sent_at, due_s, _ = self._sent[request_id]

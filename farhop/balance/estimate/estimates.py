@@ -42,8 +42,8 @@ _LOAD_MAX = 1e6
 # An engine that has just begun compiles and warms up: measurements of its first eight answers (a first token's time and
 # a token's) count a quarter.
 _COLD_SAMPLES, _COLD_WORTH = 16, 0.25
-_LEAN_ANSWERS, LEAN_TAU_S = 50, 300.0  # the effect of load on a token is learned from this many answers, and forgotten
-_LEAN_CLIP = 0.5
+_FIT_ANSWERS, FIT_TAU_S = 50, 300.0  # the effect of load on a token is learned from this many answers, and forgotten
+_FIT_CLIP = 0.5
 # A whole request varies as its answers do, far more than a GPU does: as many of them, and for longer.
 _SERVICE_MEMORY, SERVICE_TAU_S, _CLIP = 16.0, 30.0, 3.0
 
@@ -221,22 +221,22 @@ class Speed:
             return
         worth = 1.0 if self._samples == _COLD_SAMPLES else self._worth()
         self._alone.take(max(TPOT_MS[0], tpot_ms / (1.0 + self.interference_share * (load - 1.0))), now, worth)
-        self._lean(tpot_ms, load, now)
+        self._fit_load(tpot_ms, load, now)
 
     def _worth(self) -> float:
         self._samples = min(self._samples + 1, _COLD_SAMPLES)
         return 1.0 if self._samples == _COLD_SAMPLES else _COLD_WORTH
 
-    def _lean(self, tpot_ms: float, load: float, now: float) -> None:
+    def _fit_load(self, tpot_ms: float, load: float, now: float) -> None:
         """How loads and tokens go together, by the latest answers (least squares, forgetting)."""
-        if self._taken < _LEAN_ANSWERS:
+        if self._taken < _FIT_ANSWERS:
             self._taken += 1
         weight, keep = 1.0 / self._taken, 1.0
         if self._at < now:
-            keep, self._at = exp((self._at - now) / LEAN_TAU_S), now
+            keep, self._at = exp((self._at - now) / FIT_TAU_S), now
         more, longer_ms = load - self._load, tpot_ms - self._mean_ms
         if self._taken > 1:
-            most_ms = _LEAN_CLIP * self._mean_ms  # what a stall made of a token says nothing of loads
+            most_ms = _FIT_CLIP * self._mean_ms  # what a stall made of a token says nothing of loads
             longer_ms = max(-most_ms, min(longer_ms, most_ms))
         self._load += weight * more
         self._mean_ms += weight * longer_ms
@@ -258,7 +258,7 @@ class Speed:
             if 0.0 <= other.var <= _LOAD_MAX * _LOAD_MAX and abs(other.cov) <= other.var:
                 self._load, self._mean_ms = 1.0, other.alone_ms
                 self._var, self._cov = other.var, other.cov * other.alone_ms
-                self._taken, self._at = _LEAN_ANSWERS, now
+                self._taken, self._at = _FIT_ANSWERS, now
         self._samples = _COLD_SAMPLES  # its engine is not the one that has just begun
 
     def measured(self, now: float) -> Measured:
@@ -267,7 +267,7 @@ class Speed:
         lone_ms, lone = self._alone.read(now)
         service_ms, service = self._service.read(now)
         alone_ms = self._mean_ms / (1.0 + self.interference_share * max(self._load - 1.0, 0.0)) or 1.0
-        keep = _kept(self._at - now)
+        keep = _decay(self._at - now)
         keep_cov, keep_var = keep * self._cov / alone_ms, keep * self._var
         return Measured(prefill_ms_per_token, lone_ms, service_ms, prefill, lone, service, keep_cov, keep_var)
 
@@ -300,11 +300,11 @@ class DecayingMean:
     def take(self, sample: float, now: float) -> None:
         """Add a sample, which must be above 0."""
         before = self.sampled_at
-        kept = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
-        if kept:
+        evidence = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
+        if evidence:
             sample = min(sample, _CLIP * self._mean)
-        self._evidence = min(kept + 1.0, _SERVICE_MEMORY)
-        self._mean += (sample - self._mean) / self._evidence if kept else sample - self._mean
+        self._evidence = min(evidence + 1.0, _SERVICE_MEMORY)
+        self._mean += (sample - self._mean) / self._evidence if evidence else sample - self._mean
         self.sampled_at = now
 
     def adopt(self, mean: float, evidence: float, now: float) -> None:
@@ -318,5 +318,5 @@ class DecayingMean:
         return self._mean, self._evidence * exp(min(0.0, self.sampled_at - now) / SERVICE_TAU_S)
 
 
-def _kept(minus_age_s: float) -> float:
-    return exp(minus_age_s / LEAN_TAU_S) if minus_age_s < 0.0 else 1.0
+def _decay(minus_age_s: float) -> float:
+    return exp(minus_age_s / FIT_TAU_S) if minus_age_s < 0.0 else 1.0

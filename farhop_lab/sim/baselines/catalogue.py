@@ -100,7 +100,7 @@ PICKERS: dict[str, Callable[[Pools, Random], Picker]] = {
 }
 
 
-def _everybody(picker: Picker) -> Eligibility:
+def _all(picker: Picker) -> Eligibility:
     """All engines at once, except for a picker with a queue of its own."""
     return WholePool(picker.busy) if isinstance(picker, KvRouter) else AllEngines()
 
@@ -118,17 +118,13 @@ def _gorgo(weights: gorgo.Weights, *, each: bool, calibrated: bool = False, tune
         tuner = OnlineTuner({"rtt": weights.rtt, "queue": weights.queue}, rng) if tuned else None
         return gorgo.Central(weights, calibrated=calibrated, tuner=tuner)
 
-    return RouterSpec(each=each, eligibility=_everybody, picker=picker, probes=PINGS, smoothing=gorgo.RTT_SMOOTHING)
+    return RouterSpec(each=each, eligibility=_all, picker=picker, probes=PINGS, smoothing=gorgo.RTT_SMOOTHING)
 
 
 ROUTERS: dict[str, RouterSpec] = {
-    "region-local": RouterSpec(reach="home", eligibility=_everybody, picker=_of(LeastLoad)),
-    **{
-        f"central-{name}": RouterSpec(each=False, eligibility=_everybody, picker=make) for name, make in PICKERS.items()
-    },
-    **{
-        f"local-{name}": RouterSpec(reach="home", eligibility=_everybody, picker=make) for name, make in PICKERS.items()
-    },
+    "region-local": RouterSpec(reach="home", eligibility=_all, picker=_of(LeastLoad)),
+    **{f"central-{name}": RouterSpec(each=False, eligibility=_all, picker=make) for name, make in PICKERS.items()},
+    **{f"local-{name}": RouterSpec(reach="home", eligibility=_all, picker=make) for name, make in PICKERS.items()},
     **{f"spill-{name}": RouterSpec(eligibility=_spill, picker=make, probes=SP_P) for name, make in PICKERS.items()},
     "waterfall": RouterSpec(eligibility=lambda _picker: NearestFirst(utilised), picker=_of(LeastLoad)),
     "skywalker": RouterSpec(
@@ -154,7 +150,7 @@ ROUTERS: dict[str, RouterSpec] = {
     ),
     # The paper's ablation: blind pushing, by the SGLang rule it builds on with the constants it gives that.
     "skywalker-blind": RouterSpec(
-        reach="home", eligibility=_everybody, picker=_blind, probes=SP_P, pause_s=skywalker.PAUSE_S
+        reach="home", eligibility=_all, picker=_blind, probes=SP_P, pause_s=skywalker.PAUSE_S
     ),
     "gorgo": _gorgo(gorgo.WILDCHAT, each=False),
     "gorgo-long": _gorgo(gorgo.LONG_CONTEXT, each=False),

@@ -289,7 +289,7 @@ async def test_each_route_needs_its_right_and_health_none(http: aiohttp.ClientSe
 
 
 async def test_off_loopback_without_authentication_no_act_is_allowed(http: aiohttp.ClientSession) -> None:
-    async with admin_port(Operators(anybody="read")) as base:
+    async with admin_port(Operators(anonymous="read")) as base:
         assert await _statuses(http, base, "") == [200, 200, 200, 200, 200, 200, 404, 400, 403]
 
 

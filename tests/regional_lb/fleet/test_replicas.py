@@ -368,32 +368,32 @@ def test_a_shorter_hit_than_expected_also_drops_siblings_of_the_prompt() -> None
         replicas.caches("r2", path)
     need = Need(prompt_tokens=1.0, output_tokens=1.0, bytes_per_token=4.0, chain=one)
 
-    def overrated(chain: tuple[int, ...], believed: float, cached: int) -> bool:
-        return replicas.mirror.overrated("r2", chain, 4.0, believed, cached)
+    def overrated(chain: tuple[int, ...], predicted: float, cached: int) -> bool:
+        return replicas.mirror.overrated("r2", chain, 4.0, predicted, cached)
 
-    believed = chain.bytes_at(replicas.trie.match_one("r2", one)) / 4.0
+    predicted = chain.bytes_at(replicas.trie.match_one("r2", one)) / 4.0
     assert not replicas.mirror.overrated(
-        "r2", need.chain, need.bytes_per_token, believed, int(believed) - 40
+        "r2", need.chain, need.bytes_per_token, predicted, int(predicted) - 40
     )  # within a block or two: no change
     assert replicas.trie.match_one("r2", other) == len(other)
     shared_depth = depth_shared(one, other)
     third = (*one[: shared_depth - 2], 1, 2, 3)
     replicas.caches("r2", third)
     assert not replicas.mirror.overrated(
-        "r2", need.chain, need.bytes_per_token, believed, chain.bytes_at(shared_depth - 1) // 4 - 16
+        "r2", need.chain, need.bytes_per_token, predicted, chain.bytes_at(shared_depth - 1) // 4 - 16
     )
     assert replicas.trie.match_one("r2", other) == shared_depth  # the nodes below that are gone
     assert replicas.trie.match_one("r2", third) == len(third)
-    assert not overrated(need.chain, believed, 300)
+    assert not overrated(need.chain, predicted, 300)
     assert replicas.trie.match_one("r2", third) == len(third) - 3
     assert replicas.trie.match_one("r2", one) == len(one)  # the prompt itself is there now
     assert replicas.trie.bytes_held("r2") == chain.bytes_at(len(one))
     replicas.trie.evict("r2", one[-3])
     assert replicas.mirror.overrated(
-        "r2", need.chain, need.bytes_per_token, believed, 0
+        "r2", need.chain, need.bytes_per_token, predicted, 0
     )  # some of it was evicted in the meantime: to be reported again
-    assert not replicas.mirror.overrated("nobody", need.chain, 4.0, believed, 0)
-    assert not overrated((), believed, 0)
+    assert not replicas.mirror.overrated("nobody", need.chain, 4.0, predicted, 0)
+    assert not overrated((), predicted, 0)
 
 
 @given(

@@ -38,9 +38,9 @@ def test_a_hit_is_discounted_by_the_calibration_and_never_more_than_the_prompt()
         score({"depth": 2, "cache_hit_calibration": 0.5}),
         score({"depth": 16, "cache_hit_calibration": 0.5}),
     )
-    assert (full.believed_tokens, full.hit_tokens, full.uncached_tokens) == (128.0, 128.0, 128.0)
-    assert (half.believed_tokens, half.hit_tokens, half.uncached_tokens) == (128.0, 64.0, 192.0)
-    assert (beyond.believed_tokens, beyond.hit_tokens) == (256.0, 128.0)
+    assert (full.predicted_tokens, full.hit_tokens, full.uncached_tokens) == (128.0, 128.0, 128.0)
+    assert (half.predicted_tokens, half.hit_tokens, half.uncached_tokens) == (128.0, 64.0, 192.0)
+    assert (beyond.predicted_tokens, beyond.hit_tokens) == (256.0, 128.0)
 
 
 @pytest.mark.parametrize(("tools", "beta"), [(False, BETA), (True, BETA_TOOLS)])
