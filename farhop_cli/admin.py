@@ -112,7 +112,7 @@ async def _fetch(http: Session, method: str, base: str, path: str, body: bytes |
     except TimeoutError:
         raise AdminError(f"{base} did not answer within {ANSWER_S:g} s") from None
     except aiohttp.ClientConnectorCertificateError as error:
-        raise AdminError(f"{base} is not believed: {_plain(error.certificate_error)}; see `admin.ca_file`") from None
+        raise AdminError(f"{base} is not trusted: {_plain(error.certificate_error)}; see `admin.ca_file`") from None
     except (aiohttp.ClientError, OSError) as error:
         raise AdminError(f"{base} cannot be reached: {network_error.in_words(error)}") from None
     return status, text

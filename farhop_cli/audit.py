@@ -66,8 +66,8 @@ def prove(decision: str, folder: Path, key: str, names: list[str], as_json: bool
     files, _ = _opened(folder, key)
 
     def found() -> tuple[tlog.Checkpoint, bytes, list[dict[str, Any]]]:
-        checkpoint = files.checkpoint()
-        proofs = []
+        note = (folder / "checkpoint").read_bytes()  # once: the proofs are of this one, and the log may be growing
+        checkpoint, proofs = files.opened(note), []
         for index, entry in files.find(decision, checkpoint.size):
             path = files.proof(index, entry, checkpoint)
             proofs.append({
@@ -77,7 +77,7 @@ def prove(decision: str, folder: Path, key: str, names: list[str], as_json: bool
                 "leaf_hash": base64.b64encode(tlog.leaf_hash(entry)).decode(),
                 "inclusion_proof": [base64.b64encode(one).decode() for one in path],
             })  # fmt: skip
-        return checkpoint, (folder / "checkpoint").read_bytes(), proofs
+        return checkpoint, note, proofs
 
     try:
         checkpoint, note, proofs = _settled(files, found)

@@ -152,5 +152,5 @@ def _follows(status: Status, one: Setting) -> bool:
     )
 
 
-BIAS = Noun("bias", f"{STEER_PREFIX}bias/", "no region is biased", _read, _bias_line, leased.everybody, _followed)
-PIN = Noun("pin", f"{STEER_PREFIX}pin/", "nothing is pinned", _read, _pin_line, leased.everybody, _followed)
+BIAS = Noun("bias", f"{STEER_PREFIX}bias/", "no region is biased", _read, _bias_line, leased.all_balancers, _followed)
+PIN = Noun("pin", f"{STEER_PREFIX}pin/", "nothing is pinned", _read, _pin_line, leased.all_balancers, _followed)

@@ -57,7 +57,7 @@ def _read(path: Path) -> Schedule:
 def _print(hunted: HuntResult, out: Path | None, as_json: bool) -> int:
     if out is not None:
         try:
-            hunt.kept(hunted.shortest, out)
+            hunt.save(hunted.shortest, out)
         except OSError as error:
             fail(f"--out: {out}: {error.strerror or error}; give a folder that can be written to")
     if as_json:

@@ -348,7 +348,7 @@ def _notes(files: list[Checked]) -> list[str]:
     served = {one.below.region for one in files if one.below is not None}
     for one in files:
         if one.above is not None and one.topology is not None:
-            notes += _names_nobody(one.path, one.above, one.topology, policies)
+            notes += _unknown_names(one.path, one.above, one.topology, policies)
     world = next((one.topology for one in files if one.topology is not None), None)
     if world is None or len(served) < 2 or any(one.problems for one in files):
         return notes
@@ -361,7 +361,7 @@ def _notes(files: list[Checked]) -> list[str]:
     return notes
 
 
-def _names_nobody(path: Path, config: GlobalConfig, world: Topology, policies: list[Policy]) -> list[str]:
+def _unknown_names(path: Path, config: GlobalConfig, world: Topology, policies: list[Policy]) -> list[str]:
     """Regions and tenants in a configuration that the map and the law do not know."""
     tenants = set(world.tenants).union(*(each.tenants for each in policies))
     plaintext = config.tier_tls.plaintext_regions if config.tier_tls is not None else []

@@ -190,7 +190,7 @@ NOUN = Noun(
     "no region and no entry is drained",
     _read,
     _line,
-    leased.everybody,
+    leased.all_balancers,
     _followed,
     beside=(ENTRY_DRAIN_PREFIX,),
 )

@@ -302,7 +302,7 @@ def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
 async def reported(outcome: Outcome, store: Store, asked: DrillOptions, fleet_options: FleetOptions) -> int:
     """Keep and print a run's outcome; the exit code."""
     began = time.monotonic()
-    past, folder = await kept(outcome, store, asked.out)
+    past, folder = await save_outcome(outcome, store, asked.out)
     took_s = time.monotonic() - began
     if fleet_options.as_json:
         show.json({**msgspec.to_builtins(past), "folder": str(folder), "report_s": took_s})
@@ -316,7 +316,7 @@ async def reported(outcome: Outcome, store: Store, asked: DrillOptions, fleet_op
     return 0 if outcome.verdict is DrillVerdict.PASS else NEGATIVE
 
 
-async def kept(outcome: Outcome, store: Store, out: Path) -> tuple[Past, Path]:
+async def save_outcome(outcome: Outcome, store: Store, out: Path) -> tuple[Past, Path]:
     """Write the report into a folder of its own, and the result into the history. Warns if one of them cannot be
     written.
     """

@@ -55,7 +55,7 @@ class _ActiveRun:
         self.begun = asyncio.Event()
         self.verdict = self.ended = ""
         self.blocked: list[str] = []
-        self.past_kept = False
+        self.past_recorded = False
 
     def progress(self, text: str) -> None:
         self.lines.append((round(time.monotonic() - self._clock, 1), text[:300]))
@@ -134,7 +134,7 @@ class DrillControl:
     async def _run(self, going: _ActiveRun, asked: DrillOptions) -> None:
         try:
             outcome = await drills.carried_out(going.drill, self._here, self._store, asked, going.progress, going.has)
-            await drills.kept(outcome, self._store, asked.out)
+            await drills.save_outcome(outcome, self._store, asked.out)
             _ended(going, outcome)
         except Exception as error:  # noqa: BLE001 - whatever ends it, its page says so, and the console goes on
             going.ended = str(error) or type(error).__name__
@@ -159,9 +159,9 @@ class DrillControl:
     async def keep_past(self, past: Callable[[int], bytes]) -> None:
         """See Drills."""
         going = self._going
-        if going is None or going.past_kept or not going.verdict or going.runner is None:
+        if going is None or going.past_recorded or not going.verdict or going.runner is None:
             return
-        going.past_kept = True
+        going.past_recorded = True
         path = self._asked.out / going.runner.outcome.run / PAST
         try:
             await asyncio.to_thread(lambda: path.write_bytes(zlib.compress(past(int(going.began_s * 1e3)))))

@@ -66,6 +66,6 @@ def unset(
     return setting.change(noun, here, SettingChange(key, "", whom, make, notes=notes), fleet_options)
 
 
-def everybody(here: Fleet, _region: str) -> int:
+def all_balancers(here: Fleet, _region: str) -> int:
     """All global balancers follow these."""
     return len(here.admins)

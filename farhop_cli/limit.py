@@ -285,7 +285,7 @@ def _line(value: Any) -> str:
     return f"{', '.join(parts) or 'nothing'}{pool}; lent out by {value.get('region')}{own}"
 
 
-def _everybody(here: Fleet, _region: str) -> int:
+def _all_balancers(here: Fleet, _region: str) -> int:
     return len(here.admins)
 
 
@@ -300,4 +300,4 @@ def _follows(status: Any, tenants: set[str], at: str | None) -> bool:
     return isinstance(shown, dict) and all(shown.get(tenant) == at for tenant in tenants)
 
 
-NOUN = Noun("limit", LIMIT_PREFIX, "no tenant is limited", _read, _line, _everybody, _followed)
+NOUN = Noun("limit", LIMIT_PREFIX, "no tenant is limited", _read, _line, _all_balancers, _followed)

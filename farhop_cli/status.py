@@ -415,11 +415,11 @@ def _error(shown: dict[str, Any]) -> list[str]:
     """Tokens predicted to be cached, the actual number, and by how much the prediction was too high (or, below 0, too
     low).
     """
-    believed, cached = shown.get("predicted_hit_tokens"), shown.get("actual_hit_tokens")
+    predicted, cached = shown.get("predicted_hit_tokens"), shown.get("actual_hit_tokens")
     off = None
-    if isinstance(believed, int | float) and isinstance(cached, int | float) and cached > 0:
-        off = (believed - cached) / cached
-    return [number(believed, 0), number(cached, 0), percent(off)]
+    if isinstance(predicted, int | float) and isinstance(cached, int | float) and cached > 0:
+        off = (predicted - cached) / cached
+    return [number(predicted, 0), number(cached, 0), percent(off)]
 
 
 def _global(one: BalancerStatus, upper: list[BalancerStatus]) -> list[str]:
@@ -503,7 +503,7 @@ def _hubs(one: BalancerStatus) -> list[list[str]]:
 
 def _refused(hub: dict[str, Any]) -> str:
     shown = ", ".join(f"{number(n, 0)} {why}" for why, n in as_dict(hub.get("refused")).items())
-    return f"not believed: {shown}" if shown else ""
+    return f"refused: {shown}" if shown else ""
 
 
 def _stream(region: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from hypothesis.internal.conjecture import providers
 from farhop_lab.bench.proxies import ENVOY
 from farhop_lab.sim import huge_pages
 from farhop_lab.world.client import Result, answer
-from farhop_lab.world.fork_server import kept_waiting_s
+from farhop_lab.world.fork_server import run_queue_s
 from farhop_lab.world.world import World, WorldSettings
 
 T = TypeVar("T")
@@ -136,8 +136,8 @@ def unhindered(*pids: int) -> Callable[[], float]:
     """The time since this was called, less that for which these processes (this one, if none is named) could have run
     and others had the cores: what a bar in seconds is held to."""
     watched = pids or (os.getpid(),)
-    began, waited_s = time.monotonic(), sum(map(kept_waiting_s, watched))
-    return lambda: time.monotonic() - began - (sum(map(kept_waiting_s, watched)) - waited_s)
+    began, waited_s = time.monotonic(), sum(map(run_queue_s, watched))
+    return lambda: time.monotonic() - began - (sum(map(run_queue_s, watched)) - waited_s)
 
 
 def chaos() -> str | None:

@@ -167,7 +167,7 @@ class Law:
         return residency.wait_max_s if residency is not None and residency.on_exhausted == "wait" else 0.0
 
     def widens(self, before: Law, scope: Scope, regions: frozenset[str]) -> bool:
-        """Whether all that was lawful in these regions under another law still is, for everybody whom that law knew:
+        """Whether all that was lawful in these regions under another law still is, for for_all whom that law knew:
         what is gone (a tenant, a key) may do nothing any more. Under another map, also whatever requests asked for.
 
         A verdict intersects its clauses, and each of them may be absent (no key named, a model without a rule): so
@@ -298,19 +298,19 @@ class Law:
         yield from self._narrow_clauses(narrow)
 
     def _model_clauses(self, who: Tenant, model: str) -> Iterator[_Excluded]:
-        """The rules of the model and of what it is based on, each for this tenant and for everybody."""
-        everybody = self._topology.models
+        """The rules of the model and of what it is based on, each for this tenant and for for_all."""
+        for_all = self._topology.models
         names = self.bound_models.get(model, ())
         if names is None:
-            if who.models or everybody:
+            if who.models or for_all:
                 yield self._nowhere(f"models have rules, and nobody knows the base of adapter {_shown(model)}")
             return
         for name in names:
             shown = f"model {name}" if name == model else f"model {name}, the base of {_shown(model)}"
             if name in who.models:
                 yield self._rule(f"tenant {who.name}, {shown}: processing", who.models[name])
-            if name in everybody:
-                yield self._rule(f"{shown}: processing", everybody[name])
+            if name in for_all:
+                yield self._rule(f"{shown}: processing", for_all[name])
 
     def _tenant_clause(self, tenant: str, residency: Residency, scope: Scope) -> _Excluded:
         own: Rule | None = getattr(residency, scope)

@@ -178,7 +178,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Kept of streams, so that they can go on", "bytes", (now("farhop_resume_kept_bytes", "region", "instance"),)),
         Panel("Mean time to first token", "s", (mean("farhop_target_ttft_seconds", "target", matchers=BELOW),)),
         Panel("Time per output token", "s", tuple(quantile(q, TPOT, matchers=BELOW) for q in (0.5, 0.9, 0.99))),
-        Panel("Pages, probes and events not believed", "short", (rate("farhop_reports_refused_total", "reason", matchers=BELOW),)),
+        Panel("Pages, probes and events refused", "short", (rate("farhop_reports_refused_total", "reason", matchers=BELOW),)),
     ]),
     "accounts": ("Farhop: usage, audit, limits", [
         Panel("Usage records a second, by what became of them", "reqps", (rate("farhop_usage_records_total", "region", "result"),)),
@@ -203,7 +203,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
         Panel("Epoch of the law in force", "short", (now("farhop_law_epoch", "tier", "region", "instance", how="max"),)),
         Panel("A law is refused", "bool", (now("farhop_law_rejected", "tier", "region", how="max"),)),
         Panel("Documents in etcd that are ignored", "short", (now("farhop_ignored_documents", "tier", "region", how="max"),)),
-        Panel("Reports and documents not believed", "short", (rate("farhop_reports_refused_total", "region", "reason", matchers=ENTRY),)),
+        Panel("Reports and documents refused", "short", (rate("farhop_reports_refused_total", "region", "reason", matchers=ENTRY),)),
         Panel("Spilled a second, by entry and target", "reqps", (rate("farhop_spilled_requests_total", "region", "target"),)),
         Panel("Share that spills", "percentunit", (
             share(rate("farhop_spilled_requests_total", "region", matchers=ENTRY), rate(REQUESTS, "region", matchers=ENTRY)),)),

@@ -36,28 +36,28 @@ class Budget:
         self.config = config
         self.hold_until = -inf
         self.doublings = 0
-        self._announced_at = -inf
-        self._skipped_at = -inf
+        self.announced_at = -inf
+        self.skipped_at = -inf
         self._changed: deque[float] = deque(maxlen=max(1, config.changes))
 
     def announce_at(self, now: float, *, last: bool) -> float:
         """When the route may be announced; at most `now` for at once. `last`: no other site is healthy."""
-        if last and now >= self._skipped_at + self.config.window_s:
+        if last and now >= self.skipped_at + self.config.window_s:
             return now
         if last:
-            return min(self.hold_until, self._skipped_at + self.config.window_s)
+            return min(self.hold_until, self.skipped_at + self.config.window_s)
         return self.hold_until
 
     def announced(self, now: float) -> None:
         """The route was announced."""
         if now < self.hold_until:
-            self._skipped_at = now
-        self._announced_at = now
+            self.skipped_at = now
+        self.announced_at = now
 
     def withdrawn(self, now: float) -> None:
         """The route is gone: withdrawn, or the speaker ended."""
         config = self.config
-        stood = now - self._announced_at >= config.window_s
+        stood = now - self.announced_at >= config.window_s
         self.doublings = 0 if stood or self.hold_until == -inf else self.doublings + 1
         self.hold_until = max(
             self.hold_until, now + min(config.hold_s * 2.0 ** min(self.doublings, 32), config.hold_max_s)
@@ -74,8 +74,16 @@ class Budget:
         """Attributes change now."""
         self._changed.append(now)
 
-    def remember(self, hold_left_s: float, doublings: int, now: float) -> None:
-        """Take over the budget of the process before this one."""
-        if hold_left_s > 0.0:
+    def remember(
+        self, hold_left_s: float, doublings: int, now: float, *, announced_s: float | None = None,
+        skipped_s: float = inf,
+    ) -> None:  # fmt: skip
+        """Take over the budget of the process before this one. `announced_s`: for how long it had announced the route,
+        if it was killed meanwhile: the route was withdrawn for it. `skipped_s`: since it skipped a hold."""
+        self.skipped_at = now - max(0.0, skipped_s)
+        if hold_left_s > 0.0 or announced_s is not None:
             self.hold_until = now + min(hold_left_s, self.config.hold_max_s)
             self.doublings = max(0, doublings)
+        if announced_s is not None:
+            self.announced_at = now - max(0.0, announced_s)
+            self.withdrawn(now)

@@ -221,7 +221,7 @@ class Announcer:
         return policy != "withdraw" and (self.others == 0 or (self.others is None and policy == "keep_unknown"))
 
     @property
-    def kept(self) -> bool:
+    def kept_as_last(self) -> bool:
         """Whether it stays announced only because it is the last."""
         return self.last and self.stopping_since is None and bool(self.why_not) and self.phase is not Phase.WITHDRAWN
 
@@ -324,7 +324,7 @@ class Announcer:
             return self._withdrawn(now, wakes)
         if self.speaker != "up":
             return []
-        leave = bool(self.why_not) and not self.kept
+        leave = bool(self.why_not) and not self.kept_as_last
         dead = self.fitness is Fitness.DEAD
         if not leave:
             return self._stay(now, wakes)

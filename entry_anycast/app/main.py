@@ -7,6 +7,7 @@ that settle, and only then end: the entry itself stops listening after this proc
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -67,10 +68,14 @@ HOLD = "anycast-hold"
 
 
 class _Hold(msgspec.Struct, frozen=True):
-    """The part of the budget that a restart must know. `until`: by this host's wall clock."""
+    """The part of the budget that a restart must know. Times are by this host's wall clock, 0 is never. `announced`:
+    since when the prefixes are; None while they are not. It is written before they are announced, and outlives a kill.
+    """
 
     until: float
     doublings: int
+    announced: float | None = None
+    skipped: float = 0.0
 
 
 class AnycastProcess:
@@ -111,7 +116,7 @@ class AnycastProcess:
         self._exit = asyncio.Event()
         self._publication: Publication | None = None
         self._published = b""
-        self._hold_kept = float("-inf")
+        self._hold_saved: tuple[float | None, ...] = ()
         self._since = wall().timestamp()
         self.seen: SpeakerState | None = None
         self._gauges()
@@ -237,7 +242,7 @@ class AnycastProcess:
     def why(self) -> str:
         """The reason for its state, in a line."""
         machine = self.machine
-        if machine.kept:
+        if machine.kept_as_last:
             return f"kept, as the last healthy site, though {machine.why_not}"
         if machine.why_not:
             return machine.why_not
@@ -248,24 +253,32 @@ class AnycastProcess:
 
     def _keep_hold(self, now: float) -> None:
         budget = self.machine.budget
-        if self._state is None or budget.hold_until == self._hold_kept:
+        announced_at = None if self.machine.phase is Phase.WITHDRAWN else budget.announced_at
+        keeps = budget.hold_until, announced_at, budget.skipped_at
+        if self._state is None or keeps == self._hold_saved:
             return
-        self._hold_kept = budget.hold_until
-        kept = _Hold(wall().timestamp() + budget.hold_until - now, budget.doublings)
+        self._hold_saved, at = keeps, wall().timestamp() - now
+        until, skipped = max(0.0, at + budget.hold_until), max(0.0, at + budget.skipped_at)
+        saved = _Hold(until, budget.doublings, None if announced_at is None else at + announced_at, skipped)
         try:
-            self._state.save(HOLD, msgspec.json.encode(kept))
+            self._state.save(HOLD, msgspec.json.encode(saved))
         except StateError as error:
-            self._log.error("kept state", problem=str(error))
+            self._log.error("state directory", problem=str(error))
 
     def _remember(self) -> None:
         try:
             found = self._state.load(HOLD) if self._state is not None else None
             if found is not None:
-                hold = msgspec.json.decode(found.document, type=_Hold)
-                self.machine.budget.remember(hold.until - wall().timestamp(), hold.doublings, self.clock.now())
-                self._hold_kept = self.machine.budget.hold_until
+                hold, at = msgspec.json.decode(found.document, type=_Hold), wall().timestamp()
+                self.machine.budget.remember(
+                    hold.until - at if hold.until else -inf,
+                    hold.doublings,
+                    self.clock.now(),
+                    announced_s=None if hold.announced is None else at - hold.announced,
+                    skipped_s=at - hold.skipped,
+                )
         except (StateError, msgspec.MsgspecError) as error:
-            self._log.error("kept state", problem=str(error))
+            self._log.error("state directory", problem=str(error))
 
     # -- life cycle
 
@@ -323,7 +336,7 @@ class AnycastProcess:
         held = "For how long the update budget still keeps the prefixes back."
         gauge("anycast_held_seconds", held, lambda: machine.held_s(self.clock.now()))
         kept = "1 if announced only because no other site is healthy."
-        gauge("anycast_kept_as_last", kept, lambda: float(machine.kept))
+        gauge("anycast_kept_as_last", kept, lambda: float(machine.kept_as_last))
         gauge("anycast_entry_fit", "1 if the entry is fit, by its probes.", lambda: float(machine.fitness == "fit"))
         gauge("anycast_sessions", "BGP sessions that are established.", lambda: float(sum(self._sessions().values())))
         gauge("anycast_session_up", "1 if the session with the peer is established.", self._sessions_up, "peer")
@@ -370,7 +383,7 @@ class AnycastAdmin:
             "drain": machine.drain,
             "others_healthy": machine.others,
             "last_site": process.config.last_site,
-            "kept_as_last": machine.kept,
+            "kept_as_last": machine.kept_as_last,
             "speaker_state": machine.speaker,
             "speaker_why": machine.speaker_why,
             "updates": {phase.value: count for phase, count in machine.updates.items()},

@@ -69,7 +69,7 @@ class Others:
 
     def others_changed(self, change: Change) -> None:
         """Apply one change from the etcd watch."""
-        if change.kind is ChangeKind.LOST or change.kept:
+        if change.kind is ChangeKind.LOST or change.from_disk:
             self._react(OthersChanged(None))
             return
         self._reports.take(change)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from entry_anycast.announcing.machine import Phase
 from entry_anycast.speakers.guarded import Guarded
 from entry_anycast.speakers.speaker import GRACEFUL_SHUTDOWN, SpeakerError, SpeakerState, family, phase_of
-from entry_anycast.speakers.watchdog import NOTHING
+from entry_anycast.speakers.watchdog import NOTHING, TAKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,7 +81,7 @@ class Bird:
                 f"bird: {why}; give a path in a folder that is there and ours (speaker.bird.file)"
             ) from None
         for line in await self._ask("configure"):
-            if line.startswith(("0003", "0004", "0018")):
+            if line.startswith(TAKEN):
                 return
         raise SpeakerError("bird: did not take its configuration; `birdc configure check` says why")
 

@@ -22,6 +22,8 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 ASKED_S = 1.0  # how long BIRD may take for an answer
 NOTHING = "# farhop anycast: nothing is announced\n"
+TAKEN = ("0003", "0004", "0005", "0018")  # of `configure`: done, begun, to follow the one under way, confirmed
+DONE, UNKNOWN = "0000", "9001"  # of `disable`: it is; there is no protocol of the name
 
 
 def main(arguments: list[str]) -> int:
@@ -67,19 +69,41 @@ def _watch(silence_s: float, child: subprocess.Popen[bytes] | None) -> None:
 
 
 def withdraw_bird(socket_path: str, file: str) -> int:
-    """Have BIRD announce nothing of ours. 0 if it answers that it does."""
-    Path(file).write_text(NOTHING)
+    """Have BIRD announce nothing of ours. 0 if it answers that it does.
+
+    Where it does not take its configuration (the file cannot be emptied, or another's has an error), the protocols that
+    run are disabled: they are gone once it reads the empty file.
+    """
+    try:
+        Path(file).write_text(NOTHING)
+        emptied = True
+    except OSError:
+        emptied = False
     with socket.socket(socket.AF_UNIX) as way:
         way.settimeout(ASKED_S)
         way.connect(socket_path)
+        _code(way)  # its greeting
         way.sendall(b"configure\n")
-        answer = b""
-        while not any(code in answer for code in (b"0003 ", b"0004 ", b"8002 ")):
-            more = way.recv(4096)
-            if not more:
-                return 1
-            answer += more
-    return 0 if b"8002 " not in answer else 1
+        if _code(way) in TAKEN and emptied:
+            return 0
+        done = True
+        for name in (b"farhop4", b"farhop6"):
+            way.sendall(b"disable %b\n" % name)
+            done = _code(way) in (DONE, UNKNOWN) and done
+    return 0 if done else 1
+
+
+def _code(way: socket.socket) -> str:
+    """The code of an answer's last line, which has a blank behind it; "" if BIRD hangs up."""
+    answer = b""
+    while True:
+        *_, last = [b"", *answer.split(b"\n")[:-1]]
+        if last[:4].isdigit() and last[4:5] == b" ":
+            return last[:4].decode()
+        more = way.recv(4096)
+        if not more:
+            return ""
+        answer += more
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from topology.geo import distance_km
 if TYPE_CHECKING:
     from topology.model import Topology
 
-NOBODY = 0xFFFF  # in an order: no further entry
+NO_ENTRY = 0xFFFF  # in an order: no further entry
 ASK_RESOLVER = 0xFFFFFFFF  # as a group: the address decides nothing, the resolver's own does
 SHARED_MAX = 24  # entries that take a share at once; more are drawn together
 GRAIN = {4: 16, 6: 16}  # while shares are drawn no network counts as larger
@@ -86,8 +86,8 @@ class Table:
     """The prepared order of entries for every client network.
 
     `spaces`: by family, a space whose values are groups. `orders`: groups × width, each group's entries as indices,
-    best first, NOBODY after the last. `fallback`: the group of clients of unknown network. `shared`: the group with the
-    entries that are lawful for every network, for a resolver that caches one answer for all its clients; -1 if no
+    best first, NO_ENTRY after the last. `fallback`: the group of clients of unknown network. `shared`: the group with
+    the entries that are lawful for every network, for a resolver that caches one answer for all its clients; -1 if no
     network is confined.
     """
 
@@ -124,12 +124,12 @@ def table(known: Atlas, standings: Sequence[Standing], lawful: frozenset[str], m
     inverse = inverse.reshape(-1)
     location = (unique & np.uint64(0xFFFFFFFF)).astype(np.int64)
     cost, allowed = _costs(known, columns, drawn, unique), known.allowed[location] & columns.may
-    everybody = allowed.all(axis=0)
-    confines = bool((allowed != everybody).any())
+    for_all = allowed.all(axis=0)
+    confines = bool((allowed != for_all).any())
     if confines:  # one more row, for clients of unknown network: the entries that are lawful for all
         location = np.append(location, UNKNOWN)
         cost = np.vstack((cost, cost[inverse[-1]]))
-        allowed = np.vstack((allowed, everybody))
+        allowed = np.vstack((allowed, for_all))
     lists, group = np.unique(_ranked(cost, allowed, columns.up, most), axis=0, return_inverse=True)
     groups = group.reshape(-1).astype(np.uint32)
     groups[location == PRIVATE] = ASK_RESOLVER
@@ -192,15 +192,15 @@ def _costs(
 def _ranked(
     cost: npt.NDArray[np.float64], allowed: npt.NDArray[np.bool_], up: npt.NDArray[np.bool_], most: int
 ) -> npt.NDArray[np.uint16]:
-    """The best entries of each row, at most this many, best first, NOBODY after the last: the allowed entries that
+    """The best entries of each row, at most this many, best first, NO_ENTRY after the last: the allowed entries that
     answer, or all allowed ones if none answers. Writes into `cost`."""
     some_up = np.asarray((allowed & up).any(axis=1))
     candidate = np.where(some_up[:, None], allowed & up, allowed)
     cost[~candidate] = np.inf
     ranked = np.argsort(cost, axis=1, kind="stable")[:, :most]
-    orders: npt.NDArray[np.uint16] = np.where(np.take_along_axis(cost, ranked, axis=1) < np.inf, ranked, NOBODY).astype(
-        np.uint16
-    )
+    orders: npt.NDArray[np.uint16] = np.where(
+        np.take_along_axis(cost, ranked, axis=1) < np.inf, ranked, NO_ENTRY
+    ).astype(np.uint16)
     return orders
 
 

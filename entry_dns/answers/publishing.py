@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from entry_dns.answers.message import AAAA, A
-from entry_dns.answers.prepare import NOBODY
+from entry_dns.answers.prepare import NO_ENTRY
 from entry_dns.answers.responder import ADDRESSES_MAX
 from entry_dns.answers.snapshot import Records
 
@@ -32,7 +32,7 @@ def records_of(head: Head, tables: Sequence[Table]) -> Wanted:
                 continue
             table = tables[at]
             group = table.fallback if table.shared < 0 else table.shared
-            entries = [head.entries[int(one)] for one in table.orders[group] if one != NOBODY]
+            entries = [head.entries[int(one)] for one in table.orders[group] if one != NO_ENTRY]
             each = (rdata for one in entries for rdata in (one.ipv4 if kind == A else one.ipv6))
             rdatas = tuple(dict.fromkeys(each))[:ADDRESSES_MAX]
             wanted[name.wire, kind] = Records(min(one.ttl for one in entries), rdatas) if rdatas else None

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from entry_dns.answers import message
 from entry_dns.answers.cookies import Cookies
 from entry_dns.answers.message import AAAA, ANY, DNSKEY, HINFO, HTTPS, IN, NSEC, RRSIG, SOA, A
-from entry_dns.answers.prepare import ASK_RESOLVER, NOBODY
+from entry_dns.answers.prepare import ASK_RESOLVER, NO_ENTRY
 from entry_dns.answers.signing import AGAIN_S, BACK_S, ZoneKeys, nsec
 from entry_dns.answers.snapshot import Head, Lookup, Name, Zone
 from entry_dns.fleet.networks import BITS, scope
@@ -375,7 +375,7 @@ class Responder:
             return Prepared(message.SERVFAIL, 0, 0, b"", self.now, error=_UNREADY, authoritative=False)
         first = -1
         if table is not None:
-            order = [at for at in table.orders[group * table.width : (group + 1) * table.width] if at != NOBODY]
+            order = [at for at in table.orders[group * table.width : (group + 1) * table.width] if at != NO_ENTRY]
             if not order:
                 return Prepared(message.SERVFAIL, 0, 0, b"", self.now, error=_LAWLESS, authoritative=False)
             first = order[0]

@@ -1,4 +1,7 @@
-"""Which entry a client would get, and why: a look-up of one address in the table that answers are made from."""
+"""Which entry a client would get, and why: a look-up of one address in the table that answers are made from.
+
+Never changes what is answered, and reads no file.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from entry_dns.answers import prepare
-from entry_dns.answers.prepare import ASK_RESOLVER, NOBODY, Atlas
+from entry_dns.answers.prepare import ASK_RESOLVER, NO_ENTRY, Atlas
 from entry_dns.answers.zones import lawful_of
 from entry_dns.fleet.networks import PRIVATE, UNKNOWN, scope
 from topology.law import Scope
@@ -49,7 +52,7 @@ def where(
     index = int(space.starts.searchsorted(at, side="right")) - 1
     length = 0 if made.uniform else scope(starts, index, at, space.bits) or 1
     group, row = int(space.values[index]), known.spaces[family].at(at)
-    order = [int(one) for one in made.orders[made.fallback if group == ASK_RESOLVER else group] if one != NOBODY]
+    order = [int(one) for one in made.orders[made.fallback if group == ASK_RESOLVER else group] if one != NO_ENTRY]
     geographic = known if geography is None else geography
     base = geographic.spaces[family].at(at)
     geography_ms = [_ms(geographic, base, column) for column in range(len(known.entries))]
@@ -131,7 +134,7 @@ def _without_subnet(made: prepare.Table, known: Atlas, lawful: frozenset[str], b
 
 
 def _listed(made: prepare.Table, known: Atlas, group: int) -> list[str]:
-    return [known.entries[int(at)] for at in made.orders[group] if at != NOBODY]
+    return [known.entries[int(at)] for at in made.orders[group] if at != NO_ENTRY]
 
 
 def _confined_elsewhere(known: Atlas, entry: str) -> str | None:

@@ -168,11 +168,11 @@ class Watcher:
                     self.links.gone(*name)
             for entry in change.written:
                 listed.add(entry.key)
-                self.read(entry.key, entry.value, kept=change.kept)
+                self.read(entry.key, entry.value, from_disk=change.from_disk)
 
         return take
 
-    def read(self, key: str, value: bytes, *, kept: bool) -> None:
+    def read(self, key: str, value: bytes, *, from_disk: bool) -> None:
         name = parse_report_key(key)
         if name is None:
             return
@@ -185,7 +185,7 @@ class Watcher:
             self._refused("report_misplaced")
             return
         self.links.named(report)  # its address, also from a report older than this process
-        if not kept:
+        if not from_disk:
             self.reported(report)
 
     def reported(self, report: RegionReport) -> None:

@@ -1,7 +1,7 @@
-"""Kept answers, within one limit of bytes that they share with answers being recorded.
+"""Stored answers, within one limit of bytes that they share with answers being recorded.
 
-Invariants: 0 <= kept + taken <= capacity, always; no answer takes more than a SHARE-th of it. When room is needed, the
-holder with the most bytes loses its least recently used answer, so that one tenant's many answers push out its own
+Invariants: 0 <= stored + taken <= capacity, always; no answer takes more than a SHARE-th of it. When room is needed,
+the holder with the most bytes loses its least recently used answer, so that one tenant's many answers push out its own
 first. Never reads a clock, and never decides whether an answer may be used: only whether it is here.
 """
 
@@ -24,7 +24,7 @@ class AnswerStore(Generic[A]):
         if capacity < 0:
             raise ValueError(f"capacity must be 0 or more, not {capacity!r}")
         self.capacity = capacity
-        self.kept = self.taken = 0  # bytes of answers kept, and of those being recorded or still told
+        self.stored = self.taken = 0  # bytes of answers stored, and of those being recorded or still told
         self.by_holder: dict[str, OrderedDict[bytes, tuple[A, int]]] = {}
         self._bytes: dict[str, int] = {}
         # A heap by bytes, and what each holder's entry counts: as much as it has, or more since it gave some.
@@ -34,7 +34,7 @@ class AnswerStore(Generic[A]):
 
     @property
     def largest(self) -> int:
-        """The size in bytes above which an answer is not kept."""
+        """The size in bytes above which an answer is not stored."""
         return max(0, self.capacity // SHARE - ENTRY_BYTES)
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class AnswerStore(Generic[A]):
             return False
         self.by_holder.setdefault(holder, OrderedDict())[key] = answer, cost
         self._bytes[holder] = mine = self._bytes.get(holder, 0) + cost
-        self.kept += cost
+        self.stored += cost
         self._count(holder, mine)
         return True
 
@@ -74,7 +74,7 @@ class AnswerStore(Generic[A]):
         self._bytes.clear()
         self._most.clear()
         self._counted.clear()
-        self.kept = 0
+        self.stored = 0
 
     # -- room for what is under way
 
@@ -96,7 +96,7 @@ class AnswerStore(Generic[A]):
     def _make_room(self, n: int) -> bool:
         if self.taken + n > self.capacity:
             return False
-        while self.kept + self.taken + n > self.capacity:
+        while self.stored + self.taken + n > self.capacity:
             self._evict()
         return True
 
@@ -125,7 +125,7 @@ class AnswerStore(Generic[A]):
             heapq.heapify(self._most)
 
     def _gone(self, holder: str, cost: int) -> None:
-        self.kept -= cost
+        self.stored -= cost
         self._bytes[holder] -= cost
         if not self.by_holder[holder]:
             del self.by_holder[holder], self._bytes[holder], self._counted[holder]

@@ -47,13 +47,13 @@ def owner(thing: str, members: Iterable[str]) -> str | None:
     return best[1] if best is not None else None
 
 
-def draw(key: int, stakes: Iterable[tuple[str, float, bytes]]) -> str:
-    """The name drawn by a 64-bit key; "" if there are no names. `stakes`: the names, their weights (above 0) and their
-    salts.
+def draw(key: int, weighted: Iterable[tuple[str, float, bytes]]) -> str:
+    """The name drawn by a 64-bit key; "" if there are no names. `weighted`: the names, their weights (above 0) and
+    their salts.
     """
     drawing = key.to_bytes(8, "little")
     best, least = "", 0.0
-    for name, weight, salt in stakes:
+    for name, weight, salt in weighted:
         cost = -log((xxh3_64_intdigest(salt + drawing) + 0.5) / _HASHES) / weight
         if not best or cost < least:
             best, least = name, cost

@@ -133,7 +133,7 @@ class Request(msgspec.Struct, frozen=True, gc=False):
 PROMPT_TOKENS_BEYOND, ANSWER_TOKENS_BEYOND, ANSWER_TIMES, ANSWER_TOKENS_MAX = 1 << 18, 1024, 2, 1 << 20
 
 
-def believed(usage: Usage | None, request: Request) -> Usage | None:
+def plausible(usage: Usage | None, request: Request) -> Usage | None:
     """The usage that an engine reported, clipped to what the request can have used. Otherwise an engine that lies, or
     errs, could use up a tenant's limits for days, and push the tenant behind all others."""
     if usage is None:

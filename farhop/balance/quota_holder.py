@@ -11,7 +11,7 @@ from farhop.balance.quota import DRIFT, LEASE_S, LOST_S, Ask, Bucket, Grant, Lea
 
 # What a client is told to wait for a slot is what passes between two that end here: at first, at most, and how fast it
 # is learned.
-PACE_S, PACE_S_MAX, PACE_WEIGHT = 1.0, 10.0, 0.1
+INTERVAL_S, INTERVAL_S_MAX, INTERVAL_WEIGHT = 1.0, 10.0, 0.1
 
 
 class Holding:
@@ -137,14 +137,14 @@ class Holding:
 class SlotsHeld(Holding):
     """Slots as a balancer has them: `held`, of which `taken` are under way, `most` at once since the last ask. So many
     are `over` that are let go when they end. `own` are taken of its safe part, which may be used from `own_from` on.
-    `pace_s`: between two that end here, of late. `known`: its root may think that we have some; `lost`: or that we have
-    none any more."""
+    `interval_s`: between two requests that end here, of late. `known`: its root may think that we have some; `lost`: or
+    that we have none any more."""
 
-    __slots__ = ("ended_at", "held", "lost", "most", "over", "own", "own_from", "pace_s", "taken")
+    __slots__ = ("ended_at", "held", "interval_s", "lost", "most", "over", "own", "own_from", "taken")
 
     def __init__(self, name: str, quota: Quota, safe: Quota | None, now: float) -> None:
         self.held = self.taken = self.most = self.over = self.own = 0
-        self.lost, self.pace_s, self.ended_at = False, PACE_S, now
+        self.lost, self.interval_s, self.ended_at = False, INTERVAL_S, now
         super().__init__(name, quota, safe, now)
 
     def resize(self, quota: Quota, safe: Quota | None, now: float) -> None:
@@ -192,14 +192,14 @@ class SlotsHeld(Holding):
                 self.over -= taken
         else:
             self.own -= taken
-        self.pace_s += PACE_WEIGHT * (min(max(0.0, now - self.ended_at), PACE_S_MAX) - self.pace_s)
+        self.interval_s += INTERVAL_WEIGHT * (min(max(0.0, now - self.ended_at), INTERVAL_S_MAX) - self.interval_s)
         self.ended_at = now
 
     def lacks_s(self, n: int, now: float) -> float:
         """Seconds until another may have ended, 0 if the root may have n for us now."""
         if self.soon or n <= self.available + self.free:
             return 0.0
-        return max(0.0, self.free_at + self.pace_s - now)
+        return max(0.0, self.free_at + self.interval_s - now)
 
     def ask(self) -> Want | None:
         """What to send to the root now; None if there is nothing to report or to ask for. Slots beyond what is wanted

@@ -14,7 +14,7 @@ import msgspec
 from farhop.relay.formats import paths
 from farhop.service.admin import ExplainError
 from farhop.service.request_reader import RefusedError
-from farhop.store.kept import notice
+from farhop.store.disk_cache import notice
 from farhop.telemetry.release import release
 from topology.law import narrowing
 
@@ -31,12 +31,12 @@ AskAll: TypeAlias = Callable[[], list[dict[str, Any]]]
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a status page that the state machine does not know; each is asked when the page is. `kept`: what of etcd
-    is kept on disk; `ignored`: what in etcd does not count by our signing keys; `keys`: which API keys are known;
-    `accounts`: the usage and audit records."""
+    """Parts of a status page that the state machine does not know; each is asked when the page is. `disk_caches`: what
+    of etcd is kept on disk; `ignored`: what in etcd does not count by our signing keys; `keys`: which API keys are
+    known; `accounts`: the usage and audit records."""
 
     configuration: Ask
-    kept: AskAll
+    disk_caches: AskAll
     ignored: AskAll
     keys: Ask
     limits: Ask
@@ -93,7 +93,7 @@ class BalancerAdmin(ABC):
 
     def notice(self) -> str:
         """See TierAdmin."""
-        return notice(self._process.kept())
+        return notice(self._process.disk_caches())
 
     def status(self) -> dict[str, Any]:
         """See TierAdmin."""
@@ -106,7 +106,7 @@ class BalancerAdmin(ABC):
             "law_epoch": self._machine.law.epoch,
             "law": self._laws.status(),
             "configuration": process.configuration(),
-            "kept": process.kept(),
+            "kept": process.disk_caches(),
             "ignored": process.ignored(),
             "keys": process.keys(),
             "limits": process.limits(),

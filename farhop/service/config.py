@@ -115,7 +115,7 @@ class Admin(Listen):
             self.operators,
             trust_domain,
             certified=self.tls is not None and self.tls.client_ca_file is not None,
-            anybody="act" if self.is_local else "read",
+            anonymous="act" if self.is_local else "read",
         )
 
     def reached_at(self, port: int, host: str = "") -> str:

@@ -168,5 +168,5 @@ def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"jwks_url did not answer within {FETCH_S:g} s"
     if isinstance(error, ClientConnectorCertificateError):
-        return "jwks_url: its certificate is not believed; name the authority that issued it as ca_file"
+        return "jwks_url: its certificate is not trusted; name the authority that issued it as ca_file"
     return f"jwks_url could not be asked: {type(error).__name__}"

@@ -31,7 +31,7 @@ PROBLEMS_SHOWN_MAX = 20
 
 
 class KeyBook:
-    """What is issued. `refused` counts documents not believed, by reason; `changes` are called once it is another."""
+    """What is issued. `refused` counts refused documents, by reason; `changes` are called once it is another."""
 
     def __init__(self, store: Store, refused: Callable[[str], None]) -> None:
         self._store, self._refused = store, refused

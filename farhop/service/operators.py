@@ -38,7 +38,7 @@ class Operators:
 
     `tokens` are SHA-256 digests with a right, by name. `certified`: the connection proved a certificate, which gives
     `read`, or the right in `named` for the operator that it names in the trust domain. Without tokens and certificates,
-    any caller has the right `anybody`.
+    any caller has the right `anonymous`.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Operators:
         trust_domain: str = certificate_names.TRUST_DOMAIN,
         *,
         certified: bool = False,
-        anybody: Right = "act",
+        anonymous: Right = "act",
     ) -> None:
         self._tokens, self._named, self._trust_domain = dict(tokens or {}), dict(named or {}), trust_domain
-        self._certified, self._anybody = certified, anybody
+        self._certified, self._anonymous = certified, anonymous
 
     @property
     def asks(self) -> bool:
@@ -61,16 +61,16 @@ class Operators:
     def of(self, authorization: str | None, certificate: bytes | None) -> Operator:
         """The operator, by the request's `Authorization` and its connection's certificate (DER)."""
         if not self.asks:
-            return Operator("anybody", self._anybody)
+            return Operator("anonymous", self._anonymous)
         found = [self._by_token(authorization), self._by_certificate(certificate)]
         return max(found, key=lambda one: -1 if one.may == "" else RIGHTS.index(one.may))
 
     def _by_token(self, authorization: str | None) -> Operator:
         given = authorization or ""
         if given[: len(_SCHEME)].lower() != _SCHEME or len(given) > TOKEN_CHARS_MAX:
-            return _NOBODY
+            return _UNKNOWN
         digest = hashlib.sha256(given[len(_SCHEME) :].strip().encode("utf-8", "replace")).digest()
-        found = _NOBODY
+        found = _UNKNOWN
         for name, (known, may) in self._tokens.items():  # all of them, so that the time reveals nothing
             if hmac.compare_digest(known, digest):
                 found = Operator(f"token {name}", may)
@@ -78,12 +78,12 @@ class Operators:
 
     def _by_certificate(self, certificate: bytes | None) -> Operator:
         if not self._certified or certificate is None:
-            return _NOBODY
+            return _UNKNOWN
         name = certificate_names.operator(certificate_names.uris(certificate), self._trust_domain)
         return Operator(f"operator {name}" if name else "a certificate", self._named.get(name, "read"))
 
 
-_NOBODY = Operator("nobody", "")
+_UNKNOWN = Operator("nobody", "")
 OPEN = Operators()
 
 

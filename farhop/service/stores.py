@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from farhop.config import ConfigError
 from farhop.service.lawbook import LawBook
+from farhop.store.disk_cache import DiskCachedStore, disk_cache_status
 from farhop.store.hubs import store_of, stores_of
-from farhop.store.kept import KeptStore, kept_status
 from farhop.store.sealed import Sealed, inner
 from farhop.store.state import StateDir
 from topology import load as worlds
@@ -97,9 +97,9 @@ def keep(config: Member, tier: str, rng: Random, log: Throttled) -> Callable[[st
     state_dir = state(config, tier)
 
     def warn(problem: str) -> None:
-        log.error("kept state", problem, problem=problem)
+        log.error("state directory", problem, problem=problem)
 
-    return lambda hub, one: one if state_dir is None else KeptStore(one, hub, state_dir, rng, warn)
+    return lambda hub, one: one if state_dir is None else DiskCachedStore(one, hub, state_dir, rng, warn)
 
 
 def sealed(
@@ -116,9 +116,9 @@ def sealed(
     return Sealed(given, keys, refused)
 
 
-def kept(store: Store, hub: str) -> list[dict[str, Any]]:
+def disk_caches(store: Store, hub: str) -> list[dict[str, Any]]:
     """The state of the documents that a store keeps on disk; `hub`: the name of a single hub."""
-    return kept_status(inner(one) for one in stores_of(store, hub).values())
+    return disk_cache_status(inner(one) for one in stores_of(store, hub).values())
 
 
 def ignored(store: Store, hub: str) -> list[dict[str, Any]]:
@@ -152,8 +152,8 @@ def law_book(
     """The law as this process follows it: in each hub by itself, signature and all. Raises ConfigError."""
     hub = law.topology.regions[config.region].hub
     stores = {name: inner(one) for name, one in stores_of(store, hub).items()}
-    keys, kept = config.signing.made(), state(config, tier)
-    return LawBook(stores, law, adopt, metrics.report_refused, log, keys=keys, state=kept, rng=rng)
+    keys, state_dir = config.signing.made(), state(config, tier)
+    return LawBook(stores, law, adopt, metrics.report_refused, log, keys=keys, state=state_dir, rng=rng)
 
 
 def _away_ms(hub: str, region: str, topology: Topology) -> float:

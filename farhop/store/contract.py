@@ -79,8 +79,8 @@ class Change(msgspec.Struct, frozen=True):
     """One step of a watch. `revision` orders steps between two snapshots (a wiped store starts again from 1).
 
     SNAPSHOT: `entries` is all there is; forget the rest. PUT: `key` and `value`. DELETE: `key`, also as a lease ends.
-    LOST: contact is lost and `why` says how; the view is ageing until the next SNAPSHOT. `kept`: a SNAPSHOT of what was
-    on disk, however long ago that was.
+    LOST: contact is lost and `why` says how; the view is ageing until the next SNAPSHOT. `from_disk`: a SNAPSHOT of
+    what was on disk, however long ago that was.
     """
 
     kind: ChangeKind
@@ -89,7 +89,7 @@ class Change(msgspec.Struct, frozen=True):
     value: bytes = b""
     entries: tuple[Entry, ...] = ()
     why: str = ""
-    kept: bool = False
+    from_disk: bool = False
 
     @property
     def written(self) -> tuple[Entry, ...]:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Refused(ValueError):  # noqa: N818 -- says what is the case
-    """A document that is not believed. `reason` is one word of few, for counting; the text says why."""
+    """A document that is refused. `reason` is one word of few, for counting; the text says why."""
 
     def __init__(self, reason: str, message: str = "") -> None:
         super().__init__(message or reason)

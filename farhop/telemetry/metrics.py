@@ -313,7 +313,7 @@ class TierMetrics(Collector):
             self._share.observe(abs(late_ms) / actual_ttft_ms)
 
     def report_refused(self, reason: str) -> None:
-        """A report from below was not believed; `reason` is a fixed word, never its text."""
+        """A report from below was refused; `reason` is a fixed word, never its text."""
         self._reports.add((self._reasons.admit(reason),))
 
     def handshake_refused(self, listener: str, reason: str) -> None:

@@ -33,13 +33,13 @@ def plain(size: int, count: int = COUNT, model: str = MODEL, delay_ms: float = 0
 
 
 def streamed(
-    size: int, chunks: int, pace_ms: float, count: int = COUNT, model: str = MODEL, delay_ms: float = 0.0
+    size: int, chunks: int, interval_ms: float, count: int = COUNT, model: str = MODEL, delay_ms: float = 0.0
 ) -> list[bytes]:
     """Bodies that ask for a stream. Instructions for the benchmark's upstream are in the text: routers parse the body
     into types of their own, and only text is sure to arrive as it was sent.
     """
     options = {"max_tokens": chunks, "stream": True, "stream_options": {"include_usage": True}}
-    order = f" chunks={chunks} pace_ms={pace_ms:g}" + _delayed(delay_ms)
+    order = f" chunks={chunks} interval_ms={interval_ms:g}" + _delayed(delay_ms)
     return [_body(size, i, options, order, model) for i in range(count)]
 
 

@@ -43,7 +43,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     windows: int
     body_bytes: int = 1024
     chunks: int = 0  # of a stream; 0: answers in one piece
-    pace_ms: float = 20.0
+    interval_ms: float = 20.0
     rate_per_s: float = 0.0
     first: int = -1  # from this number on each prompt is numbered, so that no two are equal; below 0: not numbered
     timeout_s: float = 30.0
@@ -82,7 +82,9 @@ class Load:
     def __init__(self, job: Job) -> None:
         self._tls = unverified_tls() if job.tls else None
         self.job = job
-        made = bodies.streamed(job.body_bytes, job.chunks, job.pace_ms) if job.chunks else bodies.plain(job.body_bytes)
+        made = (
+            bodies.streamed(job.body_bytes, job.chunks, job.interval_ms) if job.chunks else bodies.plain(job.body_bytes)
+        )
         self._requests = [bodies.request(body, job.host) for body in made]
         self._sent = 0
         self.requests = self.chunks = self.errors = self.streams = 0

@@ -74,7 +74,7 @@ def _begun(replicas: int, down: int = 0) -> regional_flow.RegionalFlow:
     """Every replica holds 1 or 3 KB of the prompt; the first `down` are broken."""
     flow, path = _regional(replicas), _request(0).chain
     for i in range(replicas):
-        flow.fleet.trie.insert(f"gpu-{i}", path[: 4 + 8 * (i * 7919 % 3 == 0)])
+        flow.replicas.trie.insert(f"gpu-{i}", path[: 4 + 8 * (i * 7919 % 3 == 0)])
     for i in range(down):
         flow.handle(regional_view.ReplicaProbed(f"gpu-{i}", ok=False, fault="broken"), 99.5)
     return flow

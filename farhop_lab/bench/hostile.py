@@ -2,7 +2,7 @@
 
 Both tiers run as shipped. Each crafted megabyte is sent several times, one after another, and so is a plain prompt in
 the same run: what counts is the processes' CPU time, whether the body is served or refused. Then an innocent client
-sends small requests at a fixed pace, alone and beside four clients without a pause. Two bounds, `COST_MAX` and
+sends small requests at a fixed rate, alone and beside four clients without a pause. Two bounds, `COST_MAX` and
 `DELAY_MAX`, are relative to the plain prompt. Last come bodies near the size limit, and how late the tiers' event loops
 were meanwhile, by their own measurement.
 """
@@ -32,7 +32,7 @@ COST_MAX = 3.0  # times the plain prompt
 DELAY_MAX = 2.0  # times the innocent client's p99 beside four senders of plain prompts
 CLIENTS = 4
 _TIMEOUT_S = 60.0
-_PACE_S = 0.01
+_INTERVAL_S = 0.01
 _REMEMBERED_S = 16.0  # farhop.service.loop_lag
 _LAG = re.compile(r"^farhop_loop_lag_seconds(?:\{.*\})? ([0-9.e+-]+)$", re.M)
 
@@ -193,7 +193,7 @@ async def _p99(proxy: Running, seconds: float, wire: bytes | None) -> float:
         if await _ask(proxy, small) != 200:
             raise BenchError("an innocent's request was not served")
         took.append(time.monotonic() - began)
-        await asyncio.sleep(_PACE_S)
+        await asyncio.sleep(_INTERVAL_S)
     over.set()
     await asyncio.gather(*others, return_exceptions=True)
     return sorted(took)[int(len(took) * 0.99)] * 1e3

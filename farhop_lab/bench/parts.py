@@ -33,8 +33,8 @@ from global_lb.links import watch
 TO = "FARHOP_BENCH_COUNTS_TO"  # the folder to which a counted process writes
 REQUESTS, WARM, STREAMS, CHUNKS = 100, 200, 2, 100
 ROUNDS = 3  # of counting calls; the one with the fewest is reported, since other load only adds
-_PACE_MS, _PAUSE_S = 4.0, 0.003
-_ANSWER_MS = 8.0  # longer than a prefill should take: else it depends on the machine whether a pace is learned
+_CHUNK_MS, _PAUSE_S = 4.0, 0.003
+_ANSWER_MS = 8.0  # longer than a prefill should take: else it depends on the machine whether a prefill speed is learned
 _NEARLY = 0.9  # of all requests
 _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__
@@ -159,7 +159,7 @@ class Counted:
 
     async def chunks(self, *, slowly: bool = False) -> Parts:
         """The parts of a chunk, in a single stream."""
-        made = [bodies.request(body, HOST) for body in bodies.streamed(self._size, CHUNKS, _PACE_MS)]
+        made = [bodies.request(body, HOST) for body in bodies.streamed(self._size, CHUNKS, _CHUNK_MS)]
         await self._send(made, 1)
         return await self._parts(lambda: self._send(made, STREAMS), STREAMS * (CHUNKS - 1), slowly=slowly)
 

@@ -213,9 +213,9 @@ async def _streams(taken: Taken, plan: Plan, proxy: Running) -> None:
         mode="closed", host=proxy.host, port=proxy.port, tls=proxy.tls, pids=list(proxy.pids),
         connections=CONNECTIONS, ramp_s=0.5, window_s=plan.stream_s, windows=1, chunks=200,
     )  # fmt: skip
-    for count, pace_ms in plan.streams:
+    for count, interval_ms in plan.streams:
         # Half of the ramp opens them one by one, so that their chunks are not in step. None ends in the window.
-        job = msgspec.structs.replace(base, connections=count, pace_ms=pace_ms, ramp_s=max(0.5, count / 400))
+        job = msgspec.structs.replace(base, connections=count, interval_ms=interval_ms, ramp_s=max(0.5, count / 400))
         taken.streams.setdefault(count, []).extend((await asked(job)).windows)
         if plan.idle_streams and taken.stream_bytes is None:
             taken.stream_bytes = await _idle(base, plan.idle_streams)
@@ -230,7 +230,7 @@ async def _idle(base: Job, count: int) -> float:
         ramp_s=count / 500,
         window_s=0.5,
         windows=2,
-        pace_ms=600_000.0,
+        interval_ms=600_000.0,
         timeout_s=60.0,
     )
     before, after = (await asked(job)).windows

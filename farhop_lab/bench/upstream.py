@@ -1,4 +1,4 @@
-"""Stands for the engines in a benchmark: a uvloop server that answers at once, or streams at a set pace.
+"""Stands for the engines in a benchmark: a uvloop server that answers at once, or streams chunks at a set interval.
 
 `python -m farhop_lab.bench.upstream '{"port": 9000, "hosts": ["127.0.0.2"]}'`. It reads no more of a request than it
 must; its cost is not measured, but it shares the machine with what is. For benchmarks only.
@@ -32,7 +32,7 @@ vllm:prefix_cache_hits_total{{model_name="{MODEL}"}} 700000.0
 MODELS = msgspec.json.encode({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]})
 BYTES_PER_TOKEN = 4
 _STREAM = re.compile(rb'"stream":\s*true')
-_ORDER = re.compile(rb"chunks=(\d+) pace_ms=([\d.]+)")
+_ORDER = re.compile(rb"chunks=(\d+) interval_ms=([\d.]+)")
 _DELAY = re.compile(rb" delay_ms=([\d.]+)")
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"

@@ -136,7 +136,7 @@ def _distinct(outcomes: list[Outcome]) -> tuple[Outcome, ...]:
     return tuple(shapes.values())
 
 
-def kept(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
+def save(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
     """Write the schedules to files for `--replay` and the tests; returns the files. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     paths: list[Path] = []

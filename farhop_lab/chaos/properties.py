@@ -58,7 +58,7 @@ def shares(world: World, truth: EngineTimings, asked: dict[str, int]) -> Iterato
     then.
     """
     for name, region in world.regions.items():
-        counts = {replica: truth.count(name, replica) for replica in region.hosts}
+        counts = {replica: truth.count(name, replica) for replica in region.processes}
         yield from share_findings(name, asked[name], counts)
 
 
@@ -85,8 +85,10 @@ def estimates(world: World, truth: EngineTimings) -> Iterator[Finding]:
     """Every estimate of both tiers against the true times of the engines since `truth` counts."""
     for name, region in world.regions.items():
         flow = region.flow
-        yield from _off(f"{name}", "bytes per token", flow.fleet.estimates.bytes_per_token(MODEL), _bytes_per_token())
-        table = flow.fleet.table(flow.fleet.whole.of)  # what a pick reads
+        yield from _off(
+            f"{name}", "bytes per token", flow.replicas.estimates.bytes_per_token(MODEL), _bytes_per_token()
+        )
+        table = flow.replicas.table(flow.replicas.whole.of)  # what a pick reads
         for replica, row in table.of.at.items():
             answers = truth.by.get((name, replica), [])
             if len(answers) < 2:
@@ -115,8 +117,8 @@ def _reported(subject: str, flow: GlobalFlow, name: str) -> Iterator[Finding]:
         if capacity is None:
             yield Finding("estimates", subject, "its report names no model")
             continue
-        pace = workload.prefill_ms_per_token()
-        yield from _off(subject, "reported prefill ms/token", capacity.prefill_ms_per_token, pace)
+        true_ms = workload.prefill_ms_per_token()
+        yield from _off(subject, "reported prefill ms/token", capacity.prefill_ms_per_token, true_ms)
 
 
 def _output(flow: GlobalFlow) -> float:
@@ -149,16 +151,16 @@ def standing(world: World) -> Iterator[Finding]:
 
 
 def _replicas(name: str, region: RegionProcess) -> Iterator[Finding]:
-    now, fleet = region.relay.clock(), region.flow.fleet.standing
-    for replica in region.hosts:
-        health = fleet.read(replica, now)
+    now, standing = region.relay.clock(), region.flow.replicas.standing
+    for replica in region.processes:
+        health = standing.read(replica, now)
         if health.state is not State.UP:
             yield Finding("standing", f"{name}/{replica}", f"{health.state}: {health.why}")
-        elif (excess := fleet.outliers.excess(replica, now)) > SHARE_OFF:
+        elif (excess := standing.outliers.excess(replica, now)) > SHARE_OFF:
             yield Finding(
                 "standing", f"{name}/{replica}", f"kept from {excess:.0%} of its slots: fails more than its peers"
             )
-    if (mode := fleet.modes.get(MODEL, Mode.NORMAL)) is not Mode.NORMAL:
+    if (mode := standing.modes.get(MODEL, Mode.NORMAL)) is not Mode.NORMAL:
         yield Finding("standing", name, f"mode {mode}")
 
 
@@ -213,8 +215,8 @@ def ledgers(world: World) -> Iterator[Finding]:
         for what, count in _regional_books(region):
             if count:
                 yield Finding("ledgers", name, f"{what}: {count:g} at rest")
-        for replica, host in region.hosts.items():
-            waiting, running, _ = host.engine.metrics()
+        for replica, process in region.processes.items():
+            waiting, running, _ = process.engine.metrics()
             if waiting or running:
                 what = f"its engine works on {waiting + running} requests that nobody sent"
                 yield Finding("ledgers", f"{name}/{replica}", what)
@@ -229,12 +231,12 @@ def ledgers(world: World) -> Iterator[Finding]:
 
 
 def _regional_books(region: RegionProcess) -> list[tuple[str, float]]:
-    flow, table = region.flow, region.flow.fleet.whole
+    flow, table = region.flow, region.flow.replicas.whole
     now = region.relay.clock()
     return [
         ("requests under way", max(region.relay.under_way, flow.under_way)),
-        ("reservations", len(flow.fleet.ledger)),
-        ("targets with load", len(flow.fleet.ledger.targets())),
+        ("reservations", len(flow.replicas.ledger)),
+        ("targets with load", len(flow.replicas.ledger.targets())),
         ("queued requests", len(flow.queue)),
         ("queued tokens", flow.queue.tokens),
         ("retries in the budget", flow.budget.retrying),

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from farhop_lab.engine.formats.render import Rendering
 
 
-class Host(Protocol):
-    """The replica's interface for its tasks."""
+class ReplicaServer(Protocol):
+    """What the handlers need of the replica that they belong to."""
 
     text_model: TextModel
     profile: Profile
@@ -52,8 +52,8 @@ class Host(Protocol):
 class Tasks:
     """The handlers of one replica."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, server: ReplicaServer) -> None:
+        self._server = server
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         """Under vLLM's and Triton's paths."""
@@ -78,9 +78,9 @@ class Tasks:
 
     async def _messages(self, request: web.Request) -> web.StreamResponse:
         try:
-            call, request_id = messages.parse(await request.read()), self._host.request_id(request, "msg_")
+            call, request_id = messages.parse(await request.read()), self._server.request_id(request, "msg_")
             answer = messages.MessageAnswer(request_id, call.model or "")
-            return await self._host.serve(request, call, answer, request_id)
+            return await self._server.serve(request, call, answer, request_id)
         except RefusedError as error:
             raise messages.AnthropicRefusedError(
                 error.message, status=error.status, kind=error.kind, param=error.param
@@ -88,18 +88,18 @@ class Tasks:
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         model, prompt = messages.counted(await request.read())
-        self._host.check_model(model)
+        self._server.check_model(model)
         return web.Response(body=messages.count(prompt), content_type="application/json")
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
-        call, request_id = responses.parse(await request.read()), self._host.request_id(request, "resp_")
-        answer = responses.ResponseAnswer(request_id, call.model or self._host.text_model.model, int(time.time()))
-        return await self._host.serve(request, call, answer, request_id)
+        call, request_id = responses.parse(await request.read()), self._server.request_id(request, "resp_")
+        answer = responses.ResponseAnswer(request_id, call.model or self._server.text_model.model, int(time.time()))
+        return await self._server.serve(request, call, answer, request_id)
 
     async def _chat_batch(self, request: web.Request) -> web.Response:
-        calls, request_id = parse_chats(await request.read()), self._host.request_id(request, "chatcmpl-")
-        done = await self._host.compute(request, calls[0].model, [call.wanted for call in calls], request_id)
-        answer = Answer(request_id, calls[0].model or self._host.text_model.model, int(time.time()), "assistant")
+        calls, request_id = parse_chats(await request.read()), self._server.request_id(request, "chatcmpl-")
+        done = await self._server.compute(request, calls[0].model, [call.wanted for call in calls], request_id)
+        answer = Answer(request_id, calls[0].model or self._server.text_model.model, int(time.time()), "assistant")
         return web.Response(
             body=answer.whole([(text, sequence) for sequence, text in done]), content_type="application/json"
         )
@@ -124,19 +124,19 @@ class Tasks:
         prefix: str,
         render: Callable[[pooling.Pooled, dict[str, Any], int], dict[str, Any]],
     ) -> web.Response:
-        request_id = self._host.request_id(request, prefix)
-        done = await self._host.compute(request, asked.model, asked.wanted(), request_id)
-        head = {"id": request_id, "created": int(time.time()), "model": self._host.text_model.model}
+        request_id = self._server.request_id(request, prefix)
+        done = await self._server.compute(request, asked.model, asked.wanted(), request_id)
+        head = {"id": request_id, "created": int(time.time()), "model": self._server.text_model.model}
         return _json(render(asked, head, sum(sequence.prompt_tokens for sequence, _ in done)))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        model, answer = pooling.tokenize(await request.read(), self._host.profile.context_tokens)
-        self._host.check_model(model)
+        model, answer = pooling.tokenize(await request.read(), self._server.profile.context_tokens)
+        self._server.check_model(model)
         return _json(answer)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         model, answer = pooling.detokenize(await request.read())
-        self._host.check_model(model)
+        self._server.check_model(model)
         return _json(answer)
 
     async def _transcribe(self, request: web.Request) -> web.Response:
@@ -154,8 +154,8 @@ class Tasks:
         data = recording.file.read()
         if not data:
             raise refusal("file", "it is empty")
-        request_id = self._host.request_id(request, "trsc-")
-        done = await self._host.compute(request, str(form.get("model")), sound.windows(data), request_id)
+        request_id = self._server.request_id(request, "trsc-")
+        done = await self._server.compute(request, str(form.get("model")), sound.windows(data), request_id)
         answer = sound.transcription(data, [text for _, text in done])
         return web.Response(text=answer["text"]) if fields["response_format"] == "text" else _json(answer)
 
@@ -172,14 +172,14 @@ class Tasks:
         if "Inference-Header-Content-Length" in request.headers:
             raise refusal("inputs", "this engine does not take binary tensors; give their data as JSON")
         call, own_id = triton.parse_infer(await request.read(), request.match_info["model"])
-        return await self._generation(request, call, triton.Inferred(self._host.text_model.model, own_id))
+        return await self._generation(request, call, triton.Inferred(self._server.text_model.model, own_id))
 
     async def _generated(self, request: web.Request, *, stream: bool) -> web.StreamResponse:
         call = triton.parse_generate(await request.read(), request.match_info["model"], stream=stream)
-        return await self._generation(request, call, triton.Generated(self._host.text_model.model))
+        return await self._generation(request, call, triton.Generated(self._server.text_model.model))
 
     async def _generation(self, request: web.Request, call: Call, answer: Rendering) -> web.StreamResponse:
-        return await self._host.serve(request, call, answer, self._host.request_id(request, "gen-"))
+        return await self._server.serve(request, call, answer, self._server.request_id(request, "gen-"))
 
 
 async def _as_triton(answered: Awaitable[web.StreamResponse]) -> web.StreamResponse:

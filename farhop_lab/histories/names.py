@@ -77,7 +77,7 @@ def reasons_of(reasons: Any) -> tuple[Any, ...] | None:
     elif isinstance(reasons, Pick):
         chosen, scores = reasons.chosen, [one.score for one in reasons.field]
         who = None if chosen is None else chosen.replica
-        rest = (reasons.awaits is not None, reasons.explored, reasons.version)
+        rest = (reasons.deferred_to is not None, reasons.explored, reasons.version)
     else:
         return None
     return who, None if chosen is None else chosen.score, len(scores), sum(s for s in scores if isfinite(s)), rest
@@ -605,8 +605,8 @@ def reading_writes(flow: Any, now: float) -> bool:
     """Whether reading a regional machine now (a report, `explain`) changes its state: a slow start that is due is
     written by the next reader. For recording alone, as it reads private state.
     """
-    fleet = flow.fleet
-    return bool(now >= fleet._able_until or any(line not in fleet._able for line in flow.fleet.view.by_variant))
+    replicas = flow.replicas
+    return bool(now >= replicas._able_until or any(line not in replicas._able for line in replicas.view.by_variant))
 
 
 def of_region(region: str, law: Law, seed: str) -> tuple[Any, ...]:

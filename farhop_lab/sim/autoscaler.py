@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop_lab.sim.replicas import Host
+    from farhop_lab.sim.replicas import ReplicaProcess
     from farhop_lab.sim.world import World
 
 LOOK_S = 5.0
@@ -31,18 +31,18 @@ class Autoscaler:
         self._coming = 0
         self.history: list[tuple[float, int, int]] = []
         for name in self._names()[first:]:
-            self._host(name).refuse(refusing=True)
+            self._process(name).refuse(refusing=True)
         world.at(LOOK_S, self._look)
 
     def _names(self) -> list[str]:
         return [replica.name for replica in self._world.regions[self._region].site.named()]
 
-    def _host(self, name: str) -> Host:
-        return self._world.host(self._region, name)
+    def _process(self, name: str) -> ReplicaProcess:
+        return self._world.process(self._region, name)
 
     def serving(self) -> int:
         """The number of running replicas."""
-        return sum(host.listens for host in self._world.regions[self._region].hosts.values())
+        return sum(process.listens for process in self._world.regions[self._region].processes.values())
 
     def _look(self) -> None:
         world = self._world
@@ -55,13 +55,13 @@ class Autoscaler:
         for _ in range(desired - serving - self._coming):
             self._coming += 1
             world.at(world.now + self._warm_up_s, self._came)
-        names = [name for name in reversed(self._names()) if self._host(name).listens]
+        names = [name for name in reversed(self._names()) if self._process(name).listens]
         for name in names[: max(0, serving - desired)]:
-            self._host(name).refuse(refusing=True)  # it finishes what it has begun
+            self._process(name).refuse(refusing=True)  # it finishes what it has begun
 
     def _came(self) -> None:
         self._coming -= 1
         for name in self._names() if self._world.regions[self._region].alive else ():
-            if not self._host(name).listens:
-                self._host(name).refuse(refusing=False)
+            if not self._process(name).listens:
+                self._process(name).refuse(refusing=False)
                 return

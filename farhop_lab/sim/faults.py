@@ -17,7 +17,7 @@ from farhop_lab.engine.core.faults import KINDS as ENGINE_KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from farhop_lab.sim.replicas import Host
+    from farhop_lab.sim.replicas import ReplicaProcess
     from farhop_lab.sim.world import World
 
 REPLICA_KINDS = (*ENGINE_KINDS, "pause", "restart", "refuse")
@@ -75,7 +75,7 @@ class FaultInjector:
         world, region = self._world, fault.region
         if fault.what in REPLICA_KINDS:
             with suppress(KeyError):  # its region is dead, and the replica with it
-                _break_replica(world.host(region, fault.replica), fault)
+                _break_replica(world.process(region, fault.replica), fault)
             return
         acts: dict[str, Callable[[], None]] = {
             "kill": lambda: world.kill(region),
@@ -95,7 +95,7 @@ class FaultInjector:
         world, region = self._world, fault.region
         if fault.what in REPLICA_KINDS:
             with suppress(KeyError):
-                _mend_replica(world.host(region, fault.replica), fault)
+                _mend_replica(world.process(region, fault.replica), fault)
             return
         acts: dict[str, Callable[[], None]] = {
             "kill": lambda: world.revive(region),
@@ -123,25 +123,25 @@ class FaultInjector:
         self._world.publish_law(json.dumps(document).encode(), LAW_LAG_S)
 
 
-def _break_replica(host: Host, fault: Fault) -> None:
+def _break_replica(process: ReplicaProcess, fault: Fault) -> None:
     if fault.what in ENGINE_KINDS:
-        if not host.stopped:
-            host.command(faults.Fault(fault.what, factor=max(1.0, fault.factor), xid=XID))  # type: ignore[arg-type]
+        if not process.stopped:
+            process.command(faults.Fault(fault.what, factor=max(1.0, fault.factor), xid=XID))  # type: ignore[arg-type]
     elif fault.what == "pause":
-        if not host.stopped:
-            host.pause()
+        if not process.stopped:
+            process.pause()
     elif fault.what == "restart":
-        host.stop()
+        process.stop()
     else:
-        host.refuse(refusing=True)
+        process.refuse(refusing=True)
 
 
-def _mend_replica(host: Host, fault: Fault) -> None:
+def _mend_replica(process: ReplicaProcess, fault: Fault) -> None:
     if fault.what in ENGINE_KINDS:
-        host.command(None)
+        process.command(None)
     elif fault.what == "pause":
-        host.resume()
+        process.resume()
     elif fault.what == "restart":
-        host.start()
+        process.start()
     else:
-        host.refuse(refusing=False)
+        process.refuse(refusing=False)

@@ -22,7 +22,7 @@ from farhop_lab.sim.engines import Timing, UsageWithText
 from farhop_lab.sim.law_client import LawClient
 from farhop_lab.sim.measures import use_of
 from farhop_lab.sim.relay import SimulatedRelay
-from farhop_lab.sim.replicas import Host
+from farhop_lab.sim.replicas import ReplicaProcess
 from regional_lb.engines.signals import gpus
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample, ViewSwapped, view_of
 from regional_lb.mesh.report import LEASE_S, LOOK_S, Reporter
@@ -74,8 +74,8 @@ class EngineAttempt:
         "_away_s",
         "_began_at",
         "_context",
-        "_host",
         "_place",
+        "_process",
         "_region",
         "_relay",
         "_sends_ids",
@@ -94,9 +94,9 @@ class EngineAttempt:
         came, asked = token_count(active.generated), active.prompt.answer_tokens
         self.prompt, self.answer_tokens = active.prompt.text + active.generated, None if asked is None else asked - came
         self.max_tokens = None if active.request.max_tokens is None else active.request.max_tokens - came
-        self._sends_ids = region.flow.fleet.view.replicas[forward.target].token_ids
+        self._sends_ids = region.flow.replicas.view.replicas[forward.target].token_ids
         self._region, self._relay, self._active, self._context = region, region.relay, active, region.context
-        self._host, self._away_s = region.hosts[forward.target], region.away_s
+        self._process, self._away_s = region.processes[forward.target], region.away_s
         self._place = region.name, forward.target
         timeline = region.context.timeline
         self._sent_at, self._began_at = timeline.now, -inf
@@ -107,8 +107,8 @@ class EngineAttempt:
         timeline.after(self._away_s, self._arrive)
 
     def _arrive(self) -> None:
-        if self._host.listens:
-            self._host.take(self)
+        if self._process.listens:
+            self._process.take(self)
         else:
             self._lost(outcome.CONNECT_FAILED)
 
@@ -136,7 +136,7 @@ class EngineAttempt:
         self._act(self._relay.ended, 200, usage, chain, len(generated))
 
     def refused(self, status: int, text: str = "") -> None:
-        """See replicas.HostedJob. The engine's error message is read as the relay reads it."""
+        """See replicas.RefusableJob. The engine's error message is read as the relay reads it."""
         self._watch.cancel()
         self._act(self._relay.began, status)
         self._act(self._relay.ended, status, None, (), 0, engine_faults.in_text(text.encode()))
@@ -153,7 +153,7 @@ class EngineAttempt:
 
     def _quiet(self) -> None:
         """Chunks are not simulated: they come all the time, unless the engine generates none."""
-        context, since = self._context, self._host.quiet_since
+        context, since = self._context, self._process.quiet_since
         due = (context.timeline.now if since is None else since) + context.watching.engine_between_bytes_s
         if due <= context.timeline.now:
             self._give_up(outcome.STALLED)
@@ -175,14 +175,14 @@ class EngineAttempt:
         """See relay.Attempt."""
         if not self._sends_ids or not self._active.request.stream:
             return None
-        generated = self._host.generated(self.id)
+        generated = self._process.generated(self.id)
         left = self.max_tokens if self.answer_tokens is None else self.answer_tokens
         return generated if generated and (left is None or token_count(generated) < left) else None
 
     def abort(self) -> None:
         """See relay.Attempt."""
         self._watch.cancel()
-        self._context.timeline.after(self._away_s, self._host.abort, self.id)
+        self._context.timeline.after(self._away_s, self._process.abort, self.id)
 
 
 class RegionProcess:
@@ -203,7 +203,7 @@ class RegionProcess:
         self.told: tuple[PrefixDelta | None, Content | str] = (None, "")
         self.away_s = context.wire.rtt_ms(name, name) / 2e3
         self.alive = False
-        self.hosts: dict[str, Host] = {}
+        self.processes: dict[str, ReplicaProcess] = {}
         self._hung: set[str] = set()  # replicas whose probe has not come back
         self._make, self.on_report = make, on_report
         self.incarnation = 0
@@ -222,7 +222,7 @@ class RegionProcess:
     @property
     def engines(self) -> dict[str, Engine]:
         """Its replicas' engines, by name."""
-        return {name: host.engine for name, host in self.hosts.items()}
+        return {name: process.engine for name, process in self.processes.items()}
 
     def rise(self) -> None:
         """Start a new process; its replicas are idle with empty caches unless they kept running. Does nothing while it
@@ -235,7 +235,9 @@ class RegionProcess:
         self._ejections.clear()
         self.alive = True
         rng = context.rng(f"region {self.name} {self.incarnation}")
-        self.hosts = self.hosts or {r.name: Host(context.timeline, self.site.engine) for r in self.site.named()}
+        self.processes = self.processes or {
+            r.name: ReplicaProcess(context.timeline, self.site.engine) for r in self.site.named()
+        }
         self._hung.clear()
         self._gpu_faults: dict[str, str] = {}
         self.flow = self._make(self.name, rng)
@@ -263,7 +265,7 @@ class RegionProcess:
         hints = self.flow.law.request_verdict
         for at, replica, chain, request in self._on_disk:
             if at <= self._died_at - EVERY_S:
-                self.flow.fleet.caches(replica, chain, hints(request, Scope.HINTS))
+                self.flow.replicas.caches(replica, chain, hints(request, Scope.HINTS))
 
     def ended(self, replica: str, chain: tuple[int, ...], request: Request) -> None:
         """An answer ended at the replica, which now has this cached."""
@@ -277,7 +279,7 @@ class RegionProcess:
     def die(self, *, engines: bool = True) -> None:
         """The process and its engines die, or the process alone; connected clients notice."""
         if engines:
-            self.hosts = {}
+            self.processes = {}
             self._on_disk.clear()
         if not self.alive:
             return
@@ -321,30 +323,30 @@ class RegionProcess:
     def _scrape(self, life: int) -> None:
         if not self._lives(life):
             return
-        for name, host in self.hosts.items():
-            if not host.answers:
+        for name, process in self.processes.items():
+            if not process.answers:
                 continue
-            waiting, running, usage = host.engine.metrics()
+            waiting, running, usage = process.engine.metrics()
             self.relay.react(ReplicaSampled(name, Sample(self.relay.clock(), waiting, running, usage)))
         self.context.timeline.after(self.context.watching.scrape_s, self._scrape, life)
 
     def _probe(self, life: int) -> None:
         if not self._lives(life):
             return
-        for name, host in self.hosts.items():
+        for name, process in self.processes.items():
             if name in self._hung:
                 continue
-            if host.listens and not host.answers:
+            if process.listens and not process.answers:
                 self._hung.add(name)
                 self.context.timeline.after(self.context.watching.probe_timeout_s, self._probe_late, life, name)
             else:
-                self._probed(name, ok=host.answers and host.healthy)
+                self._probed(name, ok=process.answers and process.healthy)
         self.context.timeline.after(self.context.watching.probe_s, self._probe, life)
 
     def _probe_late(self, life: int, name: str) -> None:
         if self._lives(life):
             self._hung.discard(name)
-            self._probed(name, ok=self.hosts[name].answers and self.hosts[name].healthy)
+            self._probed(name, ok=self.processes[name].answers and self.processes[name].healthy)
 
     def _probed(self, name: str, *, ok: bool) -> None:
         self.relay.react(ReplicaProbed(name, ok=ok, fault=self._gpu_faults.get(name, "")))
@@ -352,7 +354,7 @@ class RegionProcess:
     def _look_at_gpus(self, life: int) -> None:
         if not self._lives(life):
             return
-        faults = {name: gpus.fault((gpus.Gpu("0", "", host.xid),), ()) for name, host in self.hosts.items()}
+        faults = {name: gpus.fault((gpus.Gpu("0", "", process.xid),), ()) for name, process in self.processes.items()}
         self._gpu_faults = {name: fault for name, fault in faults.items() if fault}
         self.context.timeline.after(self.context.watching.gpus_s, self._look_at_gpus, life)
 
@@ -387,7 +389,7 @@ class RegionProcess:
         if self.alive:
             now = self.relay.under_way
         if self._samples % ENGINES_EVERY == 0:
-            self._seen = [host.engine.metrics() for host in self.hosts.values()]
+            self._seen = [process.engine.metrics() for process in self.processes.values()]
             self._count_ejections()
         self._samples += 1
         slots = self.site.slots
@@ -395,8 +397,8 @@ class RegionProcess:
         self.context.measures.use[self.name].append(use)
 
     def _count_ejections(self) -> None:
-        for name, health in self.flow.fleet.health.items() if self.alive else ():
+        for name, health in self.flow.replicas.health.items() if self.alive else ():
             times = health.ejections - self._ejections.get(name, 0)
             if times:
                 self._ejections[name] = health.ejections
-                self.context.measures.ejected(self.name, name, times=times, healthy=self.hosts[name].whole)
+                self.context.measures.ejected(self.name, name, times=times, healthy=self.processes[name].whole)

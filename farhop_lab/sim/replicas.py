@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 MENDED_S = 5.0  # for this long after it was mended, effects of a fault may still arrive
 
 
-class HostError(Exception):
+class ReplicaFaultError(Exception):
     """A fault that this kind of replica cannot have."""
 
 
-class HostedJob(Job, Protocol):
+class RefusableJob(Job, Protocol):
     """A job that its replica may refuse."""
 
     def refused(self, status: int, text: str = "") -> None:
         """Refused with this HTTP status; `text` is the engine's error message about itself, if any."""
 
 
-class Host:
+class ReplicaProcess:
     """See the module's head. `make` builds an engine, idle and empty."""
 
     def __init__(self, timeline: Timeline, make: Callable[[Timeline], Engine]) -> None:
@@ -80,7 +80,7 @@ class Host:
 
     # -- jobs
 
-    def take(self, job: HostedJob) -> None:
+    def take(self, job: RefusableJob) -> None:
         """A request arrived on a connection."""
         if self.paused:
             self._mail.append((self.take, job))
@@ -108,8 +108,8 @@ class Host:
     # -- faults
 
     def command(self, fault: Fault | None) -> None:
-        """As the engine's `/lab/fault`: it has this fault now instead of any other; None mends it. HostError if the
-        replica's engine has no faults.
+        """As the engine's `/lab/fault`: it has this fault now instead of any other; None mends it. ReplicaFaultError if
+        the replica's engine has no faults.
         """
         gpu = self._gpu()
         for job in gpu.command(fault):
@@ -158,7 +158,7 @@ class Host:
 
     def _gpu(self) -> Gpu:
         if not isinstance(self.engine, Gpu):
-            raise HostError("a station of fixed service cannot break; give the site GPUs (sites.gpus)")
+            raise ReplicaFaultError("a station of fixed service cannot break; give the site GPUs (sites.gpus)")
         return self.engine
 
     def _note(self) -> None:

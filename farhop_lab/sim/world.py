@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.entry import EntryProcess
     from farhop_lab.sim.measures import Measures
     from farhop_lab.sim.relay import EntryPoint
-    from farhop_lab.sim.replicas import Host
+    from farhop_lab.sim.replicas import ReplicaProcess
     from farhop_lab.sim.sites import Site
     from topology.law import Law
     from topology.model import Tenant, Topology
@@ -117,7 +117,7 @@ class World:
             ]
             for region, count in counts.items()
         }
-        self._everybody = [balancer for those in self.balancers.values() for balancer in those]
+        self._all_balancers = [balancer for those in self.balancers.values() for balancer in those]
         self.entries = {  # entries for clients without a balancer in their region
             region: ClientEntry(region, context.wire, context.timeline, partial(self._addresses, region))
             for region in topology.regions
@@ -386,7 +386,7 @@ class World:
                 self.timeline.after(after_s, self._deliver_law, process, document, self._revision)
 
     def _processes(self) -> list[BalancerProcess | RegionProcess]:
-        return [*self._everybody, *self.regions.values()]
+        return [*self._all_balancers, *self.regions.values()]
 
     def _deliver_law(self, process: BalancerProcess | RegionProcess, document: bytes, revision: int) -> None:
         if process.alive and not self.etcd_silent:
@@ -445,14 +445,14 @@ class World:
             return
         self.balancers[region][place] = process = before.successor()
         process.cut_off |= before.cut_off
-        self._everybody = [balancer for those in self.balancers.values() for balancer in those]
+        self._all_balancers = [balancer for those in self.balancers.values() for balancer in those]
         self._list_law(process)
         self._list_drains(process)
         self._list_reports(process)
 
-    def host(self, region: str, replica: str) -> Host:
+    def process(self, region: str, replica: str) -> ReplicaProcess:
         """A replica's process, to inject faults. KeyError for one that does not exist, or whose region is dead."""
-        return self.regions[region].hosts[replica]
+        return self.regions[region].processes[replica]
 
     def stop_etcd(self) -> None:
         """etcd is down until `start_etcd`: no process learns of changes there, and one that starts knows nothing of it.
@@ -466,7 +466,7 @@ class World:
             self.etcd_silent = False
             for process in self._processes():
                 self._list_law(process)
-            for balancer in self._everybody:
+            for balancer in self._all_balancers:
                 self._list_drains(balancer)
 
     def freeze(self, a: str, b: str) -> None:
@@ -526,7 +526,7 @@ class World:
 
     def _listening(self) -> list[BalancerProcess]:
         """Global balancers that are connected to etcd."""
-        return [] if self.etcd_silent else [balancer for balancer in self._everybody if balancer.alive]
+        return [] if self.etcd_silent else [balancer for balancer in self._all_balancers if balancer.alive]
 
     # -- reports
 
@@ -537,7 +537,7 @@ class World:
         if not self.etcd_silent:
             self._reports[report.region] = report
         lost = self.lost.get(report.region, self._context.reporting.lost)
-        for balancer in self._everybody:
+        for balancer in self._all_balancers:
             if lost <= 0.0 or self._dice.random() >= lost:
                 self.wire.send(report.region, balancer.region, balancer.links.on_report, report)
 

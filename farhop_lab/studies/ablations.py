@@ -103,7 +103,7 @@ class EarlyBinding(regional_flow.RegionalFlow):
         super().__init__(*args, **named)
         config = self.config
         self.wait_estimate = _Eager(
-            config.region, config.foreign, self.fleet, self.queue, self.policies, self.splits, self._rng
+            config.region, config.foreign, self.replicas, self.queue, self.policies, self.splits, self._rng
         )
 
     def _holds(self, replica: str, tokens: float) -> bool:  # noqa: ARG002
@@ -154,7 +154,7 @@ class NoTieDraw(GlobalPredictive):
 class NoBringingHome(GlobalPredictive):
     """The predictive score that never brings a prefix home."""
 
-    brings_home = False
+    replicates_prefixes = False
 
 
 class Makers(msgspec.Struct, frozen=True):

@@ -224,7 +224,7 @@ class Process:
         self.authenticator = KeyAuthenticator(self.region, self.flow, lambda _regions: {}, 600.0)
         self.book.remember()
         if isinstance(self.flow, RegionalFlow):
-            self.flow.fleet.journal.listen()
+            self.flow.replicas.journal.listen()
 
     def _adopt(self, law: Law) -> None:
         self.handle(LawChanged(law))
@@ -569,20 +569,20 @@ class World:
             if above.flow.law.epoch != flow.law.epoch:
                 continue  # the stream sends nothing to a process that follows another law
             at, nodes = below.read.get(above.region, -1), list[int]()
-            if not flow.fleet.journal.reaches(at):
-                at = flow.fleet.journal.seq
+            if not flow.replicas.journal.reaches(at):
+                at = flow.replicas.journal.seq
                 nodes += [
                     n
-                    for slice_ in flow.fleet.journal.snapshot(above.region, 1000)
+                    for slice_ in flow.replicas.journal.snapshot(above.region, 1000)
                     for path in slice_
                     for n in path.nodes
                 ]
-            at, changes, _ = flow.fleet.journal.read(at, above.region, 1 << 20)
+            at, changes, _ = flow.replicas.journal.read(at, above.region, 1 << 20)
             nodes += [node for change in changes if isinstance(change, Stored) for node in change.nodes]
             below.read[above.region] = at
             self._check_shared(nodes, above.region, below, "told")
-        assert flow.fleet.shares is not None
-        for entry in flow.fleet.shares.recent.read(0, 0, 1 << 20)[1]:
+        assert flow.replicas.shares is not None
+        for entry in flow.replicas.shares.recent.read(0, 0, 1 << 20)[1]:
             for name in REGIONS if entry.audience is None else entry.audience:
                 self._check_shared(entry.chain, name, below, "told to a peer")
 

@@ -84,7 +84,7 @@ def jobs(scenario: Scenario, routers: Sequence[str], seeds: Sequence[int], *, su
 # -- on disk
 
 
-def kept(job: Job, out: Path | None) -> Result | None:
+def load(job: Job, out: Path | None) -> Result | None:
     """The result of an earlier run; None if there is none, or it has another recipe or cannot be read."""
     if out is None:
         return None
@@ -95,7 +95,7 @@ def kept(job: Job, out: Path | None) -> Result | None:
     return result if result.recipe == job.recipe and result.key == job.key else None
 
 
-def keep(result: Result, out: Path) -> None:
+def save(result: Result, out: Path) -> None:
     """Write it, whole or not at all. Raises CellError."""
     path = out / f"{result.key.slug}.json"
     half = path.with_suffix(".half")
@@ -132,7 +132,7 @@ def run(
     results: dict[Key, Result] = {}
     waiting: list[Job] = []
     for job in wanted:
-        found = kept(job, out)
+        found = load(job, out)
         if found is None:
             waiting.append(job)
         else:
@@ -143,7 +143,7 @@ def run(
     def finished(result: Result) -> None:
         results[result.key] = result
         if out is not None:
-            keep(result, out)
+            save(result, out)
         if done is not None:
             done(result)
 

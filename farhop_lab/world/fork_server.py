@@ -65,7 +65,7 @@ class Ended(NamedTuple):
 
     code: int
     cpu_s: float
-    kept_waiting_s: float
+    run_queue_s: float
 
 
 class Process:
@@ -320,7 +320,7 @@ class _Forks:
     def _end(self, fork: _Fork) -> None:
         """Reap it, and report."""
         os.waitid(os.P_PID, fork.pid, os.WEXITED | os.WNOWAIT)
-        waited_s = kept_waiting_s(fork.pid)
+        waited_s = run_queue_s(fork.pid)
         _, status, usage = os.wait4(fork.pid, 0)
         end = Ended(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, waited_s)
         with contextlib.suppress(OSError):
@@ -333,7 +333,7 @@ class _Forks:
         fork.report.close()
 
 
-def kept_waiting_s(pid: int) -> float:
+def run_queue_s(pid: int) -> float:
     """For how long in all a process was ready to run while others had the cores: that is not its own delay."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from farhop.telemetry.metrics import TierMetrics
     from global_lb.app.serve import GlobalTier
     from global_lb.routing.flow import GlobalFlow
-    from global_lb.routing.policy import RouteScope
+    from global_lb.routing.policy import RouteConfig, RouteScope
     from topology.law import Law
 
 _LATE = "the request's deadline passed while another client's same request was being answered"
@@ -102,7 +102,7 @@ class AnswerCacheRelay:
         )  # fmt: skip
         metrics.gauge(
             "answer_cache_bytes", "Bytes of answers kept, and of answers being recorded.",
-            lambda: {"kept": float(store.kept), "recorded": float(store.taken)}, "what",
+            lambda: {"kept": float(store.stored), "recorded": float(store.taken)}, "what",
         )  # fmt: skip
         metrics.gauge("answer_cache_bytes_max", "Bytes that all of these may take.", lambda: float(store.capacity))
         metrics.gauge("answer_cache_answers", "Answers kept.", lambda: float(len(store)))
@@ -154,14 +154,19 @@ class AnswerCacheRelay:
         if isinstance(asked, str):
             self._alone(client, asked)
             return
+        self._reuse(client, asked, route, now)
+
+    def _reuse(self, client: _Client, asked: CacheLookup, route: RouteConfig, now: float) -> None:
+        """Give the client a stored answer, let it share one that is under way, lead one, or send it alone."""
+        request, context = client.active.request, client.active.context
         assert context.caller is not None  # its body was read
         decide = partial(
-            self.cache.decide, request, asked.key, route, flow.law, now, key_id=context.caller.key_id,
+            self.cache.decide, request, asked.key, route, self._flow.law, now, key_id=context.caller.key_id,
             renew=asked.renew, age_s_max=asked.age_s_max,
         )  # fmt: skip
         plan = decide()
         if isinstance(plan, Hit):
-            recording = self._recording(plan.kept, request, context)
+            recording = self._recording(plan.answer, request, context)
             if recording is not None:
                 self._give(client, plan, recording)
                 return
@@ -172,7 +177,7 @@ class AnswerCacheRelay:
             case Follow(leader):
                 self._follow(client, leader)
             case Lead():
-                self._lead(client, asked, plan, flow.law)
+                self._lead(client, asked, plan, self._flow.law)
             case Alone(why):
                 self._alone(client, why)
 
@@ -188,17 +193,17 @@ class AnswerCacheRelay:
         )
 
     @staticmethod
-    def _recording(kept: StoredAnswer, request: Request, context: RequestContext) -> AnswerRecording | None:
+    def _recording(stored: StoredAnswer, request: Request, context: RequestContext) -> AnswerRecording | None:
         """The stored answer in the form that the request asks for; None if it cannot be derived with certainty."""
-        if kept.stream == request.stream:
-            return complete_recording(kept.lines, kept.body, kept.usage_event, kept.end, streams=kept.stream)
+        if stored.stream == request.stream:
+            return complete_recording(stored.lines, stored.body, stored.usage_event, stored.end, streams=stored.stream)
         assert context.kind is not None
-        if kept.stream:
-            lines = kept.lines.replace(b"text/event-stream", b"application/json")
-            document = cacheable.whole(context.kind, b"".join((*kept.body, kept.usage_event, kept.end)))
+        if stored.stream:
+            lines = stored.lines.replace(b"text/event-stream", b"application/json")
+            document = cacheable.whole(context.kind, b"".join((*stored.body, stored.usage_event, stored.end)))
             return None if document is None else complete_recording(lines, sliced(document), b"", b"", streams=False)
-        lines = kept.lines.replace(b"application/json", b"text/event-stream")
-        stream = cacheable.stream(context.kind, b"".join(kept.body))
+        lines = stored.lines.replace(b"application/json", b"text/event-stream")
+        stream = cacheable.stream(context.kind, b"".join(stored.body))
         return None if stream is None else complete_recording(lines, sliced(stream[0]), *stream[1:], streams=True)
 
     # -- four ways
@@ -211,11 +216,11 @@ class AnswerCacheRelay:
 
     def _give(self, client: _Client, hit: Hit, recording: AnswerRecording) -> None:
         """Answer a client from a stored answer."""
-        kept, active = hit.kept, client.active
+        stored, active = hit.answer, client.active
         client.age_s = hit.age_s
-        active.context.given = CacheUse("hit", "", kept.region, kept.decision, hit.age_s, kept.usage)
-        active.version = _version(kept.lines)
-        self.cache.counted("hit", "", kept.usage)
+        active.context.given = CacheUse("hit", "", stored.region, stored.decision, hit.age_s, stored.usage)
+        active.version = _version(stored.lines)
+        self.cache.counted("hit", "", stored.usage)
         active.exchange.body = client.body = b""
         active.exchange.release_body()
         self._reader(client).play(recording)
@@ -280,11 +285,11 @@ class AnswerCacheRelay:
             b"".join(part)
             for part in (recording.pieces[:at], recording.pieces[at : at + 1], recording.pieces[at + 1 :])
         )
-        kept = StoredAnswer(
+        stored = StoredAnswer(
             active.request.stream, recording.lines, sliced(body), usage_event, end, forward.target, context.decision_id,
             self._clock(), attempt.usage,
         )  # fmt: skip
-        self.cache.keep(active.request.tenant, key, kept, law, self._flow.law)
+        self.cache.keep(active.request.tenant, key, stored, law, self._flow.law)
 
     # -- recording.ReaderOwner
 

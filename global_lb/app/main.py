@@ -262,7 +262,7 @@ class GlobalBalancer:
             laws=self.laws,
             process=ProcessStatus(
                 configuration=self.reloader.status,
-                kept=lambda: stores.kept(self.store, hub),
+                disk_caches=lambda: stores.disk_caches(self.store, hub),
                 ignored=lambda: stores.ignored(self.store, hub),
                 keys=self.identities.status,
                 limits=self.limiter.status,

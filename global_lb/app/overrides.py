@@ -43,7 +43,7 @@ _reader: TypeAdapter[list[RouteConfig]] = TypeAdapter(Annotated[list[RouteConfig
 
 
 class RoutingOverrides:
-    """What is in force. `react` takes events; `refused` counts documents not believed, by reason.
+    """What is in force. `react` takes events; `refused` counts refused documents, by reason.
 
     `regions` are those of the map in force; after a change all documents are read again, as a rejected one may be valid
     now."""

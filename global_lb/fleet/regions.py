@@ -126,7 +126,7 @@ def _models(region: Region) -> Collection[str]:
 class Regions:
     """What is known about the regions beyond one view: liveness, cached prefixes, what was sent. Survives view swaps.
 
-    `cache_hit_calibration` is the share (CALIBRATION_MIN..1) of the believed hits that proved true in a region lately.
+    `cache_hit_calibration` is the share (CALIBRATION_MIN..1) of the predicted hits that proved true in a region lately.
     `guards` are by region and model, from when it could first be used; `here` is the region whose own work is not
     foreign.
     """
@@ -414,17 +414,17 @@ class Regions:
         cached_tokens = usage.cached_tokens
         if cached_tokens is None:
             return
-        if chosen is not None and chosen.believed_tokens >= 1.0:
+        if chosen is not None and chosen.predicted_tokens >= 1.0:
             tokens = chosen.hit_tokens + chosen.uncached_tokens
-            believed_bytes = chosen.believed_tokens / tokens * request.prompt_bytes
+            predicted_bytes = chosen.predicted_tokens / tokens * request.prompt_bytes
             found_bytes = cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
-            self.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
+            self.partial_blocks.learn(request.chain, request.prompt_bytes, predicted_bytes, found_bytes)
         if chosen is not None and chosen.region in self.cache_hit_calibration:
             hits = self.hits.setdefault(chosen.region, Hits())
             hits.predicted_tokens += chosen.hit_tokens
             hits.actual_tokens += cached_tokens
-        if chosen is not None and chosen.believed_tokens >= 1.0 and chosen.region in self.cache_hit_calibration:
-            share = cached_tokens / chosen.believed_tokens
+        if chosen is not None and chosen.predicted_tokens >= 1.0 and chosen.region in self.cache_hit_calibration:
+            share = cached_tokens / chosen.predicted_tokens
             self.cache_hit_calibration[chosen.region].update(max(CALIBRATION_MIN, min(1.0, share)), now)
             self._calibration_due = min(self._calibration_due, now + _CALIBRATION_AGES_S)
             self.load_changed(chosen.region)

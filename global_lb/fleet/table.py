@@ -191,7 +191,7 @@ class Scored(msgspec.Struct, frozen=True):
     rtt_ms: float
     upload_ms: float
     wait_ms: float
-    believed_tokens: float  # the predicted cache hit before it is multiplied by cache_hit_calibration
+    predicted_tokens: float  # the predicted cache hit before it is multiplied by cache_hit_calibration
     hit_tokens: float  # after
     uncached_tokens: float
     prefill_ms: float
@@ -500,10 +500,10 @@ class Field(msgspec.Struct, eq=False, gc=False):
         more = n_bytes - held
         if more <= 0.0:
             return 0.0
-        pace, alone, batch = (block.item(row, place) for row in (_PREFILL, _ALONE, _BATCH))
+        ms_per_byte, alone, batch = (block.item(row, place) for row in (_PREFILL, _ALONE, _BATCH))
         bytes_per_token = block.item(_BYTES_PER_TOKEN, place)
-        with_more = self._work(self.prompt_bytes - held, bytes_per_token) * pace
-        without = self._work(self.prompt_bytes - held - more, bytes_per_token) * pace
+        with_more = self._work(self.prompt_bytes - held, bytes_per_token) * ms_per_byte
+        without = self._work(self.prompt_bytes - held - more, bytes_per_token) * ms_per_byte
         stalled = cost.stalled_ms(with_more, alone, batch) - cost.stalled_ms(without, alone, batch)
         return with_more - without + self.beta * stalled
 
@@ -517,8 +517,8 @@ class Field(msgspec.Struct, eq=False, gc=False):
         row = Row(*self.sent[:, place].tolist(), *self.block[:, place].tolist())
         n = self.prompt_bytes / row.bytes_per_token
         covered = self._covered.item(place) if self._covered is not None else 0.0
-        believed = covered / row.bytes_per_token
-        hit = believed * row.cache_hit_calibration
+        predicted = covered / row.bytes_per_token
+        hit = predicted * row.cache_hit_calibration
         uncached = n - hit
         uncached_bytes = self.prompt_bytes - covered * row.cache_hit_calibration
         work_bytes = self._work(uncached_bytes, row.bytes_per_token)
@@ -549,10 +549,10 @@ class Field(msgspec.Struct, eq=False, gc=False):
                 row.wait_ms,
                 work=work_bytes,
                 mean_work=self._mean_work(),
-                pace_ms=row.prefill_ms_per_byte,
+                ms_per_unit=row.prefill_ms_per_byte,
             )
         return Scored(  # in order: by name takes 8 us
-            self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, believed, hit, uncached, prefill_ms,
+            self.names[place], score, ttft_ms, row.rtt_ms, upload_ms, row.wait_ms, predicted, hit, uncached, prefill_ms,
             row.tpot_ms, int(row.slots_free), headroom, penalty_ms, place in self.hot, usd, bias_ms,
             self.beta * decode_ms, self.beta * interference_ms, self.beta * stall_ms, behind_ms, ttft_ms - predicted_ms,
             work_bytes,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Drains:
-    """The drains in force. `react` takes events; `refused` counts documents not believed, by reason."""
+    """The drains in force. `react` takes events; `refused` counts refused documents, by reason."""
 
     def __init__(
         self,

@@ -24,9 +24,9 @@ REASONS_MAX = 64
 
 
 class Hub:
-    """One hub. `on_report` takes a report and gives why it is not believed, None if it is; `refused` counts others.
+    """One hub. `on_report` takes a report and gives why it is refused, None if it is taken; `refused` counts them.
 
-    `on_kept_report` takes one that was kept on disk, of long ago.
+    `on_report_from_disk` takes one that was kept on disk, of long ago.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Hub:
         on_report: Callable[[RegionReport], str | None],
         refused: Callable[[str], None],
         clock: Callable[[], float],
-        on_kept_report: Callable[[RegionReport], str | None] | None = None,
+        on_report_from_disk: Callable[[RegionReport], str | None] | None = None,
     ) -> None:
-        self._on_kept_report = on_kept_report or on_report
+        self._on_report_from_disk = on_report_from_disk or on_report
         self.name, self._store = name, store
         self._on_report, self._refused, self._clock = on_report, refused, clock
         self.trouble: str | None = None
@@ -63,7 +63,7 @@ class Hub:
         self._keys.difference_update(change.ended(self._keys))
         for entry in change.written:
             self._keys.add(entry.key)
-            self._read(entry.key, entry.value, self._on_kept_report if change.kept else self._on_report)
+            self._read(entry.key, entry.value, self._on_report_from_disk if change.from_disk else self._on_report)
 
     @property
     def is_read(self) -> bool:

@@ -78,7 +78,7 @@ class Upstreams(Protocol):
 
 
 class Watcher:
-    """Keeps the view. `react` takes events; `refused` counts reports not believed, by reason.
+    """Keeps the view. `react` takes events; `refused` counts refused reports, by reason.
 
     `certificates` are for the links to regions that speak TLS; `trouble` is called with where that fails, and why;
     `upstreams`, to which balancer a channel broke or works again, and what is said of attempts there.
@@ -127,7 +127,7 @@ class Watcher:
         self.drains = Drains(store, topology.regions, react, refused, clock)
         hubs = stores_of(store, topology.regions[config.region].hub)
         self.hubs = tuple(
-            Hub(name, one, self.on_report, refused, clock, self.on_kept_report) for name, one in hubs.items()
+            Hub(name, one, self.on_report, refused, clock, self.on_report_from_disk) for name, one in hubs.items()
         )
 
     @property
@@ -270,7 +270,7 @@ class Watcher:
         self._react(RegionReported(report.region, renewed, self._region(report.region)))
         return None
 
-    def on_kept_report(self, report: RegionReport) -> str | None:
+    def on_report_from_disk(self, report: RegionReport) -> str | None:
         """A report that was kept on disk, from before we were: where its sender may be found, and no sign of life."""
         name = (report.region, report.instance)
         if report.region not in self._topology.regions:

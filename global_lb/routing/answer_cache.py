@@ -30,7 +30,7 @@ ShareKey: TypeAlias = "tuple[str, bytes, bool, str, str, tuple[tuple[str, ...], 
 
 
 class StoredAnswer(msgspec.Struct, frozen=True):
-    """An answer that is kept: the `lines` of its head, its `body` in pieces (of a stream up to its usage, the
+    """An answer as it is stored: the `lines` of its head, its `body` in pieces (of a stream up to its usage, the
     `usage_event`, if it has one, and its `end`), and for which decision it was made, where, and when (the machine's
     seconds)."""
 
@@ -49,7 +49,7 @@ class StoredAnswer(msgspec.Struct, frozen=True):
 class Hit:
     """Answer with this stored answer, which is `age_s` old."""
 
-    kept: StoredAnswer
+    answer: StoredAnswer
     age_s: float
 
 
@@ -63,7 +63,7 @@ class Follow(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Ask upstream. Others may share the answer by `share`, None if not; `keeps`: the answer will be kept."""
+    """Ask upstream. Others may share the answer by `share`, None if not; `keeps`: the answer will be stored."""
 
     share: ShareKey | None
     keeps: bool
@@ -108,9 +108,9 @@ class AnswerCache(Generic[H]):
             return Alone("room")
         keeps = route.keep_answers_s > 0 and self._may_keep(request, law)
         if keeps and gives and not renew:
-            kept = self._kept(request, key, route, law, now, age_s_max)
-            if kept is not None:
-                return Hit(kept, now - kept.made_at)
+            stored = self._stored(request, key, route, law, now, age_s_max)
+            if stored is not None:
+                return Hit(stored, now - stored.made_at)
         if not route.coalesce:
             return Lead(None, keeps) if keeps else Alone("law")
         # `lawful`: the bounds of a name that stands for this model (routing.cascade), or those of the law that it came
@@ -133,19 +133,19 @@ class AnswerCache(Generic[H]):
         prompt. A name that stands for the model may have a rule of its own."""
         return all(self._region in law.request_verdict(request, scope).lawful for scope in (Scope.LOGGING, Scope.HINTS))
 
-    def _kept(
+    def _stored(
         self, request: Request, key: bytes, route: RouteConfig, law: Law, now: float, age_s_max: float | None
     ) -> StoredAnswer | None:
-        kept = self.store.get(request.tenant, key)
-        if kept is None:
+        stored = self.store.get(request.tenant, key)
+        if stored is None:
             return None
-        age_s = now - kept.made_at
+        age_s = now - stored.made_at
         if age_s >= route.keep_answers_s:
             self.store.drop(request.tenant, key)
             return None
         lawful = admission.both(law.request_verdict(request).lawful, request.lawful)
         fresh = age_s_max is None or age_s <= age_s_max
-        return kept if fresh and kept.region in lawful else None
+        return stored if fresh and stored.region in lawful else None
 
     def leads(self, share: ShareKey, leader: H, deadline: float) -> None:
         """Other requests may share this one's answer from now on, until it is `settled`; its deadline bounds it."""
@@ -157,13 +157,13 @@ class AnswerCache(Generic[H]):
         if known is not None and known[0] is leader:
             del self._leaders[share]
 
-    def keep(self, tenant: str, key: bytes, kept: StoredAnswer, made_under: Law, law: Law) -> bool:
+    def keep(self, tenant: str, key: bytes, answer: StoredAnswer, made_under: Law, law: Law) -> bool:
         """Keep an answer that was asked for under one law and is whole under another, if that is the same."""
         self.under(law)
         if made_under is not law:
             return False
-        size = sum(map(len, (*kept.body, kept.usage_event, kept.end, kept.lines)))
-        return self.store.put(tenant, key, kept, size)
+        size = sum(map(len, (*answer.body, answer.usage_event, answer.end, answer.lines)))
+        return self.store.put(tenant, key, answer, size)
 
     def counted(self, outcome: str, why: str, saved: Usage | None = None) -> None:
         """Count the outcome of a request whose route uses the cache. `saved`: the tokens that no engine had to

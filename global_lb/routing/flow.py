@@ -464,8 +464,8 @@ class GlobalFlow:
         self._move_deadlines[region] = now + over_s
         there = [s for s in self.requests.values() if s.attempt and s.attempt.started and s.attempt.region == region]
         streams = [state for state in there if state.request.stream and (not known or state.due > now + over_s)]
-        pace_s = over_s / max(1, len(streams))
-        return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
+        interval_s = over_s / max(1, len(streams))
+        return [self._move_at(state, now + n * interval_s) for n, state in enumerate(streams, 1)]
 
     def _move_at(self, state: RequestState, at: float) -> Command:
         return self._timer(state, min(state.request.deadline, at))
@@ -567,8 +567,8 @@ class GlobalFlow:
         self._woken_at = now
         for request_id in tuple(self.held):
             state = self.requests[request_id]
-            request, awaits = state.request, self.held[request_id]
-            if awaits and not by_law and now < state.due and lost.is_lost(self.regions.liveness[awaits]):
+            request, waits_for = state.request, self.held[request_id]
+            if waits_for and not by_law and now < state.due and lost.is_lost(self.regions.liveness[waits_for]):
                 continue
             if now >= state.due:
                 state.refusals.clear()  # as its timer, which is due, would
@@ -679,16 +679,16 @@ class GlobalFlow:
         state.quarantined = False
         if self._suspects.against and request.body_hash and (commands := self._suspected(state, now)) is not None:
             return commands
-        awaited = self.held.get(request.id)
-        if awaited and self.regions.liveness[awaited].lost_at is None:
-            state.refusals.pop(awaited, None)  # it is back, and is asked again
+        waits_for = self.held.get(request.id)
+        if waits_for and self.regions.liveness[waits_for].lost_at is None:
+            state.refusals.pop(waits_for, None)  # it is back, and is asked again
         decided = decision is not None
         decision = state.decision = decision or self._decide(state, now, verdict)
         chosen = decision.chosen
         if chosen is None:
             return self._nowhere(state, decision, now)
         if (
-            (state.awaited or self.regions.lost)
+            (state.waited_for or self.regions.lost)
             and not decided
             and (waits := self._await_return(state, decision, now)) is not None
         ):
@@ -751,13 +751,13 @@ class GlobalFlow:
         """Hold the request while it waits for a lost region (see `lost`); None if it goes."""
         request_id = state.request.id
         held_for = self.held.get(request_id)
-        found = lost.awaited(state, decision, self.regions, held_for, now)
+        found = lost.region_to_wait_for(state, decision, self.regions, held_for, now)
         if found is None or (held_for is None and len(self.held) >= self.config.held_max):
             return None
         region, until = found
         if held_for == region and state.due == until:
             return []
-        state.awaited = {**state.awaited, region: until}
+        state.waited_for = {**state.waited_for, region: until}
         return self._hold(state, until, region)
 
     # -- queries of death: what may have ended two processes is not handed to a third (farhop.balance.health.suspects)
@@ -785,12 +785,12 @@ class GlobalFlow:
 
     # -- holding and retrying
 
-    def _hold(self, state: RequestState, due: float, awaits: str = "") -> list[Command]:
+    def _hold(self, state: RequestState, due: float, waits_for: str = "") -> list[Command]:
         """Hold the request until a region can be asked, or that one is back; its timer looks at it again at the
         latest."""
         request_id, timer = state.request.id, self._timer(state, due)
         waits = request_id in self.held
-        self.held[request_id] = awaits
+        self.held[request_id] = waits_for
         return [timer] if waits else [machine.Hold(request_id), timer]
 
     def _timer(self, state: RequestState, at: float) -> Command:

@@ -33,7 +33,7 @@ def is_lost(liveness: Liveness) -> bool:
     return liveness.lost_at is not None and liveness.forced.health is None
 
 
-def awaited(
+def region_to_wait_for(
     state: RequestState, decision: Decision, regions: Regions, held_for: str | None, now: float
 ) -> tuple[str, float] | None:
     """The region that the request waits for rather than go where it was decided, and until when (monotonic seconds);
@@ -43,7 +43,7 @@ def awaited(
     if state.attempts > _ATTEMPTS:
         return None
     refusals = state.refusals
-    for region, until in state.awaited.items():
+    for region, until in state.waited_for.items():
         finds_engines = refusals.get(region, outcome.NO_REPLICA) is outcome.NO_REPLICA
         waits = region in decision.absent and now < until and (finds_engines or region == held_for)
         if waits and regions.liveness[region].forced.health is None:
@@ -66,7 +66,7 @@ def _lost(state: RequestState, decision: Decision, regions: Regions) -> tuple[st
         name
         for name in decision.absent  # lawful regions alone are named there
         if name in regions.lost
-        and name not in state.awaited
+        and name not in state.waited_for
         and is_lost(regions.liveness[name])
         and (name not in refusals or refusals[name].source is Source.TRANSPORT)
     ]

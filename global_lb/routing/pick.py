@@ -149,10 +149,10 @@ def pick(
             ready = np.where(avoided, np.inf, score)
     ties = _near_ties(field, ready, avoided, policy, now)
     place = ties[0][0] if len(ties) == 1 else _one_of(field, ties, avoided, soft_affinity, rng, notes)
-    if place != field.here and policy.brings_home:
-        place = _brought_home(field, place, ready, avoided, soft_affinity, rng, notes)
+    if place != field.here and policy.replicates_prefixes:
+        place = _replicated_here(field, place, ready, avoided, soft_affinity, rng, notes)
     if not route.plain:
-        place = _kept(field, place, avoided, route, affinity, notes)
+        place = _canary_or_home(field, place, avoided, route, affinity, notes)
     field.forget()
     scored = ScoredField(field, score, shift, bias_ms)
     return Decision(
@@ -216,7 +216,7 @@ def _avoided(field: Field, policy: Policy) -> NDArray[np.bool_] | None:
     return field.penalty_ms > 0.0 if field.penalty_ms is not None else None
 
 
-def _kept(
+def _canary_or_home(
     field: Field,
     place: int,
     avoided: NDArray[np.bool_] | None,
@@ -292,7 +292,7 @@ def _one_of(
     return home
 
 
-def _brought_home(
+def _replicated_here(
     field: Field,
     place: int,
     ready: Column,

@@ -52,7 +52,7 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     due: float = 0.0  # when its timer fires
     resumes: int = 0  # how often its stream broke and had to continue elsewhere
     broke: frozenset[str] = frozenset()  # the regions where it broke
-    awaited: dict[str, float] = {}  # the lost regions that it waits or waited for, and until when
+    waited_for: dict[str, float] = {}  # the lost regions that it waits or waited for, and until when
 
     def law_refused(self, lawful: frozenset[str]) -> bool:
         """Whether every lawful region refused because its own copy of the law forbids the request."""

@@ -180,7 +180,7 @@ class Learned(_message.Message):
 
     BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
-    PACES_FIELD_NUMBER: _builtins.int
+    SPEEDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def bytes_per_token(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """model -> bytes of prompt"""
@@ -188,17 +188,17 @@ class Learned(_message.Message):
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnedOutput]: ...
     @_builtins.property
-    def paces(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnedPace]: ...
+    def speeds(self) -> _containers.RepeatedCompositeFieldContainer[Global___LearnedSpeed]: ...
     def __init__(
         self,
         *,
         bytes_per_token: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         outputs: _abc.Iterable[Global___LearnedOutput] | None = ...,
-        paces: _abc.Iterable[Global___LearnedPace] | None = ...,
+        speeds: _abc.Iterable[Global___LearnedSpeed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_token", b"bytes_per_token", "outputs", b"outputs", "paces", b"paces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_token", b"bytes_per_token", "outputs", b"outputs", "speeds", b"speeds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,30 +232,29 @@ class LearnedOutput(_message.Message):
 Global___LearnedOutput: _TypeAlias = LearnedOutput  # noqa: Y015
 
 @_typing.final
-class LearnedPace(_message.Message):
+class LearnedSpeed(_message.Message):
     """What was measured of a replica; of each figure what it is worth (farhop.balance.estimate.estimates.Measured)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
-    PACE_MS_FIELD_NUMBER: _builtins.int
+    PREFILL_MS_PER_TOKEN_FIELD_NUMBER: _builtins.int
     ALONE_MS_FIELD_NUMBER: _builtins.int
     SERVICE_MS_FIELD_NUMBER: _builtins.int
-    PACE_EVIDENCE_FIELD_NUMBER: _builtins.int
+    PREFILL_EVIDENCE_FIELD_NUMBER: _builtins.int
     ALONE_EVIDENCE_FIELD_NUMBER: _builtins.int
     SERVICE_EVIDENCE_FIELD_NUMBER: _builtins.int
     COV_FIELD_NUMBER: _builtins.int
     VAR_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
     address: _builtins.str
-    pace_ms: _builtins.float
-    """to prefill a token"""
+    prefill_ms_per_token: _builtins.float
     alone_ms: _builtins.float
     """between two tokens of an answer that is alone there"""
     service_ms: _builtins.float
     """of a whole request"""
-    pace_evidence: _builtins.float
+    prefill_evidence: _builtins.float
     alone_evidence: _builtins.float
     service_evidence: _builtins.float
     cov: _builtins.float
@@ -265,10 +264,10 @@ class LearnedPace(_message.Message):
         *,
         replica: _builtins.str = ...,
         address: _builtins.str = ...,
-        pace_ms: _builtins.float = ...,
+        prefill_ms_per_token: _builtins.float = ...,
         alone_ms: _builtins.float = ...,
         service_ms: _builtins.float = ...,
-        pace_evidence: _builtins.float = ...,
+        prefill_evidence: _builtins.float = ...,
         alone_evidence: _builtins.float = ...,
         service_evidence: _builtins.float = ...,
         cov: _builtins.float = ...,
@@ -276,11 +275,11 @@ class LearnedPace(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alone_evidence", b"alone_evidence", "alone_ms", b"alone_ms", "cov", b"cov", "pace_evidence", b"pace_evidence", "pace_ms", b"pace_ms", "replica", b"replica", "service_evidence", b"service_evidence", "service_ms", b"service_ms", "var", b"var"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "alone_evidence", b"alone_evidence", "alone_ms", b"alone_ms", "cov", b"cov", "prefill_evidence", b"prefill_evidence", "prefill_ms_per_token", b"prefill_ms_per_token", "replica", b"replica", "service_evidence", b"service_evidence", "service_ms", b"service_ms", "var", b"var"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LearnedPace: _TypeAlias = LearnedPace  # noqa: Y015
+Global___LearnedSpeed: _TypeAlias = LearnedSpeed  # noqa: Y015
 
 @_typing.final
 class ReplicaLoad(_message.Message):

@@ -67,7 +67,7 @@ class RegionalAdmin(BalancerAdmin):
         flow = self._flow
         if self.stopping or (self._peers is not None and not self._peers.warm):
             return False
-        return any(len(flow.wait_estimate.able(model, now)) for model in flow.fleet.view.by_model)
+        return any(len(flow.wait_estimate.able(model, now)) for model in flow.replicas.view.by_model)
 
     def tier_status(self) -> dict[str, Any]:
         """Replicas with health and load, and the queue."""
@@ -75,7 +75,7 @@ class RegionalAdmin(BalancerAdmin):
         return {
             "law": {**self._laws.status(), "newest_named": self._newest_epoch()},
             "policies": flow.policies.status(),
-            "splits": flow.splits.status(flow.fleet.view.by_variant),
+            "splits": flow.splits.status(flow.replicas.view.by_variant),
             "overrides": {one.what: one.status() for one in self._overrides},
             "queued_requests": len(flow.queue),
             "queued_tokens": flow.queue.tokens,
@@ -83,25 +83,25 @@ class RegionalAdmin(BalancerAdmin):
                 {"priority": band, "tenant": tenant, "requests": n}
                 for (band, tenant), n in flow.queue.by_tenant().most_common(QUEUES_SHOWN_MAX)
             ],
-            "trie_nodes": flow.fleet.trie.nodes,
+            "trie_nodes": flow.replicas.trie.nodes,
             "predicted_hit_tokens": flow.learning.predicted_tokens,
             "actual_hit_tokens": flow.learning.actual_tokens,
             "scaling": flow.scaling.status(),
-            "modes": {model: flow.fleet.mode(model, now) for model in sorted(flow.fleet.view.by_model)},
-            "ejections": dict(flow.fleet.standing.ejections),
+            "modes": {model: flow.replicas.mode(model, now) for model in sorted(flow.replicas.view.by_model)},
+            "ejections": dict(flow.replicas.standing.ejections),
             "peers": self._peers.status() if self._peers is not None else [],
-            "replicas": [self._replica_status(name, now) for name in sorted(flow.fleet.view.replicas)],
+            "replicas": [self._replica_status(name, now) for name in sorted(flow.replicas.view.replicas)],
             **self._origins(),
         }
 
     def _replica_status(self, name: str, now: float) -> dict[str, Any]:
         flow = self._flow
         replica, health, load = (
-            flow.fleet.view.replicas[name],
-            flow.fleet.standing.read(name, now),
-            flow.fleet.ledger.load(name),
+            flow.replicas.view.replicas[name],
+            flow.replicas.standing.read(name, now),
+            flow.replicas.ledger.load(name),
         )
-        sample, speed, shares = replica.sample, flow.fleet.speeds[name], flow.fleet.shares
+        sample, speed, shares = replica.sample, flow.replicas.speeds[name], flow.replicas.shares
         total = load if shares is None else shares.with_others(name, load)
         return {
             "replica": name,
@@ -114,8 +114,8 @@ class RegionalAdmin(BalancerAdmin):
             "why": health.why,
             "problems": self._problems(name),
             "until_s": health.until - now if health.until is not None else None,
-            "share": flow.fleet.standing.offered(name, now),
-            "failing_share": flow.fleet.standing.outliers.failing(name),
+            "share": flow.replicas.standing.offered(name, now),
+            "failing_share": flow.replicas.standing.outliers.failing(name),
             "owned": shares is None or shares.owns(name),
             "in_flight": load.in_flight,
             "in_flight_elsewhere": total.in_flight - load.in_flight,
@@ -127,22 +127,22 @@ class RegionalAdmin(BalancerAdmin):
             "engine_running": sample.running if sample is not None else None,
             "engine_kv_usage": sample.kv_usage if sample is not None else None,
             "engine_hit_share": sample.hit_share if sample is not None else None,
-            "reports_cached_tokens": flow.fleet.unreported_hits.reported(name),
+            "reports_cached_tokens": flow.replicas.unreported_hits.reported(name),
             "sample_age_s": now - sample.at if sample is not None else None,
             "prefill_ms_per_token": speed.prefill_ms_per_token,
             "tpot_ms": speed.tpot_at(total.in_flight + 1.0),
             "speed_uncertainty": speed.uncertainty,
             "speed_sample_age_s": now - speed.sampled_at if speed.sampled_at is not None else None,
-            "slow": flow.fleet.speeds.slow(name, total.in_flight, now),
-            "adapters_loaded": list(flow.fleet.adapters.loaded(name)),
-            "kv_events": flow.fleet.blocks.events_state(name),
+            "slow": flow.replicas.speeds.slow(name, total.in_flight, now),
+            "adapters_loaded": list(flow.replicas.adapters.loaded(name)),
+            "kv_events": flow.replicas.blocks.events_state(name),
         }
 
     def explain(self, request: Request, drained: str = "") -> dict[str, Any]:  # noqa: ARG002 - it is in one region
         """The replica that a request would be sent to now, and why."""
         flow, region = self._flow, self._region
         why = flow.law.request_verdict(request).why_not(region)
-        served = request.model in flow.fleet.view.by_model
+        served = request.model in flow.replicas.view.by_model
         need = flow.wait_estimate.need_of(request)
         choice = flow.wait_estimate.consider(request, need, self._clock.now()) if served else None
         return {

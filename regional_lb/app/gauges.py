@@ -24,10 +24,10 @@ def observe_flow(metrics: TierMetrics, flow: RegionalFlow, clock: Callable[[], f
     gauge, counter = metrics.gauge, metrics.counter
     gauge("queued_requests", "Requests that wait here.", lambda: float(len(flow.queue)))
     gauge("queued_tokens", "Prompt tokens that wait here.", lambda: flow.queue.tokens)
-    gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.fleet.trie.nodes))
-    gauge("kv_blocks", "Blocks of KV cache that replicas reported.", lambda: float(len(flow.fleet.blocks)))
-    gauge("kv_exact_replicas", "Replicas whose cache is known wholly.", lambda: float(flow.fleet.blocks.exact))
-    counter("kv_blocks_ignored", "Reported blocks that made no sense.", lambda: flow.fleet.blocks.ignored, "reason")
+    gauge("prefix_trie_nodes", "Nodes of the prefix trie.", lambda: float(flow.replicas.trie.nodes))
+    gauge("kv_blocks", "Blocks of KV cache that replicas reported.", lambda: float(len(flow.replicas.blocks)))
+    gauge("kv_exact_replicas", "Replicas whose cache is known wholly.", lambda: float(flow.replicas.blocks.exact))
+    counter("kv_blocks_ignored", "Reported blocks that made no sense.", lambda: flow.replicas.blocks.ignored, "reason")
     gauge("replica_in_flight", "Requests at each replica.", partial(_in_flight, flow), "replica")
     gauge(
         "replica_kv_cache_usage_ratio",
@@ -37,8 +37,8 @@ def observe_flow(metrics: TierMetrics, flow: RegionalFlow, clock: Callable[[], f
     )
     usable = partial(_usable_shares, flow, clock)
     gauge("replica_usable_ratio", "Share of its slots that each replica may use; 0: none.", usable, "replica")
-    gauge("replicas", "Replicas by state.", lambda: flow.fleet.standing.states(clock()), "state")
-    counter("replica_ejections", "Ejections of replicas.", flow.fleet.standing.ejections.copy, "reason")
+    gauge("replicas", "Replicas by state.", lambda: flow.replicas.standing.states(clock()), "state")
+    counter("replica_ejections", "Ejections of replicas.", flow.replicas.standing.ejections.copy, "reason")
     ready = partial(_ready_replicas, flow, clock)
     gauge("ready_replicas", "Replicas that can take work, by model.", ready, "model")
     gauge("desired_replicas", "Replicas that should be there.", partial(_desired_replicas, flow), "model")
@@ -53,12 +53,12 @@ def observe_tokenizers(metrics: TierMetrics, flow: RegionalFlow, tokenizers: Tok
     counter(
         "miscounted_prompts",
         "Prompts for which an engine counts other tokens than this balancer.",
-        lambda: flow.fleet.mirror.guard.miscounts,
+        lambda: flow.replicas.mirror.guard.miscounts,
     )
     counter(
         "mispredicted_prompts",
         "Prompts of which an engine found other tokens cached than its KV events had it hold.",
-        lambda: flow.fleet.mirror.guard.mispredictions,
+        lambda: flow.replicas.mirror.guard.mispredictions,
     )
 
 
@@ -76,16 +76,16 @@ def observe_picker(metrics: TierMetrics, picker: PickerServer, failing_open: Cal
 
 
 def _in_flight(flow: RegionalFlow) -> dict[str, float]:
-    return {name: float(flow.fleet.ledger.load(name).in_flight) for name in flow.fleet.view.replicas}
+    return {name: float(flow.replicas.ledger.load(name).in_flight) for name in flow.replicas.view.replicas}
 
 
 def _kv_shares(flow: RegionalFlow) -> dict[str, float]:
-    samples = ((name, replica.sample) for name, replica in flow.fleet.view.replicas.items())
+    samples = ((name, replica.sample) for name, replica in flow.replicas.view.replicas.items())
     return {name: sample.kv_usage for name, sample in samples if sample is not None and sample.kv_usage is not None}
 
 
 def _usable_shares(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:
-    now, standing = clock(), flow.fleet.standing
+    now, standing = clock(), flow.replicas.standing
     return {name: standing.offered(name, now) for name in standing.health}
 
 
@@ -95,10 +95,10 @@ def _desired_replicas(flow: RegionalFlow) -> dict[str, float]:
 
 def _ready_replicas(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:
     now = clock()
-    return {model: float(len(flow.wait_estimate.able(model, now))) for model in flow.fleet.view.by_model}
+    return {model: float(len(flow.wait_estimate.able(model, now))) for model in flow.replicas.view.by_model}
 
 
 def _modes(flow: RegionalFlow, clock: Callable[[], float]) -> dict[str, float]:
     now = clock()
-    modes = [flow.fleet.mode(model, now) for model in flow.fleet.view.by_model]
+    modes = [flow.replicas.mode(model, now) for model in flow.replicas.view.by_model]
     return {mode: float(modes.count(mode)) for mode in (Mode.NORMAL, Mode.PANIC, Mode.ALL_DOWN)}

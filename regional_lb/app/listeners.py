@@ -66,7 +66,7 @@ class Listeners:
         )
         self.tokenizers, self.prompt_tokens = _tokenizers(config), None
         if self.tokenizers is not None:
-            lineages = flow.fleet.lineages
+            lineages = flow.replicas.lineages
             self.tokenizers.bases_of = lambda model: lineages.of.get(model) or ()
             self.prompt_tokens = PromptTokens(self.tokenizers, self._wants_tokens, clock, instruments.telemetry)
 
@@ -123,7 +123,7 @@ class Listeners:
         self._ingresses.append(handler)
         handler.relay = self.picker = PickerServer(
             config, handler, relay, dataplane.client_limits(self._config.limits), plane.budget, plane.requests,
-            tls=plane.tls.listener("picker", config, protocol="h2"), view=lambda: flow.fleet.view, ready=self._ready,
+            tls=plane.tls.listener("picker", config, protocol="h2"), view=lambda: flow.replicas.view, ready=self._ready,
             log=self._instruments.log,
         )  # fmt: skip
 
@@ -138,7 +138,7 @@ class Listeners:
         return self.authenticator
 
     def _offered(self, regions: frozenset[str]) -> dict[str, ModelFacts]:
-        view = self._flow.fleet.view
+        view = self._flow.replicas.view
         return {model: view.facts(model) for model in view.by_model} if self._config.region in regions else {}
 
     def _wants_tokens(self, request: Request) -> bool:

@@ -135,12 +135,12 @@ class RegionalBalancer:
 
     def _writes_on(self, replica: str) -> bool:
         """See Resumption."""
-        known = self.flow.fleet.view.replicas.get(replica)
+        known = self.flow.replicas.view.replicas.get(replica)
         return known is not None and bool(known.writes_on)
 
     def _context_tokens(self, replica: str, model: str) -> int | None:
         """See Resumption."""
-        known = self.flow.fleet.view.replicas.get(replica)
+        known = self.flow.replicas.view.replicas.get(replica)
         if known is None or not known.token_ids:
             return None
         facts = known.facts.get(model)
@@ -169,7 +169,7 @@ class RegionalBalancer:
         """What a request took of its replica's GPU: its prompt's prefill, and a slot's share of each step."""
         pick: Pick | None = active.reasons
         chosen = pick.chosen if pick is not None else None
-        replica = self.flow.fleet.view.replicas.get(chosen.replica) if chosen is not None else None
+        replica = self.flow.replicas.view.replicas.get(chosen.replica) if chosen is not None else None
         if chosen is None or replica is None:
             return None
         computed = usage.prompt_tokens - (usage.cached_tokens or 0)
@@ -191,7 +191,7 @@ class RegionalBalancer:
             laws=self.laws,
             process=ProcessStatus(
                 configuration=self.reloader.status,
-                kept=lambda: stores.kept(self.store, hub),
+                disk_caches=lambda: stores.disk_caches(self.store, hub),
                 ignored=lambda: stores.ignored(self.store, hub),
                 keys=self.identities.status,
                 limits=lambda: {**self.limiter.status(), "root": self.mesh.limit_root.status()},
@@ -224,7 +224,7 @@ class RegionalBalancer:
             context=dataplane.context_of(engines),
             trouble=plane.tls.trouble,
             credentials=grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
-            answered_at=self.flow.fleet.standing.answered_at,
+            answered_at=self.flow.replicas.standing.answered_at,
             in_flight=self._in_flight_at,
             warn=self._warn,
             watched=self._listen_to_kv_events,
@@ -285,7 +285,7 @@ class RegionalBalancer:
         return known.weight if known is not None else 1.0
 
     def _in_flight_at(self, replica: str) -> int:
-        return self.flow.fleet.ledger.load(replica).in_flight
+        return self.flow.replicas.ledger.load(replica).in_flight
 
     def _warn(self, whom: str, problem: str, what: str = "") -> None:
         # By what was asked, where an engine's own words are in the problem: else it could have a line for each of them.

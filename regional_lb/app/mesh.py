@@ -59,7 +59,7 @@ class Mesh:
         rng: Random,
         incarnation: int,
     ) -> None:
-        assert flow.fleet.shares is not None  # it has a name
+        assert flow.replicas.shares is not None  # it has a name
         self._config, self._flow, self._instruments, self._store, self._hub = config, flow, instruments, store, hub
         self._laws, self._clock, self._incarnation = laws, clock, incarnation
         refused = instruments.metrics.report_refused
@@ -71,7 +71,7 @@ class Mesh:
         self.peers = Peers(
             config,
             flow,
-            flow.fleet.shares,
+            flow.replicas.shares,
             store,
             react=react,
             refused=refused,

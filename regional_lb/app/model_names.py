@@ -141,7 +141,7 @@ class ModelNames:
     def _has_room(self, one: Request) -> bool | None:
         """Whether a replica could take it now; None where none serves its model."""
         flow = self._flow
-        if one.model not in flow.fleet.view.by_model:
+        if one.model not in flow.replicas.view.by_model:
             return None
         choice = flow.wait_estimate.consider(one, flow.wait_estimate.need_of(one), self._clock.now())
         return choice is not None and choice.chosen is not None

@@ -99,7 +99,7 @@ class HopAuthenticator:
 
     def models(self, _caller: Caller) -> dict[str, ModelFacts]:
         """The models served here."""
-        view = self._flow.fleet.view
+        view = self._flow.replicas.view
         return {model: view.facts(model) for model in sorted(view.by_model)}
 
     def recorded(self, caller: Caller, model: str) -> bool:

@@ -291,7 +291,7 @@ class Watcher:
         return max(self._watch.scrape_s, min(3.0 * self._watch.scrape_s, _FRESH_SHARE * SAMPLE_FRESH_S))
 
     async def _ask_models(self, replica: ReplicaConfig) -> None:
-        """What it says that it serves: slowly, but at the pace of probes until it is known where only it can say, and
+        """What it says that it serves: slowly, but as often as probes until it is known where only it can say, and
         until it answers at all. One that starts together with us is no other a minute later."""
         unknown, unreached = not replica.models, True
         while self._current(replica):

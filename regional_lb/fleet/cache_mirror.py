@@ -108,10 +108,10 @@ class CacheMirror:
             if isinstance(change, Cleared):
                 self.trie.clear(event.target)
 
-    def missed(self, name: str, chain: tuple[int, ...], believed_bytes: float) -> None:
+    def missed(self, name: str, chain: tuple[int, ...], predicted_bytes: float) -> None:
         """The replica did not accept a prompt that was counted as cached: forget what only this prompt added, from its
         end back to what was thought to be there before, or to where another path branches off."""
-        depth = bisect_right(ENDS, int(believed_bytes)) - 1
+        depth = bisect_right(ENDS, int(predicted_bytes)) - 1
         if name in self.trie:
             for node in reversed(chain[depth:]):
                 if self.trie.has_children(node):
@@ -119,18 +119,20 @@ class CacheMirror:
                 self.trie.evict(name, node)
 
     def overrated(
-        self, name: str, chain: tuple[int, ...], bytes_per_token: float, believed_tokens: float, cached_tokens: int
+        self, name: str, chain: tuple[int, ...], bytes_per_token: float, predicted_tokens: float, cached_tokens: int
     ) -> bool:
         """An engine found `cached_tokens` of a prompt cached. If the mirror predicted clearly more, it forgets
         everything below the node where the two diverge, except the prompt itself, which is cached now: an engine evicts
         the oldest first, and a node's descendants are no younger. Returns whether the corrected mirror lacks some of
         the prompt, to be added by `caches`.
         """
-        if cached_tokens + _BLOCK_TOKENS >= believed_tokens:
+        if cached_tokens + _BLOCK_TOKENS >= predicted_tokens:
             return False
-        believed = bisect_right(ENDS, int(believed_tokens * bytes_per_token)) - 1  # whole blocks, as depth_at has them
+        predicted = (
+            bisect_right(ENDS, int(predicted_tokens * bytes_per_token)) - 1
+        )  # whole blocks, as depth_at has them
         found = bisect_right(ENDS, int((cached_tokens + _BLOCK_TOKENS) * bytes_per_token)) - 1
-        if found + 1 >= min(believed, len(chain)) or name not in self.trie:
+        if found + 1 >= min(predicted, len(chain)) or name not in self.trie:
             return False
         return self.trie.confine(name, chain, found) < len(chain)
 

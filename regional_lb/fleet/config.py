@@ -33,7 +33,7 @@ class Health(Part):
         return factor
 
     def thresholds(self, rise: int, fall: int) -> HealthConfig:
-        """For the fleet: with how many probes in a row bring a replica up, and down."""
+        """With how many probes in a row bring a replica up, and down."""
         return HealthConfig(
             rise=rise,
             fall=fall,

@@ -11,8 +11,8 @@ Pure. Invariants:
 - the peak is at least what is held now and at most what all would hold if none ended, never falls with one more
   sequence, and never by a sequence's being larger;
 - no sequence is assumed to be longer than all but CHANCE of the answers before: its length is computed from its age and
-  a pace that may be wrong by a factor while load rises and no answer has ended yet; what is held now is reported by the
-  engine;
+  a speed that may be wrong by a factor while load rises and no answer has ended yet; what is held now is reported by
+  the engine;
 - the cache is outgrown at any one moment with a probability of CHANCE at most, as far as answers are independent of
   each other and as long as earlier ones.
 """
@@ -31,7 +31,7 @@ _Z = 1.645  # of the normal distribution, CHANCE lies above
 _MEMORY = 128.0  # answers: one that came this many ago counts 1/e
 # Initial answers, spread evenly in the logarithm from an eighth of what was expected to all of it: a guess. In three
 # public traces (Azure's two of 2023, Mooncake's conversations) half of the answers are no longer than 0.37 of it. If
-# all were equally long, all requests of a starting fleet would be expected to reach full length together, and
+# all were equally long, all requests at starting replicas would be expected to reach full length together, and
 # half-empty engines would count as full until the first answers end.
 _PRIOR, _SPREAD_DOUBLINGS = 4.0, 3
 _SELDOM = 0.01  # the share of answers that may get longer than any that is remembered

@@ -61,7 +61,7 @@ class First(NamedTuple):
 
     sent_at: float
     at: float
-    pace: float
+    log_ms: float
     sure: bool
 
 
@@ -69,7 +69,7 @@ class Record:
     """One replica's doings. `failing` is a share 0..1, `answers` since it was last forgiven and `well` in a row (both
     counted to a bound). `tenant` had most of the failures, `lead` more than all others; `others_failing` is the share
     among the others' answers, the last good one of which came at `others_at`. `run` are its latest first tokens,
-    `usual` its usual pace, None while it is not known. On `trial` it was taken out as slow, and has not shown yet that
+    `usual` its usual `log_ms`, None while unknown. On `trial` it was taken out as slow, and has not shown yet that
     it is not: its next first token does."""
 
     __slots__ = (
@@ -115,16 +115,16 @@ class Record:
         """A first token came."""
         run = self.run
         if run and first.sent_at < run[-1].at:  # beside the one before: the same moment of the engine
-            if first.pace < run[-1].pace:
-                run[-1] = run[-1]._replace(pace=first.pace, sure=first.sure)
+            if first.log_ms < run[-1].log_ms:
+                run[-1] = run[-1]._replace(log_ms=first.log_ms, sure=first.sure)
             return
         run.append(first)
         usually = self._usually
         if not usually or first.at - usually[-1][0] >= USUAL_EVERY_S:
             while usually and first.at - usually[0][0] > USUAL_S:
                 usually.popleft()
-            usually.append((first.at, first.pace))
-            self.usual = median([pace for _, pace in usually]) if len(usually) >= USUAL_MIN else None
+            usually.append((first.at, first.log_ms))
+            self.usual = median([log_ms for _, log_ms in usually]) if len(usually) >= USUAL_MIN else None
 
     def lately(self, now: float) -> tuple[First, ...]:
         """The first tokens it is judged by: its last RUN, on trial its last. Empty where they are too few or old, or
@@ -135,13 +135,13 @@ class Record:
         return taken if fresh and any(first.sure for first in taken) else ()
 
     def then(self, since: float) -> float | None:
-        """Its pace since a moment; None where too little is known."""
-        paces = [first.pace for first in self.run if first.at >= since]
-        return median(paces) if len(paces) >= _THEN_MIN and self.usual is not None else None
+        """Its median `log_ms` since a moment; None where too little is known."""
+        logs = [first.log_ms for first in self.run if first.at >= since]
+        return median(logs) if len(logs) >= _THEN_MIN and self.usual is not None else None
 
     def forgive(self, *, slow: bool) -> None:
         """The replica is out, as `slow` or otherwise; its record starts afresh when it is back, except for its usual
-        pace."""
+        speed."""
         self.failing, self.answers, self.well = 0.0, 0, 0
         self.tenant, self.lead, self.others_failing, self.others_at = "", 0, 0.0, -inf
         self.run.clear()
@@ -185,9 +185,9 @@ class Outliers:
         record = self.records.get(name)
         if record is None or self._margin == inf or elapsed_ms <= 0.0:
             return
-        pace = log(max(elapsed_ms - step_ms, _STEP_LEAST * elapsed_ms) / tokens)
-        record.began(First(now - elapsed_ms / 1e3, now, pace, sure))
-        if record.trial and record.usual is not None and record.run[-1].pace - record.usual < self._margin:
+        log_ms = log(max(elapsed_ms - step_ms, _STEP_LEAST * elapsed_ms) / tokens)
+        record.began(First(now - elapsed_ms / 1e3, now, log_ms, sure))
+        if record.trial and record.usual is not None and record.run[-1].log_ms - record.usual < self._margin:
             record.trial = False
 
     def failing(self, name: str) -> float:
@@ -244,21 +244,21 @@ class Outliers:
         for name, record in records:
             lately = record.lately(now)
             if lately and record.usual is not None:
-                least = min(first.pace for first in lately)
+                least = min(first.log_ms for first in lately)
                 if least - record.usual >= self._margin:
                     since = min(lately[0].sent_at, now - _THEN_S)
                     suspects.append((least - record.usual, least, since, name))
         found = []
         for slower, least, since, name in sorted(suspects, reverse=True)[:_SUSPECTS_MAX]:
             others = [
-                (pace, pace - other.usual)
+                (log_ms, log_ms - other.usual)
                 for peer, other in records
-                if peer != name and (pace := other.then(since)) is not None and other.usual is not None
+                if peer != name and (log_ms := other.then(since)) is not None and other.usual is not None
             ]
             if others:
                 # One that is faster than usual (after a long stall its usual is too slow) makes no other slow.
                 theirs = max(0.0, median([slower for _, slower in others]))
-                above = min(slower - theirs, least - median([pace for pace, _ in others]))
+                above = min(slower - theirs, least - median([log_ms for log_ms, _ in others]))
                 if above >= self._margin:
                     found.append((name, above))
         return found

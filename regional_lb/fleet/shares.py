@@ -44,7 +44,7 @@ class PeerLoad(msgspec.Struct, frozen=True):
     known: bool = True
 
 
-class Paces(msgspec.Struct, frozen=True):
+class PeerLearned(msgspec.Struct, frozen=True):
     """What one balancer learned about models and tenants, and measured of each replica (with its address)."""
 
     estimates: Learned
@@ -62,7 +62,7 @@ class PeerReported(Event, frozen=True):
     whole: bool = False
     cached: tuple[Cached, ...] = ()
     epoch: int = 0
-    learned: Paces | None = None
+    learned: PeerLearned | None = None
 
 
 class PeersChanged(Event, frozen=True):

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farhop.balance.estimate.estimates import (
+    FIT_TAU_S,
     INTERFERENCE_SHARE,
-    LEAN_TAU_S,
     OUTPUT_TOKENS,
-    PACE_MS,
+    PREFILL_MS,
     SERVICE_MS,
     SERVICE_TAU_S,
     TPOT_MS,
@@ -68,9 +68,9 @@ _INTERFERENCE_DOUBT = 50.0  # the guess counts as measured over loads that diffe
 _OTHERS_MAX = 32  # kinds that a kind without samples is held against
 
 _IDLE = Load()
-_FIGURES = 3  # the rows: prefill pace, a lone token, a whole request
+_FIGURES = 3  # the rows: prefill of a token, a lone token, a whole request
 _FIGURE = np.arange(_FIGURES)[:, np.newaxis]
-_DOMAIN = np.array((PACE_MS, TPOT_MS, SERVICE_MS)).reshape(_FIGURES, 2, 1)
+_DOMAIN = np.array((PREFILL_MS, TPOT_MS, SERVICE_MS)).reshape(_FIGURES, 2, 1)
 _FADES_S = np.array((TAU_S, TAU_S, SERVICE_TAU_S)).reshape(_FIGURES, 1)
 _FADED = (np.exp(-_SILENT_S / _FADES_S) / _FADES_S)[:, 0]  # over the evidence that is left: forgotten with its tau then
 _LEAST = 1e-30  # no division by nothing
@@ -150,7 +150,7 @@ class Speeds:
     def _resize(self, n_rows: int) -> None:
         self._own = np.zeros((_FIGURES, n_rows))
         self._evidence = np.zeros((_FIGURES, n_rows))
-        self._lean = np.zeros((2, n_rows))  # how loads and tokens go together, and how far loads differ
+        self._load_fit = np.zeros((2, n_rows))  # how loads and tokens go together, and how far loads differ
         self._configured = np.ones((_FIGURES, n_rows))
         self._level = np.zeros((_FIGURES, n_rows))
         self._expected = np.ones((_FIGURES, n_rows))
@@ -161,8 +161,8 @@ class Speeds:
     @property
     def prefill_ms_per_token(self) -> Columns:
         """Milliseconds to prefill a token, by row of the table."""
-        pace_ms: Columns = self._expected[0]
-        return pace_ms
+        prefill_ms: Columns = self._expected[0]
+        return prefill_ms
 
     @property
     def tpot_alone_ms(self) -> Columns:
@@ -185,10 +185,10 @@ class Speeds:
     def __getitem__(self, name: str) -> ExpectedSpeed:
         """One replica's figures. Raises KeyError if it is not in the view."""
         row = self._rows[name]
-        pace_ms, tpot_ms, service_ms = self._expected[:, row].tolist()
+        prefill_ms, tpot_ms, service_ms = self._expected[:, row].tolist()
         peers_ms = (self._configured[:, row] * np.exp(self._level[:, row])).tolist()
         return ExpectedSpeed(
-            pace_ms, tpot_ms, self.batch_interference_ms.item(row), service_ms, self.uncertainty.item(row),
+            prefill_ms, tpot_ms, self.batch_interference_ms.item(row), service_ms, self.uncertainty.item(row),
             self._of[row].sampled_at, len(self._kind_of[row].rows) - 1, peers_ms[0], peers_ms[1],
         )  # fmt: skip
 
@@ -217,7 +217,7 @@ class Speeds:
         self._rows = {name: row for row, name in enumerate(replicas)}
         self._loads = [loads.get(name, _IDLE) for name in replicas]
         self._replicas = list(replicas.values())
-        self._of = [_kept(before.get(replica.name), replica) for replica in self._replicas]
+        self._of = [_speed_of(before.get(replica.name), replica) for replica in self._replicas]
         self._resize(len(self._of))
         for row, replica in enumerate(self._replicas):
             guesses = replica.prefill_ms_per_token, replica.tpot_ms, OUTPUT_TOKENS * replica.tpot_ms
@@ -298,7 +298,7 @@ class Speeds:
         if row is None or self._of[row].sampled_at is not None:
             return
         self._of[row].adopt(other, now)
-        self._note(name, self._kind_of[row], began=other.pace_evidence > 0.0, answered=other.service_evidence > 0.0)
+        self._note(name, self._kind_of[row], began=other.prefill_evidence > 0.0, answered=other.service_evidence > 0.0)
 
     def _note(self, name: str, kind: _Kind, *, began: bool = False, answered: bool = False) -> None:
         """Note that something was measured. The first measurement of a kind is used at once: guesses may be wrong by
@@ -319,7 +319,7 @@ class Speeds:
         self.due = self._at + min(REFRESH_S + more_s, _REFRESH_MOST_S)
         if dt_s:
             self._evidence *= np.exp(-dt_s / _FADES_S)
-            self._lean *= exp(-dt_s / LEAN_TAU_S)
+            self._load_fit *= exp(-dt_s / FIT_TAU_S)
         rows = [self._rows[name] for name in self._changed]
         self._changed.clear()
         if rows:
@@ -347,7 +347,7 @@ class Speeds:
         own_ms = measured[:_FIGURES]
         self._own[:, at] = np.log(np.where(own_ms > 0.0, own_ms / self._configured[:, at], 1.0))
         self._evidence[:, at] = measured[_FIGURES : 2 * _FIGURES]
-        self._lean[:, at] = measured[2 * _FIGURES :]
+        self._load_fit[:, at] = measured[2 * _FIGURES :]
 
     def _learned(self, dt_s: float) -> list[Columns]:
         """The current figures of each kind."""
@@ -360,7 +360,7 @@ class Speeds:
     def _interference_share(self) -> Columns:
         """By what share of a lone token's time each request lengthens a token: one figure per kind, from the loads of
         all its members. A figure for each member would be noise, and would separate equals."""
-        cov, var = np.array([np.add.reduce(self._lean[:, kind.rows], axis=1) for kind in self._kinds.values()]).T
+        cov, var = np.array([np.add.reduce(self._load_fit[:, kind.rows], axis=1) for kind in self._kinds.values()]).T
         share = (cov + _INTERFERENCE_DOUBT * INTERFERENCE_SHARE) / (var + _INTERFERENCE_DOUBT)
         of_kind: Columns = np.minimum(np.maximum(share, 0.0), 1.0)  # a token alone takes no less than nothing
         return of_kind[self._kind_at]
@@ -375,7 +375,7 @@ def _wider(kind: _Kind, kinds: list[_Kind]) -> Columns:
     return np.sort(np.array(levels), axis=0)[(len(levels) - 1) // 2] if levels else np.zeros(_FIGURES)
 
 
-def _kept(before: tuple[Speed, Replica] | None, replica: Replica) -> Speed:
+def _speed_of(before: tuple[Speed, Replica] | None, replica: Replica) -> Speed:
     if before is None or (before[1].address, before[1].version) != (replica.address, replica.version):
         return Speed()
     return before[0]

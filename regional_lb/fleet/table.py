@@ -1,7 +1,7 @@
 """Replicas as columns of numbers, one row each: what a pick reads of all of them at once, in a few numpy calls.
 
-Invariants: a row has its replica's latest figures of ledger, speed and scrape (the fleet writes them together); reading
-never writes. Never decides, and never knows where a number comes from.
+Invariants: a row has its replica's latest figures of ledger, speed and scrape (`Replicas` writes them together);
+reading never writes. Never decides, and never knows where a number comes from.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _COLUMNS = tuple(Columns.__annotations__)
 
 class Rates(NamedTuple):
     """The inputs of the scores, as they were when scored: one column each, one row per replica scored. The first
-    columns of a table, in its order; the first PACES of them change now and then only."""
+    columns of a table, in its order; the first SPEEDS of them change now and then only."""
 
     prefill_ms_per_token: Column
     batch_interference_ms: Column
@@ -106,7 +106,7 @@ class Sums(NamedTuple):
 assert Rates._fields == _COLUMNS[: len(Rates._fields)]
 _SIZES = slice(_COLUMNS.index("slots"), _COLUMNS.index("slots") + len(Sums._fields) - 1)
 assert Sums._fields[1:] == _COLUMNS[_SIZES]
-PACES = 3
+SPEEDS = 3
 _ZERO = np.array(0.0)  # a float beside a short column takes longer than the column itself
 _MS = np.array(1e3)  # in a second
 _NO_ROWS: Rows = np.empty(0, dtype=np.intp)
@@ -124,8 +124,8 @@ class ReducedCapacity(msgspec.Struct, frozen=True):
 class Subset:
     """Some replicas of a table, in its order: their names, each one's place among them, and its row in the table.
 
-    For Memory.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `places_by_mask` the
-    places of small sets of slots asked for lately.
+    For CacheMirror.hits as of the trie's `version`: `by_slot` has each slot's place (-1: none), and `places_by_mask`
+    the places of small sets of slots asked for lately.
     """
 
     __slots__ = ("_runs", "_slot_runs", "_slots", "at", "by_slot", "names", "places_by_mask", "rows", "version")
@@ -181,14 +181,14 @@ def _runs(rows: Rows) -> list[slice]:
 class Table(Columns):
     """One row per replica of `of`, which maps a name to its row."""
 
-    __slots__ = (*_COLUMNS, "block", "_counted", "_paces", "_peak", "_unheld", "of", "queued_until")
+    __slots__ = (*_COLUMNS, "block", "_counted", "_speeds", "_peak", "_unheld", "of", "queued_until")
 
     def __init__(
         self, of: Subset, block: Column | None = None, queued_until: float = -inf, peak: Peak | None = None
     ) -> None:
         self.of, self._peak = of, peak
         self.block = np.zeros((len(_COLUMNS), len(of))) if block is None else block
-        self._paces: Column | None = None
+        self._speeds: Column | None = None
         (
             self.prefill_ms_per_token, self.batch_interference_ms, self.tpot_alone_ms,
             self.backlog_tokens, self.in_flight, self.tpot_ms, self.prefill_room_tokens,
@@ -257,12 +257,12 @@ class Table(Columns):
         """Whether a replica's KV cache has room for this many tokens."""
         return self.kv_room_tokens.item(self.of.at[name]) >= tokens
 
-    def paces(self) -> Column:
-        """The first PACES of its Rates, as one block that all callers share until they change."""
-        paces = self._paces
-        if paces is None:
-            paces = self._paces = self.block[:PACES].copy()
-        return paces
+    def speeds(self) -> Column:
+        """The first SPEEDS of its Rates, as one block that all callers share until they change."""
+        speeds = self._speeds
+        if speeds is None:
+            speeds = self._speeds = self.block[:SPEEDS].copy()
+        return speeds
 
     def filled_at(self, place: int) -> float:
         """One row's value, without computing the whole column."""
@@ -272,7 +272,7 @@ class Table(Columns):
         """The replicas whose last scrape is fresh."""
         return now - self.sampled_at < SAMPLE_FRESH_S
 
-    # -- writing, by the fleet
+    # -- writing, by `Replicas`
 
     def describe(self, row: int, replica: Replica) -> None:
         """Write a replica's state in the view into its row."""
@@ -368,7 +368,7 @@ class Table(Columns):
 
     def rate(self, speeds: Speeds) -> None:
         """Write the speed of each replica."""
-        self._paces = None
+        self._speeds = None
         self.prefill_ms_per_token[:] = speeds.prefill_ms_per_token
         self.service_ms[:] = speeds.service_ms
         self.batch_interference_ms[:], self.tpot_alone_ms[:] = speeds.batch_interference_ms, speeds.tpot_alone_ms
@@ -398,9 +398,9 @@ class _Part(Table):
         """See Table."""
         return Sums(*(float(TOTAL(getattr(self, name))) for name in Sums._fields))
 
-    def paces(self) -> Column:
+    def speeds(self) -> Column:
         """See Table."""
-        return np.array([getattr(self, name) for name in Rates._fields[:PACES]])
+        return np.array([getattr(self, name) for name in Rates._fields[:SPEEDS]])
 
     def filled_at(self, place: int) -> float:
         """See Table."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import msgspec
 
-_WINDOW_TOKENS = 4096.0  # believed in before a comparison means something: some requests' worth
+_WINDOW_TOKENS = 4096.0  # predicted in before a comparison means something: some requests' worth
 _FOUND_SHARE = 0.5  # requests are under way at each look, so that the two never agree to the token
 
 
 class _Window(msgspec.Struct):
     reported: bool
-    believed: float = 0.0
+    predicted: float = 0.0
     found: float = 0.0
 
 
@@ -30,27 +30,27 @@ class UnreportedHits:
         window = self._windows.get(name)
         return window.reported if window is not None else None
 
-    def answered(self, name: str, believed_tokens: float, *, reported: bool) -> None:
-        """The replica answered a prompt of which `believed_tokens` were believed to be cached."""
+    def answered(self, name: str, predicted_tokens: float, *, reported: bool) -> None:
+        """The replica answered a prompt of which `predicted_tokens` were predicted to be cached."""
         window = self._windows.get(name)
         if window is None:
             window = self._windows[name] = _Window(reported)
         if window.reported != reported:
-            window.reported, window.believed, window.found = reported, 0.0, 0.0
+            window.reported, window.predicted, window.found = reported, 0.0, 0.0
         if not reported:
-            window.believed += believed_tokens
+            window.predicted += predicted_tokens
 
     def overrates(self, name: str, found_tokens: float) -> bool:
         """By its counters it found `found_tokens` more since the last look. Whether it is clear by now that far less is
-        cached there than was believed; the comparison begins anew then, and whenever it has shown nothing."""
+        cached there than was predicted; the comparison begins anew then, and whenever it has shown nothing."""
         window = self._windows.get(name)
         if window is None or window.reported:
             return False
         window.found += found_tokens
-        if window.believed < _WINDOW_TOKENS:
+        if window.predicted < _WINDOW_TOKENS:
             return False
-        overrated = window.found < _FOUND_SHARE * window.believed
-        window.believed = window.found = 0.0
+        overrated = window.found < _FOUND_SHARE * window.predicted
+        window.predicted = window.found = 0.0
         return overrated
 
     def forget(self, name: str) -> None:

@@ -1,6 +1,6 @@
 """What the regional tier knows about its replicas: which there are (swapped as a whole) and each one's last sample.
 
-A swap is for replicas that come and go; a sample replaces one replica's entry (only the fleet does that), since a
+A swap is for replicas that come and go; a sample replaces one replica's entry (only `Replicas` does that), since a
 thousand replicas report twice a second. Never holds what must survive a swap: reservations are in the ledger, health
 and speed in the flow.
 """

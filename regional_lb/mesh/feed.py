@@ -136,7 +136,7 @@ class _Stream:
             return None
         self._sent_at, self._queued, self._draining, self._caught_up = now, queued, feed.draining, caught_up
         self._seq += 1
-        learned = learned_to_wire(flow.fleet.learned(now)) if self._teaches else None
+        learned = learned_to_wire(flow.replicas.learned(now)) if self._teaches else None
         self._teaches = False
         return peers_pb2.PeerUpdate(
             region=flow.config.region,
@@ -155,4 +155,4 @@ class _Stream:
         )
 
     def _load(self, name: str) -> peers_pb2.ReplicaLoad:
-        return load_to_wire(name, self._shares.own(name, self._flow.fleet.ledger.load(name)))
+        return load_to_wire(name, self._shares.own(name, self._flow.replicas.ledger.load(name)))

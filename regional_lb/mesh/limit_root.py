@@ -193,7 +193,7 @@ class LimitRoot:
                     await self._wake.wait()
                 await asyncio.sleep(0.02)
             except TimeoutError:
-                pass  # it was not woken: it is written at its pace
+                pass  # it was not woken: it is written every WRITE_S
 
     async def step(self) -> None:
         """Renew the claim in etcd, or take it over if it is free."""

@@ -13,13 +13,13 @@ from farhop.balance.estimate.estimates import ENTRIES_MAX, Learned, Measured
 from farhop.balance.prefix.chain import DEPTH_MAX
 from farhop.store.documents.report import COUNT_LIMIT, MODELS_LIMIT, TEXT_LIMIT
 from regional_lb.fleet.recent import Cached
-from regional_lb.fleet.shares import Paces, PeerLoad, PeerReported
+from regional_lb.fleet.shares import PeerLearned, PeerLoad, PeerReported
 
 if TYPE_CHECKING:
     from topology.law import Law
 
 LOADS_MAX = 8192
-PACES_MAX = 2048  # so that they fit into one message beside all loads; those of other replicas are soon measured
+SPEEDS_MAX = 2048  # so that they fit into one message beside all loads; those of other replicas are soon measured
 NODES_MAX = 4096  # and regions; a slice has some 2,000, and one path more (regional_lb.mesh.feed)
 
 
@@ -46,34 +46,34 @@ def event_of(update: peers_pb2.PeerUpdate, law: Law, *, first: bool) -> PeerRepo
     )
 
 
-def _learned(message: peers_pb2.Learned) -> Paces:
+def _learned(message: peers_pb2.Learned) -> PeerLearned:
     """Each figure's domain is checked by its reader."""
-    if max(len(message.bytes_per_token), len(message.outputs)) > ENTRIES_MAX or len(message.paces) > PACES_MAX:
+    if max(len(message.bytes_per_token), len(message.outputs)) > ENTRIES_MAX or len(message.speeds) > SPEEDS_MAX:
         raise PeerUpdateError("peer_too_many")
     outputs = {(one.tenant, one.model): one.tokens for one in message.outputs}
     names = [
         *message.bytes_per_token,
         *(name for of in outputs for name in of),
-        *(one.replica for one in message.paces),
+        *(one.replica for one in message.speeds),
     ]
     if any(len(name) > TEXT_LIMIT for name in names):
         raise PeerUpdateError("peer_malformed")
-    paces = {
+    speeds = {
         one.replica: (one.address, Measured(*(getattr(one, name) for name in Measured._fields)))
-        for one in message.paces
+        for one in message.speeds
     }
-    return Paces(Learned(dict(message.bytes_per_token), outputs), paces)
+    return PeerLearned(Learned(dict(message.bytes_per_token), outputs), speeds)
 
 
-def learned_to_wire(learned: Paces) -> peers_pb2.Learned:
+def learned_to_wire(learned: PeerLearned) -> peers_pb2.Learned:
     """What was learned here, as protobuf."""
     bytes_per_token, outputs = learned.estimates
     return peers_pb2.Learned(
         bytes_per_token=bytes_per_token,
         outputs=[peers_pb2.LearnedOutput(tenant=t, model=m, tokens=tokens) for (t, m), tokens in outputs.items()],
-        paces=[
-            peers_pb2.LearnedPace(replica=name, address=address, **measured._asdict())
-            for name, (address, measured) in list(learned.replicas.items())[:PACES_MAX]
+        speeds=[
+            peers_pb2.LearnedSpeed(replica=name, address=address, **measured._asdict())
+            for name, (address, measured) in list(learned.replicas.items())[:SPEEDS_MAX]
         ],
     )
 

@@ -342,7 +342,7 @@ class Peers:
         if known is not None and known.link is link:
             known.link = None
 
-    def nobody_at(self, address: str) -> None:
+    def refused_at(self, address: str) -> None:
         """Nothing listens there: the peer is gone, unless it sends something later. Operators still see it for
         FORGET_S."""
         gone_at = self.clock() - GONE_S
@@ -433,7 +433,7 @@ class PeerLink:
     def _failed(self, error: grpc.aio.AioRpcError) -> float | None:
         why = error.details() or ""
         if "refused" in why:
-            self._peers.nobody_at(self.address)
+            self._peers.refused_at(self.address)
         elif error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return FORGET_S / 4  # an older build: it shares nothing, and reports all it has
         elif "andshake failed" in why or "Hostname Verification" in why:

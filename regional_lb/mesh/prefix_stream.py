@@ -50,7 +50,7 @@ class PrefixPublisher:
     ) -> None:
         self._instance, self._flow, self._clock = instance, flow, clock
         self._incarnation, self._nodes_per_s = incarnation, nodes_per_s
-        self._journal = flow.fleet.journal
+        self._journal = flow.replicas.journal
         self._delta_made: tuple[int, int, list[Change], region_pb2.PrefixDelta] | None = None
         self.snapshots = 0
         self._left_at: float | None = None
@@ -111,7 +111,7 @@ class PrefixPublisher:
                     if not self._under(request):
                         return
                 # The next turn of a conversation may come in a moment: send now what the last turn left.
-                if self._flow.fleet.trie.sweeping:
+                if self._flow.replicas.trie.sweeping:
                     yield Pause(BATCH_S) if sent else Pause(LOOK_S, wakes=True)
                 else:
                     yield Pause(IDLE_S, wakes=True, rest_s=BATCH_S if sent else 0.0)
@@ -131,7 +131,7 @@ class _Stream:
 
     def steps(self) -> Steps:
         """All new changes, in steps."""
-        journal, trie = self._journal, self._publisher._flow.fleet.trie
+        journal, trie = self._journal, self._publisher._flow.replicas.trie
         while True:
             journal.under(self._publisher._flow.law.epoch)
             # What a cleared replica held is sent even if nothing else happens.
@@ -145,10 +145,10 @@ class _Stream:
             if changes:
                 yield self._publisher.delta(self._sent, self._at, changes)
                 self._sent = self._at
-            pace_s = self._pace(n_nodes)
-            if not pace_s and self._at == journal.seq and not trie.sweeping:
+            pause_s = self._pause_s(n_nodes)
+            if not pause_s and self._at == journal.seq and not trie.sweeping:
                 return  # mostly
-            yield Pause(pace_s)
+            yield Pause(pause_s)
 
     def _snapshot(self) -> Steps:
         publisher, journal = self._publisher, self._journal
@@ -160,7 +160,7 @@ class _Stream:
             if before and paths:
                 yield self._slice(snapshot_id, number, before, last=False)
                 number += 1
-            yield Pause(self._pace(sum(len(path.nodes) for path in paths)))
+            yield Pause(self._pause_s(sum(len(path.nodes) for path in paths)))
             before = paths or before
         yield self._slice(snapshot_id, number, before or [], last=True)
 
@@ -168,7 +168,7 @@ class _Stream:
         slice_ = region_pb2.PrefixSlice(snapshot_id=snapshot_id, slice=number, last=last, paths=map(_path, paths))
         return self._publisher._delta(seq=self._sent, slice=slice_)
 
-    def _pace(self, n_nodes: int) -> float:
+    def _pause_s(self, n_nodes: int) -> float:
         """Seconds until this many nodes may be sent."""
         rate, now = self._publisher._nodes_per_s, self._clock()
         self._allowed = min(float(rate), self._allowed + (now - self._allowed_at) * rate) - n_nodes

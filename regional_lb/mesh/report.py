@@ -99,7 +99,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         self._tier, self._control, self._admin = addresses
         self._incarnation, self._client_url = incarnation, client_url
         self._seq = 0
-        self._served_view = flow.fleet.view
+        self._served_view = flow.replicas.view
         self._served: dict[str, tuple[tuple[str, ...], ModelFacts]] = {}
         self.draining = False
         self._changed = asyncio.Condition()
@@ -126,7 +126,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             control_address=self._control,
             admin_address=self._admin,
             draining=self.draining,
-            models=tuple(self._model(model) for model in sorted(self._flow.fleet.view.by_model)),
+            models=tuple(self._model(model) for model in sorted(self._flow.replicas.view.by_model)),
             accepted_bytes=dict(self._flow.accepted_bytes),  # within ACCEPTED_LIMIT: the flow keeps no more
             client_url=self._client_url,
             law_epoch=self._flow.law.held_epoch,
@@ -136,21 +136,21 @@ class Reporter(region_pb2_grpc.RegionServicer):
 
     def _model(self, model: str) -> ModelReport:
         flow, now, estimate = self._flow, self._clock(), self._flow.wait_estimate
-        replicas = flow.fleet.view.by_model[model]
+        replicas = flow.replicas.view.by_model[model]
         ready, queued = estimate.offered(model, now), estimate.queued(model)
-        owned, shares = estimate.owned(model, now), flow.fleet.shares
+        owned, shares = estimate.owned(model, now), flow.replicas.shares
         if len(ready):
             least = int(ready.tpot_ms.argmin())
             prefill_ms, tpot_ms = float(LEAST(ready.prefill_ms_per_token)), ready.tpot_ms.item(least)
             batch_interference_ms = ready.batch_interference_ms.item(least)
         else:
-            prefill_ms = min(flow.fleet.speeds[name].prefill_ms_per_token for name in replicas)
-            tpot_ms, batch_interference_ms = min(flow.fleet.speeds[name].tpot_ms for name in replicas), 0.0
+            prefill_ms = min(flow.replicas.speeds[name].prefill_ms_per_token for name in replicas)
+            tpot_ms, batch_interference_ms = min(flow.replicas.speeds[name].tpot_ms for name in replicas), 0.0
         bases = flow.law.lineage.get(model, frozenset())
         if bases is not None and (len(bases) > BASES_LIMIT or sum(map(len, bases)) > _BASES_LETTERS_MAX):
             bases = None  # a base left out would not bind: then report the bases as unknown
         gpus, facts = self._served_by(model)
-        longest = flow.fleet.most_context_tokens(model, ready.of.names)
+        longest = flow.replicas.most_context_tokens(model, ready.of.names)
         sums = owned.sums()
         left = admission.headroom(owned, flow.config.foreign.reserve_share, sums)
         return ModelReport(
@@ -167,7 +167,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
             wait_ms=min(estimate.wait_ms(model, now), WAIT_LIMIT_MS),
             prefill_ms_per_token=min(RATE_LIMIT_MS, prefill_ms),
             tpot_ms=min(RATE_LIMIT_MS, tpot_ms),
-            bytes_per_token=flow.fleet.estimates.bytes_per_token(model),
+            bytes_per_token=flow.replicas.estimates.bytes_per_token(model),
             usable_share=len(ready) / len(replicas),
             headroom_foreign_tokens=int(left.kv_tokens * estimate.open_share(model, now)) if left.slots else 0,
             batch_interference_ms=min(RATE_LIMIT_MS, batch_interference_ms),
@@ -186,7 +186,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
     def _served_by(self, model: str) -> tuple[tuple[str, ...], ModelFacts]:
         """The kinds of GPU that serve the model, and what their engines say of it, computed once for each view, since
         20 reports a second are built."""
-        view = self._flow.fleet.view
+        view = self._flow.replicas.view
         if view is not self._served_view:
             self._served_view, self._served = view, {}
         if model not in self._served:
@@ -422,7 +422,7 @@ class Reporter(region_pb2_grpc.RegionServicer):
         law = self._flow.law
         return [
             region_pb2.OutputLearned(tenant=tenant, model=model, tokens=tokens)
-            for (tenant, model), tokens in self._flow.fleet.estimates.learned().output_tokens.items()
+            for (tenant, model), tokens in self._flow.replicas.estimates.learned().output_tokens.items()
             if region in law.verdict(tenant, model, Scope.HINTS).lawful
         ]
 
@@ -459,5 +459,5 @@ def _model_moved(old: ModelReport, new: ModelReport) -> bool:
     for a, b in zip(_AMOUNTS_OF(old), _AMOUNTS_OF(new), strict=True):
         if abs(a - b) >= CHANGE * max(abs(a), abs(b), 1.0):
             return True
-    pace, was = new.prefill_ms_per_token * 1e3, old.prefill_ms_per_token * 1e3
-    return abs(pace - was) >= CHANGE * max(abs(pace), abs(was), 1.0)
+    present, was = new.prefill_ms_per_token * 1e3, old.prefill_ms_per_token * 1e3
+    return abs(present - was) >= CHANGE * max(abs(present), abs(was), 1.0)

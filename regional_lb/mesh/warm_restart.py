@@ -68,19 +68,19 @@ class WarmRestart:
             return 0
         if kept is None or not -AGE_AHEAD_S <= self._wall_s() - kept.written_at <= AGE_MAX_S:
             return 0
-        believed = 0
+        accepted = 0
         try:
             for number, update in enumerate(_messages(kept.document)):
                 if not number:
                     await self._found({load.replica for load in update.loads if load.known}, update.law_fingerprint)
                 self._react(event_of(update, self._flow.law, first=number == 0))
-                believed += 1
+                accepted += 1
                 await asyncio.sleep(0)  # others may run
         except (PeerUpdateError, DecodeError, ValueError):
             self._refused("warm_restart_malformed")
         # Its sender is gone: the learned figures stay, and it takes part in nothing.
         self._react(PeersChanged(_NOBODY, _NOBODY))
-        return believed
+        return accepted
 
     async def _found(self, names: set[str], law_fingerprint: int) -> None:
         """Wait, for a bounded time, until these replicas are discovered: state of unknown replicas is dropped. And
@@ -88,7 +88,7 @@ class WarmRestart:
         """
         flow = self._flow
         await until(
-            lambda: names <= flow.fleet.view.replicas.keys() and flow.law.fingerprint == law_fingerprint, REPLICAS_S
+            lambda: names <= flow.replicas.view.replicas.keys() and flow.law.fingerprint == law_fingerprint, REPLICAS_S
         )
 
     async def keep(self) -> None:

@@ -25,13 +25,13 @@ from farhop.balance.health.suspects import BROKE_OFF, Suspects
 from farhop.balance.ledger import Reservation
 from farhop.balance.outcome import Source
 from farhop.balance.prefix import chain
-from regional_lb.fleet.fleet import Fleet
+from regional_lb.fleet.replicas import Replicas
 from regional_lb.fleet.shares import Shares
 from regional_lb.fleet.table import ANY
 from regional_lb.fleet.view import ViewSwapped, model_of
 from regional_lb.scheduler import admission
 from regional_lb.scheduler.accepted_bytes import AcceptedBytes
-from regional_lb.scheduler.awaited import Wait
+from regional_lb.scheduler.deferred import Deferral
 from regional_lb.scheduler.learning import Learning
 from regional_lb.scheduler.overdue import OverdueCheckDue, OverdueRequests
 from regional_lb.scheduler.pairs import Pairs
@@ -72,7 +72,7 @@ MOVE_AGAIN_S = 2.0  # until a stream that could not leave a drained replica trie
 RESUMES_MAX = 3  # of one stream: what ends one engine after another is not handed on for ever
 
 K_WAITING = 8  # how many of the first in line are compared for the best prefix when a slot frees
-CHOOSY_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
+DEFER_S = 2.0  # how long a request waits for a full replica that serves it sooner: others may keep arriving there
 RETRY_AFTER_S = 1.0
 _GAVE_UP = {
     outcome.PATH_UNSUPPORTED: "no engine of this model here has this path",
@@ -134,15 +134,15 @@ class RegionalFlow:
     ) -> None:
         self.config, self.law, self._rng, self._weight_of = config, law, rng, weight_of
         self.policies, self.splits = policies or Policies(), splits or Splits()
-        self.fleet = Fleet(config.health, Estimates(), Shares(config.instance) if config.instance else None)
+        self.replicas = Replicas(config.health, Estimates(), Shares(config.instance) if config.instance else None)
         self.queue = RequestQueue(config.queue.requests_max, config.queue.tokens_max, config.queue.starvation_s)
-        self._pairs = Pairs(self.fleet, lambda request: self.law.request_verdict(request, _HINTS), rng)
+        self._pairs = Pairs(self.replicas, lambda request: self.law.request_verdict(request, _HINTS), rng)
         self.wait_estimate = WaitEstimate(
-            config.region, config.foreign, self.fleet, self.queue, self.policies, self.splits, rng
+            config.region, config.foreign, self.replicas, self.queue, self.policies, self.splits, rng
         )
         self._patience = Patience(config.queue, self.queue, self.wait_estimate, weight_of)
-        self.learning = Learning(self.fleet)
-        self.scaling = Scaling(self.fleet, self.wait_estimate, config.scaling, config.scalings)
+        self.learning = Learning(self.replicas)
+        self.scaling = Scaling(self.replicas, self.wait_estimate, config.scaling, config.scalings)
         self.accepted_bytes = AcceptedBytes()
         self.news = 0  # a count of events that changed something: engines at rest report the same again and again
         self.wake: Callable[[], None] | None = None  # set by what waits for news: to be called at least once
@@ -171,15 +171,15 @@ class RegionalFlow:
             SplitsChanged: self._splits_changed,
             RefusalsChanged: self._refusals_changed,
             OverdueCheckDue: self._overdue_check_due,
-            **dict.fromkeys(self.fleet.event_types, self._fleet_changed),
+            **dict.fromkeys(self.replicas.event_types, self._fleet_changed),
         }
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Apply one event; returns the commands to execute."""
         self.news += 1
-        self.fleet.now = now
-        if now >= self.fleet.speeds.due:
-            self.fleet.age(now)
+        self.replicas.now = now
+        if now >= self.replicas.speeds.due:
+            self.replicas.age(now)
             self.news += 1  # beside the event, which may be none
         news, wake = self.news, self.wake
         commands = self.handlers[type(event)](event, now)  # it may call `handle` itself
@@ -191,14 +191,14 @@ class RegionalFlow:
     def still_until(self, news: int, now: float) -> float:
         """Until when (monotonic seconds) a report stays true if no event comes: no replica's health changes by time
         alone before that. `now` if there was news since the caller read `news`."""
-        return self.fleet.settled_until(now) if self.news == news else now
+        return self.replicas.settled_until(now) if self.news == news else now
 
     def wants_tokens(self, request: Request, now: float) -> bool:
         """Whether this request must arrive with its prompt's tokens; otherwise they may follow (PromptTokenized). False
         if it would be refused, or waits in the queue for longer than tokenizing takes."""
         if self.queue.waiting(request.model) or not self.wait_estimate.goes_by_tokens(request):
             return False
-        return admission.refusal(request, self.config.region, self.law, self.fleet.view, now) is None
+        return admission.refusal(request, self.config.region, self.law, self.replicas.view, now) is None
 
     @property
     def under_way(self) -> int:
@@ -213,7 +213,7 @@ class RegionalFlow:
             self.accepted_bytes.add(request.issuer, request.prompt_bytes)  # whatever becomes of it
         if request.id in self.requests:
             return [machine.Answer(request.id, outcome.INVALID_FIELD, "a request with this id is under way")]
-        refusal = admission.refusal(request, self.config.region, self.law, self.fleet.view, now)
+        refusal = admission.refusal(request, self.config.region, self.law, self.replicas.view, now)
         if refusal is not None:
             instead = self._fall_back(request, refusal.outcome, request.attempted, now)
             return [instead or machine.Answer(request.id, refusal.outcome, refusal.detail)]
@@ -237,7 +237,7 @@ class RegionalFlow:
                 return [self._refuse(state, turned.outcome, turned.detail, now)]
         if request.continues is not None:
             state.carrier = request.continues
-            unable = self.fleet.view.unable_to_resume(request.model, state.carrier)
+            unable = self.replicas.view.unable_to_resume(request.model, state.carrier)
             if not self.wait_estimate.serving(state.variant, now, unable):
                 return [self._refuse(state, outcome.NO_REPLICA, "no replica here takes up such a stream", now)]
         placed: list[Command] = []
@@ -250,20 +250,20 @@ class RegionalFlow:
     def _moved(self, event: machine.AttemptMoved, now: float) -> list[Command]:
         """Move the request's reservation to the replica it went to. Nothing is learned from its times there, since none
         were predicted."""
-        state, held = self._under_way(event), self.fleet.ledger.held(event.id)
+        state, held = self._under_way(event), self.replicas.ledger.held(event.id)
         if (
             state is None
             or held is None
             or event.target == state.replica
-            or event.target not in self.fleet.view.replicas
+            or event.target not in self.replicas.view.replicas
         ):
             return []
         left = state.replica
         for name in event.passed:
-            self.fleet.failed(name, outcome.CONNECT_FAILED, now, state.forwarded_at)
+            self.replicas.failed(name, outcome.CONNECT_FAILED, now, state.forwarded_at)
         self.overdue_requests.over(left, event.id)
-        self.fleet.ledger.release(event.id)
-        self.fleet.ledger.reserve(event.id, replace(held, target=event.target))
+        self.replicas.ledger.release(event.id)
+        self.replicas.ledger.reserve(event.id, replace(held, target=event.target))
         state.replica, state.pick, state.paired = event.target, None, False
         self._will_cache(state)
         return self._fill(left, now)
@@ -272,7 +272,7 @@ class RegionalFlow:
         state = self._under_way(event)
         if state is None or state.started:
             return []
-        self.fleet.ledger.began(event.id, now)
+        self.replicas.ledger.began(event.id, now)
         self.overdue_requests.over(state.replica, event.id)
         self.overdue_requests.alive(state.replica, now)
         self._start(state, event, now)
@@ -285,22 +285,22 @@ class RegionalFlow:
                 assert state.pick is not None  # it has chosen
                 self.overdue_requests.began(elapsed_ms, state.expected_ms)
                 if not state.resumes:
-                    self.fleet.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
+                    self.replicas.promised(state.request.model, state.pick.predicted_ms, elapsed_ms)
                 ahead_tokens = 0.0 if state.paired else chosen.backlog_tokens + chosen.work_tokens
                 if chosen.delay_ms:
-                    self.fleet.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
+                    self.replicas.loaded(elapsed_ms - ahead_tokens * chosen.prefill_ms_per_token, now)
                 else:
                     sure = chosen.exact or chosen.hit_tokens <= ahead_tokens
-                    self.fleet.prefilled(state.replica, elapsed_ms, ahead_tokens, now, sure=sure)
+                    self.replicas.prefilled(state.replica, elapsed_ms, ahead_tokens, now, sure=sure)
         moves = [self._move_at(state, now + MOVE_AGAIN_S)] if self._leaves(state) else []
         return moves + self._fill(state.replica, now)
 
     def _start(self, state: RequestState, event: machine.AttemptBegan | machine.AttemptEnded, now: float) -> None:
         """The answer's first byte is here, alone or with the whole answer."""
         state.started = True
-        self.fleet.answered(state.replica, event.status, now, state.forwarded_at, state.request.tenant)
+        self.replicas.answered(state.replica, event.status, now, state.forwarded_at, state.request.tenant)
         if event.load is not None:
-            self.fleet.on_engine_load(state.replica, event.load, now)
+            self.replicas.on_engine_load(state.replica, event.load, now)
         if event.status < 400 and state.pick is not None and state.pick.policy.learns:
             state.pick.policy.answered(state.replica, (now - state.forwarded_at) * 1e3, now)
 
@@ -311,9 +311,9 @@ class RegionalFlow:
         if event.whole:
             self._start(state, event, now)
             if event.status >= 400:
-                self.fleet.ledger.began(event.id, now)  # what lingers is not its prompt
+                self.replicas.ledger.began(event.id, now)  # what lingers is not its prompt
         failed = event.fault is not None or event.status in outcome.ENGINES_FAULTS
-        held = self.fleet.ledger.held(event.id) if failed else None
+        held = self.replicas.ledger.held(event.id) if failed else None
         if event.usage is not None and state.held_at is not None:
             self.queue.settle(event.id, work(event.usage.prompt_tokens, event.usage.completion_tokens))
         self._conclude(state, now)
@@ -321,19 +321,19 @@ class RegionalFlow:
             self._suspects.answered((state.request.tenant, state.request.body_hash))
         if event.fault is not None:
             began_well = event.status not in outcome.ENGINES_FAULTS
-            self.fleet.broke(
+            self.replicas.broke(
                 state.replica, event.fault, now,
                 began_well=began_well, sent_at=state.forwarded_at, tenant=state.request.tenant,
             )  # fmt: skip
         if failed:
-            self.fleet.lingers(held, state.forwarded_at, now)
+            self.replicas.lingers(held, state.forwarded_at, now)
         if event.status < 400:
             # A stream that was continued elsewhere says nothing about one engine's decode time.
             lacks = event.usage is not None and not state.resumes and self.learning.ended(state, event.usage, now)
-            lacks = lacks or (event.whole and state.paired and state.replica not in self.fleet.view.decode_only)
+            lacks = lacks or (event.whole and state.paired and state.replica not in self.replicas.view.decode_only)
             chain = event.chain if self.learning.holds_answer(state, event) else state.request.chain if lacks else ()
             if chain:
-                self.fleet.caches(state.replica, chain, self.law.request_verdict(state.request, _HINTS))
+                self.replicas.caches(state.replica, chain, self.law.request_verdict(state.request, _HINTS))
         else:
             self._will_not_cache(state)
         return self._fill(state.replica, now) if self.queue.by_id else []
@@ -343,13 +343,15 @@ class RegionalFlow:
         if state is None:
             return []
         failed, sent_at = state.replica, state.forwarded_at
-        held = self.fleet.ledger.held(event.id)
+        held = self.replicas.ledger.held(event.id)
         if event.outcome.source is Source.ENGINE:  # its own word, in the midst of a stream
-            self.fleet.broke(failed, event.outcome, now, began_well=True, sent_at=sent_at, tenant=state.request.tenant)
-            self.fleet.lingers(held, sent_at, now)
+            self.replicas.broke(
+                failed, event.outcome, now, began_well=True, sent_at=sent_at, tenant=state.request.tenant
+            )
+            self.replicas.lingers(held, sent_at, now)
         else:
-            self.fleet.failed(failed, event.outcome, now, sent_at, state.request.tenant)
-            self.fleet.lingers(held, sent_at, now, event.outcome)
+            self.replicas.failed(failed, event.outcome, now, sent_at, state.request.tenant)
+            self.replicas.lingers(held, sent_at, now, event.outcome)
         self._broke_off(state, event.outcome, now)
         if state.started and isinstance(event, machine.AttemptFailed) and event.resumable:
             return [*self._resume(state, failed, event, now), *self._fill(failed, now)]
@@ -366,7 +368,7 @@ class RegionalFlow:
     def _resume(self, state: RequestState, failed: str, event: machine.AttemptFailed, now: float) -> list[Command]:
         """After a failure in mid-stream: continue from another replica, if the law in force and the bounds allow it."""
         request, state.carrier = state.request, event.carried_by
-        unable = self.fleet.view.unable_to_resume(request.model, state.carrier)
+        unable = self.replicas.view.unable_to_resume(request.model, state.carrier)
         if state.resumes >= RESUMES_MAX or not self.wait_estimate.serving(state.variant, now, unable):
             self._conclude(state)
             return [machine.Answer(request.id, event.outcome, _while_answering(event.outcome))]
@@ -407,7 +409,7 @@ class RegionalFlow:
             return self._fill(failed, now)
         self._pairs.give_back(state)
         self.overdue_requests.over(freed, event.id)
-        if freed in self.fleet.view.decode_only and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
+        if freed in self.replicas.view.decode_only and event.outcome is outcome.FIRST_BYTE_TIMEOUT:
             state.tried += (freed,)  # each waits for the other: either may be the one that is stuck
         state.replica = ""
         again = self._again(state, now) if state.whole else self._elsewhere(state, failed, event.outcome, now)
@@ -434,7 +436,7 @@ class RegionalFlow:
         if self._leaves(state):
             return self._move(state, now)
         # An answer in one piece does not show when its prefill was over: it is over when it was due.
-        self.fleet.ledger.began(event.id, now)
+        self.replicas.ledger.began(event.id, now)
         return [self._timer(state, state.request.deadline), *self._fill(state.replica, now)]
 
     def _under_way(self, event: AttemptEvent | machine.PrefillEnded | machine.PrefillFailed) -> RequestState | None:
@@ -448,7 +450,7 @@ class RegionalFlow:
         """Waiting requests that are no longer lawful are answered at once; those sent whole to an engine stay there."""
         if not event.law.supersedes(self.law):
             return []
-        return self._apply_law(event.law.knowing(self.fleet.lineages.of), now)
+        return self._apply_law(event.law.knowing(self.replicas.lineages.of), now)
 
     def _reconfigured(self, event: Reconfigured, now: float) -> list[Command]:
         """As with a law: requests at an engine stay there, and every further attempt obeys the new configuration."""
@@ -460,16 +462,16 @@ class RegionalFlow:
         self.scaling.configure(event.config.scaling, event.config.scalings)
         self.policies.configure(event.policies)
         self._reassign(self.splits.configure(event.splits))
-        return self._apply_law(event.law.knowing(self.fleet.lineages.of), now)
+        return self._apply_law(event.law.knowing(self.replicas.lineages.of), now)
 
     def _apply_law(self, law: Law, now: float) -> list[Command]:
         before, self.law = self.law, law
         for changed in self.law_changes:
             changed()
         if law.widens(before, Scope.HINTS, frozenset(before.topology.regions)):
-            self.fleet.journal.under(law.epoch, widened=True)
+            self.replicas.journal.under(law.epoch, widened=True)
         else:
-            self.fleet.narrowed(law.epoch)
+            self.replicas.narrowed(law.epoch)
         commands: list[Command] = []
         recalled: list[Command] = []
         for state in list(self.requests.values()):
@@ -483,10 +485,10 @@ class RegionalFlow:
         return commands + self._fill_all(now) + recalled
 
     def _view_swapped(self, event: ViewSwapped, now: float) -> list[Command]:
-        stood = {name for name, one in self.fleet.view.replicas.items() if not one.draining}
-        self.fleet.adopt(event.view)
-        self.policies.adopt(self.fleet.whole.of.names)
-        law = self.law.knowing(self.fleet.lineages.of)
+        stood = {name for name, one in self.replicas.view.replicas.items() if not one.draining}
+        self.replicas.adopt(event.view)
+        self.policies.adopt(self.replicas.whole.of.names)
+        law = self.law.knowing(self.replicas.lineages.of)
         commands = self._fill_all(now) if law is self.law else self._apply_law(law, now)
         return commands + self._move_away(stood, now)
 
@@ -519,11 +521,11 @@ class RegionalFlow:
             state.need = replace(state.need, variant=state.variant)
 
     def _fleet_changed(self, event: Event, now: float) -> list[Command]:
-        replica = self.fleet.handle(event, now)
-        self.news -= self.fleet.still
-        if self.fleet.alive:
-            self.overdue_requests.alive(self.fleet.alive, now)
-        commands = self._retry_silent(now) if self.fleet.silent else []
+        replica = self.replicas.handle(event, now)
+        self.news -= self.replicas.still
+        if self.replicas.alive:
+            self.overdue_requests.alive(self.replicas.alive, now)
+        commands = self._retry_silent(now) if self.replicas.silent else []
         if now >= self.overdue_requests.due:
             commands += self._retry_overdue(now)
         return commands + (self._fill(replica, now) if replica is not None else self._fill_all(now))
@@ -543,12 +545,12 @@ class RegionalFlow:
         """Probes took replicas down: requests there whose answer never began are tried at other replicas, if there are
         any."""
         commands: list[Command] = []
-        silent, self.fleet.silent = self.fleet.silent, []
+        silent, self.replicas.silent = self.replicas.silent, []
         for state in list(self.requests.values()):
             request, reason = state.request, outcome.FIRST_BYTE_TIMEOUT
             asked = (
                 state.prefiller or state.replica,
-                state.replica if state.replica in self.fleet.view.decode_only else "",
+                state.replica if state.replica in self.replicas.view.decode_only else "",
             )
             lost = next((name for name in asked if name in silent), "")
             if not lost or state.started or request.id not in self.requests:
@@ -573,7 +575,7 @@ class RegionalFlow:
                 continue
             others = self.wait_estimate.others(state, now, (replica, *state.tried))
             need, reason = state.need, outcome.FIRST_BYTE_TIMEOUT
-            if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
+            if not others or not self.replicas.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
                 continue
             if self._may_go_on(state, reason):
                 failed = machine.AttemptFailed(request_id, state.attempts, reason)
@@ -586,17 +588,17 @@ class RegionalFlow:
         """Whether the request is a stream at a drained replica that should continue elsewhere."""
         if self.config.move_over_s is None or not state.started or state.resumes >= RESUMES_MAX:
             return False
-        known = self.fleet.view.replicas.get(state.replica)
+        known = self.replicas.view.replicas.get(state.replica)
         return known is not None and known.draining and state.request.stream
 
     def _move_away(self, stood: set[str], now: float) -> list[Command]:
         if self.config.move_over_s is None or not any(
-            self.fleet.view.replicas[name].draining for name in stood & self.fleet.view.replicas.keys()
+            self.replicas.view.replicas[name].draining for name in stood & self.replicas.view.replicas.keys()
         ):
             return []
         streams = [one for one in self.requests.values() if one.replica in stood and self._leaves(one)]
-        pace_s = self.config.move_over_s / max(1, len(streams))
-        return [self._move_at(state, now + n * pace_s) for n, state in enumerate(streams, 1)]
+        interval_s = self.config.move_over_s / max(1, len(streams))
+        return [self._move_at(state, now + n * interval_s) for n, state in enumerate(streams, 1)]
 
     def _move_at(self, state: RequestState, at: float) -> Command:
         return self._timer(state, min(state.request.deadline, at))
@@ -605,11 +607,11 @@ class RegionalFlow:
         """Ask the relay to move the stream, which knows whether it can be continued; one that cannot finishes where it
         is."""
         need, again = state.need, [self._move_at(state, now + MOVE_AGAIN_S)]
-        known = self.fleet.view.replicas.get(state.replica)
+        known = self.replicas.view.replicas.get(state.replica)
         carrier: machine.Carrier = "ids" if known is not None and known.token_ids else "text"
-        unable = self.fleet.view.unable_to_resume(state.request.model, carrier)
+        unable = self.replicas.view.unable_to_resume(state.request.model, carrier)
         others = self.wait_estimate.others(state, now, (state.replica, *unable))
-        if not others or not self.fleet.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
+        if not others or not self.replicas.table(others).room(need.prompt_tokens, need.output_tokens, now).any():
             return [*again]
         return [*again, machine.Move(state.request.id, state.attempts)]
 
@@ -624,9 +626,9 @@ class RegionalFlow:
     ) -> list[Command]:
         """Forward the request if some replica, except those in `aside`, has room (for a foreign request: beside the
         reserve); [] otherwise. `ahead`: see Table.room."""
-        request, awaited = state.request, self.wait_estimate.awaited
-        if awaited.by_request:
-            awaited.leave(request.id)
+        request, deferred = state.request, self.wait_estimate.deferred
+        if deferred.by_request:
+            deferred.remove(request.id)
         if state.foreign and not self.wait_estimate.fits_foreign(state, now):
             return []
         barred: tuple[str, ...] = ()
@@ -634,7 +636,7 @@ class RegionalFlow:
             barred = self.wait_estimate.barred(state, now)
         if state.tried and not self.wait_estimate.others(state, now, state.tried):
             state.tried = ()  # better the same replica again than none
-        choosy = state.held_at is None or now - state.held_at < CHOOSY_S
+        may_defer = state.held_at is None or now - state.held_at < DEFER_S
         choice = self.wait_estimate.consider(
             request,
             state.need,
@@ -643,21 +645,21 @@ class RegionalFlow:
             aside,
             state.assigned,
             whole=state.whole or bool(state.resumes),
-            choosy=choosy,
+            may_defer=may_defer,
             ahead=ahead,
         )
         if choice is None or choice.chosen is None:
             state.cached_tokens = choice.most_cached_tokens if choice is not None else 0.0
-            if choice is not None and choice.awaits is not None:
-                awaited.wait(request.id, Wait(state.variant, *choice.awaits))
+            if choice is not None and choice.deferred_to is not None:
+                deferred.add(request.id, Deferral(state.variant, *choice.deferred_to))
             return []
         chosen, need = choice.chosen, state.need
-        if not self.fleet.admit(chosen.replica, now):
+        if not self.replicas.admit(chosen.replica, now):
             return []
         # A cached prefix cannot be evicted while it is used, so a hit takes room, too, except for the part shared with
         # others.
         marks = chain.marks(request.chain)
-        shared_tokens = self.fleet.shared_bytes(chosen.replica, need.chain, marks) / need.bytes_per_token
+        shared_tokens = self.replicas.shared_bytes(chosen.replica, need.chain, marks) / need.bytes_per_token
         own_tokens = int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
         if not self._holds(chosen.replica, own_tokens + need.output_tokens):
             return []
@@ -669,7 +671,7 @@ class RegionalFlow:
         """Forward it as the pick says; [] if the other half of a pair may not be asked now."""
         request = state.request
         half = self._pairs.begin(state, choice, now) if choice.prefill is not None else None
-        if half is None and chosen.replica in self.fleet.view.decode_only:
+        if half is None and chosen.replica in self.replicas.view.decode_only:
             return []  # the replica that was to prefill is on trial after an ejection, and has its one request already
         state.attempts += 1
         state.replica, state.forwarded_at, state.pick = chosen.replica, now, choice
@@ -677,21 +679,21 @@ class RegionalFlow:
         if request.soft_session:
             self.wait_estimate.affinity.moved_in(request.soft_session, request.model, chosen.replica)
         if choice.policy.learns:
-            choice.policy.placed(chosen.replica, state.variant, self.fleet.whole)
+            choice.policy.placed(chosen.replica, state.variant, self.replicas.whole)
         work_tokens = int(chosen.work_tokens)
-        if self.fleet.adapters.names:
-            self.fleet.adapters.sent(chosen.replica, request.model)
+        if self.replicas.adapters.names:
+            self.replicas.adapters.sent(chosen.replica, request.model)
         ttft_ms = choice.prefill_ms
         answer = int(state.need.output_tokens)
         reservation = Reservation(chosen.replica, 0 if half else work_tokens, own_tokens + answer, marks, answer)
-        self.fleet.ledger.reserve(request.id, reservation)
+        self.replicas.ledger.reserve(request.id, reservation)
         state.prefilled_at = now + ttft_ms / 1e3
         state.expected_ms = ttft_ms + (1.0 if request.stream else state.need.output_tokens) * chosen.tpot_ms
         self.overdue_requests.sent(chosen.replica, request.id, state.expected_ms, now)
         if half is None:  # as in _will_cache; a replica that only decodes always has a half that prefills for it
-            self.fleet.caches(chosen.replica, request.chain, self.law.request_verdict(request, _HINTS))
-        address = self.fleet.view.replicas[chosen.replica].address
-        longer = self.fleet.contexts_differ and not request.once
+            self.replicas.caches(chosen.replica, request.chain, self.law.request_verdict(request, _HINTS))
+        address = self.replicas.view.replicas[chosen.replica].address
+        longer = self.replicas.contexts_differ and not request.once
         sends = machine.Resume if state.resumes else machine.Forward
         due = state.due = request.deadline if request.stream else min(request.deadline, state.prefilled_at)
         return [
@@ -704,7 +706,7 @@ class RegionalFlow:
                 ttft_ms,
                 reasons=choice,
                 prefill=half,
-                longer=longer and self.fleet.holds_longer(request.model, chosen.replica),
+                longer=longer and self.replicas.holds_longer(request.model, chosen.replica),
             ),
         ]
 
@@ -712,42 +714,31 @@ class RegionalFlow:
         """Count the prompt as cached at its replica from now on: a later request with the same beginning waits behind
         it there and finds it computed. A prompt that another replica prefills is cached here once the answer has
         begun."""
-        if state.replica not in self.fleet.view.decode_only:  # these keep no KV cache that was transferred to them
-            self.fleet.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
+        if state.replica not in self.replicas.view.decode_only:  # these keep no KV cache that was transferred to them
+            self.replicas.caches(state.replica, state.request.chain, self.law.request_verdict(state.request, _HINTS))
 
     def _will_not_cache(self, state: RequestState) -> None:
         """Forget the cached prompt: the replica refused it, or died before it answered."""
         if (chosen := state.chosen) is not None:
-            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
-            self.fleet.mirror.missed(state.replica, state.request.chain, believed_bytes)
+            predicted_bytes = chosen.hit_tokens * state.need.bytes_per_token
+            self.replicas.mirror.missed(state.replica, state.request.chain, predicted_bytes)
 
     def _holds(self, replica: str, tokens: float) -> bool:
         """Whether the replica's KV cache has room for the request. `room` assumed the whole cached prefix to be in use
         already; less of it may be."""
-        return self.fleet.whole.holds(replica, tokens)
+        return self.replicas.whole.holds(replica, tokens)
 
     def _hold(self, state: RequestState, now: float) -> list[Command]:
         """Put the request into the queue, if it is full in the place of another that goes after it. Or refuse it: no
         replica serves it, it has waited its time, or the queue is full or too long."""
         request, tokens = state.request, state.need.prompt_tokens
-        if self.wait_estimate.nobody_for(state, now):
-            return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)]
+        if self.wait_estimate.none_able(state, now):
+            return [self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_none_able(state, now), now)]
         self.queue.note(state.variant, self.config.queue.late_s, now)
-        most_s = self._patience.most_s(state, now) - request.waited_s
-        # A request that stepped back in another region joins those that did here. If none did, there is room soon, and
-        # it goes before newcomers by what it has waited.
-        if (
-            request.waited_s
-            and self.queue.stepped_back(state.variant)
-            and request.waited_s >= self._patience.late_s(state, now)
-        ):
-            most_s = 0.0
-        weight = self._weight_of(request.tenant)
-        if most_s <= 0.0 and now < self._patience.late_until(state, now):
-            state.late = self._patience.crowds(state, more=1)
-            most_s = self.config.queue.wait_s - request.waited_s
+        most_s = self._wait_left_s(state, now)
         if most_s <= 0.0:
             return self._wait_over(state, now)
+        weight = self._weight_of(request.tenant)
         # By the longest wait allowed: in a standing queue some of those ahead will be let go, so a new request is
         # served sooner than their number suggests.
         if self.wait_estimate.hopeless(state, weight, self.config.queue.wait_s - request.waited_s, now):
@@ -774,11 +765,29 @@ class RegionalFlow:
         # fits.
         return commands + self._fill_variant(state.variant, now) if self.queue.waiting(state.variant) > 1 else commands
 
+    def _wait_left_s(self, state: RequestState, now: float) -> float:
+        """For how many more seconds the request may wait; 0 or less: its wait is over. One that was late elsewhere, and
+        may keep waiting, steps back at once if its tenant has its share of the queue."""
+        request = state.request
+        left_s = self._patience.most_s(state, now) - request.waited_s
+        # A request that stepped back in another region joins those that did here. If none did, there is room soon, and
+        # it goes before newcomers by what it has waited.
+        if (
+            request.waited_s
+            and self.queue.stepped_back(state.variant)
+            and request.waited_s >= self._patience.late_s(state, now)
+        ):
+            left_s = 0.0
+        if left_s <= 0.0 and now < self._patience.late_until(state, now):
+            state.late = self._patience.crowds(state, more=1)
+            left_s = self.config.queue.wait_s - request.waited_s
+        return left_s
+
     def _fill(self, replica: str, now: float) -> list[Command]:
         """Give the room freed at a replica to requests that wait for the variants it serves."""
-        if not self.queue.by_id or replica not in self.fleet.view.replicas:
+        if not self.queue.by_id or replica not in self.replicas.view.replicas:
             return []
-        serves = self.fleet.view.replicas[replica].models
+        serves = self.replicas.view.replicas[replica].models
         return [
             c
             for variant in self.queue.models()
@@ -796,14 +805,14 @@ class RegionalFlow:
             self.queue.note(variant, self.config.queue.late_s, now)
             able = self.wait_estimate.serving(variant, now)
             if not able:
-                everybody = [self.requests[w.id] for w in self.queue.first(variant, waiting, now)]
+                those_waiting = [self.requests[w.id] for w in self.queue.first(variant, waiting, now)]
                 return commands + [
-                    self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_nobody(state, now), now)
-                    for state in everybody
+                    self._refuse(state, outcome.NO_REPLICA, self.wait_estimate.why_none_able(state, now), now)
+                    for state in those_waiting
                 ]
             # No room for the smallest request there is: there is no point in scoring.
             ahead = self.queue.on_time(variant) > 1
-            free = ANY(self.fleet.table(able).room(0.0, 0.0, now, ahead=ahead))
+            free = ANY(self.replicas.table(able).room(0.0, 0.0, now, ahead=ahead))
             released = self._release_one(variant, able, now, ahead=ahead) if free else []
             released = released or self._release_fallen(variant, now, ahead=ahead)
             if not released:
@@ -814,18 +823,18 @@ class RegionalFlow:
     def _release_one(self, variant: str, able: Subset, now: float, *, ahead: bool) -> list[Command]:
         """Release the best prefix match among the first in the queue. While a request starves, a replica is kept free
         until it fits."""
-        table, starved = self.fleet.table(able), self.queue.starved(variant, now)
+        table, starved = self.replicas.table(able), self.queue.starved(variant, now)
         aside: tuple[str, ...] = ()
         if starved is not None:
             if released := self._release(self.requests[starved.id], table, now, aside, ahead=ahead):
                 return released
             its = self.wait_estimate.others(self.requests[starved.id], now, ()) or able  # who can take it
-            aside = (its.names[int(self.fleet.table(its).kv_taken_tokens.argmin())],)
+            aside = (its.names[int(self.replicas.table(its).kv_taken_tokens.argmin())],)
         # The free room may be the reserve: then foreign requests, however many, must not block the region's own
         # requests.
         foreign = self.queue.foreign(variant)
-        kept = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
-        for own in (True,) if kept else (False, True) if foreign else (False,):
+        reserve_only = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
+        for own in (True,) if reserve_only else (False, True) if foreign else (False,):
             first = [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now, own=own)]
             for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
                 if released := self._release(state, table, now, aside, ahead=ahead):
@@ -838,9 +847,9 @@ class RegionalFlow:
         if model_of(variant) == variant:
             return []
         for state in [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now)]:
-            falls = state.tried or state.need.context_tokens > self.fleet.least_context_tokens
+            falls = state.tried or state.need.context_tokens > self.replicas.least_context_tokens
             able = self.wait_estimate.others(state, now, state.tried) if falls else None
-            if able and (released := self._release(state, self.fleet.table(able), now, (), ahead=ahead)):
+            if able and (released := self._release(state, self.replicas.table(able), now, (), ahead=ahead)):
                 return released
         return []
 
@@ -849,7 +858,7 @@ class RegionalFlow:
     ) -> list[Command]:
         """Forward a waiting request, or refuse it if it is not allowed any more; [] if it must keep waiting."""
         request = state.request
-        refusal = admission.refusal(request, self.config.region, self.law, self.fleet.view, now)
+        refusal = admission.refusal(request, self.config.region, self.law, self.replicas.view, now)
         if refusal is not None:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
         if self.wait_estimate.too_late(request, state.need, able, now):
@@ -868,7 +877,7 @@ class RegionalFlow:
     def _wait_over(self, state: RequestState, now: float) -> list[Command]:
         """The request's time to wait is over. One that waited by choice takes a replica with room now. One that may
         wait longer steps back, or keeps its turn if its tenant has less than its share of the queue."""
-        if state.request.id in self.wait_estimate.awaited.by_request:
+        if state.request.id in self.wait_estimate.deferred.by_request:
             state.held_at = -inf
             placed = self._place(state, now)
             if placed:
@@ -900,7 +909,7 @@ class RegionalFlow:
         if reason is outcome.PATH_UNSUPPORTED and not self.wait_estimate.serving(state.variant, now, state.tried):
             return [self._refuse(state, reason, _GAVE_UP[reason], now)]  # an engine lacks a path for good
         if reason is outcome.TOO_LONG:
-            refused_tokens = self.fleet.most_context_tokens(state.request.model, (failed,))
+            refused_tokens = self.replicas.most_context_tokens(state.request.model, (failed,))
             if refused_tokens < inf:  # infinite: unknown, or the replica has left
                 state.need = replace(state.need, context_tokens=refused_tokens + 1.0)
             if not self.wait_estimate.holders(state, now, state.tried):
@@ -915,7 +924,7 @@ class RegionalFlow:
 
     def _again(self, state: RequestState, now: float) -> list[Command]:
         """Dispatch a request whose attempt is over once more, if the law in force still allows it here."""
-        refusal = admission.refusal(state.request, self.config.region, self.law, self.fleet.view, now)
+        refusal = admission.refusal(state.request, self.config.region, self.law, self.replicas.view, now)
         if refusal is not None:
             return [self._refuse(state, refusal.outcome, refusal.detail, now)]
         if (suspected := self._suspected(state, now)) is not None:
@@ -930,7 +939,7 @@ class RegionalFlow:
         if request.body_hash and reason in BROKE_OFF:
             body = (request.tenant, request.body_hash)
             # A server may still answer for its broken engine: that answer is no sign of life.
-            last_seen_at = -inf if reason is outcome.ENGINE_BROKEN else self.fleet.view.sampled_at((state.replica,))
+            last_seen_at = -inf if reason is outcome.ENGINE_BROKEN else self.replicas.view.sampled_at((state.replica,))
             self._suspects.broke_off(body, (state.replica,), last_seen_at, now)
 
     def _suspected(self, state: RequestState, now: float) -> Answer | None:
@@ -939,7 +948,7 @@ class RegionalFlow:
         request = state.request
         if not request.body_hash:
             return None
-        quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self.fleet.view.sampled_at, now)
+        quarantine = self._suspects.quarantine((request.tenant, request.body_hash), self.replicas.view.sampled_at, now)
         if quarantine is None:
             return None
         self._conclude(state)
@@ -960,7 +969,7 @@ class RegionalFlow:
         served: Request | None = None
         for model in request.fallbacks:
             one = model_steps.fallback(request, model, reason.reason, attempts)
-            if admission.refusal(one, self.config.region, self.law, self.fleet.view, now) is not None:
+            if admission.refusal(one, self.config.region, self.law, self.replicas.view, now) is not None:
                 continue
             choice = self.wait_estimate.consider(one, self.wait_estimate.need_of(one), now)
             if choice is not None and choice.chosen is not None:
@@ -992,9 +1001,9 @@ class RegionalFlow:
         if state.held_at is not None:  # else it never stood in line
             self.queue.remove(request_id, served=False)
             self.queue.settle(request_id, None)
-        if self.wait_estimate.awaited.by_request:
-            self.wait_estimate.awaited.leave(request_id)
-        self.fleet.ledger.release(request_id)
+        if self.wait_estimate.deferred.by_request:
+            self.wait_estimate.deferred.remove(request_id)
+        self.replicas.ledger.release(request_id)
         if state.prefiller:
             self._pairs.over(state)
         if state.budgeted:

@@ -13,7 +13,7 @@ from regional_lb.scheduler.wait_estimate import shape_of
 
 if TYPE_CHECKING:
     from farhop.balance.machine import AttemptEnded, Usage
-    from regional_lb.fleet.fleet import Fleet
+    from regional_lb.fleet.replicas import Replicas
     from regional_lb.scheduler.request_state import RequestState
 
 ANSWER_SHARE = 0.5  # of the tokens that an answer took; its text may have other bytes per token than prompts have
@@ -24,8 +24,8 @@ class Learning:
     predicted to be, and what was, in tokens.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
         self.predicted_tokens = self.actual_tokens = 0.0
 
     def holds_answer(self, state: RequestState, event: AttemptEnded) -> bool:
@@ -33,46 +33,50 @@ class Learning:
         engine generated far more tokens than were relayed, it was reasoning, and those tokens lie between the two."""
         if (
             event.fault is not None
-            or state.replica in self._fleet.view.decode_only
+            or state.replica in self._replicas.view.decode_only
             or len(event.chain) <= len(state.request.chain)
         ):
             return False
         tokens = event.usage.completion_tokens if event.usage is not None else 0
-        return event.answer_bytes >= ANSWER_SHARE * tokens * self._fleet.estimates.bytes_per_token(state.request.model)
+        return event.answer_bytes >= ANSWER_SHARE * tokens * self._replicas.estimates.bytes_per_token(
+            state.request.model
+        )
 
     def ended(self, state: RequestState, usage: Usage, now: float) -> bool:
         """Learn from a finished request's usage. Returns whether the mirror, corrected by it, lacks some of the
         prompt."""
-        request, estimates, lacks = state.request, self._fleet.estimates, False
+        request, estimates, lacks = state.request, self._replicas.estimates, False
         estimates.now = now
         # Compared with the length expected by now: what was expected when it was sent may have been a guess, and its
         # share of a guess says nothing about answers whose length was learned.
         expected = estimates.output_tokens(request.tenant, request.model, request.max_tokens)
         estimates.learn(request.tenant, request.model, request.prompt_bytes, usage)
         decode_ms, service_ms = (now - state.prefilled_at) * 1e3, (now - state.forwarded_at) * 1e3
-        self._fleet.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
-        self._fleet.answer_ended(state.replica, usage.completion_tokens, expected)
+        self._replicas.served(state.replica, decode_ms, service_ms, usage.completion_tokens, now)
+        self._replicas.answer_ended(state.replica, usage.completion_tokens, expected)
         pick = state.pick
         chosen = pick.chosen if pick is not None and pick.prefill is None else None
         if chosen is not None and (usage.cached_tokens is not None or usage.completion_tokens):
             # Embeddings, scores and transcripts never report it, also of engines whose texts do.
-            believed = 0.0 if chosen.exact else chosen.hit_tokens
-            self._fleet.unreported_hits.answered(state.replica, believed, reported=usage.cached_tokens is not None)
+            predicted = 0.0 if chosen.exact else chosen.hit_tokens
+            self._replicas.unreported_hits.answered(state.replica, predicted, reported=usage.cached_tokens is not None)
         if usage.cached_tokens is not None and chosen is not None:
             self.predicted_tokens += chosen.hit_tokens
             self.actual_tokens += usage.cached_tokens
-            believed_bytes = chosen.hit_tokens * state.need.bytes_per_token
+            predicted_bytes = chosen.hit_tokens * state.need.bytes_per_token
             found_bytes = usage.cached_tokens / max(usage.prompt_tokens, 1) * request.prompt_bytes
-            self._fleet.mirror.partial_blocks.learn(request.chain, request.prompt_bytes, believed_bytes, found_bytes)
-            lacks = not chosen.exact and self._fleet.mirror.overrated(
+            self._replicas.mirror.partial_blocks.learn(
+                request.chain, request.prompt_bytes, predicted_bytes, found_bytes
+            )
+            lacks = not chosen.exact and self._replicas.mirror.overrated(
                 state.replica, request.chain, state.need.bytes_per_token, chosen.hit_tokens, usage.cached_tokens
             )
             path, whole = state.need.path, request.tokens is not None and request.tokens.whole
-            if chosen.exact and path is not None and (whole or self._fleet.blocks.ends_within(path)):
-                held = self._fleet.blocks.known(path).exact.get(state.replica, 0.0)
-                self._fleet.mirror.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
+            if chosen.exact and path is not None and (whole or self._replicas.blocks.ends_within(path)):
+                held = self._replicas.blocks.known(path).exact.get(state.replica, 0.0)
+                self._replicas.mirror.guard.cached(shape_of(request), chosen.hit_tokens, usage.cached_tokens, held)
         if request.tokens is not None and request.tokens.whole:
-            self._fleet.mirror.guard.counted(
+            self._replicas.mirror.guard.counted(
                 shape_of(request), len(request.tokens.ids) // TOKEN_BYTES, usage.prompt_tokens
             )
         return lacks

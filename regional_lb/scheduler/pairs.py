@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request
     from farhop.balance.outcome import Outcome
-    from regional_lb.fleet.fleet import Fleet
+    from regional_lb.fleet.replicas import Replicas
     from regional_lb.fleet.table import Hits, Table
     from regional_lb.scheduler.pick import Known, Pick
     from regional_lb.scheduler.policy import Need
@@ -67,21 +67,21 @@ class Pairs:
     """The prefill halves under way. `state.prefiller` is the replica of a request's half, "" if there is none. `hints`
     gives the verdict on where a request's prefix may be known."""
 
-    def __init__(self, fleet: Fleet, hints: Callable[[Request], Verdict], rng: Random) -> None:
-        self._fleet, self._hints, self._rng = fleet, hints, rng
+    def __init__(self, replicas: Replicas, hints: Callable[[Request], Verdict], rng: Random) -> None:
+        self._replicas, self._hints, self._rng = replicas, hints, rng
 
     def begin(self, state: RequestState, choice: Pick, now: float) -> Prefill | None:
         """Reserve room for the prefill that the pick gives to another replica; None if there is none, or the replica
         may not take it now."""
         half = choice.prefill
-        if half is None or not self._fleet.admit(half.replica, now):
+        if half is None or not self._replicas.admit(half.replica, now):
             choice.prefill = None
             return None
-        self._fleet.ledger.reserve(
+        self._replicas.ledger.reserve(
             _key(state), Reservation(half.replica, int(half.work_tokens), int(half.uncached_tokens))
         )
         state.prefiller = half.replica
-        replica = self._fleet.view.replicas[half.replica]
+        replica = self._replicas.view.replicas[half.replica]
         if replica.handover == "vllm":
             return Prefill(half.replica, replica.address)
         return Prefill(half.replica, replica.address, replica.bootstrap_port, self._rng.getrandbits(ROOM_BITS))
@@ -90,11 +90,11 @@ class Pairs:
         """The prompt is computed: what follows is the decode replica's own time, if that has not begun before."""
         name, half = state.prefiller, state.pick.prefill if state.pick is not None else None
         self.over(state)
-        self._fleet.answered(name, 200, now, state.forwarded_at, state.request.tenant)
-        self._fleet.caches(name, state.request.chain, self._hints(state.request))
+        self._replicas.answered(name, 200, now, state.forwarded_at, state.request.tenant)
+        self._replicas.caches(name, state.request.chain, self._hints(state.request))
         if half is not None:
             elapsed_ms = (now - state.forwarded_at) * 1e3
-            self._fleet.computed(name, elapsed_ms, half.backlog_tokens + half.work_tokens, now)
+            self._replicas.computed(name, elapsed_ms, half.backlog_tokens + half.work_tokens, now)
         if not state.started:
             state.forwarded_at = state.prefilled_at = now
 
@@ -104,22 +104,22 @@ class Pairs:
         name = state.prefiller
         self.over(state)
         if reason.source is Source.ENGINE:
-            self._fleet.answered(name, 400, now, tenant=state.request.tenant)
+            self._replicas.answered(name, 400, now, tenant=state.request.tenant)
             state.whole = True
         else:
-            self._fleet.failed(name, reason, now, state.forwarded_at, state.request.tenant)
+            self._replicas.failed(name, reason, now, state.forwarded_at, state.request.tenant)
         return name
 
     def give_back(self, state: RequestState) -> None:
         """Release all that a request holds: its attempt, or the request itself, is over."""
-        self._fleet.ledger.release(state.request.id)
+        self._replicas.ledger.release(state.request.id)
         if state.prefiller:
             self.over(state)
 
     def over(self, state: RequestState) -> None:
         """Give back what the half under way holds, if there is one."""
         if state.prefiller:
-            self._fleet.ledger.release(_key(state))
+            self._replicas.ledger.release(_key(state))
             state.prefiller = ""
 
 

@@ -34,7 +34,7 @@ _PART_MIN = 16
 _MASK = np.dtype(np.bool_)
 BLOCKING_TOKENS = 1000.0  # shorter prompts are prefilled before many other requests arrive, at any replica
 EXPLORED_SHARE = 0.05  # the share of picks that look for a less certain replica among near ties
-_MORE = 0.05  # by how much less certain it must be: in an idle fleet all are uncertain, and there is nothing to find
+_MORE = 0.05  # by how much less certain it must be: if all are idle, all are uncertain, and there is nothing to find
 _OWN, _IN_FLIGHT = 4, 3  # a pick's own columns, and which is Rates.in_flight
 FIELD_MAX = 64  # of how many replicas a pick is remembered: of more, the best
 
@@ -66,13 +66,13 @@ class Known(NamedTuple):
 
 
 NOTHING = Known({}, {})
-NOBODY: Mapping[str, float] = {}
+NO_DEFERRED: Mapping[str, float] = {}
 
 
 class Pick(msgspec.Struct, eq=False, gc=False):
     """The choice and the field it was made from. `chosen` None: no replica has room, or those with room are worse than
-    one that soon will have it: `awaits`, with the request's work there in tokens. `explored`: it was chosen to learn
-    how fast it is. `prefill`: the replica that prefills the prompt for the chosen one, None if the chosen one does.
+    one that soon will have it: `deferred_to`, with the request's work there in tokens. `explored`: it was chosen to
+    learn how fast it is. `prefill`: the replica that prefills the prompt for the chosen one, None if that one does it.
     `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
     `residual_ms`: by how much first tokens lately came later than predicted. Keeps only the request's sizes: picks are
     remembered, and a prefix chain is large.
@@ -82,14 +82,14 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _names: tuple[str, ...]
     _prompt_tokens: float
     _output_tokens: float
-    _paces: Column  # shared with other picks
+    _speeds: Column  # shared with other picks
     _columns: bytes  # its own, in half of what arrays take: uncached tokens, score, and the rest of its Rates
     _room: NDArray[np.bool_] | None
     chosen: Scored | None = None
     _exact: Collection[str] = ()
     _delay: Column | None = None
     _blocking: Column | None = None
-    awaits: tuple[str, float] | None = None
+    deferred_to: tuple[str, float] | None = None
     explored: bool = False
     version: str = ""
     assigned: Assigned | None = None
@@ -102,7 +102,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
 
     @property
     def _rates(self) -> Rates:
-        return Rates(*self._paces, *self.block[2:])
+        return Rates(*self._speeds, *self.block[2:])
 
     def _scored(self) -> list[Scored]:
         """The replicas of the field, in the table's order."""
@@ -111,8 +111,8 @@ class Pick(msgspec.Struct, eq=False, gc=False):
         work = work_tokens(uncached, self._prompt_tokens)
         told = uncached, work, score, rates.backlog_tokens, rates.prefill_ms_per_token, rates.tpot_ms, delay
         return [
-            Scored(name, ms, self._prompt_tokens - left, left, own, backlog, pace, tpot, name in self._exact, late)
-            for name, left, own, ms, backlog, pace, tpot, late in zip(
+            Scored(name, ms, self._prompt_tokens - left, left, own, backlog, prefill, tpot, name in self._exact, late)
+            for name, left, own, ms, backlog, prefill, tpot, late in zip(
                 self._names, *(of.tolist() for of in told), strict=True
             )
         ]
@@ -257,16 +257,16 @@ def pick(
     known: Known = NOTHING,
     delay_ms: Column | None = None,
     *,
-    choosy: bool = True,
+    may_defer: bool = True,
     home: str = "",
     ahead: bool = False,
-    awaited: Mapping[str, float] = NOBODY,
+    deferred: Mapping[str, float] = NO_DEFERRED,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
-    at each row before its prefill can begin; policies that score in ms count it. `choosy`: choose none rather than a
-    replica much worse than one that only has to finish its prompts and those of all that wait for it (`awaited`, see
-    Awaited.tokens). `ahead`: see Table.room.
+    at each row before its prefill can begin; policies that score in ms count it. `may_defer`: choose none rather than a
+    replica much worse than one that only has to finish its prompts and those of all that wait for it (`deferred`, see
+    Deferred.tokens). `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
     long = need.prompt_tokens >= LONG_TOKENS
@@ -284,12 +284,12 @@ def pick(
     ready = score if all_room else np.where(room, score, inf)
     best = int(ready.argmin())
     names = table.of.names
-    chosen, awaits, explored = None, None, False
+    chosen, deferred_to, explored = None, None, False
     best_score = ready.item(best)
-    if choosy and not all_room and best_score < inf and policy.waits_ms is not None:
-        sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, awaited, now)
-        awaits = (names[sooner], work.item(sooner)) if sooner is not None else None
-    if best_score < inf and awaits is None:
+    if may_defer and not all_room and best_score < inf and policy.waits_ms is not None:
+        sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
+        deferred_to = (names[sooner], work.item(sooner)) if sooner is not None else None
+    if best_score < inf and deferred_to is None:
         row = policy.choose(best, ready, need, table, rng)
         at_home = _tied(home, best, ready, table, policy) if home else None
         if at_home is not None:
@@ -297,31 +297,31 @@ def pick(
         elif policy.explores and rng.random() < EXPLORED_SHARE:
             usual, row = row, _explored(need, table, backlog + work, ready, policy, row, now, rng)
             explored = row != usual
-        own, before, pace_ms, tpot_ms = _work(table, work, backlog, row)
+        own, before, prefill_ms, tpot_ms = _work(table, work, backlog, row)
         if policy.explores:  # it might miss the request's deadline, by _latest_ms
             latest_ms = (1.0 + 2.0 * table.uncertainty.item(row)) * (
-                (before + own) * pace_ms + need.output_tokens * tpot_ms
+                (before + own) * prefill_ms + need.output_tokens * tpot_ms
             )
             if latest_ms > (need.deadline - now) * 1e3:
                 row = _surest(need, table, backlog + work, ready)
-                own, before, pace_ms, tpot_ms = _work(table, work, backlog, row)
+                own, before, prefill_ms, tpot_ms = _work(table, work, backlog, row)
         left = uncached.item(row)
         chosen = Scored(
-            names[row], score.item(row), need.prompt_tokens - left, left, own, before, pace_ms, tpot_ms,
+            names[row], score.item(row), need.prompt_tokens - left, left, own, before, prefill_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
-    paces = table.paces()
+    speeds = table.speeds()
     columns: Sequence[Any] = (uncached, score, backlog, table.in_flight)
     if len(names) > FIELD_MAX:  # the best of them are remembered
-        kept = least(score, FIELD_MAX)
-        names = tuple([names[place] for place in kept.tolist()])
-        paces, columns = paces[:, kept], [column[kept] for column in columns]
-        room = room[kept]
-        delay_ms = delay_ms[kept] if delay_ms is not None else None
-        blocking_ms = blocking_ms[kept] if blocking_ms is not None else None
+        best_rows = least(score, FIELD_MAX)
+        names = tuple([names[place] for place in best_rows.tolist()])
+        speeds, columns = speeds[:, best_rows], [column[best_rows] for column in columns]
+        room = room[best_rows]
+        delay_ms = delay_ms[best_rows] if delay_ms is not None else None
+        blocking_ms = blocking_ms[best_rows] if blocking_ms is not None else None
     return Pick(
-        policy, names, need.prompt_tokens, need.output_tokens, paces, b"".join(columns),
-        None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, awaits, explored,
+        policy, names, need.prompt_tokens, need.output_tokens, speeds, b"".join(columns),
+        None if all_room else room, chosen, known.exact, delay_ms, blocking_ms, deferred_to, explored,
     )  # fmt: skip
 
 
@@ -361,7 +361,7 @@ def _explored(
 
 
 def _sooner(
-    need: Need, table: Table, uncached: Column, score: Column, below: float, awaited: Mapping[str, float], now: float
+    need: Need, table: Table, uncached: Column, score: Column, below: float, deferred: Mapping[str, float], now: float
 ) -> int | None:
     """The place of the replica that lacks only prefill room and would still serve the request best, after all that wait
     for it, if its score is then below this. None if there is none.
@@ -370,7 +370,7 @@ def _sooner(
     from then on.
     """
     score = np.where(table.fits(uncached, need.output_tokens, now), score, inf)
-    for name, tokens in awaited.items():
+    for name, tokens in deferred.items():
         place = table.of.at.get(name)
         if place is not None:
             score[place] += tokens * table.prefill_ms_per_token.item(place)

@@ -17,14 +17,14 @@ from regional_lb.fleet.table import TOTAL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from regional_lb.fleet.fleet import Fleet
+    from regional_lb.fleet.replicas import Replicas
     from regional_lb.scheduler.wait_estimate import WaitEstimate
 
 LOOK_S = 1.0
 
 
 class ScalingConfig(Part):
-    """Bounds and pace of the scaling signal for a model. `target_share`: of a replica's slots or KV cache, how much is
+    """Bounds and timing of a model's scaling signal. `target_share`: of a replica's slots or KV cache, how much is
     to be used. `spare_replicas`: how many may be lost and the rest still stays within it. `warm_up_s`: how long a new
     replica takes until it serves. `down_after_s`: for how long fewer must do before fewer are asked for."""
 
@@ -53,9 +53,9 @@ class Scaling:
     """See the module's docstring. `config` is for all models but those of `by_model`."""
 
     def __init__(
-        self, fleet: Fleet, estimate: WaitEstimate, config: ScalingConfig, by_model: Mapping[str, ScalingConfig]
+        self, replicas: Replicas, estimate: WaitEstimate, config: ScalingConfig, by_model: Mapping[str, ScalingConfig]
     ) -> None:
-        self._fleet, self._estimate = fleet, estimate
+        self._replicas, self._estimate = replicas, estimate
         self._config, self._by_model = config, by_model
         self._signals: dict[str, DesiredReplicas] = {}
         self._due = 0.0
@@ -74,7 +74,7 @@ class Scaling:
         if now < self._due:
             return
         self._due = now + LOOK_S
-        models = self._fleet.view.by_model
+        models = self._replicas.view.by_model
         for gone in self._signals.keys() - models.keys():
             del self._signals[gone]
         for model in models:
@@ -89,7 +89,7 @@ class Scaling:
     def load(self, model: str, now: float) -> float:
         """Requests under way and waiting, at all balancers of the region, in replicas: by slots or by KV cache,
         whichever is more."""
-        replicas = [self._fleet.view.replicas[name] for name in self._fleet.view.by_model[model]]
+        replicas = [self._replicas.view.replicas[name] for name in self._replicas.view.by_model[model]]
         able, estimate = self._estimate.able(model, now), self._estimate
         under_way = float(TOTAL(able.in_flight))
         wanted = under_way + estimate.queued(model) + estimate.queued_elsewhere(model)

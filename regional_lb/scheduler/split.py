@@ -92,7 +92,7 @@ class SplitConfig(Part):
 
     @field_validator("weights")
     @classmethod
-    def _somebody(cls, weights: dict[str, float]) -> dict[str, float]:
+    def _not_all_zero(cls, weights: dict[str, float]) -> dict[str, float]:
         if weights and not any(weights.values()):
             raise ValueError("all are 0: give some version more, or leave the weights out for no preference")
         return weights
@@ -126,7 +126,7 @@ class Split:
     """One model's split in force. `header_matches` are what its rules look for, `shares` what of the rest each version
     draws."""
 
-    __slots__ = ("_rules", "_stakes", "_variants", "config", "header_matches", "shares")
+    __slots__ = ("_rules", "_variants", "_weighted", "config", "header_matches", "shares")
 
     def __init__(self, model: str, config: SplitConfig) -> None:
         self.config = config
@@ -136,7 +136,7 @@ class Split:
         total = sum(weights.values())
         shares = {version: weight / total for version, weight in weights.items()}
         self.shares = {version: share for version, share in shares.items() if share}  # the least weights come to none
-        self._stakes = [
+        self._weighted = [
             (version, share, f"{model}\0{config.name}\0{version}\0".encode()) for version, share in self.shares.items()
         ]
         self._variants = {version: variant_of(model, version) for version in config.versions}
@@ -158,7 +158,7 @@ class Split:
         for n, (match, tenant, version) in enumerate(self._rules, 1):
             if request.tenant == tenant if match is None else match in request.header_matches:
                 return Assigned(version, self._variants[version], f"rule {n}")
-        if not self._stakes:
+        if not self._weighted:
             return None
         version, why = self._drawn(request, cached_at)
         return Assigned(version, self._variants[version], why)
@@ -170,14 +170,14 @@ class Split:
         if sticky == "session":
             if request.session:
                 return self.draw(request.session), "session"
-            kept = cached_at(request)
-            if kept in self.shares:
-                return kept, "kept"
+            version = cached_at(request)
+            if version in self.shares:
+                return version, "kept"
         return self.draw(hashing.key_of(request.id)), "request"
 
     def draw(self, who: int) -> str:
         """The version that one draws. `who` is a hash of 64 bits."""
-        return hashing.draw(who, self._stakes)
+        return hashing.draw(who, self._weighted)
 
 
 class Splits:

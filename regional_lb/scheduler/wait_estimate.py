@@ -17,7 +17,7 @@ from regional_lb.fleet.kv_events import TOKEN_BYTES
 from regional_lb.fleet.tokenizer_guard import Shape
 from regional_lb.fleet.view import model_of, variant_of
 from regional_lb.scheduler import admission, pairs
-from regional_lb.scheduler.awaited import Awaited
+from regional_lb.scheduler.deferred import Deferred
 from regional_lb.scheduler.pick import (
     NOTHING,
     Known,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Request
-    from regional_lb.fleet.fleet import Fleet
+    from regional_lb.fleet.replicas import Replicas
     from regional_lb.fleet.table import Hits, Subset, Table
     from regional_lb.scheduler.pick import Pick, Scored
     from regional_lb.scheduler.policy import Policies
@@ -62,15 +62,15 @@ class WaitEstimate:
         self,
         region: str,
         foreign: admission.ForeignConfig,
-        fleet: Fleet,
+        replicas: Replicas,
         queue: RequestQueue,
         policies: Policies,
         splits: Splits,
         rng: Random,
     ) -> None:
         self._region, self._foreign, self._splits = region, foreign, splits
-        self._fleet, self._queue, self._policies, self._rng = fleet, queue, policies, rng
-        self.awaited = Awaited()  # the flow reports the requests that wait
+        self._replicas, self._queue, self._policies, self._rng = replicas, queue, policies, rng
+        self.deferred = Deferred()  # the flow reports the requests that wait
         self.affinity = SessionAffinity()  # of sessions without configured affinity; the flow reports where they went
 
     def foreign_by(self, foreign: admission.ForeignConfig) -> None:
@@ -79,7 +79,7 @@ class WaitEstimate:
 
     def need_of(self, request: Request) -> Need:
         """What the request needs, in its model's tokens: counted if they are known, else estimated."""
-        estimates, path = self._fleet.estimates, self.path_of(request) if request.tokens is not None else None
+        estimates, path = self._replicas.estimates, self.path_of(request) if request.tokens is not None else None
         if path is not None and request.tokens is not None and request.tokens.whole:
             prompt_tokens = float(path.tokens)
             bytes_per_token = request.prompt_bytes / prompt_tokens
@@ -105,20 +105,24 @@ class WaitEstimate:
     def goes_by_tokens(self, request: Request) -> bool:
         """Whether a decision depends on the prompt's tokens, or on more of them than are known: there is a choice of
         replicas, and one that publishes KV events may have cached more than the known tokens."""
-        names = self._fleet.view.by_model.get(request.model, ())
-        if len(names) < 2 or request.recomputed or not any(map(self._fleet.blocks.reports, names)):
+        names = self._replicas.view.by_model.get(request.model, ())
+        if len(names) < 2 or request.recomputed or not any(map(self._replicas.blocks.reports, names)):
             return False
         if request.tokens is None:
             return True
         path = None if request.tokens.whole else self.path_of(request)
-        return path is not None and not self._fleet.blocks.ends_within(path)
+        return path is not None and not self._replicas.blocks.ends_within(path)
 
     def path_of(self, request: Request) -> Path | None:
         """The prompt's tokens as a path of block nodes; None if tokens are unknown or not trusted."""
         tokens = request.tokens
-        if tokens is None or len(tokens.ids) < TOKEN_BYTES or not self._fleet.mirror.guard.believes(shape_of(request)):
+        if (
+            tokens is None
+            or len(tokens.ids) < TOKEN_BYTES
+            or not self._replicas.mirror.guard.believes(shape_of(request))
+        ):
             return None
-        adapter = request.model if request.model in self._fleet.adapters.names else ""
+        adapter = request.model if request.model in self._replicas.adapters.names else ""
         return Path(tokens.ids, adapter, tokens.cache_salt)
 
     def hits(self, need: Need, some: Subset) -> tuple[Hits, Known]:
@@ -127,14 +131,14 @@ class WaitEstimate:
         """
         if need.recomputed:
             return (), NOTHING
-        hits = self._fleet.mirror.hits(need.chain, some)
-        return hits, NOTHING if need.path is None else Known(*self._fleet.blocks.known(need.path))
+        hits = self._replicas.mirror.hits(need.chain, some)
+        return hits, NOTHING if need.path is None else Known(*self._replicas.blocks.known(need.path))
 
     def assign(self, request: Request) -> Assigned | None:
         """The version that the split in force assigns to the request; None without a split, or if any version will
         do."""
         split = self._splits.of(request.model)
-        return None if split is None else split.assign(request, self._fleet.view.by_variant, self._kept)
+        return None if split is None else split.assign(request, self._replicas.view.by_variant, self._version_caching)
 
     def consider(
         self,
@@ -146,26 +150,25 @@ class WaitEstimate:
         assigned: Assigned | None = None,
         *,
         whole: bool = False,
-        choosy: bool = True,
+        may_defer: bool = True,
         ahead: bool = False,
     ) -> Pick | None:
         """Score the healthy replicas for a request; None if there are none. `whole`: do not divide it into a prefill
         and a decode half. `without`: replicas that failed it before; even those of another version are preferred to
-        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `choosy`,
+        them. `aside`: replicas to keep free. `assigned`: the result of `assign`, if the caller has it. `may_defer`,
         `ahead`: see pick.
         """
         if assigned is None and self._splits.by_model:
             assigned = self.assign(request)
         if assigned is not None and need.variant != assigned.variant:
             need = replace(need, variant=assigned.variant)
-        able = self._fleet.able(need.variant, now)
-        if need.context_tokens > self._fleet.least_context_tokens:
+        able, half, view = self._replicas.able(need.variant, now), None, self._replicas.view
+        if need.context_tokens > self._replicas.least_context_tokens:
             without = (*without, *self._too_short(need, request.model, now, without))
         if without or not able.names:
             able = self.serving(need.variant, now, without)
         if aside:
             able = able.without(aside)
-        half, view = None, self._fleet.view
         if view.decode_only:
             half = self._half(request, need, now, without) if request.divisible and not whole else None
             able = able if half is not None else able.without(view.decode_only)
@@ -174,41 +177,39 @@ class WaitEstimate:
         if need.recomputed or need.path is not None:
             hits, known = self.hits(need, able)
         else:
-            hits, known = self._fleet.mirror.hits(need.chain, able), NOTHING
-        replicas = self._fleet.whole
-        table = replicas if len(able.names) == len(replicas.of.names) else replicas.only(able)
-        adapters, session = self._fleet.adapters, request.soft_session
+            hits, known = self._replicas.mirror.hits(need.chain, able), NOTHING
+        all_rows = self._replicas.whole
+        table = all_rows if len(able.names) == len(all_rows.of.names) else all_rows.only(able)
+        adapters, session = self._replicas.adapters, request.soft_session
         delay_ms = adapters.delay_ms(request.model, table, now) if adapters.names else None
         policy = self._policies.of(request.model)
         home = self.affinity.near(session, request.parent_session, request.model) if session else ""
         choice = pick(
             need, table, hits, policy, now, self._rng, known, delay_ms,
-            choosy=choosy, home=home, ahead=ahead, awaited=self.awaited.tokens,
+            may_defer=may_defer, home=home, ahead=ahead, deferred=self.deferred.tokens,
         )  # fmt: skip
         choice.assigned = assigned
         chosen = choice.chosen
         if chosen is not None:
             replica = view.replicas[chosen.replica]
             choice.version = replica.version
-            residual = self._fleet.residuals.get(request.model)
+            residual = self._replicas.residuals.get(request.model)
             choice.residual_ms = residual.value_ms if residual is not None else 0.0
             if chosen.replica in view.decode_only:
                 choice.prefill = half
             elif view.prefillers and replica.handover == "vllm" and request.divisible and not whole:
-                others = self._fleet.able_to_prefill(request.model, "vllm", now).without(without)
-                table = self._fleet.table(others)
-                choice.prefill = pairs.prefiller(need, chosen, table, *self.hits(need, others), now)
+                choice.prefill = self._prefiller(request, need, chosen, now, without)
         return choice
 
     def outside(self, request: Request) -> tuple[str, ...]:
         """The replicas that the request's gateway excludes."""
         among = request.among
-        return () if among is None else tuple(name for name in self._fleet.view.replicas if name not in among)
+        return () if among is None else tuple(name for name in self._replicas.view.replicas if name not in among)
 
     def _too_short(self, need: Need, model: str, now: float, without: tuple[str, ...]) -> tuple[str, ...]:
         """The replicas that cannot hold such a long request, provided that one outside `without` can. If none can, no
         replica is excluded: the length is an estimate, and it is for the engine to refuse."""
-        short = self._fleet.too_short(model, need.context_tokens)
+        short = self._replicas.too_short(model, need.context_tokens)
         return short if short and self.serving(need.variant, now, (*short, *without)) else ()
 
     def barred(self, state: RequestState, now: float) -> tuple[str, ...]:
@@ -216,14 +217,14 @@ class WaitEstimate:
         they cannot hold it."""
         request, barred = state.request, self.outside(state.request)
         if state.carrier is not None:
-            barred = (*barred, *self._fleet.view.unable_to_resume(request.model, state.carrier))
-        if state.need.context_tokens > self._fleet.least_context_tokens:
+            barred = (*barred, *self._replicas.view.unable_to_resume(request.model, state.carrier))
+        if state.need.context_tokens > self._replicas.least_context_tokens:
             barred = (*barred, *self._too_short(state.need, request.model, now, barred))
         return barred
 
     def holders(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
         """Who may take a request and can hold it, but for these."""
-        short = self._fleet.too_short(state.request.model, state.need.context_tokens)
+        short = self._replicas.too_short(state.request.model, state.need.context_tokens)
         return self.serving(state.variant, now, (*without, *self.outside(state.request), *short))
 
     def others(self, state: RequestState, now: float, without: tuple[str, ...]) -> Subset:
@@ -233,21 +234,28 @@ class WaitEstimate:
     def _half(self, request: Request, need: Need, now: float, without: tuple[str, ...]) -> Scored | None:
         """The replica that would prefill for one that only decodes; None if none has room. One that failed the request
         before is better than none."""
-        able = self._fleet.able_to_prefill(request.model, "sglang", now)
+        able = self._replicas.able_to_prefill(request.model, "sglang", now)
         others = able.without(without) or able
-        return pairs.soonest(need, self._fleet.table(others), *self.hits(need, others), now)
+        return pairs.soonest(need, self._replicas.table(others), *self.hits(need, others), now)
 
-    def nobody_for(self, state: RequestState, now: float) -> bool:
+    def _prefiller(
+        self, request: Request, need: Need, chosen: Scored, now: float, without: tuple[str, ...]
+    ) -> Scored | None:
+        """The replica that prefills for the chosen one; None if the chosen one does that itself."""
+        able = self._replicas.able_to_prefill(request.model, "vllm", now).without(without)
+        return pairs.prefiller(need, chosen, self._replicas.table(able), *self.hits(need, able), now)
+
+    def none_able(self, state: RequestState, now: float) -> bool:
         """Whether no able replica serves the request's variant, or only decode replicas that cannot take it now."""
-        request, decode_only = state.request, self._fleet.view.decode_only
+        request, decode_only = state.request, self._replicas.view.decode_only
         able = self.serving(state.variant, now, self.outside(request))
         if decode_only and not (
-            request.divisible and not state.whole and self._fleet.able_to_prefill(request.model, "sglang", now)
+            request.divisible and not state.whole and self._replicas.able_to_prefill(request.model, "sglang", now)
         ):
             able = able.without(decode_only)
         return not able
 
-    def why_nobody(self, state: RequestState, now: float) -> str:
+    def why_none_able(self, state: RequestState, now: float) -> str:
         """Why a request is refused when no replica is able to serve it."""
         which = f"version {state.assigned.version} of this model" if state.assigned is not None else "this model"
         if not self.serving(state.variant, now):
@@ -310,14 +318,14 @@ class WaitEstimate:
         (the delay of the head of the line: R. Ibrahim, W. Whitt, "Real-time delay estimation based on delay history",
         M&SOM 11, 2009). The region's own requests do, however many arrive. Requests that wait by choice leave the room
         to others."""
-        queue, by_choice = self._queue, self.awaited.by_request
+        queue, by_choice = self._queue, self.deferred.by_request
         return 1e3 * sum(share * queue.foreign_waits_s(variant, now, by_choice) for share, variant in self.parts(model))
 
     def in_line(self, variant: str) -> int:
         """How many requests wait because no replica has room for them, and have not stepped back: those that wait by
         choice leave the room to others."""
         waiting = self._queue.on_time(variant)
-        return max(0, waiting - self.awaited.by_variant.get(variant, 0)) if waiting else 0
+        return max(0, waiting - self.deferred.by_variant.get(variant, 0)) if waiting else 0
 
     def _wait_ms(self, variant: str, queued: int, now: float) -> float:
         # Of the requests waiting at another balancer of the region, as many are served before ours as are ahead of it
@@ -329,7 +337,7 @@ class WaitEstimate:
     def queued_elsewhere(self, model: str, most: float = inf) -> int:
         """Requests for the model that wait at other balancers of the region, counting at most `most` of each
         balancer's."""
-        shares = self._fleet.shares
+        shares = self._replicas.shares
         return shares.queued(model, most) if shares is not None else 0
 
     def used_share(self, model: str, now: float) -> float:
@@ -369,18 +377,18 @@ class WaitEstimate:
         if not others:
             return self.able(first, now)
         wanted = {*self.serving(first, now).names}.union(*(self.serving(variant, now).names for _, variant in others))
-        able = self._fleet.able(model, now)
-        return self._fleet.table(able.without(frozenset(able.names) - wanted))
+        able = self._replicas.able(model, now)
+        return self._replicas.table(able.without(frozenset(able.names) - wanted))
 
     def owned(self, model: str, now: float) -> Table:
         """Those of `offered` that this balancer owns, and so reports to the global tier. Do not keep the result."""
         offered = self.offered(model, now)
-        return offered if self._fleet.shares is None else self._fleet.table(self._fleet.owned(offered.of))
+        return offered if self._replicas.shares is None else self._replicas.table(self._replicas.owned(offered.of))
 
     def serving(self, variant: str, now: float, without: tuple[str, ...] = ()) -> Subset:
         """The replicas that may take requests waiting for a variant: those of its version or, if none is able and the
         split allows a fallback, those of any version."""
-        able = self._fleet.able(variant, now)
+        able = self._replicas.able(variant, now)
         if without:
             able = able.without(without)
         if able.names:
@@ -389,33 +397,33 @@ class WaitEstimate:
         if model == variant:
             return able
         split = self._splits.of(model)
-        return self._fleet.able(model, now).without(without) if split is None or split.config.fallback else able
+        return self._replicas.able(model, now).without(without) if split is None or split.config.fallback else able
 
     def able(self, variant: str, now: float) -> Table:
         """The replicas that serve the variant and may take work. Do not keep the result: it changes in place."""
-        return self._fleet.table(self.serving(variant, now))
+        return self._replicas.table(self.serving(variant, now))
 
     def _holding(self, need: Need, model: str, variant: str, now: float) -> Table:
         """The replicas of `able` that can hold the request; all of them if none can."""
-        if need.context_tokens <= self._fleet.least_context_tokens:
+        if need.context_tokens <= self._replicas.least_context_tokens:
             return self.able(variant, now)
-        return self._fleet.table(self.serving(variant, now, self._too_short(need, model, now, ())))
+        return self._replicas.table(self.serving(variant, now, self._too_short(need, model, now, ())))
 
-    def _kept(self, request: Request) -> str:
+    def _version_caching(self, request: Request) -> str:
         """The version that holds the earlier turns of the request's conversation; "" if none or several do.
 
         At least half of the prompt must be cached with that version only, and the cached path must end where this
         prompt continues. A beginning that others continued, too, is shared by many conversations: it would tie all of
         them to one version.
         """
-        hits = self._fleet.trie.match(request.chain)
+        hits = self._replicas.trie.match(request.chain)
         deep = {name for name, depth in hits.items() if 2 * chain.bytes_at(depth) >= request.prompt_bytes}
         if not deep:
             return ""
         depth = max(hits.values())
-        if depth == len(request.chain) or self._fleet.trie.has_children(request.chain[depth - 1]):
+        if depth == len(request.chain) or self._replicas.trie.has_children(request.chain[depth - 1]):
             return ""
-        replicas = self._fleet.view.replicas
+        replicas = self._replicas.view.replicas
         versions = {replicas[name].version for name in deep}
         return versions.pop() if len(versions) == 1 else ""
 
@@ -440,13 +448,13 @@ class WaitEstimate:
 
     def prefill_s(self, state: RequestState, now: float) -> float:
         """Seconds to prefill its whole prompt at the fastest able replica; 0 if there is none."""
-        pace_ms = self.able(state.variant, now).prefill_ms_per_token
-        return state.need.prompt_tokens * pace_ms.item(pace_ms.argmin()) / 1e3 if len(pace_ms) else 0.0
+        per_token_ms = self.able(state.variant, now).prefill_ms_per_token
+        return state.need.prompt_tokens * per_token_ms.item(per_token_ms.argmin()) / 1e3 if len(per_token_ms) else 0.0
 
     def _service_ms(self, request: Request, need: Need, table: Table) -> float:
         """As the function of this name, except for tenants that never got an answer: a guessed answer length must not
         be a reason to refuse, since a refused tenant gets no answer, and the guess would never be corrected."""
-        known = self._fleet.estimates.knows_output(request.tenant, request.model)
+        known = self._replicas.estimates.knows_output(request.tenant, request.model)
         return _service_ms(need.prompt_tokens, need.output_tokens if known else 1.0, table)
 
     def in_turn(self, first: list[RequestState], table: Table, now: float, *, ahead: bool) -> list[RequestState]:

@@ -8,10 +8,10 @@ import aetcd
 import pytest
 import pytest_asyncio
 
+from farhop.store.disk_cache import DiskCachedStore
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs
-from farhop.store.kept import KeptStore
 from farhop.store.state import StateDir
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from farhop_lab.world.etcd import EmbeddedEtcd
@@ -155,8 +155,8 @@ class KeptWorld(MemoryWorld):
     def __init__(self, folder) -> None:
         super().__init__()
         self.inner_near, self.inner_far = self.near, self.far
-        self.near = KeptStore(self.near, "hub", StateDir(folder, "f", "near"), Random(5), lambda _: None)
-        self.far = KeptStore(self.far, "hub", StateDir(folder, "f", "far"), Random(6), lambda _: None)
+        self.near = DiskCachedStore(self.near, "hub", StateDir(folder, "f", "near"), Random(5), lambda _: None)
+        self.far = DiskCachedStore(self.far, "hub", StateDir(folder, "f", "far"), Random(6), lambda _: None)
 
     async def cut(self):
         self.inner_near.outage()
@@ -204,14 +204,14 @@ async def etcd():
         yield process
 
 
-@pytest_asyncio.fixture(loop_scope="module", params=["memory", "hubs", "kept", "etcd"])
+@pytest_asyncio.fixture(loop_scope="module", params=["memory", "hubs", "disk_cached", "etcd"])
 async def world(request, etcd, tmp_path):
     async with contextlib.AsyncExitStack() as stack:
         if request.param == "memory":
             made = MemoryWorld()
         elif request.param == "hubs":
             made = HubsWorld()
-        elif request.param == "kept":
+        elif request.param == "disk_cached":
             made = KeptWorld(tmp_path)
         else:
             wire = await stack.enter_async_context(Wire(etcd))

@@ -127,7 +127,7 @@ async def region(
     )
     try:
         line = await balancer.open()
-        healths, wanted = balancer.flow.fleet.health, len(document["replicas"]) if up is None else up
+        healths, wanted = balancer.flow.replicas.health, len(document["replicas"]) if up is None else up
         await until(lambda: sum(h.read(balancer.clock.now()).state == "up" for h in healths.values()) >= wanted)
         port = next(word for word in line.split(", ") if "clients" in word).rsplit(":", 1)[1]
         yield balancer, f"http://127.0.0.1:{port}"

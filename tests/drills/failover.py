@@ -19,7 +19,7 @@ from farhop.store.documents import overrides
 from farhop.store.etcd_settings import EtcdSettings
 from farhop.store.hubs import Hubs, store_of
 from farhop_lab.world.client import Delta, Result, ask
-from farhop_lab.world.fork_server import kept_waiting_s
+from farhop_lab.world.fork_server import run_queue_s
 from farhop_lab.world.world import World, WorldSettings
 from tests.conftest import SPANS_EVERY_MS, unhindered
 from topology import load as worlds
@@ -202,7 +202,7 @@ class Looks:
     async def _look(self) -> None:
         async with aiohttp.ClientSession() as session:
             while True:
-                self.waited.append((time.time(), sum(map(kept_waiting_s, self._pids))))
+                self.waited.append((time.time(), sum(map(run_queue_s, self._pids))))
                 for name, admin in self._admins.items():
                     async with session.get(f"{admin}/status") as answer:
                         status = await answer.json()

@@ -200,7 +200,7 @@ async def _herd(naive: bool) -> int:
             asked = [asyncio.create_task(load.ask("long", 5, LONG, within_s=60.0)) for _ in range(24)]
             await until(lambda: sum(load_of(balancer, n) for n in range(3)) == 24)
             engines[3].replica.faults.command(None)
-            await until(lambda: balancer.flow.fleet.health["gpu-3"].read(balancer.clock.now()).state == "up")
+            await until(lambda: balancer.flow.replicas.health["gpu-3"].read(balancer.clock.now()).state == "up")
             asked += [asyncio.create_task(load.ask("next", 5, LONG, within_s=60.0)) for _ in range(8)]
             await until(lambda: sum(load_of(balancer, n) for n in range(4)) == 32)
             herd = load_of(balancer, 3)
@@ -211,7 +211,7 @@ async def _herd(naive: bool) -> int:
 
 
 def load_of(balancer: RegionalBalancer, number: int) -> int:
-    return balancer.flow.fleet.ledger.load(f"gpu-{number}").in_flight
+    return balancer.flow.replicas.ledger.load(f"gpu-{number}").in_flight
 
 
 async def test_a_replica_that_comes_up_is_not_run_over() -> None:

@@ -61,7 +61,7 @@ class World:
         """Until nothing runs and nothing is held anywhere, which must come to be."""
         flow = self.balancer.flow
         cores = [gpu.replica.core for gpu in (self.p, *self.d)]
-        await until(lambda: not (flow.under_way + len(flow.fleet.ledger) + sum(core.has_work for core in cores)))
+        await until(lambda: not (flow.under_way + len(flow.replicas.ledger) + sum(core.has_work for core in cores)))
         await until(lambda: not sum(core.kv.referenced for core in cores))
 
 

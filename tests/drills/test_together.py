@@ -53,7 +53,9 @@ class World:
     async def at_rest(self) -> None:
         """Until nothing runs, waits or is held anywhere, which must come to be."""
         flow, engines = self.balancer.flow, [gpu.replica for gpu in (*self.p, *self.d)]
-        await until(lambda: not (flow.under_way + len(flow.fleet.ledger) + sum(one.core.has_work for one in engines)))
+        await until(
+            lambda: not (flow.under_way + len(flow.replicas.ledger) + sum(one.core.has_work for one in engines))
+        )
         await until(lambda: not sum(one.core.kv.referenced + len(one.rooms or ()) for one in engines))
 
 

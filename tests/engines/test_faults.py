@@ -17,7 +17,7 @@ import real
 from inprocess import Answer, Both, chat, until
 from real import RealEngine, send, settled, status, tiers
 
-from farhop_lab.world.fork_server import kept_waiting_s
+from farhop_lab.world.fork_server import run_queue_s
 from regional_lb.scheduler.overdue import OverdueRequests
 
 pytestmark = pytest.mark.engines
@@ -94,7 +94,7 @@ class Moves:
         earlier = self._sent.get(request_id)
         if earlier is not None and earlier[0] != replica:
             _, sent_at, due_s, expected_s = earlier
-            self._waited.append((now, kept_waiting_s(os.getpid())))
+            self._waited.append((now, run_queue_s(os.getpid())))
             overdue_at = self._overdue_at.get(request_id, sent_at + due_s)  # below 0 if it did not wait that long
             self.expected_s.append(expected_s)
             self.late_s.append(now - overdue_at - self._kept_since(overdue_at))
@@ -103,7 +103,7 @@ class Moves:
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """As OverdueRequests has it."""
-        self._waited.append((now, kept_waiting_s(os.getpid())))
+        self._waited.append((now, run_queue_s(os.getpid())))
         found = self._find(now)
         for replica, request_id in found:
             _, sent_at, due_s, _ = self._sent[request_id]
@@ -144,12 +144,12 @@ async def test_a_restarted_engine_is_known_to_hold_nothing(own: Own) -> None:
         for _ in range(2):
             assert (await ask(both, text(1))).status == 200
         await settled(both)
-        assert both.regional.flow.fleet.trie.bytes_held("e0") > 0
+        assert both.regional.flow.replicas.trie.bytes_held("e0") > 0
         port = int(own.engines[0].url.rpartition(":")[2])
         own.engines[0].stop()
         own.engines[0] = own.again(port)
         await asyncio.to_thread(own.engines[0].ready)
-        await until(lambda: both.regional.flow.fleet.trie.bytes_held("e0") == 0, 60.0)
+        await until(lambda: both.regional.flow.replicas.trie.bytes_held("e0") == 0, 60.0)
         await real.all_up(both, 60.0)
         assert (await ask(both, text(1))).status == 200
 

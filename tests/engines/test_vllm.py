@@ -288,7 +288,7 @@ async def test_cached_tokens_are_predicted_exactly(vllms: list[RealEngine], more
         right = sum(predicted == cached for predicted, cached in seen)
         assert (right, len(seen)) == (12, 12), seen
         assert sum(cached for _, cached in seen) >= 9 * BLOCK
-        guard = both.regional.flow.fleet.mirror.guard
+        guard = both.regional.flow.replicas.mirror.guard
         assert (guard.miscounts, guard.mispredictions) == (0, 0)
 
 
@@ -299,7 +299,7 @@ async def test_its_load_is_read(vllms: list[RealEngine]) -> None:
             assert replica["engine_running"] == replica["engine_waiting"] == 0
             assert replica["kv_tokens_total"] > 10_000
             assert replica["kv_events"] in ("exact", "partial")
-        sample = both.regional.flow.fleet.view.replicas["e0"].sample
+        sample = both.regional.flow.replicas.view.replicas["e0"].sample
         assert sample is not None
         assert sample.started_at is not None
 

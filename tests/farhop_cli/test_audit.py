@@ -62,6 +62,25 @@ def test_a_decision_is_proven_to_another_implementation(cli: Any, log: Path) -> 
     assert cli.run("audit", "prove", "d999999", str(log)).exit_code == 1
 
 
+def test_a_proof_from_a_growing_log_is_of_the_checkpoint_beside_it(
+    cli: Any, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = audit.Files.find
+
+    def meanwhile(files: audit.Files, decision: str, size: int) -> Any:
+        yield from find(files, decision, size)
+        grown = AuditLog(log, "farhop.internal/test", KEY, time.monotonic, time.time)
+        grown.open()
+        grown.close()
+
+    monkeypatch.setattr(audit.Files, "find", meanwhile)
+    output = json.loads(cli.run("audit", "prove", "d000123", str(log), "--json").stdout)
+    (found,) = output["found"]
+    signed = audit.Files(log, "farhop.internal/test", KEY.public_key()).opened(output["checkpoint"].encode())
+    proof = [base64.b64decode(one) for one in found["inclusion_proof"]]
+    assert tlog.root_of(base64.b64decode(found["leaf_hash"]), found["index"], signed.size, proof) == signed.root
+
+
 def test_an_auditor_gets_all_but_the_salt(cli: Any, log: Path, tmp_path: Path) -> None:
     out = tmp_path / "audit.tar.gz"
     assert cli.run("audit", "export", str(log), "--out", str(out)).exit_code == 0

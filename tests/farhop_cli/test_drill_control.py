@@ -92,11 +92,11 @@ def soaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         outcome.why = asked_for[0]
         return outcome
 
-    async def kept(outcome: Any, *_: Any) -> None:
+    async def save_outcome(outcome: Any, *_: Any) -> None:
         (tmp_path / outcome.run).mkdir()
         (tmp_path / outcome.run / "report.html").touch()
 
-    for name, made in (("looked", looked), ("carried_out", carried_out), ("kept", kept)):
+    for name, made in (("looked", looked), ("carried_out", carried_out), ("save_outcome", save_outcome)):
         monkeypatch.setattr(drills, name, made)
 
 

@@ -100,7 +100,7 @@ async def test_each_hub_is_a_row_with_its_refused_documents(healthy, cli):
     assert result.exit_code == 0
     rows = [line for line in result.stdout.splitlines() if line.split()[1:2] in (["atlantic"], ["pacific"], ["odd"])]
     first, second, third = (line.split() for line in rows)
-    assert " ".join(first) == "tokyo atlantic yes 1 7 3 12 not believed: 2 malformed, 1 misplaced"
+    assert " ".join(first) == "tokyo atlantic yes 1 7 3 12 refused: 2 malformed, 1 misplaced"
     assert second == ["tokyo", "pacific", "lost", "1", "7", "3", "12", "silent", "for", "2", "s"]
     assert third[:4] == ["tokyo", "odd", "lost", "–"]
 

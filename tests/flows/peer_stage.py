@@ -82,7 +82,7 @@ class Stage:
         document = {**common("london", "r1"), **ports, "replicas": replicas, **config}
         made = RegionalConfig.model_validate(document)
         self.flow = regional(replica("g1"), replica("g2"), replica("g3"), instance="r1")
-        assert self.flow.fleet.shares is not None
+        assert self.flow.replicas.shares is not None
         self.store = MemoryStore(Random(1), MemoryCluster())
         self.refused: Counter[str] = Counter()
         self.troubles: list[str] = []
@@ -92,7 +92,7 @@ class Stage:
             self.flow.handle(event, self.clock())
 
         self.peers = Peers(
-            made, self.flow, self.flow.fleet.shares, self.store,
+            made, self.flow, self.flow.replicas.shares, self.store,
             react=react, refused=lambda why: self.refused.update([why]), clock=self.clock,
             rng=Random(3), incarnation=7, trouble=lambda _address, why: self.troubles.append(why),
         )  # fmt: skip
@@ -107,8 +107,8 @@ class Stage:
 
     @property
     def owned(self) -> int:
-        assert self.flow.fleet.shares is not None
-        return sum(map(self.flow.fleet.shares.owns, self.flow.fleet.view.replicas))
+        assert self.flow.replicas.shares is not None
+        return sum(map(self.flow.replicas.shares.owns, self.flow.replicas.view.replicas))
 
     def one(self, instance: str = "r3") -> dict[str, Any]:
         """What an operator is told of a peer."""

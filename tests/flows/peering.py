@@ -99,7 +99,7 @@ class Region:
         self.balancers[instance] = balancer
         self._stack.push_async_callback(self.stop, instance)
         await until(
-            lambda: all(h.read(balancer.clock.now()).state == "up" for h in balancer.flow.fleet.health.values())
+            lambda: all(h.read(balancer.clock.now()).state == "up" for h in balancer.flow.replicas.health.values())
         )
         return balancer
 

@@ -38,7 +38,7 @@ class Stage:
     def held(self) -> tuple[int, ...]:
         """Reservations, requests in flight, bytes, request slots and streams: all 0 at rest."""
         one = self.balancer
-        flow = (len(one.flow.fleet.ledger), one.flow.under_way, one.metrics.in_flight)
+        flow = (len(one.flow.replicas.ledger), one.flow.under_way, one.metrics.in_flight)
         return (*flow, one.plane.budget.used_bytes, one.plane.requests.used, self.picker.streams)
 
     async def kill(self) -> None:

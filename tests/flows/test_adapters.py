@@ -14,7 +14,7 @@ ADAPTERS = ["sql", "de", "fr"]
 
 
 def _lora(here: World, name: str) -> Any:
-    sample = here.flow.fleet.view.replicas[name].sample
+    sample = here.flow.replicas.view.replicas[name].sample
     return sample.lora if sample is not None else None
 
 

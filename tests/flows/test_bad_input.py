@@ -116,7 +116,7 @@ async def refused(tier: str, path: Path, **more: str) -> list[str]:
     async with started(tier, path, **more) as one:
         began = time.monotonic()
         ended = await one.ended()
-        took_s = time.monotonic() - began - ended.kept_waiting_s
+        took_s = time.monotonic() - began - ended.run_queue_s
         assert (ended.code, await one.out.read()) == (2, b""), one.err()
         assert "Traceback" not in one.err()
         assert took_s < START_S
@@ -217,12 +217,12 @@ async def _stopped(tier: str, path: Path, number: signal.Signals, *, stays: bool
                 port = int(line.split("clients on 127.0.0.1:")[1].split(",")[0])
                 client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
                 client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
-            began, waited_s = time.monotonic(), fork_server.kept_waiting_s(one.process.pid)
+            began, waited_s = time.monotonic(), fork_server.run_queue_s(one.process.pid)
             one.process.send_signal(number)
             ended = await one.ended()
             took_s = time.monotonic() - began
         assert (ended.code, _logged(one.err())) == (0, STOPPED)
-        return took_s, ended.kept_waiting_s - waited_s
+        return took_s, ended.run_queue_s - waited_s
 
 
 async def test_balancer_stops_if_signalled_before_it_is_up(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ async def test_an_impostor_registered_in_etcd_gets_no_token(fleet: Fleet) -> Non
     """A certificate of the right authority with another name, and, without an authority to go by, anybody."""
     await fleet.cli("context", "set", "prod", "--server-name", "{region}.{tier}.elsewhere")
     output = await fleet.cli("status", code=2)
-    assert "is not believed" in output.stderr
+    assert "is not trusted" in output.stderr
     await fleet.cli("context", "set", "blind", *_etcd_words(fleet), "--token", "env:FARHOP_READS")
     output = await fleet.cli("status", "--context", "blind", code=2)
     assert "was not asked: it was found in etcd and nothing proves it" in output.stderr

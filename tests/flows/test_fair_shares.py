@@ -133,9 +133,9 @@ def test_replica_regains_its_share_within_thirty_seconds_after_being_slow_or_sta
     fair = sum(back.values()) / replicas
     # The effect of chance on a share of about 30 to 120 requests, twice.
     assert abs(back["gpu-1"] - fair) <= max(0.2 * fair, 2.0 * fair**0.5), back
-    paces = [shop.flow.fleet.speeds[f"gpu-{n}"] for n in range(replicas)]
-    assert paces[1].tpot_ms == pytest.approx(paces[0].tpot_ms, rel=0.25)
-    assert paces[1].prefill_ms_per_token == pytest.approx(paces[0].prefill_ms_per_token, rel=0.25)
+    speeds = [shop.flow.replicas.speeds[f"gpu-{n}"] for n in range(replicas)]
+    assert speeds[1].tpot_ms == pytest.approx(speeds[0].tpot_ms, rel=0.25)
+    assert speeds[1].prefill_ms_per_token == pytest.approx(speeds[0].prefill_ms_per_token, rel=0.25)
 
 
 def test_permanently_slow_replica_is_avoided_and_probed_occasionally() -> None:
@@ -148,8 +148,8 @@ def test_permanently_slow_replica_is_avoided_and_probed_occasionally() -> None:
     assert 0.005 < late["gpu-1"] / sum(late.values()) < 0.1
     clock = shop.world.regions[HERE].relay.clock
     # Without requests that measure its present speed, except those that find the others full, it is 0.38.
-    assert 0.2 < shop.flow.fleet.speeds["gpu-1"].uncertainty < 0.35
-    assert shop.flow.fleet.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
+    assert 0.2 < shop.flow.replicas.speeds["gpu-1"].uncertainty < 0.35
+    assert shop.flow.replicas.speeds.slow("gpu-1", 0.0, clock()).startswith("slow: ")
 
 
 def test_no_request_is_sent_to_explore_at_the_cost_of_its_deadline() -> None:

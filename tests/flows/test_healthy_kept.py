@@ -74,7 +74,7 @@ def coding(of_capacity: float, seconds: float, seed: int = 1) -> World:
 
 def judged(world: World) -> int:
     """Of how many replicas it is known how fast they usually are, so that they might have been found slow."""
-    records = [r for region in world.regions.values() for r in region.flow.fleet.standing.outliers.records.values()]
+    records = [r for region in world.regions.values() for r in region.flow.replicas.standing.outliers.records.values()]
     return sum(record.usual is not None for record in records)
 
 
@@ -108,7 +108,7 @@ def test_five_times_slower_replica_is_ejected_within_20_s_and_back_within_30_s_o
     assert set(measures.ejections) == {("paris", "gpu-0")}
     region = world.regions["paris"]
     world.run(80.0)
-    health = region.flow.fleet.health["gpu-0"].read(region.relay.clock())
+    health = region.flow.replicas.health["gpu-0"].read(region.relay.clock())
     assert health.state is State.UP
     before = measures.ejections.total()
     world.run(85.0)

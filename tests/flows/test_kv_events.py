@@ -32,7 +32,7 @@ async def test_the_engines_own_events_are_exact_to_the_token(tmp_path: Path, sch
         assert (predicted, off) == (actual, 0.0)
         assert here.hits()["trie"] == [0.0, 0.0, 0.0]
         assert here.balancer.listeners.tokenizers is not None
-        assert (here.balancer.listeners.tokenizers.prompts, here.flow.fleet.mirror.guard.miscounts) == (2, 0)
+        assert (here.balancer.listeners.tokenizers.prompts, here.flow.replicas.mirror.guard.miscounts) == (2, 0)
 
 
 async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_events_are_right(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ async def test_after_a_reset_the_mirror_would_be_wrong_and_the_engines_events_ar
     async with world(tmp_path, replicas=1) as found:
         await found.ask(text)
         await found.reset(0)
-        await until(lambda: len(found.flow.fleet.blocks) == 0)
+        await until(lambda: len(found.flow.replicas.blocks) == 0)
         assert _cached(await found.ask(text)) == 0
         assert found.hits()["exact"] == [0.0, 0.0, 0.0]
         assert _cached(await found.ask(text)) == found.hits()["exact"][0] > 100  # and it knows the returned blocks
@@ -59,7 +59,7 @@ async def test_under_pressure_the_engines_events_stay_right(tmp_path: Path) -> N
                 await here.ask(words(seed, 300) + words(90 + round_, 5))
         predicted, actual, off = here.hits()["exact"]
         assert (predicted, off) == (actual, 0.0)
-        assert here.flow.fleet.blocks.held_tokens("e0") <= 64 * BLOCK
+        assert here.flow.replicas.blocks.held_tokens("e0") <= 64 * BLOCK
 
 
 async def test_a_wiped_replica_is_not_preferred(tmp_path: Path) -> None:
@@ -75,22 +75,22 @@ async def test_a_wiped_replica_is_not_preferred(tmp_path: Path) -> None:
         }
         assert fields[name]["hit_tokens"] > 500
         await here.reset(int(name[1]))
-        await until(lambda: here.flow.fleet.blocks.held_tokens(name) == 0.0)
+        await until(lambda: here.flow.replicas.blocks.held_tokens(name) == 0.0)
         fields = {
             c["replica"]: c
             for c in here.balancer.tier_admin.explain(here.balancer.tier_admin.compose(asked))["reasons"]["candidates"]
         }
         assert {(c["hit_tokens"], c["hit_exact"]) for c in fields.values()} == {(0.0, True)}
         assert len(fields) == 2
-        assert here.flow.fleet.trie.bytes_held(name) == 0
+        assert here.flow.replicas.trie.bytes_held(name) == 0
 
 
 async def test_events_without_a_tokenizer_still_clear_the_mirror(tmp_path: Path) -> None:
     async with world(tmp_path, tokenizer=False, replicas=1) as here:
         await here.ask(words(5, 400))
-        assert here.flow.fleet.trie.bytes_held("e0") > 0
+        assert here.flow.replicas.trie.bytes_held("e0") > 0
         await here.reset(0)
-        await until(lambda: here.flow.fleet.trie.bytes_held("e0") == 0)
+        await until(lambda: here.flow.replicas.trie.bytes_held("e0") == 0)
         assert _cached(await here.ask(words(5, 400))) == 0
         assert here.hits()["trie"] == [0.0, 0.0, 0.0]
         assert here.balancer.listeners.tokenizers is None
@@ -131,7 +131,7 @@ async def test_prompt_of_a_queued_request_is_tokenized_in_the_background(tmp_pat
         assert len(here.flow.queue) == 2
         running.cancel()
         await asyncio.gather(*waiting)
-        assert here.flow.fleet.mirror.guard.miscounts == 0
+        assert here.flow.replicas.mirror.guard.miscounts == 0
 
 
 def _waited_ms(answer: Answer) -> float:
@@ -152,7 +152,7 @@ async def test_prompt_is_tokenized_first_only_if_its_beginning_does_not_decide(t
         predicted, actual, off = here.hits()["exact"]
         assert (predicted, off) == (actual, 0.0)
         assert actual > 11_800
-        assert (here.flow.fleet.mirror.guard.miscounts, here.flow.fleet.mirror.guard.mispredictions) == (0, 0)
+        assert (here.flow.replicas.mirror.guard.miscounts, here.flow.replicas.mirror.guard.mispredictions) == (0, 0)
 
 
 async def test_tokenization_time_of_a_long_prompt_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,5 +230,5 @@ async def test_tokenizer_that_differs_from_the_engines_is_detected(tmp_path: Pat
         text = words(10, 300)
         for n in range(5):
             await here.ask(text + words(20 + n, 3))
-        assert here.flow.fleet.mirror.guard.miscounts == 5
+        assert here.flow.replicas.mirror.guard.miscounts == 5
         assert here.hits()["trie"][0] > 200  # from the fourth on our own estimate counts again

@@ -39,8 +39,8 @@ async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch
         stand.address = address
         async with both(stand, topology(), regional=seldom) as up:
             flow = up.regional.flow
-            await until(lambda: flow.fleet.view.replicas["one"].sample is not None)
-            scraped = flow.fleet.view.replicas["one"].sample
+            await until(lambda: flow.replicas.view.replicas["one"].sample is not None)
+            scraped = flow.replicas.view.replicas["one"].sample
             assert (scraped.waiting, scraped.kv_usage) == (0, 0.0)
             above = up.global_.flow
 
@@ -61,7 +61,7 @@ async def test_load_reported_with_an_answer_goes_up_without_a_scrape(monkeypatch
             answer = await asked
             assert answer.status == 200
             assert "endpoint-load-metrics" not in answer.headers  # whoever asks, it is for us
-            found = flow.fleet.view.replicas["one"].sample
+            found = flow.replicas.view.replicas["one"].sample
             assert found.at > scraped.at
             assert found.waiting >= 2
             assert found.kv_usage > 0.1

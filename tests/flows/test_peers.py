@@ -49,14 +49,16 @@ async def test_the_second_turn_through_another_instance_finds_the_first_ones_rep
             text = f"{n} {LONG}"
             first = await west.ask("r1", text)
             here, there = (west.balancers[name].flow for name in ("r1", "r2"))
-            await until(lambda here=here, there=there: there.fleet.trie.nodes == here.fleet.trie.nodes)
-            await until(lambda there=there: not there.fleet.whole.backlog_tokens.any())  # it heard that it is done, too
+            await until(lambda here=here, there=there: there.replicas.trie.nodes == here.replicas.trie.nodes)
+            await until(
+                lambda there=there: not there.replicas.whole.backlog_tokens.any()
+            )  # it heard that it is done, too
             assert await west.ask("r2", text + "and what was said since") == first
         # One that was restarted, and one that was never there before.
         await west.stop("r1")
         for instance in ("r1", "r3"):
             cold = await west.start(instance)
-            assert cold.flow.fleet.trie.nodes == west.balancers["r2"].flow.fleet.trie.nodes > 0
+            assert cold.flow.replicas.trie.nodes == west.balancers["r2"].flow.replicas.trie.nodes > 0
             assert await west.ask(instance, text + "and more") == first
 
 
@@ -97,7 +99,7 @@ async def _overload(west: Region, requests: int, *, known: bool) -> tuple[float,
         for name, balancer in west.balancers.items():
             for number in range(24):
                 group.create_task(client(name, number))
-            seen = west.balancers["r2" if known else "r1"].flow.fleet
+            seen = west.balancers["r2" if known else "r1"].flow.replicas
             if name == "r1":
                 await until(lambda: float(seen.whole.in_flight.sum()) == SLOTS * len(west.engines))  # noqa: B023
                 await until(lambda: len(balancer.flow.queue))  # noqa: B023

@@ -120,14 +120,14 @@ async def test_a_break_at_any_point_leaves_nothing_behind(tmp_path: Path, mode: 
         for engine in one.engines:
             engine.behaviour = "wait"
         _, writer = await begin(port, whole)  # before the answer
-        await until(lambda: len(flow.fleet.ledger) == 1)
+        await until(lambda: len(flow.replicas.ledger) == 1)
         writer.transport.abort()
         await one.at_rest()
         for engine in one.engines:
             engine.behaviour = "pause"
         reader, writer = await begin(port, whole)  # mid-answer
         await reader.readuntil(b"\r\n\r\n")
-        assert len(flow.fleet.ledger) == 1
+        assert len(flow.replicas.ledger) == 1
         writer.transport.abort()
         await one.at_rest()
         for engine in one.engines:
@@ -138,7 +138,7 @@ async def test_a_break_at_any_point_leaves_nothing_behind(tmp_path: Path, mode: 
             engine.behaviour = "serve"
         assert (await send(port, whole)).status == 200
         await one.at_rest()
-        assert flow.fleet.estimates.output_tokens("anywhere", MODEL, None) > 0
+        assert flow.replicas.estimates.output_tokens("anywhere", MODEL, None) > 0
 
 
 async def test_a_queued_request_is_sent_when_there_is_room(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ async def test_the_next_endpoint_serves_if_the_first_refuses_connections(tmp_pat
         answers = [await send(port, chat(body=STREAM)) for _ in range(4)]
         assert {served(answer) for answer in answers} == {"b"}
         assert one.picker.moved == 1
-        assert one.balancer.flow.fleet.standing.read("a", one.balancer.clock.now()).why == "connection refused"
+        assert one.balancer.flow.replicas.standing.read("a", one.balancer.clock.now()).why == "connection refused"
         await one.at_rest()
 
 

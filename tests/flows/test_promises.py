@@ -107,7 +107,7 @@ def test_a_promise_is_near_what_comes_however_fast_engines_are_said_to_be(share:
         assert found.off(tier) <= WITHIN, tier
 
 
-def test_a_busy_engines_pace_is_not_learned_from_all_that_stood_before_it() -> None:
+def test_a_busy_engines_speed_is_not_learned_from_its_whole_backlog() -> None:
     """Of a backlog a part is done when the next prompt comes. It is 0.094 ms a token, and would be 0.063. What is
     missing still is the decode step that a first token is taken to have waited for."""
     world = World(3, flat(("a",), 10.0), {"a": gpus("a100", 4, seed=1)}, stood_s=2.0)
@@ -115,5 +115,5 @@ def test_a_busy_engines_pace_is_not_learned_from_all_that_stood_before_it() -> N
     numbers = iter(range(100_000))
     world.stream(96.0, lambda: world.arrive("a", "t", 1344, prefix=f"p{next(numbers)}", answer_tokens=29), until=20.0)
     world.run(20.0)
-    speeds = world.regions["a"].flow.fleet.speeds
+    speeds = world.regions["a"].flow.replicas.speeds
     assert min(speeds[name].prefill_ms_per_token for name in speeds) > 0.072

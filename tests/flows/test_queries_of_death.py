@@ -94,11 +94,11 @@ def test_two_replicas_are_enough_for_a_region(play) -> None:
     flow = regional(replica("r1"), replica("r2"), replica("r3"))
     first = flow.handle(RequestArrived(request("a", body_hash=BODY)), 0.0)[-1].target
     book = play(flow).at(0.1).on(died("a", 1))
-    second = flow.fleet.ledger.held("a").target
+    second = flow.replicas.ledger.held("a").target
     assert second != first
     book.expect(sent("a", second, attempt=2))
     book.at(0.2).on(died("a", 2)).expect(answered("a", outcome.ENDED_TWO_PROCESSES))
     book.at(0.3).on(RequestArrived(request("b", body_hash=BODY + 1))).expect(
         sent("b", ({"r1", "r2", "r3"} - {first, second}).pop())
     )
-    assert len(flow.fleet.ledger) == 1
+    assert len(flow.replicas.ledger) == 1

@@ -54,8 +54,8 @@ def test_a_refused_connection_sends_the_request_to_the_other_replica(play) -> No
         .at(0.2).on(AttemptBegan("a", 2, 200)).expect()
         .at(0.3).on(AttemptEnded("a", 2, 200, None)).expect()
     )  # fmt: skip
-    assert flow.fleet.health[first].read(0.3).state is State.DOWN
-    assert flow.fleet.ledger.load(first).in_flight == 0
+    assert flow.replicas.health[first].read(0.3).state is State.DOWN
+    assert flow.replicas.ledger.load(first).in_flight == 0
 
 
 def test_replica_is_not_blamed_if_a_complete_answer_takes_too_long(play) -> None:
@@ -69,10 +69,10 @@ def test_replica_is_not_blamed_if_a_complete_answer_takes_too_long(play) -> None
         )
     for name in ("r1", "r2"):
         flow.handle(ReplicaProbed(name, True), 620.0)
-        assert flow.fleet.health[name].read(620.0).state is State.UP
-        assert flow.fleet.standing.share(name, 620.0) == 1.0
-        assert flow.fleet.ledger.load(name).in_flight == 0
-    assert not flow.fleet.standing.ejections
+        assert flow.replicas.health[name].read(620.0).state is State.UP
+        assert flow.replicas.standing.share(name, 620.0) == 1.0
+        assert flow.replicas.ledger.load(name).in_flight == 0
+    assert not flow.replicas.standing.ejections
     assert (flow.under_way, flow.budget.retrying) == (0, 0)
 
 
@@ -90,24 +90,24 @@ def test_closed_idle_connection_is_retried_without_blame(play) -> None:
         assert flow.budget.retrying == 1
         book.on(failed(f"q{n}", 3, outcome.KEPT_CLOSED)).expect(answered(f"q{n}", outcome.KEPT_CLOSED))
     for name in ("r1", "r2"):
-        assert flow.fleet.health[name].read(12.0).state is State.UP
-        assert flow.fleet.standing.share(name, 12.0) == 1.0
-        assert flow.fleet.ledger.load(name).in_flight == 0
-    assert not flow.fleet.standing.ejections
+        assert flow.replicas.health[name].read(12.0).state is State.UP
+        assert flow.replicas.standing.share(name, 12.0) == 1.0
+        assert flow.replicas.ledger.load(name).in_flight == 0
+    assert not flow.replicas.standing.ejections
 
 
 def test_one_redispatch_is_free_and_the_next_draws_on_the_budget(play) -> None:
     flow = regional(replica("r1"), replica("r2"), replica("r3"))
     first = arrive(flow, "a")
     book = play(flow).on(failed("a"))
-    second = flow.fleet.ledger.held("a").target
+    second = flow.replicas.ledger.held("a").target
     book.expect(sent("a", second, attempt=2))
     third = ({"r1", "r2", "r3"} - {first, second}).pop()
     assert flow.budget.retrying == 0
     book.on(failed("a", 2)).expect(sent("a", third, attempt=3))
     assert flow.budget.retrying == 1
     book.on(failed("a", 3)).expect(answered("a", outcome.DIED_BEFORE_START))
-    assert (flow.budget.retrying, flow.under_way, len(flow.fleet.ledger)) == (0, 0, 0)
+    assert (flow.budget.retrying, flow.under_way, len(flow.replicas.ledger)) == (0, 0, 0)
 
 
 def test_second_failure_is_answered_when_the_budget_is_spent(play) -> None:
@@ -168,7 +168,7 @@ def test_attempt_is_retried_before_its_first_byte_and_not_after(play) -> None:
         .at(0.1).on(AttemptBegan("a", 2, 200)).expect()
         .at(0.2).on(failed("a", 2, outcome.DIED_MID_STREAM)).expect(answered("a", outcome.DIED_MID_STREAM))
     )  # fmt: skip
-    assert len(flow.fleet.ledger) == 0
+    assert len(flow.replicas.ledger) == 0
 
 
 def test_an_answer_that_breaks_before_its_start_is_not_retried(play) -> None:
@@ -197,7 +197,7 @@ def test_events_of_an_earlier_attempt_are_ignored(play) -> None:
         .on(TimerFired("unknown")).expect()
         .on(ReplicaProbed("unknown", True)).expect()
     )  # fmt: skip
-    assert (flow.under_way, flow.fleet.ledger.load(other).in_flight) == (1, 1)
+    assert (flow.under_way, flow.replicas.ledger.load(other).in_flight) == (1, 1)
 
 
 def test_a_request_in_the_queue_ignores_late_events_of_its_attempt(play) -> None:
@@ -228,8 +228,8 @@ def test_removed_replica_finishes_its_requests(play) -> None:
         .on(AttemptEnded("a", 1, 200, Usage(256, 10, 0))).expect()  # its slot is gone with it
         .on(AttemptEnded("b", 1, 200, None)).expect(sent("c", other))
     )  # fmt: skip
-    assert first not in flow.fleet.health
-    assert first not in flow.fleet.trie
+    assert first not in flow.replicas.health
+    assert first not in flow.replicas.trie
 
 
 def test_new_replica_takes_queued_requests_after_its_first_probe_succeeds(play) -> None:
@@ -247,9 +247,9 @@ def test_restarted_replica_counts_as_having_an_empty_cache(play) -> None:
     flow = regional(replica("r1"))
     arrive(flow, "a")
     flow.handle(AttemptBegan("a", 1, 200), 0.1)
-    assert flow.fleet.trie.bytes_held("r1") == 1024
+    assert flow.replicas.trie.bytes_held("r1") == 1024
     play(flow).on(swapped(replica("r1", address=Address("r1.example", 8001)))).expect()
-    assert flow.fleet.trie.bytes_held("r1") == 0
+    assert flow.replicas.trie.bytes_held("r1") == 0
 
 
 def test_queue_is_flushed_promptly_if_no_replica_is_healthy(play) -> None:
@@ -422,7 +422,7 @@ def test_request_lost_by_a_silent_replica_is_retried_elsewhere_once(play) -> Non
     book.at(2.0).on(AttemptBegan("a", 1, 200)).expect()  # too late
     book.at(3.0).on(AttemptBegan("a", 2, 200)).expect()
     book.at(4.0).on(AttemptEnded("a", 2, 200, None)).expect()
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
 
 
 def test_begun_request_or_one_without_alternative_stays(play) -> None:
@@ -434,7 +434,7 @@ def test_begun_request_or_one_without_alternative_stays(play) -> None:
     book.at(2.0).on(AttemptBegan("b", 1, 200)).expect()
     book.at(3.0).on(AttemptEnded("a", 1, 200, None)).expect()
     book.at(3.0).on(AttemptEnded("b", 1, 200, None)).expect()
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
 
 
 # -- streams that leave a drained replica
@@ -469,8 +469,8 @@ def test_streams_leave_a_drained_replica_at_a_pace(play) -> None:
     book.at(2.1).on(AttemptBegan("s0", 2, 200)).expect()
     book.at(2.2).on(AttemptEnded("s0", 2, 200, None)).expect()
     book.on(AttemptEnded("s1", 1, 200, None)).expect()
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
-    assert flow.fleet.health["r1"].read(2.2).state is State.UP  # no failure is counted
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
+    assert flow.replicas.health["r1"].read(2.2).state is State.UP  # no failure is counted
 
 
 def test_streams_stay_if_no_other_replica_has_room_and_reports_token_ids(play) -> None:

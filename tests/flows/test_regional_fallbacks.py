@@ -183,4 +183,4 @@ def test_each_fallback_model_is_tried_and_concluded_at_most_once(seed: int) -> N
             if other in open_ and not open_[other][1]:
                 carried_out(flow.handle(TimerFired(other), now))
         assert flow.under_way == len(open_)
-    assert len(flow.fleet.ledger) <= len(open_)
+    assert len(flow.replicas.ledger) <= len(open_)

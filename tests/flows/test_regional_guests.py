@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from playbook import answered, held, sent
-from worlds import fleet, regional, replica, request
+from worlds import regional, replica, replicas_of, request
 
 from farhop.balance import outcome
 from farhop.balance.ledger import Reservation
@@ -123,15 +123,15 @@ def test_answer_says_if_no_replica_is_healthy(play) -> None:
 
 
 def test_headroom_excludes_the_reserve() -> None:
-    both = fleet(replica("r1", **ROOMY), replica("r2", **ROOMY))
+    both = replicas_of(replica("r1", **ROOMY), replica("r2", **ROOMY))
     left = headroom(both.whole, 0.1)
     assert (left.slots, left.kv_tokens, left.idle) == (18, pytest.approx(18_000.0), True)
     for n in range(19):
         both.ledger.reserve(str(n), Reservation(f"r{n % 2 + 1}", 0, 1000))
     left = headroom(both.whole, 0.1)
     assert (left.slots, left.kv_tokens, left.idle) == (0, 0.0, False)
-    assert headroom(fleet(replica("r1", slots=2)).whole, 0.1).slots == 2  # of few slots none is reserved
-    assert headroom(fleet().whole, 0.1).slots == 0
+    assert headroom(replicas_of(replica("r1", slots=2)).whole, 0.1).slots == 2  # of few slots none is reserved
+    assert headroom(replicas_of().whole, 0.1).slots == 0
 
 
 @given(st.floats(0.0, 1.0), st.integers(0, 200))
@@ -139,14 +139,14 @@ def test_headroom_excludes_the_reserve() -> None:
 def test_reserve_against_the_last_resort_is_bounded_by_share_and_logarithm_of_requests_in_flight(
     share: float, under_way: int
 ) -> None:
-    book = fleet(replica("r1", slots=200, kv_tokens=200_000), reserved=[Reservation("r1", 0, 1000)] * under_way)
+    book = replicas_of(replica("r1", slots=200, kv_tokens=200_000), reserved=[Reservation("r1", 0, 1000)] * under_way)
     free, left = headroom(book.whole, 0.0), last_resort_headroom(book.whole, share)
     kept, most = free.slots - left.slots, 200 * log2(max(2, under_way)) / max(2, under_way)
     assert kept <= share * 200
     assert kept <= most
     assert left.slots == 0 or kept >= int(min(share * 200, most)), "nor less than either"
     assert (free.kv_tokens - left.kv_tokens) / 1000 <= min(share * 200, most) + 1e-9
-    assert last_resort_headroom(fleet().whole, share).slots == 0
+    assert last_resort_headroom(replicas_of().whole, share).slots == 0
 
 
 def test_which_requests_are_foreign() -> None:
@@ -158,9 +158,9 @@ def test_which_requests_are_foreign() -> None:
 
 def test_the_cache_is_part_of_headroom_unless_an_engine_is_idle() -> None:
     terms = ForeignConfig()
-    idle = headroom(fleet(replica("r1", **ROOMY)).whole, 0.1)
+    idle = headroom(replicas_of(replica("r1", **ROOMY)).whole, 0.1)
     assert foreign_refusal(400.0, 50_000.0, idle, 0.0, terms) is None
-    busy = headroom(fleet(replica("r1", **ROOMY), reserved=[Reservation("r1", 0, 5000)]).whole, 0.1)
+    busy = headroom(replicas_of(replica("r1", **ROOMY), reserved=[Reservation("r1", 0, 5000)]).whole, 0.1)
     assert foreign_refusal(400.0, 4000.0, busy, 0.0, terms) is None
     for asked in ((4001.0, busy), (1.0, Headroom(0, 9.0, idle=False))):
         refusal = foreign_refusal(400.0, *asked, 0.0, terms)

@@ -52,8 +52,8 @@ def test_an_error_event_in_a_stream_counts_although_it_began_well(play) -> None:
     first = go(flow, "a", 0.0)
     assert first is not None
     play(flow).at(0.1).on(AttemptBegan("a", 1, 200)).expect().on(AttemptEnded("a", 1, 200, None, OOM)).expect()
-    assert flow.fleet.health[first].read(0.1).state is State.DOWN
-    assert flow.fleet.ledger.load(first).in_flight == 0
+    assert flow.replicas.health[first].read(0.1).state is State.DOWN
+    assert flow.replicas.ledger.load(first).in_flight == 0
 
 
 def test_panic_mode_uses_all_replicas_instead_of_overloading_the_healthy_ones(play) -> None:
@@ -64,11 +64,11 @@ def test_panic_mode_uses_all_replicas_instead_of_overloading_the_healthy_ones(pl
     book = play(flow).at(0.1).on(AttemptBegan("a", 1, 500)).expect().on(AttemptEnded("a", 1, 500, None, OOM)).expect()
     for _ in range(3):
         book.on(ReplicaProbed(other, False)).expect()
-    assert flow.fleet.mode(MODEL, 0.1) is Mode.PANIC
+    assert flow.replicas.mode(MODEL, 0.1) is Mode.PANIC
     book.on(RequestArrived(request("b"))).expect(sent("b", first))
     for _ in range(3):
         book.on(ReplicaProbed(first, False)).expect()
-    assert flow.fleet.mode(MODEL, 0.1) is Mode.ALL_DOWN
+    assert flow.replicas.mode(MODEL, 0.1) is Mode.ALL_DOWN
     book.on(RequestArrived(request("c"))).expect(answered("c", outcome.NO_REPLICA))
 
 
@@ -81,12 +81,12 @@ def test_a_replica_that_joins_is_not_run_over_under_any_policy(policy: str) -> N
     for n in range(60):
         go(flow, f"q{n}", 0.0)
     fresh = replica("r2", slots=40, **roomy)
-    old = flow.fleet.view.replicas["r1"]
+    old = flow.replicas.view.replicas["r1"]
     flow.handle(swapped(old, fresh), 1.0)
     most = []
     for second in range(11):
         flow.handle(ReplicaProbed("r2", True), 1.0 + second)
-        most.append(flow.fleet.ledger.load("r2").in_flight)
+        most.append(flow.replicas.ledger.load("r2").in_flight)
     assert most == [4, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
 
 
@@ -105,8 +105,8 @@ def drawn(policy: str, guarded: bool, waits: bool) -> Counter[str]:
     flow = regional(*replicas, health=HealthConfig(streak=1000, eject_share_max=0.0, outlier_factor=0.0))
     flow.policies.override({"": PolicyConfig(name=policy)})
     if not guarded:
-        flow.fleet.standing.black_holes = _NoGuard()
-        flow.fleet.standing.outliers.excess = lambda _name, _now: 0.0  # type: ignore[method-assign]
+        flow.replicas.standing.black_holes = _NoGuard()
+        flow.replicas.standing.outliers.excess = lambda _name, _now: 0.0  # type: ignore[method-assign]
     went: Counter[str] = Counter()
     ends: list[tuple[float, str, str]] = []
 
@@ -151,7 +151,7 @@ def test_one_failure_among_many_costs_no_more_than_a_slot(play) -> None:
     row = table.of.at[target]
     assert table.slots[row] == 45  # a tenth of its answers failed
     assert table.in_flight[row] == 1  # the one that is gone; its second attempt is at the other
-    assert flow.fleet.ledger.load(target).in_flight == 0
+    assert flow.replicas.ledger.load(target).in_flight == 0
 
 
 @pytest.mark.parametrize("status", [500, 200])
@@ -170,11 +170,11 @@ def test_requests_that_engines_cannot_bear_keep_no_replica_from_other_tenants(in
 
     for second in range(30):
         now = float(second)
-        for one in flow.fleet.view.replicas:
+        for one in flow.replicas.view.replicas:
             flow.handle(ReplicaProbed(one, True), now)
         for n in range(6 * innocent):
             ask(f"good {second} {n}", "anyone", now, 200, None)
         for n in range(48):
             ask(f"bad {second} {n}", "other", now + n / 96, status, said)
-    ejections = sum(flow.fleet.standing.ejections.values())
+    ejections = sum(flow.replicas.standing.ejections.values())
     assert ejections == 0 if innocent else ejections >= 3

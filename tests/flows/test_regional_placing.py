@@ -47,7 +47,7 @@ def test_a_free_replica_takes_a_request_at_once(play) -> None:
     play(flow).at(0.0).on(arrived).expect(timer("a", at=60.0), forward).at(0.1).on(AttemptBegan("a", 1, 200)).expect(
         *NOTHING
     ).at(2.0).on(ended("a")).expect(*NOTHING)
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
 
 
 def test_a_full_region_holds_requests_and_a_freed_slot_goes_to_them(play) -> None:
@@ -61,7 +61,7 @@ def test_a_full_region_holds_requests_and_a_freed_slot_goes_to_them(play) -> Non
         .at(4.0).on(AttemptBegan("b", 1, 200)).expect()
         .at(5.0).on(ended("b")).expect()
     )  # fmt: skip
-    assert (flow.under_way, len(flow.queue), len(flow.fleet.ledger)) == (0, 0, 0)
+    assert (flow.under_way, len(flow.queue), len(flow.replicas.ledger)) == (0, 0, 0)
 
 
 def test_engine_with_a_queue_gets_no_requests_until_it_reports_none(play) -> None:
@@ -154,7 +154,7 @@ def test_a_request_refused_for_its_length_goes_where_longer_ones_fit(play) -> No
         .at(0.2).on(AttemptFailed("a", 2, outcome.TOO_LONG)).expect(sent("a", "long", longer=False, attempt=3))
         .at(0.3).on(AttemptBegan("a", 3, 400)).expect()  # that is the answer then
     )  # fmt: skip
-    assert flow.fleet.health["short"].read(0.3).state is State.UP
+    assert flow.replicas.health["short"].read(0.3).state is State.UP
 
 
 def test_too_long_request_for_its_version_is_released_to_a_version_with_room(play) -> None:
@@ -193,7 +193,7 @@ def test_answer_is_context_length_exceeded_if_no_replica_can_hold_the_request(pl
         flow.handle(ReplicaProbed("long", False), 0.0)
     refused = answered("a", outcome.TOO_LONG, retry_after_s=None)
     book.at(0.1).on(AttemptFailed("a", 1, outcome.TOO_LONG)).expect(refused)
-    assert len(flow.fleet.ledger) == 0
+    assert len(flow.replicas.ledger) == 0
 
 
 def test_foreign_requests_are_admitted_by_the_room_of_replicas_that_can_hold_them(play) -> None:
@@ -439,7 +439,7 @@ def test_a_client_may_leave_the_queue_or_a_replica(play) -> None:
         .on(ClientLeft("a")).expect()
         .on(ClientLeft("c")).expect()
     )  # fmt: skip
-    assert (flow.under_way, len(flow.queue), len(flow.fleet.ledger)) == (0, 0, 0)
+    assert (flow.under_way, len(flow.queue), len(flow.replicas.ledger)) == (0, 0, 0)
 
 
 def test_the_warm_replica_is_chosen_and_load_moves_it_elsewhere(play) -> None:
@@ -453,7 +453,7 @@ def test_the_warm_replica_is_chosen_and_load_moves_it_elsewhere(play) -> None:
     hit = sent("b", warm, reasons=lambda choice: choice.chosen.hit_tokens == pytest.approx(4096.0))
     book.on(RequestArrived(request("b", big, prefix="alice"))).expect(hit)
     # 64 KiB of another prompt are ahead of it there: 1.6 s of backlog outweigh 0.4 s of prefill.
-    flow.fleet.ledger.reserve("x", Reservation(warm, 16_384, 16_384))
+    flow.replicas.ledger.reserve("x", Reservation(warm, 16_384, 16_384))
     book.on(RequestArrived(request("c", big, prefix="alice"))).expect(sent("c", cold))
 
 
@@ -472,9 +472,9 @@ def test_a_queued_request_goes_to_the_replica_with_its_prefix(play) -> None:
 def test_a_freed_slot_goes_to_the_best_match_at_that_replica(play) -> None:
     """Bob's prompt is cached at r2, which has no room: of those who wait, what r1 holds most of goes to r1."""
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
-    flow.fleet.trie.insert("r1", request("a", 4096, prefix="alice").chain)
-    flow.fleet.trie.insert("r1", request("c", 2400, prefix="carol").chain)
-    flow.fleet.trie.insert("r2", request("b", 4096, prefix="bob").chain)
+    flow.replicas.trie.insert("r1", request("a", 4096, prefix="alice").chain)
+    flow.replicas.trie.insert("r1", request("c", 2400, prefix="carol").chain)
+    flow.replicas.trie.insert("r2", request("b", 4096, prefix="bob").chain)
     (
         play(flow)
         .on(RequestArrived(request("a", 4096, prefix="alice"))).expect(sent("a", "r1"))
@@ -680,12 +680,12 @@ def test_measured_speeds_replace_configured_ones(play) -> None:
     book.at(3.020).on(ended("a", usage=Usage(2000, 101, cached_tokens=0))).expect()
     book.at(4.0).on(ReplicaProbed("r1", True)).expect()
     # One second for 1000 tokens (as then estimated) after one decode step; 100 steps in two seconds.
-    speed, guess = flow.fleet.speeds["r1"], replica("r1").prefill_ms_per_token
+    speed, guess = flow.replicas.speeds["r1"], replica("r1").prefill_ms_per_token
     assert guess < speed.prefill_ms_per_token < 1.0
     assert speed.tpot_ms == pytest.approx(20.0)
     assert 3020.0 < speed.service_ms < 5120.0
-    assert flow.fleet.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)
-    assert flow.fleet.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(101.0, abs=0.1)
+    assert flow.replicas.estimates.bytes_per_token(MODEL) == pytest.approx(2.0)
+    assert flow.replicas.estimates.output_tokens("anyone", MODEL, None) == pytest.approx(101.0, abs=0.1)
     assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
 
 
@@ -694,8 +694,8 @@ def test_an_answer_in_one_piece_does_not_pass_for_a_slow_prefill(play) -> None:
     book = play(flow).on(RequestArrived(request("a", 4000, stream=False))).expect(sent("a", "r1"))
     book.at(2.1).on(AttemptBegan("a", 1, 200)).expect()
     book.on(ended("a", usage=Usage(1000, 101))).expect()
-    assert flow.fleet.speeds["r1"].prefill_ms_per_token == 0.1
-    assert flow.fleet.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s minus the expected 0.1 s of prefill
+    assert flow.replicas.speeds["r1"].prefill_ms_per_token == 0.1
+    assert flow.replicas.speeds["r1"].tpot_ms == pytest.approx(20.0)  # 2.1 s minus the expected 0.1 s of prefill
 
 
 def test_error_answer_changes_no_speed_or_cache_estimate(play) -> None:
@@ -703,8 +703,8 @@ def test_error_answer_changes_no_speed_or_cache_estimate(play) -> None:
     book = play(flow).on(RequestArrived(request("a", 4000))).expect(sent("a", "r1"))
     book.at(0.001).on(AttemptBegan("a", 1, 400)).expect()
     book.on(AttemptEnded("a", 1, 400, None)).expect()
-    assert flow.fleet.trie.nodes == 0
-    assert flow.fleet.speeds["r1"].prefill_ms_per_token == 0.1
+    assert flow.replicas.trie.nodes == 0
+    assert flow.replicas.speeds["r1"].prefill_ms_per_token == 0.1
 
 
 def test_several_waiting_requests_fill_the_next_engine_step(play) -> None:

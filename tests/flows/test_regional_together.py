@@ -63,7 +63,7 @@ def _pair(name: str, decode: Any, prefill: str, **fields: Any) -> Expectation:
 
 
 def _load(flow: RegionalFlow, name: str) -> tuple[int, int, int]:
-    load = flow.fleet.ledger.load(name)
+    load = flow.replicas.ledger.load(name)
     return load.in_flight, load.prefill_tokens, load.kv_tokens
 
 
@@ -74,12 +74,12 @@ def test_prefill_and_decode_engines_are_asked_together_and_freed_separately(play
     book.at(0.06).on(AttemptBegan("q", 1, 200)).expect()
     book.at(0.07).on(PrefillEnded("q", 1)).expect()
     assert (_load(flow, "p1"), _load(flow, "d1")) == ((0, 0, 0), (1, 0, HELD))
-    assert set(flow.fleet.trie.match(request("q", BYTES).chain)) == {"p1"}  # it drops what the other took over
+    assert set(flow.replicas.trie.match(request("q", BYTES).chain)) == {"p1"}  # it drops what the other took over
     whole = (*request("q", BYTES).chain, 1)
     book.at(1.06).on(AttemptEnded("q", 1, 200, Usage(1000, 51, 0), chain=whole, answer_bytes=204)).expect()
-    assert set(flow.fleet.trie.match(whole)) == {"p1"}  # nor does it keep the answer
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
-    assert flow.fleet.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty, from its first token on
+    assert set(flow.replicas.trie.match(whole)) == {"p1"}  # nor does it keep the answer
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
+    assert flow.replicas.speeds["d1"].tpot_ms == pytest.approx(20.0)  # a second for fifty, from its first token on
     assert (flow.learning.predicted_tokens, flow.learning.actual_tokens) == (0.0, 0.0)
 
 
@@ -121,7 +121,7 @@ def test_request_waits_until_there_is_room_to_prefill(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"), _d("d2"))
     book = play(flow).on(_ask("a", 9000)).expect(_pair("a", lambda _: True, "p1"))
     book.on(_ask("b", 9000)).expect(held("b"))
-    assert len(flow.fleet.ledger) == 2
+    assert len(flow.replicas.ledger) == 2
     book.at(0.1).on(PrefillEnded("a", 1)).expect(_pair("b", lambda _: True, "p1"))
 
 
@@ -145,14 +145,14 @@ def test_the_only_prefill_replica_is_retried_but_not_for_ever(play: Play) -> Non
     assert isinstance(commands[-1], machine.Answer)
     assert commands[-1].outcome in (outcome.PREFILL_FAILED, outcome.NO_REPLICA)
     assert 2 <= attempts <= 4
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
     book.finished()
 
 
 def test_other_engines_are_asked_if_both_are_silent(play: Play) -> None:
     flow = regional(_p("p1"), _p("p2"), _d("d1"), _d("d2"))
     book = play(flow).on(_ask()).expect(_pair("q", lambda _: True, "p1"))
-    first = next(name for name in ("d1", "d2") if flow.fleet.ledger.load(name).in_flight)
+    first = next(name for name in ("d1", "d2") if flow.replicas.ledger.load(name).in_flight)
     other = "d2" if first == "d1" else "d1"
     book.at(30.0).on(PrefillFailed("q", 1, outcome.FIRST_BYTE_TIMEOUT)).expect(_pair("q", other, "p2"))
 
@@ -164,16 +164,16 @@ def test_an_answer_that_has_begun_outlives_its_prefiller(play: Play) -> None:
     book.at(0.2).on(PrefillFailed("q", 1, outcome.DIED_BEFORE_START)).expect()
     assert (_load(flow, "p1")[0], _load(flow, "d1")[0]) == (0, 1)
     book.at(0.3).on(AttemptEnded("q", 1, 200, None)).expect()
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
 
 
 def test_the_decode_half_fails_and_both_are_asked_again(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"), _d("d2"))
     book = play(flow).on(_ask()).expect(_pair("q", lambda _: True, "p1"))
-    first = next(name for name in ("d1", "d2") if flow.fleet.ledger.load(name).in_flight)
+    first = next(name for name in ("d1", "d2") if flow.replicas.ledger.load(name).in_flight)
     other = "d2" if first == "d1" else "d1"
     book.on(AttemptFailed("q", 1, outcome.DIED_BEFORE_START)).expect(_pair("q", other, "p1", attempt=2))
-    assert (_load(flow, first), len(flow.fleet.ledger)) == ((0, 0, 0), 2)
+    assert (_load(flow, first), len(flow.replicas.ledger)) == ((0, 0, 0), 2)
 
 
 @pytest.mark.parametrize("lost", ["p1", "d1"])
@@ -187,15 +187,15 @@ def test_either_engine_that_fails_its_probes_is_given_up(play: Play, lost: str) 
         flow.handle(ReplicaProbed(lost, False), at)
     commands = flow.handle(ReplicaProbed(lost, False), 0.3)
     assert [type(command).__name__ for command in commands] == ["Cancel", "SetTimer", "Forward"]
-    assert flow.fleet.ledger.load(lost).in_flight == 0
-    assert len(flow.fleet.ledger) == 2
+    assert flow.replicas.ledger.load(lost).in_flight == 0
+    assert len(flow.replicas.ledger) == 2
 
 
 def test_a_deadline_frees_both(play: Play) -> None:
     flow = regional(_p("p1"), _d("d1"))
     book = play(flow).on(_ask(deadline=2.0)).expect(_pair("q", "d1", "p1"))
     book.at(2.0).on(TimerFired("q")).expect(answered("q", outcome.DEADLINE))
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
 
 
 def test_request_refused_by_the_only_prefill_engine_is_refused(play: Play) -> None:
@@ -203,7 +203,7 @@ def test_request_refused_by_the_only_prefill_engine_is_refused(play: Play) -> No
     book = play(flow).on(_ask()).expect(_pair("q", "d1", "p1"))
     why = "the replica that prefills for those of this model refused it"
     book.on(PrefillFailed("q", 1, outcome.ENGINE_ERROR)).expect(answered("q", outcome.NO_REPLICA, detail=why))
-    assert (flow.under_way, len(flow.fleet.ledger)) == (0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger)) == (0, 0)
 
 
 class _Story:
@@ -224,9 +224,9 @@ class _Story:
             elif isinstance(command, machine.Answer | machine.Cancel):
                 self.attempts.pop(command.id, None)
         for name in self.names:
-            load = self.flow.fleet.ledger.load(name)
+            load = self.flow.replicas.ledger.load(name)
             assert min(load.in_flight, load.prefill_tokens, load.kv_tokens) >= 0
-            assert load.in_flight <= self.flow.fleet.view.replicas[name].slots
+            assert load.in_flight <= self.flow.replicas.view.replicas[name].slots
 
     def step(self, what: str) -> None:
         self.now += self.rng.random() * 0.2
@@ -267,5 +267,5 @@ def test_no_state_leaks_in_any_order_of_events(seed: int, story: list[str]) -> N
     for name in [f"q{n + 1}" for n in range(world.serial)]:
         world.tell(ClientLeft(name))
     flow = world.flow
-    assert (flow.under_way, len(flow.fleet.ledger), len(flow.queue)) == (0, 0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger), len(flow.queue)) == (0, 0, 0)
     assert all(_load(flow, name) == (0, 0, 0) for name in world.names)

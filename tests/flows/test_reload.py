@@ -208,7 +208,7 @@ async def test_a_configuration_changes_live_but_for_what_is_named(engine, tmp_pa
         assert (await send(both.entry, chat())).status == 413
         assert below.flow.policies.status() == {"": "round-robin"}
         assert (below.flow.queue.requests_max, below.flow.config.queue.requests_max) == (7, 7)
-        await until(lambda: set(below.flow.fleet.view.by_model) == {"other"})
+        await until(lambda: set(below.flow.replicas.view.by_model) == {"other"})
         files.regional["nonsense"] = 1
         files.write()
         await below.reloader.reload()

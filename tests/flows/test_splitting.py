@@ -71,7 +71,7 @@ def test_a_flip_moves_waiting_requests_and_leaves_those_under_way(play) -> None:
         .at(5.0).on(ended("x")).expect(sent("y", "g"))
         .at(6.0).on(ended("y")).expect()
     )  # fmt: skip
-    assert (flow.under_way, len(flow.queue), len(flow.fleet.ledger)) == (0, 0, 0)
+    assert (flow.under_way, len(flow.queue), len(flow.replicas.ledger)) == (0, 0, 0)
 
 
 def test_a_request_that_failed_before_its_first_byte_follows_the_flip(play) -> None:
@@ -273,7 +273,9 @@ async def up(engines: tuple[Engine, Engine]) -> AsyncIterator[Both]:
     found = configured(engines, rules=RULES, weights={"v1": 1, "v2": 0}, pinning=True)
     async with both(engines[0], WORLD, regional=found) as running:
         flow = running.regional.flow
-        await until(lambda: all(h.read(running.regional.clock.now()).state == "up" for h in flow.fleet.health.values()))
+        await until(
+            lambda: all(h.read(running.regional.clock.now()).state == "up" for h in flow.replicas.health.values())
+        )
         yield running
         await running.at_rest()
 

@@ -10,9 +10,9 @@ import pytest
 from inprocess import HOP_KEY, Engine, chat, global_config, regional_config, send, topology, until
 
 from farhop.service import stores
-from farhop.store import kept
+from farhop.store import disk_cache
 from farhop.store.contract import LAW_KEY, REGION_PREFIX
-from farhop.store.kept import KeptStore
+from farhop.store.disk_cache import DiskCachedStore
 from farhop.store.sealed import inner
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from farhop_lab.world.ports import free_ports
@@ -35,7 +35,7 @@ class Etcd(MemoryStore):
 @pytest.fixture
 async def engine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-    monkeypatch.setattr(kept, "SAVE_S", 0.0)
+    monkeypatch.setattr(disk_cache, "SAVE_S", 0.0)
     async with Engine().running() as running:
         yield running
 
@@ -59,7 +59,7 @@ class Fleet:
             for store in etcds:
                 store.outage()
         keepers = [
-            KeptStore(store, "test", state, Random(5), lambda _: None)
+            DiskCachedStore(store, "test", state, Random(5), lambda _: None)
             for store, state in (
                 (etcds[0], stores.state(below_config, "regional")),
                 (etcds[1], stores.state(above_config, "global")),
@@ -94,7 +94,7 @@ async def test_both_tiers_start_without_etcd_and_report_it(engine: Engine, tmp_p
         assert await served(below, above) == (200, "virginia")
         assert above.tier_admin.notice() == below.tier_admin.notice() == ""
         store = inner(above.store)
-        assert isinstance(store, KeptStore)
+        assert isinstance(store, DiskCachedStore)
         await until(lambda: {LAW_KEY, REGION_PREFIX} <= store.saved.keys())
     finally:
         await above.close()

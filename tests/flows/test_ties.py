@@ -45,7 +45,7 @@ def test_talks_spread_over_caches_as_far_as_these_hold_them() -> None:
 @pytest.mark.parametrize("busy", [True, False])
 def test_the_less_busy_replica_comes_before_an_eviction_tie(busy: bool) -> None:
     flow = regional(replica("r0", slots=8), replica("r1", slots=8))
-    flow.fleet.caches("r0", request("old", 30_000).chain)
-    flow.fleet.whole.in_flight[1] = 1.0 if busy else 0.0
+    flow.replicas.caches("r0", request("old", 30_000).chain)
+    flow.replicas.whole.in_flight[1] = 1.0 if busy else 0.0
     (sent,) = (c for c in flow.handle(RequestArrived(request("new", 400)), 0.0) if isinstance(c, Forward))
     assert sent.target == ("r0" if busy else "r1")

@@ -234,7 +234,7 @@ async def test_an_untrusted_engine_is_down_and_the_log_says_why(pki: Pki, lines:
             await until(lambda: lines("upstream trouble"))
             (line,) = lines("upstream trouble")
             assert line["upstream"] == engine.address
-            assert "the certificate is not believed: unable to get local issuer" in line["problem"]
+            assert "the certificate is not trusted: unable to get local issuer" in line["problem"]
             await until(lambda: not balancer.tier_admin.ready())
         finally:
             await balancer.close()

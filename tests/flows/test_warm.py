@@ -55,7 +55,7 @@ class Stage:
         line = await made.open()
         self.regionals[name] = made
         self.ports[name] = int(next(word for word in line.split(", ") if "clients" in word).rsplit(":", 1)[1])
-        await until(lambda: all(h.read(made.clock.now()).state == "up" for h in made.flow.fleet.health.values()))
+        await until(lambda: all(h.read(made.clock.now()).state == "up" for h in made.flow.replicas.health.values()))
         return made
 
     async def stop(self, name: str) -> None:
@@ -121,26 +121,26 @@ async def test_a_restarted_regional_balancer_learns_from_its_peer(stage: Stage) 
     peer = await stage.start("r2")
     before = await _talk(stage, "r1", stage.regionals["r1"].flow)
     flow = stage.regionals["r1"].flow
-    await until(lambda: peer.flow.fleet.trie.nodes == flow.fleet.trie.nodes)
+    await until(lambda: peer.flow.replicas.trie.nodes == flow.replicas.trie.nodes)
     # The peer knows speeds and lengths from its own measurements.
     await stage.turn("r2", 3, of_region(peer.flow))
     await stage.stop("r1")
     again = await stage.start("r1")
-    learned, expected = (one.flow.fleet.estimates.learned().output_tokens for one in (again, peer))
+    learned, expected = (one.flow.replicas.estimates.learned().output_tokens for one in (again, peer))
     assert learned == pytest.approx(expected, rel=0.2)
     await _as_before(stage, "r1", of_region(again.flow), before)
-    assert any(again.flow.fleet.speeds[name].sampled_at is not None for name in again.flow.fleet.speeds)
+    assert any(again.flow.replicas.speeds[name].sampled_at is not None for name in again.flow.replicas.speeds)
 
 
 async def test_a_restarted_regional_balancer_without_peers_learns_from_its_disk(stage: Stage, tmp_path: Path) -> None:
     kept = {"state_dir": str(tmp_path)}
     first = await stage.start("r1", **kept)
     before = await _talk(stage, "r1", first.flow)
-    learned = first.flow.fleet.estimates.learned()
+    learned = first.flow.replicas.estimates.learned()
     await stage.stop("r1")
     again = await stage.start("r1", **kept)
-    assert again.flow.fleet.trie.nodes == first.flow.fleet.trie.nodes
-    assert again.flow.fleet.estimates.learned().output_tokens == pytest.approx(learned.output_tokens, rel=0.2)
+    assert again.flow.replicas.trie.nodes == first.flow.replicas.trie.nodes
+    assert again.flow.replicas.estimates.learned().output_tokens == pytest.approx(learned.output_tokens, rel=0.2)
     await _as_before(stage, "r1", of_region(again.flow), before)
 
 
@@ -154,7 +154,7 @@ async def test_a_restarted_global_balancer_learns_from_its_regions(stage: Stage)
     await stage.stop_above()
     again = await stage.start_above()
     assert again.flow.regions.trie.nodes > 0  # before any request was let in
-    expected = stage.regionals["r1"].flow.fleet.estimates.learned().output_tokens
+    expected = stage.regionals["r1"].flow.replicas.estimates.learned().output_tokens
     assert again.flow.estimates.learned().output_tokens == pytest.approx(expected, rel=0.2)
     await _as_before(stage, "above", of_world(again.flow), before)
 

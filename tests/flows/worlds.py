@@ -18,7 +18,7 @@ from global_lb.fleet.table import Field, Price, Table, row_of
 from global_lb.routing import flow as global_flow
 from global_lb.routing.routes import Routes
 from regional_lb.fleet import view as regional_view
-from regional_lb.fleet.fleet import Fleet
+from regional_lb.fleet.replicas import Replicas
 from regional_lb.scheduler import flow as regional_flow
 from regional_lb.scheduler.queue import QueueConfig
 from topology.law import Law
@@ -71,9 +71,9 @@ def law(epoch: int = 1, **rules: Rule | Residency) -> Law:
     return Law(Topology("test", epoch, REGIONS, tenants))
 
 
-def fleet(*replicas: regional_view.Replica, reserved: Iterable[Reservation] = ()) -> Fleet:
+def replicas_of(*replicas: regional_view.Replica, reserved: Iterable[Reservation] = ()) -> Replicas:
     """These replicas, with what is under way at them."""
-    known = Fleet(HealthConfig(), Estimates())
+    known = Replicas(HealthConfig(), Estimates())
     known.adopt(regional_view.view_of(list(replicas)))
     for n, reservation in enumerate(reserved):
         known.ledger.reserve(f"q{n}", reservation)

@@ -190,6 +190,20 @@ async def test_an_engine_s_cookies_and_addresses_do_not_reach_clients(stage: Any
     assert answer.get("retry-after") == "7"
 
 
+async def test_an_engine_does_not_command_the_proxy_before_us(stage: Any) -> None:
+    """nginx answers with a page of its own, `internal` ones included, where an answer has X-Accel-Redirect."""
+    s = await stage()
+    commands = (
+        b"X-Accel-Redirect: /internal/secret", b"X-Accel-Expires: 86400", b"X-Accel-Limit-Rate: 1",
+        b"X-Accel-Charset: x", b"X-Sendfile: /etc/passwd", b"X-LIGHTTPD-send-file: /etc/passwd",
+        b"X-Reproxy-URL: http://10.0.0.7/", b"X-Reproxy-File: /etc/passwd", b"X-Accel-Buffering: no",
+    )  # fmt: skip
+    s.upstream.answer = lambda _m: plain(b"{}", headers=b"".join(line + b"\r\n" for line in commands))
+    answer = await s.ask(post())
+    names = [name for name, _ in answer.headers if name.startswith(("x-accel", "x-send", "x-light", "x-repro"))]
+    assert names == ["x-accel-buffering"]  # that is how an engine asks for its stream to pass at once
+
+
 async def test_errors_of_a_proxy_about_its_keys_and_engines_reach_no_client(stage: Any) -> None:
     s = await stage()
     lines = (

@@ -70,16 +70,16 @@ def stalled_ms(prefill_ms: float, alone_ms: float, in_flight: float) -> float:
     return in_flight * max(0.0, prefill_ms - alone_ms)
 
 
-def behind_ms(wait_ms: float, *, work: float, mean_work: float, pace_ms: float) -> float:
+def behind_ms(wait_ms: float, *, work: float, mean_work: float, ms_per_unit: float) -> float:
     """How long a prefill delays the requests behind it in the queue, summed over them (ms): for a request with this
-    `work` (prefill_work, in bytes or tokens), if the mean is `mean_work`, at `pace_ms` per unit, after a wait of
+    `work` (prefill_work, in bytes or tokens), if the mean is `mean_work`, at `ms_per_unit`, after a wait of
     `wait_ms`.
 
     In a queue in balance, as many requests are behind one that is served as were before it when it came (Little 1961):
-    wait_ms / (mean_work * pace_ms) requests at each replica, each of which waits work * pace_ms longer. A wait shorter
-    than one prefill is hardly a queue, and counts by its share. If only a request's own wait counts, a missed prefix is
-    free: five regions of eight L4, cold and near their capacity, sent each other a third of their work because of
-    queues that this caused (docs/measurements/routing-trials.md).
+    wait_ms / (mean_work * ms_per_unit) requests at each replica, each of which waits work * ms_per_unit longer. A wait
+    shorter than one prefill is hardly a queue, and counts by its share. If only a request's own wait counts, a missed
+    prefix is free: five regions of eight L4, cold and near their capacity, sent each other a third of their work
+    because of queues that this caused (docs/measurements/routing-trials.md).
     """
-    mean_ms = max(mean_work * pace_ms, 1e-9)
+    mean_ms = max(mean_work * ms_per_unit, 1e-9)
     return wait_ms * min(wait_ms / mean_ms, 1.0) * work / mean_work

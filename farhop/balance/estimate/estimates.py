@@ -31,19 +31,19 @@ _LEARN = 0.05  # what each answer weighs
 _OUTPUT_MAX, _OUTPUT_TAU_S, _OUTPUT_CLIP = 1e6, 1800.0, 8.0
 _SMALLEST_PROMPT_BYTES = 64  # a chat template of a few tokens would pass for the ratio
 # The domains: milliseconds to prefill a token, between two tokens of an answer, and of a whole request.
-PACE_MS, TPOT_MS, SERVICE_MS = (1e-5, 1e3), (1e-4, 1e5), (1e-3, 1e8)
+PREFILL_MS, TPOT_MS, SERVICE_MS = (1e-5, 1e3), (1e-4, 1e5), (1e-3, 1e8)
 # Until loads have differed each request is assumed to add this share of a lone one's step to every step: the weights
 # are read once for all, each one's KV beside (8B models, 1,000 tokens each: A100 0.4 %, H100 0.7 %, L4 0.9 %).
 INTERFERENCE_SHARE = 0.007
 
 _SMALLEST_PREFILL_TOKENS = 64  # below this a step's fixed cost hides the cost per token
-_HALF_TOKENS = 256.0  # half a usual prompt gives half of the evidence that a second can give of a pace
+_HALF_TOKENS = 256.0  # half a usual prompt gives half of the evidence that a second can give of a prefill speed
 _LOAD_MAX = 1e6
 # An engine that has just begun compiles and warms up: measurements of its first eight answers (a first token's time and
 # a token's) count a quarter.
 _COLD_SAMPLES, _COLD_WORTH = 16, 0.25
-_LEAN_ANSWERS, LEAN_TAU_S = 50, 300.0  # the effect of load on a token is learned from this many answers, and forgotten
-_LEAN_CLIP = 0.5
+_FIT_ANSWERS, FIT_TAU_S = 50, 300.0  # the effect of load on a token is learned from this many answers, and forgotten
+_FIT_CLIP = 0.5
 # A whole request varies as its answers do, far more than a GPU does: as many of them, and for longer.
 _SERVICE_MEMORY, SERVICE_TAU_S, _CLIP = 16.0, 30.0, 3.0
 
@@ -170,13 +170,13 @@ class Speed:
     """
 
     __slots__ = (
-        "_alone", "_at", "_cov", "_load", "_mean_ms", "_pace", "_samples", "_service", "_taken", "_var",
+        "_alone", "_at", "_cov", "_load", "_mean_ms", "_prefill", "_samples", "_service", "_taken", "_var",
         "interference_share",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.interference_share = INTERFERENCE_SHARE
-        self._pace, self._alone = Windows(_HALF_TOKENS), Windows()
+        self._prefill, self._alone = Windows(_HALF_TOKENS), Windows()
         self._service = DecayingMean()
         self._samples = 0  # counted as far as they are a cold engine's
         # Of loads and what a token took at each: means, spread of the loads, and how both go together.
@@ -186,27 +186,27 @@ class Speed:
     @property
     def sampled_at(self) -> float | None:
         """When it last took a sample, None before the first."""
-        times = [one.sampled_at for one in (self._pace, self._alone, self._service) if one.sampled_at is not None]
+        times = [one.sampled_at for one in (self._prefill, self._alone, self._service) if one.sampled_at is not None]
         return max(times, default=None)
 
     def began(self, elapsed_ms: float, prefill_tokens: float, tpot_ms: float, now: float) -> bool:
         """A first token came `elapsed_ms` after dispatch, behind and with `prefill_tokens` of uncached prompt, where a
-        token takes `tpot_ms`. False if that was too little of a prompt to measure a pace."""
+        token takes `tpot_ms`. False if that was too little of a prompt to measure a speed."""
         # The first token also waits for about one decode step, which is not prefill.
         return self.prefilled(max(elapsed_ms - tpot_ms, 0.1 * elapsed_ms), prefill_tokens, now)
 
     def prefilled(self, elapsed_ms: float, prefill_tokens: float, now: float) -> bool:
         """This many uncached tokens of prompt took `elapsed_ms`, and nothing else was done in that time.
 
-        False if that was too little of a prompt to measure a pace.
+        False if that was too little of a prompt to measure a speed.
         """
         if not _SMALLEST_PREFILL_TOKENS <= prefill_tokens < inf:
             return False
-        pace_ms = elapsed_ms / prefill_tokens
-        if PACE_MS[0] <= pace_ms <= PACE_MS[1]:
-            # By tokens: what every prompt costs beside its tokens weighs a hundredfold in a short one, and paces are
+        prefill_ms_per_token = elapsed_ms / prefill_tokens
+        if PREFILL_MS[0] <= prefill_ms_per_token <= PREFILL_MS[1]:
+            # By tokens: what every prompt costs beside its tokens weighs a hundredfold in a short one, and the speed is
             # asked for long ones.
-            self._pace.take(pace_ms, now, prefill_tokens * self._worth())
+            self._prefill.take(prefill_ms_per_token, now, prefill_tokens * self._worth())
         return True
 
     def ended(self, decode_ms: float, service_ms: float, completion_tokens: int, load: float, now: float) -> None:
@@ -221,22 +221,22 @@ class Speed:
             return
         worth = 1.0 if self._samples == _COLD_SAMPLES else self._worth()
         self._alone.take(max(TPOT_MS[0], tpot_ms / (1.0 + self.interference_share * (load - 1.0))), now, worth)
-        self._lean(tpot_ms, load, now)
+        self._fit_load(tpot_ms, load, now)
 
     def _worth(self) -> float:
         self._samples = min(self._samples + 1, _COLD_SAMPLES)
         return 1.0 if self._samples == _COLD_SAMPLES else _COLD_WORTH
 
-    def _lean(self, tpot_ms: float, load: float, now: float) -> None:
+    def _fit_load(self, tpot_ms: float, load: float, now: float) -> None:
         """How loads and tokens go together, by the latest answers (least squares, forgetting)."""
-        if self._taken < _LEAN_ANSWERS:
+        if self._taken < _FIT_ANSWERS:
             self._taken += 1
         weight, keep = 1.0 / self._taken, 1.0
         if self._at < now:
-            keep, self._at = exp((self._at - now) / LEAN_TAU_S), now
+            keep, self._at = exp((self._at - now) / FIT_TAU_S), now
         more, longer_ms = load - self._load, tpot_ms - self._mean_ms
         if self._taken > 1:
-            most_ms = _LEAN_CLIP * self._mean_ms  # what a stall made of a token says nothing of loads
+            most_ms = _FIT_CLIP * self._mean_ms  # what a stall made of a token says nothing of loads
             longer_ms = max(-most_ms, min(longer_ms, most_ms))
         self._load += weight * more
         self._mean_ms += weight * longer_ms
@@ -248,8 +248,9 @@ class Speed:
         domain change nothing."""
         if self.sampled_at is not None:
             return
-        if PACE_MS[0] <= other.pace_ms <= PACE_MS[1] and 0.0 < other.pace_evidence < inf:
-            self._pace.adopt(other.pace_ms, other.pace_evidence, now)
+        prefill_ms = other.prefill_ms_per_token
+        if PREFILL_MS[0] <= prefill_ms <= PREFILL_MS[1] and 0.0 < other.prefill_evidence < inf:
+            self._prefill.adopt(prefill_ms, other.prefill_evidence, now)
         if SERVICE_MS[0] <= other.service_ms <= SERVICE_MS[1] and 0.0 < other.service_evidence < inf:
             self._service.adopt(other.service_ms, other.service_evidence, now)
         if TPOT_MS[0] <= other.alone_ms <= TPOT_MS[1] and 0.0 < other.alone_evidence < inf:
@@ -257,18 +258,18 @@ class Speed:
             if 0.0 <= other.var <= _LOAD_MAX * _LOAD_MAX and abs(other.cov) <= other.var:
                 self._load, self._mean_ms = 1.0, other.alone_ms
                 self._var, self._cov = other.var, other.cov * other.alone_ms
-                self._taken, self._at = _LEAN_ANSWERS, now
+                self._taken, self._at = _FIT_ANSWERS, now
         self._samples = _COLD_SAMPLES  # its engine is not the one that has just begun
 
     def measured(self, now: float) -> Measured:
         """All that was measured, as of `now`."""
-        pace_ms, pace = self._pace.read(now)
+        prefill_ms_per_token, prefill = self._prefill.read(now)
         lone_ms, lone = self._alone.read(now)
         service_ms, service = self._service.read(now)
         alone_ms = self._mean_ms / (1.0 + self.interference_share * max(self._load - 1.0, 0.0)) or 1.0
-        keep = _kept(self._at - now)
+        keep = _decay(self._at - now)
         keep_cov, keep_var = keep * self._cov / alone_ms, keep * self._var
-        return Measured(pace_ms, lone_ms, service_ms, pace, lone, service, keep_cov, keep_var)
+        return Measured(prefill_ms_per_token, lone_ms, service_ms, prefill, lone, service, keep_cov, keep_var)
 
 
 class Measured(NamedTuple):
@@ -276,10 +277,10 @@ class Measured(NamedTuple):
     and of a whole request (0: never), and the evidence for each. `cov / var` is by what share of a lone token each
     request lengthens it, by loads of that variance."""
 
-    pace_ms: float
+    prefill_ms_per_token: float
     alone_ms: float
     service_ms: float
-    pace_evidence: float
+    prefill_evidence: float
     alone_evidence: float
     service_evidence: float
     cov: float
@@ -299,11 +300,11 @@ class DecayingMean:
     def take(self, sample: float, now: float) -> None:
         """Add a sample, which must be above 0."""
         before = self.sampled_at
-        kept = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
-        if kept:
+        evidence = 0.0 if before is None else self._evidence * exp(min(0.0, before - now) / SERVICE_TAU_S)
+        if evidence:
             sample = min(sample, _CLIP * self._mean)
-        self._evidence = min(kept + 1.0, _SERVICE_MEMORY)
-        self._mean += (sample - self._mean) / self._evidence if kept else sample - self._mean
+        self._evidence = min(evidence + 1.0, _SERVICE_MEMORY)
+        self._mean += (sample - self._mean) / self._evidence if evidence else sample - self._mean
         self.sampled_at = now
 
     def adopt(self, mean: float, evidence: float, now: float) -> None:
@@ -317,5 +318,5 @@ class DecayingMean:
         return self._mean, self._evidence * exp(min(0.0, self.sampled_at - now) / SERVICE_TAU_S)
 
 
-def _kept(minus_age_s: float) -> float:
-    return exp(minus_age_s / LEAN_TAU_S) if minus_age_s < 0.0 else 1.0
+def _decay(minus_age_s: float) -> float:
+    return exp(minus_age_s / FIT_TAU_S) if minus_age_s < 0.0 else 1.0

@@ -39,10 +39,10 @@ class NetworkLatencies:
 
     def __init__(self, networks_max: int) -> None:
         self._most = networks_max
-        self._kept: dict[str, _Measured] = {}  # by the network's first bytes as text, measured last at the end
+        self._measured: dict[str, _Measured] = {}  # by the network's first bytes as text, measured last at the end
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._measured)
 
     def take(self, host: str, rtt_us: int, now: float) -> None:
         """Add the round-trip time that a connection from the address `host` measured."""
@@ -50,24 +50,24 @@ class NetworkLatencies:
             return
         key = _key(host)
         window = int(now // WINDOW_S)
-        kept = self._kept.pop(key, None)
-        if kept is None:
+        known = self._measured.pop(key, None)
+        if known is None:
             if not key or not is_public(network_of(key)):
                 return
-            if len(self._kept) >= self._most:
-                del self._kept[next(iter(self._kept))]
-            kept = _Measured(window, rtt_us, 0)
-        elif kept.window != window:
-            follows = window == kept.window + 1
-            kept.before_us, kept.before_samples = (kept.least_us, kept.samples) if follows else (0, 0)
-            kept.window, kept.least_us, kept.samples = window, rtt_us, 0
-        kept.least_us = min(kept.least_us, rtt_us)
-        kept.samples += 1
-        self._kept[key] = kept
+            if len(self._measured) >= self._most:
+                del self._measured[next(iter(self._measured))]
+            known = _Measured(window, rtt_us, 0)
+        elif known.window != window:
+            follows = window == known.window + 1
+            known.before_us, known.before_samples = (known.least_us, known.samples) if follows else (0, 0)
+            known.window, known.least_us, known.samples = window, rtt_us, 0
+        known.least_us = min(known.least_us, rtt_us)
+        known.samples += 1
+        self._measured[key] = known
 
     def clear(self) -> None:
         """Drop all measurements."""
-        self._kept.clear()
+        self._measured.clear()
 
     def read(self, now: float, most: int, samples_min: int) -> dict[str, Latency]:
         """The latencies by network; above `most` networks, those measured most often. Networks with fewer than
@@ -75,7 +75,7 @@ class NetworkLatencies:
         """
         window = int(now // WINDOW_S)
         measured: list[tuple[int, str, int]] = []
-        for key, one in self._kept.items():
+        for key, one in self._measured.items():
             if one.window == window:
                 samples, least = one.samples + one.before_samples, one.least_us
                 if one.before_samples:

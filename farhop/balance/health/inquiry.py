@@ -1,4 +1,4 @@
-"""Whether an attempt that fell silent is lost: by its upstream's answer to an inquiry, or by its own pace.
+"""Whether an attempt that fell silent is lost: by its upstream's answer to an inquiry, or by its own pauses.
 
 A network path may drop a request or an answer without closing the connection. When asked, an upstream names the
 attempts it does not know, and for how long it has sent nothing of those it does. Invariants: an attempt that its

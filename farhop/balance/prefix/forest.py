@@ -17,7 +17,7 @@ from array import array
 
 from farhop.balance.prefix.nodes import shards
 
-NOBODY = 0xFFFF  # the slot of no location
+NO_LOCATION = 0xFFFF  # the slot of no location
 _GROW_ROWS = 2048
 
 
@@ -38,11 +38,11 @@ class Forest:
         self.before, self.after = array("I"), array("I")
         self.older, self.newer = array("I"), array("I")  # the LRU list of the mirror that the row belongs to
         self.set_id = array("I")  # who holds the node (Holders)
-        self.slot = array("H")  # the location whose LRU entry this row is; NOBODY: none
+        self.slot = array("H")  # the location whose LRU entry this row is; NO_LOCATION: none
         self.depth = array("H")
         self.grow()
         self.free = self.newer[0]
-        self.slot[0] = NOBODY
+        self.slot[0] = NO_LOCATION
 
     def grow(self) -> int:
         """Add rows when there is no free one; returns the first. Nothing is copied: arrays this large are remapped by

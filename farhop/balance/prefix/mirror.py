@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from farhop.balance.prefix.chain import BLOCK_BYTES, bytes_at, depth_at
-from farhop.balance.prefix.forest import NOBODY, Forest, Holders
+from farhop.balance.prefix.forest import NO_LOCATION, Forest, Holders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,7 +210,7 @@ class Mirrors:
     def _place(self, row: int, slot: int) -> int:
         """The row of a new LRU entry for a node, in one more mirror."""
         forest = self.forest
-        if forest.slot[row] == NOBODY:
+        if forest.slot[row] == NO_LOCATION:
             forest.slot[row] = slot
             return row
         place = forest.extra[row & 255][row << 16 | slot] = forest.take()
@@ -224,7 +224,7 @@ class Mirrors:
         forest.newer[older], forest.older[newer] = newer, older
         if forest.depth[place]:
             row = place
-            forest.slot[row] = NOBODY
+            forest.slot[row] = NO_LOCATION
         else:
             row = forest.parent[place]
             del forest.extra[row & 255][row << 16 | mirror.slot]

@@ -37,13 +37,13 @@ class PartialBlocks:
         """
         return ENDS[depth] + self.by_node.get(chain[depth - 1], 0.0) if depth and self.by_node else ENDS[depth]
 
-    def learn(self, chain: tuple[int, ...], prompt_bytes: float, believed_bytes: float, found_bytes: float) -> None:
-        """Learn from an engine that was believed to hold `believed_bytes` of a prompt and found `found_bytes` cached.
+    def learn(self, chain: tuple[int, ...], prompt_bytes: float, predicted_bytes: float, found_bytes: float) -> None:
+        """Learn from an engine that was believed to hold `predicted_bytes` of a prompt and found `found_bytes` cached.
 
         If it found less than the whole blocks, nothing is learned. If the prompt itself ended there, other prompts may
         agree for longer: then the estimate does not fall.
         """
-        depth = min(bisect_right(ENDS, believed_bytes + 0.5) - 1, len(chain))
+        depth = min(bisect_right(ENDS, predicted_bytes + 0.5) - 1, len(chain))
         if not depth or depth >= DEPTH_MAX:
             return
         most = BLOCK_BYTES[depth] - 1.0

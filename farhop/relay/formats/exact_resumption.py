@@ -257,7 +257,7 @@ class ExactProgress(Progress):
             return asking(self._body, plan)
         self._begins = _TEXT  # whatever it was, a completion continues it
         document: dict[str, Any] = {
-            **_members.decode(plan.kept),
+            **_members.decode(plan.members),
             "prompt": [*self.prompt, *self.ids],
             "max_tokens": self.left(context_tokens),
             "stream": True,

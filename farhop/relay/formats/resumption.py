@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PROMPT_BYTES_MAX = 256 * 1024  # the engine repeats its tokens in the stream's first event
 EVENT_BYTES_MAX = 16 * 1024  # of other events: searching a larger one would take 2 ms
 # A plan is kept as long as its stream, in addition to what is counted for that: 60,000 stop strings would be 3.4 MB.
-_KEPT_BYTES_MAX, _STOPS_BYTES_MAX, _STOPS_MAX = 8192, 8192, 64
+_MEMBERS_BYTES_MAX, _STOPS_BYTES_MAX, _STOPS_MAX = 8192, 8192, 64
 TOKENS_MAX = 1 << 19  # kept of one stream, prompt and answer
 CHAT, TARGET = b"/v1/chat/completions", b"/v1/completions"
 ASKS = b'"return_token_ids":true,'  # goes into the body behind its first brace
@@ -57,7 +57,7 @@ _DATA = re.compile(rb"^data:(.*?)\r?$", re.M)  # other lines of an event name it
 _MEDIA = re.compile(rb'"(?:(?:image|audio|video)_url|input_audio|(?:image|prompt)_embeds)"')
 _NOTHING = (b"null", b"false", b"[]", b"{}", b'""', b"0", b"0.0")
 # Of a body, what a completion takes as the first stream had it.
-_KEPT = frozenset((
+_CONTINUED = frozenset((
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "stop_token_ids", "ignore_eos",
     "skip_special_tokens", "spaces_between_special_tokens", "cache_salt", "user", "allowed_token_ids",
 ))  # fmt: skip
@@ -89,7 +89,7 @@ class Plan(msgspec.Struct, frozen=True, gc=False):
     """How a request's stream would be continued."""
 
     chat: bool
-    kept: bytes  # of its members those that a continuation has, too, as one document
+    members: bytes  # those of its body that a continuation has, too, as one document
     max_tokens: int | None
     min_tokens: int
     stops: tuple[str, ...] = ()
@@ -142,8 +142,8 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     chat = path == CHAT
     if not chat and not _is_one(document.get("prompt")):
         raise Unresumable("answers")
-    kept = msgspec.json.encode({name: value for name, value in document.items() if name in _KEPT})
-    if len(kept) > _KEPT_BYTES_MAX:
+    members = msgspec.json.encode({name: value for name, value in document.items() if name in _CONTINUED})
+    if len(members) > _MEMBERS_BYTES_MAX:
         raise Unresumable("too_long")
     limit = _number(document, "max_completion_tokens") if chat else None
     limit = _number(document, "max_tokens") if limit is None else limit
@@ -152,7 +152,7 @@ def plan(path: bytes, body: bytes, *, text: bool = False) -> Plan:
     texts = _stops(document)
     hides = not any(_truth(document, name) for name in stops.NAMES)
     each = _wants_each(document)
-    return Plan(chat, kept, limit, _number(document, "min_tokens") or 0, texts, hides, text, each)
+    return Plan(chat, members, limit, _number(document, "min_tokens") or 0, texts, hides, text, each)
 
 
 def _wants_each(document: dict[str, msgspec.Raw]) -> bool:

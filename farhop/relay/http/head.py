@@ -52,7 +52,8 @@ _LENGTH_DIGITS_MAX = 15
 _ANSWER_OURS = _HOP_BY_HOP | {b"content-length", b"proxy-authenticate", b"via", b"server-timing"}
 _ANSWER_READ = (b"content-type", b"endpoint-load-metrics")
 # In an engine's answer: what acts on the client's browser in the name of our host (cookies, redirects, what to forget
-# or to trust), and what reveals an address inside the fleet, what runs there or how busy it is.
+# or to trust), or on a proxy before us (which file or page of its own to answer with instead, how long to keep it), and
+# what reveals an address inside the fleet, what runs there or how busy it is.
 _ANSWER_DROPPED = frozenset(
     (
         b"set-cookie", b"set-cookie2", b"location", b"content-location", b"refresh", b"link", b"alt-svc",
@@ -61,6 +62,8 @@ _ANSWER_DROPPED = frozenset(
         b"x-served-by", b"x-backend-server", b"x-envoy-upstream-host", b"x-upstream-addr", b"x-real-ip",
         b"x-gateway-destination-endpoint", b"x-gateway-destination-endpoint-served", b"x-prefiller-host-port",
         b"target-pod", b"endpoint-load-metrics", b"ratelimit", b"ratelimit-policy",
+        b"x-accel-redirect", b"x-accel-expires", b"x-accel-limit-rate", b"x-accel-charset", b"x-sendfile",
+        b"x-lighttpd-send-file", b"x-reproxy-url", b"x-reproxy-file",
     )
 )  # fmt: skip
 # A client's limits are Farhop's to report: an engine's are the limits of the region's key there. LiteLLM's proxy

@@ -66,7 +66,7 @@ def reason_of(error: Exception) -> str:
 def text_of(error: OSError) -> str:
     """The text of a TLS failure for the log: OpenSSL's message, and what is wrong with a certificate."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not believed: {error.verify_message}"
+        return f"the certificate is not trusted: {error.verify_message}"
     return (getattr(error, "reason", None) or "failed").lower().replace("_", " ")
 
 

@@ -248,7 +248,7 @@ class AttemptRun:
             if self._tap.salt_unknown:
                 if self._asks_unsalted():
                     return
-                rest = self._tap.kept
+                rest = self._tap.held
         if isinstance(self._tap, FaultTap) and self._tap.unfit:
             rest = self._in_our_words(self._tap)
         elif self.streams and ERROR in rest:
@@ -327,7 +327,7 @@ class AttemptRun:
     @property
     def usage(self) -> Usage | None:
         """The usage that the engine has reported so far."""
-        return machine.believed(self._tap.usage, self.active.request) if self._tap is not None else None
+        return machine.plausible(self._tap.usage, self.active.request) if self._tap is not None else None
 
     @property
     def held_bytes(self) -> int:
@@ -451,7 +451,7 @@ class AttemptRun:
         fault = self._tap.fault if self._tap is not None else None
         chain, answer_bytes = self._transcript.result() if self._transcript is not None else ((), 0)
         request = self.active.request
-        usage = machine.believed(self._tap.usage, request) if self._tap is not None else None
+        usage = machine.plausible(self._tap.usage, request) if self._tap is not None else None
         whole, load = self.whole, self.load if self.whole else None
         return machine.AttemptEnded(
             request.id, self.number, self._status, usage, fault, chain, answer_bytes, whole, load

@@ -203,45 +203,45 @@ def _without_trace(event: bytes) -> bytes:
 class RefusalTap:
     """For the body of an answer that may be no answer yet: held until it shows whether it `means` what it may, then
     `reason` says so; or, if the request may be `salted`, `salt_unknown` says that the engine refuses the salt, and
-    `kept` is the body. What is longer than such a body passes as it is."""
+    `held` is the body. What is longer than such a body passes as it is."""
 
-    __slots__ = ("_means", "_passes", "_salted", "_why", "kept", "reason", "salt_unknown")
+    __slots__ = ("_means", "_passes", "_salted", "_why", "held", "reason", "salt_unknown")
 
     usage = fault = None
 
     def __init__(self, means: Callable[[bytes], bool] | None, why: Outcome | None, *, salted: bool = False) -> None:
         self._means, self._why, self._salted = means, why, salted
-        self.kept, self._passes = b"", False
+        self.held, self._passes = b"", False
         self.reason: Outcome | None = None
         self.salt_unknown = False
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the answer that are held in memory now."""
-        return len(self.kept)
+        return len(self.held)
 
     def feed(self, data: bytes) -> bytes:
         """Hold the data back; return all of it once it is longer than any refusal."""
         if self._passes:
             return data
-        self.kept += data
-        if len(self.kept) <= REFUSAL_BYTES_MAX:
+        self.held += data
+        if len(self.held) <= REFUSAL_BYTES_MAX:
             return b""
-        self._passes, data, self.kept = True, self.kept, b""
+        self._passes, data, self.held = True, self.held, b""
         return data
 
     def finish(self) -> bytes:
         """The data held back; b"" if it is a refusal, whose `reason` is set."""
-        kept, self.kept = self.kept, b""
+        held, self.held = self.held, b""
         if self._passes:
             return b""
-        if self._means is not None and self._means(kept):
+        if self._means is not None and self._means(held):
             self.reason = self._why
         else:
-            self.salt_unknown = self._salted and refuses_salt(kept)
+            self.salt_unknown = self._salted and refuses_salt(held)
         if self.salt_unknown:
-            self.kept = kept
-        return b"" if self.reason is not None or self.salt_unknown else kept
+            self.held = held
+        return b"" if self.reason is not None or self.salt_unknown else held
 
 
 class FaultTap:
@@ -249,12 +249,12 @@ class FaultTap:
     a stack trace; else `unfit` is set, nothing is passed on, and `trace` says where the engine failed, as far as the
     body shows. `usage`: there is none."""
 
-    __slots__ = ("fault", "kept", "over_bound", "trace", "unfit")
+    __slots__ = ("fault", "held", "over_bound", "trace", "unfit")
 
     usage = None
 
     def __init__(self) -> None:
-        self.kept = b""
+        self.held = b""
         self.over_bound = False  # more came than any error document holds
         self.unfit, self.trace = False, ""
         self.fault: Outcome | None = None
@@ -262,21 +262,21 @@ class FaultTap:
     @property
     def held_bytes(self) -> int:
         """Bytes of the answer that are held in memory now."""
-        return len(self.kept)
+        return len(self.held)
 
     def feed(self, data: bytes) -> bytes:
         """Hold the data back."""
-        room = BODY_BYTES_MAX - len(self.kept)
-        self.kept += data[:room]
+        room = BODY_BYTES_MAX - len(self.held)
+        self.held += data[:room]
         self.over_bound |= len(data) > room
         return b""
 
     def finish(self) -> bytes:
         """The data held back; b"" if it is `unfit` for clients."""
-        kept, self.kept = self.kept, b""
-        self.fault = in_text(kept)
-        self.unfit = self.over_bound or not is_fit(kept)
+        held, self.held = self.held, b""
+        self.fault = in_text(held)
+        self.unfit = self.over_bound or not is_fit(held)
         if not self.unfit:
-            return kept
-        self.trace = trace_in(kept)
+            return held
+        self.trace = trace_in(held)
         return b""

@@ -238,7 +238,7 @@ class UpstreamConnection(asyncio.Protocol):
             data = self._unread[begin:end]
             if end >= len(self._unread):
                 self._unread, self._taken_bytes = b"", 0
-            self.data_received(data, kept=True)
+            self.data_received(data, deferred=True)
             self._listen()
         if self._lost is not None and not self._unread:
             self._over(*self._lost)
@@ -303,8 +303,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._ended = True
         return False
 
-    def data_received(self, data: bytes, *, kept: bool = False) -> None:  # a parameter and no frame more for each chunk
-        if self._unread and not kept:  # TLS had more
+    def data_received(self, data: bytes, *, deferred: bool = False) -> None:  # a parameter and no frame more a chunk
+        if self._unread and not deferred:  # TLS had more
             self._unread, self._taken_bytes = self._unread[self._taken_bytes :] + data, 0
             return
         if len(data) > self._turn_bytes:

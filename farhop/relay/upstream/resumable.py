@@ -422,7 +422,7 @@ class ResumableRun(AttemptRun):
             # Nothing, if all of its end was sent: an empty chunk would end the answer, and its end would be sent twice.
             if end := self._progress.end(sends_usage=not self.active.hide_usage):
                 self.active.exchange.write(end)
-            request_id, usage = self.active.request.id, machine.believed(self._progress.usage, self.active.request)
+            request_id, usage = self.active.request.id, machine.plausible(self._progress.usage, self.active.request)
             self.owner.ended(self, machine.AttemptEnded(request_id, self.number, self._status, usage))
 
 
@@ -507,4 +507,4 @@ class ContinuedRun(ResumableRun):
     @property
     def usage(self) -> Usage | None:
         """The usage of the whole stream."""
-        return machine.believed(self._progress.usage, self.active.request)
+        return machine.plausible(self._progress.usage, self.active.request)

@@ -199,29 +199,29 @@ class BodyTap(msgspec.Struct, eq=False):
     _geo: str = ""
     _size: int = 0
     usage: Usage | None = None
-    _kept: bytearray = msgspec.field(default_factory=bytearray)
+    _copy: bytearray = msgspec.field(default_factory=bytearray)
 
     fault = None
 
     def feed(self, data: bytes) -> bytes:
         """Keep a copy of the data, and return it unchanged."""
         self._size += len(data)
-        kept = self._kept
-        kept += data
-        if self._size > BODY_BYTES_MAX and len(kept) > 2 * TAIL_BYTES:  # cut now and then, not at every piece
-            del kept[:-TAIL_BYTES]
+        copy = self._copy
+        copy += data
+        if self._size > BODY_BYTES_MAX and len(copy) > 2 * TAIL_BYTES:  # cut now and then, not at every piece
+            del copy[:-TAIL_BYTES]
         return data
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the answer that are held in memory now."""
-        return len(self._kept)
+        return len(self._copy)
 
     def finish(self) -> bytes:
         """Read the usage from the copy. Nothing was held back, so nothing is returned."""
-        if self._kept:
-            document = bytes(self._kept)
-            self._kept = bytearray()
+        if self._copy:
+            document = bytes(self._copy)
+            self._copy = bytearray()
             if self._size > BODY_BYTES_MAX:
                 # Valid JSON again only if `usage` was a member of the outermost object: no text can imitate it.
                 document = b"{" + document[document.rfind(b'"usage"') :]
@@ -238,7 +238,7 @@ class EchoTap(BodyTap):
 
     def feed(self, data: bytes) -> bytes:
         """Hold the data back; return all of it once the answer is too long."""
-        before, held = self._size, bytes(self._kept)
+        before, held = self._size, bytes(self._copy)
         super().feed(data)
         if self._size <= BODY_BYTES_MAX:
             return b""
@@ -246,7 +246,7 @@ class EchoTap(BodyTap):
 
     def finish(self) -> bytes:
         """The answer with the residency, if it was held back."""
-        document = bytes(self._kept) if self._size <= BODY_BYTES_MAX else b""
+        document = bytes(self._copy) if self._size <= BODY_BYTES_MAX else b""
         super().finish()
         # The last one: the contents of a text are escaped, and arguments of tools come before.
         return _with_geo(document, self._geo, next(reversed(list(_USAGE.finditer(document))), None))

@@ -426,7 +426,7 @@ class Console:
 
     async def _past_chunk(self, request: web.Request) -> web.Response:
         number = request.match_info["number"]
-        return _kept(self._ring.chunk(int(number)) if number.isdecimal() and len(number) < 18 else None)
+        return _recorded(self._ring.chunk(int(number)) if number.isdecimal() and len(number) < 18 else None)
 
     # -- asking and acting
 
@@ -488,7 +488,7 @@ class Console:
 
     async def _drills_past(self, request: web.Request) -> web.Response:
         acts = self._source.acts()
-        return _kept(await acts.drills_past(request.match_info["run"]) if acts is not None else None)
+        return _recorded(await acts.drills_past(request.match_info["run"]) if acts is not None else None)
 
     async def _act(self, request: web.Request) -> web.Response:
         act = await _body(request, Act)
@@ -505,7 +505,7 @@ class Console:
         return reply(answer)
 
 
-def _kept(pictures: bytes | None) -> web.Response:
+def _recorded(pictures: bytes | None) -> web.Response:
     if pictures is None:
         return reply({"error": "that is not kept any more"}, 404)
     headers = {**HEADERS, "Cache-Control": "no-store"}

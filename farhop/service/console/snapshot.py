@@ -112,8 +112,8 @@ def of_status(
             f"{one['priority']} {one['tenant']}": one["requests"] for one in (status.get("queue") or ())[:QUEUES_MAX]
         }
         snapshot["prefix_nodes"] = status.get("trie_nodes")
-        believed, found = status.get("predicted_hit_tokens"), status.get("actual_hit_tokens")
-        snapshot["hits"] = {"predicted": believed, "actual": found}
+        predicted, found = status.get("predicted_hit_tokens"), status.get("actual_hit_tokens")
+        snapshot["hits"] = {"predicted": predicted, "actual": found}
     cleaned: Snapshot = plain(snapshot)
     rows, name, row, most = (
         ("regions", "region", _region, REGIONS_MAX)

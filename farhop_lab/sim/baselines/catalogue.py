@@ -53,7 +53,7 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
     each: bool = True
     reach: Literal["home", "all", "peers"] = "all"
     probes: ProbeConfig = ProbeConfig()
-    pace_s: float = 0.0
+    pause_s: float = 0.0
     smoothing: float = 1.0
     no_wire: bool = False
 
@@ -74,7 +74,7 @@ class RouterSpec(msgspec.Struct, frozen=True, kw_only=True):
         rtt_ms = {name: context.topology.rtt_ms(region, name) for name in pools}
         state = RouterState(region, targets, rtt_ms)
         picker = self.picker(pools, rng)
-        return Router(state, self.eligibility(picker), picker, pace_s=self.pace_s, smoothing=self.smoothing)
+        return Router(state, self.eligibility(picker), picker, pause_s=self.pause_s, smoothing=self.smoothing)
 
 
 SP_P = ProbeConfig(probe_s=skywalker.PROBE_S)
@@ -100,7 +100,7 @@ PICKERS: dict[str, Callable[[Pools, Random], Picker]] = {
 }
 
 
-def _everybody(picker: Picker) -> Eligibility:
+def _all(picker: Picker) -> Eligibility:
     """All engines at once, except for a picker with a queue of its own."""
     return WholePool(picker.busy) if isinstance(picker, KvRouter) else AllEngines()
 
@@ -118,17 +118,13 @@ def _gorgo(weights: gorgo.Weights, *, each: bool, calibrated: bool = False, tune
         tuner = OnlineTuner({"rtt": weights.rtt, "queue": weights.queue}, rng) if tuned else None
         return gorgo.Central(weights, calibrated=calibrated, tuner=tuner)
 
-    return RouterSpec(each=each, eligibility=_everybody, picker=picker, probes=PINGS, smoothing=gorgo.RTT_SMOOTHING)
+    return RouterSpec(each=each, eligibility=_all, picker=picker, probes=PINGS, smoothing=gorgo.RTT_SMOOTHING)
 
 
 ROUTERS: dict[str, RouterSpec] = {
-    "region-local": RouterSpec(reach="home", eligibility=_everybody, picker=_of(LeastLoad)),
-    **{
-        f"central-{name}": RouterSpec(each=False, eligibility=_everybody, picker=make) for name, make in PICKERS.items()
-    },
-    **{
-        f"local-{name}": RouterSpec(reach="home", eligibility=_everybody, picker=make) for name, make in PICKERS.items()
-    },
+    "region-local": RouterSpec(reach="home", eligibility=_all, picker=_of(LeastLoad)),
+    **{f"central-{name}": RouterSpec(each=False, eligibility=_all, picker=make) for name, make in PICKERS.items()},
+    **{f"local-{name}": RouterSpec(reach="home", eligibility=_all, picker=make) for name, make in PICKERS.items()},
     **{f"spill-{name}": RouterSpec(eligibility=_spill, picker=make, probes=SP_P) for name, make in PICKERS.items()},
     "waterfall": RouterSpec(eligibility=lambda _picker: NearestFirst(utilised), picker=_of(LeastLoad)),
     "skywalker": RouterSpec(
@@ -136,7 +132,7 @@ ROUTERS: dict[str, RouterSpec] = {
         eligibility=lambda _picker: skywalker.SelectivePushing(),
         picker=_of(skywalker.LongestPrefix),
         probes=SP_P,
-        pace_s=skywalker.PACE_S,
+        pause_s=skywalker.PAUSE_S,
     ),
     # Without the pause of its prototype's queue processor.
     "skywalker-unpaced": RouterSpec(
@@ -150,11 +146,11 @@ ROUTERS: dict[str, RouterSpec] = {
         eligibility=lambda _picker: skywalker.SelectivePushing(),
         picker=_of(ConsistentHash),
         probes=SP_P,
-        pace_s=skywalker.PACE_S,
+        pause_s=skywalker.PAUSE_S,
     ),
     # The paper's ablation: blind pushing, by the SGLang rule it builds on with the constants it gives that.
     "skywalker-blind": RouterSpec(
-        reach="home", eligibility=_everybody, picker=_blind, probes=SP_P, pace_s=skywalker.PACE_S
+        reach="home", eligibility=_all, picker=_blind, probes=SP_P, pause_s=skywalker.PAUSE_S
     ),
     "gorgo": _gorgo(gorgo.WILDCHAT, each=False),
     "gorgo-long": _gorgo(gorgo.LONG_CONTEXT, each=False),

@@ -45,12 +45,12 @@ class Oracle:
         """See router.Picker."""
 
     def _has_room(self, request: Request, name: str, state: RouterState) -> bool:
-        engine = self._rooms[state.targets[name].region].hosts[name].engine
+        engine = self._rooms[state.targets[name].region].processes[name].engine
         work = self._caches.work(request, engine) if isinstance(engine, Gpu) else None
         return work is None or not isinstance(engine, Gpu) or has_room(engine, work)
 
     def _costs_ms(self, request: Request, name: str, state: RouterState) -> float:
-        engine = self._rooms[state.targets[name].region].hosts[name].engine
+        engine = self._rooms[state.targets[name].region].processes[name].engine
         work = self._caches.work(request, engine) if isinstance(engine, Gpu) else None
         if work is not None and isinstance(engine, Gpu):
             return ends_ms(engine, work) + delays_ms(engine, work)

@@ -18,7 +18,7 @@ from farhop_lab.sim.entry import RemoteRequest
 from farhop_lab.sim.measures import use_of
 from farhop_lab.sim.region import ENGINES_EVERY, SAMPLE_S
 from farhop_lab.sim.relay import ActiveRequest, SimulatedRelay
-from farhop_lab.sim.replicas import Host
+from farhop_lab.sim.replicas import ReplicaProcess
 from farhop_lab.sim.wire import answer_bytes
 
 if TYPE_CHECKING:
@@ -60,20 +60,21 @@ class EnginePool:
         """Start idle engines with empty caches. Does nothing while they run."""
         if not self.alive:
             self.alive = True
-            self.hosts = {
-                f"{self.name}/{r.name}": Host(self.context.timeline, self.site.engine) for r in self.site.named()
+            self.processes = {
+                f"{self.name}/{r.name}": ReplicaProcess(self.context.timeline, self.site.engine)
+                for r in self.site.named()
             }
 
     @property
     def engines(self) -> dict[str, Engine]:
         """The replicas' present engines."""
-        return {name: host.engine for name, host in self.hosts.items()}
+        return {name: process.engine for name, process in self.processes.items()}
 
-    def host(self, replica: str) -> Host:
+    def process(self, replica: str) -> ReplicaProcess:
         """A replica's process, to inject faults. KeyError for one that does not exist, and while all are dead."""
         if not self.alive:
             raise KeyError(replica)
-        return self.hosts[f"{self.name}/{replica}"]
+        return self.processes[f"{self.name}/{replica}"]
 
     def die(self) -> None:
         """They die; connected clients notice."""
@@ -88,13 +89,15 @@ class EnginePool:
         """
         if not self.alive:
             return None
-        ready = ((name, host.engine) for name, host in self.hosts.items() if host.answers and host.healthy)
+        ready = (
+            (name, process.engine) for name, process in self.processes.items() if process.answers and process.healthy
+        )
         return {name: Sample(*engine.metrics()) for name, engine in ready}
 
     def _measure(self) -> None:
         share = len(self.calls) / self.site.slots
         if self._samples % ENGINES_EVERY == 0:
-            self._seen = [host.engine.metrics() for host in self.hosts.values()]
+            self._seen = [process.engine.metrics() for process in self.processes.values()]
         self._samples += 1
         engines = self._seen if self.alive else []
         self.context.measures.use[self.name].append(use_of(self.context.timeline.now, share, share, engines))
@@ -132,9 +135,9 @@ class EngineCall:
 
     def _arrive(self) -> None:
         far = self._far
-        if far.alive and (host := far.hosts[self._target]).listens:
+        if far.alive and (process := far.processes[self._target]).listens:
             far.calls[self.id] = self
-            host.take(self)
+            process.take(self)
         else:
             self._back(self._router.relay.failed, outcome.CONNECT_FAILED)
 
@@ -161,7 +164,7 @@ class EngineCall:
             self.cut()
 
     def refused(self, status: int, _text: str = "") -> None:
-        """See replicas.HostedJob."""
+        """See replicas.RefusableJob."""
         if not self._over:
             self._over = True
             del self._far.calls[self.id]
@@ -184,7 +187,7 @@ class EngineCall:
     def _stop(self) -> None:
         self._over = True
         if self._far.calls.pop(self.id, None) is not None:
-            self._far.hosts[self._target].abort(self.id)
+            self._far.processes[self._target].abort(self.id)
 
 
 class PeerCall:

@@ -207,7 +207,7 @@ class Learner(Protocol):
 
 
 class Router:
-    """See the module's head. `pace_s` is the pause between two requests that leave the queue. `smoothing` is the weight
+    """See the module's head. `pause_s`: between two requests that leave the queue. `smoothing` is the weight
     of a new ping in a round-trip time (1: the last one counts alone).
     """
 
@@ -217,11 +217,11 @@ class Router:
         eligibility: Eligibility,
         picker: Picker,
         *,
-        pace_s: float = 0.0,
+        pause_s: float = 0.0,
         smoothing: float = 1.0,
     ) -> None:
         self.state, self.eligibility, self.picker = state, eligibility, picker
-        self._pace_s, self._smoothing = pace_s, smoothing
+        self._pause_s, self._smoothing = pause_s, smoothing
         self._next_at = 0.0
         self._queue: OrderedDict[str, Request] = OrderedDict()
         self._live: dict[str, Request] = {}
@@ -273,7 +273,7 @@ class Router:
                 break
             target = self.picker.choose(head, names, state, now)
             del queue[head.id]
-            self._next_at = now + self._pace_s
+            self._next_at = now + self._pause_s
             state.sent(head, target)
             self.picker.sent(head, target, state, now)
             commands += [SetTimer(head.id, head.deadline), Forward(head.id, 1, target, _ANYWHERE, None, head.lawful)]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farhop_lab.sim.baselines.router import RouterState
 
 PROBE_S = 0.1
-PACE_S = 0.01
+PAUSE_S = 0.01
 """Its loop's pause after each request that leaves the queue: at most 100 a second."""
 REMOTE_QUEUE_MAX = 10
 THRESHOLD = 0.5

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop_lab.sim.baselines.catalogue import RouterSpec
     from farhop_lab.sim.entry import ClientEntry, EntryProcess
-    from farhop_lab.sim.replicas import Host
+    from farhop_lab.sim.replicas import ReplicaProcess
     from farhop_lab.sim.sites import Site
     from topology.model import Topology
 
@@ -117,9 +117,9 @@ class RouterWorld(World):
 
     kill_regional = kill_global
 
-    def host(self, region: str, replica: str) -> Host:
+    def process(self, region: str, replica: str) -> ReplicaProcess:
         """See World."""
-        return self.pools[region].host(replica)
+        return self.pools[region].process(replica)
 
     def lose_reports(self, region: str, share: float) -> None:
         """Refused: a baseline has no reports."""

@@ -27,8 +27,8 @@ class Policy(ABC):
 
     `in_ms`: a penalty, bias or price adds milliseconds; in any other unit, hot regions come after all others. `ties`:
     how much worse than the best, in its unit, still counts as equal; `uncertain_waits`: the uncertainty of the waits
-    counts as equal, too. `brings_home`: its score is Field.predicted_ms, and a prefix that draws requests elsewhere may
-    be prefilled here.
+    counts as equal, too. `replicates_prefixes`: its score is Field.predicted_ms, and a prefix that draws
+    requests elsewhere may be prefilled here.
     """
 
     name: ClassVar[str]
@@ -36,7 +36,7 @@ class Policy(ABC):
     in_ms: ClassVar[bool] = False
     ties: ClassVar[float] = 0.0
     uncertain_waits: ClassVar[bool] = False
-    brings_home: ClassVar[bool] = False
+    replicates_prefixes: ClassVar[bool] = False
     wants_session: ClassVar[bool] = False
 
     @abstractmethod

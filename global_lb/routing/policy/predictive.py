@@ -25,7 +25,7 @@ class Predictive(Policy):
     """The default policy: the region with the least predicted cost (ms)."""
 
     name, unit = "predictive", "ms"
-    in_ms = uncertain_waits = brings_home = True
+    in_ms = uncertain_waits = replicates_prefixes = True
     ties = TIE_MS
 
     def score(self, field: Field) -> Column:

@@ -1,4 +1,4 @@
 """Engines' reports about their KV caches: events over ZMQ, the blocks that these name, and adapters.
 
-Never chooses a replica: `memory` and `fleet` answer queries about cached blocks.
+Never chooses a replica: `regional_lb.fleet.cache_mirror` answers what is cached.
 """

@@ -97,17 +97,17 @@ class Policy(ABC):
         ties = (ready <= np.array(least + max(self.ties_floor, self.ties_share * least))).nonzero()[0]
         if len(ties) < 2:
             return best
-        first, second = map(ties.item, choose.two_of(len(ties), rng))  # an idle fleet is all ties: no list is made
+        first, second = map(ties.item, choose.two_of(len(ties), rng))  # idle replicas are all ties: no list is made
         lead = table.in_flight.item(first) - table.in_flight.item(second)
         if not lead:
             return second if table.filled_at(second) < table.filled_at(first) else first
         return second if lead > 0 else first
 
     def adopt(self, names: tuple[str, ...]) -> None:  # noqa: B027 - most keep nothing
-        """These are the replicas now, of whatever model, in the order of the fleet's rows."""
+        """These are the replicas now, of whatever model, in the order of the table's rows."""
 
     def placed(self, name: str, variant: str, whole: Table) -> None:  # noqa: B027
-        """A request of this variant (see Need) was sent to a replica. `whole` is the fleet's table."""
+        """A request of this variant (see Need) was sent to a replica. `whole` is the table of all replicas."""
 
     def answered(self, name: str, elapsed_ms: float, now: float) -> None:  # noqa: B027
         """An answer that is no error began `elapsed_ms` after its request was sent. The replica may have left."""

@@ -74,8 +74,8 @@ class Predictive(Policy):
     def terms(self, rates: Rates, work_tokens: Column, output_tokens: float, score: Column) -> dict[str, Column]:
         """See Policy. `decode` is what its tokens take longer than a token costs where that is least; `interference`
         what they cost those under way there, `stall` what its prefill does."""
-        pace_ms = rates.prefill_ms_per_token
-        backlog_ms, prefill_ms = rates.backlog_tokens * pace_ms, work_tokens * pace_ms
+        per_token_ms = rates.prefill_ms_per_token
+        backlog_ms, prefill_ms = rates.backlog_tokens * per_token_ms, work_tokens * per_token_ms
         interference_ms = BETA * output_tokens * rates.batch_interference_ms * rates.in_flight
         stall_ms = BETA * np.maximum(prefill_ms - rates.tpot_alone_ms, 0.0) * rates.in_flight
         return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from entry_anycast.announcing.budget import Budget, BudgetConfig
@@ -42,3 +44,24 @@ def test_a_hold_kept_on_disk_is_believed_within_bounds(left_s: float, hold: floa
     budget = Budget(BudgetConfig())
     budget.remember(left_s, 1, 100.0)
     assert budget.hold_until == hold
+
+
+def test_a_process_killed_while_it_announced_counts_as_a_withdrawal() -> None:
+    """What ends its route is the watchdog, or the session's end: the budget of the next one must know."""
+    budget = Budget(BudgetConfig())
+    budget.remember(-inf, 0, 100.0, announced_s=5.0)
+    assert (budget.announce_at(100.0, last=False), budget.doublings) == (1000.0, 0)
+    again = Budget(BudgetConfig())
+    again.remember(-3.0, 0, 5000.0, announced_s=3.0)  # announced when the hold was over, and killed soon after
+    assert (again.announce_at(5000.0, last=False), again.doublings) == (6800.0, 1)
+    stood = Budget(BudgetConfig())
+    stood.remember(-5000.0, 2, 9000.0, announced_s=5000.0)
+    assert (stood.announce_at(9000.0, last=False), stood.doublings) == (9900.0, 0)
+
+
+def test_a_hold_is_not_skipped_again_by_a_restart() -> None:
+    budget = Budget(BudgetConfig())
+    budget.remember(880.0, 0, 100.0, skipped_s=20.0)
+    assert budget.announce_at(100.0, last=True) == 980.0
+    budget.remember(880.0, 0, 100.0, skipped_s=1e9)
+    assert budget.announce_at(100.0, last=True) == 100.0

@@ -149,7 +149,7 @@ def test_a_withdrawn_entry_is_announced_when_its_hold_is_over_and_each_time_late
 def test_the_last_healthy_site_stays_by_policy() -> None:
     play = announced(others=0)
     assert play.give(DEAD, DEAD, DrainChanged("x")) == []
-    assert play.machine.kept
+    assert play.machine.kept_as_last
     assert play.give(OthersChanged(1)) == [SendUpdate(2, Phase.WITHDRAWN)]
     # No other site is left: the hold is skipped, once in a window.
     assert play.give(DrainChanged(None), FIT, FIT, OthersChanged(0)) == [SendUpdate(3, Phase.ANNOUNCED)]

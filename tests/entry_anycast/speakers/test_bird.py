@@ -53,6 +53,8 @@ class FakeBird:
     def __init__(self, folder: Path) -> None:
         self.socket, self.file = str(folder / "ctl"), folder / "farhop.conf"
         self.refuses = False
+        self.takes = "0003 Reconfigured"
+        self.disabled: list[str] = []
         self.met = 0
 
     async def serve(self) -> asyncio.Server:
@@ -64,9 +66,12 @@ class FakeBird:
         while line := (await reader.readline()).decode():
             content = self.file.read_text() if self.file.exists() else ""
             if line.startswith("configure"):
-                answer = (
-                    "0002-Reading\n8002 line 3: syntax error\n" if self.refuses else "0002-Reading\n0003 Reconfigured\n"
-                )
+                answer = f"0002-Reading\n{'8002 line 3: syntax error' if self.refuses else self.takes}\n"
+            elif line.startswith("disable farhop4"):
+                self.disabled.append(line.split()[1])
+                answer = "0009-farhop4: disabled\n0000 \n"
+            elif line.startswith("disable"):
+                answer = "9001 syntax error, unexpected CF_SYM_UNDEFINED\n"
             elif line.startswith("show protocols"):
                 answer = PROTOCOLS
             else:
@@ -109,6 +114,37 @@ async def test_a_configuration_that_bird_refuses_is_reported(tmp_path: Path) -> 
     with pytest.raises(SpeakerError, match="line 3: syntax error"):
         await bird.start()
     await bird.kill()
+    await fake.close(server)
+
+
+async def test_what_bird_takes_once_another_configuration_is_in_force_is_taken(tmp_path: Path) -> None:
+    """An operator has it configure itself at the same moment: ours is queued, and no reason to withdraw."""
+    fake = FakeBird(tmp_path)
+    fake.takes = "0005 Reconfiguration already in progress, queueing new config"
+    server = await fake.serve()
+    bird = Bird(BirdConfig(fake.socket, str(fake.file)), BOTH[:1], 5.0, lambda _why: None)
+    await bird.start()
+    await bird.update(Phase.ANNOUNCED)
+    await bird.kill()
+    assert (fake.file.read_text(), fake.disabled) == (NOTHING, [])
+    await fake.close(server)
+
+
+@pytest.mark.parametrize("broken", ["another's file", "our file"])
+async def test_a_configuration_that_bird_refuses_keeps_no_route_announced(tmp_path: Path, broken: str) -> None:
+    fake = FakeBird(tmp_path)
+    server = await fake.serve()
+    bird = Bird(BirdConfig(fake.socket, str(fake.file)), BOTH[:1], 5.0, lambda _why: None)
+    await bird.start()
+    await bird.update(Phase.ANNOUNCED)
+    if broken == "our file":  # it cannot be emptied: a folder is in its place
+        fake.file.unlink()
+        fake.file.mkdir()
+        fake.file = tmp_path / "none"
+    else:
+        fake.refuses = True
+    await bird.kill()
+    assert fake.disabled == ["farhop4"]
     await fake.close(server)
 
 

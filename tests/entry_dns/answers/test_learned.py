@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from entry_dns.answers import prepare
 from entry_dns.answers.learned import corrected
-from entry_dns.answers.prepare import NOBODY, UNKNOWN_LOCATION, ClientLocation
+from entry_dns.answers.prepare import NO_ENTRY, UNKNOWN_LOCATION, ClientLocation
 from entry_dns.fleet.latencies import LearningConfig
 from entry_dns.fleet.networks import PRIVATE, blocks, spaces
 from tests.entry_dns.conftest import NAMES, atlas, standing, world
@@ -25,7 +25,7 @@ def order(known: prepare.Atlas, client: str, most: int = 3) -> list[str]:
     table = prepare.table(known, [standing(name) for name in NAMES], frozenset(NAMES), most)
     address = ip_address(client)
     group = table.spaces[address.version].at(int(address) >> (64 if address.version == 6 else 0))
-    return [NAMES[one] for one in table.orders[group] if one != NOBODY]
+    return [NAMES[one] for one in table.orders[group] if one != NO_ENTRY]
 
 
 def test_a_network_that_geography_has_elsewhere_is_led_where_it_is() -> None:

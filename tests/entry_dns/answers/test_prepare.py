@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from entry_dns.answers import prepare
 from entry_dns.answers.learned import corrected
-from entry_dns.answers.prepare import ASK_RESOLVER, NOBODY, UNKNOWN_LOCATION, ClientLocation, Table
+from entry_dns.answers.prepare import ASK_RESOLVER, NO_ENTRY, UNKNOWN_LOCATION, ClientLocation, Table
 from entry_dns.fleet.latencies import LearningConfig
 from entry_dns.fleet.networks import blocks, spaces
 from entry_dns.fleet.standing import State
@@ -26,7 +26,7 @@ def listed(table: Table, network: str) -> list[str]:
     space = table.spaces[first.version]
     group = space.at(int(first) >> (64 if first.version == 6 else 0))
     order = table.orders[table.fallback if group == ASK_RESOLVER else group]
-    return [NAMES[one] for one in order if one != NOBODY]
+    return [NAMES[one] for one in order if one != NO_ENTRY]
 
 
 def made(lawful=EVERYBODY, most=3, **standings) -> Table:
@@ -127,7 +127,7 @@ def test_every_address_of_a_block_has_its_answer() -> None:
                 address = first + rng.randrange(1 << (32 - length))
                 assert space.at(address) == group
                 row = truth.at(address)
-                order = [known.entries[one] for one in table.orders[group] if one != NOBODY]
+                order = [known.entries[one] for one in table.orders[group] if one != NO_ENTRY]
                 assert "frankfurt" not in order
                 near = int(np.argmin(np.where([n == "frankfurt" for n in known.entries], np.inf, known.costs[row])))
                 late = order[0] != known.entries[near]

@@ -74,7 +74,7 @@ def test_refused_documents_change_nothing_and_are_counted_by_reason() -> None:
     one.watcher.drains_changed(put(drain, drain.key.replace("tokyo", "frankfurt")))
     one.watcher.drains_changed(put(DrainOverride(region="osaka", **SAID)))
     one.watcher.entry_drains_changed(put(EntryDrainOverride(region="tokyo", entry="frankfurt", **SAID)))
-    one.watcher.read(report_key("tokyo", "lb"), b"{}", kept=False)
+    one.watcher.read(report_key("tokyo", "lb"), b"{}", from_disk=False)
     assert one.refused == [
         "override_malformed", "override_misplaced", "override_of_unknown_region", "override_of_unknown_entry",
         "report_malformed",
@@ -133,6 +133,6 @@ def test_reports_kept_on_disk_give_addresses_but_no_health() -> None:
     one, named = Watched(), []
     one.watcher.links = SimpleNamespace(named=lambda report: named.append(report.control_address), gone=lambda *_: None)
     entry = Entry(report_key("tokyo", "r1"), encode_report(load(1, 0)), 1)
-    one.watcher.on_reports("main")(Change(ChangeKind.SNAPSHOT, 1, entries=(entry,), kept=True))
+    one.watcher.on_reports("main")(Change(ChangeKind.SNAPSHOT, 1, entries=(entry,), from_disk=True))
     assert named == ["127.0.0.1:2"]
     assert one.of("tokyo").share == 1.0

@@ -47,9 +47,9 @@ def test_every_process_and_version_comes_to_the_same_answer() -> None:
     assert hashing.uniform(5, ("a", "b")).tolist() == [0.36854239103838854, 0.7411217115066788]
     assert hashing.uniform(2**64 - 1, ("x",)).tolist() == [0.7088973119518331]
     assert hashing.costs(5, ("a", "b"), np.array([1.0, 2.0])).argmin() == 1
-    stakes = [("v1", 0.9, b"m\0\0v1\0"), ("v2", 0.1, b"m\0\0v2\0")]
+    weighted = [("v1", 0.9, b"m\0\0v1\0"), ("v2", 0.1, b"m\0\0v2\0")]
     keys = [n * 0x9E3779B97F4A7C15 % 2**64 for n in range(12)]
-    assert [hashing.draw(key, stakes) for key in keys] == ["v1"] * 3 + ["v2"] + ["v1"] * 4 + ["v2"] * 2 + ["v1"] * 2
+    assert [hashing.draw(key, weighted) for key in keys] == ["v1"] * 3 + ["v2"] + ["v1"] * 4 + ["v2"] * 2 + ["v1"] * 2
     assert np.sort(hashing.points(("a", "b"), 128), axis=None)[:2].tolist() == [6039976925418401, 62586504287915215]
     assert hashing.fraction(12345) == 0.6295911174519004
     assert hashing.key_of("tenant a") == 15031877055477352017
@@ -84,8 +84,8 @@ def test_uniform_numbers_are_uniform_and_uncorrelated() -> None:
 
 def test_draws_are_by_weight() -> None:
     weights = {"a": 6.0, "b": 3.0, "c": 1.0}
-    stakes = [(name, weight, name.encode()) for name, weight in weights.items()]
-    drawn = Counter(hashing.draw(n, stakes) for n in range(4000))
+    weighted = [(name, weight, name.encode()) for name, weight in weights.items()]
+    drawn = Counter(hashing.draw(n, weighted) for n in range(4000))
     least = Counter(int(hashing.costs(n, ("a", "b", "c"), np.array([6.0, 3.0, 1.0])).argmin()) for n in range(4000))
     for at, (name, weight) in enumerate(weights.items()):
         assert abs(drawn[name] - 400 * weight) < 130, drawn

@@ -50,7 +50,7 @@ def test_an_engine_is_believed_no_more_than_a_request_can_have_used(
 ) -> None:
     """Of a body of 200 bytes, which asks for two answers."""
     request = Request("r", "t", "m", 1, 200, (1,), 3.0, max_tokens=limit, answers=2)
-    assert machine.believed(told, request) == believes
+    assert machine.plausible(told, request) == believes
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from farhop.balance.prefix.chain import BLOCK_BYTES
-from farhop.balance.prefix.forest import NOBODY
+from farhop.balance.prefix.forest import NO_LOCATION
 from farhop.balance.prefix.mirror import Mirror, Mirrors
 from farhop.balance.prefix.trie import PrefixTrie
 
@@ -45,7 +45,7 @@ def assert_sound(trie: PrefixTrie) -> None:
     assert {row: holders.masks[forest.set_id[row]] for row in rows_of_nodes.values()} == masks
     assert all(forest.key[row] == node for node, row in rows_of_nodes.items())
     assert store.entries == sum(mask.bit_count() for mask in masks.values())
-    primary = sum(forest.slot[row] != NOBODY for row in rows_of_nodes.values())
+    primary = sum(forest.slot[row] != NO_LOCATION for row in rows_of_nodes.values())
     assert sum(map(len, forest.extra)) == store.entries - primary
     assert_linked(trie, set(rows_of_nodes.values()))
     counts = Counter(forest.set_id[row] for row in rows_of_nodes.values()) + Counter({0: 1})

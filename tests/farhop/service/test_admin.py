@@ -150,7 +150,7 @@ async def test_explain_says_where_a_request_would_go(up: Both, http: aiohttp.Cli
     assert (status, explained["reasons"]["chosen"], explained["unlawful"]) == (200, "one", None)
     assert engine.seen == []  # asking sends nothing and reserves nothing
     assert up.global_.flow.under_way == up.regional.flow.under_way == 0
-    assert up.regional.flow.fleet.ledger.load("one").in_flight == 0
+    assert up.regional.flow.replicas.ledger.load("one").in_flight == 0
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ async def test_each_route_needs_its_right_and_health_none(http: aiohttp.ClientSe
 
 
 async def test_off_loopback_without_authentication_no_act_is_allowed(http: aiohttp.ClientSession) -> None:
-    async with admin_port(Operators(anybody="read")) as base:
+    async with admin_port(Operators(anonymous="read")) as base:
         assert await _statuses(http, base, "") == [200, 200, 200, 200, 200, 200, 404, 400, 403]
 
 

@@ -52,7 +52,7 @@ def test_every_token_is_compared_whichever_fits(monkeypatch):
 
 def test_without_authentication_every_caller_has_the_configured_right():
     assert Operators().of(None, None).may == "act"
-    assert Operators(anybody="read").of("Bearer nonsense", b"nonsense").may == "read"
+    assert Operators(anonymous="read").of("Bearer nonsense", b"nonsense").may == "read"
     assert not Operators().asks
 
 

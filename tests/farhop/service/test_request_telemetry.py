@@ -104,7 +104,7 @@ async def test_an_attempt_that_failed_and_a_stream_that_died_are_errors(
 
 async def test_a_wait_in_the_queue_is_a_span(up: Both, collector: Collector, engine: Engine) -> None:
     engine.page = engine.page.replace('waiting{engine="0"} 0', 'waiting{engine="0"} 3')
-    await until(lambda: up.regional.flow.fleet.view.replicas["one"].sample.waiting == 3)
+    await until(lambda: up.regional.flow.replicas.view.replicas["one"].sample.waiting == 3)
     asked = asyncio.create_task(send(up.client, _traced(12)))
     await until(lambda: len(up.regional.flow.queue) == 1)
     engine.page = engine.page.replace('waiting{engine="0"} 3', 'waiting{engine="0"} 0')

@@ -104,3 +104,41 @@ async def test_sent_on_at_least_once_through_outages(tmp_path: Path) -> None:
     assert {one["subject"] for one in got} == {"anywhere"}
     assert len({one["id"] for one in got}) == 4
     assert len(list(Reading().events(line for _, line in segments.read(tmp_path)))) == 6
+
+
+@pytest.mark.parametrize("status", [302, 307, 308])
+async def test_a_redirect_is_not_followed_and_delivers_nothing(status: int, tmp_path: Path) -> None:
+    """The law was asked about the configured receiver, and a page that answers 200 to a GET has taken no record."""
+    got, answers, elsewhere = list[Any](), [status, status], list[str]()
+
+    async def take(request: web.Request) -> web.Response:
+        code = answers.pop(0) if answers else 200
+        if code == 200:
+            got.extend(await request.json())
+        return web.Response(status=code, headers={"Location": "/elsewhere"} if code != 200 else {})
+
+    async def other(request: web.Request) -> web.Response:
+        elsewhere.append(request.method)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_post("/events", take)
+    app.router.add_route("*", "/elsewhere", other)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}/events"
+        usage = {"usage": {"dir": str(tmp_path), "sync": "never", "http": {"url": url, "region": "tokyo"}}}
+        async with Engine().running() as engine, both(engine, WORLD, global_=usage) as running:
+            await send(running.entry, chat("sk-farhop-anywhere"))
+            assert running.global_.accounts is not None
+            delivery = running.global_.accounts.delivery
+            assert delivery is not None
+            await until(lambda: delivery.trouble or delivery.delivered)
+            assert delivery.trouble == f"{url}: it answered {status}"
+            await until(lambda: delivery.delivered)
+    finally:
+        await runner.cleanup()
+    assert elsewhere == []
+    assert [one["subject"] for one in got] == ["anywhere"]

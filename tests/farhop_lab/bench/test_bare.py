@@ -11,7 +11,7 @@ async def test_bare_relay_passes_requests_and_streams_and_keeps_connections(engi
     pool, tasks = bare.Pool([("127.0.0.1", engines)]), set[asyncio.Task[None]]()
     async with listening(lambda: bare.Client(pool, tasks)) as port:
         whole = await passed(port, of_requests=11)
-        streams = await passed(port, of_chunks=21, chunks=20, pace_ms=5.0, window_s=0.2)
+        streams = await passed(port, of_chunks=21, chunks=20, interval_ms=5.0, window_s=0.2)
         for upstream in pool.idle:
             assert upstream.transport is not None
             upstream.transport.close()

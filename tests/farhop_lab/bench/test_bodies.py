@@ -26,7 +26,7 @@ def _alike(a: bytes, b: bytes) -> int:
 def test_a_stream_s_instructions_are_in_its_text() -> None:
     (body,) = bodies.streamed(1024, 200, 12.5, 1)
     read = json.loads(body)
-    assert read["messages"][-1]["content"].endswith("chunks=200 pace_ms=12.5")
+    assert read["messages"][-1]["content"].endswith("chunks=200 interval_ms=12.5")
     assert read["stream"] is True
     assert read["stream_options"] == {"include_usage": True}
 

@@ -31,7 +31,7 @@ async def test_windows_follow_each_other(engines: int) -> None:
 
 
 async def test_chunks_of_streams_are_counted(engines: int) -> None:
-    found = await sent(engines, connections=8, chunks=1000, pace_ms=10.0, window_s=0.3)
+    found = await sent(engines, connections=8, chunks=1000, interval_ms=10.0, window_s=0.3)
     (window,) = found.windows
     assert window.streams == 8
     assert window.requests == 0  # none has ended
@@ -39,7 +39,7 @@ async def test_chunks_of_streams_are_counted(engines: int) -> None:
 
 
 async def test_idle_streams_are_open_and_silent(engines: int) -> None:
-    before, after = (await sent(engines, mode="idle", connections=10, chunks=10, pace_ms=60_000.0)).windows
+    before, after = (await sent(engines, mode="idle", connections=10, chunks=10, interval_ms=60_000.0)).windows
     assert (before.streams, after.streams) == (0, 10)
     assert after.chunks == 10  # the first of each
 

@@ -50,7 +50,7 @@ def test_failures_are_counted_by_property_and_by_fault_and_shrunk() -> None:
 
 def test_kept_schedule_is_replayed(tmp_path: Path) -> None:
     found = hunt.hunt(range(40), workers=1)
-    paths = hunt.kept(found.shortest, tmp_path / "seeds")
+    paths = hunt.save(found.shortest, tmp_path / "seeds")
     assert len(paths) == 2
     for path in paths:
         again = hunt.replayed(schedule.decode(path.read_text()))

@@ -49,7 +49,7 @@ def break_wire(world: World) -> None:
 
 def eject(world: World) -> None:
     region = world.regions["elm"]
-    region.flow.fleet.health["gpu-1"].eject("by hand", region.relay.clock())
+    region.flow.replicas.health["gpu-1"].eject("by hand", region.relay.clock())
 
 
 def drain(world: World) -> None:
@@ -80,7 +80,7 @@ def swallow(world: World) -> None:
 
 
 def leak(world: World) -> None:
-    world.regions["ash"].flow.fleet.ledger.reserve("nobody's", Reservation("gpu-0", 10, 10))
+    world.regions["ash"].flow.replicas.ledger.reserve("nobody's", Reservation("gpu-0", 10, 10))
 
 
 def leak_globally(world: World) -> None:

@@ -185,7 +185,7 @@ def test_a_stream_on_a_dead_connection_ends_and_a_slow_one_does_not() -> None:
     assert world.journal.violations == 0
 
 
-def test_a_stream_behind_a_link_that_stays_broken_ends_by_its_own_pace() -> None:
+def test_a_stream_behind_a_link_that_stays_broken_ends_by_its_own_pauses() -> None:
     world = World(5, flat(["here", "there"], 100.0), {"there": station(8, 90.0, first_s=0.1)}, balancers={"here": 1})
     world.at(5.0, world.arrive, "here", "t")
     world.at(7.0, world.freeze, "here", "there")

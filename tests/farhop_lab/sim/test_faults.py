@@ -20,8 +20,14 @@ def shown(world: World) -> dict[str, object]:
     seen: dict[str, object] = {}
     for name, region in world.regions.items():
         seen[f"{name} alive"] = region.alive
-        for replica, host in region.hosts.items():
-            seen[f"{name}/{replica}"] = (host.listens, host.answers, host.healthy, host.xid, host.engine.faults.kind)
+        for replica, process in region.processes.items():
+            seen[f"{name}/{replica}"] = (
+                process.listens,
+                process.answers,
+                process.healthy,
+                process.xid,
+                process.engine.faults.kind,
+            )
     for name, (balancer,) in world.balancers.items():
         seen[f"global {name}"] = (balancer.alive, sorted(balancer.cut_off))
     seen["frozen"] = world.wire.frozen_since("ash", "elm")

@@ -54,7 +54,7 @@ def known(made: World, here: str, of: str) -> set[int]:
 
 
 def held(made: World, region: str) -> set[int]:
-    trie = made.regions[region].flow.fleet.trie
+    trie = made.regions[region].flow.replicas.trie
     return {node for node in trie.all_nodes() if trie.is_held(node)}
 
 
@@ -134,7 +134,7 @@ def test_a_region_that_returns_empty_counts_as_empty() -> None:
 def test_a_subscriber_behind_the_journal_gets_a_snapshot() -> None:
     made = world()
     made.run(5.0)
-    made.regions["paris"].flow.fleet.journal.entries_max = 8
+    made.regions["paris"].flow.replicas.journal.entries_max = 8
     subscription = balancer(made, "tokyo").links.subscriptions["paris"]
     snapshots = made.regions["paris"].reporter.prefixes.snapshots
     made.freeze("paris", "tokyo")

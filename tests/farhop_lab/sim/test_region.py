@@ -54,11 +54,11 @@ def test_region_learns_model_facts_from_its_engines() -> None:
     world.at(1.0, ask, world, 4)
     world.run(10.0)
     flow = world.regions["paris"].flow
-    sample = flow.fleet.view.replicas["gpu-0"].sample
+    sample = flow.replicas.view.replicas["gpu-0"].sample
     assert sample is not None
     assert (sample.waiting, sample.running) == (0, 0)
-    assert abs(flow.fleet.estimates.bytes_per_token(MODEL) - 4.0) < 0.1
-    assert 1900.0 < flow.fleet.speeds["gpu-0"].service_ms < 26_000.0
+    assert abs(flow.replicas.estimates.bytes_per_token(MODEL) - 4.0) < 0.1
+    assert 1900.0 < flow.replicas.speeds["gpu-0"].service_ms < 26_000.0
 
 
 def test_region_extends_chains_by_answers_and_predicts_hits_of_the_next_turn() -> None:
@@ -172,43 +172,43 @@ def test_a_balancer_that_restarts_begins_with_the_prompts_that_its_disk_has() ->
         world.run(at_s)
         world.kill_regional("paris")
         world.revive("paris")
-        nodes.append(region.flow.fleet.trie.nodes)
+        nodes.append(region.flow.replicas.trie.nodes)
         world.run(at_s + 1.0)  # it has found its engines
         world.arrive("paris", "t", 8192, answer_tokens=20, direct=True)
     assert 0 < nodes[0] < nodes[1]
     world.run(24.0)
     world.kill_regional("paris")
     world.revive("paris")
-    assert region.flow.fleet.trie.nodes == nodes[1]  # the last prompt was not written yet
+    assert region.flow.replicas.trie.nodes == nodes[1]  # the last prompt was not written yet
     world.kill("paris")
     world.revive("paris")
-    assert region.flow.fleet.trie.nodes == 0  # engines that start anew have nothing
+    assert region.flow.replicas.trie.nodes == 0  # engines that start anew have nothing
 
 
 def test_view_of_a_replica_matches_its_state() -> None:
     """Probes and scrapes of a paused, a stopped, a stuck replica and of one whose GPU fell off the bus."""
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 5)}, balancers={})
-    region, hosts = world.regions["paris"], world.regions["paris"].hosts
+    region, processes = world.regions["paris"], world.regions["paris"].processes
     world.run(2.0)
-    hosts["gpu-0"].pause()
-    hosts["gpu-1"].stop()
-    hosts["gpu-2"].command(Fault("stuck"))
-    hosts["gpu-3"].command(Fault("xid", xid=79))
+    processes["gpu-0"].pause()
+    processes["gpu-1"].stop()
+    processes["gpu-2"].command(Fault("stuck"))
+    processes["gpu-3"].command(Fault("xid", xid=79))
 
     def seen() -> list[tuple[str, str]]:
-        healths = [region.flow.fleet.standing.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
+        healths = [region.flow.replicas.standing.read(f"gpu-{n}", region.relay.clock()) for n in range(5)]
         return [(str(health.state), health.why) for health in healths]
 
     world.run(14.0)
     assert [state for state, _ in seen()] == ["down"] * 4 + ["up"]
     assert seen()[3][1] == "GPU 0: XID 79, fell off the bus"
-    sample = region.flow.fleet.view.replicas["gpu-0"].sample
+    sample = region.flow.replicas.view.replicas["gpu-0"].sample
     assert sample is not None
     assert region.relay.clock() - sample.at > 11.0, "a paused process says nothing"
-    hosts["gpu-0"].resume()
-    hosts["gpu-1"].start()
-    hosts["gpu-2"].command(None)
-    hosts["gpu-3"].command(None)
+    processes["gpu-0"].resume()
+    processes["gpu-1"].start()
+    processes["gpu-2"].command(None)
+    processes["gpu-3"].command(None)
     world.run(24.0)
     assert {state for state, _ in seen()} == {"up"}
 
@@ -216,16 +216,16 @@ def test_view_of_a_replica_matches_its_state() -> None:
 def test_an_engine_that_never_begins_or_goes_silent_is_given_up() -> None:
     watching = Watching(engine_first_byte_s=4.0, engine_between_bytes_s=5.0)
     world = World(5, flat(["paris"]), {"paris": gpus("a100", 1)}, balancers={}, watching=watching)
-    host = world.regions["paris"].hosts["gpu-0"]
+    process = world.regions["paris"].processes["gpu-0"]
     world.at(1.0, lambda: world.arrive("paris", "t", direct=True, answer_tokens=100))
-    world.at(2.0, host.command, Fault("dead-green"))
+    world.at(2.0, process.command, Fault("dead-green"))
     world.at(2.5, lambda: world.arrive("paris", "t", direct=True))
     measures = world.run(40.0)
     stalled, late = measures.records
     assert (stalled.outcome, late.outcome) == ("upstream_stalled", "first_byte_timeout")
     assert stalled.ended_at == pytest.approx(7.0, abs=0.01), "5 s after the last token"
     assert late.attempts > 1, "nobody else is there: it was asked again"
-    assert host.engine.metrics()[:2] == (0, 0)
+    assert process.engine.metrics()[:2] == (0, 0)
 
 
 def test_engine_facts_are_read_as_in_the_relay() -> None:
@@ -233,11 +233,11 @@ def test_engine_facts_are_read_as_in_the_relay() -> None:
     region = world.regions["paris"]
     world.at(1.0, lambda: world.arrive("paris", "t", direct=True, answer_tokens=100))
     world.run(2.0)
-    (busy,) = [host for host in region.hosts.values() if host.engine.metrics()[1]]
+    (busy,) = [process for process in region.processes.values() if process.engine.metrics()[1]]
     busy.command(Fault("oom"))
     (record,) = world.run(2.5).records
     assert record.outcome == "engine_error"
-    assert region.flow.fleet.standing.ejections == {"engine_out_of_memory": 1.0}
+    assert region.flow.replicas.standing.ejections == {"engine_out_of_memory": 1.0}
 
 
 @pytest.mark.parametrize("token_ids", [True, False])
@@ -251,7 +251,7 @@ def test_streams_continue_at_another_replica_if_engines_report_token_ids(token_i
         world = World(5, flat(["paris"]), {"paris": site}, balancers={}, watching=watching)
         world.at(1.0, lambda: ask(world, 8, answer_tokens=400))
         if breaks:
-            world.at(4.0, lambda: getattr(world.host("paris", "gpu-0"), fault)())
+            world.at(4.0, lambda: getattr(world.process("paris", "gpu-0"), fault)())
         world.run(120.0)
         return world
 

@@ -10,7 +10,7 @@ from farhop_lab.engine.core.faults import OOM_TEXT, Fault
 from farhop_lab.engine.core.profiles import PROFILES
 from farhop_lab.engine.core.sequence import TextModel
 from farhop_lab.sim.engines import Gpu, Station
-from farhop_lab.sim.replicas import Host, HostError
+from farhop_lab.sim.replicas import ReplicaFaultError, ReplicaProcess
 from farhop_lab.sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ STEP_S = A100.step_ms(0, 1, 110) / 1e3
 FIRST_S, WHOLE_S = 0.0132, 0.0132 + 19 * STEP_S
 
 
-class HostedJob:
+class RefusableJob:
     def __init__(self, timeline: Timeline, name: str = "g") -> None:
         self.timeline, self.id = timeline, name
         self.prompt, self.max_tokens, self.answer_tokens = name.encode().ljust(400, b"x"), 20, 20
@@ -50,101 +50,109 @@ def timeline() -> Timeline:
 
 
 @pytest.fixture
-def host(timeline: Timeline) -> Host:
-    return Host(timeline, lambda at: Gpu(at, A100, TextModel("m", 1)))
+def process(timeline: Timeline) -> ReplicaProcess:
+    return ReplicaProcess(timeline, lambda at: Gpu(at, A100, TextModel("m", 1)))
 
 
-def guests(timeline: Timeline, host: Host, count: int = 1) -> list[HostedJob]:
-    made = [HostedJob(timeline, f"g{n}") for n in range(count)]
+def jobs(timeline: Timeline, process: ReplicaProcess, count: int = 1) -> list[RefusableJob]:
+    made = [RefusableJob(timeline, f"g{n}") for n in range(count)]
     for job in made:
-        host.take(job)
+        process.take(job)
     return made
 
 
-def test_a_host_left_alone_serves(timeline: Timeline, host: Host) -> None:
-    (job,) = guests(timeline, host)
+def test_a_replica_without_faults_serves(timeline: Timeline, process: ReplicaProcess) -> None:
+    (job,) = jobs(timeline, process)
     timeline.run(2.0)
     assert [what for what, _ in job.events] == ["first", "done"]
     assert job.events[1][1] == pytest.approx(WHOLE_S, abs=2e-3)
-    assert (host.listens, host.answers, host.healthy, host.xid, host.quiet_since) == (True, True, True, 0, None)
+    assert (process.listens, process.answers, process.healthy, process.xid, process.quiet_since) == (
+        True,
+        True,
+        True,
+        0,
+        None,
+    )
 
 
 @pytest.mark.parametrize("at", [0.0, 0.01, 0.2])
-def test_a_pause_takes_its_time_and_loses_nothing(timeline: Timeline, host: Host, at: float) -> None:
-    (job,) = guests(timeline, host)
-    timeline.at(at, host.pause)
-    late = HostedJob(timeline, "late")
-    timeline.at(1.0, host.take, late)
+def test_a_pause_takes_its_time_and_loses_nothing(timeline: Timeline, process: ReplicaProcess, at: float) -> None:
+    (job,) = jobs(timeline, process)
+    timeline.at(at, process.pause)
+    late = RefusableJob(timeline, "late")
+    timeline.at(1.0, process.take, late)
     timeline.run(5.0)
-    assert host.listens
-    assert not host.answers
-    assert host.quiet_since == at
+    assert process.listens
+    assert not process.answers
+    assert process.quiet_since == at
     assert "done" not in [what for what, _ in job.events]
     assert late.events == []
-    host.resume()
+    process.resume()
     timeline.run(10.0)
     assert job.events[-1][0] == "done"
     assert 5.0 <= job.events[-1][1] < 5.0 + WHOLE_S + 0.1
     assert [what for what, _ in late.events] == ["first", "done"]
-    assert host.quiet_since is None
+    assert process.quiet_since is None
 
 
-def test_a_client_that_leaves_a_paused_host_is_forgotten_once_it_resumes(timeline: Timeline, host: Host) -> None:
-    (here,) = guests(timeline, host)
+def test_a_client_that_leaves_a_paused_replica_is_forgotten_once_it_resumes(
+    timeline: Timeline, process: ReplicaProcess
+) -> None:
+    (here,) = jobs(timeline, process)
     timeline.run(0.1)
-    host.pause()
-    late = HostedJob(timeline, "late")
-    host.take(late)
-    host.abort("late")
-    host.abort(here.id)
-    assert host.engine.metrics()[1] == 1, "it does nothing yet"
-    host.resume()
+    process.pause()
+    late = RefusableJob(timeline, "late")
+    process.take(late)
+    process.abort("late")
+    process.abort(here.id)
+    assert process.engine.metrics()[1] == 1, "it does nothing yet"
+    process.resume()
     timeline.run(3.0)
     assert late.events == []
     assert [what for what, _ in here.events] == ["first"]
-    assert host.engine.metrics() == (0, 0, 0.0)
+    assert process.engine.metrics() == (0, 0, 0.0)
 
 
-def test_stopped_replica_fails_its_requests_and_returns_empty(timeline: Timeline, host: Host) -> None:
-    first, second = guests(timeline, host, 2)
+def test_stopped_replica_fails_its_requests_and_returns_empty(timeline: Timeline, process: ReplicaProcess) -> None:
+    first, second = jobs(timeline, process, 2)
     timeline.run(0.1)
-    before = host.engine
-    host.stop()
-    host.stop()
+    before = process.engine
+    process.stop()
+    process.stop()
     assert [one.events[-1][0] for one in (first, second)] == ["broke ", "broke "]
-    assert not host.listens
-    assert not host.answers
-    host.start()
-    assert host.listens
-    assert host.engine is not before
-    (again,) = guests(timeline, host)
+    assert not process.listens
+    assert not process.answers
+    process.start()
+    assert process.listens
+    assert process.engine is not before
+    (again,) = jobs(timeline, process)
     timeline.run(2.0)
     assert again.events[-1][0] == "done"
     assert len(first.events) == 2
 
 
-def test_refusing_replica_continues_its_requests(timeline: Timeline, host: Host) -> None:
-    (job,) = guests(timeline, host)
-    host.refuse(refusing=True)
-    assert not host.listens
-    assert not host.answers
+def test_refusing_replica_continues_its_requests(timeline: Timeline, process: ReplicaProcess) -> None:
+    (job,) = jobs(timeline, process)
+    process.refuse(refusing=True)
+    assert not process.listens
+    assert not process.answers
     timeline.run(2.0)
     assert job.events[-1][0] == "done"
-    host.refuse(refusing=False)
-    assert host.answers
+    process.refuse(refusing=False)
+    assert process.answers
 
 
-def test_slow_takes_so_many_times_as_long(timeline: Timeline, host: Host) -> None:
-    host.command(Fault("slow", factor=5.0))
-    (job,) = guests(timeline, host)
+def test_slow_takes_so_many_times_as_long(timeline: Timeline, process: ReplicaProcess) -> None:
+    process.command(Fault("slow", factor=5.0))
+    (job,) = jobs(timeline, process)
     timeline.run(9.0)
     assert job.events == [("first", 5 * FIRST_S), ("done", pytest.approx(5 * WHOLE_S, abs=0.01))]
 
 
-def test_slow_in_the_middle_of_a_leap_begins_with_the_next_step(timeline: Timeline, host: Host) -> None:
-    (job,) = guests(timeline, host)
-    timeline.at(0.1, host.command, Fault("slow", factor=10.0))
-    timeline.at(1.1, host.command, None)
+def test_slow_in_the_middle_of_a_leap_begins_with_the_next_step(timeline: Timeline, process: ReplicaProcess) -> None:
+    (job,) = jobs(timeline, process)
+    timeline.at(0.1, process.command, Fault("slow", factor=10.0))
+    timeline.at(1.1, process.command, None)
     timeline.run(9.0)
     (_, ended) = job.events[-1]
     # A second of 10 times slower steps, to the end of the last: eight of the 19, in place of a tenth of the second.
@@ -153,51 +161,51 @@ def test_slow_in_the_middle_of_a_leap_begins_with_the_next_step(timeline: Timeli
 
 @pytest.mark.parametrize(("kind", "healthy"), [("stuck", False), ("dead-green", True)])
 def test_stuck_replica_produces_nothing_until_repaired(
-    timeline: Timeline, host: Host, kind: str, healthy: bool
+    timeline: Timeline, process: ReplicaProcess, kind: str, healthy: bool
 ) -> None:
-    (job,) = guests(timeline, host)
-    timeline.at(0.2, host.command, Fault(kind))  # type: ignore[arg-type]
+    (job,) = jobs(timeline, process)
+    timeline.at(0.2, process.command, Fault(kind))  # type: ignore[arg-type]
     timeline.run(4.0)
     assert [what for what, _ in job.events] == ["first"]
-    assert host.answers
-    assert host.healthy is healthy
-    assert host.quiet_since == 0.2
-    host.command(None)
+    assert process.answers
+    assert process.healthy is healthy
+    assert process.quiet_since == 0.2
+    process.command(None)
     timeline.run(6.0)
     assert job.events[-1][0] == "done"
-    assert host.quiet_since is None
+    assert process.quiet_since is None
 
 
-def test_out_of_memory_breaks_off_and_refuses_in_torchs_words(timeline: Timeline, host: Host) -> None:
-    (job,) = guests(timeline, host)
+def test_out_of_memory_breaks_off_and_refuses_in_torchs_words(timeline: Timeline, process: ReplicaProcess) -> None:
+    (job,) = jobs(timeline, process)
     timeline.run(0.1)
-    host.command(Fault("oom"))
-    (other,) = guests(timeline, host)
+    process.command(Fault("oom"))
+    (other,) = jobs(timeline, process)
     assert job.events[-1][0] == f"broke {OOM_TEXT[:18]}"
     assert other.events[0][0] == f"refused 500 {OOM_TEXT[:18]}"
-    assert host.healthy
-    assert host.engine.metrics() == (0, 0, 0.0)
-    host.command(None)
-    (last,) = guests(timeline, host)
+    assert process.healthy
+    assert process.engine.metrics() == (0, 0, 0.0)
+    process.command(None)
+    (last,) = jobs(timeline, process)
     timeline.run(3.0)
     assert last.events[-1][0] == "done"
 
 
-def test_an_xid_is_reported_and_nothing_else_changes(timeline: Timeline, host: Host) -> None:
-    host.command(Fault("xid", xid=79))
-    (job,) = guests(timeline, host)
+def test_an_xid_is_reported_and_nothing_else_changes(timeline: Timeline, process: ReplicaProcess) -> None:
+    process.command(Fault("xid", xid=79))
+    (job,) = jobs(timeline, process)
     timeline.run(2.0)
-    assert host.xid == 79
+    assert process.xid == 79
     assert job.events[-1][0] == "done"
 
 
 def test_a_station_cannot_break(timeline: Timeline) -> None:
-    host = Host(timeline, lambda at: Station(at, 1, 1.0, 0.1, 5))
-    for breaks in (host.pause, host.stop, lambda: host.command(Fault("slow"))):
-        with pytest.raises(HostError, match="GPUs"):
+    process = ReplicaProcess(timeline, lambda at: Station(at, 1, 1.0, 0.1, 5))
+    for breaks in (process.pause, process.stop, lambda: process.command(Fault("slow"))):
+        with pytest.raises(ReplicaFaultError, match="GPUs"):
             breaks()
-    full = [HostedJob(timeline, f"s{n}") for n in range(3)]
+    full = [RefusableJob(timeline, f"s{n}") for n in range(3)]
     for job in full:
-        host.take(job)
+        process.take(job)
     timeline.run(9.0)
     assert all(job.events[-1][0] == "done" for job in full)

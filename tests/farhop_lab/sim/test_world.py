@@ -259,14 +259,14 @@ def test_a_gpu_can_be_slowed_and_mended_and_ejections_tell_whether_there_was_a_c
     world.run(1.0)
     usual_ms = ttft_ms()
     for name in region.engines:
-        world.host("paris", name).command(Fault("slow", factor=4.0))
+        world.process("paris", name).command(Fault("slow", factor=4.0))
     assert 3.0 * usual_ms < ttft_ms() < 5.0 * usual_ms
-    region.flow.fleet.health["gpu-0"].eject("told to", region.relay.clock())
+    region.flow.replicas.health["gpu-0"].eject("told to", region.relay.clock())
     world.run(world.now + 1.0)
     assert (world.measures.ejections, world.measures.ejections_healthy) == ({("paris", "gpu-0"): 1}, 0)
     for name in region.engines:
-        world.host("paris", name).command(None)
+        world.process("paris", name).command(None)
     world.run(world.now + 6.0)
-    region.flow.fleet.health["gpu-1"].eject("told to", region.relay.clock())
+    region.flow.replicas.health["gpu-1"].eject("told to", region.relay.clock())
     world.run(world.now + 1.0)
     assert (world.measures.ejections.total(), world.measures.ejections_healthy) == (2, 1)

@@ -75,6 +75,6 @@ def test_the_scores_lack_what_was_taken() -> None:
     )
     assert (plain.ties, plain.uncertain_waits) == (1.0, True)
     assert (undrawn.ties, undrawn.uncertain_waits) == (0.0, False)
-    assert (plain.brings_home, fetching.brings_home, fetching.uncertain_waits) == (True, False, True)
+    assert (plain.replicates_prefixes, fetching.replicates_prefixes, fetching.uncertain_waits) == (True, False, True)
     assert type(first) is not type(plain)
     assert first.shift(None) == 0.0

@@ -57,13 +57,13 @@ def test_processes_change_nothing_and_what_is_kept_is_not_run_again(
 def test_cell_is_run_again_for_another_recipe_or_a_damaged_file(tmp_path: Path) -> None:
     (job,) = pool.jobs(tiny(), ["region-local"], [1])
     result = cell.run(job.document, Path(job.folder), job.key, job.recipe)
-    pool.keep(result, tmp_path)
-    assert pool.kept(job, tmp_path) == result
-    assert pool.kept(msgspec.structs.replace(job, recipe="other"), tmp_path) is None
+    pool.save(result, tmp_path)
+    assert pool.load(job, tmp_path) == result
+    assert pool.load(msgspec.structs.replace(job, recipe="other"), tmp_path) is None
     path = tmp_path / "tiny.region-local.x1.s1.json"
     path.write_bytes(path.read_bytes()[:100])
-    assert pool.kept(job, tmp_path) is None
-    assert pool.kept(job, None) is None
+    assert pool.load(job, tmp_path) is None
+    assert pool.load(job, None) is None
 
 
 def test_a_recipe_is_of_what_matters() -> None:

@@ -189,7 +189,7 @@ def test_cache_hit_calibration_stays_within_its_bounds(regions: Regions) -> None
     regions.caches("unheard-of", request("a", 4096).chain)
     asked = request("a", 4096), 1.0, frozenset({"london"})
     scored = regions.field(*asked, 0.0).scored(0, 0.0)
-    assert (scored.believed_tokens, scored.hit_tokens) == (1024.0, 1024.0)
+    assert (scored.predicted_tokens, scored.hit_tokens) == (1024.0, 1024.0)
     for _ in range(300):
         regions.compare(asked[0], scored, Usage(1024, 1, 0), 0.0)
     low = regions.cache_hit_calibration["london"].value

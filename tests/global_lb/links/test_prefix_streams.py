@@ -474,7 +474,7 @@ async def test_a_prompt_served_via_one_global_balancer_is_known_to_others_within
             began = clock()
             answer = await send(port, chat(f"sk-farhop-{who}", body))
             assert answer.status == 200
-            expected = below.flow.fleet.trie.nodes
+            expected = below.flow.replicas.trie.nodes
             await until(lambda: all(_known(above[i]) >= expected for i in knows))
             took_s = clock() - began
             if 2 not in knows:

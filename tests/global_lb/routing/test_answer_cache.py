@@ -45,7 +45,7 @@ def test_a_kept_answer_is_given_until_it_expires() -> None:
     cache = filled()
     found = cache.decide(request(), b"k1", KEEPS, LAW, 59.0)
     assert isinstance(found, Hit)
-    assert (found.age_s, found.kept.decision) == (59.0, "d1")
+    assert (found.age_s, found.answer.decision) == (59.0, "d1")
     assert cache.decide(request(), b"k2", KEEPS, LAW, 59.0) == Lead(None, keeps=True)
     assert cache.decide(request(), b"k1", KEEPS, LAW, 59.0, gives=False) == Lead(None, keeps=True)
     assert cache.decide(request(), b"k1", KEEPS, LAW, 60.0) == Lead(None, keeps=True)
@@ -159,13 +159,13 @@ class Givings(RuleBasedStateMachine):
         asked, route = request(tenant, narrow=narrow, deadline=1e9), RouteConfig(keep_answers_s=ttl_s)
         found = self.cache.decide(asked, key, route, self.law, self.now)
         if isinstance(found, Hit):
-            assert self.made[int(found.kept.decision)] == (tenant, key, self.law)
-            assert found.kept.region in self.law.verdict(tenant, "m", narrow=narrow).lawful
-            assert self.now - found.kept.made_at < ttl_s
+            assert self.made[int(found.answer.decision)] == (tenant, key, self.law)
+            assert found.answer.region in self.law.verdict(tenant, "m", narrow=narrow).lawful
+            assert self.now - found.answer.made_at < ttl_s
 
     @invariant()
     def bounded(self) -> None:
-        assert self.cache.store.kept <= 1 << 16
+        assert self.cache.store.stored <= 1 << 16
 
 
 TestGivings = Givings.TestCase

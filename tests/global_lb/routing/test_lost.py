@@ -20,7 +20,7 @@ REASONS = outcome.DIED_MID_STREAM, outcome.NO_REPLICA, outcome.QUEUE_FULL, outco
 
 @given(
     prompt_bytes=st.sampled_from([1024, 31_744, 400_000]),
-    pace_ms=st.sampled_from([0.01, 0.2, 2.0]),
+    prefill_ms=st.sampled_from([0.01, 0.2, 2.0]),
     cached=st.sampled_from([True, True, False]),
     lost_at=st.sampled_from([2.5, 1.0, None]),
     now=st.sampled_from([2.5, 3.0, 5.0, 7.6]),
@@ -34,10 +34,10 @@ REASONS = outcome.DIED_MID_STREAM, outcome.NO_REPLICA, outcome.QUEUE_FULL, outco
     deadline=st.sampled_from([3.5, 60.0]),
 )
 def test_a_request_waits_for_a_lawful_lost_region_and_no_longer_than_its_cache_is_worth(
-    prompt_bytes, pace_ms, cached, lost_at, now, drained, lawful, refusal, before, held_for, attempts, first_token_by,
-    deadline,
+    prompt_bytes, prefill_ms, cached, lost_at, now, drained, lawful, refusal, before, held_for, attempts,
+    first_token_by, deadline,
 ) -> None:  # fmt: skip
-    flow = worldwide(view=everywhere(prefill_ms_per_token=pace_ms))
+    flow = worldwide(view=everywhere(prefill_ms_per_token=prefill_ms))
     asked = request("a", prompt_bytes, deadline=deadline, first_token_by=first_token_by)
     if cached:
         flow.regions.caches("london", asked.chain)
@@ -50,9 +50,9 @@ def test_a_request_waits_for_a_lawful_lost_region_and_no_longer_than_its_cache_i
         london.forced.force(State.DRAINING, "racks", inf, now=0.0)
     state = RequestState(asked, lawful, attempts=attempts)
     state.refusals = {"london": refusal} if refusal is not None else {}
-    state.awaited = {"london": before} if before is not None else {}
+    state.waited_for = {"london": before} if before is not None else {}
     decision = flow.consider(asked, now, lawful, frozenset(state.refusals))
-    found = lost.awaited(state, decision, flow.regions, held_for, now)
+    found = lost.region_to_wait_for(state, decision, flow.regions, held_for, now)
     if found is None:
         return
     region, until = found
@@ -79,7 +79,7 @@ def test_no_request_waits_if_no_region_is_lost() -> None:
     asked = request("a", 31_744)
     flow.regions.caches("london", asked.chain)
     decision = flow.consider(asked, 1.0, ALL - {"london"})
-    assert lost.awaited(RequestState(asked, ALL), decision, flow.regions, None, 1.0) is None
+    assert lost.region_to_wait_for(RequestState(asked, ALL), decision, flow.regions, None, 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_the_wait_is_what_the_prefill_elsewhere_would_take(prompt_bytes: int, de
     flow.regions.caches("london", asked.chain)
     flow.regions.liveness_of("london").channel(up=False, now=1.0)
     decision = flow.consider(asked, 1.0)
-    found = lost.awaited(RequestState(asked, ALL), decision, flow.regions, None, 1.0)
+    found = lost.region_to_wait_for(RequestState(asked, ALL), decision, flow.regions, None, 1.0)
     assert found == ("london", pytest.approx(until))

@@ -60,13 +60,13 @@ async def test_on_the_way_out_it_is_not_ready(engine: Engine) -> None:
 
 async def test_the_status_shows_slow_replicas_and_since_when_nothing_came(up: Both) -> None:
     flow = up.regional.flow
-    (name,) = flow.fleet.view.replicas
+    (name,) = flow.replicas.view.replicas
     (found,) = up.regional.tier_admin.status()["replicas"]
     assert (found["slow"], found["speed_sample_age_s"], found["speed_uncertainty"]) == ("", None, 0.5)
     now = up.regional.clock.now()
     for n in range(30):
-        flow.fleet.speeds.ended(name, 1000.0, 1000.0, 101, 1.0, now - 31.0 + n)
-    flow.fleet.age(now)
+        flow.replicas.speeds.ended(name, 1000.0, 1000.0, 101, 1.0, now - 31.0 + n)
+    flow.replicas.age(now)
     (found,) = up.regional.tier_admin.status()["replicas"]
     assert found["speed_sample_age_s"] == pytest.approx(2.0, abs=1.0)
     assert found["tpot_ms"] == pytest.approx(10.0, rel=0.2)

@@ -30,7 +30,7 @@ def test_the_queue_the_replicas_and_their_caches() -> None:
     assert read(metrics, "ready_replicas", model=MODEL) == 2.0
     assert read(metrics, "replica_usable_ratio", replica="a") == 1.0
     assert read(metrics, "replica_kv_cache_usage_ratio", replica="a") is None, "nobody sampled it"
-    flow.fleet.ledger.reserve("x", Reservation("a", 100, 400))
+    flow.replicas.ledger.reserve("x", Reservation("a", 100, 400))
     flow.handle(ReplicaSampled("a", Sample(0.0, 0, 1, 0.25)), 0.0)
     for _ in range(4):
         flow.handle(ReplicaProbed("b", False), 0.0)

@@ -131,7 +131,7 @@ async def test_the_first_with_room_and_else_the_first_that_is_served(
             {"url": f"http://{engine.address}", "models": [MODEL], "name": "one", "slots": 1},
         ]
         async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
-            view = lambda: up.regional.flow.fleet.view.by_model.keys()  # noqa: E731
+            view = lambda: up.regional.flow.replicas.view.by_model.keys()  # noqa: E731
             await until(lambda: {"large", MODEL} <= view())
             busy.behaviour = engine.behaviour = "wait"
             first = asyncio.create_task(send(up.client, chat(body=asking())))
@@ -160,7 +160,7 @@ async def test_what_broke_for_its_model_is_answered_by_another_instead_of_refuse
             {"url": f"http://{engine.address}", "models": [MODEL], "name": "one"},
         ]
         async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes}) as up:
-            await until(lambda: {"large", MODEL} <= up.regional.flow.fleet.view.by_model.keys())
+            await until(lambda: {"large", MODEL} <= up.regional.flow.replicas.view.by_model.keys())
             broken.behaviour = "vanish"
             answer = await send(up.client, chat(body=asking("large")))
             assert (answer.status, answer.headers["x-farhop-model"]) == (200, MODEL)
@@ -187,8 +187,8 @@ async def test_a_request_that_may_have_killed_engines_of_two_models_is_not_sent_
         # These engines live on: one that is scraped in between would be acquitted.
         watch = {"probe_s": 0.05, "scrape_s": 30.0}
         async with both(engine, WORLD, regional={"replicas": replicas, "routes": routes, "watch": watch}) as up:
-            await until(lambda: {"large", "middle", MODEL} <= up.regional.flow.fleet.view.by_model.keys())
-            healths, now = up.regional.flow.fleet.health, up.regional.clock.now
+            await until(lambda: {"large", "middle", MODEL} <= up.regional.flow.replicas.view.by_model.keys())
+            healths, now = up.regional.flow.replicas.health, up.regional.clock.now
             await until(lambda: all(one.read(now()).state == "up" for one in healths.values()))  # others are skipped
             first.behaviour = second.behaviour = "vanish"
             for _ in range(2):

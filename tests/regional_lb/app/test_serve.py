@@ -27,7 +27,7 @@ from inprocess import (
     until,
 )  # fmt: skip
 from msgspec.structs import replace
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.machine import LawChanged
 from farhop.identity.hop_token import HopClaims, HopSigner, request_line
@@ -100,7 +100,7 @@ async def test_a_replica_s_address_does_not_reach_clients_where_it_has_no_other_
 ) -> None:
     nameless = [{"url": f"http://{engine.address}", "models": [MODEL]}]
     async with both(engine, WORLD, regional={"replicas": nameless}) as up:
-        assert list(up.regional.flow.fleet.view.replicas) == [engine.address]
+        assert list(up.regional.flow.replicas.view.replicas) == [engine.address]
         engine.behaviour = behaviour
         for port in (up.client, up.entry):
             answer = await send(port, chat(body=streaming()))
@@ -252,7 +252,7 @@ async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_shown(eng
 
 
 async def test_an_engine_has_no_line_in_the_log_for_each_of_its_words(up: Both, engine: Engine) -> None:
-    (name,) = up.regional.flow.fleet.view.replicas
+    (name,) = up.regional.flow.replicas.view.replicas
     for number in range(5):
         engine.page = f"vllm:num_requests_waiting word{number}\nvllm:num_requests_running 0\n"
         await until(lambda word=f"word{number}": word in str(up.regional.watcher.problems(name)))
@@ -278,8 +278,8 @@ def _control(up: Both) -> int:
 
 def seen(room: bool) -> Pick:
     """A pick from a field of one: 100 prompt tokens, 36 of them not cached, behind 100 others."""
-    paces, own = np.array([[0.5], [1.0], [19.0]]), np.array([36.0, 12.5, 100.0, 1.0])
-    return Pick(RoundRobin(), ("one",), 100.0, 10.0, paces, own.tobytes(), np.array([room]))
+    speeds, own = np.array([[0.5], [1.0], [19.0]]), np.array([36.0, 12.5, 100.0, 1.0])
+    return Pick(RoundRobin(), ("one",), 100.0, 10.0, speeds, own.tobytes(), np.array([room]))
 
 
 def test_the_reasons_of_a_pick() -> None:
@@ -314,7 +314,7 @@ def test_the_reasons_of_a_pick() -> None:
 
 
 def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> None:
-    rows = fleet(replica("r1"), replica("r2", tpot_ms=30.0)).whole
+    rows = replicas_of(replica("r1"), replica("r2", tpot_ms=30.0)).whole
     record = PickReasons().record(choose(Need(256.0, 100.0, 4.0), rows, (), Predictive(), 0.0, Random(1)))
     assert record["explored"] is False
     for one in record["candidates"]:

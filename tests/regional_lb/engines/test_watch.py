@@ -20,7 +20,7 @@ from regional_lb.app.config import RegionalConfig
 from regional_lb.engines import members, watch
 from regional_lb.engines.config import ReplicaConfig
 from regional_lb.engines.watch import Watcher
-from regional_lb.fleet.fleet import Fleet
+from regional_lb.fleet.replicas import Replicas
 from regional_lb.fleet.view import ReplicaProbed, ReplicaSampled, Sample, View, ViewSwapped
 
 PAGES = Path(__file__).parent / "signals" / "pages"
@@ -60,7 +60,7 @@ class Recorded:
     """What the flow would be told, in a fleet as the flow has one."""
 
     def __init__(self) -> None:
-        self.fleet = Fleet(HealthConfig(), Estimates())
+        self.replicas = Replicas(HealthConfig(), Estimates())
         self.views = 0
         self.answers = False  # whether requests are answered all the time
         self.probes: list[tuple[str, bool]] = []
@@ -78,21 +78,21 @@ class Recorded:
 
     @property
     def view(self) -> View:
-        return self.fleet.view
+        return self.replicas.view
 
     def react(self, event: Event) -> None:
         if isinstance(event, ViewSwapped):
             self.views += 1
-            self.fleet.adopt(event.view)
+            self.replicas.adopt(event.view)
         elif isinstance(event, ReplicaSampled):
             self.samples.append(event.sample)
-            self.fleet.handle(event, 0.0)
+            self.replicas.handle(event, 0.0)
         elif isinstance(event, ReplicaProbed):
             self.probes.append((event.target, event.ok))
             self.faults.append(event.fault)
             self.ready.append(event.ready)
             self.strains.append(event.strain)
-            self.fleet.handle(event, 0.0)
+            self.replicas.handle(event, 0.0)
 
     def waiting(self, name: str) -> int | None:
         sample = self.view.replicas[name].sample if name in self.view.replicas else None
@@ -376,9 +376,9 @@ async def test_an_engine_that_loads_is_alive_and_takes_no_work(monkeypatch: pyte
         await until(lambda: len(found.probes) >= 5)
         assert set(found.probes) == {("one", True)}
         assert not any(found.ready)
-        assert found.fleet.health["one"].read(0.0).why == "alive, not ready"
+        assert found.replicas.health["one"].read(0.0).why == "alive, not ready"
         model.health = 200
-        await until(lambda: found.ready[-1] and len(found.fleet.able("m", 0.0)) == 1)
+        await until(lambda: found.ready[-1] and len(found.replicas.able("m", 0.0)) == 1)
 
 
 async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_was_down(
@@ -388,10 +388,10 @@ async def test_a_replica_is_warmed_up_before_its_first_work_and_again_after_it_w
     model.completions = 500
     async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as result:
         await until(lambda: model.asked >= 2)
-        assert not len(result.fleet.able("m", 0.0))  # its health is green, and it does not serve requests
+        assert not len(result.replicas.able("m", 0.0))  # its health is green, and it does not serve requests
         assert ("one", False) in result.probes
         model.completions, before = 200, model.asked
-        await until(lambda: len(result.fleet.able("m", 0.0)))
+        await until(lambda: len(result.replicas.able("m", 0.0)))
         assert model.asked - before >= 3
         warmed = model.asked
         found = len(result.probes)
@@ -411,7 +411,7 @@ async def test_a_replica_that_cannot_run_a_completion_probe_serves_all_the_same(
     model = Model()
     model.completions = 404
     async with served(model.app) as url, watching(monkeypatch, {"one": url}, {"probe": {"warmup": 3}}) as found:
-        await until(lambda: len(found.fleet.able("m", 0.0)))
+        await until(lambda: len(found.replicas.able("m", 0.0)))
         assert found.refused.count("generate_status") == model.asked == 1
 
 
@@ -428,10 +428,10 @@ async def test_a_hung_engine_behind_a_green_health_page_is_found_and_its_return_
         assert model.asked == 0  # answers are evidence enough
         result.answers = False
         await until(lambda: "generates nothing" in result.faults[-1])
-        assert not len(result.fleet.able("m", 0.0))
+        assert not len(result.replicas.able("m", 0.0))
         assert result.probes[-1] == ("one", True)
         model.hangs = False
-        await until(lambda: result.faults[-1] == "" and len(result.fleet.able("m", 0.0)))
+        await until(lambda: result.faults[-1] == "" and len(result.replicas.able("m", 0.0)))
         assert model.asked >= 2
 
 

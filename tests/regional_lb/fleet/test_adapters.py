@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from worlds import MODEL, fleet, replica
+from worlds import MODEL, replica, replicas_of
 
 from farhop.balance import outcome
 from farhop.balance.ledger import Reservation
 from regional_lb.fleet.adapters import LOAD_MS, LOAD_MS_MAX, Adapters
-from regional_lb.fleet.fleet import Fleet
+from regional_lb.fleet.replicas import Replicas
 from regional_lb.fleet.view import Lora, ReplicaSampled, Sample, view_of
 from regional_lb.scheduler.pick import pick
 from regional_lb.scheduler.policy import Need, Predictive
@@ -27,15 +27,15 @@ def lora(*running: str, most: int = 2, waiting: tuple[str, ...] = ()) -> Lora:
     return Lora(most, frozenset(running), frozenset(waiting))
 
 
-def serving(*names: str, adapters: frozenset[str] = SQL, **more: object) -> Fleet:
-    return fleet(*(replace(replica(name, **more), adapters=adapters) for name in names))
+def serving(*names: str, adapters: frozenset[str] = SQL, **more: object) -> Replicas:
+    return replicas_of(*(replace(replica(name, **more), adapters=adapters) for name in names))
 
 
-def report(known: Fleet, name: str, value: Lora) -> None:
+def report(known: Replicas, name: str, value: Lora) -> None:
     known.handle(ReplicaSampled(name, Sample(0.0, 0, 0, 0.0, lora=value)), 0.0)
 
 
-def choose(known: Fleet, model: str = "sql", policy: object = None, seed: int = 1) -> str:
+def choose(known: Replicas, model: str = "sql", policy: object = None, seed: int = 1) -> str:
     table = known.whole
     delay_ms = known.adapters.delay_ms(model, table, 0.0)
     choice = pick(NEED, table, (), policy or Predictive(), 0.0, Random(seed), delay_ms=delay_ms)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.ledger import Reservation
 from regional_lb.fleet.kv_growth import CHANCE, AnswerLengths, peak_tokens
@@ -144,7 +144,7 @@ def test_a_replica_has_room_for_more_where_answers_are_staggered() -> None:
     """Of 40 requests with 100 tokens of prompt and 400 of answer, 20,000 tokens if all were there whole."""
     room = {}
     for ages in ("together", "staggered"):
-        known = fleet(replica("r", slots=256, kv_tokens=20_000, tpot_ms=20.0))
+        known = replicas_of(replica("r", slots=256, kv_tokens=20_000, tpot_ms=20.0))
         for _ in range(200):
             known.answer_ended("r", 400, 400.0)
         for n in range(40):

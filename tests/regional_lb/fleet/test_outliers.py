@@ -20,21 +20,21 @@ def peers(names: tuple[str, ...] = NAMES, factor: float = 3.0) -> Outliers:
     return made
 
 
-def first(made: Outliers, name: str, pace: float, now: float, *, sure: bool = True) -> None:
-    """A first token at this pace (ms per token), after its share of a decode step."""
-    made.began(name, pace * 1000.0 + 20.0, 1000.0, 20.0, now, sure=sure)
+def first(made: Outliers, name: str, ms_per_token: float, now: float, *, sure: bool = True) -> None:
+    """A first token at this prefill speed (ms per token), after its share of a decode step."""
+    made.began(name, ms_per_token * 1000.0 + 20.0, 1000.0, 20.0, now, sure=sure)
 
 
-def paced(made: Outliers, paces: dict[str, float], *, begin: float = 0.0, seconds: int = 60) -> float:
-    """First tokens for a minute at these paces, one after another, about one a second each."""
-    due = dict.fromkeys(paces, begin)
+def served(made: Outliers, ms_per_token: dict[str, float], *, begin: float = 0.0, seconds: int = 60) -> float:
+    """First tokens for a minute at these speeds (ms per token), one after another, about one a second each."""
+    due = dict.fromkeys(ms_per_token, begin)
     while due:
         name = min(due, key=due.__getitem__)
-        due[name] += max(1.0, paces[name] + 0.03)
+        due[name] += max(1.0, ms_per_token[name] + 0.03)
         if due[name] > begin + seconds:
             del due[name]
         else:
-            first(made, name, paces[name], due[name])
+            first(made, name, ms_per_token[name], due[name])
     return begin + seconds
 
 
@@ -47,19 +47,19 @@ def answer(made: Outliers, name: str, share_failing: float, n: int = 100, seed: 
 @pytest.mark.parametrize("names", [NAMES, NAMES[:2]])
 def test_a_replica_that_becomes_slow_beside_its_peers_is_an_outlier_until_it_recovers(names: tuple[str, ...]) -> None:
     made = peers(names)
-    now = paced(made, dict.fromkeys(names, 0.1))
+    now = served(made, dict.fromkeys(names, 0.1))
     assert made.found({"m": names}, now) == []
-    now = paced(made, {name: 0.5 if name == "r1" else 0.11 for name in names}, begin=now, seconds=RUN)
+    now = served(made, {name: 0.5 if name == "r1" else 0.11 for name in names}, begin=now, seconds=RUN)
     assert made.found({"m": names}, now) == [("r1", SLOW)]
     made.forgive("r1", slow=True)
     assert made.found({"m": names}, now) == []
-    now = paced(made, {name: 0.5 if name == "r1" else 0.11 for name in names}, begin=now, seconds=1)
+    now = served(made, {name: 0.5 if name == "r1" else 0.11 for name in names}, begin=now, seconds=1)
     assert made.on_trial("r1")
     assert made.found({"m": names}, now) == [("r1", SLOW)]  # one more like the earlier ones is enough
     made.forgive("r1", slow=True)
-    now = paced(made, dict.fromkeys(names, 0.11), begin=now, seconds=1)
+    now = served(made, dict.fromkeys(names, 0.11), begin=now, seconds=1)
     assert not made.on_trial("r1")
-    now = paced(made, {name: 0.5 if name == "r1" else 0.11 for name in names}, begin=now, seconds=RUN - 1)
+    now = served(made, {name: 0.5 if name == "r1" else 0.11 for name in names}, begin=now, seconds=RUN - 1)
     assert made.found({"m": names}, now) == []  # it was healthy: as many as at first, then
 
 
@@ -67,11 +67,11 @@ def test_a_replica_that_becomes_slow_beside_its_peers_is_an_outlier_until_it_rec
 def test_unexpected_cache_misses_do_not_count_as_slowness(names: tuple[str, ...]) -> None:
     """What had been evicted makes a first token 30 times later than what was thought to be left of its prompt."""
     made = peers(names)
-    now = paced(made, dict.fromkeys(names, 0.04), seconds=120)
+    now = served(made, dict.fromkeys(names, 0.04), seconds=120)
     first(made, "r1", 1.3, now + 8.0)
     assert made.found({"m": names}, now + 8.5) == []
     for n in range(40):
-        now = paced(made, dict.fromkeys(names, 0.04), begin=now + 10.0, seconds=1)
+        now = served(made, dict.fromkeys(names, 0.04), begin=now + 10.0, seconds=1)
         for miss in range(RUN - 1):
             first(made, "r1", 1.3, now + 2.0 * miss)
         assert made.found({"m": names}, now + 8.0) == [], n
@@ -79,7 +79,7 @@ def test_unexpected_cache_misses_do_not_count_as_slowness(names: tuple[str, ...]
 
 def test_a_replica_that_lost_all_it_had_cached_is_not_slow() -> None:
     made = peers()
-    now = paced(made, dict.fromkeys(NAMES, 0.1))
+    now = served(made, dict.fromkeys(NAMES, 0.1))
     for second in range(2, 40, 2):
         for name in NAMES:
             first(made, name, 1.9 if name == "r1" else 0.1, now + second, sure=False)
@@ -90,7 +90,7 @@ def test_a_replica_that_lost_all_it_had_cached_is_not_slow() -> None:
 
 def test_a_stall_is_one_moment_however_many_were_under_way_and_is_over_with_the_first_that_is_well() -> None:
     made = peers()
-    now = paced(made, dict.fromkeys(NAMES, 0.1))
+    now = served(made, dict.fromkeys(NAMES, 0.1))
     for n in range(20):  # sent in nine seconds without any answer; then all answers at once
         sent_s_ago = 9.0 - n * 0.4
         made.began("r1", sent_s_ago * 1e3, 1000.0, 20.0, now + 9.0)
@@ -103,9 +103,9 @@ def test_a_stall_is_one_moment_however_many_were_under_way_and_is_over_with_the_
 def test_a_peer_s_stall_makes_no_other_replica_slow() -> None:
     """Its usual is too slow after it, so that it looks faster than usual; whoever is as usual is no slower for it."""
     made = peers(NAMES[:2])
-    paced(made, {"r0": 0.1, "r1": 0.1}, seconds=20)
-    now = paced(made, {"r0": 0.3, "r1": 2.0}, begin=20.0, seconds=500)
-    now = paced(made, {"r0": 0.9, "r1": 0.1}, begin=now, seconds=2)
+    served(made, {"r0": 0.1, "r1": 0.1}, seconds=20)
+    now = served(made, {"r0": 0.3, "r1": 2.0}, begin=20.0, seconds=500)
+    now = served(made, {"r0": 0.9, "r1": 0.1}, begin=now, seconds=2)
     for second in range(60):
         first(made, "r0", 0.29, now + 2.0 * second)
         first(made, "r1", 0.1, now + 2.0 * second)
@@ -115,34 +115,34 @@ def test_a_peer_s_stall_makes_no_other_replica_slow() -> None:
 def test_a_replica_as_fast_as_its_peers_is_no_outlier_even_if_it_was_faster_before() -> None:
     """A cache that had more than was known made it look fast for long."""
     made = peers()
-    now = paced(made, {name: 0.01 if name == "r1" else 0.1 for name in NAMES})
-    now = paced(made, dict.fromkeys(NAMES, 0.11), begin=now, seconds=20)
+    now = served(made, {name: 0.01 if name == "r1" else 0.1 for name in NAMES})
+    now = served(made, dict.fromkeys(NAMES, 0.11), begin=now, seconds=20)
     assert made.found({"m": NAMES}, now) == []
 
 
 def test_a_slower_kind_of_gpu_is_an_outlier_only_if_it_becomes_slower_than_before() -> None:
     made = peers()
-    paces = {name: 0.04 if name != "r1" else 0.6 for name in NAMES}
-    now = paced(made, paces, seconds=120)
+    ms_per_token = {name: 0.04 if name != "r1" else 0.6 for name in NAMES}
+    now = served(made, ms_per_token, seconds=120)
     assert made.found({"m": NAMES}, now) == []
-    now = paced(made, paces | {"r1": 3.0}, begin=now, seconds=20)
+    now = served(made, ms_per_token | {"r1": 3.0}, begin=now, seconds=20)
     assert made.found({"m": NAMES}, now) == [("r1", SLOW)]
 
 
 def test_when_all_are_slow_none_is_an_outlier() -> None:
     made = peers()
-    paced(made, dict.fromkeys(NAMES, 0.1))
-    now = paced(made, dict.fromkeys(NAMES, 2.0), begin=60, seconds=20)
+    served(made, dict.fromkeys(NAMES, 0.1))
+    now = served(made, dict.fromkeys(NAMES, 2.0), begin=60, seconds=20)
     assert made.found({"m": NAMES}, now) == []
 
 
 def test_peers_are_asked_about_the_same_time() -> None:
     """Who has nothing to do is no measure for who has, nor is what anybody did a minute ago."""
     made = peers()
-    now = paced(made, dict.fromkeys(NAMES, 0.1))
-    later = paced(made, {"r1": 2.0}, begin=now + 30.0, seconds=20)
+    now = served(made, dict.fromkeys(NAMES, 0.1))
+    later = served(made, {"r1": 2.0}, begin=now + 30.0, seconds=20)
     assert made.found({"m": NAMES}, later) == []
-    paced(made, {name: 2.0 if name == "r1" else 0.1 for name in NAMES}, begin=later, seconds=12)
+    served(made, {name: 2.0 if name == "r1" else 0.1 for name in NAMES}, begin=later, seconds=12)
     assert made.found({"m": NAMES}, later + 12.0) == [("r1", SLOW)]
     assert made.found({"m": NAMES}, later + 12.0 + RUN_S) == []
 
@@ -150,19 +150,19 @@ def test_peers_are_asked_about_the_same_time() -> None:
 def test_a_speed_that_stays_slow_becomes_the_usual_one() -> None:
     """Then it is a slower replica: measured speed sends it less, and it is not taken out for ever."""
     made = peers()
-    paced(made, dict.fromkeys(NAMES, 0.1))
-    now = paced(made, {name: 1.0 if name == "r1" else 0.1 for name in NAMES}, begin=60, seconds=600)
+    served(made, dict.fromkeys(NAMES, 0.1))
+    now = served(made, {name: 1.0 if name == "r1" else 0.1 for name in NAMES}, begin=60, seconds=600)
     assert made.found({"m": NAMES}, now) == []
     made = peers()
-    now = paced(made, dict.fromkeys(NAMES, 0.1)) + USUAL_S + 60.0
-    now = paced(made, {name: 1.0 if name == "r1" else 0.1 for name in NAMES}, begin=now, seconds=15)
+    now = served(made, dict.fromkeys(NAMES, 0.1)) + USUAL_S + 60.0
+    now = served(made, {name: 1.0 if name == "r1" else 0.1 for name in NAMES}, begin=now, seconds=15)
     assert made.found({"m": NAMES}, now) == []
 
 
 def test_few_measurements_are_no_evidence_of_an_outlier() -> None:
     made = peers()
-    now = paced(made, dict.fromkeys(NAMES, 0.1), seconds=12)
-    now = paced(made, {"r1": 9.0}, begin=12, seconds=60)
+    now = served(made, dict.fromkeys(NAMES, 0.1), seconds=12)
+    now = served(made, {"r1": 9.0}, begin=12, seconds=60)
     made.answered("r2", False)
     assert made.found({"m": NAMES}, now) == []
 
@@ -221,8 +221,8 @@ def test_peers_are_those_of_the_same_model() -> None:
 
 def test_turned_off_nothing_is_slow() -> None:
     made = peers(factor=0.0)
-    paced(made, dict.fromkeys(NAMES, 0.1))
-    assert made.found({"m": NAMES}, paced(made, {"r1": 9.0}, begin=60)) == []
+    served(made, dict.fromkeys(NAMES, 0.1))
+    assert made.found({"m": NAMES}, served(made, {"r1": 9.0}, begin=60)) == []
 
 
 def test_a_replica_that_left_is_forgotten_and_the_others_are_not() -> None:
@@ -241,10 +241,10 @@ def test_a_replica_that_left_is_forgotten_and_the_others_are_not() -> None:
 @SETTINGS
 def test_never_more_than_half_are_outliers_and_shares_stay_shares(events, n: int) -> None:
     made, names = peers(), NAMES[:n]
-    for second, (name, ok, pace) in enumerate(events):
+    for second, (name, ok, ms_per_token) in enumerate(events):
         made.answered(name, ok)
-        first(made, name, pace, float(second))
+        first(made, name, ms_per_token, float(second))
     found = [name for name, _ in made.found({"m": names}, 500.0)]
-    assert len(found) == len(set(found)) <= n // 2 + n // 2  # by failures and by pace
+    assert len(found) == len(set(found)) <= n // 2 + n // 2  # by failures and by slowness
     for name in names:
         assert 0.0 <= made.excess(name, 500.0) <= made.failing(name) <= 1.0

@@ -10,16 +10,16 @@ from worlds import MODEL, OTHER_MODEL, replica, request
 from farhop.balance.estimate.estimates import Estimates
 from farhop.balance.health.replica import HealthConfig
 from farhop.balance.ledger import Load, Reservation
-from regional_lb.fleet.fleet import Fleet
 from regional_lb.fleet.recent import Cached
+from regional_lb.fleet.replicas import Replicas
 from regional_lb.fleet.shares import HEAD_START_S, TURNS, PeerLoad, PeerReported, PeersChanged, Shares, TurnTimerFired
 from regional_lb.fleet.view import ReplicaProbed, view_of
 
 NAMES = ("g1", "g2", "g3")
 
 
-def fleet(instance: str = "a", names: tuple[str, ...] = NAMES) -> Fleet:
-    known = Fleet(HealthConfig(rise=1), Estimates(), Shares(instance))
+def replicas_of(instance: str = "a", names: tuple[str, ...] = NAMES) -> Replicas:
+    known = Replicas(HealthConfig(rise=1), Estimates(), Shares(instance))
     known.adopt(view_of([replica(name, slots=2) for name in names]))
     for name in names:
         known.handle(ReplicaProbed(name, True), 0.0)
@@ -27,11 +27,11 @@ def fleet(instance: str = "a", names: tuple[str, ...] = NAMES) -> Fleet:
 
 
 @pytest.fixture
-def here() -> Fleet:
-    return fleet()
+def here() -> Replicas:
+    return replicas_of()
 
 
-def shares_of(known: Fleet) -> Shares:
+def shares_of(known: Replicas) -> Shares:
     assert known.shares is not None
     return known.shares
 
@@ -48,16 +48,16 @@ def all_idle(peer: str, names: tuple[str, ...] = NAMES) -> PeerReported:
     return peer_report(peer, {name: load(name) for name in names}, whole=True)
 
 
-def room(known: Fleet, name: str) -> bool:
+def room(known: Replicas, name: str) -> bool:
     return bool(known.whole.room(1.0, 1.0, 0.0)[known.whole.of.at[name]])
 
 
-def take(known: Fleet, name: str, n: int = 1) -> None:
+def take(known: Replicas, name: str, n: int = 1) -> None:
     for _ in range(n):
         known.ledger.reserve(f"q{len(known.ledger)}", Reservation(name, 0, 10))
 
 
-def turn(known: Fleet, name: str) -> None:
+def turn(known: Replicas, name: str) -> None:
     """One that is over at once."""
     known.ledger.reserve("turn", Reservation(name, 0, 10))
     known.ledger.release("turn")
@@ -66,7 +66,7 @@ def turn(known: Fleet, name: str) -> None:
 # -- loads
 
 
-def test_a_replica_is_full_when_all_together_fill_it(here: Fleet) -> None:
+def test_a_replica_is_full_when_all_together_fill_it(here: Replicas) -> None:
     take(here, "g1")
     assert room(here, "g1")
     assert here.handle(peer_report("b", {"g1": load("g1", 1, 30, 40, 1)}), 0.0) == "g1"  # the one that changed
@@ -79,7 +79,7 @@ def test_a_replica_is_full_when_all_together_fill_it(here: Fleet) -> None:
     assert here.handle(peer_report("b", {}), 0.0) == ""  # a heartbeat wakes no request
 
 
-def test_what_is_gone_or_elsewhere_counts_no_more(here: Fleet) -> None:
+def test_what_is_gone_or_elsewhere_counts_no_more(here: Replicas) -> None:
     here.handle(peer_report("b", {"g1": load("g1", 2), "g2": PeerLoad("another-host:1", 2)}, whole=True), 0.0)
     assert not room(here, "g1")
     assert room(here, "g2")  # the same name, but another engine
@@ -90,7 +90,7 @@ def test_what_is_gone_or_elsewhere_counts_no_more(here: Fleet) -> None:
     assert not shares_of(here).contended
 
 
-def test_a_swap_keeps_what_the_others_have_under_way(here: Fleet) -> None:
+def test_a_swap_keeps_what_the_others_have_under_way(here: Replicas) -> None:
     here.handle(peer_report("b", {"g1": load("g1", 2), "g9": load("g9", 2)}), 0.0)
     here.adopt(view_of([replica("g1", slots=2), replica("g9", slots=2)]))
     assert not room(here, "g1")
@@ -109,7 +109,7 @@ def test_a_swap_keeps_what_the_others_have_under_way(here: Fleet) -> None:
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_the_sum_is_ours_and_what_each_live_peer_said_last(steps) -> None:
-    here = fleet()
+    here = replicas_of()
     fields: dict[str, dict[str, int]] = {}
     for peer, counts, what in steps:
         if what == "gone":
@@ -131,7 +131,7 @@ def test_the_sum_is_ours_and_what_each_live_peer_said_last(steps) -> None:
             assert here.whole.kv_taken_tokens[row] == own.kv_tokens + theirs >= 0
 
 
-def test_only_what_moved_is_sent_and_what_left_is_sent_once(here: Fleet) -> None:
+def test_only_what_moved_is_sent_and_what_left_is_sent_once(here: Replicas) -> None:
     shares = shares_of(here)
     shares.watched = True
     change, names = shares.moved(0)
@@ -147,7 +147,7 @@ def test_only_what_moved_is_sent_and_what_left_is_sent_once(here: Fleet) -> None
     assert shares.moved(change) == (change, [])
 
 
-def test_a_single_instance_records_no_changes_and_sends_its_whole_share_to_the_first_peer(here: Fleet) -> None:
+def test_a_single_instance_records_no_changes_and_sends_its_whole_share_to_the_first_peer(here: Replicas) -> None:
     shares = shares_of(here)
     begun, _ = shares.moved(0)
     take(here, "g2", 2)
@@ -158,7 +158,7 @@ def test_a_single_instance_records_no_changes_and_sends_its_whole_share_to_the_f
 
 
 def test_names_that_left_long_ago_are_not_kept() -> None:
-    here = fleet()
+    here = replicas_of()
     for n in range(2000):
         here.adopt(view_of([replica(f"x{n}")]))
     assert len(shares_of(here).moved(0)[1]) < 1200
@@ -168,7 +168,7 @@ def test_names_that_left_long_ago_are_not_kept() -> None:
 # -- turns
 
 
-def test_a_balancer_reuses_its_freed_slot_a_bounded_number_of_times_while_a_peer_waits(here: Fleet) -> None:
+def test_a_balancer_reuses_its_freed_slot_a_bounded_number_of_times_while_a_peer_waits(here: Replicas) -> None:
     take(here, "g1")
     here.handle(peer_report("b", {"g1": load("g1")}, queued=5), 0.0)
     for _ in range(TURNS):
@@ -184,7 +184,7 @@ def test_a_balancer_reuses_its_freed_slot_a_bounded_number_of_times_while_a_peer
     assert room(here, "g1")  # it does not wait any more
 
 
-def test_a_peers_request_for_another_model_does_not_keep_ours_waiting(here: Fleet) -> None:
+def test_a_peers_request_for_another_model_does_not_keep_ours_waiting(here: Replicas) -> None:
     here.handle(peer_report("b", {"g1": load("g1")}, queued=5, model=OTHER_MODEL), 0.0)
     take(here, "g1")
     for _ in range(3 * TURNS):
@@ -192,7 +192,7 @@ def test_a_peers_request_for_another_model_does_not_keep_ours_waiting(here: Flee
     assert room(here, "g1")
 
 
-def test_an_instance_that_does_not_use_its_turn_loses_it_until_its_next_request(here: Fleet) -> None:
+def test_an_instance_that_does_not_use_its_turn_loses_it_until_its_next_request(here: Replicas) -> None:
     here.handle(peer_report("b", {"g1": load("g1")}, queued=5), 0.0)
     take(here, "g1", 2)
     for _ in range(TURNS):
@@ -220,7 +220,7 @@ def test_an_instance_that_does_not_use_its_turn_loses_it_until_its_next_request(
 
 
 def test_two_waiting_balancers_share_freed_slots() -> None:
-    a, b = fleet("a", ("g1",)), fleet("b", ("g1",))
+    a, b = replicas_of("a", ("g1",)), replicas_of("b", ("g1",))
     taken = {"a": 0, "b": 0}
 
     def tell() -> None:
@@ -246,7 +246,7 @@ def test_two_waiting_balancers_share_freed_slots() -> None:
     assert min(taken.values()) > 0.6 * max(taken.values()), taken
 
 
-def test_waiting_elsewhere_is_counted_by_model_and_bounded(here: Fleet) -> None:
+def test_waiting_elsewhere_is_counted_by_model_and_bounded(here: Replicas) -> None:
     shares = shares_of(here)
     here.handle(peer_report("b", {}, queued=5), 0.0)
     here.handle(peer_report("c", {}, queued=50), 0.0)
@@ -257,7 +257,7 @@ def test_waiting_elsewhere_is_counted_by_model_and_bounded(here: Fleet) -> None:
 # -- ownership
 
 
-def owned(known: Fleet) -> set[str]:
+def owned(known: Replicas) -> set[str]:
     return {name for name in known.view.replicas if shares_of(known).owns(name)}
 
 
@@ -269,7 +269,7 @@ def test_every_replica_has_one_owner_and_few_move(members, other, drains) -> Non
     def divided(live: set[str], draining: frozenset[str] = frozenset()) -> dict[str, str]:
         owners: dict[str, str] = {}
         for me in live | draining:
-            known = fleet(me, names)
+            known = replicas_of(me, names)
             for peer in (live | draining) - {me}:
                 known.handle(all_idle(peer, names), 0.0)
             others = frozenset(live - {me})
@@ -291,7 +291,7 @@ def test_every_replica_has_one_owner_and_few_move(members, other, drains) -> Non
         assert all(before[name] in (after[name], other) for name in names)
 
 
-def test_a_replica_that_no_serving_peer_has_at_the_same_address_is_owned_here(here: Fleet) -> None:
+def test_a_replica_that_no_serving_peer_has_at_the_same_address_is_owned_here(here: Replicas) -> None:
     assert owned(here) == set(NAMES)  # alone
     loads = {"g1": load("g1"), "g2": PeerLoad("another-host:1"), "g3": load("g3", known=False)}
     here.handle(peer_report("b", loads, whole=True), 0.0)
@@ -303,7 +303,7 @@ def test_a_replica_that_no_serving_peer_has_at_the_same_address_is_owned_here(he
     assert len(here.owned(here.able(MODEL, 0.0))) == 0
 
 
-def test_a_silent_peer_that_still_reports_keeps_its_replicas(here: Fleet) -> None:
+def test_a_silent_peer_that_still_reports_keeps_its_replicas(here: Replicas) -> None:
     here.handle(all_idle("b"), 0.0)
     here.handle(PeersChanged(frozenset({"b"}), frozenset({"b"})), 0.0)
     divided = owned(here)
@@ -317,7 +317,7 @@ def test_a_silent_peer_that_still_reports_keeps_its_replicas(here: Fleet) -> Non
 # -- prefixes
 
 
-def test_prefixes_cached_by_a_peer_are_known_and_passed_on_only_to_new_readers(here: Fleet) -> None:
+def test_prefixes_cached_by_a_peer_are_known_and_passed_on_only_to_new_readers(here: Replicas) -> None:
     chain = request("p", 4096).chain
     here.handle(peer_report("b", {"g1": load("g1"), "g2": PeerLoad("another-host:1")}, whole=True), 0.0)
     cached = (Cached("g1", chain, None), Cached("g2", chain, None), Cached("unheard-of", chain, None))
@@ -328,7 +328,7 @@ def test_prefixes_cached_by_a_peer_are_known_and_passed_on_only_to_new_readers(h
     assert recent.read(0, recent.seq, 100)[1] == [Cached("g1", chain, None)]
 
 
-def test_what_the_law_keeps_from_a_region_is_kept_from_it_by_every_instance(here: Fleet) -> None:
+def test_what_the_law_keeps_from_a_region_is_kept_from_it_by_every_instance(here: Replicas) -> None:
     here.journal.listen()
     begun = here.journal.seq
     chains = [request(name, 4096).chain for name in "xyz"]

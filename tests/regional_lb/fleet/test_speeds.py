@@ -42,11 +42,11 @@ def alone(known: Speeds, name: str, load: float = 4.0) -> float:
 
 def test_without_any_sample_the_speed_is_the_configured_one_with_high_uncertainty() -> None:
     known = speeds(replica("a", tpot_ms=20.0, prefill_ms_per_token=0.1))
-    pace = known["a"]
-    assert pace.prefill_ms_per_token == pytest.approx(0.1)
-    assert pace.tpot_at(1.0) == pytest.approx(20.0)
-    assert pace.batch_interference_ms == pytest.approx(0.14)
-    assert (pace.uncertainty, pace.sampled_at) == (UNCERTAINTY, None)
+    speed = known["a"]
+    assert speed.prefill_ms_per_token == pytest.approx(0.1)
+    assert speed.tpot_at(1.0) == pytest.approx(20.0)
+    assert speed.batch_interference_ms == pytest.approx(0.14)
+    assert (speed.uncertainty, speed.sampled_at) == (UNCERTAINTY, None)
     assert (list(known), "a" in known, "b" in known) == (["a"], True, False)
 
 
@@ -115,12 +115,12 @@ def test_a_region_that_everyone_avoids_is_tried_again_after_two_minutes() -> Non
     """Whoever is known as slow is sent nothing, so nobody would see that it is fast again."""
     known = speeds(replica("a", tpot_ms=10.0, prefill_ms_per_token=0.1))
     now = serve(known, 0.0, 60, a=80.0)
-    pace_ms = []
+    prefill_ms = []
     for n in range(240):
         known.refresh(now + n)
-        pace_ms.append(known["a"].prefill_ms_per_token)
-    assert pace_ms[60] == pytest.approx(0.8, rel=0.2)
-    assert pace_ms[150] < 0.15
+        prefill_ms.append(known["a"].prefill_ms_per_token)
+    assert prefill_ms[60] == pytest.approx(0.8, rel=0.2)
+    assert prefill_ms[150] < 0.15
     # And it is not known as slow by what was measured before, as soon as it is measured again.
     serve(known, now + 240, 2, a=10.0)
     assert known["a"].prefill_ms_per_token == pytest.approx(0.1, rel=0.1)
@@ -216,12 +216,12 @@ def test_every_figure_is_positive_and_finite_whatever_is_measured_and_doubt_grow
         known.ended(f"r{which}", a, b, tokens, load, now)
         known.refresh(now)
         for name in known:
-            pace = known[name]
-            assert 1e-5 <= pace.prefill_ms_per_token <= 1e3
-            assert 1e-4 <= pace.tpot_at(1.0) <= 1e5
-            assert 1e-3 <= pace.service_ms <= 1e8
-            assert 0.0 <= pace.batch_interference_ms < inf
-            assert 0.0 < pace.uncertainty <= UNCERTAINTY
+            speed = known[name]
+            assert 1e-5 <= speed.prefill_ms_per_token <= 1e3
+            assert 1e-4 <= speed.tpot_at(1.0) <= 1e5
+            assert 1e-3 <= speed.service_ms <= 1e8
+            assert 0.0 <= speed.batch_interference_ms < inf
+            assert 0.0 < speed.uncertainty <= UNCERTAINTY
     before = {name: known[name].uncertainty for name in known}
     for _ in range(4):
         now += 7.0
@@ -230,9 +230,9 @@ def test_every_figure_is_positive_and_finite_whatever_is_measured_and_doubt_grow
         before = {name: known[name].uncertainty for name in known}
     known.refresh(now + 1e5)
     for name in known:
-        pace = known[name]
-        assert pace.uncertainty == pytest.approx(UNCERTAINTY)
-        assert pace.tpot_ms == pytest.approx(max(1e-4, min(pace.peers_tpot_ms, 1e5)), rel=1e-6)
+        speed = known[name]
+        assert speed.uncertainty == pytest.approx(UNCERTAINTY)
+        assert speed.tpot_ms == pytest.approx(max(1e-4, min(speed.peers_tpot_ms, 1e5)), rel=1e-6)
 
 
 @given(st.floats(1e-4, 1e5))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.ledger import Load, Reservation
 from regional_lb.fleet.table import Columns, Rates, ReducedCapacity, Subset, Table
@@ -23,7 +23,7 @@ def sample(waiting: int, at: float) -> Sample:
 
 
 def rows(*replicas, reserved=()) -> Table:
-    return fleet(*replicas, reserved=reserved).whole
+    return replicas_of(*replicas, reserved=reserved).whole
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_part_keeps_its_order_and_its_numbers() -> None:
 
 def test_a_replica_with_reduced_capacity_has_fewer_slots_and_failed_requests_count() -> None:
     table = rows(replica("r", slots=4), reserved=[Reservation("r", 0, 100)])
-    known = fleet(replica("r", slots=4)).view.replicas["r"]
+    known = replicas_of(replica("r", slots=4)).view.replicas["r"]
     for reduced, fits, in_flight, kv_tokens in (
         (None, True, 1.0, 100.0),
         (ReducedCapacity(2), True, 1.0, 100.0),
@@ -151,7 +151,7 @@ def test_a_large_part_has_the_numbers_of_its_rows(apart: tuple[int, ...]) -> Non
     kept = [i for i in range(600) if i not in apart]
     assert part.slots.tolist() == [1 + i for i in kept]
     assert part.kv_tokens.tolist() == [1000 + i for i in kept]
-    assert part.paces().tolist() == whole.paces()[:, kept].tolist()
+    assert part.speeds().tolist() == whole.speeds()[:, kept].tolist()
     assert part.room(0.0, 0.0, now=0.0).all()
     with pytest.raises(AttributeError):
         _ = part.colour

@@ -15,16 +15,18 @@ from worlds import regional, replica, request
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import RequestArrived
 from regional_lb.mesh.feed import SLICE_NODES, PeerFeed
-from regional_lb.scheduler.awaited import Wait
+from regional_lb.scheduler.deferred import Deferral
 from regional_lb.scheduler.flow import RegionalFlow
 
 
 @asynccontextmanager
 async def feeding() -> AsyncIterator[tuple[RegionalFlow, PeerFeed, peers_pb2_grpc.PeersStub, list[tuple[str, str]]]]:
     flow = regional(replica("g1"), replica("g2"), instance="r1")
-    assert flow.fleet.shares is not None
+    assert flow.replicas.shares is not None
     met: list[tuple[str, str]] = []
-    feed = PeerFeed(flow, flow.fleet.shares, 7, asyncio.get_running_loop().time, lambda *who, proven: met.append(who))
+    feed = PeerFeed(
+        flow, flow.replicas.shares, 7, asyncio.get_running_loop().time, lambda *who, proven: met.append(who)
+    )
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     peers_pb2_grpc.add_PeersServicer_to_server(feed, server)
@@ -50,7 +52,7 @@ async def until_said(stream: Any, true: Any) -> peers_pb2.PeerUpdate:
 
 async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing_happens() -> None:
     async with feeding() as (flow, feed, stub, met):
-        flow.fleet.ledger.reserve("q", Reservation("g1", 30, 40))
+        flow.replicas.ledger.reserve("q", Reservation("g1", 30, 40))
         stream = stub.Follow(asking())
         first = await stream.read()
         assert (first.region, first.instance, first.incarnation, first.seq) == ("london", "r1", 7, 1)
@@ -58,8 +60,8 @@ async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing
         assert met == [("r2", "h:1")]
         one = next(load for load in first.loads if load.replica == "g1")
         assert (one.known, one.in_flight, one.prefill_tokens, one.kv_tokens, one.taken) == (True, 1, 30, 40, 0)
-        flow.fleet.ledger.reserve("p", Reservation("g1", 1, 2))
-        flow.fleet.ledger.release("q")
+        flow.replicas.ledger.reserve("p", Reservation("g1", 1, 2))
+        flow.replicas.ledger.release("q")
         second = await stream.read()
         assert ([load.replica for load in second.loads], second.seq) == (["g1"], 2)
         assert (second.loads[0].in_flight, second.loads[0].kv_tokens, second.loads[0].taken) == (1, 2, 1)
@@ -70,7 +72,7 @@ async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing
         queued = await until_said(stream, lambda update: update.queued)
         assert dict(queued.queued) == {"llama": len(flow.queue)}
         # Who waits by choice is in nobody's way.
-        flow.wait_estimate.awaited.wait(next(iter(flow.queue.by_id)), Wait("llama", "g1", 1.0))
+        flow.wait_estimate.deferred.add(next(iter(flow.queue.by_id)), Deferral("llama", "g1", 1.0))
         fewer = await until_said(stream, lambda update: update.queued["llama"] < len(flow.queue))
         assert dict(fewer.queued) == {"llama": len(flow.queue) - 1}
         feed.draining = True
@@ -80,10 +82,10 @@ async def test_a_stream_begins_whole_goes_on_with_changes_and_lives_when_nothing
 
 async def test_caches_go_on_from_where_the_reader_was() -> None:
     async with feeding() as (flow, _feed, stub, _met):
-        assert flow.fleet.shares is not None
-        fleet, chains = flow.fleet, [request(f"p{n}", 200_000).chain for n in range(60)]
+        assert flow.replicas.shares is not None
+        replicas, chains = flow.replicas, [request(f"p{n}", 200_000).chain for n in range(60)]
         for chain in chains:
-            fleet.caches("g1", chain)
+            replicas.caches("g1", chain)
         assert sum(map(len, chains)) > 2 * SLICE_NODES
         stream = stub.Follow(asking())
         seen: list[tuple[int, ...]] = []
@@ -95,7 +97,7 @@ async def test_caches_go_on_from_where_the_reader_was() -> None:
                 break
         assert seen == chains
         stream.cancel()
-        fleet.caches("g2", chains[0])
+        replicas.caches("g2", chains[0])
         for known, expected in (((7, update.cached_seq), 1), ((6, update.cached_seq), 61), ((7, 10**6), 61)):
             again = stub.Follow(asking(known_incarnation=known[0], known_cached_seq=known[1]))
             count = 0

@@ -62,10 +62,10 @@ async def test_what_it_has_under_way_counts_while_it_speaks_and_it_owns_while_it
     async with stage(other := Other()) as here:
         divided = here.owned
         other.more.put_nowait({"loads": [other.load("g1", 2), other.load("g2", 2), other.load("g3", 2)]})
-        await until(lambda: float(here.flow.fleet.whole.in_flight.sum()) == 6.0)
+        await until(lambda: float(here.flow.replicas.whole.in_flight.sum()) == 6.0)
         other.silent = True  # cut off from us, but not from the store
         seq = 1
-        while float(here.flow.fleet.whole.in_flight.sum()):
+        while float(here.flow.replicas.whole.in_flight.sum()):
             seq += 1
             await here.reports("r3", other.address, seq)
             other.says = {"region": "nowhere"}
@@ -103,12 +103,12 @@ async def test_a_draining_peer_owns_no_replica_and_its_load_still_counts() -> No
 async def test_a_slot_that_another_frees_is_taken_by_what_waits_here() -> None:
     async with stage(other := Other()) as here:
         other.more.put_nowait({"loads": [other.load(name, 2) for name in ("g1", "g2", "g3")]})
-        await until(lambda: float(here.flow.fleet.whole.in_flight.sum()) == 6.0)
+        await until(lambda: float(here.flow.replicas.whole.in_flight.sum()) == 6.0)
         here.flow.handle(RequestArrived(request("q", deadline=here.clock() + 60)), here.clock())
         assert len(here.flow.queue) == 1
         other.more.put_nowait({"loads": [other.load("g2", 1)], "queued": {"llama": 2}})
         await until(lambda: not len(here.flow.queue))
-        assert here.flow.fleet.ledger.load("g2").in_flight == 1
+        assert here.flow.replicas.ledger.load("g2").in_flight == 1
         assert here.flow.wait_estimate.queued_elsewhere("llama") == 2
 
 

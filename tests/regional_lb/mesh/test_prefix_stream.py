@@ -142,14 +142,14 @@ def test_readers_who_are_as_far_get_one_message_and_what_was_read_of_it_stays_as
     for reader in readers:
         told(reader)  # the snapshot
     there = serve(flow, "x")
-    flow.fleet.journal.evicted(11)
+    flow.replicas.journal.evicted(11)
     (first,), (second,) = map(told, readers)
     assert first is second
     assert set(first.changes[0].stored.nodes) == there
     assert list(first.changes[-1].evicted.nodes) == [11]
-    flow.fleet.journal.evicted(12)
+    flow.replicas.journal.evicted(12)
     (third,) = told(readers[0])
-    flow.fleet.journal.evicted(13)
+    flow.replicas.journal.evicted(13)
     (behind,) = told(readers[1])
     assert list(first.changes[-1].evicted.nodes) == [11]
     assert [list(change.evicted.nodes) for change in third.changes] == [[12]]
@@ -209,7 +209,7 @@ async def test_a_stream_begins_with_a_snapshot_and_goes_on_with_changes() -> Non
         assert reader.nodes == there
         more = serve(flow, "y")
         await reader.until(lambda r: r.nodes == there | more)
-        flow.fleet.trie.clear("a")
+        flow.replicas.trie.clear("a")
         await reader.until(lambda r: not r.nodes)
         assert (reader.snapshots, reader.gaps) == (1, 0)
 
@@ -218,20 +218,20 @@ async def test_a_stream_with_nothing_to_send_looks_while_there_is_something_to_s
     flow = regional(replica("a", kv_tokens=CACHE), replica("b", kv_tokens=CACHE))
     for name in ("a", "b"):  # the other holds them all: it is not announced that one of them no longer does
         for path in range(100):
-            flow.fleet.trie.insert(name, range(1 + 100 * path, 101 + 100 * path))
+            flow.replicas.trie.insert(name, range(1 + 100 * path, 101 + 100 * path))
     steps = told_by(flow).prefixes.subscribe(asked())
 
     def rests() -> float:
         return next(step.seconds for step in steps if isinstance(step, prefix_stream.Pause) and step.wakes)
 
     assert rests() == prefix_stream.IDLE_S
-    flow.fleet.trie.clear("a")
+    flow.replicas.trie.clear("a")
     assert rests() == prefix_stream.LOOK_S
     looks = 1
     while rests() == prefix_stream.LOOK_S:
         looks += 1
     assert looks <= 10_000 / prefix_stream.SWEEP_NODES
-    assert not flow.fleet.trie.sweeping
+    assert not flow.replicas.trie.sweeping
     steps.close()
 
 
@@ -284,7 +284,7 @@ async def test_an_idle_publisher_forgets_its_readers(monkeypatch: pytest.MonkeyP
 
     def at_rest() -> bool:
         found.prefixes.tidy()
-        return flow.fleet.trie.observer is None
+        return flow.replicas.trie.observer is None
 
     async with calling(found) as stub:
         first = Reader(stub, asked())
@@ -306,7 +306,7 @@ async def test_an_unknown_region_gets_nothing() -> None:
 async def test_a_slow_reader_starts_again_and_ends_with_the_true_state() -> None:
     """Tiny buffers, a reader that does not read, and a journal that is soon overrun."""
     flow = flow_of()
-    flow.fleet.journal.entries_max = 8
+    flow.replicas.journal.entries_max = 8
     options = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0), ("grpc.http2.write_buffer_size", 1))
     async with calling(told_by(flow, prefix_nodes_per_s=10**7), options) as stub:
         reader = Reader(stub, asked())
@@ -392,13 +392,13 @@ async def test_what_a_cleared_replica_held_is_sent_though_nothing_else_happens(m
         reader = Reader(stub, asked())
         await reader.until(lambda r: r.snapshots)
         for n in range(1, 30):
-            flow.fleet.journal.insert("a", (1, 100 + n), None)
-        flow.fleet.journal.insert("b", (1, 2), None)
+            flow.replicas.journal.insert("a", (1, 100 + n), None)
+        flow.replicas.journal.insert("b", (1, 2), None)
         await reader.until(lambda r: {1, 2, 129} <= r.nodes)
-        flow.fleet.trie.clear("a")
-        assert flow.fleet.trie.nodes > 20
+        flow.replicas.trie.clear("a")
+        assert flow.replicas.trie.nodes > 20
         await reader.until(lambda r: r.nodes == {1, 2})
-    assert flow.fleet.trie.nodes == 2
+    assert flow.replicas.trie.nodes == 2
 
 
 @pytest.mark.usefixtures("nobody_looks")

@@ -50,7 +50,7 @@ async def test_a_report_says_what_is_true_of_this_instance() -> None:
     flow.handle(ReplicaProbed("b", False), 0.0)
     for _ in range(3):
         flow.handle(ReplicaProbed("b", False), 0.0)
-    flow.fleet.ledger.reserve("x", Reservation("a", 100, 400))
+    flow.replicas.ledger.reserve("x", Reservation("a", 100, 400))
     found = reporter(flow, lambda: 1.0).build()
     assert (found.region, found.instance, found.incarnation, found.seq, found.clock_ms) == (
         "london",
@@ -137,9 +137,9 @@ async def test_a_speed_below_a_reports_range_is_reported_as_the_slowest() -> Non
     crowd = Sample(0.0, waiting=10**9, running=1, kv_usage=1.0)
     flow = regional(replica("a", tpot_ms=60_000.0, sample=crowd))
     for n in range(200):
-        flow.fleet.speeds.ended("a", 9e4, 9e7, 2, 1.0, 0.1 * n)
+        flow.replicas.speeds.ended("a", 9e4, 9e7, 2, 1.0, 0.1 * n)
     flow.handle(ReplicaProbed("a", True), 20.0)
-    assert flow.fleet.speeds["a"].tpot_ms > RATE_LIMIT_MS
+    assert flow.replicas.speeds["a"].tpot_ms > RATE_LIMIT_MS
     (model,) = decode(encode(reporter(flow, lambda: 0.0).build())).models
     assert (model.tpot_ms, model.wait_ms) == (RATE_LIMIT_MS, WAIT_LIMIT_MS)
 
@@ -196,7 +196,9 @@ async def test_an_engine_that_names_more_than_etcd_takes_neither_hides_its_regio
         flow.handle(swapped(replica("a")), asyncio.get_running_loop().time())
         await until(lambda: any(one.models for _, one in store.written))
         assert value.published("hub") == {"hub": None}
-        flow.handle(swapped(*named_at_length(256, 7).fleet.view.replicas.values()), asyncio.get_running_loop().time())
+        flow.handle(
+            swapped(*named_at_length(256, 7).replicas.view.replicas.values()), asyncio.get_running_loop().time()
+        )
         await until(lambda: value.published("hub")["hub"] is not None)
     assert store.written[-1][1].draining, "and its end is told"
 
@@ -259,14 +261,14 @@ def test_every_report_is_accepted_by_its_readers(
         if state != "never":
             flow.handle(ReplicaProbed(one.name, state == "up"), now)
         for n, (prefill_tokens, kv_tokens) in enumerate(held):
-            flow.fleet.ledger.reserve(f"{one.name}-{n}", Reservation(one.name, prefill_tokens, kv_tokens))
+            flow.replicas.ledger.reserve(f"{one.name}-{n}", Reservation(one.name, prefill_tokens, kv_tokens))
         for elapsed_ms, service_ms, tokens in speeds:
-            flow.fleet.speeds.began(one.name, elapsed_ms, tokens, now)
-            flow.fleet.speeds.ended(one.name, elapsed_ms, service_ms, tokens, 1.0, now)
+            flow.replicas.speeds.began(one.name, elapsed_ms, tokens, now)
+            flow.replicas.speeds.ended(one.name, elapsed_ms, service_ms, tokens, 1.0, now)
     for n, (issuer, size) in enumerate(arrivals):
         flow.handle(RequestArrived(request(f"q{n}", size, issuer=issuer, deadline=now + 1e5)), now)
     for prompt_bytes, tokens in learnt:
-        flow.fleet.estimates.learn("anyone", MODEL, prompt_bytes, Usage(tokens, tokens))
+        flow.replicas.estimates.learn("anyone", MODEL, prompt_bytes, Usage(tokens, tokens))
 
     async def reported() -> RegionReport:
         return reporter(flow, lambda: now).build()
@@ -575,7 +577,7 @@ async def test_reports_of_instances_that_share_replicas_add_up_to_that_of_a_sing
         flow.handle(PeersChanged(others, others), 0.0)
     load = PeerLoad(str(replica("g2").address), 1, 100, 200, 1)
     for flow in (alone, together["r1"]):
-        flow.fleet.ledger.reserve("q", Reservation("g2", 100, 200))
+        flow.replicas.ledger.reserve("q", Reservation("g2", 100, 200))
     for me in ("r2", "r3"):
         together[me].handle(PeerReported("r1", {"g2": load}, {}), 0.0)
     fields = {me: reporter(flow).build().models[0] for me, flow in together.items()}

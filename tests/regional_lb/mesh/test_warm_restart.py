@@ -30,8 +30,8 @@ class Lone:
         self, folder: Path, wall_s: float | None = None, under: Law | None = None, piece_s: float = 0.0
     ) -> None:
         self.flow = regional(replica("a"), replica("b"), instance="r1", under=under)
-        assert self.flow.fleet.shares is not None
-        feed = PeerFeed(self.flow, self.flow.fleet.shares, 7, lambda: 1.0, lambda *_a, **_k: None)
+        assert self.flow.replicas.shares is not None
+        feed = PeerFeed(self.flow, self.flow.replicas.shares, 7, lambda: 1.0, lambda *_a, **_k: None)
         self.state_dir = StateDir(folder, "fleet", "regional.london.r1")
         self.refused: list[str] = []
 
@@ -62,17 +62,17 @@ async def test_a_restarted_balancer_begins_with_the_kept_state(tmp_path: Path) -
     before.serve()
     await before.warm_restart.save()
     assert await after.warm_restart.restore() >= 1
-    assert (after.refused, after.flow.fleet.trie.nodes) == ([], before.flow.fleet.trie.nodes)
-    assert after.flow.fleet.trie.nodes > 0
-    assert after.flow.fleet.estimates.learned() == before.flow.fleet.estimates.learned()
+    assert (after.refused, after.flow.replicas.trie.nodes) == ([], before.flow.replicas.trie.nodes)
+    assert after.flow.replicas.trie.nodes > 0
+    assert after.flow.replicas.estimates.learned() == before.flow.replicas.estimates.learned()
     for one in (before, after):
-        one.flow.fleet.speeds.refresh(4.0)
-    pace, was = after.flow.fleet.speeds[before.replica], before.flow.fleet.speeds[before.replica]
-    assert pace.sampled_at is not None
-    assert pace.tpot_ms == pytest.approx(was.tpot_ms, rel=0.2)
-    assert after.flow.fleet.ledger.load(before.replica).in_flight == 0
-    assert after.flow.fleet.shares is not None
-    assert after.flow.fleet.shares.alone  # the peer that reported it is gone
+        one.flow.replicas.speeds.refresh(4.0)
+    speed, was = after.flow.replicas.speeds[before.replica], before.flow.replicas.speeds[before.replica]
+    assert speed.sampled_at is not None
+    assert speed.tpot_ms == pytest.approx(was.tpot_ms, rel=0.2)
+    assert after.flow.replicas.ledger.load(before.replica).in_flight == 0
+    assert after.flow.replicas.shares is not None
+    assert after.flow.replicas.shares.alone  # the peer that reported it is gone
 
 
 @pytest.mark.parametrize(("piece_s", "pause_s"), [(0.001, EVERY_S), (0.2, 20.0), (5.0, RARELY_S)])
@@ -103,10 +103,10 @@ async def test_hashes_that_the_law_keeps_out_of_the_region_are_not_written(tmp_p
     before, after = Lone(tmp_path, under=law(anyone=ELSEWHERE)), Lone(tmp_path)
     before.serve()
     await before.warm_restart.save()
-    assert before.flow.fleet.trie.nodes > 0  # while it works
+    assert before.flow.replicas.trie.nodes > 0  # while it works
     assert await after.warm_restart.restore() >= 1
-    assert (after.refused, after.flow.fleet.trie.nodes) == ([], 0)
-    assert after.flow.fleet.estimates.learned() == before.flow.fleet.estimates.learned()
+    assert (after.refused, after.flow.replicas.trie.nodes) == ([], 0)
+    assert after.flow.replicas.estimates.learned() == before.flow.replicas.estimates.learned()
 
 
 async def test_a_law_that_takes_hashes_away_takes_them_off_the_disk(tmp_path: Path) -> None:
@@ -116,12 +116,12 @@ async def test_a_law_that_takes_hashes_away_takes_them_off_the_disk(tmp_path: Pa
     before.flow.handle(machine.LawChanged(law(2, anyone=ELSEWHERE)), 4.0)
     await before.warm_restart.save()
     assert await after.warm_restart.restore() >= 1
-    assert after.flow.fleet.trie.nodes == 0
+    assert after.flow.replicas.trie.nodes == 0
 
 
 def _told(one: Lone, region: str) -> int:
     """How many nodes this region's global balancers are told of."""
-    journal = one.flow.fleet.journal
+    journal = one.flow.replicas.journal
     journal.listen()
     return sum(len(path.nodes) for paths in journal.snapshot(region, 1000) for path in paths)
 
@@ -140,7 +140,7 @@ async def test_hashes_written_under_another_map_of_the_same_epoch_are_told_nowhe
     await before.warm_restart.save()
     for one in (again, after):
         assert await one.warm_restart.restore() >= 1
-        assert one.flow.fleet.trie.nodes == before.flow.fleet.trie.nodes > 0  # used here
+        assert one.flow.replicas.trie.nodes == before.flow.replicas.trie.nodes > 0  # used here
     assert _told(again, "frankfurt") == _told(before, "frankfurt") > 0
     assert _told(after, "frankfurt") == 0
 
@@ -154,7 +154,7 @@ async def test_a_start_waits_until_the_models_bases_are_known_as_they_were(tmp_p
     await before.warm_restart.save()
     restoring = asyncio.create_task(after.warm_restart.restore())
     await asyncio.sleep(0.05)
-    assert after.flow.fleet.trie.nodes == 0
+    assert after.flow.replicas.trie.nodes == 0
     after.flow.handle(based, 1.0)
     assert await restoring >= 1
     assert _told(after, "frankfurt") == _told(before, "frankfurt") > 0
@@ -164,9 +164,9 @@ async def test_a_restored_state_does_not_overwrite_what_was_learned_meanwhile(tm
     before, after = Lone(tmp_path), Lone(tmp_path)
     before.serve()
     await before.warm_restart.save()
-    after.flow.fleet.estimates.learn("anyone", "llama", 8000, Usage(1000, 5))
+    after.flow.replicas.estimates.learn("anyone", "llama", 8000, Usage(1000, 5))
     await after.warm_restart.restore()
-    assert after.flow.fleet.estimates.output_tokens("anyone", "llama", None) == pytest.approx(5.0, rel=0.1)
+    assert after.flow.replicas.estimates.output_tokens("anyone", "llama", None) == pytest.approx(5.0, rel=0.1)
 
 
 @pytest.mark.parametrize("age_s", [AGE_MAX_S + 5.0, -3600.0])
@@ -176,7 +176,7 @@ async def test_a_kept_state_that_is_old_or_from_the_future_is_refused(tmp_path: 
     await before.warm_restart.save()
     after = Lone(tmp_path, before.state_dir.path(NAME).stat().st_mtime + age_s)
     assert await after.warm_restart.restore() == 0
-    assert after.flow.fleet.trie.nodes == 0
+    assert after.flow.replicas.trie.nodes == 0
 
 
 @pytest.mark.parametrize("document", [b"\0\0\0\x09short", b"\0\0\0\x04\xff\xff\xff\xff"])

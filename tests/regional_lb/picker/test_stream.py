@@ -27,7 +27,7 @@ EVENTS = ("content-type", b"text/event-stream")
 
 
 def address(one: Stage, name: str) -> str:
-    return str(one.balancer.flow.fleet.view.replicas[name].address)
+    return str(one.balancer.flow.replicas.view.replicas[name].address)
 
 
 async def test_the_head_is_answered_when_the_body_is_whole_and_each_body_ends_once() -> None:
@@ -123,7 +123,7 @@ async def test_an_answer_whose_body_is_not_shown_to_us_ends_with_the_stream() ->
         assert "stream_options" not in msgspec.json.decode(onward)  # its usage could not be removed again
         stream.take(answered(b"200", EVENTS))
         assert [each.WhichOneof("response") for each in sent(stream)] == ["response_headers"]
-        assert len(one.balancer.flow.fleet.ledger) == 1
+        assert len(one.balancer.flow.replicas.ledger) == 1
         stream.gone()
         assert not any(one.held)
 
@@ -177,13 +177,16 @@ async def test_the_ledger_follows_a_gateway_to_a_later_endpoint() -> None:
         lb = sent(stream)[0].dynamic_metadata.fields["envoy.lb"].struct_value.fields
         first, second = lb["x-gateway-destination-endpoint"].string_value.split(",")
         names = {address(one, name): name for name in "ab"}
-        assert flow.fleet.ledger.load(names[first]).in_flight == 1
+        assert flow.replicas.ledger.load(names[first]).in_flight == 1
         stream.take(answered(b"200", EVENTS, served=second))
-        assert (flow.fleet.ledger.load(names[first]).in_flight, flow.fleet.ledger.load(names[second]).in_flight) == (
+        assert (
+            flow.replicas.ledger.load(names[first]).in_flight,
+            flow.replicas.ledger.load(names[second]).in_flight,
+        ) == (
             0,
             1,
         )
-        assert flow.fleet.standing.read(names[first], one.balancer.clock.now()).why == "connection refused"
+        assert flow.replicas.standing.read(names[first], one.balancer.clock.now()).why == "connection refused"
         stream.take(response_piece(EVENT, last=False))
         head = {
             h.header.key: h.header.raw_value
@@ -265,7 +268,9 @@ async def test_a_law_that_forbids_it_meanwhile_takes_it_back_from_the_gateway(wh
         assert sent(stream) == []
         stream.gone()
         assert not any(one.held)
-        assert one.balancer.flow.fleet.standing.read("a", one.balancer.clock.now()).why == "proven"  # no fault of its
+        assert (
+            one.balancer.flow.replicas.standing.read("a", one.balancer.clock.now()).why == "proven"
+        )  # no fault of its
 
 
 async def test_a_replica_that_fails_under_a_narrower_law_is_not_reported_as_the_law() -> None:

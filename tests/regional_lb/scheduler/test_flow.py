@@ -109,40 +109,40 @@ class RegionalMachine(RuleBasedStateMachine):
     def _forwarded(self, rider: Rider, forward: Forward, now: float) -> None:
         assert "london" in rider.lawful & self._lawful(rider.request)
         self._may_take(forward.target, rider, now)
-        assert self.flow.fleet.view.replicas[forward.target].role != "prefill"
+        assert self.flow.replicas.view.replicas[forward.target].role != "prefill"
         resumes = isinstance(forward, machine.Resume)
         self.resumes[0] += resumes
         carrier = self.flow.requests[rider.request.id].carrier
         assert (carrier is not None) == (resumes or rider.request.continues is not None)
         if carrier is not None:
-            assert self.flow.fleet.view.replicas[forward.target].takes_up(carrier)
+            assert self.flow.replicas.view.replicas[forward.target].takes_up(carrier)
         if forward.prefill is not None:
             assert not resumes
             assert rider.request.divisible
             self._may_take(forward.prefill.target, rider, now)
-            assert self.flow.fleet.view.replicas[forward.prefill.target].role == "prefill"
+            assert self.flow.replicas.view.replicas[forward.prefill.target].role == "prefill"
 
     def _may_take(self, name: str, rider: Rider, now: float) -> None:
-        target = self.flow.fleet.view.replicas[name]
+        target = self.flow.replicas.view.replicas[name]
         assert rider.request.model in target.models
         self._holds(target, rider, now)
         assigned, split = self.flow.requests[rider.request.id].assigned, self.flow.splits.of(rider.request.model)
         if target.role != "prefill" and assigned is not None and split is not None and not split.config.fallback:
             assert target.version == assigned.version
-        machine = self.flow.fleet.health[name]
+        machine = self.flow.replicas.health[name]
         health = machine.read(now)
         if health.state not in (State.UP, State.SUSPECT) and health.why != "a trial is under way":
             line = rider.request.model
             assert target.role != "prefill"  # panic mode is per model, and never ignores replicas that only prefill
-            assert self.flow.fleet.mode(line, now) is Mode.PANIC
+            assert self.flow.replicas.mode(line, now) is Mode.PANIC
             assert machine.held_out(now)
         # The ledgers are read at the end: requests sent later in the same call only made it tighter.
-        load = self.flow.fleet.ledger.load(name)
+        load = self.flow.replicas.ledger.load(name)
         if load.in_flight > 1:
             assert load.in_flight <= target.slots
             # Their prompts: not all answers are there in full at any one time, see regional_lb.fleet.kv_growth.
             assert load.kv_tokens - load.answer_tokens <= target.kv_tokens
-            there = [held.prefill_tokens for held in self.flow.fleet.ledger._held.values() if held.target == name]
+            there = [held.prefill_tokens for held in self.flow.replicas.ledger._held.values() if held.target == name]
             # The last request sent found part of a step free, or of the next one if several waited.
             last = next((tokens for tokens in reversed(there) if tokens), 0)
             assert load.prefill_tokens - last < 2 * target.prefill_tokens_max
@@ -154,7 +154,7 @@ class RegionalMachine(RuleBasedStateMachine):
         state, model = self.flow.requests[rider.request.id], rider.request.model
         if target.role == "prefill" or state.need.context_tokens <= target.context_tokens(model):
             return
-        view = self.flow.fleet.view
+        view = self.flow.replicas.view
         unable = view.unable_to_resume(model, state.carrier) if state.carrier is not None else ()
         for other in self.flow.wait_estimate.serving(state.variant, now, unable).names:
             assert view.replicas[other].context_tokens(model) < state.need.context_tokens
@@ -163,7 +163,7 @@ class RegionalMachine(RuleBasedStateMachine):
         """What riders hold there, by the ledger's own word: whole attempts, and prefill halves."""
         keys = [rider.request.id for rider in self.referee.states("sent", "started") if rider.target == name]
         keys += [f"{rider.request.id}/prefill" for rider in self.referee.states("sent") if rider.prefiller == name]
-        found = [self.flow.fleet.ledger.held(key) for key in keys]
+        found = [self.flow.replicas.ledger.held(key) for key in keys]
         return [held for held in found if held is not None and held.target == name]
 
     def _tell(self, event: machine.Event) -> None:
@@ -342,15 +342,17 @@ class RegionalMachine(RuleBasedStateMachine):
                 continue
             for waiting in flow.queue.first(model, K_WAITING, self.now):
                 live = flow.requests[waiting.id]
-                unable = flow.fleet.view.unable_to_resume(live.request.model, live.carrier) if live.carrier else ()
+                unable = flow.replicas.view.unable_to_resume(live.request.model, live.carrier) if live.carrier else ()
                 barred = (*live.tried, *unable)
                 choice = flow.wait_estimate.consider(live.request, live.need, self.now, barred, assigned=live.assigned)
                 chosen = choice.chosen if choice is not None else None
                 if chosen is not None:
                     need, marked = live.need, marks(live.request.chain)
-                    shared_tokens = flow.fleet.shared_bytes(chosen.replica, need.chain, marked) / need.bytes_per_token
+                    shared_tokens = (
+                        flow.replicas.shared_bytes(chosen.replica, need.chain, marked) / need.bytes_per_token
+                    )
                     own_tokens = int(max(chosen.uncached_tokens, need.prompt_tokens - shared_tokens))
-                    assert not flow.fleet.whole.holds(chosen.replica, own_tokens + need.output_tokens)
+                    assert not flow.replicas.whole.holds(chosen.replica, own_tokens + need.output_tokens)
 
     # -- what always holds
 
@@ -361,18 +363,18 @@ class RegionalMachine(RuleBasedStateMachine):
         assert {name for name, rider in riders.items() if rider.state == "held"} == set(flow.queue.by_id)
         assert flow.queue.taken.keys() <= riders.keys()
         sent = self.referee.states("sent", "started")
-        assert len(flow.fleet.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
+        assert len(flow.replicas.ledger) == len(sent) + sum(bool(rider.prefiller) for rider in sent)
         for rider in sent:
-            held = flow.fleet.ledger.held(rider.request.id)
+            held = flow.replicas.ledger.held(rider.request.id)
             assert held is not None
             assert held.target == rider.target
             if rider.prefiller:
                 assert held.prefill_tokens == 0
-                half = flow.fleet.ledger.held(f"{rider.request.id}/prefill")
+                half = flow.replicas.ledger.held(f"{rider.request.id}/prefill")
                 assert half is not None
                 assert half.target == rider.prefiller
-        for target in flow.fleet.ledger.targets():
-            load = flow.fleet.ledger.load(target)
+        for target in flow.replicas.ledger.targets():
+            load = flow.replicas.ledger.load(target)
             held = self._held_at(target)
             assert load.in_flight == len(held)
             assert load.prefill_tokens == sum(h.prefill_tokens for h in held)
@@ -389,9 +391,9 @@ class RegionalMachine(RuleBasedStateMachine):
         queue = self.flow.queue
         assert len(queue) <= 6
         assert queue.tokens == pytest.approx(sum(w.tokens for w in queue.by_id.values()))
-        awaited = self.flow.wait_estimate.awaited
-        assert set(awaited.by_request) <= set(queue.by_id)
-        assert all(wait.variant == queue.by_id[name].model for name, wait in awaited.by_request.items())
+        deferred = self.flow.wait_estimate.deferred
+        assert set(deferred.by_request) <= set(queue.by_id)
+        assert all(wait.variant == queue.by_id[name].model for name, wait in deferred.by_request.items())
         assert queue.tokens <= 4000 or len(queue) == 1
         assert 0 <= self.flow.budget.retrying <= 3 + 0.2 * 50
 
@@ -399,7 +401,7 @@ class RegionalMachine(RuleBasedStateMachine):
     @invariant()
     def at_rest_nothing_is_held(self) -> None:
         assert self.flow.budget.retrying == 0
-        assert self.flow.fleet.ledger.targets() == ()
+        assert self.flow.replicas.ledger.targets() == ()
         assert self.flow.queue.tokens == 0.0
 
     def teardown(self) -> None:
@@ -436,9 +438,9 @@ def test_a_prompt_that_was_not_found_cached_corrects_the_mirror_and_is_there_now
         flow.handle(machine.AttemptBegan(asked.id, 1, 200), n + 0.1)
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(16 * 1024, 10, 0 if n else None)), n + 0.2)
     assert (
-        flow.fleet.trie.match_one("r1", first.chain) == 20
+        flow.replicas.trie.match_one("r1", first.chain) == 20
     )  # the first was gone, except for the part that the second brought back
-    assert flow.fleet.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
+    assert flow.replicas.trie.match_one("r1", (*first.chain[:20], *second.chain[20:])) == len(second.chain)
 
 
 def test_the_next_request_is_sent_where_its_prefix_is_being_computed() -> None:
@@ -447,7 +449,7 @@ def test_the_next_request_is_sent_where_its_prefix_is_being_computed() -> None:
     flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
     first, second, other = request("a", 8192), request("b", 8192, prefix="a"), request("c", 8192)
     (sent,) = [c for c in flow.handle(machine.RequestArrived(first), 0.0) if isinstance(c, Forward)]
-    assert flow.fleet.trie.match(first.chain) == {sent.target: len(first.chain)}
+    assert flow.replicas.trie.match(first.chain) == {sent.target: len(first.chain)}
     choice = flow.wait_estimate.consider(second, flow.wait_estimate.need_of(second), 0.1)
     assert choice is not None
     assert {one.replica: one.hit_tokens for one in choice.field}[sent.target] == 8192 / 4
@@ -462,17 +464,17 @@ def test_a_replica_that_refused_a_prompt_does_not_count_as_holding_it(how: str) 
     flow = regional(replica("r1", kv_tokens=1_000_000))
     before, asked = request("a", 4096), request("b", 8192, prefix="a")
     _turn(flow, before, ())
-    held = flow.fleet.trie.match(asked.chain)
+    held = flow.replicas.trie.match(asked.chain)
     assert 0 < held["r1"] < len(asked.chain)
     flow.handle(machine.RequestArrived(asked), 1.0)
-    assert flow.fleet.trie.match(asked.chain) == {"r1": len(asked.chain)}
+    assert flow.replicas.trie.match(asked.chain) == {"r1": len(asked.chain)}
     if how == "gone":
         flow.handle(machine.AttemptFailed(asked.id, 1, outcome.CONNECT_FAILED), 1.1)
     else:
         if how == "refused":
             flow.handle(machine.AttemptBegan(asked.id, 1, 400), 1.1)
         flow.handle(machine.AttemptEnded(asked.id, 1, 400, None, whole=how != "refused"), 1.1)
-    left = flow.fleet.trie.match(asked.chain)
+    left = flow.replicas.trie.match(asked.chain)
     if how != "gone":  # then it was sent there again: there is no other replica
         assert left == held
 
@@ -483,10 +485,10 @@ def test_a_prefix_that_other_prompts_share_stays_cached_if_the_first_of_them_is_
     first, second = request("a", 8192), request("b", 8192)
     second = replace(second, chain=(*first.chain[:8], *second.chain[8:]))
     flow.handle(machine.RequestArrived(first), 0.0)
-    flow.fleet.caches("r1", second.chain)
+    flow.replicas.caches("r1", second.chain)
     flow.handle(machine.AttemptEnded(first.id, 1, 400, None, whole=True), 0.2)
-    assert flow.fleet.trie.match(second.chain) == {"r1": len(second.chain)}
-    assert flow.fleet.trie.match(first.chain) == {"r1": 8}
+    assert flow.replicas.trie.match(second.chain) == {"r1": len(second.chain)}
+    assert flow.replicas.trie.match(first.chain) == {"r1": 8}
 
 
 def test_a_replica_that_was_not_asked_after_all_is_not_thought_to_hold_the_prompt() -> None:
@@ -496,7 +498,7 @@ def test_a_replica_that_was_not_asked_after_all_is_not_thought_to_hold_the_promp
     (sent,) = [c for c in flow.handle(machine.RequestArrived(asked), 0.0) if isinstance(c, Forward)]
     other = "r2" if sent.target == "r1" else "r1"
     flow.handle(machine.AttemptMoved(asked.id, 1, other, (sent.target,)), 0.1)
-    assert flow.fleet.trie.match(asked.chain) == {other: len(asked.chain)}
+    assert flow.replicas.trie.match(asked.chain) == {other: len(asked.chain)}
 
 
 @pytest.mark.parametrize(("status", "usage"), [(200, Usage(16 * 1024, 10, 0)), (200, None), (500, None)])
@@ -512,12 +514,12 @@ def test_an_answer_reported_in_one_event_leaves_the_same_state_as_one_reported_i
             if not whole:
                 flow.handle(machine.AttemptBegan(asked.id, 1, status), n + 0.2)
             flow.handle(machine.AttemptEnded(asked.id, 1, status, usage, whole=whole), n + 0.2)
-        fleet, table = flow.fleet, flow.wait_estimate.able(MODEL, 5.0)
-        speed = fleet.speeds["r1"]
+        replicas, table = flow.replicas, flow.wait_estimate.able(MODEL, 5.0)
+        speed = replicas.speeds["r1"]
         left.append((
-            flow.under_way, fleet.ledger.load("r1"), fleet.trie.match_one("r1", asked.chain),
-            fleet.health["r1"].read(5.0),
-            (speed.prefill_ms_per_token, speed.tpot_ms, speed.service_ms), fleet.estimates.bytes_per_token(MODEL),
+            flow.under_way, replicas.ledger.load("r1"), replicas.trie.match_one("r1", asked.chain),
+            replicas.health["r1"].read(5.0),
+            (speed.prefill_ms_per_token, speed.tpot_ms, speed.service_ms), replicas.estimates.bytes_per_token(MODEL),
             table.in_flight.tolist(), table.kv_taken_tokens.tolist(), flow.wait_estimate.wait_ms(MODEL, 5.0),
         ))  # fmt: skip
     assert left[0] == left[1]
@@ -544,7 +546,7 @@ def test_an_answer_counts_as_cached_behind_its_prompt_for_the_next_turn() -> Non
     flow = regional(replica("r1", kv_tokens=1_000_000), replica("r2", kv_tokens=1_000_000))
     first, second = _turns()
     target = _turn(flow, first, second.chain).target
-    assert flow.fleet.trie.match(second.chain) == {target: len(second.chain)}
+    assert flow.replicas.trie.match(second.chain) == {target: len(second.chain)}
     again = _turn(flow, second, (), 1.0)
     assert again.target == target
     assert again.reasons.chosen.hit_tokens == (4096 + SAID) / 4
@@ -566,22 +568,22 @@ def test_an_answer_not_received_whole_does_not_count_as_cached(ended: dict[str, 
     first, second = _turns()
     _turn(flow, first, second.chain, **ended)
     held = {} if ended.get("status") == 500 else {"r1": len(first.chain)}
-    assert flow.fleet.trie.match(second.chain) == held
+    assert flow.replicas.trie.match(second.chain) == held
 
 
 def test_without_a_count_of_tokens_what_was_heard_counts() -> None:
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = _turns()
     _turn(flow, first, second.chain, usage=None)
-    assert flow.fleet.trie.match_one("r1", second.chain) == len(second.chain)
+    assert flow.replicas.trie.match_one("r1", second.chain) == len(second.chain)
 
 
 def test_an_answer_to_a_prompt_that_was_not_found_cached_is_held_with_it() -> None:
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = _turns(64 * 1024)
-    flow.fleet.trie.insert("r1", first.chain)
+    flow.replicas.trie.insert("r1", first.chain)
     _turn(flow, first, second.chain, usage=Usage(16 * 1024, SAID // 4, 0))
-    assert flow.fleet.trie.match_one("r1", second.chain) == len(second.chain)
+    assert flow.replicas.trie.match_one("r1", second.chain) == len(second.chain)
 
 
 def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
@@ -597,8 +599,8 @@ def test_an_adapter_stays_where_it_was_loaded_and_loading_is_learned() -> None:
         flow.handle(machine.AttemptEnded(asked.id, 1, 200, Usage(256, 10)), n + 0.95)
     assert len(set(targets)) == 1
     assert promised[0] >= LOAD_MS > max(promised[1:])
-    assert LOAD_MS < flow.fleet.adapters.load_ms(0.0) < 900.0
-    assert flow.fleet.adapters.loaded(targets[0]) == ("sql",)
+    assert LOAD_MS < flow.replicas.adapters.load_ms(0.0) < 900.0
+    assert flow.replicas.adapters.loaded(targets[0]) == ("sql",)
 
 
 def test_a_tenant_with_long_answers_gets_fewer_of_them() -> None:
@@ -625,7 +627,7 @@ def test_a_request_is_sent_if_there_is_room_and_held_otherwise_never_both() -> N
     flow = regional(replica("r1", slots=1))
     commands = [c for n in range(3) for c in flow.handle(RequestArrived(request(f"q{n}")), 0.0)]
     assert [type(c) for c in commands if isinstance(c, Forward | Hold)] == [Forward, Hold, Hold]
-    assert (flow.queue.waiting(MODEL), len(flow.fleet.ledger), flow.under_way) == (2, 1, 3)
+    assert (flow.queue.waiting(MODEL), len(flow.replicas.ledger), flow.under_way) == (2, 1, 3)
 
 
 def test_a_cached_prefix_takes_kv_once_for_all_requests_that_use_it() -> None:
@@ -635,7 +637,7 @@ def test_a_cached_prefix_takes_kv_once_for_all_requests_that_use_it() -> None:
     for n, own in enumerate(((), (101, 102, 103, 104), (), (201, 202, 203, 204))):
         asked = request(f"q{n}", prompt_bytes=bytes_at(len(stem + own)), chain=stem + own, max_tokens=10)
         flow.handle(RequestArrived(asked), 0.0)
-        held = flow.fleet.ledger.held(f"q{n}")
+        held = flow.replicas.ledger.held(f"q{n}")
         assert held is not None
         taken.append(held.kv_tokens - 10)
         flow.handle(AttemptBegan(f"q{n}", 1, 200), 0.1)
@@ -644,7 +646,7 @@ def test_a_cached_prefix_takes_kv_once_for_all_requests_that_use_it() -> None:
         flow.handle(ClientLeft(f"q{n}"), 0.2)
     again = request("last", prompt_bytes=bytes_at(12), chain=(*stem, 301, 302, 303, 304), max_tokens=10)
     flow.handle(RequestArrived(again), 0.3)
-    last = flow.fleet.ledger.held("last")
+    last = flow.replicas.ledger.held("last")
     assert last is not None
     # Two thirds are cached and need no prefill, but no other request holds them: they cannot be evicted for it alone.
     assert (last.prefill_tokens, last.kv_tokens) == (256, 768 + 10)
@@ -657,7 +659,7 @@ def test_a_request_that_waits_by_choice_is_never_refused_for_it(stands_s: float)
         queue_wait_s=1.0, queue_stands_s=stands_s, queue_ttft_objective_s=0.4,
     )  # fmt: skip
     stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
-    flow.fleet.trie.insert("r1", stem)
+    flow.replicas.trie.insert("r1", stem)
     other = request("other", prompt_bytes=bytes_at(28), chain=(*stem[:17], *range(51, 62)), max_tokens=10)
     (first,) = (c for c in flow.handle(RequestArrived(other), 0.0) if isinstance(c, Forward))
     assert first.target == "r1"
@@ -674,10 +676,10 @@ def test_a_request_that_waits_by_choice_is_never_refused_for_it(stands_s: float)
 def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() -> None:
     flow = regional(*(replica(name, slots=8, kv_tokens=100_000) for name in ("r1", "r2")), queue_wait_s=1.0)
     stem = tuple(range(1, 39))  # 26 KiB, 6,656 tokens
-    flow.fleet.trie.insert("r1", stem)
+    flow.replicas.trie.insert("r1", stem)
     other = request("other", prompt_bytes=bytes_at(28), chain=(*stem[:17], *range(51, 62)), max_tokens=10)
     flow.handle(RequestArrived(other), 0.0)
-    awaited = flow.wait_estimate.awaited
+    deferred = flow.wait_estimate.deferred
 
     def come(name: str) -> list[str]:
         one = request(name, prompt_bytes=bytes_at(40), chain=(*stem, 39, 40), max_tokens=10, entry_region="tokyo")
@@ -692,17 +694,17 @@ def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() ->
     waiting, sent = list[str](), list[str]()
     while len(waiting) < 20 and not (sent := come(f"q{len(waiting)}")):
         waiting.append(f"q{len(waiting)}")
-        assert sorted(awaited.by_request) == sorted(waiting)
+        assert sorted(deferred.by_request) == sorted(waiting)
         # They leave r2 to others: nobody is in line, so a short one had it without standing behind them.
         assert flow.wait_estimate.in_line(MODEL) == 0
         assert flow.wait_estimate.wait_ms(MODEL, 0.1) == flow.wait_estimate.foreign_wait_ms(MODEL, 0.5) == 0.0
     assert sent == ["r2"]  # to wait for all of them would take longer than the 717 ms of computing it there
     assert len(waiting) > 1
-    assert awaited.tokens == {"r1": 512.0 * len(waiting)}  # 51 ms each
+    assert deferred.tokens == {"r1": 512.0 * len(waiting)}  # 51 ms each
     assert 51.2 * len(waiting) < 717.0
     for one in waiting:
         flow.handle(ClientLeft(one), 0.2)
-    assert not awaited.by_request
+    assert not deferred.by_request
 
 
 def test_as_many_are_compared_as_are_worth_it() -> None:

@@ -29,16 +29,16 @@ def test_an_answer_without_text_says_nothing_about_reported_cache_hits() -> None
         flow.handle(RequestArrived(request(name)), 0.0)
         flow.handle(AttemptBegan(name, 1, 200), 0.1)
         flow.handle(AttemptEnded(name, 1, 200, usage), 0.2)
-        reported.append(flow.fleet.unreported_hits.reported("r1"))
+        reported.append(flow.replicas.unreported_hits.reported("r1"))
     assert reported == [True, True, False]
 
 
 def test_an_answer_far_shorter_than_its_token_count_is_not_taken_as_cached() -> None:
     flow = regional(replica("r1"))
-    learning, asked = Learning(flow.fleet), request("a", 1024)
+    learning, asked = Learning(flow.replicas), request("a", 1024)
     state = RequestState(asked, flow.wait_estimate.need_of(asked), asked.model, replica="r1")
     chain = (*asked.chain, 1)
-    least = ANSWER_SHARE * 100 * flow.fleet.estimates.bytes_per_token(asked.model)
+    least = ANSWER_SHARE * 100 * flow.replicas.estimates.bytes_per_token(asked.model)
     for answer_bytes, holds in ((int(least), True), (int(least) - 1, False)):
         ended = AttemptEnded("a", 1, 200, Usage(256, 100), chain=chain, answer_bytes=answer_bytes)
         assert learning.holds_answer(state, ended) is holds
@@ -57,4 +57,4 @@ def test_answers_far_longer_than_estimated_do_not_raise_the_estimate_above_their
         if not begin_s:
             for n in range(40):
                 flow.handle(AttemptEnded(f"{begin_s} {n}", 1, 200, Usage(256, 1500)), 30.0)
-    assert flow.fleet.whole.kv_taken_tokens.item(0) == pytest.approx(40 * (256 + 1500), rel=0.1)
+    assert flow.replicas.whole.kv_taken_tokens.item(0) == pytest.approx(40 * (256 + 1500), rel=0.1)

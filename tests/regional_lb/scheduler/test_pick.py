@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
 from regional_lb.fleet.view import Sample
-from regional_lb.scheduler.pick import EXPLORED_SHARE, FIELD_MAX, NOBODY, Known, expected_wait_ms, least, pick
+from regional_lb.scheduler.pick import EXPLORED_SHARE, FIELD_MAX, NO_DEFERRED, Known, expected_wait_ms, least, pick
 from regional_lb.scheduler.policy import Need, Predictive
 from regional_lb.scheduler.policy.latency import LeastLatency
 from regional_lb.scheduler.policy.predictive import BETA
@@ -31,7 +31,7 @@ def sample(waiting: int, at: float = 0.0, running: int = 0) -> Sample:
 
 
 def table(*replicas, reserved=()):
-    return fleet(*replicas, reserved=reserved).whole
+    return replicas_of(*replicas, reserved=reserved).whole
 
 
 def choose(*replicas, hits=None, reserved=(), seed=1):
@@ -62,7 +62,7 @@ def test_the_choice_has_its_candidates_and_the_full_replicas() -> None:
 
 
 def test_a_picks_field_does_not_change_with_later_load() -> None:
-    both = fleet(replica("r1"), replica("r2"))
+    both = replicas_of(replica("r1"), replica("r2"))
     choice = pick(NEED, both.whole, (), Predictive(), 0.0, Random(1))
     before = choice.field
     both.ledger.reserve("q", Reservation("r1", 700, 700))
@@ -91,27 +91,27 @@ LONG = Need(prompt_tokens=8192.0, output_tokens=100.0, bytes_per_token=4.0)
 ROOMY = {"slots": 8, "kv_tokens": 100_000, "prefill_tokens_max": 2_000}
 
 
-def of_long(need: Need, backlog_tokens: int, *, choosy: bool = True, policy=None, awaited=NOBODY):
+def of_long(need: Need, backlog_tokens: int, *, may_defer: bool = True, policy=None, deferred=NO_DEFERRED):
     """Who gets a prompt that r1 holds but for 1,536 tokens, and r2 does not; r1 prefills so many of another's."""
     rows = table(replica("r1", **ROOMY), replica("r2", **ROOMY), reserved=[Reservation("r1", backlog_tokens, 4_000)])
     policy = policy or Predictive()
     policy.adopt(rows.of.names)
     hits = [(chain.bytes_at(38), rows.of.at["r1"])]
-    choice = pick(need, rows, hits, policy, 0.0, Random(1), choosy=choosy, awaited=awaited)
-    assert choice.awaits == (None if choice.chosen is not None else ("r1", pytest.approx(1_843.2, rel=0.2)))
+    choice = pick(need, rows, hits, policy, 0.0, Random(1), may_defer=may_defer, deferred=deferred)
+    assert choice.deferred_to == (None if choice.chosen is not None else ("r1", pytest.approx(1_843.2, rel=0.2)))
     return choice.chosen
 
 
 def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere() -> None:
     # 38 blocks are 26 KiB, 6,656 tokens. Computing all takes 819 ms; waiting for 2,100 and computing the rest, 364.
     assert of_long(LONG, 2_100) is None
-    assert of_long(LONG, 2_100, choosy=False).replica == "r2"
+    assert of_long(LONG, 2_100, may_defer=False).replica == "r2"
     assert of_long(LONG, 1_500).replica == "r1"  # there is room
     assert of_long(LONG, 9_000).replica == "r2"  # waiting for that is later than computing it
     assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # the costs are unknown
     # Whoever waits for it already goes first: there is a number of them from which it is later than computing it.
-    assert of_long(LONG, 2_100, awaited={"r1": 2_000.0, "r2": 9_000.0, "gone": 9_000.0}) is None
-    assert of_long(LONG, 2_100, awaited={"r1": 6_000.0}).replica == "r2"
+    assert of_long(LONG, 2_100, deferred={"r1": 2_000.0, "r2": 9_000.0, "gone": 9_000.0}) is None
+    assert of_long(LONG, 2_100, deferred={"r1": 6_000.0}).replica == "r2"
     # No request waits for a replica without room in its KV cache, or with a line, if another has room.
     full = table(
         replica("r1", **{**ROOMY, "kv_tokens": 5_000}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from worlds import fleet, replica, request
+from worlds import replica, replicas_of, request
 
 from regional_lb.scheduler.pick import pick
 from regional_lb.scheduler.policy import Need, Predictive
@@ -15,6 +15,6 @@ def test_a_new_request_has_no_chosen_replica() -> None:
     need = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
     live = RequestState(request("a"), need, "llama")
     assert live.chosen is None
-    live.pick = pick(need, fleet(replica("r1")).whole, (), Predictive(), 0.0, Random(1))
+    live.pick = pick(need, replicas_of(replica("r1")).whole, (), Predictive(), 0.0, Random(1))
     assert live.chosen is not None
     assert live.chosen.replica == "r1"

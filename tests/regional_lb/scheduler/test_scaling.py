@@ -72,8 +72,8 @@ def test_no_replica_count_is_desired_before_the_first_probe() -> None:
 def test_a_model_that_is_gone_is_forgotten() -> None:
     flow = busy(2)
     flow.scaling.look(1.0)
-    other = regional(replica("a", models=frozenset({"qwen"})), scaling=FIXED).fleet.view
-    flow.fleet.adopt(other)
+    other = regional(replica("a", models=frozenset({"qwen"})), scaling=FIXED).replicas.view
+    flow.replicas.adopt(other)
     flow.scaling.look(2.5)
     assert MODEL not in flow.scaling.desired()
 

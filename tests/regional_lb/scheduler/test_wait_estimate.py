@@ -33,7 +33,7 @@ def test_consider_changes_no_state_and_predicts_the_later_choice() -> None:
     assert need.prompt_tokens == 256.0
     picks = [flow.wait_estimate.consider(asked, need, 0.0) for _ in range(3)]
     assert [pick.chosen.replica for pick in picks] == ["r2"] * 3
-    assert (flow.under_way, len(flow.fleet.ledger), flow.fleet.trie.nodes) == (0, 0, 0)
+    assert (flow.under_way, len(flow.replicas.ledger), flow.replicas.trie.nodes) == (0, 0, 0)
     _, forward = flow.handle(RequestArrived(asked), 0.0)
     assert isinstance(forward, Forward)
     assert forward.target == "r2"
@@ -84,10 +84,10 @@ def test_what_is_kept_free_is_no_reason_to_fall_back() -> None:
 
 def test_how_a_models_replicas_may_be_used_has_a_name() -> None:
     flow = regional(replica("r1"), replica("r2"), up=False)
-    assert [flow.fleet.mode(model, 0.0) for model in (MODEL, OTHER_MODEL)] == [Mode.ALL_DOWN, Mode.EMPTY]
+    assert [flow.replicas.mode(model, 0.0) for model in (MODEL, OTHER_MODEL)] == [Mode.ALL_DOWN, Mode.EMPTY]
     for name in ("r1", "r2"):
         flow.handle(ReplicaProbed(name, True), 0.0)
-    assert flow.fleet.mode(MODEL, 0.0) is Mode.NORMAL
+    assert flow.replicas.mode(MODEL, 0.0) is Mode.NORMAL
 
 
 def test_requests_queued_at_a_peer_count_only_as_far_as_turns_alternate() -> None:
@@ -114,10 +114,10 @@ def test_an_engines_own_report_takes_precedence_over_the_estimate() -> None:
     flow = regional(*(replace(replica(name, kv_tokens=100_000), kv_ranks=1) for name in ("r1", "r2", "r3")))
     asked = replace(request("a", 4096), tokens=Tokens(blocks(1, 2, 3, 4)))
     for name in ("r1", "r2", "r3"):
-        flow.fleet.trie.insert(name, asked.chain)
+        flow.replicas.trie.insert(name, asked.chain)
     for name, change in (("r1", Cleared()), ("r2", Lost())):
         for one in (Linked(up=True), change, Stored([1, 2], None, blocks(1, 2), 16)):
-            flow.fleet.blocks.apply(name, 0, one)
+            flow.replicas.blocks.apply(name, 0, one)
     need = flow.wait_estimate.need_of(asked)
     assert (need.prompt_tokens, need.bytes_per_token) == (64.0, 64.0)
     assert hits_of(flow, need) == {"r1": 32.0, "r2": 64.0, "r3": 64.0}  # r2's is known to be at least 32
@@ -130,10 +130,10 @@ def test_an_engines_own_report_takes_precedence_over_the_estimate() -> None:
 
 def test_without_tokens_the_mirror_alone_counts() -> None:
     flow = regional(replace(replica("r1"), kv_ranks=1))
-    flow.fleet.blocks.apply("r1", 0, Linked(up=True))
-    flow.fleet.blocks.apply("r1", 0, Cleared())
+    flow.replicas.blocks.apply("r1", 0, Linked(up=True))
+    flow.replicas.blocks.apply("r1", 0, Cleared())
     asked = request("a")
-    flow.fleet.trie.insert("r1", asked.chain)
+    flow.replicas.trie.insert("r1", asked.chain)
     assert hits_of(flow, flow.wait_estimate.need_of(asked)) == {"r1": 256.0}
     empty = replace(asked, tokens=Tokens(b""))
     assert flow.wait_estimate.need_of(empty).path is None
@@ -143,7 +143,7 @@ def test_an_adapters_blocks_are_its_own() -> None:
     known = replace(replica("r1"), kv_ranks=1, adapters=frozenset({"sql"}), models=frozenset({MODEL, "sql"}))
     flow = regional(known)
     for one in (Linked(up=True), Cleared(), Stored([1, 2], None, blocks(1, 2), 16, "sql")):
-        flow.fleet.blocks.apply("r1", 0, one)
+        flow.replicas.blocks.apply("r1", 0, one)
     asked = replace(request("a"), tokens=Tokens(blocks(1, 2, 3)))
     assert hits_of(flow, flow.wait_estimate.need_of(asked)) == {"r1": 0.0}
     by_adapter = replace(asked, model="sql")
@@ -170,15 +170,15 @@ def test_a_pair_is_part_of_the_outlook() -> None:
 def test_tokens_are_not_waited_for_without_a_choice_or_without_kv_events() -> None:
     alone, mute, found = (regional(*(replace(replica(n), kv_ranks=1) for n in names)) for names in ("a", "ab", "ab"))
     for flow in (alone, found):
-        flow.fleet.blocks.apply("a", 0, Linked(up=True))
-        flow.fleet.blocks.apply("a", 0, Cleared())
+        flow.replicas.blocks.apply("a", 0, Linked(up=True))
+        flow.replicas.blocks.apply("a", 0, Cleared())
     asked = request("r")
     assert [flow.wants_tokens(asked, 0.0) for flow in (alone, mute, found)] == [False, False, True]
     assert not found.wants_tokens(replace(asked, recomputed=True), 0.0)
     assert not found.wants_tokens(replace(asked, model="nowhere"), 0.0)
     assert not found.wants_tokens(replace(asked, lawful=frozenset({"tokyo"})), 0.0)  # it will be refused
-    found.fleet.blocks.apply("a", 0, Linked(up=False))
-    found.fleet.blocks.apply("a", 0, Lost(all=True))
+    found.replicas.blocks.apply("a", 0, Linked(up=False))
+    found.replicas.blocks.apply("a", 0, Lost(all=True))
     assert not found.wants_tokens(asked, 0.0)
 
 
@@ -186,14 +186,14 @@ def test_a_prefix_that_no_replica_holds_to_its_end_is_enough_for_a_decision() ->
     flow = regional(*(replace(replica(name), kv_ranks=1) for name in ("r1", "r2")))
     for name in ("r1", "r2"):
         for one in (Linked(up=True), Cleared()):
-            flow.fleet.blocks.apply(name, 0, one)
+            flow.replicas.blocks.apply(name, 0, one)
     asked = request("r", 4096)
 
     def begun(*of: int) -> Request:
         return replace(asked, tokens=Tokens(blocks(*of), whole=False))
 
     assert not flow.wants_tokens(begun(1, 2, 3), 0.0)
-    flow.fleet.blocks.apply("r2", 0, Stored([1, 2], None, blocks(1, 2), 16))
+    flow.replicas.blocks.apply("r2", 0, Stored([1, 2], None, blocks(1, 2), 16))
     assert flow.wants_tokens(begun(1), 0.0)  # too little evidence
     assert flow.wants_tokens(replace(asked, tokens=Tokens(blocks(1, 2) + blocks(9)[:4], whole=False)), 0.0)
     assert not flow.wants_tokens(replace(asked, tokens=Tokens(blocks(1, 2))), 0.0)  # there are no more
@@ -206,19 +206,19 @@ def test_a_prefix_that_no_replica_holds_to_its_end_is_enough_for_a_decision() ->
     assert flow.handle(PromptTokenized("r", Tokens(blocks(1, 2, 9, 9, *range(10, 70)))), 0.1) == []
     flow.handle(AttemptBegan("r", 1, 200), 0.2)
     flow.handle(AttemptEnded("r", 1, 200, Usage(1024, 4, cached_tokens=int(forward.reasons.chosen.hit_tokens))), 0.3)
-    assert (flow.fleet.mirror.guard.miscounts, flow.fleet.mirror.guard.mispredictions) == (0, 0)
+    assert (flow.replicas.mirror.guard.miscounts, flow.replicas.mirror.guard.mispredictions) == (0, 0)
 
 
 def test_a_prompt_read_beside_its_request_is_placed_by_its_tokens_if_it_still_waits() -> None:
     flow = regional(*(replace(replica(name, slots=1), kv_ranks=1) for name in ("r1", "r2")))
     for name in ("r1", "r2"):
         for one in (Linked(up=True), Cleared()):
-            flow.fleet.blocks.apply(name, 0, one)
+            flow.replicas.blocks.apply(name, 0, one)
     for name in ("b", "c"):
         flow.handle(RequestArrived(request(name)), 0.0)
     flow.handle(RequestArrived(request("waits", 4096)), 0.0)
     assert not flow.wants_tokens(request("next"), 0.0)  # there is a line
-    flow.fleet.blocks.apply("r2", 0, Stored([1, 2], None, blocks(1, 2), 16))
+    flow.replicas.blocks.apply("r2", 0, Stored([1, 2], None, blocks(1, 2), 16))
     for name in ("waits", "b", "gone"):
         assert flow.handle(PromptTokenized(name, Tokens(blocks(1, 2, 3, 4))), 0.1) == []
     went = [*flow.handle(ClientLeft("b"), 0.2), *flow.handle(ClientLeft("c"), 0.2)]

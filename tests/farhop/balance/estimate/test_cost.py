@@ -52,10 +52,10 @@ def test_a_prompt_is_the_same_work_in_one_piece_as_in_two(first: float, second: 
 
 
 def test_requests_behind_wait_for_what_a_request_has_more_than_the_mean() -> None:
-    def behind_ms(wait_ms: float, uncached: float, pace_ms: float = 1.0) -> float:
-        return cost.behind_ms(wait_ms, work=uncached, mean_work=200.0, pace_ms=pace_ms)
+    def behind_ms(wait_ms: float, uncached: float, ms_per_unit: float = 1.0) -> float:
+        return cost.behind_ms(wait_ms, work=uncached, mean_work=200.0, ms_per_unit=ms_per_unit)
 
     assert [behind_ms(300.0, uncached) for uncached in (0.0, 100.0, 200.0, 1000.0)] == [0.0, 150.0, 300.0, 1500.0]
     assert behind_ms(0.0, 1000.0) == 0.0
     assert behind_ms(50.0, 200.0) == 12.5  # a quarter of another request's prefill is left
-    assert behind_ms(50.0, 200.0, pace_ms=0.0) == 50.0
+    assert behind_ms(50.0, 200.0, ms_per_unit=0.0) == 50.0

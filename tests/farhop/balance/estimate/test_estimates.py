@@ -96,18 +96,18 @@ def test_a_speed_without_samples_has_no_measurement() -> None:
     assert speed.began(525.0, 1000.0, 25.0, 1.0)  # one decode step of 25 ms is not prefill
     speed.ended(decode_ms=1000.0, service_ms=1525.0, completion_tokens=101, load=1.0, now=2.0)
     found = speed.measured(2.0)
-    assert (found.pace_ms, found.alone_ms, found.service_ms) == (0.5, 10.0, 1525.0)
+    assert (found.prefill_ms_per_token, found.alone_ms, found.service_ms) == (0.5, 10.0, 1525.0)
     assert speed.sampled_at == 2.0
 
 
-def test_a_long_prefill_weighs_more_in_the_pace_than_many_short_ones() -> None:
+def test_a_long_prefill_weighs_more_than_many_short_ones() -> None:
     """Each takes 8 ms beside 0.01 ms a token, as a busy machine or an engine's own overhead adds."""
     speed = Speed()
     for _ in range(20):
         speed.prefilled(8.0 + 0.01 * 64, 64.0, 0.0)
-    assert speed.measured(0.0).pace_ms > 0.05
+    assert speed.measured(0.0).prefill_ms_per_token > 0.05
     speed.prefilled(8.0 + 0.01 * 27_000, 27_000.0, 0.0)
-    assert speed.measured(0.0).pace_ms == pytest.approx(0.01, rel=0.05)
+    assert speed.measured(0.0).prefill_ms_per_token == pytest.approx(0.01, rel=0.05)
 
 
 @pytest.mark.parametrize(("alone_ms", "each_ms", "loads"), [(56.0, 0.47, (1, 60)), (11.0, 0.07, (20, 120))])
@@ -144,7 +144,7 @@ def test_samples_too_small_or_out_of_range_do_not_change_a_speed() -> None:
     assert not speed.prefilled(1e9, 10.0, 0.0)
     speed.ended(decode_ms=0.0, service_ms=500.0, completion_tokens=1, load=1.0, now=0.0)
     found = speed.measured(0.0)
-    assert (found.pace_evidence, found.alone_evidence, found.service_evidence) == (0.0, 0.0, 1.0)
+    assert (found.prefill_evidence, found.alone_evidence, found.service_evidence) == (0.0, 0.0, 1.0)
 
 
 @given(st.lists(st.tuples(FLOATS, FLOATS, COUNTS, st.floats(0.0, 1e6)), max_size=30))
@@ -155,11 +155,11 @@ def test_measurements_stay_in_their_domain(samples: list[tuple[float, float, int
         speed.began(a, b, 20.0, now)
         speed.ended(a, b, n, abs(n) % 700, now)
         found = speed.measured(now)
-        assert found.pace_ms == 0.0 or 1e-5 <= found.pace_ms <= 1e3
+        assert found.prefill_ms_per_token == 0.0 or 1e-5 <= found.prefill_ms_per_token <= 1e3
         assert found.alone_ms == 0.0 or 1e-4 <= found.alone_ms <= 1e5
         assert found.service_ms == 0.0 or 1e-3 <= found.service_ms <= 1e8
         assert all(
-            0.0 <= x < inf for x in (found.pace_evidence, found.alone_evidence, found.service_evidence, found.var)
+            0.0 <= x < inf for x in (found.prefill_evidence, found.alone_evidence, found.service_evidence, found.var)
         )
         assert -inf < found.cov < inf
 
@@ -169,8 +169,8 @@ def test_a_prefill_alone_waits_for_no_decode_step() -> None:
     for _ in range(20):
         beside.began(120.0, 1000.0, 20.0, 0.0)
         alone.prefilled(120.0, 1000.0, 0.0)
-    assert beside.measured(0.0).pace_ms == pytest.approx(0.1)
-    assert alone.measured(0.0).pace_ms == pytest.approx(0.12)
+    assert beside.measured(0.0).prefill_ms_per_token == pytest.approx(0.1)
+    assert alone.measured(0.0).prefill_ms_per_token == pytest.approx(0.12)
 
 
 def test_a_fading_mean_is_not_carried_off_by_one_sample_and_fades() -> None:

@@ -48,9 +48,9 @@ def test_an_engine_that_found_less_than_the_blocks_and_a_prompt_that_ends_there_
 def test_it_lies_between_nothing_and_less_than_the_next_block(blocks: list[tuple[int, float, float]]) -> None:
     partial_blocks = PartialBlocks()
     prompts = [asked(b"%d" % n * 1000 * n) for n in range(10)]
-    for n, believed, found in blocks:
+    for n, predicted, found in blocks:
         nodes, size = prompts[n]
-        partial_blocks.learn(nodes, size, believed, found)
+        partial_blocks.learn(nodes, size, predicted, found)
     for nodes, _ in prompts:
         for depth in range(len(nodes) + 1):
             assert bytes_at(depth) <= partial_blocks.bytes_behind(nodes, depth) < bytes_at(depth) + BLOCK_BYTES[depth]

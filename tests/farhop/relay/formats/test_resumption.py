@@ -94,8 +94,8 @@ def test_fields_with_their_default_do_not_prevent_resumption(more: dict[str, Any
 
 
 def test_a_seed_is_kept_and_none_is_given() -> None:
-    assert b"seed" not in planned().kept
-    assert msgspec.json.decode(planned(seed=7).kept)["seed"] == 7
+    assert b"seed" not in planned().members
+    assert msgspec.json.decode(planned(seed=7).members)["seed"] == 7
 
 
 def test_of_the_body_no_more_is_held_than_is_kept() -> None:
@@ -103,4 +103,4 @@ def test_of_the_body_no_more_is_held_than_is_kept() -> None:
     before = sys.getrefcount(body)
     made = plan(CHAT, body)
     assert sys.getrefcount(body) == before
-    assert msgspec.json.decode(made.kept).keys() == {"model", "temperature", "seed"}
+    assert msgspec.json.decode(made.members).keys() == {"model", "temperature", "seed"}

@@ -314,8 +314,8 @@ async def test_an_upstream_over_tls_and_its_connection_kept(stage: Any, pki: Pki
 @pytest.mark.parametrize(
     ("believing", "name", "why"),
     [
-        ("stranger", "127.0.0.1", "not believed: unable to get local issuer certificate"),
-        ("authority", "tokyo.example", "not believed: Hostname mismatch"),
+        ("stranger", "127.0.0.1", "not trusted: unable to get local issuer certificate"),
+        ("authority", "tokyo.example", "not trusted: Hostname mismatch"),
     ],
 )
 async def test_an_untrusted_upstream_is_a_failed_connect_with_the_reason(

@@ -223,7 +223,7 @@ async def test_engines_are_not_asked(stage: Any) -> None:
 
 
 @pytest.mark.parametrize("dark", [True, False])
-async def test_a_stream_behind_a_broken_way_ends_by_its_own_pace(stage: Any, dark: bool) -> None:
+async def test_a_stream_behind_a_broken_way_ends_by_its_own_pauses(stage: Any, dark: bool) -> None:
     s = await stage(over_tier=True)
     attempt = await swallowing(s, SSE + chunk(b"data: 1\n\n"))
     last_activity_at = attempt.last_activity_at

@@ -97,12 +97,12 @@ def test_of_a_failure_without_end_only_the_beginning_is_kept() -> None:
     made = FaultTap()
     for _ in range(100):
         assert made.feed(b"x" * 1000) == b""
-        assert len(made.kept) <= engine_faults.BODY_BYTES_MAX
+        assert len(made.held) <= engine_faults.BODY_BYTES_MAX
     assert made.over_bound
     made.feed(b"CUDA out of memory")
     made.finish()
     assert made.fault is None
-    assert made.kept == b""
+    assert made.held == b""
 
 
 @pytest.mark.parametrize(

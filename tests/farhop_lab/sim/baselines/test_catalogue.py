@@ -38,8 +38,8 @@ def test_a_router_reaches_what_its_plan_says(name: str, targets: list[str]) -> N
 
 def test_the_published_constants() -> None:
     skywalker = ROUTERS["skywalker"]
-    assert (skywalker.probes.probe_s, skywalker.pace_s, skywalker.each) == (0.1, 0.01, True)
-    assert (ROUTERS["skywalker-unpaced"].pace_s, ROUTERS["skywalker-unpaced"].probes) == (0.0, skywalker.probes)
+    assert (skywalker.probes.probe_s, skywalker.pause_s, skywalker.each) == (0.1, 0.01, True)
+    assert (ROUTERS["skywalker-unpaced"].pause_s, ROUTERS["skywalker-unpaced"].probes) == (0.0, skywalker.probes)
     assert ROUTERS["gorgo"].probes.rtt_s == 30.0
     assert ROUTERS["central-llm-d"].probes.probe_s < 0.2, "older metrics would count as saturated"
     assert not any(spec.each for name, spec in ROUTERS.items() if name.startswith("central-"))

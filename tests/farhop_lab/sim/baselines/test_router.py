@@ -27,11 +27,11 @@ class Free:
         return [name for name in state.serving(state.engines) if state.pending(name) == 0]
 
 
-def make(pace_s: float = 0.0, smoothing: float = 1.0) -> Router:
+def make(pause_s: float = 0.0, smoothing: float = 1.0) -> Router:
     state = RouterState(
         "us", [Target("us/0", "us"), Target("us/1", "us"), Target("eu", "eu", balancer=True)], {"eu": 90.0}
     )
-    return Router(state, Free(), LeastLoad(), pace_s=pace_s, smoothing=smoothing)
+    return Router(state, Free(), LeastLoad(), pause_s=pause_s, smoothing=smoothing)
 
 
 def ask(name: str, deadline: float = 100.0) -> Request:
@@ -82,8 +82,8 @@ def test_head_of_line_blocks_the_queue_until_a_probe() -> None:
     assert made.state.queued == 0
 
 
-def test_a_pace_passes_between_two_that_leave_the_queue() -> None:
-    made = make(pace_s=0.01)
+def test_requests_leave_the_queue_one_pause_apart() -> None:
+    made = make(pause_s=0.01)
     assert arrive(made, "a", 5.0)[-1] == "a > us/0 #1"
     assert arrive(made, "b", 5.004) == ["b at 100", "b at 5.01", "b holds"]
     assert arrive(made, "c", 5.005) == ["c at 100", "b at 5.01", "c holds"]
@@ -92,7 +92,7 @@ def test_a_pace_passes_between_two_that_leave_the_queue() -> None:
 
 
 def test_an_early_timer_of_the_head_does_not_take_its_deadline() -> None:
-    made = make(pace_s=0.01)
+    made = make(pause_s=0.01)
     arrive(made, "a", 5.0)
     arrive(made, "b", 5.0)
     waits(made, 1, 1, 5.005)

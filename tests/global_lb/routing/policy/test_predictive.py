@@ -38,9 +38,9 @@ def test_a_hit_is_discounted_by_the_calibration_and_never_more_than_the_prompt()
         score({"depth": 2, "cache_hit_calibration": 0.5}),
         score({"depth": 16, "cache_hit_calibration": 0.5}),
     )
-    assert (full.believed_tokens, full.hit_tokens, full.uncached_tokens) == (128.0, 128.0, 128.0)
-    assert (half.believed_tokens, half.hit_tokens, half.uncached_tokens) == (128.0, 64.0, 192.0)
-    assert (beyond.believed_tokens, beyond.hit_tokens) == (256.0, 128.0)
+    assert (full.predicted_tokens, full.hit_tokens, full.uncached_tokens) == (128.0, 128.0, 128.0)
+    assert (half.predicted_tokens, half.hit_tokens, half.uncached_tokens) == (128.0, 64.0, 192.0)
+    assert (beyond.predicted_tokens, beyond.hit_tokens) == (256.0, 128.0)
 
 
 @pytest.mark.parametrize(("tools", "beta"), [(False, BETA), (True, BETA_TOOLS)])
@@ -126,7 +126,7 @@ def test_all_at_once_is_what_each_alone_would_be_by_the_cost_model(reports, n_by
             wait_ms,
             work=work_tokens * one["bytes_per_token"],
             mean_work=n_bytes if usual is None else max(usual, 1.0),
-            pace_ms=one["prefill_ms_per_token"] / one["bytes_per_token"],
+            ms_per_unit=one["prefill_ms_per_token"] / one["bytes_per_token"],
         )
         assert spelled.score == pytest.approx(wanted, rel=1e-6, abs=1e-6)
         decoding_ms = BETA * output * (one["tpot_ms"] - min(tokens_ms))

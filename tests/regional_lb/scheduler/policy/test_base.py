@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.ledger import Reservation
 from regional_lb.scheduler.policy import Need, Predictive
@@ -20,7 +20,7 @@ def test_a_number_stays_with_its_replica() -> None:
     column.set("b", 1.0)
     column.set("nobody", 3.0)
     column.adopt(("b", "c"))
-    table = fleet(replica("b"), replica("c")).whole
+    table = replicas_of(replica("b"), replica("c")).whole
     assert column.of(table).tolist() == [1.0, 7.0]
     assert (column.get("b"), column.get("a")) == (1.0, 7.0)
     column.of(table)[0] = 99.0  # a copy: a scorer may change it freely
@@ -28,7 +28,7 @@ def test_a_number_stays_with_its_replica() -> None:
 
 
 def test_a_part_of_the_table_gets_its_own_rows() -> None:
-    known = fleet(*(replica(f"r{i}") for i in range(4)))
+    known = replicas_of(*(replica(f"r{i}") for i in range(4)))
     column = PerReplica(0.0)
     column.adopt(known.whole.of.names)
     for i in range(4):
@@ -37,7 +37,7 @@ def test_a_part_of_the_table_gets_its_own_rows() -> None:
 
 
 def test_near_ties_go_to_the_less_busy() -> None:
-    table = fleet(replica("r1"), replica("r2"), replica("r3"), reserved=[Reservation("r1", 0, 10)]).whole
+    table = replicas_of(replica("r1"), replica("r2"), replica("r3"), reserved=[Reservation("r1", 0, 10)]).whole
     ready = np.array([100.0, 104.0, 106.0])
     assert {Predictive().choose(0, ready, NEED, table, Random(seed)) for seed in range(20)} == {1}
     ready[1] = np.inf

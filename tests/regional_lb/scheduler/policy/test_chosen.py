@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from worlds import MODEL, fleet, regional, replica, request
+from worlds import MODEL, regional, replica, replicas_of, request
 
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, AttemptEnded, Forward, RequestArrived, Usage
@@ -43,7 +43,7 @@ def place(policy, known, asked: Need, rng: Random, now: float = 1.0):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_policy_works_with_any_number_of_replicas_and_names_its_choice(name: str, size: int) -> None:
-    known = fleet(*(replica(f"r{i}") for i in range(size)))
+    known = replicas_of(*(replica(f"r{i}") for i in range(size)))
     policy, rng = ready(name, known), Random(1)
     for n in range(20):
         choice = place(policy, known, need(n), rng)
@@ -60,7 +60,7 @@ def test_every_policy_works_with_any_number_of_replicas_and_names_its_choice(nam
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_a_replica_with_room_is_picked_and_none_without(name: str, busy: list[bool], seed: int) -> None:
     reserved = [Reservation(f"r{i}", 0, 10) for i, full in enumerate(busy) if full for _ in range(2)]
-    known = fleet(*(replica(f"r{i}") for i in range(len(busy))), reserved=reserved)
+    known = replicas_of(*(replica(f"r{i}") for i in range(len(busy))), reserved=reserved)
     policy, rng = ready(name, known), Random(seed)
     for n in range(10):
         choice = place(policy, known, need(n), rng)
@@ -73,7 +73,7 @@ def test_a_replica_with_room_is_picked_and_none_without(name: str, busy: list[bo
 
 @pytest.mark.parametrize("name", NAMES)
 def test_only_replicas_in_the_given_table_are_picked(name: str) -> None:
-    known = fleet(*(replica(f"r{i}") for i in range(8)))
+    known = replicas_of(*(replica(f"r{i}") for i in range(8)))
     policy, rng = ready(name, known), Random(3)
     some = known.whole.of.without(("r0", "r3", "r7"))
     picked = {pick(need(n), known.table(some), (), policy, 1.0, rng).chosen.replica for n in range(100)}
@@ -83,7 +83,7 @@ def test_only_replicas_in_the_given_table_are_picked(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_gives_one_sequence(name: str) -> None:
     def sequence() -> list[str]:
-        known = fleet(*(replica(f"r{i}", tpot_ms=10.0 + i) for i in range(7)))
+        known = replicas_of(*(replica(f"r{i}", tpot_ms=10.0 + i) for i in range(7)))
         policy, rng = ready(name, known), Random(5)
         return [place(policy, known, need(n % 9), rng, 1.0 + n).chosen.replica for n in range(60)]
 
@@ -92,7 +92,7 @@ def test_one_seed_gives_one_sequence(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in STICKY])
 def test_every_healthy_replica_is_picked_sometimes(name: str) -> None:
-    known = fleet(*(replica(f"r{i}", slots=100) for i in range(8)))
+    known = replicas_of(*(replica(f"r{i}", slots=100) for i in range(8)))
     policy, rng = ready(name, known), Random(2)
     picked = {place(policy, known, need(), rng, 1.0 + n).chosen.replica for n in range(400)}
     assert picked == set(known.whole.of.names)
@@ -100,7 +100,7 @@ def test_every_healthy_replica_is_picked_sometimes(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(STICKY))
 def test_sticky_policies_keep_equal_requests_together_and_spread_different_ones(name: str) -> None:
-    known = fleet(*(replica(f"r{i}") for i in range(8)))
+    known = replicas_of(*(replica(f"r{i}") for i in range(8)))
     policy, rng = ready(name, known), Random(2)
     homes = [{place(policy, known, need(n), rng).chosen.replica for _ in range(5)} for n in range(200)]
     assert all(len(home) == 1 for home in homes)
@@ -109,7 +109,7 @@ def test_sticky_policies_keep_equal_requests_together_and_spread_different_ones(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_asking_changes_nothing(name: str) -> None:
-    known = fleet(*(replica(f"r{i}") for i in range(5)))
+    known = replicas_of(*(replica(f"r{i}") for i in range(5)))
     asked, left_alone = ready(name, known), ready(name, known)
     before = known.whole.block.copy()
     for n in range(50):
@@ -125,7 +125,7 @@ def test_asking_changes_nothing(name: str) -> None:
 def test_replicas_may_come_and_go(name: str) -> None:
     policy, rng = made(PolicyConfig(name=name)), Random(6)
     for names in (("a", "b", "c"), ("b", "c"), ("b", "c", "d", "e", "f"), ("f",)):
-        known = fleet(*(replica(one) for one in names))
+        known = replicas_of(*(replica(one) for one in names))
         policy.adopt(names)
         assert {place(policy, known, need(n), rng).chosen.replica for n in range(80)} <= set(names)
         policy.answered("gone", 10.0, 2.0)
@@ -154,7 +154,7 @@ def test_a_model_may_have_its_own_policy_and_change_it_without_a_restart() -> No
     policies.override({"": PolicyConfig(name="round-robin"), "big": PolicyConfig(name="prefix", load_factor=2.0)})
     assert policies.status() == {"": "round-robin", "big": "prefix"}
     assert not policies.wants_session
-    known = fleet(replica("r0"), replica("r1"))
+    known = replicas_of(replica("r0"), replica("r1"))
     for model in ("big", "other"):  # they know the requests that came while they were not in force
         assert pick(need(), known.whole, (), policies.of(model), 1.0, Random(1)).chosen is not None
     policies.override({})

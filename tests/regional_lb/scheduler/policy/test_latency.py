@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.estimate.ewma import PeakEwma
 from farhop.balance.ledger import Reservation
@@ -27,7 +27,7 @@ def adopted(*names: str) -> LeastLatency:
 
 
 def test_a_slow_replica_costs_more_and_its_penalty_fades() -> None:
-    table = fleet(replica("slow"), replica("quick")).whole
+    table = replicas_of(replica("slow"), replica("quick")).whole
     policy = adopted("slow", "quick")
     policy.answered("slow", 900.0, 10.0)
     policy.answered("quick", 90.0, 10.0)
@@ -39,7 +39,7 @@ def test_a_slow_replica_costs_more_and_its_penalty_fades() -> None:
 
 
 def test_what_a_stall_held_up_is_no_peak_of_a_minute() -> None:
-    table = fleet(replica("stood"), replica("r2"), replica("r3")).whole
+    table = replicas_of(replica("stood"), replica("r2"), replica("r3")).whole
     policy = adopted("stood", "r2", "r3")
     for name, ms in (("stood", 30.0), ("r2", 30.0), ("r3", 50.0)):
         policy.answered(name, ms, 10.0)
@@ -51,7 +51,7 @@ def test_what_a_stall_held_up_is_no_peak_of_a_minute() -> None:
 
 
 def test_running_requests_count_and_an_unmeasured_replica_gets_no_advantage() -> None:
-    table = fleet(replica("busy"), replica("new"), reserved=[Reservation("busy", 0, 10)]).whole
+    table = replicas_of(replica("busy"), replica("new"), reserved=[Reservation("busy", 0, 10)]).whole
     policy = adopted("busy", "new")
     policy.answered("busy", 30.0, 1.0)
     assert scores(policy, table, 1.0, uncached=256.0) == [60.0, pytest.approx(25.6)]
@@ -62,7 +62,7 @@ def test_latencies_of_a_replica_that_left_the_view_are_forgotten() -> None:
     policy.answered("r1", 900.0, 1.0)
     policy.adopt(("r2",))
     policy.adopt(("r1", "r2"))
-    assert scores(policy, fleet(replica("r1"), replica("r2")).whole, 1.0) == [1.0, 1.0]
+    assert scores(policy, replicas_of(replica("r1"), replica("r2")).whole, 1.0) == [1.0, 1.0]
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 1e6), st.floats(0.0, 30.0)), min_size=1, max_size=20), st.floats(0.0, 100.0))
@@ -73,5 +73,5 @@ def test_the_score_is_the_peak_ewma_of_farhop_balance(samples, later_s) -> None:
         now += pause_s
         policy.answered("r1", elapsed_ms, now)
         one.update(elapsed_ms, now)
-    table = fleet(replica("r1")).whole
+    table = replicas_of(replica("r1")).whole
     assert scores(policy, table, now + later_s) == [pytest.approx(max(one.at(now + later_s) or 0.0, 1.0))]

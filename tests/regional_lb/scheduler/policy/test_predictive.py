@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.estimate import cost
 from farhop.balance.ledger import Reservation
@@ -22,7 +22,7 @@ NEED = Need(prompt_tokens=256.0, output_tokens=100.0, bytes_per_token=4.0)
 
 def score(*replicas, hits=None, reserved=()):
     """Uncached tokens and score of each."""
-    table = fleet(*replicas, reserved=reserved).whole
+    table = replicas_of(*replicas, reserved=reserved).whole
     held = [(chain.bytes_at(depth), table.of.at[name]) for name, depth in (hits or {}).items() if name in table.of.at]
     uncached = uncached_tokens(NEED, table, held)
     return list(
@@ -78,7 +78,7 @@ def blocked(*backlogs: int, uncached: float = 60_000.0) -> list[float] | None:
     """What taking a long prompt would cost those who come, where replicas prefill so many tokens already."""
     replicas = [replica(f"r{n}", prefill_tokens_max=8192, tpot_ms=10.0) for n in range(len(backlogs))]
     held = [Reservation(f"r{n}", tokens, 1000) for n, tokens in enumerate(backlogs)]
-    table = fleet(*replicas, reserved=held).whole
+    table = replicas_of(*replicas, reserved=held).whole
     cost_ms = Predictive().blocking_ms(table, np.full(len(backlogs), uncached))
     return None if cost_ms is None else cost_ms.tolist()
 

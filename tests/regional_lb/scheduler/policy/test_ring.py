@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.ledger import Reservation
 from regional_lb.scheduler.pick import pick
@@ -21,7 +21,7 @@ def need(n: int, **fields) -> Need:
 
 
 def many(count: int):
-    return fleet(*(replica(f"r{i}", slots=1000) for i in range(count)))
+    return replicas_of(*(replica(f"r{i}", slots=1000) for i in range(count)))
 
 
 def home(policy, known, asked: Need, seed: int = 1) -> str:
@@ -54,7 +54,7 @@ def test_one_hot_key_never_fills_a_replica_beyond_the_bound(count: int, key: int
 
 
 def test_without_a_bound_a_caller_stays_until_there_is_no_room() -> None:
-    policy, known = ConsistentHash(), fleet(*(replica(f"r{i}") for i in range(4)))
+    policy, known = ConsistentHash(), replicas_of(*(replica(f"r{i}") for i in range(4)))
     first = home(policy, known, need(5, session=0))
     for n in range(2):
         assert home(policy, known, need(5, session=0)) == first

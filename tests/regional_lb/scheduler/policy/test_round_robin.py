@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from worlds import fleet, regional, replica, request
+from worlds import regional, replica, replicas_of, request
 
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptEnded, RequestArrived
@@ -30,33 +30,33 @@ def turns(policy, known, times: int, need: Need = NEED) -> list[str]:
 
 
 def test_round_robin_takes_replicas_in_turn() -> None:
-    known = fleet(*(replica(name) for name in "abc"))
+    known = replicas_of(*(replica(name) for name in "abc"))
     assert "".join(turns(RoundRobin(), known, 7)) == "abcabca"
 
 
 def test_the_heavy_and_the_light_interleave() -> None:
-    known = fleet(*(replica(name) for name in "abc"))
+    known = replicas_of(*(replica(name) for name in "abc"))
     assert "".join(turns(WeightedRoundRobin({"a": 2.0}), known, 8)) == "abcaabca"
 
 
 def test_faster_replicas_get_more_without_any_configuration() -> None:
-    known = fleet(replica("slow", tpot_ms=30.0), replica("fast", tpot_ms=10.0))
+    known = replicas_of(replica("slow", tpot_ms=30.0), replica("fast", tpot_ms=10.0))
     assert Counter(turns(WeightedRoundRobin({}), known, 40)) == {"slow": 10, "fast": 30}
 
 
 def test_a_replica_that_had_no_room_does_not_catch_up_later() -> None:
     names = ("a", "b", "c")
     policy = RoundRobin()
-    full = fleet(*(replica(name) for name in names), reserved=[Reservation("c", 0, 10)] * 2)
+    full = replicas_of(*(replica(name) for name in names), reserved=[Reservation("c", 0, 10)] * 2)
     assert set(turns(policy, full, 40)) == {"a", "b"}
-    free = fleet(*(replica(name) for name in names))
+    free = replicas_of(*(replica(name) for name in names))
     assert Counter(turns(policy, free, 30))["c"] in (10, 11)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_at_any_time_every_replica_is_near_its_share(weights: list[int]) -> None:
-    known = fleet(*(replica(f"r{i}") for i in range(len(weights))))
+    known = replicas_of(*(replica(f"r{i}") for i in range(len(weights))))
     policy = WeightedRoundRobin({f"r{i}": float(weight) for i, weight in enumerate(weights)})
     counts: Counter[str] = Counter()
     total = sum(weights)
@@ -85,7 +85,7 @@ def test_a_busier_model_does_not_move_the_others_turns() -> None:
 
 
 def test_rotations_are_bounded_and_the_least_recently_used_is_dropped() -> None:
-    known, policy = fleet(*(replica(name) for name in "ab")), RoundRobin()
+    known, policy = replicas_of(*(replica(name) for name in "ab")), RoundRobin()
     for n in range(VARIANTS_MAX):
         turns(policy, known, 1, replace(NEED, variant=f"m{n}"))
     turns(policy, known, 1, replace(NEED, variant="m0"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from farhop.balance.ledger import Reservation
 from regional_lb.scheduler.pick import pick
@@ -22,12 +22,12 @@ def drawn(policy, known) -> Counter[str]:
 
 
 def test_everyone_has_the_same_chance_however_busy() -> None:
-    known = fleet(*(replica(name, slots=9) for name in "abc"), reserved=[Reservation("a", 0, 10)] * 5)
+    known = replicas_of(*(replica(name, slots=9) for name in "abc"), reserved=[Reservation("a", 0, 10)] * 5)
     assert all(900 < count < 1100 for count in drawn(Uniform(), known).values())
 
 
 def test_chances_follow_weights() -> None:
-    known = fleet(*(replica(name) for name in "abc"))
+    known = replicas_of(*(replica(name) for name in "abc"))
     counts = drawn(WeightedRandom({"a": 4.0}), known)
     assert 1850 < counts["a"] < 2150
     assert 400 < counts["b"] < 600

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worlds import fleet, replica
+from worlds import replica, replicas_of
 
 from regional_lb.scheduler.policy.weights import Weights
 
@@ -10,13 +10,13 @@ from regional_lb.scheduler.policy.weights import Weights
 def test_configured_weights_count_and_the_default_is_one() -> None:
     weights = Weights({"b": 3.0, "gone": 9.0})
     weights.adopt(("a", "b"))
-    assert weights.of(fleet(replica("a"), replica("b")).whole).tolist() == [1.0, 3.0]
+    assert weights.of(replicas_of(replica("a"), replica("b")).whole).tolist() == [1.0, 3.0]
     weights.adopt(("b", "c"))
-    assert weights.of(fleet(replica("b"), replica("c")).whole).tolist() == [3.0, 1.0]
+    assert weights.of(replicas_of(replica("b"), replica("c")).whole).tolist() == [3.0, 1.0]
 
 
 def test_without_any_speed_counts_as_it_is_measured() -> None:
-    known = fleet(replica("slow", tpot_ms=40.0), replica("fast", tpot_ms=10.0))
+    known = replicas_of(replica("slow", tpot_ms=40.0), replica("fast", tpot_ms=10.0))
     weights = Weights({})
     weights.adopt(("slow", "fast"))
     slow, fast = weights.of(known.whole).tolist()

@@ -1,7 +1,7 @@
 """What is known about the replicas beyond one view: standing, load, speed, cached prefixes. Survives view swaps.
 
 Everything that a pick reads is also in a Table, kept up to date here: a replica's health, load and speed are changed
-only through the fleet. Never chooses.
+only through this class. Never chooses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regional_lb.fleet.adapters import Adapters
 from regional_lb.fleet.cache_mirror import CacheMirror
 from regional_lb.fleet.kv_growth import AnswerLengths, peak_tokens
 from regional_lb.fleet.recent import Cached
-from regional_lb.fleet.shares import Paces, PeerReported, PeersChanged, TurnTimerFired
+from regional_lb.fleet.shares import PeerLearned, PeerReported, PeersChanged, TurnTimerFired
 from regional_lb.fleet.speeds import Speeds
 from regional_lb.fleet.standing import REDUCED_CHECK_S, Standing
 from regional_lb.fleet.table import SAMPLE_FRESH_S, Subset, Table
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from topology.law import Verdict
 
 
-class Fleet:
+class Replicas:
     """See the module's docstring. Every method ignores names of replicas that are not (or no longer) in the view."""
 
     def __init__(self, config: HealthConfig, estimates: Estimates, shares: Shares | None = None) -> None:
@@ -214,13 +214,13 @@ class Fleet:
 
     # -- the other balancers of the region
 
-    def learned(self, now: float) -> Paces:
+    def learned(self, now: float) -> PeerLearned:
         """What was learned here, for a peer that starts."""
         address = {name: str(replica.address) for name, replica in self.view.replicas.items()}
         measured = self.speeds.measured(now)
-        return Paces(self.estimates.learned(), {name: (address[name], one) for name, one in measured.items()})
+        return PeerLearned(self.estimates.learned(), {name: (address[name], one) for name, one in measured.items()})
 
-    def _taught(self, learned: Paces, now: float) -> None:
+    def _adopt_learned(self, learned: PeerLearned, now: float) -> None:
         """Start from what another balancer learned, for everything of which nothing was learned here."""
         assert self.shares is not None
         self.estimates.now = now
@@ -232,7 +232,7 @@ class Fleet:
     def _peer_reported(self, event: PeerReported, now: float) -> str | None:
         assert self.shares is not None
         if event.learned is not None:
-            self._taught(event.learned, now)
+            self._adopt_learned(event.learned, now)
         changed = self.shares.on_report(event)
         for entry in event.cached:
             if self.journal.epoch not in (None, event.epoch):
@@ -311,7 +311,7 @@ class Fleet:
         return self.able(prefill_variant(model, handover), now)
 
     def table(self, some: Subset) -> Table:
-        """The rows of these replicas. Do not keep the result: it may be the fleet's own table, which changes in
+        """The rows of these replicas. Do not keep the result: it may be the table of all, which changes in
         place."""
         return self.whole.only(some)
 

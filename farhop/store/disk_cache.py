@@ -50,7 +50,7 @@ class _Snapshot(msgspec.Struct, frozen=True, array_like=True):
 _encode, decode_snapshot = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(_Snapshot).decode
 
 
-class KeptStore(Store):
+class DiskCachedStore(Store):
     """`inner`, the hub called `hub`, with its watched keys kept in `state`. `rng` jitters its back-off.
 
     `silent`: why it was opened from disk, until it is open in truth. `trouble`: why something cannot be kept or read.
@@ -125,9 +125,9 @@ class KeptStore(Store):
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         """See the contract."""
         if self.silent is not None:
-            kept = await self._recall(prefix)
-            if kept is not None:
-                yield Change(ChangeKind.SNAPSHOT, kept.revision, entries=kept.entries, kept=True)
+            snapshot = await self._recall(prefix)
+            if snapshot is not None:
+                yield Change(ChangeKind.SNAPSHOT, snapshot.revision, entries=snapshot.entries, from_disk=True)
         async with contextlib.aclosing(self.inner.watch(prefix)) as changes:
             async for change in changes:
                 self._note(prefix, change)
@@ -136,8 +136,8 @@ class KeptStore(Store):
     async def _recall(self, prefix: str) -> _Snapshot | None:
         """The snapshot on disk; None if there is none."""
         try:
-            kept = await asyncio.to_thread(self._state.load, self.name(prefix))
-            return decode_snapshot(kept.document) if kept is not None else None
+            saved = await asyncio.to_thread(self._state.load, self.name(prefix))
+            return decode_snapshot(saved.document) if saved is not None else None
         except (StateError, msgspec.DecodeError) as error:
             self._troubled(str(error))
             return None
@@ -229,9 +229,9 @@ class KeptStore(Store):
         return await self.inner.delete(key, expect_revision)
 
 
-def kept_status(stores: Iterable[Store]) -> list[dict[str, Any]]:
-    """The status of those stores that are kept on disk."""
-    return [store.status() for store in stores if isinstance(store, KeptStore)]
+def disk_cache_status(stores: Iterable[Store]) -> list[dict[str, Any]]:
+    """The status of those stores that have a disk cache."""
+    return [store.status() for store in stores if isinstance(store, DiskCachedStore)]
 
 
 def notice(statuses: Iterable[dict[str, Any]]) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from farhop.store import kept
+from farhop.store import disk_cache
 from farhop.store.contract import LAW_KEY, REGION_PREFIX, STEER_PREFIX, Change, ChangeKind, StoreUnreachable
-from farhop.store.kept import KeptStore, kept_status, notice
+from farhop.store.disk_cache import DiskCachedStore, disk_cache_status, notice
 from farhop.store.state import StateDir, StateError
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 
@@ -39,7 +39,7 @@ async def until(true: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "SAVE_S", 0.0)
+    monkeypatch.setattr(disk_cache, "SAVE_S", 0.0)
 
 
 class Process:
@@ -48,7 +48,7 @@ class Process:
     def __init__(self, folder: Path, cluster: MemoryCluster) -> None:
         self.state, self.warnings = StateDir(folder, "fleet", "a"), list[str]()
         self.etcd = Etcd(Random(1), cluster)
-        self.store = KeptStore(self.etcd, "hub-1", self.state, Random(2), self.warnings.append)
+        self.store = DiskCachedStore(self.etcd, "hub-1", self.state, Random(2), self.warnings.append)
         self.changes: dict[str, list[Change]] = {}
 
     async def follow(self, prefix: str) -> None:
@@ -59,7 +59,7 @@ class Process:
     def held(self, prefix: str) -> dict[str, bytes]:
         """What the disk has of it."""
         found = self.state.load(self.store.name(prefix))
-        return {} if found is None else {e.key: e.value for e in kept.decode_snapshot(found.document).entries}
+        return {} if found is None else {e.key: e.value for e in disk_cache.decode_snapshot(found.document).entries}
 
 
 @asynccontextmanager
@@ -92,9 +92,9 @@ async def test_a_start_while_etcd_is_silent_gets_what_stood_there_last(tmp_path:
         await until(lambda: all(len(after.changes.get(prefix, ())) == 2 for prefix in ALL))
         for prefix, key, value in ((LAW_KEY, LAW_KEY, b"law 7"), (REGION_PREFIX, REPORT, b"report")):
             first, second = after.changes[prefix]
-            assert (first.kind, first.kept, second.kind) == (ChangeKind.SNAPSHOT, True, ChangeKind.LOST)
+            assert (first.kind, first.from_disk, second.kind) == (ChangeKind.SNAPSHOT, True, ChangeKind.LOST)
             assert {entry.key: entry.value for entry in first.entries} == {key: value}
-        found = kept_status([after.store])
+        found = disk_cache_status([after.store])
         assert found[0]["from_disk"]
         assert found[0]["written_at"] is not None
         assert "started from what was kept on disk" in notice(found)
@@ -103,9 +103,9 @@ async def test_a_start_while_etcd_is_silent_gets_what_stood_there_last(tmp_path:
         after.etcd.restore()
         await until(lambda: not after.store.status()["from_disk"] and len(after.changes[STEER_PREFIX]) == 3)
         last = after.changes[STEER_PREFIX][-1]
-        assert (last.kind, last.kept, last.entries[0].value) == (ChangeKind.SNAPSHOT, False, b"newer")
+        assert (last.kind, last.from_disk, last.entries[0].value) == (ChangeKind.SNAPSHOT, False, b"newer")
         await until(lambda: after.held(STEER_PREFIX) == {WORD: b"newer"})
-        assert notice(kept_status([after.store])) == ""
+        assert notice(disk_cache_status([after.store])) == ""
 
 
 async def test_without_a_law_read_before_there_is_no_start(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_a_law_on_disk_that_is_not_what_was_written_is_no_law(tmp_path: Pa
 async def test_values_that_always_change_are_not_always_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "LAZY_S", 3600.0)
+    monkeypatch.setattr(disk_cache, "LAZY_S", 3600.0)
     cluster, saved = MemoryCluster(), list[str]()
     process = Process(tmp_path, cluster)
     save = process.state.save
@@ -174,7 +174,7 @@ async def test_values_that_always_change_are_not_always_written(
 async def test_keys_that_a_full_disk_refused_are_written_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "LAZY_S", 0.01)
+    monkeypatch.setattr(disk_cache, "LAZY_S", 0.01)
     process = Process(tmp_path, MemoryCluster())
     save = process.state.save
 
