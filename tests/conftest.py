@@ -18,6 +18,8 @@ import pytest
 import uvloop
 
 os.environ["HYPOTHESIS_NO_PLUGINS"] = "1"  # trio, which selenium brings: 60 modules in every worker
+# NumPy's threads spin while they wait for work that none here is large enough for: up to a tenth of a worker's CPU.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 

@@ -1,6 +1,6 @@
 """The watchdog's parent side: starts the watchdog, sends heartbeats, and kills it if it hangs (see `watchdog.py`).
 
-Heartbeats come from the event loop, so that a blocked loop is silent.
+Heartbeats come from the event loop, so that a blocked loop is silent. Never announces or withdraws anything itself.
 """
 
 from __future__ import annotations

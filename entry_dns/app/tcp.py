@@ -2,6 +2,7 @@
 
 No client can take all connections: each network (/24, /64) has a share of them, and if all are taken, a new connection
 replaces the one that was idle longest. A message that arrives byte by byte counts as idle until it is complete.
+Never reads a question: the responder does.
 """
 
 from __future__ import annotations

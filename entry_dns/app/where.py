@@ -1,4 +1,7 @@
-"""Which entry a client would get, and why: a look-up of one address in the table that answers are made from."""
+"""Which entry a client would get, and why: a look-up of one address in the table that answers are made from.
+
+Never changes what is answered, and reads no file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The processes that answer by UDP: started with their sockets, started again if one ends, ended with us."""
+"""The processes that answer by UDP: started with their sockets, started again if one ends, ended with us.
+
+Never answers a question itself, and never leaves a worker behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Moments of the wall clock as records write them. Many fall into one second, and spelling that is most of the work."""
+"""Moments of the wall clock as records write them. Never reads a clock.
+
+Many fall into one second, and formatting that second is most of the work: so it is remembered.
+"""
 
 from __future__ import annotations
 

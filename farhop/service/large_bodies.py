@@ -186,6 +186,7 @@ class ParserProcess:
         program = (sys.executable, "-P", "-m", "farhop.service.large_bodies")
         kept = {k: v for k, v in os.environ.items() if k in _KEPT or k.startswith(_KEPT_PREFIXES)}
         kept["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        kept["OPENBLAS_NUM_THREADS"] = "1"  # else NumPy's threads spin at its start, longer than a body takes to read
         try:
             with its:
                 self.child = subprocess.Popen(  # noqa: S603 - a module of ours

@@ -1,4 +1,7 @@
-"""A picker's configuration: its listener for gateways, how callers are identified, and gateways' failure mode."""
+"""A picker's configuration: its listener for gateways, how callers are identified, and gateways' failure mode.
+
+Never opens a listener.
+"""
 
 from __future__ import annotations
 

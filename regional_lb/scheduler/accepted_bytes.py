@@ -1,7 +1,8 @@
 """Prompt bytes that each global balancer sent here; the region's reports acknowledge them.
 
 Every request that arrived counts, whatever became of it: its sender counts everything that reached this balancer
-(farhop.balance.estimate.unacknowledged). Bounded, as the senders' names come from outside.
+(farhop.balance.estimate.unacknowledged). Bounded, as the senders' names come from outside. A sum never falls while its
+sender is known, so that a lost report loses nothing.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SPEEDUP = 20.0  # for the engines alone
 RAMP_PER_S = 0.3
 STEADY = "not-us"  # the tenant whose requests go to the nearest region that serves, however long they wait there
-PAUSE_S = 0.2  # the pause of a worker between two requests
+PAUSE_S = 0.4  # the pause of a worker between two requests
 LOOK_S = 0.2  # the pause between two looks at a status
 
 

@@ -64,13 +64,13 @@ class Drilled:
         return result.exit_code, json.loads(result.stdout)
 
     def thin(self, name: str, **more: object) -> str:
-        """The shipped drill with a third of its canaries and a shorter look at the steady state: the path of its file.
+        """The shipped drill with a sixth of its canaries and a shorter look at the steady state: the path of its file.
 
         How many there are makes figures finer, and these are this machine's affair. `more` fields are in place of its
         own.
         """
         document = {**yaml.safe_load((SHIPPED / f"{name}.yaml").read_text()), "before_s": 1, **more}
-        document["canaries"]["rate_per_s"] /= 3
+        document["canaries"]["rate_per_s"] /= 6
         path = self.folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(document, sort_keys=False))
         return str(path)

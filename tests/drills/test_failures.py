@@ -25,7 +25,7 @@ def _eventually(holds: Callable[[], bool], within_s: float = 60.0) -> bool:
     while time.monotonic() < end:
         if holds():
             return True
-        time.sleep(0.05)
+        time.sleep(0.1)
     return holds()
 
 
@@ -94,7 +94,7 @@ async def _restart_engines(running: RunningWorld, region: str) -> None:
     await running.world.wait_until_serving(ALL)
 
 
-def test_a_lawful_region_that_does_not_serve_is_waited_for_where_the_policy_says_so(running: RunningWorld) -> None:
+def test_request_waits_for_its_only_lawful_region_for_the_policys_patience(running: RunningWorld) -> None:
     """japan-only waits up to 5 s: engines that come back in time serve it, and nobody else ever sees it.
 
     They come back by thawing: how long a process takes to start is this machine's affair.
@@ -196,7 +196,7 @@ def test_service_goes_on_without_etcd(running: RunningWorld) -> None:
         results = []
         while time.monotonic() < end:
             results += [running.ask(region, "anywhere", "still there?") for region in sorted(ALL)]
-            time.sleep(0.1)
+            time.sleep(0.3)
         assert all(result.ok for result in results)
         # In the first round, and in the last, when no report that came by etcd is valid any more.
         for region, result in zip(2 * sorted(ALL), results[:3] + results[-3:], strict=True):
@@ -402,16 +402,16 @@ def test_requests_queued_elsewhere_go_back_to_a_region_that_is_back(running: Run
         await asyncio.gather(*(_start_frozen(running, "tokyo", i) for i in range(len(tokyo.engines))))
         await _none_ready(tokyo.global_admin, "tokyo")
         await frankfurt_is("POST", kind="slow", factor=50.0, for_s=60.0)
-        asked = [asyncio.create_task(one(i)) for i in range(240)]
+        asked = [asyncio.create_task(one(i)) for i in range(140)]
         async with asyncio.timeout(60.0):
-            while (await _json(f"{frankfurt.regional_admin}/status"))["queued_requests"] < 180:
+            while (await _json(f"{frankfurt.regional_admin}/status"))["queued_requests"] < 90:
                 await asyncio.sleep(0.05)
         _thaw(running, "tokyo")
         back = before = 0
         for nth in asyncio.as_completed(asked):
             back += (await nth).headers.get("x-farhop-region") == "tokyo"
             before += not back
-            if back == 60:
+            if back == 40:
                 await frankfurt_is("DELETE")  # there is no need to wait for the requests that its engines have
         return await asyncio.gather(*asked), before
 
@@ -424,5 +424,5 @@ def test_requests_queued_elsewhere_go_back_to_a_region_that_is_back(running: Run
     assert all(result.ok for result in results)
     # Frankfurt serves some until Tokyo's return is known, on a busy machine more: of those left then, most go back.
     back = sum(result.headers["x-farhop-region"] == "tokyo" for result in results)
-    assert back >= 60
+    assert back >= 40
     assert 2 * back >= len(results) - before, (back, before)

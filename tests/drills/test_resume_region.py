@@ -67,7 +67,7 @@ async def whole_again(world: World) -> None:
     await world.wait_until_serving(REGIONS)
     async with asyncio.timeout(60.0):
         while not await settled(world):
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)
 
 
 def body_of(world: RunningWorld, number: int, tokens: int) -> dict[str, Any]:

@@ -153,7 +153,7 @@ async def test_engaging_the_lever_aborts_a_running_drill(bench: Bench) -> None:
     assert outcome.why == "the emergency stop was engaged by ops: incident"
 
 
-async def test_an_abort_restores_in_the_same_turn_and_says_how_long_it_took(bench: Bench) -> None:
+async def test_abort_restores_in_the_same_turn_and_reports_its_duration(bench: Bench) -> None:
     """Within a second of what causes it: abort conditions are looked at, and orders read, twice in that time."""
     assert TICK_S + LIVE_EVERY_S < 1.0
     assert TICK_S + STOP_POLL_S < 1.0

@@ -127,7 +127,7 @@ class Threshold(Naive):
         return "far" if 1.0 - slots_free(here) / 40 >= 0.9 else "near"
 
 
-SWINGS, SWING_S = 14, 6.0
+SWINGS, SWING_S = 12, 6.0
 
 
 def oscillating(*, naive: bool) -> World:
@@ -181,7 +181,7 @@ def test_a_region_that_swings_around_its_threshold_is_left_once() -> None:
 # -- coming back
 
 RAMP_PER_S = 0.05
-BACK_AT = 22.0
+BACK_AT = 16.0
 
 
 def test_a_region_comes_back_from_an_outage_step_by_step() -> None:
@@ -193,13 +193,13 @@ def test_a_region_comes_back_from_an_outage_step_by_step() -> None:
         balancers={"near": 4},
     )
     world.journal.violations_only()
-    world.stream(60.0, lambda: world.arrive("near", "t", SHORT), since=5.0, until=BACK_AT + 36.0)
-    world.at(12.0, world.kill, "near")
+    world.stream(60.0, lambda: world.arrive("near", "t", SHORT), since=5.0, until=BACK_AT + 28.0)
+    world.at(10.0, world.kill, "near")
     world.at(BACK_AT, world.revive, "near")
-    measures = world.run(BACK_AT + 40.0)
+    measures = world.run(BACK_AT + 30.0)
     assert measures.violations == 0, measures.journal.first_violations
-    assert 1.0 - sent_far(world, 6.0, 11.0, 5.0)[0] > 0.99, "before, all is served here"
-    back = [1.0 - far for far in sent_far(world, BACK_AT, BACK_AT + 36.0, 4.0)]
+    assert 1.0 - sent_far(world, 6.0, 10.0, 4.0)[0] > 0.99, "before, all is served here"
+    back = [1.0 - far for far in sent_far(world, BACK_AT, BACK_AT + 28.0, 4.0)]
     print("\nback, by 4 s: " + " ".join(f"{share:.2f}" for share in back), end="")
     for n, share in enumerate(back):
         most = min(1.0, RAMP_PER_S * (4.0 * (n + 1) + 1.0))

@@ -304,7 +304,7 @@ def _check(plan: Plan, body: bytes) -> None:
         last = _message.decode(_list.decode(document["messages"])[-1])
     except (*UNREADABLE, KeyError, IndexError):
         raise Unresumable("unreadable") from None
-    writes_on = _is_true(document, "continue_final_message")
+    writes_on = _continues_final(document)
     if (last.get("role") == "assistant") is not writes_on or (writes_on and not isinstance(last.get("content"), str)):
         raise Unresumable("turns")
     if bytes(document.get("add_generation_prompt", b"true")) != b"true" and not writes_on:
@@ -314,7 +314,7 @@ def _check(plan: Plan, body: bytes) -> None:
 def _written_on(document: dict[str, msgspec.Raw], text: str) -> dict[str, msgspec.Raw]:
     """The fields of a chat to change so that its last message ends in this text and is continued."""
     messages = _list.decode(document["messages"])
-    if _is_true(document, "continue_final_message"):
+    if _continues_final(document):
         last = _message.decode(messages.pop())
         last["content"] += text
     else:
@@ -326,8 +326,8 @@ def _written_on(document: dict[str, msgspec.Raw], text: str) -> dict[str, msgspe
     }
 
 
-def _is_true(document: dict[str, msgspec.Raw], name: str) -> bool:
-    return bytes(document.get(name, b"false")) == b"true"
+def _continues_final(document: dict[str, msgspec.Raw]) -> bool:
+    return bytes(document.get("continue_final_message", b"false")) == b"true"
 
 
 def _json(value: Any) -> msgspec.Raw:

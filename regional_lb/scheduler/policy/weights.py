@@ -1,4 +1,7 @@
-"""How much of the work each replica should get, for the weighted policies: as configured, else by measured speed."""
+"""How much of the work each replica should get, for the weighted policies: as configured, else by measured speed.
+
+Never chooses a replica.
+"""
 
 from __future__ import annotations
 

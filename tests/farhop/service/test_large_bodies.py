@@ -129,6 +129,17 @@ def _environment(pid: int) -> list[bytes]:
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
+def _threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+async def test_the_process_has_one_thread(apart: LargeBodyReader) -> None:
+    """NumPy's would each spin for 40 ms of CPU, once it is imported, for work that there is none of."""
+    assert (await apart.later(job(), msgspec.json.encode(text(LARGE_BYTES)))).prompt is not None
+    assert apart.process is not None
+    assert _threads(apart.process.child.pid) == 1
+
+
 async def test_a_reader_process_that_stalls_or_dies_fails_one_body_and_is_replaced(
     apart: LargeBodyReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,7 +133,7 @@ async def test_an_unlimited_tenant_costs_one_look_up() -> None:
     {"free": float("nan")}, {"free": float("inf")}, {"free": float("-inf")}, {"granted": -1}, {"granted": 2**62}, None,
 ])  # fmt: skip
 @pytest.mark.parametrize("limit", [Limit(requests_per_minute=5), Limit(concurrency=5)])
-async def test_a_root_that_says_what_no_root_says_is_silent_and_its_next_word_counts(
+async def test_invalid_message_of_a_root_is_ignored_and_the_next_valid_one_counts(
     limit: Limit, said: dict[str, Any] | None
 ) -> None:
     """None: of a limit that it was not asked about, beside the right word."""
@@ -213,7 +213,7 @@ async def test_a_request_is_settled_once_by_what_became_of_it(
         await stage.limiter.close()
 
 
-async def test_without_its_root_a_balancer_has_its_safe_part_and_says_when_to_come_again() -> None:
+async def test_without_a_root_the_safe_part_is_used_and_refusals_have_retry_after() -> None:
     stage = Stage(Limit(requests_per_minute=10), safe_share=0.2, safe=("tokyo/g1",))
     try:
         assert (await stage.admit()).reserved is not None
@@ -287,7 +287,7 @@ async def test_a_client_that_leaves_before_the_usage_is_charged_as_much_as_other
         await stage.limiter.close()
 
 
-async def test_an_answers_headers_tell_the_tightest_limit_of_each_kind() -> None:
+async def test_answer_headers_show_the_tightest_limit_of_each_kind() -> None:
     stage = Stage(
         Limit(output_tokens_per_minute=50, tokens_per_minute=50),
         Limit(model="m", requests_per_minute=10),
