@@ -59,6 +59,7 @@ _URI = _element(0x86, b"spiffe://corp/x")
 def test_a_certificate_whose_names_cannot_be_read_has_none(names: bytes, found: list[str]) -> None:
     key, called = Ed25519PrivateKey.generate(), x509.Name([])
     odd = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, _element(0x30, names))
-    made = x509.CertificateBuilder(called, called, key.public_key(), 1, datetime(2026, 1, 1, tzinfo=UTC))
+    made = x509.CertificateBuilder().subject_name(called).issuer_name(called).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(datetime(2026, 1, 1, tzinfo=UTC))
     made = made.not_valid_after(datetime(2030, 1, 1, tzinfo=UTC)).add_extension(odd, critical=False)
     assert uris(made.sign(key, None).public_bytes(Encoding.DER)) == found
