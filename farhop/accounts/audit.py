@@ -162,9 +162,11 @@ class AuditLog:
         except OSError:
             raise LogError(f"{self.folder}: another process writes there; give each its own") from None
         self._salt = _salt(self.folder / "salt")
-        _replace(self.folder / "vkey", (tlog.verifier_key(self.origin, self._key.public_key()) + "\n").encode())
         for path in self.folder.rglob(".*.new"):
             path.unlink(missing_ok=True)  # what was being written when a process ended
+        vkey, key = self.folder / "vkey", (tlog.verifier_key(self.origin, self._key.public_key()) + "\n").encode()
+        if not vkey.exists() or vkey.read_bytes() != key:  # a full disk keeps no log from being continued
+            _replace(vkey, key)
         clean = self._recover()
         if self._journal < 0:
             self._begin_journal()
@@ -196,8 +198,7 @@ class AuditLog:
                     self._seal()
                 self.trouble = ""
             except OSError as error:
-                remedy = "free space there, or let the process write to it"
-                self.trouble = f"{self.folder}: {error.strerror or error}; {remedy}"
+                self._troubled(error)
             if stopping:
                 break
         self.lost += len(self._queue) + len(self._made)
@@ -205,6 +206,9 @@ class AuditLog:
         if self.sealed == self._tree.size:  # else the next start finds the entries there
             for path in self.folder.glob("journal.*"):
                 path.unlink(missing_ok=True)
+
+    def _troubled(self, error: OSError) -> None:
+        self.trouble = f"{self.folder}: {error.strerror or error}; free space there, or let the process write to it"
 
     def _take(self) -> None:
         """Write the entries that were handed over to the journal, and add them to the tree."""
@@ -355,7 +359,12 @@ class AuditLog:
                     self.recovered += 1
         if self.recovered:  # it is signed before its journal goes
             self._journal = os.open(os.devnull, os.O_WRONLY)
-            self._seal()
+            try:
+                self._seal()
+            except OSError as error:  # the journals stay until a checkpoint names what is in them
+                self._troubled(error)
+                os.close(self._journal)
+                self._journal = -1
         if self.unclean:
             self._clear()
         return not self.unclean

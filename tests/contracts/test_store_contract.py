@@ -244,7 +244,7 @@ async def test_a_watch_that_is_behind_a_compaction_lists_again_without_an_outage
     assert [entry.value for entry in change.entries] == [b"3"]
 
 
-async def test_a_watch_that_begins_in_an_outage_says_so_first(world, root):
+async def test_watch_opened_during_an_outage_first_yields_lost(world, root):
     await world.cut()
     async with Watching(world.near, root) as watching:
         await watching.until(ends_with(ChangeKind.LOST))

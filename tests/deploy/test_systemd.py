@@ -57,7 +57,7 @@ def test_a_unit_has_time_for_the_drain_and_a_watchdog(unit: Path) -> None:
     assert service["User"] == "farhop"
 
 
-def test_a_balancer_says_when_it_is_ready_that_it_lives_and_when_it_stops(tmp_path: Path) -> None:
+def test_balancer_notifies_systemd_ready_watchdog_and_stopping(tmp_path: Path) -> None:
     admin, port = free_ports(2)
     notify = tmp_path / "notify"
 

@@ -94,7 +94,7 @@ async def _restart_engines(running: RunningWorld, region: str) -> None:
     await running.world.wait_until_serving(ALL)
 
 
-def test_a_lawful_region_that_does_not_serve_is_waited_for_where_the_policy_says_so(running: RunningWorld) -> None:
+def test_request_waits_for_its_only_lawful_region_for_the_policys_patience(running: RunningWorld) -> None:
     """japan-only waits up to 5 s: engines that come back in time serve it, and nobody else ever sees it.
 
     They come back by thawing: how long a process takes to start is this machine's affair.

@@ -100,7 +100,7 @@ def _expected(prompt: str) -> str:
     return write_all(prompt.encode(), 0, 1e9, TOKENS).decode()
 
 
-async def test_a_pair_says_what_one_engine_says_and_says_who_they_were() -> None:
+async def test_pair_gives_the_answer_of_one_engine_and_names_both_replicas() -> None:
     async with _world() as world:
         for n, stream in enumerate((False, True, True, False)):
             prompt = _prompt(f"alice{n}")

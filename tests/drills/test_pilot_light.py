@@ -107,7 +107,7 @@ def test_a_pilot_light_wakes_for_a_lost_neighbour(piloted: RunningWorld) -> None
     assert "tokyo" not in went("anywhere", 4, "tokyo")
 
 
-def test_the_shipped_drill_wakes_it_and_says_how_long_that_took(piloted: RunningWorld, tmp_path: Path) -> None:
+def test_shipped_drill_wakes_a_pilot_light_and_reports_the_duration(piloted: RunningWorld, tmp_path: Path) -> None:
     drilled = Drilled(piloted, tmp_path)
     try:
         piloted.call(becomes(piloted, "frankfurt", state("asleep")))

@@ -103,7 +103,7 @@ def _expected(prompt: str) -> str:
     return write_all(prompt.encode(), 0, 1e9, TOKENS).decode()
 
 
-async def test_a_pair_says_what_one_engine_says_and_is_accounted_once() -> None:
+async def test_pair_gives_the_answer_of_one_engine_and_is_accounted_once() -> None:
     async with _world() as world:
         for n in range(3):
             headers, text, usage = await world.ask(_prompt(f"alice{n}"))

@@ -159,7 +159,9 @@ def test_a_mistyped_field_is_reported_with_the_right_one(tmp_path: Path, monkeyp
         ("port", "http", ""),
     ],
 )
-def test_a_number_with_a_unit_is_told_the_fields_own(tmp_path: Path, field: str, given: str, unit: str) -> None:
+def test_error_for_a_number_with_a_unit_names_the_fields_unit(
+    tmp_path: Path, field: str, given: str, unit: str
+) -> None:
     kind = create_model("Sized", __base__=Part, **{field: (float, 1.0)})  # type: ignore[call-overload]
     (tmp_path / "config.yaml").write_text(f"{field}: {given}\n")
     with pytest.raises(ConfigError) as caught:
@@ -218,7 +220,7 @@ class Steps(Range):
             yield "low: is below 0; raise it"  # told once
 
 
-def test_all_rules_across_fields_are_told(tmp_path: Path) -> None:
+def test_all_errors_across_fields_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"low": -1, "high": -2, "step": 5}))
     with pytest.raises(ConfigError) as caught:

@@ -107,7 +107,7 @@ def test_weights_are_numbers_by_version():
     assert parsed("v1=95,v2=0.5") == {"v1": 95.0, "v2": 0.5}
 
 
-def test_a_dry_run_of_a_split_says_what_would_move(cli, stands, monkeypatch):
+def test_dry_run_of_a_split_shows_what_would_move(cli, stands, monkeypatch):
     async def status(_fleet, _region):
         return {"replicas": [{"models": ["m"], "version": "v1"}, {"models": ["m"], "version": "v2"}]}
 

@@ -17,7 +17,7 @@ from farhop.service.certificates import Files, load
 from farhop.service.peer_authenticator import PeerAuthenticator
 
 
-def test_a_dry_run_says_what_would_be_made_and_makes_nothing(cli: Any, tmp_path: Path) -> None:
+def test_dry_run_lists_files_and_writes_none(cli: Any, tmp_path: Path) -> None:
     folder, dry = tmp_path / "new" / "certs", ("--dir", str(tmp_path / "new" / "certs"), "--dry-run")
     made = cli.run("certs", "init", *dry)
     assert made.exit_code == 0

@@ -81,7 +81,7 @@ def test_a_live_run_ends_with_a_verdict(cli, monkeypatch, findings) -> None:
     assert json.loads(out)["answers"] == 500
 
 
-def test_a_live_run_that_cannot_be_says_where_its_logs_are(cli, monkeypatch) -> None:
+def test_failed_live_run_names_its_log_folder(cli, monkeypatch) -> None:
     async def run(*_):
         raise live.LiveError("virginia: does not come back")
 
@@ -90,5 +90,5 @@ def test_a_live_run_that_cannot_be_says_where_its_logs_are(cli, monkeypatch) -> 
     assert "does not come back; logs are in" in err
 
 
-def test_hunted_is_what_the_command_says(fails) -> None:
+def test_replayed_schedule_has_the_findings_it_was_hunted_with(fails) -> None:
     assert hunt.replayed(BAD.schedule).failures[0].findings == BAD.findings

@@ -374,7 +374,7 @@ def test_configuration_of_another_process_is_recognised(fleet, tmp_path, kind, n
     assert f"{problem}: is this the right file?" in caught.value.problems
 
 
-def test_every_fault_across_fields_is_told_one_line_each(cli, fleet):
+def test_every_fault_across_fields_has_a_line(cli, fleet):
     """Of one file: by its own fields, and with the map."""
     far = {
         "tier": {"host": "0.0.0.0", "port": 4, "insecure": True},

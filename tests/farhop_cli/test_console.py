@@ -313,7 +313,7 @@ def choose_quick(browser: Browser, live: Live, region: str) -> None:
     until(lambda: browser.js("return document.getElementById('act').open"))
 
 
-def test_a_drill_that_must_not_run_says_why_and_is_not_offered(browser: Browser, live: Live) -> None:
+def test_blocked_drill_shows_its_reason_and_has_no_start_button(browser: Browser, live: Live) -> None:
     choose_quick(browser, live, "frankfurt")
     assert "lose-a-region" not in browser.text("#begin-drill")  # a fault: this world supports none
     browser.keys("a rehearsal", ENTER)

@@ -93,7 +93,7 @@ def test_drain_without_a_status_is_refused_unless_forced(cli, stands, monkeypatc
     assert "0 of 3 balancers follow it by now" in result.stderr
 
 
-def test_an_etcd_alone_cannot_tell_the_last_nor_a_region_that_does_not_report(cli, stands):
+def test_last_lawful_region_is_unknown_without_reports(cli, stands):
     stands.put("/farhop/v1/region/virginia/lb/a", b"{}")
     arguments = ("--why", "x", "--etcd", stands.endpoint)
     assert "give --config" in cli.failed(cli.run("drain", "set", "virginia", *arguments), 1)
@@ -155,7 +155,7 @@ def test_a_drain_is_of_a_region_or_of_an_entry(cli, which):
     assert "either a region or --entry" in cli.failed(cli.run("drain", "set", *which, "--why", "x"), 2)
 
 
-def test_the_map_says_which_entries_there_are(cli, stands):
+def test_entries_are_read_from_the_topology(cli, stands):
     output = cli.failed(cli.run("drain", "set", "--entry", "tokyo-1", "--why", "x"), 2)
     assert '"tokyo-1" is no entry of topology' in output
     bare = cli.run("drain", "set", "--entry", "tokyo-1", "--why", "x", "--etcd", stands.endpoint)

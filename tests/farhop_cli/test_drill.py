@@ -32,9 +32,7 @@ def test_the_shipped_drills_are_listed_without_a_fleet(
     assert "a drill is a mapping" in found["bad"]["title"]
 
 
-async def test_a_run_says_what_was_answered_to_requests_that_failed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_run_shows_the_answers_of_failed_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     codes = ["", *["rate_limit_exceeded"] * 3, "connect_failed"]
     canaries = [
         Canary(entry="e", tenant="t", model="m", began_s=1.0, first_s=None, ended_s=2.0, code=code) for code in codes

@@ -97,7 +97,7 @@ async def test_with_a_configuration_only_its_own_certificate_is_trusted(config, 
         await runner.cleanup()
 
 
-async def test_an_admin_port_that_cannot_be_asked_by_a_configuration_says_what_to_give(config, tmp_path):
+async def test_error_for_an_unreachable_admin_port_names_the_option_to_give(config, tmp_path):
     authority = Authority(tmp_path)
     pair = authority.issue("server")
     tls = {"cert_file": pair.cert_file, "key_file": pair.key_file, "client_ca_file": authority.ca_file}

@@ -189,7 +189,7 @@ def test_etcd_alone_knows_no_places(cli, stands, law):
     assert "--why" in cli.run("law", "set", law()).stderr
 
 
-def test_a_why_that_says_nothing_is_a_fault(cli, stands, law):
+def test_blank_reason_is_refused(cli, stands, law):
     assert "why: is blank" in cli.failed(cli.run("law", "set", law(), "--why", " "), 1)
 
 

@@ -29,7 +29,7 @@ def record(n, at_s, key="k", region="tokyo", user=""):
     ))  # fmt: skip
 
 
-def test_a_dry_run_says_what_limits_of_each_user_would_have_refused(cli, stands, tmp_path):
+def test_dry_run_shows_refusals_by_limits_of_each_user(cli, stands, tmp_path):
     made = [record(n, NOON + n / 1e3, user=user) for n, user in enumerate("aabaacaba")]  # 6, 2 and 1, of 9 ms each
     (tmp_path / "1.jsonl").write_bytes(b"".join(lines(made, "farhop/fleet", None)))
     found = refused(tmp_path, "eu-only", "", "", {"requests_per_minute": 4}, each_user=True)
@@ -42,7 +42,7 @@ def test_a_dry_run_says_what_limits_of_each_user_would_have_refused(cli, stands,
     assert "name no user" in refused(tmp_path, "eu-only", "", "", {"requests_per_minute": 4}, each_user=True)
 
 
-def test_a_dry_run_says_what_it_would_have_refused_of_the_last_day(cli, stands, tmp_path):
+def test_dry_run_shows_refusals_over_the_last_day(cli, stands, tmp_path):
     made = [record(n, NOON + n) for n in range(20)] + [record(98, NOON, "other"), record(99, NOON, region="")]
     (tmp_path / "1.jsonl").write_bytes(b"".join(lines([record(97, NOON - 90_000), *made], "farhop/fleet", None)))
     assert refused(tmp_path, "eu-only", "k", "", {"requests_per_minute": 10}) == (
@@ -82,7 +82,7 @@ def test_money_is_not_limited_if_it_cannot_be_counted(cli, stands, book):
         assert (output.exit_code, "--usd-per-day" in output.stderr) == (2, True)
 
 
-def test_a_dry_run_says_what_a_budget_would_have_refused(cli, stands, tmp_path, book):
+def test_dry_run_shows_refusals_by_a_budget(cli, stands, tmp_path, book):
     made = [record(n, NOON + n) for n in range(20)]  # each cost 90 + 40 microdollars
     (tmp_path / "1.jsonl").write_bytes(b"".join(lines(made, "farhop/fleet", price_book(book))))
     prices = price_book(book)

@@ -164,7 +164,7 @@ def test_the_predicted_and_found_cached_tokens_are_shown(cli, monkeypatch):
     assert "bench: no etcd binary" in cli.failed(cli.run("bench", "hits"), 2)
 
 
-def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
+def test_bench_trie_shows_measured_values_and_bounds(cli, monkeypatch):
     asked = []
 
     def measure(*, quick, progress):
@@ -183,7 +183,7 @@ def test_trie_says_what_is_measured_and_what_is_meant(cli, monkeypatch):
     assert asked == [True, False]
 
 
-def test_sim_says_what_the_simulator_carries(cli, monkeypatch):
+def test_bench_sim_shows_simulated_requests_per_second(cli, monkeypatch):
     asked = []
 
     def measure(sizes, progress):
@@ -214,7 +214,7 @@ def test_cost_of_reports_is_shown_and_fails_above_its_bound(cli, monkeypatch, ta
     assert (document["core_share"], document["core_share_max"]) == (pytest.approx(share), 0.05)
 
 
-def test_law_says_what_happened_and_fails_where_the_law_was_broken(cli, monkeypatch):
+def test_bench_law_shows_counts_and_fails_if_the_law_was_broken(cli, monkeypatch):
     asked = []
 
     def prove(*args):

@@ -128,7 +128,7 @@ def test_an_unknown_scenario_is_one_line() -> None:
     assert output.stderr.count("\n") == 1
 
 
-def test_an_impossible_objective_tells_how_far_the_largest_fleet_comes(tmp_path: Path) -> None:
+def test_plan_of_an_impossible_objective_shows_what_the_largest_fleet_reaches(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(TEXT)
     output = CliRunner().invoke(app(), ["plan", str(path), "--most", "1", "--ttft", "1", "--json"])
@@ -138,7 +138,7 @@ def test_an_impossible_objective_tells_how_far_the_largest_fleet_comes(tmp_path:
     assert found["together"]["why"] == "1 replicas in every region are not enough (0% good in the worst)"
 
 
-def test_no_request_at_all_is_said(tmp_path: Path) -> None:
+def test_plan_without_requests_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(TEXT.replace("virginia: 12, tokyo: 6", "virginia: 0"))
     output = CliRunner().invoke(app(), ["plan", str(path)])

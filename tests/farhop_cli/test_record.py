@@ -72,7 +72,7 @@ def test_a_recording_without_requests_is_not_offered_to_be_played(
 
 
 @pytest.mark.parametrize(("length", "code"), [("1d", 0), ("25h", 2)])
-def test_the_longest_recording_is_what_the_help_says(
+def test_longest_recording_equals_the_limit_in_the_help(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, length: str, code: int
 ) -> None:
     monkeypatch.setattr(record, "run", lambda *_: 0)

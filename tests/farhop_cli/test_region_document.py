@@ -8,7 +8,7 @@ from farhop_cli.setting import Item
 from regional_lb.scheduler.policy import PolicyConfig
 
 
-def test_a_signature_says_something(capsys):
+def test_authorship_needs_author_and_reason(capsys):
     made = region_document.authorship("comparing", "ann")
     assert (made.author, made.why) == ("ann", "comparing")
     assert region_document.setting_of([Item({}, 1)], made).author == "ann"

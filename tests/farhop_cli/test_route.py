@@ -72,7 +72,7 @@ def test_error_is_reported_in_one_line(cli, stands, arguments, code, message):
     assert stands.authored("route") is None
 
 
-def test_a_dry_run_says_what_it_decides(cli, stands):
+def test_dry_run_of_a_route_shows_its_decisions(cli, stands):
     route = "{policy: failover, regions: [tokyo, virginia]}"
     output = cli.run("route", "set", "virginia", route, "--tenant", "anywhere", "--why", "x", "--dry-run").stdout
     assert "decides: m of anywhere: to tokyo" in output

@@ -61,7 +61,7 @@ def test_every_problem_of_a_file_is_shown(tmp_path: Path) -> None:
     assert "warm_up_s" in text.stderr
 
 
-def test_a_run_without_a_request_says_so(tmp_path: Path) -> None:
+def test_sim_without_a_request_reports_it(tmp_path: Path) -> None:
     path = tmp_path / "idle.yaml"
     path.write_text(TEXT.replace("work:", "work:\n  - {kind: requests, per_s: {virginia: 0}}\nx:").split("x:")[0])
     text = CliRunner().invoke(app(), ["sim", str(path), "--policy", "farhop", "--seeds", "1"])
@@ -70,7 +70,7 @@ def test_a_run_without_a_request_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["log.csv", "log.jsonl", "log"])
-def test_a_log_is_told_how_it_becomes_a_scenario(tmp_path: Path, name: str) -> None:
+def test_sim_of_a_log_names_the_import_command(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text('{"at_s": 1}\n' if name != "log.csv" else "timestamp,input_tokens\n1,2\n")
     text = CliRunner().invoke(app(), ["sim", str(path)])
@@ -80,7 +80,7 @@ def test_a_log_is_told_how_it_becomes_a_scenario(tmp_path: Path, name: str) -> N
 
 @pytest.mark.parametrize("command", [["sim"], ["plan"], ["bench", "worlds"]])
 @pytest.mark.parametrize("kept", [True, False])
-def test_an_interrupted_run_says_what_is_left_of_it(
+def test_interrupted_run_lists_finished_results(
     monkeypatch: pytest.MonkeyPatch, scenario: str, tmp_path: Path, command: list[str], kept: bool
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:

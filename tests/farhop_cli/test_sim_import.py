@@ -136,7 +136,7 @@ def test_a_trace_with_fields_of_its_own_is_a_log(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_an_import_says_what_is_not_played_as_logged(tmp_path: Path) -> None:
+def test_import_lists_what_is_not_replayed_as_logged(tmp_path: Path) -> None:
     lines = [{"timestamp": at, "prompt_tokens": 5, "completion_tokens": 0, "session": "a"} for at in (0, 700_000)]
     out = tmp_path / "m.yaml"
     text = CliRunner().invoke(app(), ["sim", "import", written(tmp_path / "own", lines), "--out", str(out)])

@@ -31,7 +31,7 @@ def announcer(region, **more):
     return AnnounceReport(**{**given, "region": region, "wanted": "announced", "actual": "announced", **more})
 
 
-def test_an_entry_that_is_not_announced_is_wrong_and_says_why():
+def test_unannounced_entry_is_listed_as_wrong_with_its_reason():
     known = [
         announcer("tokyo", healthy=True),
         announcer("paris", wanted="withdrawn", actual="withdrawn", why="drained: new kernel (by ann)"),
@@ -62,7 +62,7 @@ def test_summary_of_a_healthy_fleet_shows_where_the_load_is():
     assert summed(upper, lower, region="paris")[-1].startswith("  paris")
 
 
-def test_with_entries_alone_the_summary_says_that_no_regional_balancer_was_asked():
+def test_summary_of_entries_alone_notes_missing_regional_balancers():
     upper = [balancer("tokyo", law_epoch=7, regions=[view("tokyo"), view("paris")])]
     assert summed(upper, [])[3:] == [
         "load: as entries see it: no regional balancer answered, or none is known here (a context finds them)",
@@ -71,7 +71,7 @@ def test_with_entries_alone_the_summary_says_that_no_regional_balancer_was_asked
     ]
 
 
-def test_a_balancer_that_may_not_write_to_etcd_says_what_is_missing_there():
+def test_balancer_without_etcd_write_permission_names_the_missing_right():
     denied = {"hub": "main", "trouble": "permission denied; grant"}
     upper = [balancer("tokyo", tier="global", published=[denied], hubs=[{"hub": "main", "trouble": "silent"}])]
     lower = [

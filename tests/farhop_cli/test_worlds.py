@@ -41,7 +41,7 @@ def test_the_worst_world_comes_first_and_decides(capsys):
     assert found["standings"]["gorgo"] == {"router": "gorgo", "level": 0, "soon": 0}  # beside Farhop, the best other
 
 
-def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
+def test_page_shows_goals_met_and_marks_only_certain_ones() -> None:
     page = worlds.report([verdict(3, 1.1, lost=False), verdict(4, 1.005, lost=False, failed=0.1)], "seed 1")
     lines = page.splitlines()
     assert "| worlds without a loss | 95% | 2 of 2 | met |" in lines
@@ -55,7 +55,7 @@ def test_a_page_says_what_was_met_and_marks_only_what_is_sure() -> None:
     assert "| **0.700 ± 0.020** | 0.0 / 25.0 |" in page
 
 
-def test_a_page_says_where_a_rival_that_was_sooner_failed_more() -> None:
+def test_page_marks_faster_rivals_with_more_failures() -> None:
     page = worlds.report([verdict(3, 0.8, lost=True), verdict(4, 0.8, lost=True, failed=0.245)], "seed 1")
     assert any(line.startswith("| of the others") and "| 1 of 2 |" in line for line in page.splitlines())
 

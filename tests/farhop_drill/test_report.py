@@ -21,7 +21,7 @@ FIELDS = {"chaoslib-version", "platform", "node", "experiment", "start", "end", 
     [(None, "completed", False), (DrillVerdict.FAIL, "completed", True), (DrillVerdict.ABORTED, "aborted", True),
      (DrillVerdict.NOT_RUN, "failed", True)],
 )  # fmt: skip
-def test_a_journal_says_what_became_of_it(verdict: DrillVerdict | None, status: str, deviated: bool) -> None:
+def test_journal_has_the_outcome_of_the_run(verdict: DrillVerdict | None, status: str, deviated: bool) -> None:
     found = outcome(verdict, "because", 9.0 if verdict is DrillVerdict.FAIL else 0.4)
     document = msgspec.json.decode(msgspec.json.encode(journal(found, "0.1", "host")))
     assert set(document) >= FIELDS

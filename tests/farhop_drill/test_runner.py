@@ -15,7 +15,7 @@ from farhop_drill.injectors import InjectError
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.oracle import Oracle
 from farhop_drill.outcome import Outcome
-from farhop_drill.probe import Answer, Client, Probe
+from farhop_drill.probe import Client, Probe, ProbeResult
 from farhop_drill.records import DrillLock, Order, Records
 from farhop_drill.runner import LIVE_EVERY_S, STOP_POLL_S, TICK_S, DrilledFleet, Runner
 from farhop_drill.status_poller import StatusPoller
@@ -55,8 +55,8 @@ class Bench:
 
     async def close(self) -> None: ...
 
-    async def ask(self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> Answer:
-        return Answer(status=200, region=self.region, code=self.code, text="x", ttft_ms=1.0)
+    async def ask(self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> ProbeResult:
+        return ProbeResult(status=200, region=self.region, code=self.code, text="x", ttft_ms=1.0)
 
     async def look(self) -> Any:
         return self.facts
@@ -153,7 +153,7 @@ async def test_engaging_the_lever_aborts_a_running_drill(bench: Bench) -> None:
     assert outcome.why == "the emergency stop was engaged by ops: incident"
 
 
-async def test_an_abort_restores_in_the_same_turn_and_says_how_long_it_took(bench: Bench) -> None:
+async def test_abort_restores_in_the_same_turn_and_reports_its_duration(bench: Bench) -> None:
     """Within a second of what causes it: abort conditions are looked at, and orders read, twice in that time."""
     assert TICK_S + LIVE_EVERY_S < 1.0
     assert TICK_S + STOP_POLL_S < 1.0

@@ -41,7 +41,7 @@ def test_a_message(client: anthropic.Anthropic) -> None:
     assert answer.usage.inference_geo is None
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: anthropic.Anthropic) -> None:
+def test_stream_has_the_text_of_the_whole_answer(client: anthropic.Anthropic) -> None:
     whole = client.messages.create(**_asked("Same?"))
     with client.messages.stream(**_asked("Same?")) as stream:
         pieces = list(stream.text_stream)

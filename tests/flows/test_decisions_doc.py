@@ -55,7 +55,7 @@ def decide(
     return [(s.region, round(s.score)) for s in decision.field]
 
 
-def test_every_worked_example_is_what_the_policy_says() -> None:
+def test_worked_examples_match_the_policy() -> None:
     found = doctest.testfile(str(DOCUMENT), module_relative=False, globs={"decide": decide})
     assert found.attempted >= 9
     assert found.failed == 0

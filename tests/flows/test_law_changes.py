@@ -213,7 +213,7 @@ def test_answer_is_unlawful_if_every_region_refuses_by_law(play) -> None:
 # -- how long
 
 
-def test_retry_after_is_what_a_full_region_says_it_would_take(play) -> None:
+def test_retry_after_is_a_full_regions_expected_wait(play) -> None:
     flow = worldwide(view=seen(instance("london"), instance("tokyo")))
     (
         play(flow)

@@ -67,7 +67,7 @@ def test_chat_streams_usage_if_requested(client: openai.OpenAI) -> None:
     assert chunks[-1].usage.prompt_tokens > 0
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+def test_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model=MODEL, messages=_messages("Same?"), max_tokens=20)
     stream = client.chat.completions.create(model=MODEL, messages=_messages("Same?"), max_tokens=20, stream=True)
     pieces = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
@@ -84,7 +84,7 @@ def test_completions(client: openai.OpenAI) -> None:
     assert "".join(pieces) == answer.choices[0].text
 
 
-def test_the_answer_says_where_and_why(client: openai.OpenAI) -> None:
+def test_answer_headers_name_region_and_decision(client: openai.OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=_messages("Where?"), max_tokens=4)
     assert raw.headers["x-farhop-region"] == "virginia"
     assert len(raw.headers["x-farhop-decision"]) == 16
@@ -132,7 +132,7 @@ def test_an_unlawful_request_is_451_with_the_clause(client: openai.OpenAI) -> No
     assert "within cn" in caught.value.message
 
 
-def test_a_tenant_is_served_where_its_law_says(running: RunningWorld) -> None:
+def test_tenant_is_served_in_its_lawful_region(running: RunningWorld) -> None:
     with _client(running, "sk-farhop-eu-only", "tokyo") as european:
         raw = european.chat.completions.with_raw_response.create(
             model=MODEL, messages=_messages("Where?"), max_tokens=4

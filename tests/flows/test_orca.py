@@ -13,7 +13,7 @@ from farhop_lab.engine import main as engine
 from farhop_lab.engine.settings import EngineSettings
 
 
-async def test_a_client_that_asks_for_it_is_not_told_an_engines_load(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engine_load_is_never_passed_to_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
     async with engine.host(EngineSettings(ports=[0], model=MODEL, speedup=5)) as (address,):
         stand = Engine()

@@ -96,7 +96,7 @@ def promises(site: Site) -> Promises:
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6])
-def test_a_promise_is_near_what_comes_however_fast_engines_are_said_to_be(share: float) -> None:
+def test_promise_is_near_the_measured_time_whatever_speed_is_configured(share: float) -> None:
     site = gpus("a100", 2)
     result = msgspec.structs.replace(
         site.replica, prefill_ms_per_token=site.replica.prefill_ms_per_token * share,

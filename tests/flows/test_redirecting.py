@@ -132,7 +132,7 @@ def test_a_redirected_stream_arrives_piece_by_piece(redirecting: RunningWorld, s
     _went_past_us(redirecting, sdk, sdk.answers[0].headers["x-farhop-region"])
 
 
-def test_a_tenant_is_sent_where_its_law_says(redirecting: RunningWorld) -> None:
+def test_tenant_is_redirected_to_its_lawful_region(redirecting: RunningWorld) -> None:
     watched = Watched(redirecting, "eu-only")
     with watched.client:
         assert watched.client.completions.create(model=MODEL, prompt="Bonjour", max_tokens=4).choices

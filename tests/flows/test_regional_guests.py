@@ -117,7 +117,7 @@ def test_a_promise_that_would_be_broken_badly_is_not_taken(play) -> None:
     )  # fmt: skip
 
 
-def test_answer_says_if_no_replica_is_healthy(play) -> None:
+def test_refusal_states_that_no_replica_is_healthy(play) -> None:
     flow = regional(replica("r1"), up=False)
     play(flow).on(RequestArrived(request("a", **GUEST))).expect(answered("a", outcome.NO_REPLICA))
 

@@ -354,7 +354,7 @@ def test_a_smaller_one_among_the_first_fills_what_the_head_cannot(play) -> None:
     )  # fmt: skip
 
 
-def test_a_full_queue_refuses_and_says_how_long_it_would_take(play) -> None:
+def test_full_queue_refuses_with_its_expected_wait(play) -> None:
     flow = regional(replica("r1", slots=1), queue_requests_max=1)
     (
         play(flow)

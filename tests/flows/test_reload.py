@@ -140,7 +140,7 @@ async def test_a_region_joins_and_leaves_the_map_while_requests_under_way_stay(e
         assert 'farhop_config_reloads_total{region="frankfurt",result="taken",tier="global"} 2.0' in page
 
 
-async def test_a_region_tells_no_hints_while_its_map_has_the_entry_elsewhere(engine, tmp_path):
+async def test_region_sends_no_hints_while_its_map_has_the_entry_elsewhere(engine, tmp_path):
     files = Files(tmp_path, engine)
     files.world["tenants"] = [one for one in files.world["tenants"] if one["name"] != "japan-only"]
     files.write("frankfurt", "tokyo", "virginia")

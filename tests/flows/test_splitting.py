@@ -302,7 +302,7 @@ async def test_headers_cookies_and_pins_count_through_both_tiers(up: Both, engin
     assert not [name for head in seen for name in head if name.startswith("x-farhop-")]
 
 
-async def test_records_metrics_spans_and_status_tell_the_version_and_why(up: Both) -> None:
+async def test_records_metrics_spans_and_status_show_version_and_reason(up: Both) -> None:
     answer = await send(up.entry, chat(x_canary="yes", body=streaming()))
     record = up.regional.decisions.get(answer.headers["x-farhop-decision"])
     assert record is not None

@@ -222,7 +222,7 @@ async def test_no_byte_is_sent_to_a_region_after_the_law_forbids_it_under_tls(pk
         assert len(engine.seen) == 1
 
 
-async def test_an_untrusted_engine_is_down_and_the_log_says_why(pki: Pki, lines: Any) -> None:
+async def test_untrusted_engine_is_down_with_the_reason_logged(pki: Pki, lines: Any) -> None:
     behind = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     behind.load_cert_chain(pki.intruder.cert_file, pki.intruder.key_file)
     engine = Engine()

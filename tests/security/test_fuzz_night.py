@@ -14,7 +14,7 @@ def test_fuzzed_requests_always_end_in_an_outcome() -> None:
     assert found["requests passed"] > 600
 
 
-def test_a_finding_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_has_the_command_that_reproduces_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> bool:
         raise ValueError("a bug")
 

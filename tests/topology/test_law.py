@@ -316,7 +316,7 @@ def test_a_law_supersedes_what_is_older_or_only_kept_its_place() -> None:
     assert place.supersedes(held) is False
 
 
-def test_a_tenant_waits_as_long_as_its_residency_says() -> None:
+def test_tenants_patience_is_set_by_its_residency() -> None:
     def patience_s(residency: Residency | None) -> float:
         return _law(residency).patience_s("acme")
 
@@ -327,7 +327,7 @@ def test_a_tenant_waits_as_long_as_its_residency_says() -> None:
     assert _law(Residency(rule)).patience_s("stranger") == 0.0
 
 
-def test_the_words_for_a_residency_are_places_and_anywhere() -> None:
+def test_residency_values_are_places_and_anywhere() -> None:
     law = _law(Residency(Rule((WORLD,))))
     assert law.residencies() == sorted({"cn", "global", "world"})
     assert [law.within(word) for word in ("eu", "frankfurt", "cn")] == [("eu",), ("frankfurt",), ("cn",)]

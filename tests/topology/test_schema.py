@@ -76,7 +76,7 @@ def test_each_fault_of_shape_is_reported(faults: Any, at: tuple[Any, ...], value
     assert message in found[0].message
 
 
-def test_the_remedy_says_what_belongs_there(faults: Any) -> None:
+def test_remedy_names_the_expected_value(faults: Any) -> None:
     [problem] = faults(lambda raw: _put(raw, ("regions", 1, "latitude"), 100))
     assert problem.remedy == "give degrees north, -90 to 90"
     [problem] = faults(lambda raw: _put(raw, ("tenants", 2, "residency", "wait_max_s"), 601))

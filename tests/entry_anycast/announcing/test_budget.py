@@ -40,7 +40,7 @@ def test_attributes_change_so_often_in_a_window_and_no_more() -> None:
 
 
 @pytest.mark.parametrize(("left_s", "hold"), [(0.0, float("-inf")), (60.0, 160.0), (1e9, 100.0 + 14_400.0)])
-def test_a_hold_kept_on_disk_is_believed_within_bounds(left_s: float, hold: float) -> None:
+def test_hold_loaded_from_disk_is_clipped_to_its_bounds(left_s: float, hold: float) -> None:
     budget = Budget(BudgetConfig())
     budget.remember(left_s, 1, 100.0)
     assert budget.hold_until == hold

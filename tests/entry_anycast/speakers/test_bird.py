@@ -23,7 +23,7 @@ PROTOCOLS = (
 )
 
 
-def test_the_file_says_the_phase() -> None:
+def test_bird_file_contains_the_routes_of_the_phase() -> None:
     config = BirdConfig("/s", "/f")
     assert written(BOTH, Phase.WITHDRAWN, config) == NOTHING
     text = written(BOTH, Phase.ANNOUNCED, config)

@@ -71,7 +71,7 @@ LOCATIONS = [
     st.lists(GIVEN, max_size=12),
     st.dictionaries(NETWORK, st.dictionaries(st.sampled_from(NAMES), st.floats(1, 300), min_size=1), max_size=8),
 )
-def test_every_address_of_a_block_is_answered_as_the_scope_says(given_, learned) -> None:
+def test_all_addresses_of_an_answers_scope_get_the_same_answer(given_, learned) -> None:
     topology = world()
     known = prepare.atlas(topology, spaces(given_), LOCATIONS)
     laid, found = corrected(known, topology, learned, CONFIG)

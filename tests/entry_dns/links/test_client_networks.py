@@ -35,7 +35,7 @@ def database(tmp_path):
     return path
 
 
-def test_a_database_says_where_networks_are_and_lists_go_before_it(database) -> None:
+def test_networks_are_located_by_database_and_lists_take_precedence(database) -> None:
     config = NetworksConfig(
         database=str(database),
         lists=[{"cidrs": ["203.0.113.128/25"], "near": "frankfurt"}],

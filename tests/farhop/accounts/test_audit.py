@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -317,6 +318,41 @@ def test_a_full_disk_is_reported_and_what_it_cost_is_an_entry(tmp_path: Path, mo
     log.close()
     found = [json.loads(one) for one in files_at(tmp_path).entries(files_at(tmp_path).verify()[0].size)]
     assert [one["entries"] for one in found if one["kind"] == "lost"] == [30]
+
+
+def test_a_killed_process_is_followed_by_one_that_starts_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it took from the journal stays there until it can be signed, also if it is killed meanwhile."""
+    real, full, folder = audit._write, [False], tmp_path / "log"
+
+    def write(*given: Any) -> None:
+        if full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*given)
+
+    monkeypatch.setattr(audit, "_write", write)
+    written(folder, 300)
+    size, entry = files_at(folder).checkpoint().size, b'{"kind":"decision","at":"","id":"last"}'
+    (folder / f"journal.{size}").write_bytes(audit._framed([entry], [tlog.leaf_hash(entry)]))
+    full[0] = True
+    log = log_at(folder)
+    log.open()
+    assert "No space left" in log.trouble
+    log.put(decided(700))
+    deadline = time.monotonic() + 60.0
+    while log.size < size + 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    shutil.copytree(folder, tmp_path / "killed")
+    full[0] = False
+    log.close()
+    written(tmp_path / "killed", 0)
+    for one, starts in ((folder, 2), (tmp_path / "killed", 3)):
+        entries = list(files_at(one).entries(files_at(one).verify()[0].size))
+        assert entries[size] == entry
+        assert sum(b"d000700" in one for one in entries) == 1
+        assert kinds(one).count("start") == starts
 
 
 def test_a_log_that_does_not_hold_is_not_added_to(tmp_path: Path) -> None:

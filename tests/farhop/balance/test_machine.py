@@ -45,7 +45,7 @@ def test_a_request_needs_only_what_every_request_has() -> None:
         (None, 10, None),
     ],
 )
-def test_an_engine_is_believed_no_more_than_a_request_can_have_used(
+def test_reported_usage_is_clipped_to_what_the_request_can_have_used(
     told: Usage | None, limit: int | None, believes: Usage | None
 ) -> None:
     """Of a body of 200 bytes, which asks for two answers."""

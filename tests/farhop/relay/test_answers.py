@@ -61,7 +61,7 @@ def test_retry_after_is_whole_seconds_and_never_none(given: float, value: bytes)
     assert reply.extra == b"x-a: b\r\nretry-after: " + value + b"\r\n"
 
 
-def test_a_redirect_says_where_to() -> None:
+def test_redirect_has_its_location() -> None:
     reply = answers.redirect("https://eu.example/v1", outcome.ENTRY_FORBIDDEN)
     assert (reply.status, reply.extra) == (307, b"location: https://eu.example/v1\r\n")
     error = json.loads(reply.body)["error"]

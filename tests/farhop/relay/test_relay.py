@@ -68,7 +68,7 @@ async def test_a_usage_chunk_that_the_client_did_not_ask_for_is_hidden_and_count
 
 
 @pytest.mark.parametrize(("tail", "seen"), [(b": told\n\n", b": told\n\n"), (b"", b""), (b"broken", b"")])
-async def test_what_the_tier_says_behind_a_stream_follows_its_last_event(stage: Any, tail: bytes, seen: bytes) -> None:
+async def test_tail_of_the_tier_follows_a_streams_last_event(stage: Any, tail: bytes, seen: bytes) -> None:
     s = await stage()
     s.tier.tail = tail
     s.upstream.answer = lambda _m: SSE + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
@@ -112,7 +112,7 @@ async def test_answers_of_the_machine(stage: Any) -> None:
     assert s.tier.concluded_with == [("no_region_serving", 503, None)]
 
 
-async def test_a_hop_listener_says_what_a_refusal_is(stage: Any) -> None:
+async def test_hop_listener_names_the_outcome_of_a_refusal(stage: Any) -> None:
     s = await stage(is_hop=True)
     s.flow.arrive = lambda request, _now: [s.flow.refuse(request.id, outcome.QUEUE_FULL)]
     answer = await s.ask(post())
@@ -134,7 +134,7 @@ async def test_a_redirect_names_the_other_entry(stage: Any) -> None:
     assert s.tier.concluded_with == [("entry_forbidden", 307, None)]
 
 
-async def test_a_redirect_to_a_region_brings_its_token_and_says_where_and_why(stage: Any) -> None:
+async def test_redirect_to_a_region_has_its_token_region_and_reason(stage: Any) -> None:
     s = await stage()
 
     def arrive(request: machine.Request, _now: float) -> list[machine.Command]:
@@ -152,7 +152,7 @@ async def test_a_redirect_to_a_region_brings_its_token_and_says_where_and_why(st
     assert s.tier.forwards == 0, "nothing was sent upstream"
 
 
-async def test_held_requests_go_when_the_machine_says_so(stage: Any) -> None:
+async def test_held_request_is_answered_when_the_machines_timer_fires(stage: Any) -> None:
     s = await stage()
     s.flow.arrive = lambda request, now: [machine.Hold(request.id), machine.SetTimer(request.id, now + 0.05)]
     answer = await s.ask(post())

@@ -138,7 +138,9 @@ def _question(**more: Any) -> dict[str, Any]:
     return {"body": streaming("xyzzy-plugh"), "tenant": "anywhere", **more}
 
 
-async def test_explain_says_where_a_request_would_go(up: Both, http: aiohttp.ClientSession, engine: Engine) -> None:
+async def test_explain_shows_the_region_a_request_would_go_to(
+    up: Both, http: aiohttp.ClientSession, engine: Engine
+) -> None:
     above, below = _urls(up, "/explain")
     status, explained = await _explain(http, above, _question())
     assert (status, explained["reasons"]["chosen"]) == (200, "virginia")
@@ -167,7 +169,7 @@ async def test_explain_knows_the_other_paths(up: Both, http: aiohttp.ClientSessi
         assert (status, explained["reasons"]["chosen"]) == (200, chosen)
 
 
-async def test_explain_says_what_the_law_excludes(up: Both, http: aiohttp.ClientSession) -> None:
+async def test_explain_shows_regions_the_law_excludes(up: Both, http: aiohttp.ClientSession) -> None:
     above, below = _urls(up, "/explain")
     _, explained = await _explain(http, above, _question(tenant="eu-only"))
     assert explained["reasons"]["chosen"] is None
@@ -319,7 +321,7 @@ async def test_a_certificate_of_the_authority_reads_and_a_named_operator_acts(tm
     assert refused
 
 
-async def test_an_operator_who_changes_the_log_level_is_named_in_the_log(http: aiohttp.ClientSession) -> None:
+async def test_log_names_the_operator_of_a_changed_log_level(http: aiohttp.ClientSession) -> None:
     out = io.StringIO()
     before = structlog.get_config()
     try:

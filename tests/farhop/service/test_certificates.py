@@ -156,7 +156,7 @@ def _spoil(pair: Pair) -> None:
     Path(pair.cert_file).write_text("broken")
 
 
-async def test_the_log_tells_once_of_each_change_and_the_gauges_of_the_state(tmp_path: Path) -> None:
+async def test_certificate_changes_are_logged_once_and_gauges_show_the_state(tmp_path: Path) -> None:
     out = io.StringIO()
     logs.configure("regional", "virginia", "r1", stream=out)
     authority, pair, _ = _held(tmp_path)

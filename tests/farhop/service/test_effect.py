@@ -56,7 +56,7 @@ def test_a_region_that_one_balancer_sees_down_is_no_refuge():
     assert stranded_by(topology(), [status(**UP), fearful], "milan") == ["eu (small)"]
 
 
-def test_a_model_that_no_region_serves_is_told_beside_those_that_are():
+def test_effect_lists_models_that_no_region_serves():
     one = status("small", **UP) | {"routes": [{"model": "auto", "models": [{"model": "small"}]}, {"model": "later"}]}
     assert effect.unserved([one], ["small", "auto"]) == []
     assert effect.unserved([status(**{**UP, "paris": "down"}), one], ["big", "later"]) == [
@@ -92,7 +92,7 @@ def under(**rules: Rule) -> Topology:
     return replace(world, epoch=2, tenants=tenants)
 
 
-def test_a_law_tells_regions_gained_and_lost_by_tenant_model_and_key():
+def test_effect_of_a_law_lists_regions_gained_and_lost_by_tenant_model_and_key():
     moves = [str(one) for one in effect.moved(topology(), under(eu=Rule(("fr", "jp"))))]
     assert moves == ["eu: processing, logging, hints gains osaka and loses milan"]  # everybody may still read it
     gone = replace(topology(), tenants={name: one for name, one in topology().tenants.items() if name != "jp"})

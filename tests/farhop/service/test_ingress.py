@@ -289,7 +289,7 @@ async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
     assert msgspec.json.decode(document)["error"]["code"] == "model_not_found"
 
 
-async def test_a_client_is_measured_once_a_connection_where_the_configuration_says_so(engine: Engine) -> None:
+async def test_client_latency_is_measured_once_per_connection_if_configured(engine: Engine) -> None:
     async with both(engine, topology(), global_={"client_latencies": {}}) as running:
         seen: list[tuple[str, int]] = []
         assert running.global_.latencies is not None

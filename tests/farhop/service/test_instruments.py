@@ -44,7 +44,7 @@ def said() -> Iterator[list[MutableMapping[str, Any]]]:
     structlog.configure(**before)
 
 
-async def test_a_setting_of_telemetry_that_cannot_be_used_is_said(
+async def test_unusable_telemetry_setting_is_logged(
     monkeypatch: pytest.MonkeyPatch, said: list[MutableMapping[str, Any]]
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "no_such_sampler")

@@ -95,7 +95,7 @@ def test_without_one_in_etcd_the_topologys_law_is_in_force(stage):
     assert stage.refused == []
 
 
-def test_a_later_epoch_takes_its_place_and_says_whose_it_is(stage):
+def test_law_of_a_later_epoch_replaces_the_present_one_and_shows_its_author(stage):
     assert stage.apply(snapshot(document(3), 9)) == [3]
     assert stage.lawful() == {"frankfurt"}
     assert stage.lawful("japan-only") == set()
@@ -240,7 +240,7 @@ def test_a_map_that_the_law_does_not_fit_changes_nothing(stage):
     assert problem.startswith('models.m.deny[0]: unknown place "virginia"')
 
 
-def test_a_map_that_would_widen_changes_nothing_until_a_later_law_says_so(stage):
+def test_widening_map_has_no_effect_until_a_later_law_allows_it(stage):
     stage.apply(snapshot(document(3)))
     [problem] = remap(stage, world(virginia={"country": "de"}))
     assert problem.startswith('regions.virginia: lies in "de" now and did not')
@@ -440,7 +440,7 @@ def test_where_the_newest_law_cannot_be_had_nothing_is_lawful_until_it_is(tmp_pa
     assert again.book.status()["trouble"] == []
 
 
-def test_a_disk_that_is_full_stops_no_law_and_says_so(tmp_path):
+def test_unwritable_state_does_not_stop_a_law_and_is_reported(tmp_path):
     (tmp_path / "f1").write_text("in the way")
     stage = Stage(state=kept(tmp_path))
     assert stage.apply(snapshot(document(3))) == [3]
@@ -536,7 +536,7 @@ async def test_a_hub_that_was_away_or_wiped_is_brought_up_to_date(monkeypatch):
         await until(settled)
 
 
-async def test_what_may_be_later_than_ours_is_never_written_over(monkeypatch):
+async def test_law_in_etcd_that_may_be_later_is_never_overwritten(monkeypatch):
     monkeypatch.setattr(lawbook, "MEND_S", 0.01)
     cluster, other = MemoryCluster(), MemoryCluster()
     cluster.put(LAW_KEY, document(3))

@@ -20,7 +20,7 @@ def matched(kind: int = REQUESTS, size: int = 10, period: int = 60) -> Matched:
     return Matched(Lender("tokyo"), ((kind, size, period, holding),))
 
 
-def test_a_request_above_its_limit_is_told_not_to_retry() -> None:
+def test_refusal_above_the_whole_limit_has_should_retry_false() -> None:
     reply = limit_answers.refusal(matched(), REQUESTS, 10, 60, 11, None, 0.0)
     assert reply.status == 429
     assert b"x-should-retry: false" in reply.extra
@@ -29,7 +29,7 @@ def test_a_request_above_its_limit_is_told_not_to_retry() -> None:
 
 
 @pytest.mark.parametrize(("used_up", "again"), [(True, b"false"), (False, b"true")])
-def test_a_used_up_budget_tells_clients_not_to_retry_by_themselves(used_up: bool, again: bytes) -> None:
+def test_refusal_by_a_budget_is_insufficient_quota(used_up: bool, again: bytes) -> None:
     reply = limit_answers.refusal(
         matched(MONEY, 5_000_000, 86_400), MONEY, 5_000_000, 86_400, 250_000, 7.5, 0.0, used_up=used_up
     )

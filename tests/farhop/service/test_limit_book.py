@@ -29,7 +29,7 @@ def test_documents_of_another_place_and_nonsense_change_nothing() -> None:
     assert book.tenants() == {}
 
 
-def test_a_buckets_name_tells_what_it_counts_and_whose_it_is() -> None:
+def test_bucket_name_contains_kind_and_holder() -> None:
     named = {
         ("requests", "tenant"): (Limit(), "requests_per_minute"),
         ("usd", "model"): (Limit(model="m"), "micro_usd_per_day"),

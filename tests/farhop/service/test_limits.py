@@ -21,7 +21,7 @@ from farhop.identity.jwt_tokens import hidden_user
 from farhop.relay.answers import Reply
 from farhop.service import limit_book, limit_match, limits
 from farhop.service.limit_book import LimitBook, kind_and_whose
-from farhop.service.limits import Limiter, ask_of, reply_of
+from farhop.service.limits import Limiter, lease_request_of, reply_of
 from farhop.store.contract import Change, ChangeKind
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import NAME_LIMIT, Limit, RootClaim, TenantLimits
@@ -81,7 +81,7 @@ class Stage:
             raise OSError(claim.instance)
         self.root.snapshot(self.now)
         self.root.written()
-        return reply_of(self.root.exchange(asked.holder, ask_of(asked), self.now))
+        return reply_of(self.root.exchange(asked.holder, lease_request_of(asked), self.now))
 
     async def admit(self, one: Request | None = None, key_id: str = "", sub: str = "", user: str = "") -> Any:
         """The context of a request that is let in, or the reply."""
@@ -133,7 +133,7 @@ async def test_an_unlimited_tenant_costs_one_look_up() -> None:
     {"free": float("nan")}, {"free": float("inf")}, {"free": float("-inf")}, {"granted": -1}, {"granted": 2**62}, None,
 ])  # fmt: skip
 @pytest.mark.parametrize("limit", [Limit(requests_per_minute=5), Limit(concurrency=5)])
-async def test_a_root_that_says_what_no_root_says_is_silent_and_its_next_word_counts(
+async def test_invalid_message_of_a_root_is_ignored_and_the_next_valid_one_counts(
     limit: Limit, said: dict[str, Any] | None
 ) -> None:
     """None: of a limit that it was not asked about, beside the right word."""
@@ -213,7 +213,7 @@ async def test_a_request_is_settled_once_by_what_became_of_it(
         await stage.limiter.close()
 
 
-async def test_without_its_root_a_balancer_has_its_safe_part_and_says_when_to_come_again() -> None:
+async def test_without_a_root_the_safe_part_is_used_and_refusals_have_retry_after() -> None:
     stage = Stage(Limit(requests_per_minute=10), safe_share=0.2, safe=("tokyo/g1",))
     try:
         assert (await stage.admit()).reserved is not None
@@ -287,7 +287,7 @@ async def test_a_client_that_leaves_before_the_usage_is_charged_as_much_as_other
         await stage.limiter.close()
 
 
-async def test_an_answers_headers_tell_the_tightest_limit_of_each_kind() -> None:
+async def test_answer_headers_show_the_tightest_limit_of_each_kind() -> None:
     stage = Stage(
         Limit(output_tokens_per_minute=50, tokens_per_minute=50),
         Limit(model="m", requests_per_minute=10),
@@ -553,7 +553,7 @@ async def test_a_hundred_tenants_are_each_held_to_their_own_limit_while_one_asks
     async def borrow(_claim: RootClaim, asked: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
         root.snapshot(now)
         root.written()
-        return reply_of(root.exchange(asked.holder, ask_of(asked), now))
+        return reply_of(root.exchange(asked.holder, lease_request_of(asked), now))
 
     entries, refused = list[Limiter](), list[str]()
     claim = RootClaim(region="tokyo", instance="r1", address="", seq=1, first_lease=1, marks={})

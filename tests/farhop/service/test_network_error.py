@@ -21,7 +21,7 @@ from farhop.service.network_error import in_words
         (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)"), "TLS failed"),
     ],
 )
-def test_the_cause_in_words(error: Exception, text: str) -> None:
+def test_network_error_is_described_by_its_cause(error: Exception, text: str) -> None:
     assert in_words(error).startswith(text)
 
 

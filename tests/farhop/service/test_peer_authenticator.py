@@ -44,7 +44,7 @@ async def test_the_name_must_be_that_of_the_requested_tier_and_region() -> None:
             await HERE.proven(paris, tier, region)  # type: ignore[arg-type]
 
 
-async def test_the_common_name_says_nothing() -> None:
+async def test_common_name_of_a_certificate_is_ignored() -> None:
     with pytest.raises(AbortedError, match="farhop certs issue"):
         await HERE.proven(context(common_name="spiffe://farhop.internal/farhop/global/paris"))
     assert not HERE.admits("global", None)

@@ -99,7 +99,7 @@ async def test_one_that_cannot_be_read_or_not_in_time_goes_on_without() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_where_its_beginning_decides_the_machine_is_told_the_rest(
+async def test_rest_of_the_tokens_follows_if_the_beginning_decides(
     monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     monkeypatch.setattr(prompt_tokens, "_BESIDE_S", 0.0)
@@ -115,7 +115,7 @@ async def test_where_its_beginning_decides_the_machine_is_told_the_rest(
 
 @pytest.mark.parametrize(("body", "how"), [(SHORT, "now"), (LONG, "beside")])
 @pytest.mark.parametrize("came", [ALL, None, "closed"])
-async def test_of_one_that_waits_in_line_the_machine_is_told(body: bytes, how: str, came: Any) -> None:
+async def test_tokens_of_a_queued_prompt_are_given_to_the_machine(body: bytes, how: str, came: Any) -> None:
     read = Read()
     read.start_with_tokens(body, lambda _: False)
     assert (read.asked, read.started) == ([], [(None, 0.0)])

@@ -256,7 +256,7 @@ class Kept(SimpleNamespace):
         return {}
 
 
-def test_whoever_keeps_what_it_read_of_records_is_told_where_a_law_allows_fewer_here() -> None:
+def test_readers_of_records_are_notified_if_a_law_allows_fewer_records() -> None:
     def law(epoch: int, *places: str) -> Law:
         told = topology(tenant("anyone", residency={"processing": {"allow": ["world"]}, "logging": {"allow": places}}))
         return Law(replace(told, epoch=epoch))
@@ -271,7 +271,7 @@ def test_whoever_keeps_what_it_read_of_records_is_told_where_a_law_allows_fewer_
     assert narrowed == [1, 4]
 
 
-async def test_the_record_says_where_and_why_and_not_what(up: Both, engine: Engine) -> None:
+async def test_record_has_regions_and_reasons_but_no_text(up: Both, engine: Engine) -> None:
     answer = await send(up.entry, chat(body=streaming("xyzzy-plugh")))
     record = up.global_.decisions.get(answer.headers["x-farhop-decision"])
     assert record is not None

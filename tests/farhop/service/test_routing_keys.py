@@ -79,7 +79,7 @@ def test_an_agents_agent_comes_from_it() -> None:
     assert soft_session("other", b"x-session-id: t\r\nx-parent-session-id: s\r\n", NO_PREFERENCES)[1] != first[0]
 
 
-def test_without_a_header_the_body_says_it() -> None:
+def test_routing_key_is_read_from_the_body_without_a_header() -> None:
     by_key = soft_session("acme", b"x-sessions: no\r\n", Preferences(cache_key="k", user="u"))
     assert by_key == soft_session("acme", b"", Preferences(cache_key="k"))
     assert by_key != soft_session("acme", b"", Preferences(user="u"))

@@ -163,7 +163,7 @@ async def test_an_error_that_retrying_cannot_mend_ends_the_start() -> None:
     assert admin.starting == "starting"
 
 
-async def test_each_reason_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_reason_for_waiting_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A TLS that is not trusted is another matter than an etcd that is not there yet."""
     told: list[str] = []
     monkeypatch.setattr(store_opening.Notifier, "starting", lambda _self, why: told.append(why))

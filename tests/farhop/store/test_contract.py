@@ -21,7 +21,7 @@ names = st.text(min_size=1, max_size=30).filter(lambda name: "/" not in name)
 
 @given(names, names)
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_a_report_key_says_whose_it_is(region, instance):
+def test_report_key_contains_region_and_instance(region, instance):
     key = report_key(region, instance)
     assert key.startswith(contract.REGION_PREFIX)
     assert parse_report_key(key) == (region, instance)
@@ -55,7 +55,7 @@ def test_other_keys_are_nobodys_report(key):
 
 @given(names, names)
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_the_key_of_an_instance_says_which_one_it_is_under_its_own_prefix_only(region, instance):
+def test_instance_is_read_only_from_keys_under_its_own_prefix(region, instance):
     made = {
         contract.ENTRY_PREFIX: contract.entry_key,
         contract.LATENCY_PREFIX: contract.latency_key,
@@ -84,7 +84,7 @@ def test_a_name_that_would_not_parse_makes_no_key(name):
             make()
 
 
-def test_a_conflict_says_what_was_expected():
+def test_conflict_error_names_the_expected_revision():
     assert "absent" in str(Conflict("/k", 0))
     assert "revision 7" in str(Conflict("/k", 7))
 

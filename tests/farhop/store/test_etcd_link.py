@@ -87,7 +87,7 @@ async def test_the_proxy_of_the_environment_is_not_asked(monkeypatch):
         await store.put("/a", b"1")
 
 
-async def test_a_closed_store_says_so():
+async def test_call_on_a_closed_store_raises_store_error():
     async with EmbeddedEtcd() as etcd:
         async with opened(etcd.endpoint) as store:
             pass

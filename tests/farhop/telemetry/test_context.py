@@ -113,6 +113,6 @@ def test_an_invalid_tracestate_is_dropped(header):
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.from_regex(rb"\A([a-c1@_=, \t~]{0,6}=?[A-Ca, \t]{0,4},?){0,4}\Z", fullmatch=True))
-def test_what_goes_on_the_sdk_reads_without_a_word(header):
+def test_sdk_reads_forwarded_trace_context_without_warnings(header):
     if state(header) is not None:
         assert TraceState.from_header([header.decode()])

@@ -31,7 +31,7 @@ def lines(stream: io.StringIO) -> list[dict]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_line_is_json_and_says_where_and_which_trace(out):
+def test_log_line_is_json_with_source_and_trace_id(out):
     logs.get("farhop.relay").warning("attempt failed", trace_id="ab" * 16, reason="stalled", wait_ms=1.5)
     (line,) = lines(out)
     assert line.pop("timestamp").endswith("Z")
@@ -126,7 +126,7 @@ def test_faults_are_distinguished_by_event_and_key(out, throttled):
     ]
 
 
-def test_a_flush_says_what_was_counted_and_forgets(out, clock, throttled):
+def test_flush_logs_suppressed_counts_and_resets_them(out, clock, throttled):
     throttled.warning("hub lost")
     throttled.warning("hub lost")
     throttled.flush()

@@ -158,7 +158,7 @@ async def test_spans_go_out_over_grpc_where_asked(monkeypatch):
     assert len(held.trace(trace_id)) == 6
 
 
-async def test_the_standard_names_win_over_ours(collector, monkeypatch):
+async def test_standard_attribute_names_take_precedence(collector, monkeypatch):
     monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=pod-7,deployment.environment=test")
     made = Tracing("farhop-global", "virginia", "g1")

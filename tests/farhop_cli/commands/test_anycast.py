@@ -43,7 +43,7 @@ def test_status_shows_the_wanted_and_the_actual_state_and_the_reason(cli, stands
     assert "(differs)" in result.stdout.replace("\n", "")
 
 
-def test_the_fleet_s_status_shows_them_where_etcd_tells_of_the_fleet(cli, stands):
+def test_fleet_status_shows_announcers_found_in_etcd(cli, stands):
     why = "the entry is not fit: it answers 503"
     stand(stands, report(), report(region="paris", entry="paris-1", wanted="withdrawn", healthy=False, why=why))
     result = fleet.find(None, etcd=stands.endpoint)
@@ -108,7 +108,7 @@ def test_without_exabgp_there_is_nothing_to_withdraw(cli, tmp_path):
     assert "none.ctl" in cli.failed(cli.run("anycast", "withdraw", "--config", config(tmp_path, speaker=bird)), 1)
 
 
-def test_a_dry_run_says_which_routes_would_go_and_leaves_them(cli, tmp_path):
+def test_dry_run_lists_routes_to_withdraw_and_keeps_them(cli, tmp_path):
     said = cli.run("anycast", "withdraw", "--config", config(tmp_path), "--dry-run").stdout
     assert said.startswith("dry run, nothing is written: nothing is left to withdraw")
     file, control = tmp_path / "farhop.conf", tmp_path / "bird.ctl"

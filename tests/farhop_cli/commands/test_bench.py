@@ -48,7 +48,7 @@ def test_an_unknown_benchmark_is_bad_usage(cli, arguments):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_one_that_is_told_to_end_cleans_up_first(cli, monkeypatch, number):
+def test_bench_ended_by_sigterm_cleans_up(cli, monkeypatch, number):
     """Its network namespaces and processes would stay."""
     cleaned, before = [], signal.signal(number, lambda *_: None)
 

@@ -50,7 +50,7 @@ def pair(replica: Start) -> Callable[..., Awaitable[Pair]]:
 
 
 @pytest.mark.parametrize("first", ["prefill", "decode", "both"])
-async def test_the_second_says_what_one_engine_says(
+async def test_decode_engine_gives_the_answer_of_one_engine(
     pair: Callable[..., Awaitable[Pair]], replica: Start, first: str
 ) -> None:
     two, alone = await pair(), await replica()

@@ -58,7 +58,7 @@ async def test_a_prompt_prefilled_elsewhere_is_cached_here_and_fetched_once(repl
     assert await _cached(third, kv_transfer_params=params) == 0  # it is gone there; the request is served anyway
 
 
-async def test_the_answer_is_what_one_engine_says(replica: Start) -> None:
+async def test_transfer_gives_the_answer_of_one_engine(replica: Start) -> None:
     prefill, decode, alone = await replica(), await replica(), await replica()
     asked = {"prompt": PROMPT, "max_tokens": 30, "ignore_eos": True}
     params = await _prefilled(prefill)
@@ -138,7 +138,7 @@ async def test_several_answers_have_no_one_place(replica: Start) -> None:
         assert (await found.json())["error"]["param"] == "n"
 
 
-async def test_the_channel_knows_its_own_words_only(replica: Start) -> None:
+async def test_channel_refuses_unknown_messages(replica: Start) -> None:
     client = await replica()
     async with client.post("/lab/kv/fetch", request_id=1) as found:
         assert found.status == 400

@@ -20,7 +20,7 @@ def a_recorder(**more: Any) -> recorder.HistoryRecorder:
     return recorder.HistoryRecorder("t", names.of_region("r", Law(Topology("t", 1, {})), "s"), **more)
 
 
-def test_a_machine_that_tells_itself_is_recorded_once() -> None:
+def test_event_raised_by_the_machine_itself_is_recorded_once() -> None:
     one = a_recorder()
     flow = one.watch(Nested())
     assert len(flow.handle(None, 1.0)) == 2

@@ -75,7 +75,7 @@ def test_leaving_client_causes_no_more_events_in_any_state(name: str) -> None:
     assert measures.violations == 0
 
 
-def test_no_client_of_ours_is_named_an_address_where_its_law_forbids_it_to_enter() -> None:
+def test_client_gets_no_entry_address_its_law_forbids() -> None:
     topology = flat(REGIONS, WIRES)
     within = Residency(Rule(("world",)), entry=Rule(("us", "asia", "oz"), deny=("oz",)))
     tenants = {"t": Tenant("t", residency=within)}

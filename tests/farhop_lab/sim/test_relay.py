@@ -117,7 +117,7 @@ def test_timers_are_of_the_process_clock_and_never_early(stand: Stand) -> None:
     assert stand.flow.events[2:] == [("TimerFired", 1009.0)]
 
 
-def test_the_next_attempt_and_what_the_first_still_says(stand: Stand) -> None:
+def test_late_events_of_a_replaced_attempt_are_ignored(stand: Stand) -> None:
     stand.start(timer(), forward())
     stand.flow.says["AttemptRefused"] = [timer(), forward(2)]
     stand.relay.refused(stand.active, stand.tries[0], outcome.QUEUE_FULL, 20.0)
@@ -129,7 +129,7 @@ def test_the_next_attempt_and_what_the_first_still_says(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize(("started", "word"), [(False, "refused"), (True, "broke")])
-def test_an_answer_stops_the_attempt_and_tells_the_client(stand: Stand, started: bool, word: str) -> None:
+def test_answer_cancels_the_attempt_and_reaches_the_client(stand: Stand, started: bool, word: str) -> None:
     stand.start(timer(), forward())
     if started:
         stand.relay.began(stand.active, stand.tries[0], 200)
@@ -149,7 +149,7 @@ def test_a_client_that_leaves_takes_its_attempt_along(stand: Stand) -> None:
     assert stand.someone.events == []
 
 
-def test_a_process_that_dies_says_nothing_and_leaves_its_requests(stand: Stand) -> None:
+def test_killed_process_sends_nothing_and_returns_its_requests(stand: Stand) -> None:
     stand.start(timer(), forward())
     assert stand.relay.die() == [stand.active]
     stand.relay.began(stand.active, stand.tries[0], 200)

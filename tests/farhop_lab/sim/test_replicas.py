@@ -176,7 +176,9 @@ def test_stuck_replica_produces_nothing_until_repaired(
     assert process.quiet_since is None
 
 
-def test_out_of_memory_breaks_off_and_refuses_in_torchs_words(timeline: Timeline, process: ReplicaProcess) -> None:
+def test_out_of_memory_breaks_streams_and_refuses_with_torchs_message(
+    timeline: Timeline, process: ReplicaProcess
+) -> None:
     (job,) = jobs(timeline, process)
     timeline.run(0.1)
     process.command(Fault("oom"))

@@ -247,7 +247,7 @@ def test_on_done_gets_the_record_and_the_text_and_the_request_is_dropped() -> No
     assert not made.entered  # prompts may be large
 
 
-def test_a_gpu_can_be_slowed_and_mended_and_ejections_tell_whether_there_was_a_cause() -> None:
+def test_ejections_of_a_slowed_gpu_record_whether_it_had_a_fault() -> None:
     world = World(3, flat(["paris"]), {"paris": gpus("a100", 2)}, stood_s=5.0)
     region = world.regions["paris"]
 

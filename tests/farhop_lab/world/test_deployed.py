@@ -109,7 +109,7 @@ async def test_partly_failed_fault_is_rolled_back() -> None:
     assert faults.standing == []
 
 
-async def test_a_command_that_fails_says_why_in_a_line() -> None:
+async def test_failed_command_raises_a_one_line_reason() -> None:
     with pytest.raises(FaultError, match="No such file"):
         await command("no-such-command-here")
     with pytest.raises(FaultError, match=r"cannot access|No such file"):

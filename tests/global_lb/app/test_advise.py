@@ -74,7 +74,7 @@ async def test_a_client_with_a_redirect_token_may_still_narrow_its_request(
     assert len(engine.seen) == (status == 200)
 
 
-async def test_no_client_is_told_who_drained_a_region_and_why(up: Both) -> None:
+async def test_client_does_not_see_author_and_reason_of_a_drain(up: Both) -> None:
     """By default the name is user@host, and the reason may name another tenant."""
     drained = RegionForced("frankfurt", drain=True, why="globex's leak (by root@bastion-3)", until=inf)
     up.global_.relay.react(drained)

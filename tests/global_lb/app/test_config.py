@@ -26,7 +26,7 @@ def test_the_least_there_must_be() -> None:
     assert config.watch.report_age_s == 3.0  # three reports missed
 
 
-def test_a_region_has_its_say_before_ours() -> None:
+def test_default_limits_exceed_the_regional_ones() -> None:
     """By default: what waits longest for an inner limit is told, or asked elsewhere there, before an outer one."""
     inner, outer = Limits(), GlobalConfig.model_validate(document()).limits
     attempts = 1 + TRANSPORT_RETRIES_MAX

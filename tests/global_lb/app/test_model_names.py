@@ -91,14 +91,14 @@ async def test_advice_names_the_model_and_gives_no_address_where_the_name_is_unk
     assert refused.code == "no_region_serving"
 
 
-async def test_explain_says_what_the_name_stands_for_and_keeps_to_its_law(up: Both) -> None:
+async def test_explain_shows_the_models_of_a_name_within_its_law(up: Both) -> None:
     admin, body = up.global_.tier_admin, msgspec.Raw(msgspec.json.encode(asking()))
     fields = {name: admin.explain(admin.compose(Question(body, name)))["reasons"] for name in ("curious", "barred")}
     assert {name: reasons["chosen"] for name, reasons in fields.items()} == {"curious": "virginia", "barred": None}
     assert fields["curious"]["notes"][0] == f"auto stands for {MODEL} (absent: not served)"
 
 
-async def test_a_path_without_a_json_model_says_so(up: Both) -> None:
+async def test_path_without_a_json_model_is_refused_with_the_reason(up: Both) -> None:
     body = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["hello"]}]}
     answer = await send(up.entry, chat(body=body, path="/v2/models/auto/infer"))
     assert answer.status == 400

@@ -142,7 +142,7 @@ def test_overrides_come_change_and_go() -> None:
         ),
     ],
 )
-def test_overrides_that_are_not_believed_are_counted(change: Change, reason: str) -> None:
+def test_refused_overrides_are_counted(change: Change, reason: str) -> None:
     stage = Stage()
     stage.biases_and_pins(put(overrides.encode(BIAS), BIAS.key))
     assert stage.biases_and_pins(change) == []

@@ -114,7 +114,7 @@ def test_the_token_keeps_to_a_later_rule_about_the_name_that_the_region_does_not
         assert claims(tier(flow).upstream_headers(passage)).narrow == (("jp", "us"), ("tokyo", "virginia"))  # type: ignore[arg-type]
 
 
-def test_the_token_says_all_that_the_region_needs() -> None:
+def test_hop_token_has_all_that_the_region_needs() -> None:
     written = tier().upstream_headers(Passage())  # type: ignore[arg-type]
     assert written.endswith(b"traceparent: x\r\n")
     found = claims(written)

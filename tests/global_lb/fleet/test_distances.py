@@ -65,7 +65,7 @@ def test_an_absurd_reply_changes_nothing(distances: Distances, clock_ms: float, 
     assert (distances.rtt_ms("tokyo", NOW), distances.offset_ms(NAME, 1)) == (before, None)
 
 
-def test_a_region_that_is_pinged_no_more_is_as_far_as_the_map_says(distances: Distances) -> None:
+def test_distance_returns_to_the_maps_without_pings(distances: Distances) -> None:
     assert distances.pinged(NAME, 1, 5000.0, 10.0, 10.1)
     later = 10.1 + 2 * WINDOW_S
     assert distances.rtt_ms("tokyo", later) == topology().rtt_ms("virginia", "tokyo")

@@ -349,7 +349,7 @@ def test_one_region_after_the_other_comes_to_the_same_as_all_at_once(steps) -> N
     assert grown.drifts.keys() == fresh.drifts.keys()
 
 
-def test_among_silent_regions_what_each_said_last_is_doubted(regions: Regions) -> None:
+def test_last_reports_of_silent_regions_are_uncertain(regions: Regions) -> None:
     """Their channels stand, nobody reports: they are asked since there is nobody better, and by draw before long."""
     assert not regions.field(request("q"), 100.0, ALL, 1.0).moving
     field = regions.field(request("q"), 100.0, ALL, 30.0)

@@ -118,7 +118,7 @@ def test_cached_prompt_bytes_add_no_wait() -> None:
     assert remaining(capacity(), load, foreign=False) == (pytest.approx(5.0 + 100 * 0.1 / 2), 15.0)
 
 
-def test_a_region_makes_others_wait_as_long_as_it_says_and_its_own_clients_no_longer() -> None:
+def test_reported_foreign_wait_applies_to_foreign_requests_only() -> None:
     load = UnacknowledgedLoad()
     for reported_ms, foreign, wait_ms in ((900.0, True, 900.0), (900.0, False, 5.0), (1.0, True, 5.0)):
         assert remaining(capacity(foreign_wait_ms=reported_ms), load, foreign=foreign)[0] == wait_ms

@@ -20,7 +20,7 @@ REPORT = RegionReport(
 )  # fmt: skip
 
 
-def test_an_instance_is_what_its_report_says() -> None:
+def test_instance_has_the_values_of_its_report() -> None:
     tier = Address("far", 1)
     one = instance_of(REPORT, tier, 100.0, None, "me")
     assert (one.name, one.region, one.tier, one.incarnation) == ("r1", "tokyo", tier, 7)

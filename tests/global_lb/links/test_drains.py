@@ -72,7 +72,7 @@ def test_a_drain_lasts_until_its_own_end_at_its_own_pace(stage):
     assert stage.apply(DELETE) == []
 
 
-def test_a_drain_that_moves_streams_says_so(stage):
+def test_drain_event_has_moves_if_streams_are_to_move(stage):
     (found,) = stage.apply(put("tokyo", word(move_streams=True)))
     assert found.moves
 

@@ -155,7 +155,7 @@ async def test_pings_ask_about_silent_attempts(region: Region) -> None:
     assert set(lost.heard) == {None}
 
 
-def test_an_answer_that_does_not_speak_of_all_says_nothing() -> None:
+def test_inquiry_answer_that_omits_attempts_is_ignored() -> None:
     one, two = Silent("a/1"), Silent("b/1")
     apply_quiet_ms((one, two), (), 1.0, 0.1)  # an older build
     apply_quiet_ms((one, two), (3,), 1.0, 0.1)

@@ -260,7 +260,7 @@ async def test_nodes_dropped_for_lack_of_room_are_not_counted_as_refused() -> No
     assert (found.held, found.refused) == ({1, 2}, [])
 
 
-async def test_a_superseded_stream_says_nothing_more() -> None:
+async def test_superseded_stream_is_ignored() -> None:
     found = Told()
     old = await whole(found, *[path(0, n) for n in range(1, 10)])
     big = asyncio.create_task(in_turns(old.take(delta(1, *[stored(0, n) for n in range(10, 10_000)]))))

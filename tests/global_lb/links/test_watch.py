@@ -330,7 +330,7 @@ async def test_a_report_for_another_instance_is_refused() -> None:
         assert found.view.regions == {}
 
 
-async def test_why_a_region_that_is_there_tells_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reasons_of_a_region_without_prefix_stream_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "STREAMS_MAX", 0)
     async with AsyncExitStack() as stack:
         below = grpc.aio.server()

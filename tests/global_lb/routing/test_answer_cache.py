@@ -60,7 +60,7 @@ def test_a_client_may_want_a_younger_one() -> None:
     assert len(cache.store) == 1
 
 
-def test_the_law_of_now_says_where_it_may_be_from_and_lie() -> None:
+def test_present_law_decides_where_a_stored_answer_may_be_from_and_be_kept() -> None:
     # eu-only may neither be computed in Virginia nor have a record or a hint there.
     assert filled().decide(request("eu-only"), b"k1", KEEPS, LAW, 1.0) == Alone("law")
     assert filled().decide(request("eu-only"), b"k1", BOTH, LAW, 1.0) == Lead(

@@ -56,7 +56,7 @@ def asked(flow: GlobalFlow, *, allowed: tuple[str, ...] = (), **fields: object) 
     return flow.resolve(request("a", **{"model": "auto", **fields}), allowed, 0.0)  # type: ignore[arg-type]
 
 
-def test_the_first_with_room_in_any_region_is_chosen_and_says_what_it_passed_over() -> None:
+def test_first_model_with_room_in_any_region_is_chosen_with_reasons() -> None:
     busy, idle = serving("london", big=0, small=4), serving("tokyo", big=2)
     found = asked(worldwide(view=seen(busy, idle), routes=auto("big", "small")))
     assert isinstance(found, Request)

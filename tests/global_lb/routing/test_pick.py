@@ -90,7 +90,7 @@ def test_a_decision_that_is_remembered_holds_no_request() -> None:
     assert choose(found).asked.request == Request("", "", "", 0, 0, (), 0.0)
 
 
-def test_a_decision_says_what_was_known_when_it_was_taken() -> None:
+def test_decision_has_the_figures_it_was_made_by() -> None:
     found = field(request("a"), london={}, tokyo={})
     decision = choose(found, overrides=OperatorOverrides({"tokyo": Bias("tokyo", -1000.0, "why", "ann", 9.0)}))
     assert decision.chosen.region == "tokyo"

@@ -83,7 +83,7 @@ def test_tls_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tier", "control"])
-def test_off_loopback_it_is_said_where_others_reach_it(name: str) -> None:
+def test_listener_off_loopback_needs_an_advertised_address(name: str) -> None:
     open_port = {name: {"host": "0.0.0.0", "port": 2, "insecure": True}}
     assert f"advertise: is not given, and {name} is not on loopback" in problems(**open_port)[""]
     for given in ("10.1.0.7", "127.0.0.1"):  # the latter: all others are on this machine, too

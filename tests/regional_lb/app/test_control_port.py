@@ -47,7 +47,7 @@ class Region(region_pb2_grpc.RegionServicer):
         return region_pb2.PingReply()
 
 
-async def test_it_answers_where_it_said_that_it_listens_until_it_is_closed() -> None:
+async def test_control_port_answers_until_closed() -> None:
     async with served(Region()) as (port, channel):
         stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]
         assert await stub.Ping(region_pb2.PingRequest(), timeout=10.0) == region_pb2.PingReply()
@@ -83,7 +83,7 @@ class Broken(Region):
         raise AssertionError
 
 
-async def test_a_caller_is_told_that_a_method_broke_and_the_log_how(caplog: pytest.LogCaptureFixture) -> None:
+async def test_method_error_is_internal_to_the_caller_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with served(Broken()) as (_, channel):
         stub: Any = region_pb2_grpc.RegionStub(channel)  # type: ignore[no-untyped-call]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -159,7 +159,7 @@ async def test_one_connection_has_so_many_calls_at_once_and_no_more() -> None:
         assert answers.count(region_pb2.PingReply()) >= control_port.CALLS_MAX
 
 
-async def test_who_only_connects_takes_no_more_descriptors_than_are_left_for_it(
+async def test_idle_connections_are_bounded_by_their_share_of_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a bound 2,900 connections that answered nothing but pings took all of a balancer's 3,000."""

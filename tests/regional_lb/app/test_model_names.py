@@ -79,7 +79,7 @@ async def test_the_law_holds_for_the_model_and_for_the_name(up: Both, engine: En
     assert engine.seen == []
 
 
-async def test_what_the_law_forbids_here_at_arrival_is_no_fallback_whatever_it_says_later(up: Both) -> None:
+async def test_model_unlawful_at_arrival_is_never_a_fallback(up: Both) -> None:
     for name, models in (("anywhere", {"absent", MODEL}), ("careful", {"absent"})):
         found = up.regional.model_names.resolved(request("a", tenant=name, model="auto"), ())
         assert found is not None
@@ -107,7 +107,7 @@ async def test_absurd_routes_leave_those_before_them(up: Both) -> None:
     assert (await send(up.client, chat(body=asking()))).status == 200
 
 
-async def test_explain_says_what_the_name_stands_for_here(up: Both) -> None:
+async def test_explain_shows_the_models_of_a_name_in_this_region(up: Both) -> None:
     admin = up.regional.tier_admin
     explained = admin.explain(admin.compose(Question(msgspec.Raw(msgspec.json.encode(asking())), "anywhere")))
     assert explained["notes"] == [f"auto stands for {MODEL} (absent: not served)"]

@@ -80,7 +80,7 @@ def test_an_override_its_end_and_an_outage(kind: Kind) -> None:
 
 
 @both_kinds
-def test_another_regions_override_is_not_ours(kind: Kind) -> None:
+def test_override_of_another_region_is_ignored(kind: Kind) -> None:
     stage = Stage(kind)
     elsewhere = kind.key_of("tokyo2")
     assert stage.apply(snapshot(kind, tokyo2=kind.document), put(kind.document, elsewhere)) == []

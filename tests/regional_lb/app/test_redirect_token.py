@@ -61,7 +61,7 @@ def test_what_was_issued_beside_the_law_is_no_more_at_the_address_that_a_client_
     assert caller.priority == 2
 
 
-def test_a_token_says_all_that_a_caller_is() -> None:
+def test_redirect_token_has_all_of_the_callers_identity() -> None:
     caller = authenticator().caller(head(token()))
     assert isinstance(caller, Caller)
     assert (caller.tenant, caller.key, caller.priority, caller.deadline_s) == ("eu-only", "demo", 3, 9.0)

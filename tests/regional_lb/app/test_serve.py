@@ -251,7 +251,7 @@ async def test_out_of_memory_in_an_answer_takes_its_replica_out_and_is_shown(eng
         assert (await send(up.client, chat())).headers["x-farhop-replica"] == other["replica"]
 
 
-async def test_an_engine_has_no_line_in_the_log_for_each_of_its_words(up: Both, engine: Engine) -> None:
+async def test_metrics_problems_of_a_replica_share_one_log_throttle(up: Both, engine: Engine) -> None:
     (name,) = up.regional.flow.replicas.view.replicas
     for number in range(5):
         engine.page = f"vllm:num_requests_waiting word{number}\nvllm:num_requests_running 0\n"
@@ -313,7 +313,7 @@ def test_the_reasons_of_a_pick() -> None:
     assert (reasons.predicted_hit(nobody), reasons.predicted_ttft_ms(nobody)) == ((0.0, "trie"), None)
 
 
-def test_a_pick_says_what_its_scores_are_made_of_and_whether_it_explored() -> None:
+def test_pick_has_the_terms_of_its_scores_and_explored() -> None:
     rows = replicas_of(replica("r1"), replica("r2", tpot_ms=30.0)).whole
     record = PickReasons().record(choose(Need(256.0, 100.0, 4.0), rows, (), Predictive(), 0.0, Random(1)))
     assert record["explored"] is False

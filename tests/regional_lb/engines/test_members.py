@@ -113,7 +113,7 @@ def test_a_listing_of_very_many_models_is_not_read_however_its_keys_are_spelled(
         read_listing(f'{{"data":[{models}]}}'.encode())
 
 
-def test_what_an_engine_says_of_a_model_is_kept_as_far_as_it_makes_sense() -> None:
+def test_valid_model_facts_of_an_engine_are_kept() -> None:
     listing = read_listing(
         b'{"data":[{"id":"a","root":"/w/a","max_model_len":4096,"owned_by":"vllm"},{"id":"b","parent":"a"},{"id":"c"},'
         b'{"id":"d","max_model_len":"many","root":"line\\nbreak"},{"id":"e","max_model_len":-1}]}'

@@ -141,7 +141,7 @@ async def serving(
         await server.stop(None)
 
 
-async def test_a_grpc_server_says_how_it_is_and_is_found_again(pool: Pool) -> None:
+async def test_grpc_health_is_probed_and_reconnects(pool: Pool) -> None:
     (port,) = free_ports(1)  # which it takes twice
     async with serving(address=f"127.0.0.1:{port}") as (servicer, _):
         whole = looker(pool, replica(f"http://127.0.0.1:{port}", kind="grpc"), timeout_s=20.0)
@@ -159,7 +159,7 @@ async def test_a_grpc_server_says_how_it_is_and_is_found_again(pool: Pool) -> No
     await model.close()
 
 
-async def test_a_server_without_health_and_one_that_says_nothing_fail(pool: Pool) -> None:
+async def test_grpc_probe_fails_without_health_service_or_answer(pool: Pool) -> None:
     server = grpc.aio.server()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -177,7 +177,7 @@ def _bytes(name: str) -> bytes:
     return Path(name).read_bytes()
 
 
-async def test_over_tls_it_is_believed_only_if_vouched_for(pool: Pool, tmp_path: Any) -> None:
+async def test_grpc_probe_over_tls_verifies_the_certificate(pool: Pool, tmp_path: Any) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("engine")
     chain, key, ca_file = map(_bytes, (pair.cert_file, pair.key_file, authority.ca_file))

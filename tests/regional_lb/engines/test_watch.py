@@ -599,7 +599,7 @@ async def test_slots_are_asked_of_the_engine_where_they_are_not_configured(monke
             assert found.view.replicas["one"].slots == 7
 
 
-async def test_a_server_says_of_each_model_how_much_of_it_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slots_are_read_for_each_model_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = {"m": 3, "n": 4}, [0]
 
     async def config(request: web.Request) -> web.Response:

@@ -109,7 +109,7 @@ def test_the_time_to_load_an_adapter_is_learned_within_bounds() -> None:
     assert adapters.load_ms(1.0) <= LOAD_MS_MAX
 
 
-def test_what_a_stall_made_of_a_load_is_neither_believed_at_once_nor_for_ever() -> None:
+def test_adapter_load_time_of_a_stall_is_damped_and_forgotten() -> None:
     adapters = Adapters()
     adapters.learn(9000.0, 1.0)
     assert adapters.load_ms(1.0) < 2.0 * LOAD_MS

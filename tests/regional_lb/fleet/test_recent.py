@@ -32,7 +32,7 @@ def test_the_regions_that_may_know_of_a_prefix_count_in_a_slice() -> None:
     assert [e.replica for e in recent.read(0, 0, 25)[1]] == ["r0", "r1", "r2"]
 
 
-def test_a_new_subscriber_gets_others_prefixes_too_and_later_only_ours() -> None:
+def test_new_subscriber_first_gets_prefixes_of_all_peers_then_only_own() -> None:
     recent = Recent()
     recent.add(entry(0, own=False))
     recent.add(entry(1))

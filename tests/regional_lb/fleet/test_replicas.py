@@ -403,7 +403,7 @@ def test_a_shorter_hit_than_expected_also_drops_siblings_of_the_prompt() -> None
     st.booleans(),
 )
 @settings(max_examples=40, deadline=None, derandomize=True)
-def test_hits_say_by_place_what_the_trie_says_by_name(
+def test_hits_by_place_equal_the_tries_by_name(
     size: int, depths: dict[int, int], without: set[int], leaves: bool
 ) -> None:
     known = Replicas(HealthConfig(), Estimates())

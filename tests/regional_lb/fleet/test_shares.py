@@ -108,7 +108,7 @@ def test_a_swap_keeps_what_the_others_have_under_way(here: Replicas) -> None:
     )
 )
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_the_sum_is_ours_and_what_each_live_peer_said_last(steps) -> None:
+def test_load_is_the_sum_of_own_and_live_peers_last_reports(steps) -> None:
     here = replicas_of()
     fields: dict[str, dict[str, int]] = {}
     for peer, counts, what in steps:
@@ -184,7 +184,7 @@ def test_a_balancer_reuses_its_freed_slot_a_bounded_number_of_times_while_a_peer
     assert room(here, "g1")  # it does not wait any more
 
 
-def test_a_peers_request_for_another_model_does_not_keep_ours_waiting(here: Replicas) -> None:
+def test_peers_request_for_another_model_does_not_delay_own_requests(here: Replicas) -> None:
     here.handle(peer_report("b", {"g1": load("g1")}, queued=5, model=OTHER_MODEL), 0.0)
     take(here, "g1")
     for _ in range(3 * TURNS):

@@ -84,7 +84,7 @@ def test_a_replica_that_was_slow_once_has_its_peers_speed_half_a_minute_later() 
     assert alone(known, "d") == pytest.approx(10.0, rel=0.05)
 
 
-def test_four_slow_answers_at_the_start_are_not_believed_for_ever() -> None:
+def test_slow_first_answers_of_a_new_process_are_outweighed() -> None:
     known = speeds(*(replica(name, tpot_ms=10.0) for name in "abcd"))
     serve(known, 0.0, 1, a=10.0, b=10.0, c=10.0, d=400.0)
     assert alone(known, "d") < 60.0  # an engine that has just started

@@ -34,7 +34,7 @@ def reduced(made: Standing, now: float) -> dict[str, ReducedCapacity]:
     return {name: held for name, held in made.reduced(now) if held is not None}
 
 
-def test_one_answer_that_says_out_of_memory_is_enough() -> None:
+def test_one_out_of_memory_answer_ejects() -> None:
     made = standing()
     assert made.broke("r1", OOM, 0.0, began_well=True)
     assert able(made, 0.0) == ["r0", "r2", "r3"]
@@ -45,7 +45,7 @@ def test_one_answer_that_says_out_of_memory_is_enough() -> None:
     assert not made.broke("gone", OOM, 0.0, began_well=True)
 
 
-def test_a_tenants_word_that_an_engine_is_broken_counts_once_if_others_are_answered_well_after_it() -> None:
+def test_engine_failures_of_one_tenant_count_once_if_others_succeed_after() -> None:
     """An engine may repeat a request's own words in its error."""
 
     def says(tenant: str, now: float) -> bool:
@@ -219,7 +219,7 @@ def test_a_replica_that_always_fails_and_may_not_be_ejected_keeps_one_slot() -> 
 
 @pytest.mark.parametrize("burst", [False, True])
 @pytest.mark.parametrize("victims", [["ok"], ["ok", "bad"], ["bad"], []])
-def test_one_tenants_failures_make_no_outlier_of_who_answers_others_well(victims: list[str], burst: bool) -> None:
+def test_failures_of_one_tenant_make_no_outlier_if_others_succeed(victims: list[str], burst: bool) -> None:
     """A tenant whose prompts share a prefix brings all its requests that no engine can bear to one replica: there are
     eight for each request of others. What fails for others, too, or for all that ask, is still an outlier."""
     made, share = standing(6), 1.0

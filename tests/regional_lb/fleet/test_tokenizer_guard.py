@@ -53,7 +53,7 @@ def test_a_doubted_shape_is_tried_again() -> None:
     assert guard.believes(TOOLS)
 
 
-def test_a_cold_prompt_says_nothing_for_a_doubted_shape() -> None:
+def test_uncached_prompt_does_not_restore_trust_in_a_shape() -> None:
     guard = TokenizerGuard()
     for _ in range(3):
         guard.cached(TOOLS, 0.0, 768, 0.0)

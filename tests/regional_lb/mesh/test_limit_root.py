@@ -90,7 +90,7 @@ async def test_a_root_that_stops_lets_another_begin_at_once() -> None:
     assert r2.status()["lends"]
 
 
-async def test_a_writing_that_was_not_heard_of_is_its_own_and_anothers_is_the_end(monkeypatch: Any) -> None:
+async def test_unacknowledged_own_write_is_recognised_and_anothers_ends_the_root(monkeypatch: Any) -> None:
     stage = Stage("r1")
     await stage.open()
     r1 = stage.roots["r1"]

@@ -125,7 +125,7 @@ def flow_of(**more: Any) -> RegionalFlow:
     return regional(replica("a", slots=10**6, kv_tokens=CACHE, prefill_tokens_max=10**9), **more)
 
 
-def test_readers_who_are_as_far_get_one_message_and_what_was_read_of_it_stays_as_it_was() -> None:
+def test_readers_at_one_position_share_one_immutable_message() -> None:
     flow = flow_of()
     publisher = prefix_stream.PrefixPublisher("r1", flow, lambda: 0.0, 7, 10**6)
     readers = [publisher.subscribe(asked(region)) for region in ("tokyo", "paris")]
@@ -157,7 +157,7 @@ def test_readers_who_are_as_far_get_one_message_and_what_was_read_of_it_stays_as
     assert (behind.after, behind.seq) == (third.after, third.seq + 1)
 
 
-def test_after_something_was_told_a_stream_rests_once_and_then_waits_for_more() -> None:
+def test_stream_pauses_once_after_a_message_then_waits_for_changes() -> None:
     flow = flow_of()
     publisher = prefix_stream.PrefixPublisher("r1", flow, lambda: 0.0, 7, 10**6)
     steps = publisher.subscribe(asked())
@@ -167,7 +167,7 @@ def test_after_something_was_told_a_stream_rests_once_and_then_waits_for_more() 
     assert waits[1:] == [prefix_stream.Pause(prefix_stream.IDLE_S, True)] * len(waits[1:])
 
 
-def test_a_law_that_comes_while_the_last_of_the_news_is_told_ends_the_stream() -> None:
+def test_law_change_during_the_last_message_ends_the_stream() -> None:
     flow = flow_of()
     steps = prefix_stream.PrefixPublisher("r1", flow, lambda: 0.0, 7, 10**6).subscribe(asked())
     assert next(step for step in steps if isinstance(step, prefix_stream.Pause) and step.wakes).rest_s
@@ -177,7 +177,7 @@ def test_a_law_that_comes_while_the_last_of_the_news_is_told_ends_the_stream() -
     assert list(steps) == []
 
 
-def test_by_another_map_of_the_reader_s_places_nothing_is_told() -> None:
+def test_reader_with_another_map_gets_no_prefixes() -> None:
     flow = flow_of()
     serve(flow, "x")
     publisher = prefix_stream.PrefixPublisher("r1", flow, lambda: 0.0, 7, 10**6)

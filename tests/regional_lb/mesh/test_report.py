@@ -45,7 +45,7 @@ from tests.conftest import unhindered
 # -- what is said
 
 
-async def test_a_report_says_what_is_true_of_this_instance() -> None:
+async def test_report_has_the_state_of_this_instance() -> None:
     flow = regional(replica("a", slots=4), replica("b", slots=4), replica("c", models=frozenset({OTHER_MODEL}), gpu=""))
     flow.handle(ReplicaProbed("b", False), 0.0)
     for _ in range(3):
@@ -431,7 +431,7 @@ async def test_a_store_that_hangs_does_not_hold_up_the_other_path(faster: None) 
         assert 5.0 not in [value for _, one in store.written for value in one.accepted_bytes.values()]
 
 
-async def test_withdrawing_says_draining_first_and_then_takes_the_key_away() -> None:
+async def test_withdrawal_reports_draining_then_deletes_the_key() -> None:
     store = Watched()
     await store.open()
     found = live(regional(replica("a")))
@@ -596,7 +596,7 @@ async def test_reports_of_instances_that_share_replicas_add_up_to_that_of_a_sing
     assert (given_up.replicas_total, given_up.slots_total, given_up.in_flight, given_up.usable_share) == (0, 0, 0, 1.0)
 
 
-async def test_a_ping_tells_which_attempts_are_here_and_for_how_long_they_have_been_quiet() -> None:
+async def test_ping_answer_lists_known_attempts_and_their_quiet_time() -> None:
     found = reporter(regional(replica("a")))
     asked = region_pb2.PingRequest(nonce=3, balancer="virginia/g1", attempts=["a/1", "b/2"])
     assert list((await found.Ping(asked, None)).quiet_ms) == []  # unknown here

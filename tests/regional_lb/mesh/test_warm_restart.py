@@ -133,7 +133,7 @@ def _elsewhere(before: Law) -> Law:
     return Law(replace(before.topology, regions={**regions, "frankfurt": moved}))
 
 
-async def test_hashes_written_under_another_map_of_the_same_epoch_are_told_nowhere(tmp_path: Path) -> None:
+async def test_hashes_saved_under_another_map_of_the_epoch_are_sent_to_no_region(tmp_path: Path) -> None:
     under = law(anyone=Rule(allow=("uk", "eu")))
     before, again, after = (Lone(tmp_path, under=one) for one in (under, under, _elsewhere(under)))
     before.serve()

@@ -561,7 +561,7 @@ async def test_of_a_call_that_failed_nothing_more_is_taken() -> None:
     assert wire.calls[0].taken == []
 
 
-async def test_a_client_of_another_protocol_is_told_that_this_port_speaks_grpc() -> None:
+async def test_client_of_another_protocol_gets_an_error_naming_grpc() -> None:
     wire = Wire()
     wire.sent()
     wire.send(b"GET / HTTP/1.1\r\n\r\n")

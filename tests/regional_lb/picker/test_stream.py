@@ -232,7 +232,7 @@ async def test_trailers_end_both_bodies() -> None:
         assert not any(one.held)
 
 
-async def test_an_end_said_twice_is_no_second_body() -> None:
+async def test_repeated_end_of_stream_is_ignored() -> None:
     async with stage() as one:
         stream = one.stream()
         stream.take(asked())
@@ -384,7 +384,7 @@ async def test_headers_are_counted_before_any_is_looked_at(monkeypatch: pytest.M
         assert not any(one.held)
 
 
-async def test_a_stream_on_which_nothing_is_said_ends() -> None:
+async def test_silent_gateway_stream_times_out() -> None:
     async with stage(1, limits={"head_s": 2}) as one:
         left, other = one.stream(), one.stream()
         left.take(wire.ProcessingRequest())  # which says nothing

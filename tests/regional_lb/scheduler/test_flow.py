@@ -571,7 +571,7 @@ def test_an_answer_not_received_whole_does_not_count_as_cached(ended: dict[str, 
     assert flow.replicas.trie.match(second.chain) == held
 
 
-def test_without_a_count_of_tokens_what_was_heard_counts() -> None:
+def test_answer_is_cached_by_its_transcript_if_usage_is_missing() -> None:
     flow = regional(replica("r1", kv_tokens=1_000_000))
     first, second = _turns()
     _turn(flow, first, second.chain, usage=None)

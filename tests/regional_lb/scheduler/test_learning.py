@@ -22,7 +22,7 @@ def test_predicted_cached_tokens_are_compared_with_the_reported_ones() -> None:
     assert flow.learning.actual_tokens == 1024.0
 
 
-def test_an_answer_without_text_says_nothing_about_reported_cache_hits() -> None:
+def test_answer_without_text_does_not_count_as_missing_cache_report() -> None:
     flow = regional(replica("r1"))
     reported = []
     for name, usage in (("chat", Usage(256, 10, 0)), ("embedding", Usage(256, 0)), ("bare chat", Usage(256, 10))):

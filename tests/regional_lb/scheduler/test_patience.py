@@ -33,7 +33,7 @@ def test_late_is_a_share_of_the_objective_or_longer_for_a_long_prompt() -> None:
     assert made.late_s(long, 0.0) == pytest.approx(SLOWDOWN_MAX * prefill_s)
 
 
-def test_a_client_that_says_when_it_wants_its_first_token_is_late_when_that_cannot_be_had() -> None:
+def test_request_with_an_objective_is_late_once_it_cannot_be_met() -> None:
     made, _ = patience()
     assert made.late_s(state(request("soon", first_token_by=2.0)), 0.0) <= LATE_SHARE * 2.0
     assert made.late_s(state(request("past", 256 * 1024, first_token_by=0.1)), 0.0) == LATE_MIN_S

@@ -43,7 +43,7 @@ def choose(*replicas, hits=None, reserved=(), seed=1):
 FULL = (Reservation("r1", 0, 10), Reservation("r1", 0, 10))
 
 
-def test_why_it_has_its_version_in_one_word_of_few() -> None:
+def test_reason_of_a_version_is_of_low_cardinality() -> None:
     choice = choose(replica("r1"))
     assert (choice.version, choice.split) == ("", "")
     choice.version, choice.assigned = "v2", Assigned("v2", "llama v2", "rule 17")

@@ -53,7 +53,7 @@ def test_one_endless_answer_does_not_make_a_tenant_a_nuisance_and_long_ones_are_
     assert known.output_tokens("t", "m", None) == pytest.approx(OUTPUT_TOKENS, rel=0.15)
 
 
-def test_a_short_prompt_says_nothing_of_the_ratio() -> None:
+def test_short_prompt_does_not_change_bytes_per_token() -> None:
     known = Estimates()
     known.learn("t", "m", 63, Usage(30, 5))
     assert known.bytes_per_token("m") == BYTES_PER_TOKEN

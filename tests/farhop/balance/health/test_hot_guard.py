@@ -88,7 +88,7 @@ def test_a_silence_is_no_time_above() -> None:
     assert guard.hot
 
 
-def test_a_cap_bounds_the_share_whatever_the_ramp_says() -> None:
+def test_cap_bounds_the_share_of_the_ramp() -> None:
     guard = HotGuard(GuardConfig(ramp_per_s=0.5))
     guard.cap = 0.25
     assert guard.admitted_share(0.0) == 0.25

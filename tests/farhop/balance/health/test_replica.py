@@ -314,7 +314,7 @@ def test_alive_and_not_ready_takes_no_work_and_is_no_failure() -> None:
     assert machine.read(100.0).state is State.UP  # its own report is enough
 
 
-def test_a_model_that_loads_and_then_serves_comes_up_by_one_word_and_is_eased_in() -> None:
+def test_replica_that_finished_loading_comes_up_after_one_probe_with_a_ramp() -> None:
     machine = HealthMachine(EASED, warm=True)
     machine.probed(False, 0.0)
     machine.probed(True, 1.0, ready=False)

@@ -162,13 +162,13 @@ def test_both_tiers_and_all_versions_compute_the_same() -> None:
 
 @given(st.tuples(words, words, words, words), st.tuples(words, words, words, words))
 @RUN
-def test_seeds_differ_with_any_word_and_do_not_run_together(
+def test_seed_depends_on_every_scope_field_and_on_their_borders(
     one: tuple[str, str, str, str], other: tuple[str, str, str, str]
 ) -> None:
     assert (seed_of(*one) == seed_of(*other)) == (one == other)
 
 
-def test_words_that_spell_the_same_run_together_have_other_seeds() -> None:
+def test_scope_fields_with_equal_concatenation_have_different_seeds() -> None:
     quads = [("ab", "c", "", ""), ("a", "bc", "", ""), ("abc", "", "", ""), ("", "abc", "", ""), ("1:a", "", "", "")]
     assert len({seed_of(*quad) for quad in quads}) == len(quads)
     assert seed_of("\ud800", "", "", "") != seed_of("", "", "", "")

@@ -40,7 +40,7 @@ def test_thirty_seconds_cost_what_whisper_encodes_them_to() -> None:
 @pytest.mark.parametrize(
     ("value", "streams"), [("true", True), ("1", True), ("True", True), ("false", False), ("", False)]
 )
-def test_a_transcription_streams_if_its_form_says_so(value: str, streams: bool) -> None:
+def test_transcription_streams_if_its_form_sets_stream(value: str, streams: bool) -> None:
     assert read(model="w", file=b"x", stream=value).stream is streams
 
 

@@ -78,7 +78,7 @@ def test_requests_that_may_not_be_answered_from_the_cache(document: Any, why: st
     assert ask(document) == why
 
 
-def test_a_key_of_the_clients_own_says_that_it_may() -> None:
+def test_sampled_answer_may_be_reused_if_the_client_gives_a_cache_key() -> None:
     sampled = CHAT | {"temperature": 1.0, "n": 2}
     assert ask(sampled) == "sampled"
     assert key(sampled, named=b"mine") == key(sampled, named=b"mine") != key(CHAT, named=b"mine")

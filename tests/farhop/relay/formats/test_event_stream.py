@@ -48,7 +48,7 @@ def test_events_are_those_of_the_standard(stream: bytes) -> None:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 @pytest.mark.parametrize("line", [b"", b":", b": ping"])
-def test_however_much_says_nothing_it_is_one_piece(line: bytes, end: bytes) -> None:
+def test_any_number_of_comments_and_blank_lines_is_one_piece(line: bytes, end: bytes) -> None:
     """An upstream may write millions of such lines into one answer."""
     first, silence, second = b"data: a" + 2 * end, (line + 2 * end) * 1000, b": b" + end + b"data: c" + 2 * end
     assert list(each(first + silence + second)) == [first, silence, second]

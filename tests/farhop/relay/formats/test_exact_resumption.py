@@ -181,7 +181,7 @@ def test_no_character_is_lost_or_sent_twice(tokens: list[tuple[str, int]], promp
     assert all(one["choices"][0]["token_ids"] is None for one in found)
 
 
-def test_words_of_a_text_that_look_like_ids_are_the_clients() -> None:
+def test_text_that_looks_like_token_ids_is_passed_to_the_client() -> None:
     progress = planned()
     text = '"token_ids":[1,2],"prompt_token_ids":[3],"finish_reason":"stop","text":"'
     event = chunk(text, [7], [1])
@@ -275,7 +275,7 @@ def test_a_chat_without_any_output_is_sent_again(kind: type[ExactProgress]) -> N
     assert progress.held_bytes < 40, "its request is of no use any more"
 
 
-def test_a_chat_that_was_asked_anew_and_says_something_goes_on_from_that() -> None:
+def test_chat_sent_again_that_then_has_text_continues_from_that_text() -> None:
     progress = planned(max_tokens=5)
     progress.take(chunk("", [1], [10]))
     progress.continuation_body(0)

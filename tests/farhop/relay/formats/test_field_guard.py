@@ -100,7 +100,7 @@ def test_a_field_that_no_client_may_set_is_named() -> None:
 
 
 @pytest.mark.parametrize("spelled", [str.upper, str.title, lambda name: name.replace("k", "\u212a")])
-def test_an_engine_that_takes_letters_of_either_case_for_one_another_is_told_nothing_else(spelled: Any) -> None:
+def test_field_names_that_differ_only_in_case_are_refused(spelled: Any) -> None:
     """As Go's encoding/json does: of `model` and `Model` the later one would be read."""
     for name in HOSTILE:
         if (other := spelled(name)) != name:
@@ -375,7 +375,7 @@ def test_a_query_of_thousands_of_fields_is_refused_unread(fields: str) -> None:
 
 
 @pytest.mark.parametrize("filler", ["_", "host_", "dp_", "x", "\u0130"])
-def test_a_long_name_is_of_the_family_that_its_ends_tell(filler: str) -> None:
+def test_long_field_name_is_classified_by_its_ends(filler: str) -> None:
     """Looked at whole, one of 200,000 underscores held the loop for 150 ms."""
     long = filler * 100_000
     for name in ("host", "callback_url", "weights_path", "prompt_embeds", "data_parallel_rank", "device_ids",

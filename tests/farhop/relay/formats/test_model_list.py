@@ -12,7 +12,7 @@ MODELS = {"large": ModelFacts(max_model_len=4096), "small": UNKNOWN_FACTS}
 ASKED = b"accept: */*\r\nanthropic-version: 2023-06-01\r\n"
 
 
-def test_openais_list_says_what_engines_say_of_a_model() -> None:
+def test_model_list_contains_what_engines_report_of_a_model() -> None:
     document = msgspec.json.decode(listed(MODELS, b"x-anthropic-version: 1\r\n"))
     one = {"object": "model", "created": 0, "owned_by": "farhop"}
     assert document == {

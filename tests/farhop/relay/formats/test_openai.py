@@ -519,7 +519,7 @@ def test_one_prompt_and_one_answer_can_be_divided(prompt: Any, more: dict[str, A
 
 @given(st.lists(MESSAGE, min_size=1, max_size=3), TEXT, st.lists(MESSAGE, max_size=2), st.data())
 @RUN
-def test_a_chats_next_turn_begins_with_what_was_said(
+def test_next_turn_of_a_chat_extends_prompt_and_answer(
     messages: list[Any], answer: str, more: list[Any], data: Any
 ) -> None:
     """Whether the answer is a message of its own or the end of the last one, and whatever it has beside its text."""
@@ -540,7 +540,7 @@ def test_a_chats_next_turn_begins_with_what_was_said(
 
 @given(TEXT.filter(bool), TEXT, TEXT)
 @RUN
-def test_a_completions_next_turn_begins_with_what_was_said(prompt: str, answer: str, more: str) -> None:
+def test_next_turn_of_a_completion_extends_prompt_and_answer(prompt: str, answer: str, more: str) -> None:
     for asked in (completion(prompt), completion([prompt])):
         assert asked.answer == openai.AnswerText("text", b"")
         assert completion(prompt + answer + more).canonical.startswith(asked.canonical + answer.encode())

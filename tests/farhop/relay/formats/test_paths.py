@@ -85,7 +85,7 @@ def test_whether_a_model_is_ready_may_be_asked(path: bytes) -> None:
         (b"/v1/responses/", "/v1/responses"),
     ],
 )
-def test_a_wrong_base_url_is_told_the_right_path(path: bytes, meant: str) -> None:
+def test_refusal_for_a_wrong_base_url_names_the_right_path(path: bytes, meant: str) -> None:
     refusal = classify(b"POST", path)
     assert isinstance(refusal, PathRefusal)
     assert refusal.detail.startswith(f"this path is not served, but `{meant}` is: check the client's base URL")

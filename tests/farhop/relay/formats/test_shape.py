@@ -139,7 +139,7 @@ def test_a_number_too_long_at_the_end_of_what_is_no_json_is_found() -> None:
 
 
 @pytest.mark.parametrize("item", ["{}", "[]", '{"a":{"b":1}}', '""', "[1]", "1", "{}" + " " * 16])
-def test_what_takes_long_is_told_from_what_does_not(item: str) -> None:
+def test_body_with_too_many_items_is_heavy(item: str) -> None:
     each = 1 + 4 * (item.count("{") + item.count("["))
     most = shape.LIGHT_ITEMS_MAX // each
     shape.outlined(_many(item, most - 10), light=True)

@@ -83,7 +83,7 @@ def read_back(stream: bytes, cuts: list[int], of: Continuation) -> tuple[tuple[i
 
 @given(st.sampled_from([Kind.CHAT, Kind.COMPLETION]), SAID, st.integers(0, 6000), st.data())
 @RUN
-def test_a_stream_is_heard_to_the_byte_however_it_is_written_and_cut(
+def test_transcript_of_a_stream_is_exact_however_it_is_written_and_cut(
     kind: Kind, answer: list[str], prompt_bytes: int, data: Any
 ) -> None:
     asked = "x" * max(1, prompt_bytes)
@@ -195,7 +195,7 @@ KINDS = {"chat-cached": Kind.CHAT, "messages-cached": Kind.MESSAGES, "chat-strea
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", KINDS)
-def test_what_real_engines_say_is_heard(engine: str, name: str) -> None:
+def test_transcripts_of_real_engines_answers_are_complete(engine: str, name: str) -> None:
     page = Page(engine, name)
     prompt = bodies.read(KINDS[name], json.dumps(page.asked).encode())
     transcript = Transcript(going_on(prompt))
@@ -209,7 +209,7 @@ def test_what_real_engines_say_is_heard(engine: str, name: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("path", ["chat", "messages"])
-def test_a_stream_says_what_the_whole_answer_says(engine: str, path: str) -> None:
+def test_stream_has_the_text_of_the_whole_answer(engine: str, path: str) -> None:
     seen = []
     for name in (f"{path}-cached", f"{path}-cached-stream"):
         page = Page(engine, name)

@@ -631,7 +631,7 @@ async def test_waiting_requests_end_with_their_connection(stage: Any) -> None:
 
 
 @pytest.mark.parametrize("stage_name", ["head", "arrived"])
-async def test_a_handler_that_breaks_answers_500_and_says_so(stage: Any, stage_name: str) -> None:
+async def test_handler_error_is_answered_with_500_internal_error(stage: Any, stage_name: str) -> None:
     s = await stage()
     s.expected_errors = 1
     s.handler.break_at = stage_name

@@ -19,7 +19,7 @@ async def test_http_1_0_gets_a_stream_that_ends_with_the_connection(stage: Any) 
     assert answer.body == b"data: 1\n\n"
 
 
-async def test_http_1_0_keeps_its_connection_if_it_says_so(stage: Any) -> None:
+async def test_http_1_0_connection_is_kept_alive_if_requested(stage: Any) -> None:
     s = await stage()
     c = await s.client()
     for path in ("/v1/completions", "/here"):

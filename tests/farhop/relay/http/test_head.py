@@ -22,7 +22,7 @@ def answer(*lines: str, first: str = "HTTP/1.1 200 OK") -> head.AnswerHead:
     return head.answer("\r\n".join((first, *lines)).encode("latin-1"), 100)
 
 
-def test_a_head_is_split_into_ours_and_theirs() -> None:
+def test_request_headers_are_split_into_read_here_and_forwarded() -> None:
     made = read("Host: a:80", "Accept: */*", "authorization: Bearer k", "x-farhop-allow:EU", "X-A: \t1 ")
     assert (made.method, made.target, made.path, made.http_11) == (b"POST", b"/x?y=1", b"/x", True)
     assert made.onward == b"accept: */*\r\nx-a: 1\r\n"
@@ -198,7 +198,7 @@ def test_a_line_read_before_reads_the_same(lines: list[str]) -> None:
     assert once == twice
 
 
-def test_an_answer_is_split_into_ours_and_theirs() -> None:
+def test_answer_headers_are_split_into_read_here_and_forwarded() -> None:
     made = answer(
         "Content-Type: text/event-stream", "content-length: 5", "connection: X-Private", "x-private: 1",
         "x-farhop-outcome: queue_full", "server-timing: a", "retry-after: 3", "set-cookie: a", "set-cookie: b",

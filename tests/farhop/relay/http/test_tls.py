@@ -382,7 +382,7 @@ async def test_tls_runs_inside_a_tunnel(stage: Any, pki: Pki) -> None:
         assert "Hostname mismatch" in s.troubles[0]
 
 
-def test_reasons_are_bounded_words() -> None:
+def test_handshake_failure_reasons_are_of_low_cardinality() -> None:
     for error in (TimeoutError(), ConnectionResetError(), ConnectionAbortedError(), ssl.SSLError(1, "odd"), OSError()):
         assert tls.reason_of(error) in tls.REASONS
     assert tls.text_of(OSError()) == "failed"

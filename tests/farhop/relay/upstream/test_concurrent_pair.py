@@ -94,7 +94,7 @@ async def test_both_get_the_same_request_and_the_second_answers(stage: Any) -> N
     assert [usage.completion_tokens for _, _, usage in s.tier.concluded_with] == [2]  # once, and it is the second's
 
 
-async def test_the_second_may_begin_and_end_before_the_first_has_said_so(stage: Any) -> None:
+async def test_decode_half_may_end_before_the_prefill_half_has_answered(stage: Any) -> None:
     s, engines = await _together(stage)
     engines.prefill_waits.clear()
     answer = await s.ask(post(msgspec.json.encode(BODY)))

@@ -232,7 +232,7 @@ def test_a_refusal_by_a_real_engine_does_not_count_as_its_failure(page: Page) ->
         "Prompt length (9000) exceeds maximum input length (4096).",
     ],
 )
-def test_engines_refuse_for_length_in_many_words(said: str) -> None:
+def test_refusals_for_length_of_all_engines_are_recognised(said: str) -> None:
     made = RefusalTap(is_too_long, outcome.TOO_LONG)
     assert made.feed(b'{"error":{"message":"' + said.encode() + b'"}}') + made.finish() == b""
     assert made.reason is outcome.TOO_LONG
@@ -269,7 +269,7 @@ def test_the_pages_have_every_kind_of_refusal() -> None:
         b"Failed to deserialize the JSON body into the target type: unknown field `cache_salt`, expected `model`",
     ],
 )  # fmt: skip
-def test_servers_say_in_many_words_that_they_know_no_salt(body: bytes) -> None:
+def test_refusals_of_cache_salt_by_all_engines_are_recognised(body: bytes) -> None:
     assert refuses_salt(body)
 
 

@@ -142,7 +142,7 @@ async def test_a_slow_or_unreachable_server_is_an_error_and_leaves_no_connection
     await pool.close()
 
 
-async def test_a_failure_is_gone_with_who_caught_it() -> None:
+async def test_failed_fetch_leaves_no_reference_cycle() -> None:
     """Of an error that a local of its own raiser holds, only the garbage collector would let go: with every probe."""
     errors: list[weakref.ref[FetchError]] = []
     async with serving(saying(b"HTTP/1.1 nonsense\r\n\r\n")) as (pool, address):

@@ -271,7 +271,7 @@ def test_everything_else_of_a_body_is_kept(more: dict[str, Any]) -> None:
     assert second == {"prompt": "é\u2028", "x": 1.5, **more, "kv_transfer_params": {"a": 1}}
 
 
-def test_only_an_object_says_where() -> None:
+def test_kv_transfer_params_are_copied_only_if_an_object() -> None:
     assert kv_transfer_params_of(b'{"kv_transfer_params":{"a":[1,2]}}') == b'{"a":[1,2]}'
     assert kv_transfer_params_of(b'{"kv_transfer_params":"there"}') is None
     assert kv_transfer_params_of(b"\xff{}") is None

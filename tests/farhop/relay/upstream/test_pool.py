@@ -117,7 +117,7 @@ async def test_an_upstream_is_in_use_while_it_answers_and_a_while_after(stage: A
     assert seen == [True, True]
 
 
-async def test_the_first_request_after_a_rest_is_told_of(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_first_request_after_idle_is_reported(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     s = await stage()
     told = list[Address]()
     s.pool.on_use = told.append
@@ -666,7 +666,7 @@ class Turns:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_engine_that_says_much_at_once_is_read_a_little_in_a_turn(
+async def test_large_input_is_read_in_bounded_pieces_per_loop_turn(
     stage: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """uvloop reads a connection 32 times in one turn, 8 MB, and each event of a stream costs: that much of usage held

@@ -223,7 +223,7 @@ ENDS = st.sampled_from(
 
 
 @given(st.lists(PIECES, min_size=1, max_size=12), st.lists(ENDS, max_size=3), st.booleans(), st.booleans())
-def test_an_event_in_the_form_of_the_last_is_heard_as_any_other(
+def test_event_in_the_form_of_the_previous_one_is_parsed_alike(
     texts: list[str], ends: list[bytes], hide: bool, for_hop: bool
 ) -> None:
     def tap() -> tuple[ExactTap, Transcript]:

@@ -202,7 +202,7 @@ def test_an_engines_stream_passes_however_it_is_cut(page: Page) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_client_that_asks_for_no_usage_sees_what_its_engine_would_have_told_it(engine: str) -> None:
+def test_stream_without_usage_equals_the_engines_own(engine: str) -> None:
     """But for ids and times it is the stream that the engine writes to who does not ask for usage."""
     numbers = re.compile(rb'"id":"[^"]*"|"created":\d+|(?<=":)[\d.]+(?=[,}])')
     direct, asked, made = Page(engine, "chat-stream"), Page(engine, "chat-stream-usage"), StreamTap(True)
@@ -283,7 +283,7 @@ def test_the_usage_in_answers_of_real_engines_is_read() -> None:
 
 
 @pytest.mark.parametrize("usage", [b'{"prompt_tokens":-5}', b'{"completion_tokens":9e307}', b'{"prompt_tokens":7}'])
-def test_of_usage_told_again_and_again_the_last_is_read(monkeypatch: pytest.MonkeyPatch, usage: bytes) -> None:
+def test_last_of_repeated_usages_is_read(monkeypatch: pytest.MonkeyPatch, usage: bytes) -> None:
     """Each was read, and 64 KiB of them held the loop for up to 26 ms."""
     read, usage_of = list[bytes](), tap.usage_of
     monkeypatch.setattr(tap, "usage_of", lambda event, before: read.append(event) or usage_of(event, before))

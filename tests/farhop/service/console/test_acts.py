@@ -81,7 +81,7 @@ async def test_an_act_does_not_overwrite_what_changed_since_it_was_shown(store: 
         ({"confirm": "virginia", "do": "undrain"}, "no drain is set"),
     ],
 )
-async def test_a_refused_act_says_why(store: MemoryStore, more: dict[str, Any], message: str) -> None:
+async def test_refused_act_has_a_reason(store: MemoryStore, more: dict[str, Any], message: str) -> None:
     asked = {**VIRGINIA, "dry_run": False, "revision": 0, **more}
     with pytest.raises(ActError, match=message):
         await acts_of(store, ALL).perform(Act(**asked), "ann")

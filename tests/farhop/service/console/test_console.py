@@ -190,7 +190,7 @@ async def _events(http: aiohttp.ClientSession, base: str, most: int, last: str =
     return found
 
 
-async def test_what_is_forgotten_is_shown_to_nobody_and_viewers_begin_again(http: aiohttp.ClientSession) -> None:
+async def test_dropped_pictures_are_not_shown_and_viewers_start_again(http: aiohttp.ClientSession) -> None:
     source = _Source()
     async with port(OPEN, source) as (server, base):
         console = server.console

@@ -131,7 +131,7 @@ def test_a_client_that_leaves_at_the_head_makes_way() -> None:
     assert made.handle(machine.TimerFired("b"), 100.0) == []
 
 
-def test_a_full_queue_says_no() -> None:
+def test_router_refuses_if_its_queue_is_full() -> None:
     made = make()
     waits(made, 1, 1)
     bound, routers.QUEUE_MAX = routers.QUEUE_MAX, 1

@@ -209,7 +209,7 @@ async def test_nonsense_is_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
             assert "more than 1 objects; narrow the selector" in found.steps[0].why  # type: ignore[union-attr]
 
 
-def test_outside_a_cluster_it_says_what_to_give(tmp_path: Path) -> None:
+def test_error_outside_a_cluster_names_the_setting_to_give(tmp_path: Path) -> None:
     config = KubernetesSource(kind="kubernetes", service="x", namespace_file=str(tmp_path / "namespace"))
     nowhere = Api(config, Random(1), TIMING, {})
     with pytest.raises(KubeError, match="set `namespace`"):

@@ -131,7 +131,7 @@ async def test_an_inference_pool_selects_pods_and_may_change_its_mind() -> None:
             await result.come()
 
 
-async def test_a_pool_says_how_its_gateway_fails_and_its_objectives_what_comes_first() -> None:
+async def test_pool_gives_failure_mode_and_objectives_give_priority() -> None:
     cluster = Cluster()
     async with cluster.running():
         await cluster.put(POOLS, "llama", {}, **pool("one", 8000))
@@ -200,7 +200,7 @@ def test_a_port_is_given_by_name_or_number(port: str | int | None, there: Any, n
         ({"terminating": False, "ready": None, "serving": None}, False),
     ],
 )  # fmt: skip
-def test_conditions_that_are_missing_are_read_as_the_api_says(expected: dict[str, Any], draining: bool | None) -> None:
+def test_missing_conditions_have_the_apis_default(expected: dict[str, Any], draining: bool | None) -> None:
     thing = {
         "metadata": {"name": "s"},
         "endpoints": [{"addresses": ["10.0.0.1"], "conditions": expected}],

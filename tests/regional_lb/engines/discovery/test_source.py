@@ -9,7 +9,7 @@ from regional_lb.engines.discovery.source import EndpointError, at, replica_of
 TEMPLATE = Template(models=["m"], engine="sglang", slots=8, scheme="https")
 
 
-def test_the_template_says_what_an_endpoint_leaves_open() -> None:
+def test_template_fills_unset_fields_of_an_endpoint() -> None:
     replica = replica_of(TEMPLATE, {"url": "http://a:1", "slots": 9}, "[0]", name="one")
     assert (replica.models, replica.engine, replica.slots, replica.label) == (["m"], "sglang", 9, "one")
     found = at(TEMPLATE, "fd00::1", 8000, "", "x")

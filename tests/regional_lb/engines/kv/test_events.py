@@ -76,7 +76,7 @@ SAID = 6_000
     [None, b"", batch(), batch(*[None] * 20), batch(*[["Unknown"]] * 20)],
     ids=["none", "empty", "no events", "no maps", "unknown"],  # a batch carries the time: workers would disagree
 )
-async def test_others_have_their_turns_however_much_an_engine_says_at_once(
+async def test_large_batch_of_events_does_not_block_other_tasks(
     monkeypatch: pytest.MonkeyPatch, payload: bytes | None
 ) -> None:
     """What cannot be read, or changes nothing, takes time, too."""

@@ -103,7 +103,7 @@ async def test_a_question_is_answered_by_libzmqs_router() -> None:
             assert await dealer.receive() == [b"", b"a" * 8, b"b" * 1_000_000]
 
 
-async def test_however_it_is_cut_what_is_said_is_the_same() -> None:
+async def test_messages_are_the_same_however_their_bytes_are_cut() -> None:
     wire = b"\x01\x01a" + b"\x00\x00" + b"\x03" + (300).to_bytes(8, "big") + b"c" * 300 + b"\x00\x02de" + LAST
     for size in (1, 2, 3, 7, 64, 1000):
         made = Link()

@@ -125,7 +125,7 @@ _steps = st.lists(
 
 @given(_steps, st.integers(1, 12), st.booleans())
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_what_is_believed_is_what_the_engine_said_in_this_life(steps, keeps, replays) -> None:
+def test_accepted_batches_are_those_of_the_engines_present_process(steps, keeps, replays) -> None:
     """Apart from restarts that nobody could notice, the batches believed are an end of its own, without a gap; and if
     no `Lost` came since `Cleared`, they are all of them."""
     follower = Follower()

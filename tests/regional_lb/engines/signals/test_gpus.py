@@ -55,7 +55,7 @@ def test_another_page_is_refused(text: bytes) -> None:
         (("7",), ""),
     ],
 )
-def test_a_fault_is_of_the_gpus_that_are_mine(mine: tuple[str, ...], message: str) -> None:
+def test_only_faults_of_own_gpus_count(mine: tuple[str, ...], message: str) -> None:
     """XID 31 of the first is its application's own."""
     assert fault((FIRST, SECOND), mine) == message
 
@@ -70,7 +70,7 @@ def test_a_fault_is_of_the_gpus_that_are_mine(mine: tuple[str, ...], message: st
         (("GPU-9a8b7c6d",), 95.0, 5000.0, ""),
     ],
 )
-def test_a_strain_is_of_the_gpus_that_are_mine(
+def test_only_strain_of_own_gpus_counts(
     mine: tuple[str, ...], hottest_c: float, least_mib: float, message: str
 ) -> None:
     assert strain((FIRST, SECOND), mine, hottest_c, least_mib) == message

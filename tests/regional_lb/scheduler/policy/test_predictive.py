@@ -83,7 +83,7 @@ def blocked(*backlogs: int, uncached: float = 60_000.0) -> list[float] | None:
     return None if cost_ms is None else cost_ms.tolist()
 
 
-def test_the_last_replica_without_a_long_prefill_is_paid_for_by_all_who_come() -> None:
+def test_last_replica_without_a_long_prefill_costs_blocking() -> None:
     assert blocked(0, 0) is None  # the other is left
     assert blocked(100_000, 0, 0) is None
     first, second = blocked(100_000, 0)
