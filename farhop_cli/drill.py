@@ -34,7 +34,7 @@ from farhop_drill.document import Drill, DrillError
 from farhop_drill.injectors import FaultInjector, Injector, TrafficInjector
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.outcome import Outcome
-from farhop_drill.probe import Answer, Probe
+from farhop_drill.probe import Probe, ProbeResult
 from farhop_drill.records import DrillLock, Order, Past, Records
 from farhop_drill.runner import DrilledFleet, Runner
 from farhop_drill.status_poller import StatusPoller
@@ -283,7 +283,7 @@ def _asking(http: admin.Session, url: str) -> Callable[[], Any]:
 def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
     """The probe's client is that of `farhop ask`."""
 
-    async def ask(entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> Answer:
+    async def ask(entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> ProbeResult:
         first_ms: float | None = None
         asking = client.ask(entries, key, body, session=session, trusted=trusted, request_s=request_s)
         async with aclosing(asking) as events:
@@ -293,7 +293,7 @@ def _ask(session: aiohttp.ClientSession, trusted: tuple[str, ...]) -> Any:
                 elif isinstance(event, Result):
                     region = event.headers.get("x-farhop-region", "")
                     code = event.error.code or str(event.status) if event.error is not None else ""
-                    return Answer(status=event.status, region=region, code=code, text=event.text, ttft_ms=first_ms)
+                    return ProbeResult(status=event.status, region=region, code=code, text=event.text, ttft_ms=first_ms)
         raise AssertionError("a request has an end")
 
     return ask

@@ -115,7 +115,7 @@ def _clock(ms: object) -> str:
     return datetime.fromtimestamp(ms / 1e3, UTC).astimezone().strftime("%H:%M:%S") if isinstance(ms, int) else "-"
 
 
-class Ask(ModalScreen[None]):
+class ActDialog(ModalScreen[None]):
     """An act: the reason; then the dry run; then the target's name. Escape cancels."""
 
     BINDINGS: ClassVar[list[Any]] = [Binding("escape", "dismiss", "Leave it")]
@@ -171,7 +171,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #wrong { height: auto; max-height: 8; padding: 0 1; }
-    Ask { align: center middle; } Ask > Vertical { width: 76; height: auto; max-height: 24; border: round $primary; padding: 1 2; background: $surface; }
+    ActDialog { align: center middle; } ActDialog > Vertical { width: 76; height: auto; max-height: 24; border: round $primary; padding: 1 2; background: $surface; }
     """  # noqa: E501
     BINDINGS: ClassVar[list[Any]] = [
         Binding("1", "show('regions')", "Regions"), Binding("2", "show('replicas')", "Replicas"),
@@ -247,7 +247,7 @@ class Top(App[None]):
         names = list(self.picture.get("regions", {}))
         row = self.query_one("#table-regions", DataTable).cursor_row
         if 0 <= row < len(names):
-            self.push_screen(Ask(self._source, self._author, do, names[row]))
+            self.push_screen(ActDialog(self._source, self._author, do, names[row]))
 
 
 def run(by: str | None, fleet_options: FleetOptions, *, read_only: bool) -> int:

@@ -25,7 +25,7 @@ LONG_PROMPTS = 2  # of each client: repeated, so that their answers can be compa
 TEXT_CHARS_MAX = 32 * 1024
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a request ended. `region`: by the answer's header; `code` "": it is whole; `ttft_ms` None: no token came."""
 
     status: int
@@ -35,10 +35,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float | None
 
 
-class Ask(Protocol):
+class Sender(Protocol):
     """Sends a request to the first of `entries` that can be reached, and says how it ended. Never raises for that."""
 
-    async def __call__(self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> Answer: ...
+    async def __call__(
+        self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float
+    ) -> ProbeResult: ...
 
 
 class Client(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Probe:
         wanted: Canaries,
         clients: Sequence[Client],
         model: str,
-        ask: Ask,
+        ask: Sender,
         clock: Callable[[], float],
         received: Callable[[Canary], None],
         salt: str,

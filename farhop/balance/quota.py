@@ -102,7 +102,7 @@ class Want(msgspec.Struct, frozen=True):
     held: int = 0
 
 
-class Ask(msgspec.Struct, frozen=True):
+class LeaseRequest(msgspec.Struct, frozen=True):
     """What a holder reports at `at`, by its clock, under a lease. `number` rises with each message. Slots that are not
     named are returned.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import floor, inf
 
-from farhop.balance.quota import DRIFT, LEASE_S, LOST_S, Ask, Bucket, Grant, LeaseReply, Quota, Want
+from farhop.balance.quota import DRIFT, LEASE_S, LOST_S, Bucket, Grant, LeaseReply, LeaseRequest, Quota, Want
 
 # What a client is told to wait for a slot is what passes between two that end here: at first, at most, and how fast it
 # is learned.
@@ -128,15 +128,15 @@ class Holding:
         self.used = self.want = self.waiting = 0
 
     def apply(self, grant: Grant, now: float) -> None:
-        """Process the root's answer to the last ask."""
+        """Process the root's answer to the last request."""
         self.granted, self.free = max(self.granted, grant.granted), grant.free
         self.known = bool(self.want or self.open or self.available) or self.asked != self._totals
         self.soon, self.free_at = grant.soon, now
 
 
 class SlotsHeld(Holding):
-    """Slots as a balancer has them: `held`, of which `taken` are under way, `most` at once since the last ask. So many
-    are `over` that are let go when they end. `own` are taken of its safe part, which may be used from `own_from` on.
+    """Slots as a balancer has them: `held`, of which `taken` are under way, `most` at once since the last request. So
+    many are `over` that are let go when they end. `own` are taken of its safe part, which may be used from `own_from`.
     `interval_s`: between two requests that end here, of late. `known`: its root may think that we have some; `lost`: or
     that we have none any more."""
 
@@ -223,7 +223,7 @@ class SlotsHeld(Holding):
         self.most = self.taken
 
     def apply(self, grant: Grant, now: float) -> None:
-        """Process the root's answer to the last ask."""
+        """Process the root's answer to the last request."""
         self.held, self.known = grant.granted, grant.granted > 0
         self.over, self.lost = 0, False
         if grant.free < 0:  # a limit that is a lower one now, or somebody who was given up for lost is back
@@ -259,7 +259,7 @@ class Holder:
         for one in self.holdings.values():
             one.void()
 
-    def asked(self, now: float) -> Ask:
+    def asked(self, now: float) -> LeaseRequest:
         """The next message to the root, if there is something to report or to ask for."""
         self.alive(now)
         self._number += 1
@@ -268,23 +268,23 @@ class Holder:
                 if isinstance(one, SlotsHeld):
                     one.lost = True
         wants = (one.ask() for one in self.holdings.values())
-        return Ask(self._lease, self._number, tuple(want for want in wants if want is not None), now)
+        return LeaseRequest(self._lease, self._number, tuple(want for want in wants if want is not None), now)
 
-    def leaves(self, now: float) -> Ask:
+    def leaves(self, now: float) -> LeaseRequest:
         """The last word of a holder under which nothing is under way any more."""
         for one in self.holdings.values():
             one.leave()
         return self.asked(now)
 
-    def on_reply(self, reply: LeaseReply, ask: Ask, now: float) -> None:
-        """Take the answer to an ask: it counts from when that was made. What was given up since does not come back."""
+    def on_reply(self, reply: LeaseReply, request: LeaseRequest, now: float) -> None:
+        """Take the answer to a request: it counts from when that was made. What was given up since does not return."""
         self.alive(now)
-        if ask.lease != self._lease or ask.number != self._number or now > ask.at + LEASE_S:
+        if request.lease != self._lease or request.number != self._number or now > request.at + LEASE_S:
             return
         if reply.lease != self._lease:
             self.void()
             self._lease = reply.lease
-        self.lease_until = ask.at + LEASE_S
+        self.lease_until = request.at + LEASE_S
         for grant in reply.grants:
             one = self.holdings.get(grant.bucket)
             if one is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import ceil, floor, inf
 
-from farhop.balance.quota import DRIFT, EACH, LEASE_S, LOST_S, Ask, Bucket, Grant, LeaseReply, Quota, Want
+from farhop.balance.quota import DRIFT, EACH, LEASE_S, LOST_S, Bucket, Grant, LeaseReply, LeaseRequest, Quota, Want
 
 # What a root may lend beyond its level when it wrote that down, whichever is most: of depth, of time, in units.
 AHEAD_SHARE, AHEAD_S, AHEAD_MIN = 0.02, 60.0, 4.0
@@ -178,7 +178,7 @@ class _Slots(_Lent):
 
 
 class _Tenure:
-    """What slots one holder has, as its ask of this number says: held, and taken of them, by bucket."""
+    """What slots one holder has, as its request of this number says: held, and taken of them, by bucket."""
 
     __slots__ = ("number", "slots", "until")
 
@@ -313,39 +313,39 @@ class Root:
         return sum(lease.until >= now and lease.holder.startswith(place) for lease in self._leases.values())
 
     def knows(self, holder: str, lease: int) -> bool:
-        """Whether an ask of this holder under this lease goes on from one before."""
+        """Whether a request of this holder under this lease goes on from one before."""
         known = self._leases.get(lease)
         return known is not None and known.holder == holder
 
-    def exchange(self, holder: str, ask: Ask, now: float) -> LeaseReply:
+    def exchange(self, holder: str, request: LeaseRequest, now: float) -> LeaseReply:
         """Take a holder's message, and lend. `holder` is a new name for each start of its process."""
         self._expire(now)
-        known, fresh = self._leases.get(ask.lease), False
-        if known is not None and known.holder == holder and 0 < ask.number <= known.number:
+        known, fresh = self._leases.get(request.lease), False
+        if known is not None and known.holder == holder and 0 < request.number <= known.number:
             return LeaseReply(known.id)  # it comes late, or twice
         if known is None or known.holder != holder:
             known, fresh = _Lease(self._next_lease, holder), True
             self._leases[self._next_lease] = known
             self._next_lease += 1
-        known.until, known.number = now + LEASE_S * (1 + DRIFT), ask.number
+        known.until, known.number = now + LEASE_S * (1 + DRIFT), request.number
         tenure = self._tenures.get(holder)
         grants = []
-        for want in ask.wants:
+        for want in request.wants:
             bucket = self._bucket(want.bucket, now)
             if isinstance(bucket, _Slots):
                 if tenure is None:
                     tenure = self._tenures[holder] = _Tenure()
-                if ask.number > tenure.number:
+                if request.number > tenure.number:
                     grants.append(self._hold(tenure, bucket, want, now))
             elif bucket is not None:
                 unspent = Want(want.bucket, wanted=want.wanted, least=want.least) if fresh else want
-                grants.append(self._lend(known, unspent, now, ask.number > 0))
-        if ask.number:
-            for name in known.accounts.keys() - {want.bucket for want in ask.wants}:
+                grants.append(self._lend(known, unspent, now, request.number > 0))
+        if request.number:
+            for name in known.accounts.keys() - {want.bucket for want in request.wants}:
                 self._write_off(name, known.accounts.pop(name), now)
-        if tenure is not None and ask.number > tenure.number:
-            tenure.number, tenure.until = ask.number, now + (LEASE_S + LOST_S) * (1 + DRIFT)
-            for name in tenure.slots.keys() - {want.bucket for want in ask.wants}:
+        if tenure is not None and request.number > tenure.number:
+            tenure.number, tenure.until = request.number, now + (LEASE_S + LOST_S) * (1 + DRIFT)
+            for name in tenure.slots.keys() - {want.bucket for want in request.wants}:
                 self._buckets[name].lent -= tenure.slots.pop(name)[0]
         return LeaseReply(known.id, tuple(grants))
 

@@ -78,6 +78,6 @@ def uris(certificate: bytes) -> list[str]:
     try:
         extensions = x509.load_der_x509_certificate(certificate).extensions
         found = extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType):
         return []
     return found.value.get_values_for_type(x509.UniformResourceIdentifier)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from farhop.service.lawbook import LawBook
     from topology.law import Law
 
-Ask: TypeAlias = Callable[[], dict[str, Any]]
-AskAll: TypeAlias = Callable[[], list[dict[str, Any]]]
+StatusPart: TypeAlias = Callable[[], dict[str, Any]]
+StatusList: TypeAlias = Callable[[], list[dict[str, Any]]]
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +35,12 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
     of etcd is kept on disk; `ignored`: what in etcd does not count by our signing keys; `keys`: which API keys are
     known; `accounts`: the usage and audit records."""
 
-    configuration: Ask
-    disk_caches: AskAll
-    ignored: AskAll
-    keys: Ask
-    limits: Ask
-    accounts: Ask
+    configuration: StatusPart
+    disk_caches: StatusList
+    ignored: StatusList
+    keys: StatusPart
+    limits: StatusPart
+    accounts: StatusPart
 
 
 class Machine(Protocol):

@@ -22,7 +22,7 @@ import grpc
 from farhop_wire import region_pb2
 
 from farhop.balance import outcome
-from farhop.balance.quota import EACH, Ask, Grant, LeaseReply, Want
+from farhop.balance.quota import EACH, Grant, LeaseReply, LeaseRequest, Want
 from farhop.balance.quota_holder import Holding, new_holding
 from farhop.identity.jwt_tokens import hidden_user
 from farhop.service import limit_answers
@@ -57,8 +57,8 @@ USERS_MAX = 8192  # users of tenants that limit each, remembered; half of them, 
 # What one of them takes of a request to a root; one that takes more counts as several. So all of them take 3 MiB at
 # most: gRPC reads messages of 4 MiB, and the buckets of whole tenants have to fit beside them.
 USER_BYTES = 3 * 1024 * 1024 // USERS_MAX
-# Of a bucket in an ask, beside its name: six numbers (of slots fewer) with a tag and 6 bytes, which is up to 2**42 and
-# four times the largest limit, and two frames.
+# Of a bucket in a lease request, beside its name: six numbers (of slots fewer) with a tag and 6 bytes, which is up to
+# 2**42 and four times the largest limit, and two frames.
 _WANT_BYTES = 6 * 7 + 2 * 4
 _UNITS_MAX = 2**53  # what is lent of a limit at most
 LOOKED_AT = 32  # for one that can be forgotten: a user who is idle, a match of a tenant that has many
@@ -85,7 +85,7 @@ _USER_CHARS = 16
 
 
 class _User:
-    """One of a tenant's users: its lent units by bucket, what these take of an ask, and the limits that match it."""
+    """One of a tenant's users: its lent units by bucket, what these take of a lease request, and its limits."""
 
     __slots__ = ("bytes", "holdings", "lender", "matches")
 
@@ -94,7 +94,7 @@ class _User:
         self.bytes = USER_BYTES
 
     def now_holds(self, holdings: dict[str, Holding]) -> int:
-        """Have these. Returns how many bytes more than before an ask may take."""
+        """Have these. Returns how many bytes more than before a lease request may take."""
         before, self.holdings = self.bytes, holdings
         self.bytes = max(USER_BYTES, sum(map(_ask_bytes, holdings)))
         return self.bytes - before
@@ -531,17 +531,20 @@ class Limiter:
 
     async def _leave(self, lender: Lender) -> None:
         if self._clock() - lender.silent_at >= REFRESH_S:
-            await self._send_ask(lender, lender.holder.leaves(self._clock()))
+            await self._send_lease_request(lender, lender.holder.leaves(self._clock()))
 
     async def exchange(self, lender: Lender) -> None:
-        await self._send_ask(lender, lender.holder.asked(self._clock()))
+        await self._send_lease_request(lender, lender.holder.asked(self._clock()))
 
-    async def _send_ask(self, lender: Lender, ask: Ask) -> None:
+    async def _send_lease_request(self, lender: Lender, lease_request: LeaseRequest) -> None:
         claim = self._root(lender.region)
-        if not ask.wants or claim is None:
+        if not lease_request.wants or claim is None:
             return
         request = region_pb2.BorrowRequest(
-            holder=self._name, lease=ask.lease, number=ask.number, wants=[_wire(want) for want in ask.wants]
+            holder=self._name,
+            lease=lease_request.lease,
+            number=lease_request.number,
+            wants=[_wire(want) for want in lease_request.wants],
         )
         try:
             async with asyncio.timeout(ASK_S):
@@ -549,7 +552,7 @@ class Limiter:
         except (grpc.aio.AioRpcError, TimeoutError, OSError):
             lender.silent_at = self._clock()
             return
-        if len(reply.grants) > len(ask.wants):
+        if len(reply.grants) > len(lease_request.wants):
             lender.silent_at = self._clock()
             return
         grants = tuple(Grant(one.bucket, one.granted, one.free, one.soon) for one in reply.grants)
@@ -557,7 +560,7 @@ class Limiter:
             lender.silent_at = self._clock()  # no root in its right mind says that, nor a number that is none
             return
         lender.silent_at = -inf
-        lender.holder.on_reply(LeaseReply(reply.lease, grants), ask, self._clock())
+        lender.holder.on_reply(LeaseReply(reply.lease, grants), lease_request, self._clock())
 
     def status(self) -> dict[str, Any]:
         """The state as a JSON-ready value, for operators."""
@@ -578,9 +581,9 @@ class Limiter:
         return {"epoch": epoch.epoch, "models": names[:PRICED_SHOWN_MAX], "more": len(names) > PRICED_SHOWN_MAX}
 
 
-def ask_of(request: region_pb2.BorrowRequest) -> Ask:
+def lease_request_of(request: region_pb2.BorrowRequest) -> LeaseRequest:
     """A holder's message, from protobuf."""
-    return Ask(request.lease, request.number, tuple(wants_of(request.wants)), 0.0)
+    return LeaseRequest(request.lease, request.number, tuple(wants_of(request.wants)), 0.0)
 
 
 def wants_of(wants: Iterable[region_pb2.Want]) -> list[Want]:

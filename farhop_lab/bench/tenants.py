@@ -26,7 +26,7 @@ from farhop.balance.machine import Request, Usage
 from farhop.balance.quota_root import Root
 from farhop.service.clock import wall
 from farhop.service.limit_book import LimitBook
-from farhop.service.limits import Limiter, ask_of, reply_of
+from farhop.service.limits import Limiter, lease_request_of, reply_of
 from farhop.store.contract import Change, ChangeKind
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, RootClaim, TenantLimits
@@ -69,7 +69,7 @@ async def _limits(what: str, limit: Limit) -> Row:
     async def borrow(_claim: RootClaim, asked: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
         root.snapshot(now())
         root.written()
-        return reply_of(root.exchange(asked.holder, ask_of(asked), now()))
+        return reply_of(root.exchange(asked.holder, lease_request_of(asked), now()))
 
     limiter = Limiter(book, None, "global here/g1", "", borrow, now, lambda _: None)  # type: ignore[arg-type]
     claim = RootClaim(region="here", instance="r1", address="", seq=1, first_lease=1, marks={})

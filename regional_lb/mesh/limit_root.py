@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from msgspec.structs import replace
 
-from farhop.balance.quota import EACH, Ask
+from farhop.balance.quota import EACH, LeaseRequest
 from farhop.balance.quota_root import Root
 from farhop.service.limit_book import kind_and_whose
 from farhop.service.limits import reply_of, wants_of
@@ -125,11 +125,11 @@ class LimitRoot:
             wants = wants_of(request.wants)
             if not _are_sound(wants):
                 return None
-        ask = Ask(request.lease, request.number, tuple(wants), 0.0)
-        if not _is_sound(ask) or self._has_too_many_holders(request, now):
+        lease_request = LeaseRequest(request.lease, request.number, tuple(wants), 0.0)
+        if not _is_sound(lease_request) or self._has_too_many_holders(request, now):
             return None
         assert self._root is not None
-        reply = reply_of(self._root.exchange(request.holder, ask, now))
+        reply = reply_of(self._root.exchange(request.holder, lease_request, now))
         if self._root.runs_out:
             self._wake.set()
         return reply
@@ -269,9 +269,13 @@ class LimitRoot:
         root.written()
 
 
-def _is_sound(ask: Ask) -> bool:
+def _is_sound(request: LeaseRequest) -> bool:
     """Whether its numbers are some that a holder may come to, and no bucket is named twice."""
-    return ask.lease >= 0 and ask.number >= 0 and len({want.bucket for want in ask.wants}) == len(ask.wants)
+    return (
+        request.lease >= 0
+        and request.number >= 0
+        and len({want.bucket for want in request.wants}) == len(request.wants)
+    )
 
 
 def _are_sound(wants: list[Want]) -> bool:

@@ -110,11 +110,11 @@ async def test_poll_during_shutdown_causes_no_error() -> None:
 
 async def _drain(app: Top, pilot: Any, source: Source) -> None:
     """The region under the cursor: why, the dry run, a wrong name, the right one."""
-    from farhop_cli.top import Ask
+    from farhop_cli.top import ActDialog
 
     await pilot.press("d")
     ask = app.screen
-    assert isinstance(ask, Ask)
+    assert isinstance(ask, ActDialog)
 
     async def answer(typed: str) -> str:
         ask.query_one("#answer").value = typed

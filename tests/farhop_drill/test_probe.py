@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from farhop_drill.document import Canaries
 from farhop_drill.measures import Canary
-from farhop_drill.probe import UNDER_WAY_MAX, Answer, Client, Probe
+from farhop_drill.probe import UNDER_WAY_MAX, Client, Probe, ProbeResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,12 +22,12 @@ class World:
     def __init__(self, *, answers: bool = True, code: str = "") -> None:
         self.answers, self.code, self.bodies, self.requests = answers, code, list[dict[str, Any]](), list[Canary]()
 
-    async def ask(self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> Answer:
+    async def ask(self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> ProbeResult:
         self.bodies.append(body)
         if not self.answers:
             await asyncio.Event().wait()
         ttft_ms = None if self.code else 5.0
-        return Answer(status=200, region="a", code=self.code, text="words", ttft_ms=ttft_ms)
+        return ProbeResult(status=200, region="a", code=self.code, text="words", ttft_ms=ttft_ms)
 
     def probe(self, rate_per_s: float, **options: Any) -> Probe:
         wanted = Canaries(rate_per_s=rate_per_s)

@@ -15,7 +15,7 @@ from farhop_drill.injectors import InjectError
 from farhop_drill.machine import DrillVerdict
 from farhop_drill.oracle import Oracle
 from farhop_drill.outcome import Outcome
-from farhop_drill.probe import Answer, Client, Probe
+from farhop_drill.probe import Client, Probe, ProbeResult
 from farhop_drill.records import DrillLock, Order, Records
 from farhop_drill.runner import LIVE_EVERY_S, STOP_POLL_S, TICK_S, DrilledFleet, Runner
 from farhop_drill.status_poller import StatusPoller
@@ -55,8 +55,8 @@ class Bench:
 
     async def close(self) -> None: ...
 
-    async def ask(self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> Answer:
-        return Answer(status=200, region=self.region, code=self.code, text="x", ttft_ms=1.0)
+    async def ask(self, entries: Sequence[str], key: str, body: dict[str, Any], request_s: float) -> ProbeResult:
+        return ProbeResult(status=200, region=self.region, code=self.code, text="x", ttft_ms=1.0)
 
     async def look(self) -> Any:
         return self.facts

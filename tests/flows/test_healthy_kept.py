@@ -102,8 +102,8 @@ def test_no_healthy_replica_is_ejected_under_the_azure_code_trace(of_capacity: f
 
 def test_five_times_slower_replica_is_ejected_within_20_s_and_back_within_30_s_of_recovery() -> None:
     world = coding(0.5, 85.0, seed=2)
-    world.at(25.0, lambda: world.host("paris", "gpu-0").command(Fault("slow", factor=5.0)))
-    world.at(50.0, lambda: world.host("paris", "gpu-0").command(None))
+    world.at(25.0, lambda: world.process("paris", "gpu-0").command(Fault("slow", factor=5.0)))
+    world.at(50.0, lambda: world.process("paris", "gpu-0").command(None))
     measures = world.run(45.0)
     assert set(measures.ejections) == {("paris", "gpu-0")}
     region = world.regions["paris"]

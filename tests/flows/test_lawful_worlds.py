@@ -2,7 +2,7 @@
 
 The oracle is set arithmetic on the documents as they were written (`law_oracle`). Each process's own knowledge counts:
 of the documents that were brought to it, the sound one of the highest epoch. FARHOP_LAW_WORLDS gives another number of
-worlds than the suite's (some 3 s): they are numbered from 0, and one number is one world. Here requests run in time,
+worlds than the suite's (some 2 s): they are numbered from 0, and one number is one world. Here requests run in time,
 through both tiers' whole machines; far more worlds, of disks, hubs, keys and adapters, are in `farhop bench law`.
 """
 
@@ -22,7 +22,7 @@ from farhop_lab.studies.law_oracle import INSIDE, MAP, REGIONS, Document, lawful
 from farhop_lab.studies.law_worlds import a_key, a_rule
 from topology import policy
 
-WORLDS = int(os.environ.get("FARHOP_LAW_WORLDS", "32"))
+WORLDS = int(os.environ.get("FARHOP_LAW_WORLDS", "20"))
 BATCHES = max(2, WORLDS // 50)
 ASKED_UNTIL, UNTIL = 2.0, 4.0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from farhop.balance import quota_root
-from farhop.balance.quota import DRIFT, EACH, LEASE_S, LOST_S, Ask, Bucket, LeaseReply, Quota, Want
+from farhop.balance.quota import DRIFT, EACH, LEASE_S, LOST_S, Bucket, LeaseReply, LeaseRequest, Quota, Want
 from farhop.balance.quota_holder import Holder, Holding, SlotsHeld, new_holding
 from farhop.balance.quota_root import POOL_S, Root
 
@@ -36,8 +36,8 @@ def holder(quota: Quota = Quota(60.0, 1.0), safe: Quota | None = None) -> Holder
     return made
 
 
-def ask(*wants: Want, lease: int = 0, number: int = 1) -> Ask:
-    return Ask(lease, number, wants, 0.0)
+def ask(*wants: Want, lease: int = 0, number: int = 1) -> LeaseRequest:
+    return LeaseRequest(lease, number, wants, 0.0)
 
 
 def exchange(one: Holder, lender: Root, now: float, name: str = "h") -> None:

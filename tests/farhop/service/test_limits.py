@@ -21,7 +21,7 @@ from farhop.identity.jwt_tokens import hidden_user
 from farhop.relay.answers import Reply
 from farhop.service import limit_book, limit_match, limits
 from farhop.service.limit_book import LimitBook, kind_and_whose
-from farhop.service.limits import Limiter, ask_of, reply_of
+from farhop.service.limits import Limiter, lease_request_of, reply_of
 from farhop.store.contract import Change, ChangeKind
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import NAME_LIMIT, Limit, RootClaim, TenantLimits
@@ -81,7 +81,7 @@ class Stage:
             raise OSError(claim.instance)
         self.root.snapshot(self.now)
         self.root.written()
-        return reply_of(self.root.exchange(asked.holder, ask_of(asked), self.now))
+        return reply_of(self.root.exchange(asked.holder, lease_request_of(asked), self.now))
 
     async def admit(self, one: Request | None = None, key_id: str = "", sub: str = "", user: str = "") -> Any:
         """The context of a request that is let in, or the reply."""
@@ -553,7 +553,7 @@ async def test_a_hundred_tenants_are_each_held_to_their_own_limit_while_one_asks
     async def borrow(_claim: RootClaim, asked: region_pb2.BorrowRequest) -> region_pb2.BorrowReply:
         root.snapshot(now)
         root.written()
-        return reply_of(root.exchange(asked.holder, ask_of(asked), now))
+        return reply_of(root.exchange(asked.holder, lease_request_of(asked), now))
 
     entries, refused = list[Limiter](), list[str]()
     claim = RootClaim(region="tokyo", instance="r1", address="", seq=1, first_lease=1, marks={})
