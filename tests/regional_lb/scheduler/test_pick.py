@@ -16,7 +16,16 @@ from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
 from regional_lb.fleet.view import Sample
-from regional_lb.scheduler.pick import EXPLORED_SHARE, FIELD_MAX, NO_DEFERRED, Known, expected_wait_ms, least, pick, prefill_wait_ms
+from regional_lb.scheduler.pick import (
+    EXPLORED_SHARE,
+    FIELD_MAX,
+    NO_DEFERRED,
+    Known,
+    expected_wait_ms,
+    least,
+    pick,
+    prefill_wait_ms,
+)
 from regional_lb.scheduler.policy import Need, Predictive
 from regional_lb.scheduler.policy.latency import LeastLatency
 from regional_lb.scheduler.policy.predictive import BETA
