@@ -15,14 +15,13 @@ import socket
 import struct
 import sys
 from collections import Counter
-from ipaddress import IPv6Address
 from typing import TYPE_CHECKING
 
 from farhop.balance import outcome
 from farhop.balance.limits import SlotLimit
 from farhop.relay.http.connection import ClientConnection, ClientLimits, LargeBodyQueue
 from farhop.relay.http.cork import Cork
-from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
+from farhop.relay.http.tls import GIVES_WAY_S, Handshakes, client_of
 
 if TYPE_CHECKING:
     from farhop.balance.limits import ByteBudget
@@ -273,15 +272,3 @@ def _drop_handshakes(server: asyncio.Server) -> bool:
     except OSError:
         return False
     return sys.platform == "linux"
-
-
-def client_of(peer: object) -> str:
-    """The key by which a client's connections are counted: its IPv4 address, or the /64 of its IPv6 address; "" if it
-    has neither."""
-    if not isinstance(peer, tuple):
-        return ""
-    host = str(peer[0])
-    if ":" not in host:
-        return host
-    address = IPv6Address(host)
-    return str(address.ipv4_mapped or address.packed[:8].hex(":", 2))

@@ -12,7 +12,10 @@ import asyncio
 import os
 import socket
 import ssl
+from collections import Counter
 from functools import partial
+from ipaddress import IPv6Address
+from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HANDSHAKES_MAX = 1024  # under way at once, per listener: each holds 64 KiB
-# At this number, the oldest is closed once it had this long: otherwise connections that say nothing would keep all
-# others out.
+# At this number, the oldest of the client with the most of them is closed: at once if another client comes, which has
+# less of them, else if it had this long. Otherwise connections that say nothing would keep all others out.
 GIVES_WAY_S = 1.0
 SHUTDOWN_S = 2.0  # how long an upstream may take to say that it closes, too
 _CLOSE_S = 120.0  # and a client, its last answer included: ClientConnection bounds it more narrowly
@@ -53,6 +56,25 @@ class ListenerTls(msgspec.Struct, frozen=True):
     handshake_s: float
     refused: Callable[[str], None]
     admits: Callable[[bytes | None], bool] | None = None
+
+
+def client_of(peer: object) -> str:
+    """The key by which a client's connections are counted: its IPv4 address, or the /64 of its IPv6 address; "" if it
+    has neither."""
+    if not isinstance(peer, tuple):
+        return ""
+    host = str(peer[0])
+    if ":" not in host:
+        return host
+    address = IPv6Address(host)
+    return str(address.ipv4_mapped or address.packed[:8].hex(":", 2))
+
+
+def _peer(accepted: socket.socket) -> object:
+    try:
+        return accepted.getpeername()
+    except OSError:
+        return None  # it has left already
 
 
 def reason_of(error: Exception) -> str:
@@ -98,7 +120,8 @@ class Handshakes:
 
     def __init__(self, make: Callable[[], asyncio.BaseProtocol], tls: ListenerTls) -> None:
         self._make, self._tls = make, tls
-        self._tasks: dict[asyncio.Task[None], float] = {}  # since when, the oldest first
+        self._tasks: dict[asyncio.Task[None], tuple[str, float]] = {}  # whose, and since when, the oldest first
+        self._by_client: Counter[str] = Counter()
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol of a connection just accepted."""
@@ -108,17 +131,34 @@ class Handshakes:
         """A connection is there; it is ours to close."""
         accepted.setblocking(False)
         loop = asyncio.get_running_loop()
+        client = client_of(_peer(accepted))
         if len(self._tasks) >= HANDSHAKES_MAX:
             self._tls.refused("too_many")
-            oldest, since = next(iter(self._tasks.items()))
-            if loop.time() - since < GIVES_WAY_S:
+            if not self._make_room(client, loop.time()):
                 accepted.close()
                 return
-            del self._tasks[oldest]
-            oldest.cancel()
         task = loop.create_task(self._shake(accepted))
-        self._tasks[task] = loop.time()
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+        self._tasks[task] = client, loop.time()
+        self._by_client[client] += 1
+        task.add_done_callback(self._forget)
+
+    def _make_room(self, client: str, now: float) -> bool:
+        """Close the oldest handshake of the client that has the most under way, if it may be closed for this one."""
+        most, number = max(self._by_client.items(), key=itemgetter(1))
+        oldest, since = next((task, since) for task, (whose, since) in self._tasks.items() if whose == most)
+        if now - since < GIVES_WAY_S and number <= self._by_client[client] + 1:
+            return False
+        self._forget(oldest)
+        oldest.cancel()
+        return True
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        known = self._tasks.pop(task, None)
+        if known is not None:
+            client, _ = known
+            self._by_client[client] -= 1
+            if not self._by_client[client]:
+                del self._by_client[client]
 
     def refuse(self) -> None:
         """Count a connection that nothing is left for."""

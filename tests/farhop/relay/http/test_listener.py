@@ -16,7 +16,7 @@ from farhop.balance.machine import ClientLeft, Command, Event, Hold, Request
 from farhop.relay import answers
 from farhop.relay.answers import STOPPING_DETAIL
 from farhop.relay.http.connection import ClientLimits
-from farhop.relay.http.listener import ConnectionSlots, Listener, PortTakenError, client_of
+from farhop.relay.http.listener import ConnectionSlots, Listener, PortTakenError
 from farhop_lab.world.ports import free_ports
 
 
@@ -83,21 +83,6 @@ async def test_the_tier_above_is_one_client_and_may(stage: Any) -> None:
     await s.client()
     await until(lambda: s.listener.connections == 1)
     assert (await s.ask(post())).status == 200
-
-
-@pytest.mark.parametrize(
-    ("peer", "client"),
-    [
-        (("10.0.0.1", 4), "10.0.0.1"),
-        (("::ffff:10.0.0.1", 4, 0, 0), "10.0.0.1"),
-        (("2001:db8:0:1:2:3:4:5", 4, 0, 0), "2001:0db8:0000:0001"),
-        (("fe80::1%eth0", 4, 0, 2), "fe80:0000:0000:0000"),
-        ("", ""),
-        (None, ""),
-    ],
-)
-def test_clients_are_counted_by_ipv4_address_or_ipv6_64(peer: object, client: str) -> None:
-    assert client_of(peer) == client
 
 
 async def test_listeners_share_the_slots_of_their_process(stage: Any) -> None:

@@ -20,7 +20,7 @@ from relay_wire import SSE, Line, chunk, plain, post, until
 from farhop.balance.machine import Address
 from farhop.relay.http import tls
 from farhop.relay.http.connection import ClientLimits
-from farhop.relay.http.tls import ListenerTls
+from farhop.relay.http.tls import ListenerTls, client_of
 from farhop.relay.upstream.pool import UpstreamLimits
 from farhop.service.certificates import Certificates, Files
 from farhop_lab.wan.link import Link
@@ -233,6 +233,29 @@ async def test_connections_without_a_handshake_do_not_keep_clients_out(
     await until(lambda: entrance.counts["left"] == 2)
 
 
+async def test_handshakes_of_one_address_do_not_keep_other_clients_out(
+    stage: Any, pki: Pki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However soon it begins another in place of each that is closed; its own next ones find no room."""
+    monkeypatch.setattr(tls, "HANDSHAKES_MAX", 3)
+    monkeypatch.setattr(tls, "GIVES_WAY_S", 60.0)
+    entrance = listens(pki.listens())
+    s = await stage(tls=entrance)
+
+    async def stranger() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", s.port, local_addr=("127.0.0.2", 0))
+
+    strangers = [await stranger() for _ in range(4)]
+    assert await strangers[3][0].read() == b""
+    for first in strangers[:2]:
+        assert (await _asked(s, pki.connects())).status == 200
+        assert await first[0].read() == b""
+        strangers.append(await stranger())
+    assert entrance.counts == {"too_many": 3}
+    for _, writer in strangers:
+        writer.close()
+
+
 async def _asked(s: Any, context: ssl.SSLContext) -> Any:
     c = await s.client(context)
     await c.send(post())
@@ -426,3 +449,18 @@ async def test_bytes_before_the_end_of_a_tls_connection_are_read_first(
         finally:
             server.shutdown(socket.SHUT_RDWR)
             await asyncio.to_thread(thread.join)
+
+
+@pytest.mark.parametrize(
+    ("peer", "client"),
+    [
+        (("10.0.0.1", 4), "10.0.0.1"),
+        (("::ffff:10.0.0.1", 4, 0, 0), "10.0.0.1"),
+        (("2001:db8:0:1:2:3:4:5", 4, 0, 0), "2001:0db8:0000:0001"),
+        (("fe80::1%eth0", 4, 0, 2), "fe80:0000:0000:0000"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_clients_are_counted_by_ipv4_address_or_ipv6_64(peer: object, client: str) -> None:
+    assert client_of(peer) == client
