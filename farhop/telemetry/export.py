@@ -1,7 +1,8 @@
 """What the standard OTEL_* variables ask for: which requests are sampled, and where spans go; and a span on its way.
 
 Invariants: nothing but those variables configures tracing; a wrong value is reported in one line naming it, never
-raised, because telemetry must not keep a balancer down; the SDK is imported only if there is somewhere to export to.
+raised, because telemetry must not keep a balancer down; the SDK is imported only if there is somewhere to export to;
+spans go to the named collector and follow no redirect.
 """
 
 from __future__ import annotations
@@ -89,9 +90,12 @@ def exporter(protocol: str) -> SpanExporter:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
 
         return OverGrpc()
+    import requests
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
 
-    return OverHttp()
+    session = requests.Session()
+    session.max_redirects = 0  # a redirect leads where nobody asked the law about the spans
+    return OverHttp(session=session)
 
 
 def _first(environ: Mapping[str, str], *names: str) -> tuple[str, str]:

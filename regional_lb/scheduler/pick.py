@@ -428,3 +428,23 @@ def expected_wait_ms(table: Table, queued: int, now: float, elsewhere: int = 0) 
     running = np.maximum(np.maximum(table.in_flight, np.where(fresh, table.running, 0.0)), 1.0)
     ahead = queued + elsewhere + float(table.waiting[fresh].sum())
     return max((ahead + 1.0) / float((running / table.service_ms).sum()), float(LEAST(backlog_ms)))
+
+
+def prefill_wait_ms(
+    table: Table, need: Need, queued: int, now: float, mean_tokens: tuple[float, float] = (0.0, 0.0)
+) -> float:
+    """How long the request would wait, in ms, at replicas that only have to finish prefills before they begin it and
+    those queued: slots and KV cache would hold them all. Infinite if there is no such replica.
+
+    Where few requests are under way Little's law expects hardly any to leave, and so nobody to begin, although
+    everybody may as soon as the prompts before it are prefilled. `mean_tokens`: of those queued (RequestQueue).
+    """
+    uncached, whole = mean_tokens
+    fits = table.fits(need.prompt_tokens, need.output_tokens, now)
+    each = queued / max(1, int(fits.sum()))  # of those queued, at each replica
+    fits &= table.fits(need.prompt_tokens, need.output_tokens + each * whole, now)
+    fits &= table.slots - table.in_flight > each
+    pace_ms = table.prefill_ms_per_token[fits]
+    if not len(pace_ms):
+        return inf
+    return float(LEAST(table.backlog_tokens[fits] * pace_ms)) + queued * uncached / float((1.0 / pace_ms).sum())

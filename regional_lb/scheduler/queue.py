@@ -57,6 +57,7 @@ _FINISHES_MAX = 1024
 SLOWDOWN_MAX = 4.0
 _SAME = 1.0 - 1e-9  # sums of weights drift
 _COMPARED_MAX = 128  # of a tenant's oldest, at every turn: comparing one costs a fifth of a microsecond
+_AVERAGED_MAX = 16  # of the oldest that wait: enough to tell long prompts from short ones
 _BACK = 1 << 20  # how far below their own the bands of requests that stepped back are
 
 
@@ -350,6 +351,17 @@ class RequestQueue:
         """How many of those have not stepped back: all that a new request finds ahead of it."""
         line = self.lines.get(model)
         return len(line.by_id) if line is not None else 0
+
+    def mean_tokens(self, model: str) -> tuple[float, float]:
+        """Of the oldest of those, in the mean: the prompt's tokens that were not cached when it came, and all tokens of
+        prompt and expected answer. Zeros if there are none."""
+        line = self.lines.get(model)
+        oldest = list(islice(line.by_id.values(), _AVERAGED_MAX)) if line is not None else []
+        if not oldest:
+            return 0.0, 0.0
+        uncached = sum(one.tokens - (one.work - one.left) for one in oldest)
+        whole = sum(one.tokens + (one.work - one.tokens) / OUTPUT_WORTH for one in oldest)
+        return max(uncached, 0.0) / len(oldest), whole / len(oldest)
 
     def stepped_back(self, model: str) -> int:
         """How many of them have."""

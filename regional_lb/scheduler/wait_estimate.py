@@ -24,6 +24,7 @@ from regional_lb.scheduler.pick import (
     expected_wait_ms,
     least_prefill,
     pick,
+    prefill_wait_ms,
     uncached_tokens,
     work_tokens,
 )
@@ -280,7 +281,12 @@ class WaitEstimate:
             return None
         left = admission.headroom(table, self._foreign.reserve_share)
         uncached, prefill_ms = least_prefill(need, table, *self.hits(need, table.of))
-        expected_ms = self.wait_ms(variant, now) + prefill_ms
+        wait_ms = self.wait_ms(variant, now)
+        if prefill_ms + wait_ms > promised_ms:
+            queued = self.in_line(variant)
+            queued += self.queued_elsewhere(model_of(variant), queued + 1)
+            wait_ms = min(wait_ms, prefill_wait_ms(table, need, queued, now, self._queue.mean_tokens(variant)))
+        expected_ms = wait_ms + prefill_ms
         return admission.foreign_refusal(promised_ms, uncached + need.output_tokens, left, expected_ms, self._foreign)
 
     def left_for_foreign(self, variant: str, now: float) -> admission.Headroom:

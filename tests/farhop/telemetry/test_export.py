@@ -1,6 +1,12 @@
 """The OTEL_* variables: what each asks for, and what a wrong one costs (a line in the log, never the process)."""
 
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SpanExportResult
 
 from farhop.telemetry.export import LOW_64, exporter, settings
 
@@ -85,3 +91,38 @@ def test_the_exporter_of_a_protocol(monkeypatch, protocol, package):
     made = exporter(protocol)
     made.shutdown()
     assert package in type(made).__module__
+
+
+@pytest.fixture
+def collector() -> Iterator[HTTPServer]:
+    """It redirects what it is sent to another path of its own; `asked` are the paths that came."""
+
+    class Redirecting(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.server.asked.append(self.path)
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(307 if self.path == "/v1/traces" else 200)
+            self.send_header("location", "/elsewhere")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Redirecting) as server:
+        server.asked = []
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_spans_follow_no_redirect(monkeypatch, collector):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+    made = exporter("http/protobuf")
+    with TracerProvider().get_tracer("t").start_as_current_span("s") as span:
+        pass
+    result = made.export([span])
+    made.shutdown()
+    assert (result, collector.asked) == (SpanExportResult.FAILURE, ["/v1/traces"])

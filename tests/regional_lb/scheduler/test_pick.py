@@ -16,7 +16,16 @@ from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
 from regional_lb.fleet.view import Sample
-from regional_lb.scheduler.pick import EXPLORED_SHARE, FIELD_MAX, NO_DEFERRED, Known, expected_wait_ms, least, pick
+from regional_lb.scheduler.pick import (
+    EXPLORED_SHARE,
+    FIELD_MAX,
+    NO_DEFERRED,
+    Known,
+    expected_wait_ms,
+    least,
+    pick,
+    prefill_wait_ms,
+)
 from regional_lb.scheduler.policy import Need, Predictive
 from regional_lb.scheduler.policy.latency import LeastLatency
 from regional_lb.scheduler.policy.predictive import BETA
@@ -156,6 +165,28 @@ def test_during_a_long_prefill_no_request_is_expected_to_begin_however_many_leav
     one, two = (replica(name, slots=200, prefill_ms_per_token=0.1, tpot_ms=20.0) for name in ("r1", "r2"))
     assert expected_wait_ms(table(one, reserved=busy), 0, 0.0) == pytest.approx(10_000.0)
     assert expected_wait_ms(table(one, two, reserved=busy), 0, 0.0) == 0.0
+
+
+def test_with_free_slots_a_request_waits_for_the_prefills_before_it_not_for_answers_to_end() -> None:
+    one, two = (replica(name, slots=9, prefill_ms_per_token=0.1, tpot_ms=20.0) for name in ("r1", "r2"))
+    reserved = [Reservation("r1", 4000, 100), Reservation("r2", 3000, 100)]
+    rows = table(one, two, reserved=reserved)
+    assert expected_wait_ms(rows, 2, 0.0) == pytest.approx(7680.0)  # two are under way: one leaves every 2.56 s
+    # The two that are queued have 1,000 tokens each to compute, half of them at each replica.
+    assert prefill_wait_ms(rows, NEED, 2, 0.0, (1000.0, 1500.0)) == pytest.approx(300.0 + 100.0)
+    assert prefill_wait_ms(rows, NEED, 0, 0.0) == pytest.approx(300.0)
+
+
+@pytest.mark.parametrize(
+    ("slots", "kv_tokens", "queued"),
+    [(1, 100_000, 0), (3, 100_000, 2), (9, 4300, 0), (9, 7000, 2)],
+    ids=["no slot", "no slot behind those queued", "no KV cache", "no KV cache behind those queued"],
+)
+def test_without_room_for_all_of_them_a_request_waits_for_more_than_prefills(slots, kv_tokens, queued) -> None:
+    one = replica("r1", slots=slots, kv_tokens=kv_tokens)
+    rows = table(one, reserved=[Reservation("r1", 4000, 4100)])
+    assert prefill_wait_ms(rows, NEED, queued, 0.0, (1000.0, 1500.0)) == inf
+    assert prefill_wait_ms(table(), NEED, 0, 0.0) == inf
 
 
 def test_requests_of_others_at_an_engine_count_for_its_wait() -> None:

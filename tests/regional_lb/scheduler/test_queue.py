@@ -54,6 +54,17 @@ def test_an_empty_queue_has_nothing_to_serve_or_evict() -> None:
     assert queue.victims(9, 1.0) == []
 
 
+def test_mean_tokens_are_those_of_the_requests_that_are_on_time() -> None:
+    queue = room()
+    assert queue.mean_tokens("m") == (0.0, 0.0)
+    push(queue, "a", tokens=100.0, output_tokens=10.0, cached_tokens=40.0)
+    push(queue, "b", tokens=300.0, output_tokens=30.0)
+    push(queue, "late", tokens=9000.0)
+    push(queue, "other", tokens=9000.0, model="n")
+    queue.step_back("late")
+    assert queue.mean_tokens("m") == (pytest.approx(180.0), pytest.approx(220.0))
+
+
 def stands_s(queue, priority, now, late_s=1.0):
     queue.note("m", late_s, now)
     return queue.stands_s("m", priority, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 from worlds import MODEL, OTHER_MODEL, regional, replica, request
 
+from farhop.balance import outcome
 from farhop.balance.health.replica import Mode
 from farhop.balance.machine import (
     AttemptBegan,
@@ -58,6 +59,20 @@ def test_only_guests_are_turned_away() -> None:
     assert flow.wait_estimate.turned_away(own, flow.wait_estimate.need_of(own), 0.0) is None
     assert flow.wait_estimate.turned_away(foreign, flow.wait_estimate.need_of(foreign), 0.0) is not None
     assert flow.wait_estimate.wait_ms(MODEL, 0.0) > 0.0
+
+
+def test_a_burst_on_an_idle_engine_breaks_no_promise_that_its_prefills_keep() -> None:
+    """Hardly any request leaves an engine that has just begun: by Little's law nobody would begin there."""
+    flow = regional(replica("r1", slots=200, prefill_ms_per_token=0.5, prefill_tokens_max=2048))
+    for n in range(3):  # two fill a step, the third is queued
+        flow.handle(RequestArrived(request(f"r{n}", 4 * 1024)), 0.0)
+    assert (len(flow.queue), len(flow.replicas.ledger)) == (1, 2)
+    in_time = request("in-time", 4 * 1024, entry_region="tokyo", promised_ttft_ms=800.0)
+    late = request("late", 4 * 1024, entry_region="tokyo", promised_ttft_ms=50.0)
+    need = flow.wait_estimate.need_of(in_time)
+    assert flow.wait_estimate.wait_ms(MODEL, 0.0) > 3000.0
+    assert flow.wait_estimate.turned_away(in_time, need, 0.0) is None
+    assert flow.wait_estimate.turned_away(late, need, 0.0).outcome is outcome.BROKEN_PROMISE
 
 
 def test_a_version_is_served_by_its_own_or_where_none_is_able_by_any() -> None:
