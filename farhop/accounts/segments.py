@@ -205,11 +205,18 @@ class Segments:
     def _begin(self) -> None:
         """Open a new file whose name sorts after those of all files there, even if the wall clock was set back: readers
         rely on the names, and would consider a file that sorts before one they have read as read, too."""
-        names = (path.name.partition(".")[0] for path in self.folder.glob(f"*{WHOLE}*"))
-        newest = max((int(name) for name in names if name.isdigit()), default=-1)
-        path = self.folder / f"{max(int(self._wall_s() * 1e9), newest + 1):020d}{OPEN}"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            names = (path.name.partition(".")[0] for path in self.folder.glob(f"*{WHOLE}*"))
+            newest = max((int(name) for name in names if name.isdigit()), default=-1)
+            path = self.folder / f"{max(int(self._wall_s() * 1e9), newest + 1):020d}{OPEN}"
+            try:
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:
+                continue  # of another process, which was faster
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                break
+            os.close(fd)  # before it was locked a process that started took it for a dead one's, and removed it
         self._path, self._fd, self._at = path, fd, 0
         self._began = self._synced = self._now()
 
@@ -238,13 +245,18 @@ class Segments:
         """What a process left that was killed: its last line may be torn; between two files it leaves both."""
         killed = False
         for path in sorted(self.folder.glob(f"*{OPEN}")):
-            fd = os.open(path, os.O_RDWR)
+            try:
+                fd = os.open(path, os.O_RDWR)
+            except FileNotFoundError:
+                continue  # its process lives, and has just completed it
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(fd)
                 continue  # its process lives
             try:
+                if not path.exists():
+                    continue  # completed meanwhile
                 size = os.fstat(fd).st_size
                 end = _last_line_end(fd, size)
                 self.torn += end != size
@@ -293,11 +305,15 @@ def _last_line_end(fd: int, size: int) -> int:
 
 
 def read(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """All whole lines below a folder, each with its file, the oldest file first; torn ones are left out."""
-    for path in sorted(folder.rglob("*.jsonl*"), key=lambda path: (path.name, str(path))):
-        if not path.name.endswith((OPEN, WHOLE)):
+    """All whole lines below a folder, each with its file, the oldest file first; torn ones are left out. A file that is
+    completed meanwhile is read once all the same."""
+    named = {path.parent / path.name.removesuffix(".open"): path for path in folder.rglob("*.jsonl*")}
+    for whole, found in sorted(named.items(), key=lambda one: (one[1].name, str(one[1]))):
+        if not found.name.endswith((OPEN, WHOLE)):
             continue
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield path, line
+        for path in (found, whole):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                for line in file:
+                    if line.endswith(b"\n"):
+                        yield path, line
+                break

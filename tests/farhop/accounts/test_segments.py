@@ -200,6 +200,61 @@ time.sleep(60)
 """
 
 
+@pytest.mark.parametrize("rival", ["removed", "faster"])
+def test_a_file_that_another_process_takes_for_a_dead_ones_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rival: str
+) -> None:
+    """Two processes of one name, as in a restart that overlaps: one begins a file while the other one starts."""
+    call, before = ("flock", segments.fcntl) if rival == "removed" else ("open", segments.os)
+    real, rivals = getattr(before, call), [True]
+
+    def overtaken(*args: Any) -> Any:
+        if rivals and (rival == "removed" or args[1] & os.O_EXCL):
+            rivals.clear()
+            other = Segments(tmp_path, Bounds(), numbered, time.monotonic, time.time)
+            if rival == "removed":
+                other.recover()
+            else:
+                args[0].touch()
+        return real(*args)
+
+    monkeypatch.setattr(before, call, overtaken)
+    files = Segments(tmp_path, Bounds(), numbered, time.monotonic, time.time)
+    files.open()
+    files.put(1)
+    files.close()
+    assert (files.written, numbers(tmp_path)) == (1, [1])
+
+
+@pytest.mark.parametrize("call", ["open", "flock"])
+def test_a_start_survives_a_file_that_another_process_completes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    (tmp_path / f"{1:020d}.jsonl.open").write_bytes(b"1\n")
+    of = segments.os if call == "open" else segments.fcntl
+    real = getattr(of, call)
+
+    def completed(*args: Any) -> Any:
+        for path in tmp_path.glob(f"{1:020d}.jsonl.open"):
+            path.rename(segments.whole_of(path))
+        return real(*args)
+
+    monkeypatch.setattr(of, call, completed)
+    files = Segments(tmp_path, Bounds(), numbered, time.monotonic, time.time)
+    files.open()
+    files.close()
+    assert (files.unclean, numbers(tmp_path)) == (0, [1])
+
+
+def test_a_file_that_is_completed_while_others_are_read_is_read_once(tmp_path: Path) -> None:
+    for n, kind in ((1, segments.WHOLE), (2, segments.OPEN)):
+        (tmp_path / f"{n:020d}{kind}").write_bytes(b"%d\n" % n)
+    lines = read(tmp_path)
+    found = [next(lines)[1]]
+    (tmp_path / f"{2:020d}.jsonl.open").rename(tmp_path / f"{2:020d}.jsonl")
+    assert [*found, *(line for _, line in lines)] == [b"1\n", b"2\n"]
+
+
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"") + b"\n"), max_size=20), st.integers(0, 200))
 @settings(max_examples=30)
 def test_a_segment_cut_anywhere_keeps_its_whole_lines(tmp_path_factory: Any, lines: list[bytes], cut: int) -> None:
