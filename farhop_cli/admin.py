@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from farhop.service import network_error
+from farhop.service.process import network_error
 from farhop_cli.access import NO_ACCESS, Access, AdminError, QuestionError
 
 ANSWER_S = 3.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from farhop.loose_json import as_dict, dicts
-from farhop.service import effect
+from farhop.service.law import effect
 from farhop.store.contract import STEER_PREFIX
 from farhop.store.documents import overrides as documents
 from farhop.store.documents.document import DocumentError

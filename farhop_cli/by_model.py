@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop.loose_json import as_dict, dicts
-from farhop.service import effect
+from farhop.service.law import effect
 from farhop.store.contract import PICK_PREFIX, SPLIT_PREFIX
 from farhop.store.documents import authored, splits
 from farhop.store.documents.document import DocumentError

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from entry_anycast.app.config import AnycastConfig
     from entry_dns.app.config import DnsConfig
-    from farhop.service.config import Process
+    from farhop.service.config.process import Process
     from global_lb.app.config import GlobalConfig
     from regional_lb.app.config import RegionalConfig
     from topology.policy import Policy
@@ -125,7 +125,7 @@ def _configuration(one: Checked, absent: list[str] | None) -> None:
     """As the balancer does at its start, up to where it would listen. Raises ConfigError or TopologyError."""
     # A balancer's modules are heavy; only this needs them.
     from farhop.config import load
-    from farhop.service import stores
+    from farhop.service.assembly import stores
     from global_lb.app.config import GlobalConfig
     from regional_lb.app.config import RegionalConfig
 
@@ -166,9 +166,9 @@ def _lines(path: Path, error: ConfigError) -> list[str]:
 
 def _reached(config: Process, absent: list[str] | None) -> list[Problem | str]:
     """Errors of listeners and of the connection to etcd that would otherwise show only at the start."""
-    from farhop.service import certificates
-    from farhop.service.clock import wall
-    from farhop.service.endpoints import Listen
+    from farhop.service.config import certificates
+    from farhop.service.config.endpoints import Listen
+    from farhop.service.process.clock import wall
 
     problems: list[Problem | str] = []
     hubs = {f"hubs.{name}": part for name, part in config.hubs.items()}
@@ -198,7 +198,7 @@ def _entry(one: Checked, absent: list[str] | None) -> None:
     from entry_dns.app.config import DnsConfig
     from entry_dns.links import client_networks
     from farhop.config import load
-    from farhop.service import stores
+    from farhop.service.assembly import stores
 
     if one.kind == "anycast":
         announced = load(AnycastConfig, one.path, absent)
@@ -310,7 +310,7 @@ def _meet(above_path: Path, above: GlobalConfig, below_path: Path, below: Region
 
 def _prove(above_path: Path, above: GlobalConfig, below_path: Path, below: RegionalConfig) -> list[str]:
     """Whether each trusts the other's certificate, as far as the files are available."""
-    from farhop.service import certificates
+    from farhop.service.config import certificates
 
     ours, theirs = above.tier_tls, below.tier.tls
     if ours is None or theirs is None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
+from farhop.identity.operators import Operators, digest_of
 from farhop.relay.http.listener import PortTakenError
-from farhop.service.admin import AdminServer
-from farhop.service.clock import wall
-from farhop.service.console.acts import ActError, Acts
-from farhop.service.console.snapshot import LastSnapshot
-from farhop.service.decisions import Decisions
-from farhop.service.operators import Operators, digest_of
+from farhop.service.admin.console.acts import ActError, Acts
+from farhop.service.admin.console.snapshot import LastSnapshot
+from farhop.service.admin.server import AdminServer
+from farhop.service.observability.decisions import Decisions
+from farhop.service.process.clock import wall
 from farhop.store.contract import StoreError
 from farhop.store.envelope import NO_KEYS
 from farhop.store.hubs import store_of
@@ -40,8 +40,8 @@ from topology.problems import quoted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from farhop.service.console.acts import Drills
-    from farhop.service.operators import Operator
+    from farhop.identity.operators import Operator
+    from farhop.service.admin.console.acts import Drills
     from farhop.store.contract import Store
     from farhop_cli.drill_fleet import DrillOptions
     from farhop_cli.fleet import Balancer, Fleet
@@ -53,7 +53,7 @@ LAW_EVERY_S = 5.0
 
 
 class FleetSource:
-    """All balancers of a fleet. See farhop.service.console.console.Source."""
+    """All balancers of a fleet. See farhop.service.admin.console.console.Source."""
 
     def __init__(
         self, here: Fleet, http: admin.Session, store: Store | None, author: str, drills: Drills | None = None

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from farhop.config import Part, Secret
 from farhop.identity import certificate_names
-from farhop.service.endpoints import ConnectTls, Etcd, Signing
+from farhop.service.config.endpoints import ConnectTls, Etcd, Signing
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 _URL = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]{1,260}/?")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop.service.console.acts import ActError
+from farhop.service.admin.console.acts import ActError
 from farhop_cli import drill as drills
 from farhop_cli import drill_fleet
 from farhop_drill import checks, document
@@ -81,7 +81,7 @@ class _ActiveRun:
 
 
 class DrillControl:
-    """Drills of one fleet; `asked` has the console's options for drills. See farhop.service.console.acts.Drills."""
+    """Drills of one fleet; `asked` has the console's options for drills. See console.acts.Drills."""
 
     def __init__(self, here: DrillFleet, store: Store, asked: DrillOptions) -> None:
         self._here, self._store, self._asked = here, store, asked

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from farhop.service.console import snapshot
+from farhop.service.admin.console import snapshot
 from farhop_cli import admin, evidence, fleet, running, show, tables
 from farhop_cli.access import AdminError, QuestionError
 from farhop_cli.exits import FAULT, NEGATIVE, PARTIAL, fail, listed, warn

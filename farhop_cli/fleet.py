@@ -39,7 +39,7 @@ from topology.problems import TopologyError, quoted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from farhop.service.endpoints import ListenTls
+    from farhop.service.config.endpoints import ListenTls
     from farhop.store.contract import Entry, Store
     from farhop.store.documents.announce import AnnounceReport
     from farhop_cli import admin
@@ -297,8 +297,8 @@ def _access(ports: AdminPorts) -> Access:
 
 
 def _tls(ports: AdminPorts) -> Any:
-    from farhop.service import certificates
-    from farhop.service.clock import wall
+    from farhop.service.config import certificates
+    from farhop.service.process.clock import wall
 
     return certificates.load(ports.files, wall()).context
 
@@ -334,7 +334,7 @@ def _topology(name: str) -> Topology:
 def _configured(path: Path, admins: Sequence[str]) -> Fleet:
     # A balancer's modules are heavy; only this needs them.
     from farhop.config import ConfigError, is_absent, load
-    from farhop.service import stores
+    from farhop.service.assembly import stores
     from global_lb.app.config import GlobalConfig
 
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 import yaml
 
-from farhop.service import effect
+from farhop.service.law import effect
 from farhop.store.contract import LAW_HISTORY_PREFIX, LAW_KEY, VALUE_LIMIT_BYTES, StoreError, law_history_key
 from farhop.store.envelope import EnvelopeError, Keys, bare, is_sealed, key_named, public_key
 from farhop.store.hubs import stores_of

@@ -14,8 +14,8 @@ from farhop.accounts.prices import ANY, price_book
 from farhop.accounts.usage import Reading
 from farhop.balance.quota import Bucket, Quota
 from farhop.config import ConfigError
-from farhop.service import effect
-from farhop.service.clock import wall
+from farhop.service.law import effect
+from farhop.service.process.clock import wall
 from farhop.store.documents import limits as documents
 from farhop_cli.exits import fail, first_of, warn
 from topology.problems import quoted

@@ -11,7 +11,7 @@ import msgspec
 import yaml
 
 from farhop.loose_json import dicts
-from farhop.service import effect
+from farhop.service.law import effect
 from farhop.store.contract import ROUTE_PREFIX
 from farhop.store.documents import authored
 from farhop_cli import region_document

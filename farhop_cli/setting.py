@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from farhop.loose_json import as_dict
-from farhop.service import effect
+from farhop.service.law import effect
 from farhop.store.contract import ChangeKind, Conflict, StoreError
 from farhop.store.envelope import KEY_TEXT_MAX, NO_KEYS, EnvelopeError, Signer, bare
 from farhop.store.sealed import Sealed

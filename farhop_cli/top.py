@@ -20,15 +20,15 @@ from textual.css.query import NoMatches
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Label, Static, TabbedContent, TabPane
 
-from farhop.service.clock import wall
-from farhop.service.console import snapshot as snapshots
-from farhop.service.console.acts import Act, ActError
+from farhop.service.admin.console import snapshot as snapshots
+from farhop.service.admin.console.acts import Act, ActError
+from farhop.service.process.clock import wall
 from farhop_cli import admin, console, setting, show
 from farhop_cli.exits import fail
 from farhop_cli.show import number
 
 if TYPE_CHECKING:
-    from farhop.service.console.console import Source
+    from farhop.service.admin.console.console import Source
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import FleetOptions
 

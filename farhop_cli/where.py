@@ -45,7 +45,7 @@ def _by_file(client: str, tenant: str, config: Path) -> dict[str, Any]:
     from entry_dns.app.where import where
     from entry_dns.fleet.standing import Standing, State
     from entry_dns.links import client_networks
-    from farhop.service import stores
+    from farhop.service.assembly import stores
     from topology.law import Law
 
     try:

@@ -12,7 +12,7 @@ from entry_anycast.announcing.machine import LastSite, MachineConfig
 from entry_anycast.speakers import bird, exabgp
 from entry_anycast.speakers.speaker import family, network
 from farhop.config import ConfigError, FromOutside, Part, Seconds, Secret, rule
-from farhop.service.config import Member
+from farhop.service.config.process import Member
 from topology.problems import did_you_mean, quoted
 
 if TYPE_CHECKING:

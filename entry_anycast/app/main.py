@@ -37,14 +37,14 @@ from entry_anycast.speakers.bird import Bird
 from entry_anycast.speakers.exabgp import ExaBgp
 from entry_anycast.speakers.speaker import SpeakerError
 from farhop.config import ConfigError, load, redacted
-from farhop.service import dataplane, stores
-from farhop.service.admin import AdminServer, ExplainError
-from farhop.service.certificates import TlsManager
-from farhop.service.clock import Clock, wall
-from farhop.service.decisions import Decisions
-from farhop.service.process import run as run_process
-from farhop.service.store_opening import opened
-from farhop.service.tasks import Tasks, all_of
+from farhop.service.admin.server import AdminServer, ExplainError
+from farhop.service.assembly import dataplane, stores
+from farhop.service.assembly.store_opening import opened
+from farhop.service.config.certificates import TlsManager
+from farhop.service.observability.decisions import Decisions
+from farhop.service.process.clock import Clock, wall
+from farhop.service.process.lifecycle import run as run_process
+from farhop.service.process.tasks import Tasks, all_of
 from farhop.store.contract import announce_key
 from farhop.store.documents.announce import AnnounceReport, encode
 from farhop.store.state import StateDir, StateError
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from entry_anycast.announcing.machine import Command, Event
     from entry_anycast.speakers.speaker import Speaker, SpeakerState
     from farhop.balance.machine import Request
-    from farhop.service.admin import Question
+    from farhop.service.admin.server import Question
     from farhop.store.contract import Publication
     from topology.model import Topology
 
@@ -283,7 +283,7 @@ class AnycastProcess:
     # -- life cycle
 
     async def open(self) -> str:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         config = self.config
         self._remember()
         self.admin.starting = "starting"
@@ -307,7 +307,7 @@ class AnycastProcess:
         return f"entry {config.entry}: {what} by {self.speaker.name}, admin on {config.admin.host}:{admin}"
 
     async def close(self) -> None:
-        """See farhop.service.process.Balancer. Whatever happens, nothing is announced when it returns."""
+        """See farhop.service.process.lifecycle.Balancer. Whatever happens, nothing is announced when it returns."""
         config = self.config
         self.react(StopAsked())
         longest_s = config.drain_s + config.settle_s + 4.0 * config.ack_s + 5.0
@@ -319,7 +319,7 @@ class AnycastProcess:
         await all_of(self.speaker.kill, self._tasks.close, self.store.close, self.admin.close, self.tls.close)
 
     def reload(self) -> None:
-        """See farhop.service.process.Balancer. A change of what is announced is a restart: it drains first."""
+        """See farhop.service.process.lifecycle.Balancer. A change of what is announced is a restart: that drains."""
         self._log.info("the configuration is read only at the start; restart to apply it")
 
     # -- for operators
@@ -358,7 +358,7 @@ class AnycastProcess:
 
 
 class AnycastAdmin:
-    """The admin port of an announcer (farhop.service.admin.TierAdmin)."""
+    """The admin port of an announcer (farhop.service.admin.server.TierAdmin)."""
 
     def __init__(self, process: AnycastProcess) -> None:
         self._process = process

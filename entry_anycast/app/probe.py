@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from entry_anycast.announcing.machine import Fitness, Probed
-from farhop.service.endpoints import is_loopback
+from farhop.service.config.endpoints import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable

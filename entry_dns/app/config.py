@@ -17,7 +17,7 @@ from entry_dns.fleet.standing import StandingConfig
 from entry_dns.links.config import Latencies, NetworksConfig, Probe
 from entry_dns.links.updates import Publish
 from farhop.config import ConfigError, Part, Seconds, Secret, rule
-from farhop.service.region_connections import RegionConnections
+from farhop.service.config.region_connections import RegionConnections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

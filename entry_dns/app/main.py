@@ -34,16 +34,16 @@ from entry_dns.links.view_file import write
 from entry_dns.links.watch import Watcher
 from farhop.config import ConfigError, load, redacted
 from farhop.relay.http.listener import PortTakenError
-from farhop.service import stores
-from farhop.service.admin import AdminServer, ExplainError
-from farhop.service.certificates import TlsManager
-from farhop.service.clock import Clock, wall
-from farhop.service.dataplane import TlsSetup
-from farhop.service.decisions import Decisions
-from farhop.service.process import run as run_process
-from farhop.service.reload import Live, Reloader
-from farhop.service.store_opening import opened
-from farhop.service.tasks import Tasks, all_of, until
+from farhop.service.admin.server import AdminServer, ExplainError
+from farhop.service.assembly import stores
+from farhop.service.assembly.dataplane import TlsSetup
+from farhop.service.assembly.reload import Live, Reloader
+from farhop.service.assembly.store_opening import opened
+from farhop.service.config.certificates import TlsManager
+from farhop.service.observability.decisions import Decisions
+from farhop.service.process.clock import Clock, wall
+from farhop.service.process.lifecycle import run as run_process
+from farhop.service.process.tasks import Tasks, all_of, until
 from farhop.telemetry import logs
 from farhop.telemetry.metrics import TierMetrics
 from topology.law import Law
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from entry_dns.answers.snapshot import Head
     from entry_dns.answers.zones import ZonePlan
     from farhop.balance.machine import Request
-    from farhop.service.admin import Question
+    from farhop.service.admin.server import Question
     from farhop.store.contract import Store
     from topology.model import Topology
 
@@ -69,7 +69,7 @@ FILES_S = 5.0  # how often files of client networks are looked at
 LIVE: Live = dict.fromkeys(
     ("topology", "zones", "networks", "ttl", "entries_max", "rates", "cookie_secrets", "nsid"), ()
 )
-"""What may change while the server lives; see farhop.service.reload."""
+"""What may change while the server lives; see farhop.service.assembly.reload."""
 WORKERS_S = 5.0  # how long the start waits for the first worker process
 FIRST_LOOK_S = 3.0  # how long the first answer waits for the first probes
 
@@ -228,7 +228,7 @@ class DnsServer:
                 return
 
     def reload(self) -> None:
-        """See farhop.service.process.Balancer: all files are read anew."""
+        """See farhop.service.process.lifecycle.Balancer: all files are read anew."""
         self._tasks.start(self._read_all(), "read the configuration again")
 
     async def _read_all(self) -> None:
@@ -254,7 +254,7 @@ class DnsServer:
         return plans
 
     def _made_ready(self, config: DnsConfig, world: Topology) -> Callable[[Law], None]:
-        """See farhop.service.reload.Reloader: in a thread, all that follows from a configuration and a map."""
+        """See farhop.service.assembly.reload.Reloader: in a thread, all that follows from a configuration and a map."""
         plans, settings = self._checked(config, world), self._settings_of(config)
         geography = prepare.atlas(world, *client_networks.read(config.networks, world))
         known, findings = learned.corrected(geography, world, self._measured, config.latencies.learning())
@@ -346,7 +346,7 @@ class DnsServer:
     # -- life
 
     async def open(self) -> str:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -406,7 +406,7 @@ class DnsServer:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         steps = [self._tasks.close, self.probes.close, self.store.close, self.admin.close, self.tls.close]
         if self.links is not None:
             steps.append(self.links.close)
@@ -418,7 +418,7 @@ class DnsServer:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- farhop.service.admin.TierAdmin
+    # -- farhop.service.admin.server.TierAdmin
 
     def ready(self) -> bool:
         """Whether questions should be sent here."""

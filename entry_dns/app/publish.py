@@ -21,8 +21,8 @@ from entry_dns.app.config import DnsConfig
 from entry_dns.app.main import DnsServer
 from entry_dns.links.updates import Publish, UpdateError, Updates
 from farhop.config import ConfigError, load
-from farhop.service import stores
-from farhop.service.process import run as run_process
+from farhop.service.assembly import stores
+from farhop.service.process.lifecycle import run as run_process
 from farhop.store.contract import StoreError
 from farhop.telemetry import logs
 from topology.problems import TopologyError

@@ -25,7 +25,7 @@ from entry_dns.answers.signing import Role, Stage, ZoneKey, ZoneKeys
 from entry_dns.answers.snapshot import decode
 from entry_dns.app.counters import Counters
 from entry_dns.links.view_file import load
-from farhop.service.clock import Clock, wall
+from farhop.service.process.clock import Clock, wall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ import msgspec
 
 from entry_dns.app.worker import READY, Settings, Task
 from farhop.relay.http.listener import PortTakenError
-from farhop.service.tasks import Tasks
+from farhop.service.process.tasks import Tasks
 
 if TYPE_CHECKING:
     from entry_dns.app.config import DnsListen

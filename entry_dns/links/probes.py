@@ -7,7 +7,7 @@ import contextlib
 import ssl
 from typing import TYPE_CHECKING
 
-from farhop.service.tasks import Tasks
+from farhop.service.process.tasks import Tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

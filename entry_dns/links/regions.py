@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import grpc
 from farhop_wire import region_pb2, region_pb2_grpc
 
-from farhop.service.region_channel import address_of, channel
-from farhop.service.tasks import Tasks
+from farhop.service.assembly.region_channel import address_of, channel
+from farhop.service.process.tasks import Tasks
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import from_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.service.certificates import Certificates
-    from farhop.service.region_connections import RegionConnections
+    from farhop.service.config.certificates import Certificates
+    from farhop.service.config.region_connections import RegionConnections
     from farhop.store.documents.report import RegionReport
 
 LINKS_MAX = 256  # the most streams that a balancer serves; an entry needs no more of a region than its sum

@@ -6,7 +6,7 @@ header's whole SHA-256, for a minute at most, never beyond its expiry, and not b
 Invariants: before the signature is verified nothing of a token is used except which issuer and key to check with; a
 signed content has one text (an ECDSA signature may have two); a token of another kind (`typ`), or bound to a key that
 its bearer would have to prove (`cnf`), authenticates nobody; any input is answered, never raised on, and no answer
-quotes it. Never fetches: keys are handed in (farhop.service.issuer_keys).
+quotes it. Never fetches: keys are handed in (farhop.service.authentication.issuer_keys).
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ import msgspec
 import yaml
 
 import topology
-from farhop.service.admin import AdminServer
-from farhop.service.console.acts import ActError
-from farhop.service.console.snapshot import LastSnapshot
-from farhop.service.decisions import Decisions
-from farhop.service.operators import OPEN, Operator
+from farhop.identity.operators import OPEN, Operator
+from farhop.service.admin.console.acts import ActError
+from farhop.service.admin.console.snapshot import LastSnapshot
+from farhop.service.admin.server import AdminServer
+from farhop.service.observability.decisions import Decisions
 from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.bench.harness import BenchError
 from topology.law import Law
@@ -63,7 +63,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class ChangingFleet:
-    """A fleet in which every figure changes each second. See farhop.service.console.console.Source."""
+    """A fleet in which every figure changes each second. See farhop.service.admin.console.console.Source."""
 
     name = "the changing fleet"
 

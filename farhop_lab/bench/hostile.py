@@ -33,7 +33,7 @@ DELAY_MAX = 2.0  # times the innocent client's p99 beside four senders of plain 
 CLIENTS = 4
 _TIMEOUT_S = 60.0
 _INTERVAL_S = 0.01
-_REMEMBERED_S = 16.0  # farhop.service.loop_lag
+_REMEMBERED_S = 16.0  # farhop.service.process.loop_lag
 _LAG = re.compile(r"^farhop_loop_lag_seconds(?:\{.*\})? ([0-9.e+-]+)$", re.M)
 
 

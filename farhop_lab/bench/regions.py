@@ -21,7 +21,7 @@ import uvloop
 from farhop_wire import region_pb2_grpc
 
 from farhop.balance.machine import Address
-from farhop.service.tasks import Tasks
+from farhop.service.process.tasks import Tasks
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings
 from farhop_lab.bench.bodies import MODEL

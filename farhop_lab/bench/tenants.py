@@ -24,9 +24,9 @@ from farhop.accounts.segments import Bounds, Segments
 from farhop.balance import outcome
 from farhop.balance.machine import Request, Usage
 from farhop.balance.quota_root import Root
-from farhop.service.clock import wall
-from farhop.service.limit_book import LimitBook
-from farhop.service.limits import Limiter, lease_request_of, reply_of
+from farhop.service.limits.book import LimitBook
+from farhop.service.limits.limiter import Limiter, lease_request_of, reply_of
+from farhop.service.process.clock import wall
 from farhop.store.contract import Change, ChangeKind
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, RootClaim, TenantLimits

@@ -22,7 +22,7 @@ from farhop_wire import region_pb2
 from farhop.balance.prefix.chain import bytes_at
 from farhop.balance.prefix.journal import Journal
 from farhop.balance.prefix.trie import PrefixTrie
-from farhop.service.tasks import in_turns
+from farhop.service.process.tasks import in_turns
 from farhop_lab.bench import usage
 from global_lb.links.prefix_streams import Prefixes, PrefixStream
 

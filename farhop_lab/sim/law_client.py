@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from farhop.relay.http import head as heads
-from farhop.service.authenticator import KeyAuthenticator
-from farhop.service.lawbook import LawBook
+from farhop.service.authentication.authenticator import KeyAuthenticator
+from farhop.service.law.lawbook import LawBook
 from farhop.store.contract import LAW_KEY, Change, ChangeKind, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop.relay.answers import Reply
-    from farhop.service.authenticator import Caller
+    from farhop.service.authentication.authenticator import Caller
     from topology.law import Law
 
 REQUEST_S = 600.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from farhop_wire import region_pb2
 
-from farhop.service.region_channel import silence_s
+from farhop.service.assembly.region_channel import silence_s
 from global_lb.links.prefix_streams import PrefixGapError, read
 from regional_lb.mesh.prefix_stream import LOOK_S, Pause
 

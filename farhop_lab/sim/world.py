@@ -21,7 +21,7 @@ from farhop.balance import outcome
 from farhop.balance.health.region import LivenessConfig
 from farhop.balance.machine import Request
 from farhop.balance.prefix import chain
-from farhop.service.authenticator import Caller
+from farhop.service.authentication.authenticator import Caller
 from farhop_lab.sim.arrival import Arrival
 from farhop_lab.sim.balancer import BalancerProcess
 from farhop_lab.sim.context import SimContext

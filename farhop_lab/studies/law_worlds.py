@@ -40,8 +40,8 @@ from farhop.balance.machine import (
 from farhop.balance.prefix import chain
 from farhop.balance.prefix.journal import Stored
 from farhop.relay.http import head as heads
-from farhop.service.authenticator import Caller, KeyAuthenticator
-from farhop.service.lawbook import LawBook
+from farhop.service.authentication.authenticator import Caller, KeyAuthenticator
+from farhop.service.law.lawbook import LawBook
 from farhop.store.contract import LAW_KEY, Change, ChangeKind, Conflict, Entry, StoreUnreachable
 from farhop.store.documents.report import COUNT_LIMIT, ModelReport
 from farhop.store.envelope import NO_KEYS, Keys, Signer, public_key

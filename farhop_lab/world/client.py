@@ -24,7 +24,7 @@ import msgspec
 from yarl import URL
 
 from farhop.identity.redirect_token import PARAMETER
-from farhop.service import network_error
+from farhop.service.process import network_error
 from farhop_lab.world.stream import EventReader, Failure, Piece, Usage, read_answer, read_failure
 
 if TYPE_CHECKING:

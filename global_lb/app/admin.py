@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farhop.service.balancer_admin import BalancerAdmin
+from farhop.service.admin.balancer_admin import BalancerAdmin
 from global_lb.app.serve import DecisionReasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from farhop.balance.machine import Request
-    from farhop.service.authenticator import KeyAuthenticator
-    from farhop.service.balancer_admin import ProcessStatus
-    from farhop.service.clock import Clock
-    from farhop.service.ingress import Ingress
-    from farhop.service.lawbook import LawBook
+    from farhop.service.admin.balancer_admin import ProcessStatus
+    from farhop.service.admission.ingress import Ingress
+    from farhop.service.authentication.authenticator import KeyAuthenticator
+    from farhop.service.law.lawbook import LawBook
+    from farhop.service.process.clock import Clock
     from global_lb.app.overrides import RoutingOverrides
     from global_lb.fleet.view import Instance, Region
     from global_lb.links.watch import Watcher

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Request
     from farhop.relay.answers import Reply
     from farhop.relay.http.head import Head
-    from farhop.service.clock import Clock
-    from farhop.service.request_telemetry import RequestContext, RequestTelemetry
+    from farhop.service.observability.request_telemetry import RequestContext, RequestTelemetry
+    from farhop.service.process.clock import Clock
     from global_lb.app.redirect_token import RedirectTokens
     from global_lb.fleet.table import Scored
     from global_lb.routing.flow import GlobalFlow
@@ -34,7 +34,7 @@ _NO_STORE = b"cache-control: no-store\r\n"
 
 
 class Advisor:
-    """See farhop.service.ingress.Advisor."""
+    """See farhop.service.admission.ingress.Advisor."""
 
     def __init__(
         self, flow: GlobalFlow, telemetry: RequestTelemetry, redirect_tokens: RedirectTokens, clock: Clock

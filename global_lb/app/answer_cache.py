@@ -21,8 +21,8 @@ from farhop.relay.formats import cacheable
 from farhop.relay.formats.prompt import BodyError
 from farhop.relay.http.head import EXPLAIN
 from farhop.relay.upstream.recording import AnswerRecording, Reader, SharedExchange, complete_recording, sliced
-from farhop.service.ingress import as_it_came
-from farhop.service.request_telemetry import CacheUse
+from farhop.service.admission.ingress import as_it_came
+from farhop.service.observability.request_telemetry import CacheUse
 from global_lb.routing.answer_cache import Alone, AnswerCache, Follow, Hit, Lead, StoredAnswer
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from farhop.relay.formats.transcript import Continuation
     from farhop.relay.http.exchange import Exchange
     from farhop.relay.relay import Relay
-    from farhop.service.ingress import Ingress
-    from farhop.service.request_telemetry import RequestContext
+    from farhop.service.admission.ingress import Ingress
+    from farhop.service.observability.request_telemetry import RequestContext
     from farhop.telemetry.metrics import TierMetrics
     from global_lb.app.serve import GlobalTier
     from global_lb.routing.flow import GlobalFlow

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.config import ConfigError, Part, Seconds, rule
 from farhop.identity.hop_token import HopSigner
-from farhop.service.config import Entry, Limits, ResumeConfig, Session
+from farhop.service.config.process import Entry, Limits, ResumeConfig, Session
 from global_lb.app.drills import DrillsConfig
 from global_lb.fleet.regions import Spill
 from global_lb.links.config import LinksConfig
@@ -28,7 +28,7 @@ IpAddress = Annotated[str, AfterValidator(lambda text: str(ip_address(text)))]
 
 
 class OuterLimits(Limits):
-    """As a region's (farhop.service.config.Limits), but longer where a region's own limits must apply before these.
+    """As a region's (farhop.service.config.process.Limits), but longer where its own limits must apply before these.
 
     A region may hold a request for `queue.wait_s` (30 s) and wait for `first_byte_s` (120 s) three times, the first try
     and two more: 450 s. A whole answer and a pause get the region's limit and time for its answer to come here.

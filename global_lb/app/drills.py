@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
 
-    from farhop.service.tasks import Tasks
+    from farhop.service.process.tasks import Tasks
     from farhop.telemetry.logs import Throttled
 
 ENDS_S = 15.0  # how long a drill that is stopped may take to restore, and to say so

@@ -19,27 +19,27 @@ from farhop.config import load, redacted
 from farhop.identity import hop_token
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.relay import Relay
-from farhop.service import dataplane, stores
-from farhop.service.accounts import Accounts
-from farhop.service.admin import AdminServer
-from farhop.service.authenticator import KeyAuthenticator
-from farhop.service.balancer_admin import ProcessStatus
-from farhop.service.clock import Clock
-from farhop.service.dataplane import DataPlane
-from farhop.service.identities import Identities
-from farhop.service.ingress import Ingress
-from farhop.service.instruments import Instruments
-from farhop.service.keybook import KeyBook
-from farhop.service.limit_book import LimitBook
-from farhop.service.limits import Limiter
-from farhop.service.process import run as run_process
-from farhop.service.recorder import Recorder
-from farhop.service.reload import LIVE as LIVE_OF_BOTH
-from farhop.service.reload import Reloader
-from farhop.service.request_reader import RequestReader
-from farhop.service.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
-from farhop.service.store_opening import opened
-from farhop.service.tasks import Tasks, all_of, until
+from farhop.service.accounts.accounts import Accounts
+from farhop.service.admin.balancer_admin import ProcessStatus
+from farhop.service.admin.server import AdminServer
+from farhop.service.admission.ingress import Ingress
+from farhop.service.admission.request_reader import RequestReader
+from farhop.service.admission.routing_keys import AnyVersion, HeaderMatchReader, SessionReader
+from farhop.service.assembly import dataplane, stores
+from farhop.service.assembly.dataplane import DataPlane
+from farhop.service.assembly.identities import Identities
+from farhop.service.assembly.instruments import Instruments
+from farhop.service.assembly.reload import LIVE as LIVE_OF_BOTH
+from farhop.service.assembly.reload import Reloader
+from farhop.service.assembly.store_opening import opened
+from farhop.service.authentication.authenticator import KeyAuthenticator
+from farhop.service.authentication.keybook import KeyBook
+from farhop.service.limits.book import LimitBook
+from farhop.service.limits.limiter import Limiter
+from farhop.service.observability.recorder import Recorder
+from farhop.service.process.clock import Clock
+from farhop.service.process.lifecycle import run as run_process
+from farhop.service.process.tasks import Tasks, all_of, until
 from farhop.store.contract import entry_key
 from farhop.store.documents.entry import EntryReport, encode
 from farhop.store.hubs import publication_status
@@ -376,7 +376,7 @@ class GlobalBalancer:
         )
 
     def reload(self) -> None:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         self._tasks.start(self.reloader.reload(), "read the configuration again")
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
@@ -458,7 +458,7 @@ class GlobalBalancer:
         return {n: now - max(i.received_at for i in r.instances) for n, r in self.flow.regions.view.regions.items()}
 
     async def open(self) -> str:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -510,7 +510,7 @@ class GlobalBalancer:
         self._listed = await self.store.publish(key, encode(report), ENTRY_LEASE_S)
 
     async def close(self) -> None:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         self.tier_admin.stopping = True
         await all_of(
             self._close_drills,

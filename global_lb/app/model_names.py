@@ -10,12 +10,12 @@ from global_lb.routing.cascade import Unresolved
 
 if TYPE_CHECKING:
     from farhop.balance.machine import Request
-    from farhop.service.clock import Clock
+    from farhop.service.process.clock import Clock
     from global_lb.routing.flow import GlobalFlow
 
 
 class ModelNames:
-    """See farhop.service.request_reader.ModelNames."""
+    """See farhop.service.admission.request_reader.ModelNames."""
 
     def __init__(self, flow: GlobalFlow, clock: Clock) -> None:
         self._flow, self._clock = flow, clock

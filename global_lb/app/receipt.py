@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.machine import Request
     from farhop.relay.http.head import Head
-    from farhop.service.authenticator import Caller
+    from farhop.service.authentication.authenticator import Caller
     from global_lb.fleet.table import Scored
     from global_lb.routing.pick import Decision
     from topology.model import Topology

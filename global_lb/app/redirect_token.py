@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from farhop.balance.machine import Forward, Request
     from farhop.identity.redirect_token import RedirectTokenSigner
     from farhop.relay.answers import Reply
-    from farhop.service.authenticator import Caller, KeyAuthenticator
-    from farhop.service.clock import Clock
+    from farhop.service.authentication.authenticator import Caller, KeyAuthenticator
+    from farhop.service.process.clock import Clock
     from global_lb.routing.flow import GlobalFlow
 
 

@@ -1,6 +1,6 @@
 """The global tier's part of serving a request: the hop token that it signs, headers to clients, what is recorded of it.
 
-`farhop.service.authenticator` authenticates callers. Never picks a region: the flow does.
+`farhop.service.authentication.authenticator` authenticates callers. Never picks a region: the flow does.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from farhop.identity import hop_token
 from farhop.identity.hop_token import BUDGET_MAX_MS, LIFE_MS, HopClaims, request_line
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.relay.http.head import EXPLAIN
-from farhop.service.request_telemetry import InstrumentedTier
-from farhop.service.routing_keys import VERSION_HEADER
+from farhop.service.admission.routing_keys import VERSION_HEADER
+from farhop.service.observability.request_telemetry import InstrumentedTier
 from farhop.telemetry import attributes as a
 from global_lb.app.receipt import receipt, tail
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from farhop.identity.hop_token import HopSigner
     from farhop.relay.active import ActiveRequest, Attempt
-    from farhop.service.clock import Clock
-    from farhop.service.request_telemetry import RequestContext, RequestTelemetry
+    from farhop.service.observability.request_telemetry import RequestContext, RequestTelemetry
+    from farhop.service.process.clock import Clock
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from global_lb.app.redirect_token import OwnTokens, RedirectTokens

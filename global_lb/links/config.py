@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from farhop.config import Part, Seconds
-from farhop.service.config import Process
-from farhop.service.region_connections import RegionConnections
+from farhop.service.config.process import Process
+from farhop.service.config.region_connections import RegionConnections
 
 
 class Watch(Part):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop.relay.http.exchange import Exchange
-    from farhop.service.authenticator import Caller
+    from farhop.service.authentication.authenticator import Caller
     from farhop.store.contract import Publication, Store
     from topology.law import Law
 
@@ -58,7 +58,7 @@ class LatencyTable:
         self._changed = asyncio.Event()
 
     def arrived(self, exchange: Exchange, caller: Caller, model: str) -> None:
-        """See farhop.service.ingress.ArrivalObserver."""
+        """See farhop.service.admission.ingress.ArrivalObserver."""
         now = self._clock()
         if now >= self._due:
             self._due, self._left = now + 1.0, SAMPLES_PER_S_MAX

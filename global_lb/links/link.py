@@ -14,15 +14,15 @@ import grpc
 from farhop_wire import region_pb2, region_pb2_grpc
 
 from farhop.relay.upstream.pool import RESTED_S
-from farhop.service.region_channel import channel
-from farhop.service.tasks import Tasks, in_turns
+from farhop.service.assembly.region_channel import channel
+from farhop.service.process.tasks import Tasks, in_turns
 from global_lb.links.prefix_streams import PrefixGapError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from farhop.service.certificates import Certificates
-    from farhop.service.lawbook import LawBook
+    from farhop.service.config.certificates import Certificates
+    from farhop.service.law.lawbook import LawBook
     from global_lb.fleet.distances import Distances
     from global_lb.links.config import LinksConfig
     from global_lb.links.prefix_streams import Prefixes

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import grpc
 from farhop_wire import region_pb2_grpc
 
-from farhop.service.region_channel import address_of, channel
+from farhop.service.assembly.region_channel import address_of, channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from farhop_wire import region_pb2
 
-    from farhop.service.certificates import Certificates
+    from farhop.service.config.certificates import Certificates
     from farhop.store.documents.limits import RootClaim
     from global_lb.links.config import LinksConfig
 

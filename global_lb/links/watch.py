@@ -23,9 +23,9 @@ from farhop_wire import region_pb2
 from farhop.balance.estimate.estimates import ENTRIES_MAX
 from farhop.balance.machine import Address
 from farhop.balance.prefix.trie import PrefixTrie
-from farhop.service.endpoints import host_of, is_loopback
-from farhop.service.region_channel import address_of
-from farhop.service.tasks import Tasks, in_turns
+from farhop.service.assembly.region_channel import address_of
+from farhop.service.config.endpoints import host_of, is_loopback
+from farhop.service.process.tasks import Tasks, in_turns
 from farhop.store.contract import report_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import TEXT_LIMIT, from_wire
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Event
-    from farhop.service.certificates import Certificates
-    from farhop.service.lawbook import LawBook
+    from farhop.service.config.certificates import Certificates
+    from farhop.service.law.lawbook import LawBook
     from farhop.store.contract import Store
     from farhop.store.documents.report import RegionReport
     from global_lb.links.config import LinksConfig

@@ -171,7 +171,7 @@ class GlobalFlow:
             own = self.redirects.to_own_name(request, route, self.config.unicast_url)
             if own is not None:
                 return [own]
-        state = self.requests[request.id] = RequestState(request, lawful, attempts=request.attempted)
+        state = self.requests[request.id] = RequestState(request, lawful, self.law, attempts=request.attempted)
         self.estimates.now = now
         return self._dispatch(state, now, verdict)
 
@@ -385,10 +385,15 @@ class GlobalFlow:
         return self._apply_law(event.law.knowing(self.regions.lineages.of), now)
 
     def _apply_law(self, law: Law, now: float) -> list[Command]:
-        """Use another law: drop prefixes if it narrows hints, and recall attempts that it forbids."""
+        """Use another law: drop prefixes if it narrows hints, and recall attempts that it forbids. If more is known of
+        what models are based on, the laws that requests arrived under forbid by that, too."""
         before, self.law = self.law, law
         for changed in self.law_changes:
             changed()
+        if law.lineage is not before.lineage:
+            arrivals = {one: one.knowing(law.lineage) for one in {state.law for state in self.requests.values()}}
+            for state in self.requests.values():
+                state.lawful &= arrivals[state.law].request_verdict(state.request).lawful
         if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
             self.regions.forget_prefixes()  # a hash does not say whose prompt it was made from
             for forgotten in self.forgotten:
@@ -397,7 +402,7 @@ class GlobalFlow:
             machine.Recall(request_id, state.attempts)
             for request_id, state in self.requests.items()
             if (attempt := state.attempt) is not None  # one whose answer has begun may not be sent whole
-            and attempt.region not in law.request_verdict(state.request).lawful
+            and attempt.region not in law.request_verdict(state.request).lawful & state.lawful
         ]
         return self._wake(now, by_law=True) + recalled
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from farhop.balance.outcome import Outcome
     from global_lb.fleet.view import Instance
     from global_lb.routing.pick import Decision
+    from topology.law import Law
 
 _UNLAWFUL_THERE = (outcome.UNLAWFUL_HERE, outcome.UNLAWFUL_UNREAD)
 
@@ -36,7 +37,8 @@ class RequestState(msgspec.Struct, eq=False, gc=False):
     """The state of one request under way. Points in time are monotonic seconds."""
 
     request: Request
-    lawful: frozenset[str]  # by the law at its arrival and by its hop token, if it has one
+    lawful: frozenset[str]  # by `law`, knowing what its model is based on, and by its hop token, if it has one
+    law: Law  # that of its arrival
     attempt: Attempt | None = None  # the attempt under way; None: none
     attempts: int = 0  # how many were made
     transport_retries: int = 0

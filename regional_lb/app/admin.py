@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from farhop.balance import model_steps
-from farhop.service.balancer_admin import BalancerAdmin
+from farhop.service.admin.balancer_admin import BalancerAdmin
 from regional_lb.app.serve import PickReasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from farhop.balance.machine import Request
-    from farhop.service.authenticator import KeyAuthenticator
-    from farhop.service.balancer_admin import ProcessStatus
-    from farhop.service.clock import Clock
-    from farhop.service.ingress import Ingress
-    from farhop.service.lawbook import LawBook
+    from farhop.service.admin.balancer_admin import ProcessStatus
+    from farhop.service.admission.ingress import Ingress
+    from farhop.service.authentication.authenticator import KeyAuthenticator
+    from farhop.service.law.lawbook import LawBook
+    from farhop.service.process.clock import Clock
     from regional_lb.app.model_names import ModelNames
     from regional_lb.app.overrides import Overrides
     from regional_lb.app.refusals import RefusalBook

@@ -10,8 +10,8 @@ from pydantic import Field
 from farhop.balance.model_steps import NameRoute, names_of
 from farhop.config import FromOutside, Model, Part, rule
 from farhop.identity.hop_token import HopVerifier
-from farhop.service.config import Entry, ResumeConfig, Session
-from farhop.service.endpoints import Listen, is_loopback
+from farhop.service.config.endpoints import Listen, is_loopback
+from farhop.service.config.process import Entry, ResumeConfig, Session
 from farhop.store.documents.report import CLIENT_URL, MODELS_LIMIT
 from regional_lb.engines.config import EnginesConfig
 from regional_lb.mesh.config import MeshConfig

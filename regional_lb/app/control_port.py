@@ -23,8 +23,8 @@ from farhop.store.grpc_options import FIXED_WINDOW
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from farhop.service.certificates import Certificates
-    from farhop.service.endpoints import Listen
+    from farhop.service.config.certificates import Certificates
+    from farhop.service.config.endpoints import Listen
 
 CALLS_MAX = 100  # of a connection; the least that RFC 9113 (6.5.2) advises
 CONNECTIONS_MAX = 512  # a balancer has one here, or two

@@ -13,7 +13,7 @@ from farhop.balance.health.replica import Mode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from farhop.service.tokenizer import Tokenizers
+    from farhop.service.tokenization.tokenizer import Tokenizers
     from farhop.telemetry.metrics import TierMetrics
     from regional_lb.picker.server import PickerServer
     from regional_lb.scheduler.flow import RegionalFlow

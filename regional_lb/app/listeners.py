@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 from farhop.identity.hop_token import HopVerifier
 from farhop.identity.redirect_token import RedirectTokenVerifier, holder
-from farhop.service import dataplane
-from farhop.service.authenticator import GatewayAuthenticator, KeyAuthenticator
-from farhop.service.clock import wall
-from farhop.service.ingress import Ingress
-from farhop.service.peer_authenticator import peer_authenticator_of
-from farhop.service.prompt_tokens import PromptTokens
-from farhop.service.request_reader import RequestReader
-from farhop.service.routing_keys import HeaderMatchReader, SessionReader
-from farhop.service.tokenizer import Files, Tokenizers
+from farhop.service.admission.ingress import Ingress
+from farhop.service.admission.prompt_tokens import PromptTokens
+from farhop.service.admission.request_reader import RequestReader
+from farhop.service.admission.routing_keys import HeaderMatchReader, SessionReader
+from farhop.service.assembly import dataplane
+from farhop.service.authentication.authenticator import GatewayAuthenticator, KeyAuthenticator
+from farhop.service.authentication.peer_authenticator import peer_authenticator_of
+from farhop.service.process.clock import wall
+from farhop.service.tokenization.tokenizer import Files, Tokenizers
 from regional_lb.app.redirect_token import RedirectedCallers
 from regional_lb.app.serve import HopAuthenticator
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from farhop.balance.model_facts import ModelFacts
     from farhop.relay.answers import Reply
     from farhop.relay.relay import Relay
-    from farhop.service.authenticator import Authenticator
-    from farhop.service.clock import Clock
-    from farhop.service.dataplane import DataPlane
-    from farhop.service.instruments import Instruments
+    from farhop.service.assembly.dataplane import DataPlane
+    from farhop.service.assembly.instruments import Instruments
+    from farhop.service.authentication.authenticator import Authenticator
+    from farhop.service.process.clock import Clock
     from regional_lb.app.config import RegionalConfig
     from regional_lb.picker.config import PickerConfig
     from regional_lb.picker.server import PickerServer

@@ -17,23 +17,23 @@ import grpc
 from farhop.balance.machine import LawChanged
 from farhop.config import ConfigError, load
 from farhop.relay.relay import Relay
-from farhop.service import dataplane, stores
-from farhop.service.accounts import Accounts
-from farhop.service.admin import AdminServer
-from farhop.service.balancer_admin import ProcessStatus
-from farhop.service.clock import Clock
-from farhop.service.dataplane import DataPlane
-from farhop.service.identities import Identities
-from farhop.service.instruments import Instruments
-from farhop.service.keybook import KeyBook
-from farhop.service.limit_book import LimitBook
-from farhop.service.limits import Limiter
-from farhop.service.process import run as run_process
-from farhop.service.recorder import Recorder
-from farhop.service.reload import LIVE as LIVE_OF_BOTH
-from farhop.service.reload import Reloader
-from farhop.service.store_opening import opened
-from farhop.service.tasks import Tasks, all_of
+from farhop.service.accounts.accounts import Accounts
+from farhop.service.admin.balancer_admin import ProcessStatus
+from farhop.service.admin.server import AdminServer
+from farhop.service.assembly import dataplane, stores
+from farhop.service.assembly.dataplane import DataPlane
+from farhop.service.assembly.identities import Identities
+from farhop.service.assembly.instruments import Instruments
+from farhop.service.assembly.reload import LIVE as LIVE_OF_BOTH
+from farhop.service.assembly.reload import Reloader
+from farhop.service.assembly.store_opening import opened
+from farhop.service.authentication.keybook import KeyBook
+from farhop.service.limits.book import LimitBook
+from farhop.service.limits.limiter import Limiter
+from farhop.service.observability.recorder import Recorder
+from farhop.service.process.clock import Clock
+from farhop.service.process.lifecycle import run as run_process
+from farhop.service.process.tasks import Tasks, all_of
 from farhop.telemetry import logs
 from regional_lb.app import control_port, gauges, overrides
 from regional_lb.app.admin import RegionalAdmin
@@ -292,7 +292,7 @@ class RegionalBalancer:
         self._log.warning("replicas", f"{whom}: {what or problem}", source=whom, problem=problem)
 
     def reload(self) -> None:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         self._tasks.start(self.reloader.reload(), "read the configuration again")
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
@@ -343,7 +343,7 @@ class RegionalBalancer:
                 self.relay.react(OverdueCheckDue())
 
     async def open(self) -> str:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -381,7 +381,7 @@ class RegionalBalancer:
             self.accounts.law_changed(self.laws)
 
     async def close(self) -> None:
-        """See farhop.service.process.Balancer."""
+        """See farhop.service.process.lifecycle.Balancer."""
         self.tier_admin.stopping = True
         await all_of(
             self.mesh.withdraw,

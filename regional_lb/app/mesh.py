@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from farhop.service import stores
-from farhop.service.clock import cpu_s, wall
-from farhop.service.peer_authenticator import peer_authenticator_of
-from farhop.service.tasks import Tasks, all_of
+from farhop.service.assembly import stores
+from farhop.service.authentication.peer_authenticator import peer_authenticator_of
+from farhop.service.process.clock import cpu_s, wall
+from farhop.service.process.tasks import Tasks, all_of
 from farhop.store.hubs import stores_of
 from farhop.store.sealed import inner
 from regional_lb.app.control_port import ControlPort
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from farhop_wire import region_pb2
 
     from farhop.balance.machine import Event
-    from farhop.service.clock import Clock
-    from farhop.service.dataplane import DataPlane
-    from farhop.service.instruments import Instruments
-    from farhop.service.lawbook import LawBook
-    from farhop.service.limit_book import LimitBook
+    from farhop.service.assembly.dataplane import DataPlane
+    from farhop.service.assembly.instruments import Instruments
+    from farhop.service.law.lawbook import LawBook
+    from farhop.service.limits.book import LimitBook
+    from farhop.service.process.clock import Clock
     from farhop.store.contract import Store
     from farhop.store.documents.limits import RootClaim
     from regional_lb.app.config import RegionalConfig

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from farhop.accounts.prices import Prices
     from farhop.balance.machine import Request
     from farhop.balance.model_steps import ModelStep, Scope
-    from farhop.service.clock import Clock
+    from farhop.service.process.clock import Clock
     from farhop.store.contract import Change, Store
     from regional_lb.scheduler.flow import RegionalFlow
 
@@ -38,8 +38,8 @@ _routes = TypeAdapter(list[dict[str, Any]])
 
 
 class ModelNames:
-    """See farhop.service.request_reader.ModelNames. `prices` is the price book in force, if there is one; `changed` is
-    called when other names are."""
+    """See farhop.service.admission.request_reader.ModelNames. `prices` is the price book in force, if there is one;
+    `changed` is called when other names are."""
 
     what = "model names"
 

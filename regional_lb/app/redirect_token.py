@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from farhop.balance import outcome
 from farhop.balance.outcome import Outcome
 from farhop.relay import answers
-from farhop.service.authenticator import Caller, as_issued, hint_scope, recorded
+from farhop.service.authentication.authenticator import Caller, as_issued, hint_scope, recorded
 from topology.law import Scope
 
 if TYPE_CHECKING:
     from farhop.identity.hop_token import BodyMac, HopClaims
     from farhop.identity.redirect_token import RedirectToken, RedirectTokenVerifier
     from farhop.relay.answers import Reply
-    from farhop.service.clock import Clock
+    from farhop.service.process.clock import Clock
     from regional_lb.scheduler.flow import RegionalFlow
     from topology.law import Law
 

@@ -1,7 +1,8 @@
 """The regional tier's part of serving a request: its hop token, headers to engines and clients, what is recorded of it.
 
 There are two listeners: the tier listener takes hop tokens of the global tier; the client listener, if configured,
-takes API keys and evaluates the law itself (`farhop.service.authenticator`). Never picks a replica: the flow does.
+takes API keys and evaluates the law itself (`farhop.service.authentication.authenticator`). Never picks a replica: the
+flow does.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from farhop.balance.outcome import Outcome
 from farhop.identity.hop_token import HEADER as HOP_HEADER
 from farhop.identity.hop_token import request_line
 from farhop.relay import answers
-from farhop.service.authenticator import CALLERS_MAX, Caller, narrowed, recorded
-from farhop.service.request_telemetry import InstrumentedTier
+from farhop.service.authentication.authenticator import CALLERS_MAX, Caller, narrowed, recorded
+from farhop.service.observability.request_telemetry import InstrumentedTier
 from farhop.store.documents.report import TEXT_LIMIT
 from farhop.telemetry import attributes as a
 from regional_lb.app.redirect_token import RETRY_AFTER_S, TenantTerms, terms_of, vouched
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from farhop.relay.answers import Reply
     from farhop.relay.formats.prompt import Preferences
     from farhop.relay.http.head import Head
-    from farhop.service.clock import Clock
-    from farhop.service.request_telemetry import RequestContext, RequestTelemetry
+    from farhop.service.observability.request_telemetry import RequestContext, RequestTelemetry
+    from farhop.service.process.clock import Clock
     from farhop.telemetry.attributes import Value
     from farhop.telemetry.logs import Throttled
     from regional_lb.scheduler.flow import RegionalFlow

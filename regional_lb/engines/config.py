@@ -16,8 +16,8 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from farhop.balance.machine import Address
 from farhop.config import DAY_S, Model, Part, Seconds, Secret, rule
-from farhop.service.config import Process
-from farhop.service.endpoints import ConnectTls
+from farhop.service.config.endpoints import ConnectTls
+from farhop.service.config.process import Process
 from farhop.store.documents.report import GPU_TYPES_LIMIT, MODELS_LIMIT
 from regional_lb.engines.signals.slots import SLOTS_MAX
 from regional_lb.fleet.config import Health

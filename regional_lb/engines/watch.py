@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from farhop.relay.upstream import fetch
 from farhop.relay.upstream.fetch import FetchError
 from farhop.relay.upstream.pool import Pool, UpstreamLimits
-from farhop.service.tasks import Tasks
+from farhop.service.process.tasks import Tasks
 from regional_lb.engines import probes
 from regional_lb.engines.config import place_of
 from regional_lb.engines.members import Members, read_listing

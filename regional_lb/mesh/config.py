@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, field_validator, model_validator
 
 from farhop.config import FromOutside, Part, Secret, is_absent, rule
-from farhop.service.config import Process
-from farhop.service.endpoints import ConnectTls, Listen
+from farhop.service.config.endpoints import ConnectTls, Listen
+from farhop.service.config.process import Process
 from farhop.store import envelope
 from farhop.store.contract import report_key
 from farhop.store.documents.document import DocumentError

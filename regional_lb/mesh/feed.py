@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 from farhop_wire import peers_pb2, peers_pb2_grpc
 
-from farhop.service.peer_authenticator import ANY_PEER
+from farhop.service.authentication.peer_authenticator import ANY_PEER
 from regional_lb.fleet.view import model_of
 from regional_lb.mesh.config import PEERS_MAX
 from regional_lb.mesh.messages import cached_to_wire, learned_to_wire, load_to_wire
@@ -22,7 +22,7 @@ from regional_lb.mesh.messages import cached_to_wire, learned_to_wire, load_to_w
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
-    from farhop.service.peer_authenticator import PeerAuthenticator
+    from farhop.service.authentication.peer_authenticator import PeerAuthenticator
     from regional_lb.fleet.shares import Shares
     from regional_lb.scheduler.flow import RegionalFlow
 

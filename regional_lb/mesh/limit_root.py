@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from farhop.balance.quota import EACH, LeaseRequest
 from farhop.balance.quota_root import Root
-from farhop.service.limit_book import kind_and_whose
-from farhop.service.limits import reply_of, wants_of
-from farhop.service.tasks import Tasks
+from farhop.service.limits.book import kind_and_whose
+from farhop.service.limits.limiter import reply_of, wants_of
+from farhop.service.process.tasks import Tasks
 from farhop.store.contract import Conflict, StoreError, limit_root_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.document import DocumentError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from farhop_wire import region_pb2
 
     from farhop.balance.quota import Want
-    from farhop.service.limit_book import LimitBook
+    from farhop.service.limits.book import LimitBook
     from farhop.store.contract import Entry, Store
     from farhop.telemetry.metrics import TierMetrics
 

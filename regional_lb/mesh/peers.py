@@ -21,9 +21,9 @@ from farhop_wire import peers_pb2, peers_pb2_grpc, region_pb2, region_pb2_grpc
 from farhop.balance.backoff import Backoff
 from farhop.balance.machine import Address
 from farhop.identity import certificate_names
-from farhop.service.peer_authenticator import ANY_PEER
-from farhop.service.region_channel import answers_at_most
-from farhop.service.tasks import Tasks, until
+from farhop.service.assembly.region_channel import answers_at_most
+from farhop.service.authentication.peer_authenticator import ANY_PEER
+from farhop.service.process.tasks import Tasks, until
 from farhop.store.contract import REGION_PREFIX, StoreError
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import TEXT_LIMIT, check_address, decode
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from farhop.balance.machine import Event
-    from farhop.service.certificates import Certificates
-    from farhop.service.lawbook import LawBook
-    from farhop.service.peer_authenticator import PeerAuthenticator
+    from farhop.service.authentication.peer_authenticator import PeerAuthenticator
+    from farhop.service.config.certificates import Certificates
+    from farhop.service.law.lawbook import LawBook
     from farhop.store.contract import Change, Store
     from farhop.store.documents.report import RegionReport
     from regional_lb.fleet.shares import Shares

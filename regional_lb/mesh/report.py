@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from farhop.balance.health.inquiry import ASKED_MAX
 from farhop.identity import hop_token
-from farhop.service.peer_authenticator import ANY_PEER
-from farhop.service.tasks import Tasks
+from farhop.service.authentication.peer_authenticator import ANY_PEER
+from farhop.service.process.tasks import Tasks
 from farhop.store.contract import StoreError, report_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import (
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from farhop.balance.model_facts import ModelFacts
-    from farhop.service.lawbook import LawBook
-    from farhop.service.peer_authenticator import PeerAuthenticator
+    from farhop.service.authentication.peer_authenticator import PeerAuthenticator
+    from farhop.service.law.lawbook import LawBook
     from farhop.store.contract import Publication, Store
     from farhop.store.envelope import Signer
     from regional_lb.mesh.limit_root import LimitRoot

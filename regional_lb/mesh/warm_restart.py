@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from farhop_wire import peers_pb2
 from google.protobuf.message import DecodeError
 
-from farhop.service.tasks import until
+from farhop.service.process.tasks import until
 from farhop.store.state import StateError
 from regional_lb.fleet.shares import PeersChanged
 from regional_lb.mesh.messages import PeerUpdateError, event_of

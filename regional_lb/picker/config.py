@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from farhop.config import rule
-from farhop.service.endpoints import Listen
+from farhop.service.config.endpoints import Listen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from farhop.relay.http.listener import SWEEP_S, PortTakenError
 from farhop.relay.http.tls import GIVES_WAY_S, Handshakes
-from farhop.service.tasks import until
+from farhop.service.process.tasks import until
 from regional_lb.picker.connection import (
     FAILED_PRECONDITION,
     INVALID_ARGUMENT,

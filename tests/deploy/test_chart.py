@@ -240,7 +240,7 @@ def _checked(path: Path) -> None:
     from entry_anycast.app.probe import Prober
     from entry_dns.app.config import DnsConfig
     from farhop.config import load
-    from farhop.service import stores
+    from farhop.service.assembly import stores
     from farhop_cli import check
     from global_lb.app.config import GlobalConfig
     from regional_lb.app.config import RegionalConfig

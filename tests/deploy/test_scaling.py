@@ -11,7 +11,7 @@ import aiohttp
 import machine
 import yaml
 
-from farhop.service import external_metrics as external
+from farhop.service.admin import external_metrics as external
 from farhop_lab.world.world import World
 from regional_lb.scheduler.scaling import ScalingConfig
 from tests.conftest import RunningWorld

@@ -45,7 +45,7 @@ def test_a_unit_is_sound_and_hardened(unit: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_a_unit_has_time_for_the_drain_and_a_watchdog(unit: Path) -> None:
-    from farhop.service.config import Limits
+    from farhop.service.config.process import Limits
 
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]

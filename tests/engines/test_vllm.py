@@ -14,7 +14,7 @@ from inprocess import Both, chat, head, until
 from real import BLOCK, MODEL, RealEngine, send, settled, status, tiers
 
 from farhop.relay.formats.paths import Kind
-from farhop.service.tokenizer import Files, ModelTokenizer
+from farhop.service.tokenization.tokenizer import Files, ModelTokenizer
 
 pytestmark = pytest.mark.engines
 

@@ -205,7 +205,7 @@ def cli(monkeypatch) -> Cli:
 
 
 class Made:
-    """Records as balancers keep them (global_lb.app.serve, regional_lb.app.serve, farhop.service.request_telemetry)."""
+    """Records as balancers keep them (`serve` of either tier, farhop.service.observability.request_telemetry)."""
 
     decision = DECISION
 

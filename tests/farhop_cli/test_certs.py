@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from farhop.identity import certificate_names
 from farhop.identity.hop_keys import read_keys
-from farhop.service.certificates import Files, load
-from farhop.service.peer_authenticator import PeerAuthenticator
+from farhop.service.authentication.peer_authenticator import PeerAuthenticator
+from farhop.service.config.certificates import Files, load
 
 
 def test_dry_run_lists_files_and_writes_none(cli: Any, tmp_path: Path) -> None:

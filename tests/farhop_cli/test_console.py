@@ -17,11 +17,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from farhop.service.admin import AdminServer
-from farhop.service.console.acts import ActError
-from farhop.service.console.snapshot import LastSnapshot
-from farhop.service.decisions import Decisions
-from farhop.service.operators import Operator, Operators, digest_of
+from farhop.identity.operators import Operator, Operators, digest_of
+from farhop.service.admin.console.acts import ActError
+from farhop.service.admin.console.snapshot import LastSnapshot
+from farhop.service.admin.server import AdminServer
+from farhop.service.observability.decisions import Decisions
 from farhop.telemetry.metrics import TierMetrics
 from farhop_lab.world import world_file
 from farhop_lab.world.world import WorldSettings

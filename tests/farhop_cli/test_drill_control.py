@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farhop.service.console.acts import ActError
+from farhop.service.admin.console.acts import ActError
 from farhop_cli import drill as drills
 from farhop_cli.drill_control import DrillControl
 from farhop_cli.drill_fleet import DrillOptions, shipped

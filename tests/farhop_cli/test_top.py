@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from farhop.service.clock import wall
-from farhop.service.console.acts import Acts
-from farhop.service.console.snapshot import LastSnapshot
-from farhop.service.operators import Operator
+from farhop.identity.operators import Operator
+from farhop.service.admin.console.acts import Acts
+from farhop.service.admin.console.snapshot import LastSnapshot
+from farhop.service.process.clock import wall
 from farhop.store.contract import override_key
 from farhop.store.documents.overrides import decode_drain
 from farhop_lab.memory_store import MemoryStore

@@ -13,7 +13,7 @@ import jwt
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from farhop.service.issuer_keys import DOCUMENT_BYTES_MAX
+from farhop.service.authentication.issuer_keys import DOCUMENT_BYTES_MAX
 
 AUD, NOW_S = "farhop", 1_800_000_000.0
 

@@ -112,7 +112,7 @@ async def fleet_of(
 
 async def _listed(endpoint: str, tls: dict[str, str]) -> None:
     """Until the global balancer says in etcd that it is there."""
-    from farhop.service.endpoints import Etcd
+    from farhop.service.config.endpoints import Etcd
 
     store = EtcdStore(Etcd.model_validate({"endpoints": [endpoint], **tls}).settings(()), Random(9))
     await store.open()

@@ -16,8 +16,8 @@ from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, stre
 from typer.testing import CliRunner
 
 from farhop.identity.api_keys import digest, with_checksum
-from farhop.service.keybook import KeyBook
-from farhop.service.tasks import Tasks
+from farhop.service.authentication.keybook import KeyBook
+from farhop.service.process.tasks import Tasks
 from farhop.store.contract import issued_key, route_key
 from farhop.store.documents import issued_keys
 from farhop.store.documents.issued_keys import IssuedKey

@@ -12,7 +12,7 @@ import pytest
 from inprocess import MODEL, Answer, chat, send, until
 from kv_world import BLOCK, World, words, world
 
-from farhop.service.admin import Question
+from farhop.service.admin.server import Question
 
 READ_S = 0.05
 
@@ -223,8 +223,8 @@ async def test_tokenizer_that_differs_from_the_engines_is_detected(tmp_path: Pat
         model = template.by_model[MODEL]
         model.special, model.template = {}, None  # as if the template were different
         plain = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-        from farhop.service.clock import wall
-        from farhop.service.tokenizer import _compiled
+        from farhop.service.process.clock import wall
+        from farhop.service.tokenization.tokenizer import _compiled
 
         model.template = _compiled("test", plain, wall)
         text = words(10, 300)

@@ -14,7 +14,7 @@ import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, read, send, streaming, tenant, topology, until
 
 from farhop.balance.health.region import Liveness
-from farhop.service.console import console
+from farhop.service.admin.console import console
 from farhop.store.contract import LAW_KEY, route_key
 from farhop.store.sealed import inner
 from farhop_lab.memory_store import MemoryStore

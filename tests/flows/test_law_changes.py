@@ -109,6 +109,21 @@ def test_rule_of_a_base_model_applies_once_a_region_reports_the_base(play, event
     )  # fmt: skip
 
 
+def test_the_law_of_arrival_forbids_by_what_is_learned_of_a_models_base_after_another_law_came(play) -> None:
+    """It was judged once, at the arrival, by what was known then (world 7000494 of `farhop bench law`)."""
+    plain = law().topology
+    bound = replace(plain.tenants["anyone"], models={"base": JP})
+    flow = worldwide(under=Law(replace(plain, tenants={**plain.tenants, "anyone": bound})))
+    adapted = replace_struct(instance("london"), lineage={MODEL: frozenset({"base"})})
+    (
+        play(flow)
+        .on(RequestArrived(request("a"))).expect(sent("a", "london"))
+        .on(to(2)).expect()
+        .on(RegionReported("london", known=seen(adapted).view.regions["london"])).expect(recalled("a"))
+        .on(AttemptFailed("a", 1, outcome.UNLAWFUL_HERE)).expect(sent("a", "tokyo", attempt=2, lawful=TOKYO))
+    )  # fmt: skip
+
+
 def test_an_older_law_changes_nothing(play) -> None:
     flow = worldwide(under=law(5, anyone=JP))
     play(flow).on(to(4)).expect().on(to(5)).expect().on(RequestArrived(request("a"))).expect(sent("a", "tokyo"))

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from inprocess import HOP_KEY, Engine, both, chat, regional_config, send, tenant, topology, until
 
-from farhop.service import lawbook
-from farhop.service.lawbook import LawBook
+from farhop.service.law import lawbook
+from farhop.service.law.lawbook import LawBook
 from farhop.store.contract import LAW_KEY
 from farhop.store.envelope import Signer
 from farhop.store.sealed import inner

@@ -27,7 +27,7 @@ from worlds import law, report_in, request, worldwide
 from farhop.balance import outcome
 from farhop.balance.machine import AttemptBegan, AttemptRefused, Recall, RequestArrived, TimerFired
 from farhop.config import load
-from farhop.service import stores
+from farhop.service.assembly import stores
 from farhop.store.contract import LAW_KEY
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.config import GlobalConfig

@@ -19,8 +19,8 @@ from worlds import MODEL, SEED, regional, replica, request, text
 from farhop.balance import outcome
 from farhop.balance.machine import AttemptBegan, AttemptEnded, AttemptFailed, HeaderMatch, RequestArrived
 from farhop.balance.prefix.chain import chain
-from farhop.service.admin import Question
-from farhop.service.tasks import Tasks
+from farhop.service.admin.server import Question
+from farhop.service.process.tasks import Tasks
 from farhop.store.contract import split_key
 from farhop.store.etcd import EtcdStore
 from farhop.store.etcd_settings import EtcdSettings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from inprocess import HOP_KEY, Engine, chat, global_config, regional_config, send, topology, until
 
-from farhop.service import stores
+from farhop.service.assembly import stores
 from farhop.store import disk_cache
 from farhop.store.contract import LAW_KEY, REGION_PREFIX
 from farhop.store.disk_cache import DiskCachedStore

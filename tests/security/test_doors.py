@@ -20,9 +20,9 @@ from farhop.balance.machine import Request
 from farhop.identity.api_keys import Keyring, Principal
 from farhop.relay.formats.bodies import BodyError
 from farhop.relay.http import head
-from farhop.service.admin import AdminServer, ExplainError
-from farhop.service.decisions import Decisions
-from farhop.service.request_telemetry import RequestTelemetry
+from farhop.service.admin.server import AdminServer, ExplainError
+from farhop.service.observability.decisions import Decisions
+from farhop.service.observability.request_telemetry import RequestTelemetry
 from farhop.telemetry import context as trace_context
 from farhop.telemetry.metrics import TierMetrics
 from farhop.telemetry.spans import Tracing

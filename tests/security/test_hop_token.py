@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from farhop.balance import outcome
 from farhop.identity.hop_keys import key_from, key_to
 from farhop.identity.hop_token import HopClaims, HopError, HopSigner, HopVerifier, request_line
-from farhop.service.large_bodies import LARGE_BYTES
+from farhop.service.admission.large_bodies import LARGE_BYTES
 
 ROOT = HOP_KEY.encode()
 OTHER = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "howdy"}], "max_tokens": 8})

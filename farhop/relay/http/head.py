@@ -81,6 +81,13 @@ def without(lines: bytes, name: bytes) -> bytes:
     return b"".join(line for line in lines.splitlines(keepends=True) if not line.startswith(name + b":"))
 
 
+def values(headers: bytes, name: bytes) -> list[bytes]:
+    """The values of the lines that begin with `name` and its colon. `headers` are lines with names in lower case."""
+    if not name or name not in headers:
+        return []
+    return [line[len(name) :] for line in headers.split(b"\r\n") if line.startswith(name)]
+
+
 def _answer_read(name: bytes) -> bool:
     return name in _ANSWER_OURS or name in _ANSWER_READ or name.startswith(b"x-farhop-")
 

@@ -1,9 +1,10 @@
 """TLS on a connection that exists already: a client's, before the listener gets it; ours, inside a tunnel.
 
 Invariants: a handshake is bounded in time, and so is the number of those under way; one that fails costs a count and
-nothing else. Never chooses which certificates are trusted: contexts come ready made (farhop.service.certificates). What
-Python's ssl and uvloop cannot do: answer a client that offers only h2 with an alert (it is left without ALPN, and its
-preface is refused as HTTP that is not 1.1), and send the alert of a failed handshake before the connection closes.
+nothing else. Never chooses which certificates are trusted: contexts come ready made
+(farhop.service.config.certificates). What Python's ssl and uvloop cannot do: answer a client that offers only h2 with
+an alert (it is left without ALPN, and its preface is refused as HTTP that is not 1.1), and send the alert of a failed
+handshake before the connection closes.
 """
 
 from __future__ import annotations

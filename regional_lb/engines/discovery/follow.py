@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from farhop.service.tasks import Tasks
+from farhop.service.process.tasks import Tasks
 from regional_lb.engines.config import DnsSource, EtcdSource, FileSource
 from regional_lb.engines.discovery.dns import DnsNames
 from regional_lb.engines.discovery.etcd import EtcdKeys

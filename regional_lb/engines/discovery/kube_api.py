@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from farhop.balance.backoff import Backoff
-from farhop.service import network_error
+from farhop.service.process import network_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping

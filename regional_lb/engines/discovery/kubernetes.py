@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from farhop.service.tasks import Tasks
+from farhop.service.process.tasks import Tasks
 from regional_lb.engines.discovery import kube_api
 from regional_lb.engines.discovery.kube_api import KubeError
 from regional_lb.engines.discovery.source import EndpointError, Failed, Found, at

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from farhop.service.tasks import Tasks
+from farhop.service.process.tasks import Tasks
 from regional_lb.engines.kv.link import LinkError, open_link
 from regional_lb.engines.kv.stream import SEQ_MAX, Follower
 from regional_lb.engines.kv.wire import BatchError, read_batch

@@ -24,7 +24,7 @@ from entry_dns.app import main
 from entry_dns.app.config import DnsConfig
 from entry_dns.app.main import DnsServer
 from farhop.config import ConfigError, load
-from farhop.service import stores
+from farhop.service.assembly import stores
 from farhop_lab.memory_store import MemoryStore
 from tests.entry_dns.answers.test_signing import pem
 from topology.load import shipped

@@ -10,7 +10,7 @@ from inprocess import until
 from regions import Region, a_report
 
 from entry_dns.links.regions import RegionLinks
-from farhop.service.region_connections import RegionConnections
+from farhop.service.config.region_connections import RegionConnections
 from farhop.store.documents.report import RegionReport
 
 

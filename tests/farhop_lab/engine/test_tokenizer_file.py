@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from farhop.relay.formats.paths import Kind
-from farhop.service.clock import wall
-from farhop.service.tokenizer import Files, ModelTokenizer, UnreadableError
+from farhop.service.process.clock import wall
+from farhop.service.tokenization.tokenizer import Files, ModelTokenizer, UnreadableError
 from farhop_lab.engine.core.text import VOCABULARY
 from farhop_lab.engine.formats.api import ChatBody, Message, Part, render_chat
 from farhop_lab.engine.tokenizer_file import TEMPLATE, TOKENIZER, write

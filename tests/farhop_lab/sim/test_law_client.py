@@ -4,7 +4,7 @@ import json
 
 from farhop.balance import outcome
 from farhop.relay import answers
-from farhop.service.authenticator import Caller
+from farhop.service.authentication.authenticator import Caller
 from farhop_lab.sim.law_client import elsewhere
 from farhop_lab.sim.sites import flat, station
 from farhop_lab.sim.world import World

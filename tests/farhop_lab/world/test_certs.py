@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farhop.service.certificates import Files, TlsError, load
+from farhop.service.config.certificates import Files, TlsError, load
 from farhop_lab.world.certs import Authority, Pair
 
 

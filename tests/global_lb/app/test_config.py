@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from farhop.balance.health.pilot_light import PilotConfig
 from farhop.balance.retry import TRANSPORT_RETRIES_MAX
 from farhop.config import ConfigError
-from farhop.service.config import Limits
+from farhop.service.config.process import Limits
 from farhop_lab.sim.sites import Watching
 from global_lb.app.config import GlobalConfig
 from regional_lb.scheduler.queue import QueueConfig

@@ -12,7 +12,7 @@ import pytest
 from inprocess import until
 from pydantic import ValidationError
 
-from farhop.service.tasks import Tasks
+from farhop.service.process.tasks import Tasks
 from global_lb.app.drills import ENDS_WITH_STDIN, DrillSchedule, DrillsConfig
 
 

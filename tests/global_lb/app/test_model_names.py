@@ -13,7 +13,7 @@ from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tena
 from farhop.accounts import segments
 from farhop.accounts.usage import Reading
 from farhop.balance.machine import Command, Event, RequestArrived
-from farhop.service.admin import Question
+from farhop.service.admin.server import Question
 from farhop.store.contract import route_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, TenantLimits

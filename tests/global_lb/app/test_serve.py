@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from farhop.balance.machine import Address, Forward, Request
 from farhop.identity.hop_token import BUDGET_MAX_MS, HopClaims, HopSigner, HopVerifier, is_of, request_line
 from farhop.relay.http.listener import PortTakenError
-from farhop.service.request_telemetry import CacheUse
+from farhop.service.observability.request_telemetry import CacheUse
 from farhop.telemetry import logs
 from farhop_lab.memory_store import MemoryStore
 from global_lb.app.main import GlobalBalancer

@@ -6,7 +6,7 @@ import pytest
 from inprocess import HOP, HOP_KEY
 from pydantic import ValidationError
 
-from farhop.service.region_connections import RegionConnections
+from farhop.service.config.region_connections import RegionConnections
 from global_lb.links.config import LinksConfig
 
 

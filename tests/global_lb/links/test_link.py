@@ -13,7 +13,7 @@ from inprocess import HOP_KEY, until
 from regions import Region, a_report, put, watching
 
 from farhop.balance.machine import Address
-from farhop.service.region_channel import address_of
+from farhop.service.assembly.region_channel import address_of
 from global_lb.fleet.distances import Distances
 from global_lb.links.link import IDLE, IDLE_S, IDLE_SILENCE, apply_quiet_ms
 from tests.conftest import soonest, unhindered

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from inprocess import HOP_KEY, Engine, chat, global_config, regional_config, send, serving, tenant, topology, until
 
 from farhop.balance.prefix.trie import PrefixTrie
-from farhop.service.tasks import in_turns
+from farhop.service.process.tasks import in_turns
 from farhop_lab.memory_store import MemoryCluster, MemoryStore
 from global_lb.app.main import GlobalBalancer
 from global_lb.links import prefix_streams as room

@@ -48,7 +48,7 @@ def test_a_request_waits_for_a_lawful_lost_region_and_no_longer_than_its_cache_i
         london.channel(up=False, now=lost_at)
     if drained:
         london.forced.force(State.DRAINING, "racks", inf, now=0.0)
-    state = RequestState(asked, lawful, attempts=attempts)
+    state = RequestState(asked, lawful, flow.law, attempts=attempts)
     state.refusals = {"london": refusal} if refusal is not None else {}
     state.waited_for = {"london": before} if before is not None else {}
     decision = flow.consider(asked, now, lawful, frozenset(state.refusals))
@@ -79,7 +79,7 @@ def test_no_request_waits_if_no_region_is_lost() -> None:
     asked = request("a", 31_744)
     flow.regions.caches("london", asked.chain)
     decision = flow.consider(asked, 1.0, ALL - {"london"})
-    assert lost.region_to_wait_for(RequestState(asked, ALL), decision, flow.regions, None, 1.0) is None
+    assert lost.region_to_wait_for(RequestState(asked, ALL, flow.law), decision, flow.regions, None, 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_the_wait_is_what_the_prefill_elsewhere_would_take(prompt_bytes: int, de
     flow.regions.caches("london", asked.chain)
     flow.regions.liveness_of("london").channel(up=False, now=1.0)
     decision = flow.consider(asked, 1.0)
-    found = lost.region_to_wait_for(RequestState(asked, ALL), decision, flow.regions, None, 1.0)
+    found = lost.region_to_wait_for(RequestState(asked, ALL, flow.law), decision, flow.regions, None, 1.0)
     assert found == ("london", pytest.approx(until))

@@ -14,7 +14,7 @@ from farhop_wire import peers_pb2_grpc, region_pb2, region_pb2_grpc
 from inprocess import until
 
 from farhop.relay.http.listener import PortTakenError
-from farhop.service.endpoints import Listen
+from farhop.service.config.endpoints import Listen
 from regional_lb.app import control_port
 from regional_lb.app.control_port import ControlPort
 

@@ -12,7 +12,7 @@ from inprocess import HOP_KEY, MODEL, Both, Engine, both, chat, head, send, tena
 from worlds import request
 
 from farhop.balance import outcome
-from farhop.service.admin import Question
+from farhop.service.admin.server import Question
 from farhop.store.contract import route_key
 from farhop_lab.world.ports import free_ports
 

@@ -21,7 +21,7 @@ from farhop.identity.redirect_token import (
     holder,
 )
 from farhop.relay.answers import Reply
-from farhop.service.authenticator import Caller, KeyAuthenticator
+from farhop.service.authentication.authenticator import Caller, KeyAuthenticator
 from regional_lb.app.redirect_token import RedirectedCallers
 from topology.law import Law
 

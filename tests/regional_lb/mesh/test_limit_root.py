@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 from farhop_wire import region_pb2
 
-from farhop.service.limit_book import LimitBook
+from farhop.service.limits.book import LimitBook
 from farhop.store.contract import Change, ChangeKind, StoreUnreachable, limit_root_key
 from farhop.store.documents import limits as documents
 from farhop.store.documents.limits import Limit, TenantLimits

@@ -17,7 +17,7 @@ from worlds import MODEL, OTHER_MODEL, regional, replica, request, swapped
 
 from farhop.balance.ledger import Reservation
 from farhop.balance.machine import AttemptBegan, ClientLeft, RequestArrived, Usage
-from farhop.service.region_channel import REPORT_BYTES_MAX
+from farhop.service.assembly.region_channel import REPORT_BYTES_MAX
 from farhop.store.contract import ChangeKind, report_key
 from farhop.store.documents.document import DocumentError
 from farhop.store.documents.report import (

@@ -13,7 +13,7 @@ from worlds import WORLD, law, regional, replica, request, swapped
 
 from farhop.balance import machine
 from farhop.balance.machine import Usage
-from farhop.service.tasks import until
+from farhop.service.process.tasks import until
 from farhop.store.state import StateDir
 from regional_lb.mesh.feed import PeerFeed
 from regional_lb.mesh.warm_restart import AGE_MAX_S, EVERY_S, NAME, RARELY_S, WarmRestart

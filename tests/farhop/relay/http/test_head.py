@@ -249,3 +249,9 @@ def test_where_an_answer_ends(first: str, lines: list[str], kind: type) -> None:
 def test_an_answer_that_cannot_be_trusted(first: str, lines: list[str]) -> None:
     with pytest.raises(HeadError):
         answer(*lines, first=first)
+
+
+def test_values_of_repeated_lines_are_found_whole_and_in_order() -> None:
+    lines = b"a: 1\r\nx-a: 2\r\na: a: 3\r\n"
+    assert head.values(lines, b"a: ") == [b"1", b"a: 3"]
+    assert head.values(lines, b"b: ") == head.values(lines, b"") == []

@@ -22,7 +22,7 @@ from farhop.relay.http import tls
 from farhop.relay.http.connection import ClientLimits
 from farhop.relay.http.tls import ListenerTls, client_of
 from farhop.relay.upstream.pool import UpstreamLimits
-from farhop.service.certificates import Certificates, Files
+from farhop.service.config.certificates import Certificates, Files
 from farhop_lab.wan.link import Link
 from farhop_lab.world.certs import Authority, Pair
 

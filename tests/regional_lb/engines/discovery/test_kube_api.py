@@ -13,9 +13,9 @@ import pytest
 from inprocess import until
 from kube_double import PODS, Cluster
 
-from farhop.service.certificates import load
-from farhop.service.clock import wall
-from farhop.service.endpoints import ListenTls
+from farhop.service.config.certificates import load
+from farhop.service.config.endpoints import ListenTls
+from farhop.service.process.clock import wall
 from farhop_lab.world.certs import Authority
 from regional_lb.engines.config import KubernetesSource
 from regional_lb.engines.discovery import kube_api

@@ -1,0 +1,1 @@
+"""Builds the parts of a process from its checked configuration. Never decides a default."""

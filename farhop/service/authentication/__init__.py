@@ -1,0 +1,1 @@
+"""Who a caller or another balancer is. Never reads a body."""

@@ -1,0 +1,1 @@
+"""Prompts as their model's tokens. Never changes a body."""
