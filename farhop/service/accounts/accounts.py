@@ -224,7 +224,7 @@ class Accounts:
             self.audit.put(Decided(
                 at_s, context.decision_id, law.epoch, tenant, "", key, entry, "", reason.reason, status, None
             ))  # fmt: skip
-        if files is None or caller is None or not self._writes(caller, ""):
+        if files is None or caller is None or not self._writes(caller, context.model):
             return
         if not context.recorded:  # the model has a rule of its own, and was known by then
             self.withheld += 1
@@ -233,7 +233,7 @@ class Accounts:
         files.put(records.Record(
             f"{context.decision_id}-0",
             self._clock.wall_ns(now) / 1e9,
-            self._stays(caller, ""),
+            self._stays(caller, context.model),
             (
                 caller.tenant, caller.key_id or caller.key, "", "", "", entry, status, reason.reason, False, "none",
                 None, None, None, None, 0, 0, duration_ms, None, None, 0, caller.user,

@@ -281,6 +281,7 @@ class Ingress:
         lines = b"\r\n" + exchange.head.onward
         if bodies.AS_JSON not in lines or lines.count(b"\r\ncontent-type:") > 1:
             exchange.head.onward = bodies.told_as_json(kind, exchange.head.onward)
+        context.model = request.model
         if caller.models and request.model not in caller.models:
             detail = f"this API key is not for this model; it is for {', '.join(caller.models[:_MODELS_SHOWN])}"
             return answers.refusal(outcome.KEY_SCOPE, detail, param="model")
@@ -298,6 +299,7 @@ class Ingress:
                     self._mute_unless_recorded(context, caller, request.model)
             if request.alias:
                 onward, context.body_sha256 = None, b""  # both were of the body that came
+                context.model = request.model
                 self._mute_unless_recorded(context, caller, request.model)
         if context.unknown_fields:
             self.reader.count_unknown(context)
@@ -342,7 +344,7 @@ class Ingress:
         body = openai.renamed(active.body, request.model)
         # Its `body_hash` stays: what ended engines of one model is the same request to those of another.
         request = replace(request, body_bytes=len(body), chain=self.reader.chain_anew(exchange, body))
-        context.body_sha256 = b""  # it was of the body that came
+        context.body_sha256, context.model = b"", request.model  # it was of the body that came
         self._mute_unless_recorded(context, caller, request.model)
         if context.came_under is not None:  # of the other models it was asked when the body was here
             request = as_it_came(request, context.came_under)

@@ -109,6 +109,7 @@ class RequestContext(msgspec.Struct, eq=False):
     kind: Kind | None = None
     decision_id: str = ""
     user: str = ""  # the user that its body names
+    model: str = ""  # the model that it is for, which may have a rule about records; "" until its body is read
     law_epoch: int = 0  # of the law when it was last sent on; 0: not yet, or no accounts are kept
     body_sha256: bytes = b""  # of the body as it is sent on, if it was wanted
     unknown_fields: list[str] = []  # names of unknown fields in the body
@@ -192,14 +193,15 @@ class RequestTelemetry:
                 context.trace.mute()  # now, so that spans below have a parent that is exported
 
     def _may_leave(self, context: RequestContext, request: Request | None) -> bool:
-        """Whether the law in force lets records of the request, which was read if it is given, go to the collector."""
+        """Whether the law in force lets records of the request go to the collector; `request`: as its machine has
+        it."""
         caller = context.caller
         if self.under is None or caller is None:
             return False
         law = self.under.law
         if request is not None:
             return self.collector in law.request_verdict(request, _LOGGING).lawful
-        return self.collector in law.verdict(caller.tenant, "", _LOGGING, caller.narrow, caller.key).lawful
+        return self.collector in law.verdict(caller.tenant, context.model, _LOGGING, caller.narrow, caller.key).lawful
 
     def _may_ask(self, now: float) -> bool:
         """Whether one more trace on request is allowed: a token bucket that holds one second's worth."""
@@ -256,8 +258,8 @@ class RequestTelemetry:
 
     def _judge_again(self, context: RequestContext, request: Request | None) -> None:
         """The law changed while the request was under way: keep records of it by the present law, which may have a rule
-        about the model name that it used. None: its model is unknown."""
-        caller, model = context.caller, ""
+        about the model name that it used. None: its machine does not have it."""
+        caller, model = context.caller, context.model
         if caller is None:
             return
         if request is not None:

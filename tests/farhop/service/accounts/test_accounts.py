@@ -113,6 +113,22 @@ async def test_what_a_models_rule_keeps_from_here_is_not_written_down_where_it_i
     assert found.data.status == 400
 
 
+async def test_what_a_models_rule_keeps_from_the_receivers_region_does_not_leave_where_it_is_turned_away(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """Of a decision that was only asked for, and of a request that its model's name refuses, as of one served."""
+    world = topology(tenant("by-model", models={MODEL: {"deny": ["jp"]}}))
+    receiver = {"url": "http://127.0.0.1:9/", "region": "tokyo", "insecure": True}
+    given = {"usage": {"dir": str(tmp_path), "sync": "never", "http": receiver}}
+    async with both(engine, world, global_=given) as running:
+        for path in ("/v1/chat/completions", "/v1/route"):
+            assert (await send(running.entry, chat("sk-farhop-by-model", path=path))).status == 200
+        other = await send(running.entry, chat("sk-farhop-by-model", {"model": "other", "messages": []}))
+        assert other.status == 400
+        await running.at_rest()
+    assert [(one.data.status, one.farhopstays) for one in events(tmp_path)] == [(200, True), (200, True), (400, False)]
+
+
 async def test_a_later_rule_about_the_name_keeps_the_request_from_being_written_down(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,18 @@ async def test_no_span_goes_to_a_collector_where_the_law_allows_no_records(
         assert up.global_.decisions.get(answer.headers["x-farhop-decision"]) is not None  # kept here
 
 
+async def test_no_span_of_a_refusal_leaves_for_where_the_rule_of_its_models_name_forbids_it(
+    collector: Collector, engine: Engine
+) -> None:
+    """A name that stands for a model, on a path that cannot ask for another than it names."""
+    world = topology(tenant("ours", models={"auto": {"deny": ["jp"]}}))
+    elsewhere = {"traces": {"region": "tokyo"}, "routes": [{"model": "auto", "models": [{"model": MODEL}]}]}
+    async with both(engine, world, global_=elsewhere) as up:
+        refused = _traced(12, key="sk-farhop-ours", path="/v2/models/auto/generate", body={"text_input": "hello"})
+        assert (await send(up.entry, refused)).status == 400
+        assert await _spans_of_others(up, collector) == {}
+
+
 async def test_spans_below_one_that_is_not_exported_hang_on_the_caller_s(collector: Collector, engine: Engine) -> None:
     in_us: dict[str, Any] = {"residency": {"processing": {"allow": ["world"]}, "logging": {"allow": ["us"]}}}
     async with both(engine, topology(tenant("ours", **in_us)), global_={"traces": {"region": "tokyo"}}) as up:
