@@ -73,7 +73,7 @@ class Regions:
 @pytest.fixture
 async def up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Regions]:
     monkeypatch.setenv("FARHOP_TEST_HOP", HOP_KEY)
-    for module in ("limits", "ingress"):  # a request without a loan in time is refused, also on a busy machine
+    for module in ("limits.limiter", "admission.ingress"):  # a loan in time, also on a busy machine
         monkeypatch.setattr(f"farhop.service.{module}.WAIT_S", 30.0)
     (tmp_path / "prices.yaml").write_text(BOOK)
     usage = {"dir": str(tmp_path / "usage"), "prices": str(tmp_path / "prices.yaml")}
