@@ -17,6 +17,7 @@ import fcntl
 import os
 import threading
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ WAITING_MAX = 100_000  # handed over and not on the disk: of more, the newest ar
 _BATCH = 2_000
 OPEN, WHOLE = ".jsonl.open", ".jsonl"
 _DAY_S = 86_400.0
+_STEP_S = 3600.0  # of the wall clock, forward: files are aged by it once it has held for a day
 
 Sync = Literal["always", "interval", "never"]
 
@@ -79,6 +81,8 @@ class Segments:
         self._fd = -1
         self._at = 0  # bytes of the open file that are whole lines
         self._began = self._synced = 0.0
+        self._ahead_s = wall_s() - now()  # of the wall clock, as it is believed
+        self._stepped_at = inf  # when it was first seen further ahead
         self._dirty = False
         self._stop = threading.Event()
         self._opening = threading.Lock()  # whoever waited for it may be gone, and close it meanwhile
@@ -272,7 +276,7 @@ class Segments:
 
     def _measure(self) -> None:
         """Measure the folder, and remove files that are older than `keep_s`."""
-        held, now = 0, self._wall_s()
+        held, now = 0, self._believed_s()
         for path in sorted(self.folder.glob("*.jsonl*")):
             with contextlib.suppress(OSError):
                 about = path.stat()
@@ -281,6 +285,18 @@ class Segments:
                 else:
                     held += about.st_size
         self.bytes_held = held
+
+    def _believed_s(self) -> float:
+        """The wall clock's time, but for a step forward that may be taken back: what was deleted stays deleted."""
+        now = self._now()
+        ahead_s = self._wall_s() - now
+        if ahead_s - self._ahead_s < _STEP_S:
+            self._ahead_s, self._stepped_at = ahead_s, inf
+        else:
+            self._stepped_at = min(self._stepped_at, now)
+            if now - self._stepped_at >= _DAY_S:
+                self._ahead_s = ahead_s
+        return now + self._ahead_s
 
     def _free(self) -> bool:
         """Room, from files that were removed or read meanwhile."""

@@ -75,6 +75,36 @@ def test_files_stay_in_order_when_the_wall_clock_is_set_back(tmp_path: Path, res
     assert (files.lost, files.trouble) == (0, "")
 
 
+def test_a_step_of_the_wall_clock_deletes_nothing_until_it_has_held_for_a_day(tmp_path: Path) -> None:
+    now, wall_s, looks = [0.0], [time.time()], [0]
+
+    def wall() -> float:
+        looks[0] += 1
+        return wall_s[0]
+
+    files = Segments(tmp_path, Bounds(segment_bytes=1, keep_s=86_400.0), numbered, lambda: now[0], wall)
+    files.open()
+    files.put(1)
+    until(lambda: list(tmp_path.glob("*.jsonl")))
+
+    def measured_in(after_s: float) -> list[int]:
+        now[0], wall_s[0] = now[0] + after_s, wall_s[0] + after_s
+        for _ in range(2):  # once it looks again, what it looked at before is gone
+            before, now[0] = looks[0], now[0] + 1.0
+            until(lambda: looks[0] > before)  # noqa: B023
+        return numbers(tmp_path)
+
+    wall_s[0] += 4e7
+    assert measured_in(20.0) == [1]
+    wall_s[0] -= 4e7
+    assert measured_in(20.0) == [1]
+    wall_s[0] += 4e7
+    assert measured_in(20.0) == [1]
+    assert measured_in(86_000.0) == [1]
+    assert measured_in(400.0) == []
+    files.close()
+
+
 def test_a_full_disk_loses_nothing_that_it_can_wait_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a write that a full disk cut short nothing stays, and the same lines are written later."""
     real, full = os.write, [False]
