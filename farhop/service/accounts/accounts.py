@@ -224,7 +224,7 @@ class Accounts:
             self.audit.put(Decided(
                 at_s, context.decision_id, law.epoch, tenant, "", key, entry, "", reason.reason, status, None
             ))  # fmt: skip
-        if files is None or caller is None or not self._writes(caller, context.model):
+        if files is None or caller is None or reason in _UNSENT or not self._writes(caller, context.model):
             return
         if not context.recorded:  # the model has a rule of its own, and was known by then
             self.withheld += 1

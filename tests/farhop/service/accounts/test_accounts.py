@@ -116,17 +116,34 @@ async def test_what_a_models_rule_keeps_from_here_is_not_written_down_where_it_i
 async def test_what_a_models_rule_keeps_from_the_receivers_region_does_not_leave_where_it_is_turned_away(
     engine: Engine, tmp_path: Path
 ) -> None:
-    """Of a decision that was only asked for, and of a request that its model's name refuses, as of one served."""
-    world = topology(tenant("by-model", models={MODEL: {"deny": ["jp"]}}))
+    """Of a request on a path that cannot ask for the model that its name stands for, as of one that is served."""
+    world = topology(tenant("by-model", models={"auto": {"deny": ["jp"]}}))
     receiver = {"url": "http://127.0.0.1:9/", "region": "tokyo", "insecure": True}
-    given = {"usage": {"dir": str(tmp_path), "sync": "never", "http": receiver}}
+    given = {
+        "usage": {"dir": str(tmp_path), "sync": "never", "http": receiver},
+        "routes": [{"model": "auto", "models": [{"model": MODEL}]}],
+    }
     async with both(engine, world, global_=given) as running:
-        for path in ("/v1/chat/completions", "/v1/route"):
-            assert (await send(running.entry, chat("sk-farhop-by-model", path=path))).status == 200
-        other = await send(running.entry, chat("sk-farhop-by-model", {"model": "other", "messages": []}))
-        assert other.status == 400
+        served = await send(running.entry, chat("sk-farhop-by-model", streaming() | {"model": "auto"}))
+        refused = [
+            await send(running.entry, chat("sk-farhop-by-model", {"text_input": "hi"}, f"/v2/models/{model}/generate"))
+            for model in ("auto", "other")
+        ]
+        assert [answer.status for answer in (served, *refused)] == [200, 400, 404]
         await running.at_rest()
-    assert [(one.data.status, one.farhopstays) for one in events(tmp_path)] == [(200, True), (200, True), (400, False)]
+    assert [(one.data.status, one.farhopstays) for one in events(tmp_path)] == [
+        (200, True), (400, True), (404, False)
+    ]  # fmt: skip
+
+
+async def test_a_decision_that_was_asked_for_is_no_request_beside_the_one_that_follows_it(
+    engine: Engine, tmp_path: Path
+) -> None:
+    async with up(engine, tmp_path) as running:
+        assert (await send(running.entry, chat("sk-farhop-noted-here", path="/v1/route"))).status == 200
+        assert (await send(running.client, chat("sk-farhop-noted-here"))).status == 200
+        await running.at_rest()
+    assert [one.data.outcome for one in events(tmp_path)] == ["served"]
 
 
 async def test_a_later_rule_about_the_name_keeps_the_request_from_being_written_down(
