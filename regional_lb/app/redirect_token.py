@@ -34,15 +34,19 @@ _regions = lru_cache(maxsize=1024)(frozenset[str])  # of many requests alike: ea
 
 
 class TenantTerms(NamedTuple):
-    """A tenant's terms under the law in this region: `scope` as `hint_scope` has it, `is_recorded` as `recorded`."""
+    """A tenant's terms under the law in this region: `scope` as `hint_scope` has it, `is_recorded` as `recorded`;
+    `why_not`: why none of its requests is processed here, whatever the model, None if some may be."""
 
     scope: str
     is_recorded: bool
+    why_not: str | None
 
 
 def terms_of(law: Law, tenant: str, narrow: tuple[tuple[str, ...], ...], region: str, key: str) -> TenantTerms:
     """A tenant's terms under this law, for a request that is narrowed to `narrow` and made with this key."""
-    return TenantTerms(hint_scope(law.topology, tenant), recorded(law, tenant, "", narrow, region, key))
+    is_recorded = recorded(law, tenant, "", narrow, region, key)
+    why_not = law.verdict(tenant, "", narrow=narrow, key=key).why_not(region)
+    return TenantTerms(hint_scope(law.topology, tenant), is_recorded, why_not)
 
 
 def vouched(

@@ -76,11 +76,6 @@ class HopAuthenticator:
             return answers.refusal(outcome.HOP_FORGED, _UNBOUND)
         region, law = self._flow.config.region, self._flow.law
         self.newest_epoch = max(self.newest_epoch, claims.epoch)
-        if claims.epoch < law.epoch:
-            # Whatever the model, which is in the body: the body need not be read to refuse it.
-            why = law.verdict(claims.tenant, "", narrow=claims.narrow, key=claims.key).why_not(region)
-            if why is not None:
-                return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {why}")
         if law is not self._under:
             self._under, self._terms = law, {}
         who = claims.tenant, claims.key
@@ -89,6 +84,8 @@ class HopAuthenticator:
             stands = terms_of(law, claims.tenant, claims.narrow, region, claims.key)
             if not claims.narrow and len(self._terms) < CALLERS_MAX:
                 self._terms[who] = stands
+        if stands.why_not is not None:  # whatever the model, which is in the body: that is not read
+            return answers.refusal(outcome.UNLAWFUL_UNREAD, f"region {region}: {stands.why_not}")
         return vouched(claims, stands, issuer, claims.attempt, body_mac, charged=True)
 
     def with_preferences(self, caller: Caller, preferences: Preferences, lines: bytes) -> Caller:  # noqa: ARG002
