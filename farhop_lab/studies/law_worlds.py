@@ -33,6 +33,7 @@ from farhop.balance.machine import (
     ClientLeft,
     Forward,
     LawChanged,
+    Recall,
     Request,
     RequestArrived,
     Resume,
@@ -214,6 +215,7 @@ class Process:
             self.flow = global_flow.GlobalFlow(global_flow.FlowConfig(self.region), law, rng, lambda _tenant: 0.0)
         else:
             self.flow = RegionalFlow(FlowConfig(self.region, "lb"), law, rng, lambda _tenant: 1.0)
+        self.recalled: set[tuple[str, int]] = set()  # attempts
         self.read: dict[str, int] = {}  # by asker's region: how far the journal was read
         self.bases: dict[str, dict[str, frozenset[str] | None]] = {}  # by region: what its models are based on
         self.book = Book(
@@ -230,10 +232,15 @@ class Process:
         self.handle(LawChanged(law))
 
     def handle(self, event: Event) -> list[Command]:
-        """One event for the machine."""
+        """One event for the machine. A command that another law recalls before its turn sends nothing."""
         commands = self.flow.handle(event, _NOW)
+        self.recalled |= {(one.id, one.attempt) for one in commands if isinstance(one, Recall)}
         for command in commands:  # requests on hold that may go now, or may not stay
-            if isinstance(command, Forward) and command.id in self.world.asked:
+            if not isinstance(command, Forward) or command.id not in self.world.asked:
+                continue
+            if (command.id, command.attempt) in self.recalled:
+                self.handle(AttemptFailed(command.id, command.attempt, outcome.UNLAWFUL_HERE))
+            else:
                 self.world.forwarded(self, command)
         return commands
 

@@ -18,7 +18,7 @@ from regional_lb.scheduler import admission
 from topology import law
 
 WORLDS = 60
-BROKEN_ONCE = (7000494,)  # worlds in which the law was broken, by code of before
+BROKEN_ONCE = (7000494, 7018341)  # worlds in which the law was broken: by a router, and by the world that judged it
 HAPPENS = (
     "read", "sent", "computed", "told", "told to a peer", "kept", "restarted", "mended", "exchanged",
     "hub wiped", "hub restored", "hub lost", "hub found", "law set", "law older", "law broken", "law unsigned",
