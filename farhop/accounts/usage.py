@@ -8,6 +8,7 @@ holds a text, a prompt's hash or a key: only the key's name.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -109,9 +110,10 @@ def read(line: bytes) -> Event | None:
     """The event in a line; None if it is not a usage record."""
     try:
         event = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        at = datetime.fromisoformat(event.time)
+    except (msgspec.DecodeError, ValueError):
         return None
-    return event if event.type == TYPE else None
+    return event if event.type == TYPE and at.tzinfo is not None else None
 
 
 # -- sums

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def test_lines_that_are_no_records_are_counted() -> None:
     reading = Reading()
     assert not list(reading.events([b"", b"{}\n", b"\xff\n", b'{"specversion":"1.0"}\n']))
     assert reading.unreadable == 4
+
+
+def test_a_record_with_any_one_bit_flipped_is_none_or_has_a_moment() -> None:
+    """A report reads the months and hours of all records, and one that a disk damaged is counted, and ends none."""
+    (line,) = lines([record()], "farhop/fleet", None)
+    for at in range(8 * line.index(b'"datacontenttype"')):
+        flipped = bytearray(line)
+        flipped[at // 8] ^= 1 << at % 8
+        for event in Reading().events(bytes(flipped).splitlines(keepends=True)):
+            assert datetime.fromisoformat(event.time).tzinfo is not None
 
 
 def test_data_has_the_fields_that_the_loop_hands_on() -> None:
