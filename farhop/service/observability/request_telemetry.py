@@ -270,6 +270,13 @@ class RequestTelemetry:
         if context.recorded and not self.may_record(caller, model):
             self.mute(context)
 
+    def may_note(self, active: ActiveRequest) -> bool:
+        """Whether records of a request under way may be kept here by the law in force."""
+        context: RequestContext = active.context
+        if self.under is None or context.law is not self.under.law:
+            self._judge_again(context, active.request)
+        return context.recorded
+
     def turned_away(self, context: RequestContext, reason: Outcome, status: int) -> None:
         """Over before it was relayed: answered by the ingress, cut short while it was read, or left by its client."""
         if self.under is None or context.law is not self.under.law:
@@ -519,7 +526,7 @@ class InstrumentedTier:
     def replaced(self, active: ActiveRequest, attempt: Attempt, trace: str) -> None:
         """See relay.Tier. Only where records of the request may be kept, and nothing of an error's own text."""
         context: RequestContext = active.context
-        if context.recorded:
+        if self.telemetry.may_note(active):
             self._log.warning(
                 "an engine's error was replaced before it reached the client",
                 attempt.target,

@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
+from structlog.testing import capture_logs
 
 from farhop.balance import outcome
 from farhop.balance.machine import Address, Forward, Request, Usage
@@ -219,6 +221,27 @@ async def test_a_request_that_ends_before_it_is_read_leaves_nothing_where_anothe
     up.global_.laws.adopt(Law(replace(law.topology, epoch=law.epoch + 2)))
     assert await _spans_of_others(up, collector) == {}
     del reader
+
+
+@pytest.mark.parametrize("forbids", [False, True])
+async def test_an_engine_s_error_is_not_logged_where_a_law_that_came_meanwhile_forbids_records(
+    engine: Engine, forbids: bool
+) -> None:
+    structlog.reset_defaults()  # another test may have configured where logs go
+    engine.behaviour, engine.complaint = "error", "Traceback (most recent call last):\n  no more memory"
+    logging = {"residency": {"processing": {"allow": ["world"]}, "logging": {"allow": ["jp" if forbids else "us"]}}}
+    later = Law(replace(topology(tenant("ours", **logging)), epoch=2))
+    with capture_logs() as entries:
+        async with both(engine, topology(tenant("ours"))) as up:
+
+            def law_comes(_body: dict[str, Any]) -> str:
+                up.regional.laws.adopt(later)
+                return ""
+
+            engine.refuses = law_comes
+            answer = await send(up.client, chat("sk-farhop-ours"))
+            assert (answer.status, answer.code) == (500, "engine_error")
+    assert (answer.headers["x-farhop-decision"] in str(entries)) is not forbids
 
 
 async def test_what_a_model_turns_out_to_be_based_on_binds_what_was_kept(engine: Engine) -> None:
