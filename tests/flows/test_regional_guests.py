@@ -94,7 +94,7 @@ def test_kv_cache_reserve_applies_to_the_last_resort_too(play) -> None:
 
 
 def test_foreign_request_waits_where_its_promise_can_be_kept(play) -> None:
-    flow = regional(replica("r1", **{**ROOMY, "prefill_tokens_max": 500}, prefill_ms_per_token=0.1))
+    flow = regional(replica("r1", **{**ROOMY, "prefill_tokens_max": 500}, prefill_ms_per_token=1.0))
     soon = {**GUEST, "promised_ttft_ms": 60_000.0}
     book = play(flow).on(RequestArrived(request("a", 4800, **OWN))).expect(sent("a", "r1"))
     book.on(RequestArrived(request("b", 64, **OWN))).expect(held("b"))
