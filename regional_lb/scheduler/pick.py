@@ -297,17 +297,17 @@ def pick(
         elif policy.explores and rng.random() < EXPLORED_SHARE:
             usual, row = row, _explored(need, table, backlog + work, ready, policy, row, now, rng)
             explored = row != usual
-        own, before, prefill_ms, tpot_ms = _work(table, work, backlog, row)
+        own, before, per_token_ms, tpot_ms = _work(table, work, backlog, row)
         if policy.explores:  # it might miss the request's deadline, by _latest_ms
             latest_ms = (1.0 + 2.0 * table.uncertainty.item(row)) * (
-                (before + own) * prefill_ms + need.output_tokens * tpot_ms
+                (before + own) * per_token_ms + need.output_tokens * tpot_ms
             )
             if latest_ms > (need.deadline - now) * 1e3:
                 row = _surest(need, table, backlog + work, ready)
-                own, before, prefill_ms, tpot_ms = _work(table, work, backlog, row)
+                own, before, per_token_ms, tpot_ms = _work(table, work, backlog, row)
         left = uncached.item(row)
         chosen = Scored(
-            names[row], score.item(row), need.prompt_tokens - left, left, own, before, prefill_ms, tpot_ms,
+            names[row], score.item(row), need.prompt_tokens - left, left, own, before, per_token_ms, tpot_ms,
             names[row] in known.exact, delay_ms.item(row) if delay_ms is not None else 0.0,
         )  # fmt: skip
     speeds = table.speeds()
@@ -444,7 +444,8 @@ def prefill_wait_ms(
     each = queued / max(1, int(fits.sum()))  # of those queued, at each replica
     fits &= table.fits(need.prompt_tokens, need.output_tokens + each * whole, now)
     fits &= table.slots - table.in_flight > each
-    pace_ms = table.prefill_ms_per_token[fits]
-    if not len(pace_ms):
+    per_token_ms = table.prefill_ms_per_token[fits]
+    if not len(per_token_ms):
         return inf
-    return float(LEAST(table.backlog_tokens[fits] * pace_ms)) + queued * uncached / float((1.0 / pace_ms).sum())
+    tokens_per_ms = float((1.0 / per_token_ms).sum())  # of all of them
+    return float(LEAST(table.backlog_tokens[fits] * per_token_ms)) + queued * uncached / tokens_per_ms
