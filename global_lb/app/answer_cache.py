@@ -363,7 +363,7 @@ class AnswerCacheRelay:
             exchange.callbacks = None
             active, came_under = client.active, client.active.context.came_under
             if came_under is not None and came_under is not self._flow.law:
-                active.request = as_it_came(active.request, came_under)
+                active.request = as_it_came(active.request, came_under, self._flow.law)
             try:
                 self._alone(client, "leader_failed")
             except Exception as error:  # noqa: BLE001 - no caller would answer its client

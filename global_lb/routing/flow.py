@@ -393,7 +393,9 @@ class GlobalFlow:
         if law.lineage is not before.lineage:
             arrivals = {one: one.knowing(law.lineage) for one in {state.law for state in self.requests.values()}}
             for state in self.requests.values():
-                state.lawful &= arrivals[state.law].request_verdict(state.request).lawful
+                arrival = arrivals[state.law]
+                state.lawful &= arrival.request_verdict(state.request).lawful
+                state.request = cascade.narrowed(state.request, arrival)
         if not law.widens(before, Scope.HINTS, frozenset((self.config.region,))):
             self.regions.forget_prefixes()  # a hash does not say whose prompt it was made from
             for forgotten in self.forgotten:

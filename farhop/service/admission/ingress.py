@@ -71,11 +71,11 @@ def _probed(head: Head, ready: Callable[[], bool]) -> Reply:
     return answers.Reply(200 if good else 503, b"", outcome.SERVED, _NO_STORE, b"text/plain")
 
 
-def as_it_came(request: Request, law: Law) -> Request:
-    """The request within what `law` allowed, which it came under. Its machine judges it by the law in force when it
-    gets it: that is another if one came while its body was on the way, or while it waited (to be read, for quota, for
-    another's answer)."""
-    lawful = law.request_verdict(request).lawful
+def as_it_came(request: Request, came_under: Law, now: Law) -> Request:
+    """The request within what the law allows that it came under, by what the law in force knows of models' bases. Its
+    machine judges it by the law in force when it gets it: that is another if one came while its body was on the way, or
+    while it waited (to be read, for quota, for another's answer)."""
+    lawful = came_under.knowing(now.lineage).request_verdict(request).lawful
     return replace(request, lawful=lawful if request.lawful is None else lawful & request.lawful)
 
 
@@ -346,8 +346,9 @@ class Ingress:
         request = replace(request, body_bytes=len(body), chain=self.reader.chain_anew(exchange, body))
         context.body_sha256, context.model = b"", request.model  # it was of the body that came
         self._mute_unless_recorded(context, caller, request.model)
-        if context.came_under is not None:  # of the other models it was asked when the body was here
-            request = as_it_came(request, context.came_under)
+        under = self._telemetry.under
+        if under is not None and context.came_under is not None:  # of the others it was asked when the body was here
+            request = as_it_came(request, context.came_under, under.law)
 
         def proceed(_since: float) -> None:
             assert self.relay is not None
@@ -397,7 +398,7 @@ class Ingress:
         assert context.kind is not None
         under, came_under = self._telemetry.under, context.came_under
         if under is not None and came_under is not None and came_under is not under.law:
-            request = as_it_came(request, came_under)
+            request = as_it_came(request, came_under, under.law)
         if self._anycast and exchange.local_host in self._anycast and redirect_token.HEADER not in exchange.head.known:
             request = replace(request, by_anycast=True)
         if prompt.hide_usage and not exchange.sees_answer:

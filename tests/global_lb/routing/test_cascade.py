@@ -23,7 +23,7 @@ from farhop.balance.machine import (
 )
 from farhop.balance.model_steps import ModelStep
 from farhop.balance.outcome import Outcome
-from global_lb.fleet.view import Instance
+from global_lb.fleet.view import Instance, RegionReported
 from global_lb.routing import admission
 from global_lb.routing.cascade import Unresolved
 from global_lb.routing.flow import GlobalFlow
@@ -279,6 +279,19 @@ def test_a_law_that_lets_in_more_binds_another_model_by_the_law_that_the_request
     flow.handle(LawChanged(ruled(2)), 0.05)
     assert asked(flow, model="small") is None, "it is no name, and lawful in tokyo now"
     assert flow.consider(request("b", model="small"), 0.1).chosen is not None
+    (refused,) = flow.handle(AttemptRefused("a", 1, outcome.QUEUE_FULL, 800.0), 0.1)
+    assert not isinstance(refused, FallBack)
+
+
+def test_what_is_learned_of_bases_after_another_law_came_binds_fallbacks_by_the_law_of_arrival() -> None:
+    """Where a fallback may go was judged once, by what was known of its bases when the request came."""
+    view = seen(serving("london", big=4), serving("tokyo", small=4))
+    flow = worldwide(under=ruled(base=Rule(allow=("uk",))), view=view, routes=auto("big", "small"))
+    arrived(flow)
+    flow.handle(LawChanged(ruled(2)), 0.05)
+    adapted = msgspec.structs.replace(serving("tokyo", small=4), lineage={"small": frozenset({"base"})})
+    flow.handle(RegionReported("tokyo", known=seen(adapted).view.regions["tokyo"]), 0.06)
+    assert flow.consider(request("b", model="small"), 0.1).chosen is not None, "it is lawful in tokyo now"
     (refused,) = flow.handle(AttemptRefused("a", 1, outcome.QUEUE_FULL, 800.0), 0.1)
     assert not isinstance(refused, FallBack)
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 from inprocess import MODEL, Both, Engine, both, chat, head, send, streaming, tenant, topology, until
+from worlds import law, request
 
 from farhop.balance.machine import AttemptEnded, Event, RequestArrived
+from farhop.service.admission.ingress import as_it_came
 from farhop.service.admission.request_reader import RequestReader
 from farhop.service.authentication.authenticator import NARROW_BYTES_MAX, NARROW_PLACES_MAX, narrow_of
+from topology.law import Law
+from topology.model import Rule
 
 
 @pytest.fixture
@@ -274,6 +279,15 @@ async def test_the_longest_wish_still_fits_into_a_hop_token(up: Both) -> None:
     assert answer.status == 200
     too_long = await send(up.entry, chat(x_farhop_allow=wish + "," + "q" * 60))
     assert (too_long.status, too_long.json["error"]["param"]) == (400, "x-farhop-allow")
+
+
+def test_the_law_that_a_request_came_under_forbids_by_what_is_learned_of_bases_while_its_body_came() -> None:
+    bound = law().topology.tenants["anyone"]
+    ruled = replace(bound, models={"base": Rule(allow=("JP",))})
+    came_under = Law(replace(law().topology, tenants={"anyone": ruled}))
+    now = law(2).knowing({MODEL: frozenset({"base"})})
+    assert as_it_came(request("a", model=MODEL), came_under, law(2)).lawful == frozenset(came_under.topology.regions)
+    assert as_it_came(request("a", model=MODEL), came_under, now).lawful == frozenset({"tokyo"})
 
 
 async def test_a_pipelined_pair_is_answered_in_order(up: Both) -> None:
