@@ -14,6 +14,7 @@ from farhop_cli.sim import interrupted, progress, shown
 from farhop_lab.sim.stats import interval
 from farhop_lab.studies import pool, routers
 from farhop_lab.studies import random_worlds as drawn
+from farhop_lab.studies import verdicts as judge
 from farhop_lab.workloads.load import TraceError
 from farhop_lab.workloads.program import WorkloadError
 
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 FINALISTS = 4
 """Of all rivals, the number that runs on more than the first screening seed."""
 WORST = 20
-BEGIN, END = "<!-- farhop bench worlds: begin -->", "<!-- farhop bench worlds: end -->"
-"""In a page, the lines between which its tables are."""
+COMMANDS = {"usual": "farhop bench worlds", "special": "farhop bench worlds --kinds special"}
+"""By family of kinds, the command whose tables are in a page between `<!-- COMMAND: begin -->` and its `end`."""
 NO_LOSS, IN_TIME = 0.95, 0.9
 """The goals: shares of worlds without a loss, and with the first token within the limit."""
 
 
 def run(
+    kinds: str,
     numbers: range,
     seed: int,
     seeds: int,
@@ -45,11 +47,13 @@ def run(
     page: Path | None,
     as_json: bool,
 ) -> int:
-    """Run and judge them; the exit code."""
+    """Run and judge worlds of a family of kinds; the exit code."""
     if page is not None:
-        parts_of(page)  # before an hour's work
-    verdicts: list[drawn.Verdict] = []
-    names = drawn.rivals()
+        parts_of(page, kinds)  # before an hour's work
+    if kinds == "special" and traces is not None:
+        fail("--traces: worlds of special kinds are not drawn from traces; leave it out")
+    verdicts: list[judge.Verdict] = []
+    names = judge.rivals()
     half = seeds // 2
     all_names = [routers.FARHOP, *names]
     cells = len(all_names) + (half - 1) * FINALISTS + 2 * (seeds - half)
@@ -58,21 +62,24 @@ def run(
         found = drawn.traces(traces) if traces is not None else []
         with progress("worlds", len(numbers)) as moved:
             for done, number in enumerate(numbers):
-                world = drawn.drawn(number, seed, window_s, found)
+                if kinds == "special":
+                    world = drawn.special(number, seed, window_s)
+                else:
+                    world = drawn.drawn(number, seed, window_s, found)
 
                 def ran(jobs: Sequence[pool.Job], before: int, done: int = done) -> list[Result]:
                     on_share: Callable[[float], None] = lambda share: moved(done + (before + share) / cells)  # noqa: E731
                     return pool.run(jobs, out=folder, workers=workers, moved=on_share)
 
                 first = ran(drawn.jobs(world, all_names, [1]), 0)
-                finalists = drawn.best(first, names, FINALISTS)
+                finalists = judge.best(first, names, FINALISTS, world.judged)
                 more = ran(drawn.jobs(world, finalists, range(2, half + 1)), len(all_names)) if half > 1 else []
                 seen = [one for one in [*first, *more] if one.key.router in finalists]
-                rival = drawn.chosen(seen, finalists)
+                rival = judge.chosen(seen, finalists, world.judged)
                 judging = drawn.jobs(world, [routers.FARHOP, rival], range(half + 1, seeds + 1))
-                verdicts.append(drawn.judged(world, ran(judging, cells - len(judging)), rival, first))
+                verdicts.append(judge.judged(world, ran(judging, cells - len(judging)), rival, first))
                 if page is not None:
-                    write_verdicts(page, verdicts, f"seed {seed}, {seeds - half} seeds, {window_s:g} s")
+                    write_verdicts(page, kinds, verdicts, f"seed {seed}, {seeds - half} seeds, {window_s:g} s")
     except (pool.CellError, TraceError, WorkloadError) as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -82,13 +89,13 @@ def run(
     return printed(verdicts, as_json)
 
 
-def printed(verdicts: Sequence[drawn.Verdict], as_json: bool) -> int:
+def printed(verdicts: Sequence[judge.Verdict], as_json: bool) -> int:
     """Print them, the worst worlds first; the exit code."""
-    found = drawn.summary(verdicts)
+    found = judge.summary(verdicts)
     if as_json:
-        beside = [msgspec.to_builtins(one) for one in drawn.rival_comparisons(verdicts)]
+        beside = [msgspec.to_builtins(one) for one in judge.rival_comparisons(verdicts)]
         worlds = [msgspec.to_builtins(one) for one in verdicts]
-        standings = {name: msgspec.to_builtins(one) for name, one in sorted(drawn.standings(verdicts).items())}
+        standings = {name: msgspec.to_builtins(one) for name, one in sorted(judge.standings(verdicts).items())}
         show.json({"bench": "worlds", "summary": found, "rivals": beside, "standings": standings, "worlds": worlds})
     else:
         order = sorted(verdicts, key=lambda one: one.good.mean if one.good is not None else 1.0)[:WORST]
@@ -102,10 +109,10 @@ def printed(verdicts: Sequence[drawn.Verdict], as_json: bool) -> int:
 # -- tables
 
 
-def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
+def _goals(verdicts: Sequence[judge.Verdict]) -> Table:
     n = len(verdicts)
     kept, soon = sum(not one.lost for one in verdicts), sum(not one.slower for one in verdicts)
-    failed = drawn.refused_below_capacity(verdicts)
+    failed = judge.refused_below_capacity(verdicts)
     ours, theirs = [one.ours for one in verdicts], [one.theirs for one in verdicts]
     ratios = interval([one.good.mean for one in verdicts if one.good is not None] or [1.0])
     answers = interval([one.answer.mean for one in verdicts if one.answer is not None] or [1.0])
@@ -122,15 +129,15 @@ def _goals(verdicts: Sequence[drawn.Verdict]) -> Table:
         ["good answers over each world's own rival's", "", shown(ratios, 3), ""],
         ["time to the end of an answer, the mean, over each world's own rival's", "", shown(answers, 3), ""],
     ]  # fmt: skip
-    best = next(iter(drawn.rival_comparisons(verdicts)), None)
+    best = next(iter(judge.rival_comparisons(verdicts)), None)
     if best is not None and best.good:
         goal = f"good answers over the best single rival's ({best.rival}), first seed"
         verdict = _met(best.over.mean >= 0.0, sure=not best.over.low < 0.0 < best.over.high)
-        lines.insert(1, [goal, f"{drawn.GAIN:g}", f"{best.ours / best.good:.3f}", verdict])
+        lines.insert(1, [goal, f"{judge.GAIN:g}", f"{best.ours / best.good:.3f}", verdict])
     return "Goals", ["what", ">goal", ">seen", "verdict"], lines
 
 
-def _geometric(verdicts: Sequence[drawn.Verdict]) -> str:
+def _geometric(verdicts: Sequence[judge.Verdict]) -> str:
     """The mean of the ratios' logarithms and its 95 % interval, as ratios."""
     logs = [log(one.ttft_p90.mean) for one in verdicts if one.ttft_p90 is not None and one.ttft_p90.mean > 0.0]
     found = interval(logs or [0.0])
@@ -141,7 +148,7 @@ def _met(is_met: bool, *, sure: bool = True) -> str:
     return ("" if sure else "open, ") + ("met" if is_met else "missed")
 
 
-def _worlds(title: str, verdicts: Sequence[drawn.Verdict], *, marked: bool = False) -> Table:
+def _worlds(title: str, verdicts: Sequence[judge.Verdict], *, marked: bool = False) -> Table:
     lines = [
         [
             str(one.number), f"{one.kind}, {one.load:g}", f"{one.asked:.0f}", one.rival,
@@ -170,8 +177,8 @@ def _apart(ratio: Interval | None, marked: bool) -> str:
     return f"**{shown(ratio, 3)}**" if is_apart else shown(ratio, 3)
 
 
-def _rivals(verdicts: Sequence[drawn.Verdict]) -> Table:
-    comparisons, standings = drawn.rival_comparisons(verdicts), drawn.standings(verdicts)
+def _rivals(verdicts: Sequence[judge.Verdict]) -> Table:
+    comparisons, standings = judge.rival_comparisons(verdicts), judge.standings(verdicts)
 
     def held(router: str) -> list[str]:
         return [str(standings[router].level), str(standings[router].soon)]
@@ -189,7 +196,7 @@ def _rivals(verdicts: Sequence[drawn.Verdict]) -> Table:
     return "Farhop beside each rival: the first seed of every world", columns, lines
 
 
-def _about(verdicts: Sequence[drawn.Verdict]) -> Table:
+def _about(verdicts: Sequence[judge.Verdict]) -> Table:
     lines = [[str(one.number), one.about] for one in verdicts]
     return "What the worlds are", [">world", "sites; balancers, faults, confined tenants; figures"], lines
 
@@ -197,40 +204,51 @@ def _about(verdicts: Sequence[drawn.Verdict]) -> Table:
 # -- a page
 
 
-def report(verdicts: Sequence[drawn.Verdict], of: str) -> str:
+def report(verdicts: Sequence[judge.Verdict], of: str, kinds: str = "usual") -> str:
     """The tables as Markdown; `of`: the run's seed and length, in words."""
+    special = kinds == "special"
+    behind = ", special kinds" if special else ""  # headings of one page differ
+    beside = "Of *batch* the interactive requests alone are judged. " if special else ""
     parts = [
-        f"{len(verdicts)} worlds of {of} of each. Simulated; ± is the 95 % interval (Student's t): of a ratio that of "
-        "the ratios seed by seed on the same work, over worlds that of the worlds. Bold where it lies wholly on one "
-        "side of 1. F: Farhop, R: the rival. *Good* is of what was asked in the window; a failed request counts with "
-        "what its client waited, at least its patience. *lost*: the whole interval of good answers lies below 0.99; "
-        "*slower*: TTFT p90 above 1.05 in the mean. *whole answer*: the mean time to the end of one, Farhop's over the "
-        "rival's. Clients ask again up to twice where no answer had begun, as "
-        "OpenAI's SDKs do; who had begun and was cut is not asked for again, and is no refusal.\n",
-        markdown(*_goals(verdicts)),
-        markdown(*_worlds("Worlds", verdicts, marked=True)),
-        markdown(*_rivals(verdicts)),
-        markdown(*_about(verdicts)),
-    ]
+        f"{len(verdicts)} worlds of {of} of each{behind}. {beside}Simulated; ± is the 95 % interval (Student's t): of "
+        "a ratio that of the ratios seed by seed on the same work, over worlds that of the worlds. Bold where it lies "
+        "wholly on one side of 1. F: Farhop, R: the rival. *Good* is of what was asked in the window; a failed request "
+        "counts with what its client waited, at least its patience. *lost*: the whole interval of good answers lies "
+        "below 0.99; *slower*: TTFT p90 above 1.05 in the mean. *whole answer*: the mean time to the end of one, "
+        "Farhop's over the rival's. Clients ask again up to twice where no answer had begun, as OpenAI's SDKs do; who "
+        "had begun and was cut is not asked for again, and is no refusal.\n",
+        *(
+            markdown(f"{title}{behind}", columns, lines)
+            for title, columns, lines in (
+                _goals(verdicts), _worlds("Worlds", verdicts, marked=True), _rivals(verdicts), _about(verdicts)
+            )
+        ),
+    ]  # fmt: skip
     return "\n".join(parts)
 
 
-def parts_of(page: Path) -> tuple[str, str]:
+def _marks(kinds: str) -> tuple[str, str]:
+    return f"<!-- {COMMANDS[kinds]}: begin -->", f"<!-- {COMMANDS[kinds]}: end -->"
+
+
+def parts_of(page: Path, kinds: str) -> tuple[str, str]:
     """The parts of a page before and behind its tables; empty if there is no such page."""
+    first, last = _marks(kinds)
     try:
-        text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
+        text = page.read_text() if page.exists() else f"{first}\n{last}\n"
     except (OSError, UnicodeDecodeError) as error:
         fail(f"--markdown: {page}: {error}; give a text file")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, behind = rest.partition(END)
+    before, begin, rest = text.partition(first)
+    _, end, behind = rest.partition(last)
     if not begin or not end:
-        fail(f"--markdown: {page}: it lacks the lines {BEGIN} and {END}; add them, or name a new file")
+        fail(f"--markdown: {page}: it lacks the lines {first} and {last}; add them, or name a new file")
     return before, behind
 
 
-def write_verdicts(page: Path, verdicts: Sequence[drawn.Verdict], of: str) -> None:
-    before, behind = parts_of(page)
+def write_verdicts(page: Path, kinds: str, verdicts: Sequence[judge.Verdict], of: str) -> None:
+    before, behind = parts_of(page, kinds)
+    first, last = _marks(kinds)
     try:
-        page.write_text(f"{before}{BEGIN}\n\n{report(verdicts, of)}\n{END}{behind}")
+        page.write_text(f"{before}{first}\n\n{report(verdicts, of, kinds)}\n{last}{behind}")
     except OSError as error:
         fail(f"--markdown: {page}: {error.strerror or error}; give a file that can be written")

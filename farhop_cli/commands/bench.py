@@ -12,7 +12,7 @@ import threading
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -314,6 +314,13 @@ def routing(
 
 @app.command("worlds", epilog="Example:  farhop bench worlds --out results --markdown worlds.md    or:  --only 17")
 def worlds(
+    kinds: Annotated[
+        Literal["usual", "special"],
+        typer.Option(
+            "--kinds",
+            help="usual: work of common kinds and from traces. special: fifteen kinds with one difficulty each.",
+        ),
+    ] = "usual",
     count: Annotated[int, typer.Option("--worlds", metavar="N", min=1, max=10_000, help="How many.")] = 200,
     only: Annotated[
         int | None, typer.Option("--only", metavar="N", min=0, help="Only the world of this number.")
@@ -354,7 +361,7 @@ def worlds(
 
     window_s = duration_s("--for", length, 5.0, 600.0)
     numbers = range(count) if only is None else range(only, only + 1)
-    raise typer.Exit(run(numbers, seed, seeds, window_s, traces, workers, out, markdown, as_json))
+    raise typer.Exit(run(kinds, numbers, seed, seeds, window_s, traces, workers, out, markdown, as_json))
 
 
 @app.command("fidelity", epilog="Example:  farhop bench fidelity --quick")

@@ -239,6 +239,12 @@ def _asked(work: WorkDoc, at: tuple[str, int], doc: ScenarioDoc) -> Iterator[Pro
         yield Problem(path_of(*at, "loop"), f"it is for a log, not for {work.kind}", "leave it out")
     if work.since_s and not trace:
         yield Problem(path_of(*at, "since_s"), f"{work.kind} is no trace", "leave it out")
+    if work.bursts is not None and not work.per_s:
+        yield Problem(path_of(*at, "bursts"), "they are of an open loop", "give `per_s`, or leave it out")
+    if work.bursts is not None and work.bursts.for_s > work.bursts.every_s:
+        yield Problem(path_of(*at, "bursts", "for_s"), f"longer than {work.bursts.every_s:g} s", "let it be shorter")
+    if work.kind == "requests" and work.clients and work.figures.get("renewed_s"):
+        yield Problem(path_of(*at, "figures"), "renewed_s is of an open loop", "give `per_s`, or leave it out")
     if work.place == "sun" and not set(work.regions) <= doc.days.keys():
         yield Problem(path_of(*at, "place"), "sun needs a day for each of `regions`", "give `days`, or say uniform")
     for name in {*work.clients, *work.per_s, *work.regions}:

@@ -39,6 +39,13 @@ class DayDoc(Doc):
     weight: float = Field(default=1.0, ge=0, le=1000, description="give 0 to 1000")
 
 
+class BurstsDoc(Doc):
+    """When requests come within each interval: all within its first `for_s`, at the mean rate that `per_s` says."""
+
+    every_s: float = Field(gt=0, le=86_400, description="give the seconds from one burst's beginning to the next's")
+    for_s: float = Field(default=0.0, ge=0, le=86_400, description="give how long each lasts; 0: all at one instant")
+
+
 class WorkDoc(Doc):
     """One kind of work: what is asked, and by how many clients or how often."""
 
@@ -54,6 +61,9 @@ class WorkDoc(Doc):
     )
     per_s: dict[Name, _PerSecond] = Field(
         default={}, max_length=256, description=f"open loop: {_PLACES}, programs begun per second"
+    )
+    bursts: BurstsDoc | None = Field(
+        default=None, description="with per_s: give `{every_s: 60, for_s: 5}`, or leave it out"
     )
     path: str = Field(default="", max_length=4096, description="give the trace's path; relative ones from this file")
     place: Literal["uniform", "zipf", "sun", "recorded"] = Field(

@@ -6,7 +6,9 @@ whatever the router; every client, region and piece has its own random generator
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
+from math import isfinite
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -16,16 +18,17 @@ import msgspec
 from farhop_lab.scenarios.schema import RECORDED_REGIONS
 from farhop_lab.workloads import agents, arrivals, chat, load, places, traces, trees
 from farhop_lab.workloads.daylight import Daylight
-from farhop_lab.workloads.program import Ask, Program, Programs, Schedule, WorkloadError, one
+from farhop_lab.workloads.program import Ask, Program, Programs, Schedule, Start, WorkloadError, one
 from farhop_lab.workloads.prose import prose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from farhop_lab.scenarios.schema import WorkDoc
+    from farhop_lab.scenarios.schema import BurstsDoc, WorkDoc
     from farhop_lab.sim.clients import ClientPool
 
 PLACED_ZIPF = 1.0
+_TRACED = "a trace brings its own programs"
 _READERS: dict[str, Callable[[Path], Sequence[Any]]] = {
     "mooncake": load.mooncake,
     "azure": load.azure,
@@ -36,11 +39,16 @@ _READERS: dict[str, Callable[[Path], Sequence[Any]]] = {
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
-    """Single requests. The first `shared_tokens` of a prompt are one of `groups` texts of its region, drawn evenly."""
+    """Single requests. The first `shared_tokens` of a prompt are one of `groups` texts, drawn evenly. In an open loop
+    these are those of its region or, with `everywhere`, the same in all regions, and other ones every `renewed_s` (0:
+    never). In a closed loop each client has its own, or `everywhere` those of all.
+    """
 
     prompt_tokens: int = 1000
     shared_tokens: int = 0
     groups: int = 50
+    everywhere: bool = False
+    renewed_s: float = 0.0
     answer_tokens: int = 200
     max_tokens: int = 512
 
@@ -49,6 +57,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
             raise WorkloadError(
                 "requests need prompt_tokens and groups of 1 or more, shared_tokens up to prompt_tokens"
             )
+        if not (isfinite(self.renewed_s) and self.renewed_s >= 0.0):
+            raise WorkloadError("requests need renewed_s of 0 (never) or more seconds")
         if not 1 <= self.answer_tokens <= self.max_tokens:
             raise WorkloadError("requests need 1 <= answer_tokens <= max_tokens")
 
@@ -125,7 +135,7 @@ def send(
         for i in range(n):
             day, threshold = days.get(region), (i + 0.5) / n
             awake = None if day is None else _awake(day, threshold)
-            clients.closed(region, programs(figures, work.tenant, f"{name} {region} {i}", seed), awake=awake)
+            clients.closed(region, programs(figures, work.tenant, f"{name} {region} {i}", seed, name), awake=awake)
     for found in schedules(work, name, seed, scale, days, folder, clients.until):
         clients.open(found)
 
@@ -138,7 +148,9 @@ def schedules(
     """
     figures = figures_of(work)
     for region, per_s in work.per_s.items():
-        yield _at_rate(figures, work.tenant, region, f"{name} {region}", seed, per_s * scale, days.get(region))
+        rng = Random(f"{seed} {name} {region}")
+        moments = _moments(per_s * scale, days.get(region), work.bursts, rng)
+        yield _at_moments(figures, work.tenant, region, name, seed, moments)
     if work.path:
         yield schedule(figures, work, seed, scale, days, folder, until)
 
@@ -147,16 +159,18 @@ def _awake(day: Daylight, threshold: float) -> Any:
     return lambda now: day.awake(now, threshold)
 
 
-def programs(figures: Figures, tenant: str, client: str, seed: int) -> Programs:
-    """One client's programs, without end."""
+def programs(figures: Figures, tenant: str, client: str, seed: int, piece: str = "") -> Programs:
+    """One client's programs, without end. `piece`: the name of the work that its texts `everywhere` are of."""
     if isinstance(figures, chat.Chat):
         return chat.chats(figures, client, seed, tenant=tenant)
     if isinstance(figures, trees.Tree):
         return trees.trees(figures, client, seed, tenant=tenant)
     if isinstance(figures, agents.Agent):
         return agents.agents(figures, client, seed, tenant=tenant)
-    make = _maker(figures, tenant)
-    return (make(name, Random(name)) for name in (f"requests {seed} {client} {n}" for n in count()))
+    assert isinstance(figures, Requests), _TRACED
+    mine = f"requests {seed} {client}"
+    texts = f"{seed} {piece}" if figures.everywhere else mine
+    return (_single(figures, f"{mine} {n}", tenant, texts) for n in count())
 
 
 def _maker(figures: Figures, tenant: str) -> arrivals.Maker:
@@ -164,15 +178,13 @@ def _maker(figures: Figures, tenant: str) -> arrivals.Maker:
         return lambda name, rng: chat.conversation(figures, name, rng, tenant=tenant)
     if isinstance(figures, trees.Tree):
         return lambda name, rng: trees.tree(figures, name, rng, tenant=tenant)
-    if isinstance(figures, agents.Agent):
-        return lambda name, rng: agents.agent(figures, name, rng, tenant=tenant)
-    assert isinstance(figures, Requests), "a trace brings its own programs"
-    return lambda name, rng: _single(figures, name, rng, tenant)
+    assert isinstance(figures, agents.Agent), _TRACED
+    return lambda name, rng: agents.agent(figures, name, rng, tenant=tenant)
 
 
-def _single(figures: Requests, name: str, rng: Random, tenant: str) -> Program:
-    group = rng.randrange(figures.groups)
-    shared = prose(f"{name.rsplit(' ', 1)[0]} group {group}", figures.shared_tokens)
+def _single(figures: Requests, name: str, tenant: str, texts: str) -> Program:
+    """One request. Equal `texts` share their beginnings."""
+    shared = prose(f"{texts} group {Random(name).randrange(figures.groups)}", figures.shared_tokens)
     return one(
         Ask(
             prompt=shared + prose(name, figures.prompt_tokens - figures.shared_tokens),
@@ -183,15 +195,25 @@ def _single(figures: Requests, name: str, rng: Random, tenant: str) -> Program:
     )
 
 
-def _at_rate(
-    figures: Figures, tenant: str, region: str, name: str, seed: int, per_s: float, day: Daylight | None
-) -> Schedule:
-    rng = Random(f"{seed} {name}")
+def _moments(per_s: float, day: Daylight | None, bursts: BurstsDoc | None, rng: Random) -> Iterator[float]:
     if day is None:
         moments = arrivals.poisson(per_s, rng)
     else:
         moments = arrivals.varying(lambda at: per_s * day.level(at), per_s * day.peak, rng)
-    return arrivals.programs(moments, lambda *_: region, _maker(figures, tenant), f"{seed} {name}")
+    return moments if bursts is None else arrivals.bunched(moments, bursts.every_s, bursts.for_s)
+
+
+def _at_moments(
+    figures: Figures, tenant: str, region: str, piece: str, seed: int, moments: Iterator[float]
+) -> Schedule:
+    name = f"{seed} {piece} {region}"
+    if not isinstance(figures, Requests):
+        yield from arrivals.programs(moments, lambda *_: region, _maker(figures, tenant), name)
+        return
+    texts = f"{seed} {piece}" if figures.everywhere else name
+    for number, at in enumerate(moments):
+        since = f" since {at // figures.renewed_s:.0f}" if figures.renewed_s else ""
+        yield Start(at, region, partial(_single, figures, f"{name} {number}", tenant, texts + since))
 
 
 # -- traces

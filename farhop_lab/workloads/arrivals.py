@@ -68,6 +68,19 @@ def renewals(bursts: Iterator[Burst], rng: Random) -> Iterator[float]:
             at += rng.gammavariate(shape, scale)
 
 
+def bunched(moments: Iterator[float], every_s: float, for_s: float) -> Iterator[float]:
+    """The same arrivals, but those of each `every_s` all come within its first `for_s`, in their order; 0: at one
+    instant. The mean rate stays. WorkloadError unless 0 <= for_s <= every_s, with every_s above 0.
+    """
+    if not (isfinite(every_s) and 0.0 <= for_s <= every_s and every_s > 0.0):
+        raise WorkloadError(f"bursts of {for_s} s every {every_s} s: give every_s above 0, and for_s from 0 up to it")
+    before = -inf
+    for moment in moments:
+        number, rest = divmod(moment, every_s)
+        before = max(before, number * every_s + rest * (for_s / every_s))  # rounding must not put them out of order
+        yield before
+
+
 def programs(moments: Iterator[float], place: PlaceRule, make: Maker, name: str) -> Schedule:
     """A program at each time: the n-th is called "<name> n", and has the random generator and region of that name.
     `name` should contain the seed: equal names give equal requests.

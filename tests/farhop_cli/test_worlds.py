@@ -10,7 +10,7 @@ import typer
 
 from farhop_cli import worlds
 from farhop_lab.sim.stats import Interval
-from farhop_lab.studies.random_worlds import RouterResult, Verdict
+from farhop_lab.studies.verdicts import RouterResult, Verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,10 +63,10 @@ def test_page_marks_faster_rivals_with_more_failures() -> None:
 def test_tables_are_written_between_their_marker_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     for of in ("seed 1", "seed 2"):
-        worlds.write_verdicts(page, [verdict(3, 1.1, lost=False)], of)
+        worlds.write_verdicts(page, "usual", [verdict(3, 1.1, lost=False)], of)
     assert page.read_text().count("### Goals") == 1
     page.write_text(f"# Before\n{page.read_text()}after\n")
-    worlds.write_verdicts(page, [verdict(3, 1.1, lost=False)], "seed 3")
+    worlds.write_verdicts(page, "usual", [verdict(3, 1.1, lost=False)], "seed 3")
     text = page.read_text()
     assert text.startswith("# Before\n")
     assert text.endswith("after\n")
@@ -74,8 +74,27 @@ def test_tables_are_written_between_their_marker_lines(tmp_path: Path, capsys: p
     assert "seed 2" not in text
     page.write_text("# Somebody's page\n")
     with pytest.raises(typer.Exit):
-        worlds.parts_of(page)
+        worlds.parts_of(page, "usual")
     assert "it lacks the lines" in capsys.readouterr().err
+
+
+def test_one_page_has_the_tables_of_both_families(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    worlds.write_verdicts(page, "usual", [verdict(3, 1.1, lost=False)], "seed 1")
+    page.write_text(
+        f"{page.read_text()}\n<!-- farhop bench worlds --kinds special: begin -->\n"
+        "<!-- farhop bench worlds --kinds special: end -->\nafter\n"
+    )
+    worlds.write_verdicts(page, "special", [verdict(4, 1.1, lost=False)], "seed 2")
+    worlds.write_verdicts(page, "usual", [verdict(3, 1.1, lost=False)], "seed 3")
+    text = page.read_text()
+    assert [text.count(heading) for heading in ("### Goals\n", "### Goals, special kinds\n", "seed 1 of")] == [1, 1, 0]
+    assert text.index("seed 3 of") < text.index("seed 2 of") < text.index("after\n")
+
+
+def test_special_kinds_are_drawn_from_no_traces(cli, tmp_path: Path) -> None:
+    wrong = cli.run("bench", "worlds", "--kinds", "special", "--traces", str(tmp_path))
+    assert "special kinds are not drawn from traces" in cli.failed(wrong, 2)
 
 
 def test_a_window_that_is_none_is_bad_usage(cli):

@@ -70,6 +70,12 @@ def test_scenario_survives_serialization() -> None:
         (("clients: {virginia: 2}", "clients: {paris: 2}"), 'work[0].clients.paris: unknown region "paris"'),
         (("clients: {virginia: 2}", "tenant: nobody, clients: {virginia: 2}"), 'unknown tenant "nobody"'),
         (("clients: {virginia: 2}", "clients: {virginia: 2}, per_s: {tokyo: 1}"), "give either `clients` or `per_s`"),
+        (("clients: {virginia: 2}", "clients: {virginia: 2}, bursts: {every_s: 5}"), "they are of an open loop"),
+        (
+            ("clients: {virginia: 2}", "per_s: {virginia: 2}, bursts: {every_s: 5, for_s: 6}"),
+            "work[0].bursts.for_s: longer than 5 s",
+        ),
+        (("{kind: chat, ", "{kind: requests, figures: {renewed_s: 1}, "), "renewed_s is of an open loop"),
         (("{kind: chat, ", "{kind: chat, figures: {turn: 3}, "), "turn: no figure of this kind"),
         (("{kind: chat, ", "{kind: chat, figures: {turns: 0}, "), "must be 1 or more"),
         (("{kind: chat, ", "{kind: agents, "), "no lawful replica holds more than 16384"),

@@ -117,6 +117,57 @@ def test_requests_share_what_they_are_asked_to_share() -> None:
     assert a[200:232] != b[200:232]
 
 
+def prompts(schedule: Any, count: int) -> list[tuple[float, bytes]]:
+    return [(start.at, next(start.make())[0].prompt) for start, _ in zip(schedule, range(count), strict=False)]
+
+
+def test_texts_are_of_a_region_or_of_all() -> None:
+    def beginnings(**figures: Any) -> list[set[bytes]]:
+        doc = work(
+            kind="requests",
+            figures={"prompt_tokens": 100, "shared_tokens": 50, "groups": 1, **figures},
+            per_s={"tokyo": 2.0, "virginia": 2.0},
+        )
+        return [{prompt[:200] for _, prompt in prompts(schedule, 5)} for schedule in sent(doc).opened]
+
+    tokyo, virginia = beginnings()
+    assert len(tokyo) == len(virginia) == 1
+    assert tokyo != virginia
+    tokyo, virginia = beginnings(everywhere=True)
+    assert tokyo == virginia
+    closed = work(
+        kind="requests",
+        figures={"prompt_tokens": 100, "shared_tokens": 50, "groups": 1, "everywhere": True},
+        clients={"tokyo": 1, "virginia": 1},
+    )
+    assert {next(these).send(None)[0].prompt[:200] for _, these, _ in sent(closed).closed_} == tokyo
+
+
+def test_renewed_texts_are_other_ones_after_their_time() -> None:
+    doc = work(
+        kind="requests",
+        figures={"prompt_tokens": 100, "shared_tokens": 50, "groups": 1, "renewed_s": 2.0},
+        per_s={"tokyo": 9.0},
+    )
+    (schedule,) = sent(doc).opened
+    by_time: dict[float, set[bytes]] = {}
+    for at, prompt in prompts(schedule, 60):
+        by_time.setdefault(at // 2.0, set()).add(prompt[:200])
+    assert all(len(texts) == 1 for texts in by_time.values())
+    assert len(set().union(*by_time.values())) == len(by_time) > 2
+    with pytest.raises(WorkloadError, match="renewed_s"):
+        Requests(renewed_s=-1.0)
+
+
+def test_bursts_have_the_same_requests_at_other_times() -> None:
+    even = work(kind="requests", per_s={"tokyo": 5.0})
+    bursts = work(kind="requests", per_s={"tokyo": 5.0}, bursts={"every_s": 10.0, "for_s": 1.0})
+    (plain,), (bunched,) = (sent(doc).opened for doc in (even, bursts))
+    one, other = prompts(plain, 100), prompts(bunched, 100)
+    assert [prompt for _, prompt in one] == [prompt for _, prompt in other]
+    assert all(at % 10.0 <= 1.0 for at, _ in other)
+
+
 def test_last_client_of_a_daily_cycle_is_active_only_at_the_peak() -> None:
     days = days_of({"tokyo": DayDoc(utc_hours=14, swing=10)}, 240.0)
     clients = sent(work(kind="requests", clients={"tokyo": 10}), days=days)

@@ -1,15 +1,16 @@
-"""Worlds drawn at random: by number the same for ever, of every kind, and judged on seeds that did not choose."""
+"""Worlds drawn at random: by number the same for ever, and of every kind."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from farhop_lab.scenarios.load import built
-from farhop_lab.studies import bound, random_worlds, routers
-from farhop_lab.studies.cell import run
+from farhop_lab.studies import bound, random_worlds
+from farhop_lab.studies.special_kinds import KINDS
 from farhop_lab.workloads.load import TraceError
 
 if TYPE_CHECKING:
@@ -24,6 +25,41 @@ def test_a_number_is_a_world() -> None:
     assert first.kind == other.kind
     assert 0.3 <= first.load <= 1.1
     assert first.factor > 0.0
+
+
+@pytest.mark.parametrize(
+    ("number", "digest"),
+    [(0, "4230b47887295a91"), (3, "53237d964b48ba5f")],
+)
+def test_a_worlds_number_means_the_same_in_every_version(number: int, digest: str) -> None:
+    """Of what the document says; fields that it leaves to their defaults may come to the schema."""
+    world = random_worlds.drawn(number, 1, 8.0)
+    document = world.scenario.doc.model_dump(mode="json", exclude_defaults=True)
+    what = msgspec.json.encode([document, world.load, world.factor], order="deterministic")
+    assert sha256(what).hexdigest().startswith(digest)
+
+
+def test_special_worlds_are_of_each_kind_in_turn_and_of_another_family() -> None:
+    names = list(KINDS)
+    first, again, other = (random_worlds.special(number, 1, 5.0) for number in (12, 12, 12 + len(names)))
+    assert (first.kind, other.kind) == (names[12], names[12])
+    assert first.scenario.document() == again.scenario.document()
+    assert first.factor == again.factor
+    assert first.scenario.document() != other.scenario.document()
+    assert first.scenario.doc.name == "special-1-12"  # results of both families may be in one folder
+    assert 0.3 <= first.load <= 1.1
+
+
+def test_load_of_bursts_is_of_the_time_in_which_they_come() -> None:
+    """After a pause of a minute all of it comes within seconds, and is as much as the fleet can do in these."""
+    world = random_worlds.special(list(KINDS).index("after-a-pause"), 1, 5.0)
+    (work,) = world.scenario.doc.work
+    assert work.bursts is not None
+    whole_s, burst_s = world.scenario.doc.duration_s, 2 * work.bursts.for_s
+    asked = bound.demands(world.scenario, 1, world.factor)
+    share = 1.0 / bound.share_max(asked, bound.fleet_of(world.scenario), burst_s)
+    assert share == pytest.approx(world.load, rel=0.35)  # few and random requests
+    assert whole_s > 4 * burst_s
 
 
 def test_worlds_have_confined_tenants_and_balancers_that_restart() -> None:
@@ -54,69 +90,3 @@ def test_worlds_are_drawn_from_the_traces_of_a_folder(tmp_path: Path) -> None:
 def test_a_world_of_the_lightest_work_is_a_scenario_that_can_be_run() -> None:
     scenario = random_worlds.drawn(6, 1, 5.0).scenario.but(loads=[random_worlds.FACTOR_MAX])
     assert built(scenario.document(), scenario.folder).doc.loads == [random_worlds.FACTOR_MAX]
-
-
-def test_rivals_come_from_the_catalogue() -> None:
-    names = random_worlds.rivals()
-    assert {"skywalker", "gorgo-each-long", "spill-least-load"} <= set(names)
-    assert not {"omniscient", "region-local", routers.FARHOP} & set(names)
-
-
-def test_the_best_is_chosen_by_good_answers_then_by_first_bytes() -> None:
-    def result(router: str, good: float, p90: float) -> object:
-        figures = {"good": good, "ttft_p90_ms": p90}
-        return SimpleNamespace(key=SimpleNamespace(router=router), figures=lambda: figures)
-
-    results = [result("a", 5.0, 300.0), result("b", 5.0, 200.0), result("c", 4.0, 10.0)]
-    assert random_worlds.best(results, ["a", "b", "c"], 2) == ["b", "a"]  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="screening"):
-        random_worlds.chosen([], ["a"])
-
-
-def test_a_world_is_judged() -> None:
-    world = random_worlds.drawn(4, 1, 5.0)
-    jobs = random_worlds.jobs(world, [routers.FARHOP, "spill-least-load"], [1])
-    results = [run(job.document, world.scenario.folder, job.key, job.recipe) for job in jobs]
-    verdict = random_worlds.judged(world, results, "spill-least-load")
-    assert 0.0 < verdict.of_bound <= 1.0
-    assert not verdict.lost  # one seed proves nothing
-    assert random_worlds.summary([verdict])["worlds"] == 1
-    top = bound.of(world.scenario, 1, world.factor)
-    assert all(sum(result.good) <= top for result in results)
-
-
-def test_an_answer_that_had_begun_is_cut_and_not_refused() -> None:
-    whole = SimpleNamespace(asked=10, good=7, failed=3, ttft_ms=SimpleNamespace(p90=200.0))
-    outcomes = {"upstream_died_mid_stream": 2, "no_region_serving": 1}
-    result = SimpleNamespace(score=SimpleNamespace(whole=whole, outcomes=outcomes))
-    found = random_worlds.router_result([result])  # type: ignore[list-item]
-    assert (found.failed, found.cut, found.refused) == pytest.approx((0.3, 0.2, 0.1))
-
-
-@pytest.mark.parametrize(("alike", "refused"), [(True, 0.1), (False, 0.3)])
-def test_a_prompt_that_no_engine_can_hold_is_not_refused(alike: bool, refused: float) -> None:
-    """Where engines differ, another might have held it."""
-    whole = SimpleNamespace(asked=10, good=7, failed=3, ttft_ms=SimpleNamespace(p90=200.0))
-    result = SimpleNamespace(
-        score=SimpleNamespace(whole=whole, outcomes={"request_refused_by_engine": 2, "no_region_serving": 1})
-    )
-    found = random_worlds.router_result([result], alike=alike)  # type: ignore[list-item]
-    assert (found.failed, found.refused) == (pytest.approx(0.3), pytest.approx(refused))
-
-
-def test_every_router_is_held_to_the_best_of_the_others() -> None:
-    def world(**all_ran: tuple[float, float]) -> random_worlds.Verdict:
-        results = {name: random_worlds.RouterResult(good, 0.0, p90) for name, (good, p90) in all_ran.items()}
-        one = next(iter(results.values()))
-        return random_worlds.Verdict(0, "chat", 0.9, "a", None, None, 0.5, 9.0, one, one, False, False, "", results)
-
-    found = random_worlds.standings(
-        [
-            world(farhop=(0.90, 100.0), a=(0.895, 110.0), b=(0.5, 50.0)),  # a is level, b the soonest of few
-            world(farhop=(0.80, 200.0), a=(0.90, 190.0), b=(0.90, 100.0)),  # of two that are equal, b was the better
-        ]
-    )
-    assert {name: (one.level, one.soon) for name, one in found.items()} == {
-        "farhop": (1, 1), "a": (2, 0), "b": (1, 2),
-    }  # fmt: skip
-    assert random_worlds.standings([]) == {}

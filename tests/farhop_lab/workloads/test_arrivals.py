@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from farhop_lab.workloads.arrivals import (
     Burst,
+    bunched,
     placed,
     poisson,
     programs,
@@ -48,6 +49,20 @@ def test_a_rate_that_changes_is_met_at_every_moment() -> None:
     assert sum(at >= 100.0 for at in moments) == pytest.approx(200, rel=0.25)
     with pytest.raises(WorkloadError, match="give its bound"):
         list(varying(lambda at: 3.0, 2.0, Random(1), until=100.0))
+
+
+def test_bunched_arrivals_are_as_many_at_the_beginning_of_each_interval() -> None:
+    moments = list(poisson(5.0, Random(1), until=300.0))
+    at_once = list(bunched(iter(moments), 5.0, 0.0))
+    assert at_once == [at // 5.0 * 5.0 for at in moments]
+    lasting = list(bunched(iter(moments), 60.0, 6.0))
+    assert lasting == sorted(lasting)
+    assert len(lasting) == len(moments)
+    assert all(at % 60.0 <= 6.0 for at in lasting)
+    assert list(bunched(iter(moments), 0.1, 0.1)) == pytest.approx(moments)
+    for every_s, for_s in ((0.0, 0.0), (5.0, 6.0), (5.0, -1.0)):
+        with pytest.raises(WorkloadError, match="give every_s above 0"):
+            next(bunched(iter(moments), every_s, for_s))
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
