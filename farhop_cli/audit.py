@@ -68,6 +68,7 @@ def prove(decision: str, folder: Path, key: str, names: list[str], as_json: bool
     def found() -> tuple[tlog.Checkpoint, bytes, list[dict[str, Any]]]:
         note = (folder / "checkpoint").read_bytes()  # once: the proofs are of this one, and the log may be growing
         checkpoint, proofs = files.opened(note), []
+        files.verify([note])  # all of it: that nothing is found says nothing if entries were changed
         for index, entry in files.find(decision, checkpoint.size):
             path = files.proof(index, entry, checkpoint)
             proofs.append({

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
+import io
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,9 +63,11 @@ def run(options: Options) -> int:
         show.json({"by": by, "rows": found, "total": _figures(total, prices is not None),
                    "doubles": reading.doubles, "unreadable": reading.unreadable})  # fmt: skip
     elif options.as_csv:
-        written = csv.writer(sys.stdout, lineterminator="\n")
+        page = io.StringIO()
+        written = csv.writer(page, lineterminator="\n")
         written.writerow([*by, *_figures(total, prices is not None)])
         written.writerows([*map(_cell, of), *_figures(one, prices is not None).values()] for of, one in rows)
+        show.streamed(page.getvalue())
     else:
         _table(by, rows, total, priced=prices is not None)
     if reading.unreadable:
@@ -76,7 +78,7 @@ def run(options: Options) -> int:
 
 def _cell(text: str) -> str:
     """As a spreadsheet shows it: text that begins like a formula is not one."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 def _moment(option: str, text: str) -> datetime | None:

@@ -62,6 +62,17 @@ def test_a_decision_is_proven_to_another_implementation(cli: Any, log: Path) -> 
     assert cli.run("audit", "prove", "d999999", str(log)).exit_code == 1
 
 
+def test_that_nothing_is_found_in_a_changed_log_proves_nothing(cli: Any, log: Path) -> None:
+    """Whoever changed the entry of a decision could have it denied."""
+    path = log / "tile" / "entries" / "000"
+    path.write_bytes(path.read_bytes().replace(b'"id":"d000123"', b'"id":"d999999"', 1))
+    for decision in ("d000123", "d000124"):
+        shown = cli.run("audit", "prove", decision, str(log))
+        assert shown.exit_code == 1
+        assert "DOES NOT HOLD: the entries do not lead to the root that was signed" in shown.stdout
+    assert json.loads(cli.run("audit", "prove", "d000123", str(log), "--json").stdout)["holds"] is False
+
+
 def test_a_proof_from_a_growing_log_is_of_the_checkpoint_beside_it(
     cli: Any, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from farhop.accounts.usage import Record, lines
+from farhop_cli import usage
 from farhop_cli.main import app
 
 NOON = 1_768_435_200.0 + 43_200
@@ -59,6 +61,22 @@ def test_csv_contains_no_formula_and_the_table_has_a_total(folder: Path) -> None
     assert "qwen" in shown.stdout
     assert "llama" not in shown.stdout
     assert "total" in run(folder).stdout
+
+
+def test_no_escape_sequence_of_a_models_name_reaches_a_terminal_by_csv(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any client chooses the name that its request asks for."""
+    hostile = [record("h-1", NOON, "acme", "\x1b]0;own\x07", 1), record("h-2", NOON, "acme", "\t=cmd", 1)]
+    (folder / "g1" / "2.jsonl").write_bytes(b"".join(lines(hostile, "farhop/fleet", None)))
+    options = usage.Options(folder, "", "model", "", "", None, as_csv=True, as_json=False)
+    usage.run(options)
+    piped = capsys.readouterr().out
+    assert "\n'\t=cmd,1," in piped
+    assert "\n\x1b]0;own\x07,1," in piped
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    usage.run(options)
+    assert "\n\N{REPLACEMENT CHARACTER}]0;own\N{REPLACEMENT CHARACTER},1," in capsys.readouterr().out
 
 
 def test_priced_by_the_epoch_of_the_record(folder: Path) -> None:

@@ -235,8 +235,8 @@ class Accounts:
             self._clock.wall_ns(now) / 1e9,
             self._stays(caller, context.model),
             (
-                caller.tenant, caller.key_id or caller.key, "", "", "", entry, status, reason.reason, False, "none",
-                None, None, None, None, 0, 0, duration_ms, None, None, 0, caller.user,
+                caller.tenant, caller.key_id or caller.key, context.model[:MODEL_CHARS_MAX], "", "", entry, status,
+                reason.reason, False, "none", None, None, None, None, 0, 0, duration_ms, None, None, 0, caller.user,
             ),
         ))  # fmt: skip
 

@@ -131,9 +131,9 @@ async def test_what_a_models_rule_keeps_from_the_receivers_region_does_not_leave
         ]
         assert [answer.status for answer in (served, *refused)] == [200, 400, 404]
         await running.at_rest()
-    assert [(one.data.status, one.farhopstays) for one in events(tmp_path)] == [
-        (200, True), (400, True), (404, False)
-    ]  # fmt: skip
+    found = [(one.data.status, one.farhopstays, one.data.model) for one in events(tmp_path)]
+    # The model of a refusal, too: by it a later law is asked before the record leaves.
+    assert found == [(200, True, MODEL), (400, True, "auto"), (404, False, "other")]
 
 
 async def test_a_decision_that_was_asked_for_is_no_request_beside_the_one_that_follows_it(
