@@ -33,8 +33,6 @@ SIZES = (1, 1, 4)
 """Multiples of replicas: a fleet of three replicas a region cannot show what one of eight or twelve does (many caches
 for one prefix, lasting queues, regions that send each other work).
 """
-SPECIAL_SIZES = (1, 1, 2)
-"""The same in worlds of special kinds, some of which have hundreds of requests a second."""
 RETRIES = 2
 """How often clients retry: the default of OpenAI's SDKs."""
 WARM_UP_S = 10.0
@@ -129,11 +127,10 @@ def special(number: int, seed: int, window_s: float) -> World:
     rng = Random(f"special world {seed} {number}")
     kind = tuple(special_kinds.KINDS)[number % len(special_kinds.KINDS)]
     parts = special_kinds.KINDS[kind](rng)
-    size = rng.choice(SPECIAL_SIZES)
     document: dict[str, Any] = {
         "name": f"special-{seed}-{number}",
         "topology": "five-regions",
-        "sites": {name: {**site, "replicas": size * site["replicas"]} for name, site in parts.sites.items()},
+        "sites": parts.sites,
         "balancers": dict.fromkeys(parts.sites, rng.choice((1, 1, 2, 4, 8))),
         "work": parts.work,
         "wire": {"jitter": rng.choice((0.0, 0.2)), "drift": rng.choice((0.0, 0.3))},
