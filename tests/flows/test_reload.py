@@ -146,7 +146,7 @@ async def test_region_sends_no_hints_while_its_map_has_the_entry_elsewhere(engin
     files.write("frankfurt", "tokyo", "virginia")
     async with living(files) as both:
         known, law, here = both.global_.prefixes, both.global_.flow.law, both.global_.config.region
-        await until(lambda: known.state("virginia") == "connected")
+        await until(lambda: serves(both.global_) and known.state("virginia") == "connected")
         known.adopt(law.epoch, 1)  # as by a map that has it in other places
         asked = {"model": "llama-3.1-8b", "messages": [{"role": "user", "content": "long " * 2000}], "max_tokens": 8}
         assert (await send(both.entry, chat(body=asked))).status == 200
