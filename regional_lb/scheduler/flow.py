@@ -97,11 +97,6 @@ def _while_answering(reason: Outcome) -> str:
     return "another law stopped it while it was sent" if stopped else "the replica failed while answering"
 
 
-def _may_defer(state: RequestState, now: float) -> bool:
-    """Whether the request may still wait by choice."""
-    return state.held_at is None or now - state.held_at < DEFER_S
-
-
 class FlowConfig(msgspec.Struct, frozen=True):
     """Bounds of one regional balancer. `instance` is its name among its peers, which share its replicas; "": it is
     alone. `move_over_s`: streams leave a drained replica over that many seconds; None: they end there."""
@@ -642,6 +637,7 @@ class RegionalFlow:
             barred = self.wait_estimate.barred(state, now)
         if state.tried and not self.wait_estimate.others(state, now, state.tried):
             state.tried = ()  # better the same replica again than none
+        may_defer = state.held_at is None or now - state.held_at < DEFER_S
         choice = self.wait_estimate.consider(
             request,
             state.need,
@@ -650,7 +646,7 @@ class RegionalFlow:
             aside,
             state.assigned,
             whole=state.whole or bool(state.resumes),
-            may_defer=_may_defer(state, now),
+            may_defer=may_defer,
             ahead=ahead,
         )
         if choice is None or choice.chosen is None:
@@ -858,7 +854,7 @@ class RegionalFlow:
                 for state in due
                 if (deferral := deferred.get(state.request.id)) is None
                 or deferral.replica not in full
-                or not _may_defer(state, now)
+                or (state.held_at is not None and now - state.held_at >= DEFER_S)
             )
         return list(islice(due, K_WAITING))
 
