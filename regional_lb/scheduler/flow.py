@@ -12,6 +12,7 @@ sees a body.
 
 from __future__ import annotations
 
+from itertools import islice
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -835,11 +836,27 @@ class RegionalFlow:
         foreign = self.queue.foreign(variant)
         reserve_only = bool(foreign) and self.wait_estimate.left_for_foreign(variant, now).slots < 1
         for own in (True,) if reserve_only else (False, True) if foreign else (False,):
-            first = [self.requests[waiting.id] for waiting in self.queue.first(variant, K_WAITING, now, own=own)]
+            first = self._first(variant, table, now, ahead=ahead, own=own)
             for state in self.wait_estimate.in_turn(first, table, now, ahead=ahead):
                 if released := self._release(state, table, now, aside, ahead=ahead):
                     return released
         return []
+
+    def _first(self, variant: str, table: Table, now: float, *, ahead: bool, own: bool) -> list[RequestState]:
+        """The first in the queue, except those that wait by choice for a replica that still has no room: what room
+        there is they leave to others, who would else stand behind them for nothing."""
+        due = (self.requests[waiting.id] for waiting in self.queue.in_order(variant, now, own=own))
+        if deferred := self.wait_estimate.deferred.by_request:
+            room = table.room(0.0, 0.0, now, ahead=ahead).tolist()
+            full = {name for name, has_room in zip(table.of.names, room, strict=True) if not has_room}
+            due = (
+                state
+                for state in due
+                if (deferral := deferred.get(state.request.id)) is None
+                or deferral.replica not in full
+                or (state.held_at is not None and now - state.held_at >= DEFER_S)
+            )
+        return list(islice(due, K_WAITING))
 
     def _release_fallen(self, variant: str, now: float, *, ahead: bool) -> list[Command]:
         """Release a request that failed at all replicas of its version, or is too long for them, if another version may

@@ -17,7 +17,9 @@ from numpy import empty, ndarray  # each `np.` of numpy's lazy module is a look-
 
 from farhop.balance.estimate.cost import LONG_TOKENS, prefill_work
 from farhop.balance.estimate.residual import corrected
+from farhop.balance.prefix import chain
 from regional_lb.fleet.table import ANY, LEAST, Rates
+from regional_lb.scheduler.deferred import NO_DEFERRED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from farhop.balance.estimate.cost import Amount
     from regional_lb.fleet.table import Column, Hits, Rows, Table
+    from regional_lb.scheduler.deferred import Deferred
     from regional_lb.scheduler.policy import Need, Policy
     from regional_lb.scheduler.split import Assigned
 
@@ -66,12 +69,11 @@ class Known(NamedTuple):
 
 
 NOTHING = Known({}, {})
-NO_DEFERRED: Mapping[str, float] = {}
 
 
 class Pick(msgspec.Struct, eq=False, gc=False):
     """The choice and the field it was made from. `chosen` None: no replica has room, or those with room are worse than
-    one that soon will have it: `deferred_to`, with the request's work there in tokens. `explored`: it was chosen to
+    one that soon will have it: `deferred_to`, see Deferral. `explored`: it was chosen to
     learn how fast it is. `prefill`: the replica that prefills the prompt for the chosen one, None if that one does it.
     `version` is the chosen replica's, `assigned` the one that a split gave the request, if one is in force.
     `residual_ms`: by how much first tokens lately came later than predicted. Keeps only the request's sizes: picks are
@@ -89,7 +91,7 @@ class Pick(msgspec.Struct, eq=False, gc=False):
     _exact: Collection[str] = ()
     _delay: Column | None = None
     _blocking: Column | None = None
-    deferred_to: tuple[str, float] | None = None
+    deferred_to: tuple[str, float, int] | None = None
     explored: bool = False
     version: str = ""
     assigned: Assigned | None = None
@@ -260,13 +262,13 @@ def pick(
     may_defer: bool = True,
     home: str = "",
     ahead: bool = False,
-    deferred: Mapping[str, float] = NO_DEFERRED,
+    deferred: Deferred = NO_DEFERRED,
 ) -> Pick:
     """Choose among the rows of `table`: at least one, all of them healthy and serving the model. `home`: where its
     session was, which decides only near ties. `hits`, `known`: see uncached_tokens. `delay_ms`: what the request waits
     at each row before its prefill can begin; policies that score in ms count it. `may_defer`: choose none rather than a
-    replica much worse than one that only has to finish its prompts and those of all that wait for it (`deferred`, see
-    Deferred.tokens). `ahead`: see Table.room.
+    replica much worse than one that only has to finish its prompts and those of all that wait for it (`deferred`).
+    `ahead`: see Table.room.
     """
     uncached = uncached_tokens(need, table, hits, known)
     long = need.prompt_tokens >= LONG_TOKENS
@@ -288,7 +290,8 @@ def pick(
     best_score = ready.item(best)
     if may_defer and not all_room and best_score < inf and policy.waits_ms is not None:
         sooner = _sooner(need, table, uncached, score, best_score - policy.waits_ms, deferred, now)
-        deferred_to = (names[sooner], work.item(sooner)) if sooner is not None else None
+        if sooner is not None:
+            deferred_to = names[sooner], work.item(sooner), _node(need, uncached.item(sooner))
     if best_score < inf and deferred_to is None:
         row = policy.choose(best, ready, need, table, rng)
         at_home = _tied(home, best, ready, table, policy) if home else None
@@ -361,21 +364,30 @@ def _explored(
 
 
 def _sooner(
-    need: Need, table: Table, uncached: Column, score: Column, below: float, deferred: Mapping[str, float], now: float
+    need: Need, table: Table, uncached: Column, score: Column, below: float, deferred: Deferred, now: float
 ) -> int | None:
     """The place of the replica that lacks only prefill room and would still serve the request best, after all that wait
     for it, if its score is then below this. None if there is none.
 
     Otherwise a long context would go to whichever replica is free at the moment, be computed again, and be held twice
-    from then on.
+    from then on. But of n requests that wait for the same prefix, t each behind the one before, all together n^2 t / 2,
+    a second replica that holds it would save half: whoever has it computed there spares the others n / 4 of its own
+    wait, and counts that.
     """
     score = np.where(table.fits(uncached, need.output_tokens, now), score, inf)
-    for name, tokens in deferred.items():
+    for name, tokens in deferred.tokens.items():
         place = table.of.at.get(name)
         if place is not None:
-            score[place] += tokens * table.prefill_ms_per_token.item(place)
+            alike = deferred.alike.get((name, _node(need, uncached.item(place))), 0)
+            score[place] += tokens * table.prefill_ms_per_token.item(place) * (1.0 + 0.25 * alike)
     best = int(score.argmin())
     return best if score.item(best) < below else None
+
+
+def _node(need: Need, uncached: float) -> int:
+    """The last node of the request's prefix within what is cached of it; 0 if nothing is."""
+    depth = min(chain.depth_at(int((need.prompt_tokens - uncached) * need.bytes_per_token + 0.5)), len(need.chain))
+    return need.chain[depth - 1] if depth else 0
 
 
 def least(score: Column, most: int) -> Rows:

@@ -635,8 +635,12 @@ class RequestQueue:
 
     def first(self, model: str, most: int, now: float, *, own: bool = False) -> list[Waiting]:
         """The next `most` requests for the model in the order they are due; `own`: foreign requests left out."""
+        return list(islice(self.in_order(model, now, own=own), most))
+
+    def in_order(self, model: str, now: float, *, own: bool = False) -> Iterator[Waiting]:
+        """All of them. Nothing may be added or removed meanwhile."""
         line = self.lines.get(model)
         if line is None or (own and line.foreign + line.late_foreign == len(line)):
-            return []
+            return iter(())
         due = line.in_order(now)
-        return list(islice((waiting for waiting in due if not waiting.foreign) if own else due, most))
+        return (waiting for waiting in due if not waiting.foreign) if own else due

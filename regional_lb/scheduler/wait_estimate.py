@@ -187,7 +187,7 @@ class WaitEstimate:
         home = self.affinity.near(session, request.parent_session, request.model) if session else ""
         choice = pick(
             need, table, hits, policy, now, self._rng, known, delay_ms,
-            may_defer=may_defer, home=home, ahead=ahead, deferred=self.deferred.tokens,
+            may_defer=may_defer, home=home, ahead=ahead, deferred=self.deferred,
         )  # fmt: skip
         choice.assigned = assigned
         chosen = choice.chosen

@@ -707,5 +707,28 @@ def test_a_request_that_waits_by_choice_counts_for_the_next_until_it_leaves() ->
     assert not deferred.by_request
 
 
+def test_those_that_wait_by_choice_do_not_hold_up_those_behind_them() -> None:
+    flow = regional(*(replica(name, slots=64, kv_tokens=400_000) for name in ("r1", "r2")))
+    stem = tuple(range(1, 75))  # 152 KiB, 38,912 tokens, 4 s: cached by r1 alone
+    flow.replicas.trie.insert("r1", stem)
+    for name, start in (("a", 101), ("b", 201)):  # both prefill something else
+        long = request(name, prompt_bytes=bytes_at(28), chain=tuple(range(start, start + 28)), max_tokens=10)
+        flow.handle(RequestArrived(long), 0.0)
+    at_r2 = next(name for name in "ab" if flow.requests[name].replica == "r2")
+
+    def come(name: str, nodes: tuple[int, ...]) -> None:
+        one = request(name, prompt_bytes=bytes_at(74) + 2_000, chain=nodes, max_tokens=10)
+        assert not [c for c in flow.handle(RequestArrived(one), 0.1) if isinstance(c, Forward)]
+
+    for n in range(K_WAITING + 4):
+        come(f"q{n}", stem)
+    come("other", tuple(range(301, 375)))
+
+    sent = flow.handle(AttemptBegan(at_r2, 1, 200), 0.2)  # r2 has room; those with the stem rather wait for r1
+    sent += flow.handle(machine.AttemptEnded(at_r2, 1, 200, None), 0.3)
+    assert [(c.id, c.target) for c in sent if isinstance(c, Forward)] == [("other", "r2")]
+    assert len(flow.wait_estimate.deferred.by_request) == K_WAITING + 4
+
+
 def test_as_many_are_compared_as_are_worth_it() -> None:
     assert 2 <= K_WAITING <= 16  # each costs a match, at every slot that frees

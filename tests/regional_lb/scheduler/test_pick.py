@@ -16,10 +16,10 @@ from farhop.balance.estimate.cost import prefill_work
 from farhop.balance.ledger import Reservation
 from farhop.balance.prefix import chain
 from regional_lb.fleet.view import Sample
+from regional_lb.scheduler.deferred import NO_DEFERRED, Deferral, Deferred
 from regional_lb.scheduler.pick import (
     EXPLORED_SHARE,
     FIELD_MAX,
-    NO_DEFERRED,
     Known,
     expected_wait_ms,
     least,
@@ -96,7 +96,7 @@ def test_near_ties_go_to_the_less_loaded_and_clear_wins_do_not() -> None:
     assert {choose(*both, hits=warm, reserved=one, seed=s).chosen.replica for s in range(20)} == {"r1"}
 
 
-LONG = Need(prompt_tokens=8192.0, output_tokens=100.0, bytes_per_token=4.0)
+LONG = Need(prompt_tokens=8192.0, output_tokens=100.0, bytes_per_token=4.0, chain=tuple(range(1, 41)))
 ROOMY = {"slots": 8, "kv_tokens": 100_000, "prefill_tokens_max": 2_000}
 
 
@@ -107,8 +107,15 @@ def of_long(need: Need, backlog_tokens: int, *, may_defer: bool = True, policy=N
     policy.adopt(rows.of.names)
     hits = [(chain.bytes_at(38), rows.of.at["r1"])]
     choice = pick(need, rows, hits, policy, 0.0, Random(1), may_defer=may_defer, deferred=deferred)
-    assert choice.deferred_to == (None if choice.chosen is not None else ("r1", pytest.approx(1_843.2, rel=0.2)))
+    assert choice.deferred_to == (None if choice.chosen is not None else ("r1", pytest.approx(1_843.2, rel=0.2), 38))
     return choice.chosen
+
+
+def those(*waits: tuple[object, ...]) -> Deferred:
+    deferred = Deferred()
+    for n, wait in enumerate(waits):
+        deferred.add(f"q{n}", Deferral("m", *wait))
+    return deferred
 
 
 def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere() -> None:
@@ -119,8 +126,12 @@ def test_a_long_prompt_waits_for_its_replica_and_is_not_computed_again_elsewhere
     assert of_long(LONG, 9_000).replica == "r2"  # waiting for that is later than computing it
     assert of_long(LONG, 2_100, policy=RoundRobin()).replica == "r2"  # the costs are unknown
     # Whoever waits for it already goes first: there is a number of them from which it is later than computing it.
-    assert of_long(LONG, 2_100, deferred={"r1": 2_000.0, "r2": 9_000.0, "gone": 9_000.0}) is None
-    assert of_long(LONG, 2_100, deferred={"r1": 6_000.0}).replica == "r2"
+    assert of_long(LONG, 2_100, deferred=those(("r1", 2_000.0), ("r2", 9_000.0), ("gone", 9_000.0))) is None
+    assert of_long(LONG, 2_100, deferred=those(("r1", 6_000.0))).replica == "r2"
+    # And a smaller one if they wait for the same prefix there: a second replica that holds it saves them half of it.
+    assert of_long(LONG, 2_100, deferred=those(*[("r1", 500.0)] * 5)) is None
+    assert of_long(LONG, 2_100, deferred=those(*[("r1", 500.0, 37)] * 5)) is None
+    assert of_long(LONG, 2_100, deferred=those(*[("r1", 500.0, 38)] * 5)).replica == "r2"
     # No request waits for a replica without room in its KV cache, or with a line, if another has room.
     full = table(
         replica("r1", **{**ROOMY, "kv_tokens": 5_000}),
