@@ -17,7 +17,7 @@ OPTIONS = {
     "routing": {"quick", "only", "seeds", "out", "markdown"}, "fidelity": {"scenario", "speedup", "quick"},
     "chaos": {"seeds", "seed", "workers", "out", "replay", "live", "length"}, "law": {"worlds", "first", "workers"},
     "resume": {"interruptions", "seed", "cost", "text", "kills"}, "console": {"seconds"}, "tenants": set(),
-    "worlds": {"count", "only", "seed", "seeds", "length", "traces", "workers", "out", "markdown"},
+    "worlds": {"count", "kinds", "only", "seed", "seeds", "length", "traces", "workers", "out", "markdown"},
 }  # fmt: skip
 
 
