@@ -124,9 +124,10 @@ class Segments:
             self._turn()
             if stopping:
                 break
-            if self._now() - measured >= 10 * RETRY_S or self.trouble:
+            now = self._now()
+            if now - measured >= 10 * RETRY_S or self.trouble:
                 self._measure()
-                measured = self._now()
+                measured = now
         self.lost += len(self._queue) + len(self._pending)
         self._finish()
 

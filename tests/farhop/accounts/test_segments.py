@@ -80,6 +80,7 @@ def test_a_step_of_the_wall_clock_deletes_nothing_until_it_has_held_for_a_day(tm
 
     def wall() -> float:
         looks[0] += 1
+        time.sleep(0.02)  # meanwhile the test goes on: the time that passes during a look counts until the next
         return wall_s[0]
 
     files = Segments(tmp_path, Bounds(segment_bytes=1, keep_s=86_400.0), numbered, lambda: now[0], wall)
