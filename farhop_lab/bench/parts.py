@@ -1,8 +1,8 @@
 """What a request and a stream's chunk consist of, by counts that noise does not change: frames, calls, bytecodes.
 
 `python -m farhop_lab.bench.parts` measures and prints. With arguments it is the `farhop` command, which counts between
-two signals (SIGUSR1). Counts are divided by the number of requests function by function, and rounded down, which
-removes timers and what happens for one request in a hundred. Never reads a clock; never reports anything but counts.
+two signals (SIGUSR1). Function by function they are those of a loop's median turn, which removes timers, reports
+and what happens for one request in a hundred. Never reads a clock; never reports anything but counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from inspect import CO_COROUTINE
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -38,7 +40,8 @@ _ANSWER_MS = 8.0  # longer than a prefill should take: else it depends on the ma
 _NEARLY = 0.9  # of all requests
 _PATIENCE_S, _LOOK_S = 30.0, 0.01
 _LOOPS = asyncio.Runner.run.__code__
-_COUNTED, _TURNS = ("frames", "c_calls", "opcodes"), "turns with "
+_COUNTED = ("frames", "c_calls", "opcodes")
+_Turns = dict[str, dict[str, list[int]]]  # by what is counted and by function: how often in each loop turn that had it
 _CARRY = ("http/connection.py", "relay/relay.py", "upstream/attempt.py", "http/cork.py")
 _TIMERS = (
     "_fire",
@@ -73,7 +76,7 @@ class _Counting:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._turn = folder, 0
-        self._counts: dict[str, Counter[str]] = {}
+        self._counts: _Turns = {}
         self._root: FrameType | None = None  # what the loop called last
         self._of_turn: dict[str, Counter[str]] = {}
         # Whether it carries a client's request; whether it asks engines and regions, for upkeep.
@@ -88,7 +91,7 @@ class _Counting:
             self._flush()
             self._root = None
         else:
-            self._counts = {turns + name: Counter() for name in _COUNTED for turns in ("", _TURNS)}
+            self._counts = {name: {} for name in _COUNTED}
             self._flush()
             if (self._folder / _MODE).read_text() == "calls":
                 sys.setprofile(self._profiled)
@@ -130,8 +133,8 @@ class _Counting:
         """The loop's call has returned."""
         if self._carries and not self._asks:
             for what, counts in self._of_turn.items():
-                self._counts[what] += counts
-                self._counts[_TURNS + what].update(counts.keys())
+                for name, count in counts.items():
+                    self._counts[what].setdefault(name, []).append(count)
         self._of_turn = {name: Counter() for name in _COUNTED}
         self._carries = self._asks = False
 
@@ -176,7 +179,7 @@ class Counted:
             syscalls=await self._syscalls(sent, times) if slowly else None,
         )
 
-    async def _during(self, mode: str, sent: Callable[[], Awaitable[None]]) -> dict[str, Counter[str]]:
+    async def _during(self, mode: str, sent: Callable[[], Awaitable[None]]) -> _Turns:
         """The counts of all processes during it."""
         (self._folder / _MODE).write_text(mode)
         await self._toggle()
@@ -184,17 +187,17 @@ class Counted:
         await asyncio.sleep(0.1)  # what follows an answer belongs to it
         return await self._toggle()
 
-    async def _toggle(self) -> dict[str, Counter[str]]:
+    async def _toggle(self) -> _Turns:
         turn, self._turn = self._turn, self._turn + 1
-        counts: dict[str, Counter[str]] = {turns + name: Counter() for name in _COUNTED for turns in ("", _TURNS)}
+        counts: _Turns = {name: {} for name in _COUNTED}
         for pid in self._proxy.pids:
             os.kill(pid, signal.SIGUSR1)
             file = self._folder / f"{pid}-{turn}"
             async with asyncio.timeout(_PATIENCE_S):
                 while not file.exists():
                     await asyncio.sleep(_LOOK_S)
-            for name, by_name in msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, int]]).items():
-                counts[name] += Counter({f"{pid} {one}": count for one, count in by_name.items()})
+            for what, by_name in msgspec.json.decode(file.read_bytes(), type=_Turns).items():
+                counts[what] |= {f"{pid} {name}": of_turns for name, of_turns in by_name.items()}
         return counts
 
     async def _syscalls(self, sent: Callable[[], Awaitable[None]], times: int) -> dict[str, int] | None:
@@ -243,18 +246,25 @@ class Counted:
             await writer.wait_closed()
 
 
-def _each(counts: dict[str, Counter[str]], what: str, times: int) -> Counter[str]:
+def _each(counts: _Turns, what: str, times: int) -> Counter[str]:
     """Per request, by function, over all processes, without what does not happen for each. On a busy machine two chunks
-    may arrive together: the divisor is the number of loop turns.
+    may arrive together: the divisor is the number of loop turns. Medians, since what comes with time, as a region's
+    report does, calls a function more often in some turns, and in more of them the slower the machine.
     """
     each: Counter[str] = Counter()
-    turns = counts[_TURNS + what]
-    for name, count in counts[what].items():
+    turns = {name: len(of_turns) for name, of_turns in counts[what].items()}
+    for name, of_turns in counts[what].items():
         pid, _, function = name.partition(" ")
-        most = min(times, max(many for one, many in turns.items() if one.startswith(pid)))
+        most = min(times, max(many for one, many in turns.items() if one.startswith(f"{pid} ")))
         if turns[name] >= _NEARLY * most:
-            each[function] += round(count / most)
+            each[function] += round(_typical(sorted(of_turns), round(turns[name] / most)))
     return +each
+
+
+def _typical(of_turns: list[int], times: int) -> float:
+    """Calls in a request that has the function in `times` loop turns: those with fewer calls, those with more, ..."""
+    ends = [len(of_turns) * place // times for place in range(times + 1)]
+    return sum(median(of_turns[begin:end]) for begin, end in pairwise(ends))
 
 
 @asynccontextmanager
