@@ -47,6 +47,8 @@ _WARMUP_S = 60.0  # the most that each completion of a warm-up may take: kernels
 _HUNG = "it generates nothing, whatever its health page says"
 # Anything else may be a metrics page whose server gives no better type.
 _NO_PAGES = (b"text/html", b"application/json")
+# Of an engine, or of a proxy before it. By 501 it says that it lists none, as does one that breaks the connection off.
+_NO_ANSWER = ("unreachable", "timeout", "status 500", "status 502", "status 503", "status 504")
 _REMEDY = "is the engine there? else correct its `url`"
 _ELSEWHERE = ", or name the page where it tells its health (`probe.path`)"
 _FRESH_SHARE = 0.5  # of how long a sample counts, between two of an engine at rest
@@ -184,10 +186,16 @@ class Watcher:
         assert self._pool is not None
         path = _engine(replica).health
         prober = probes.prober(replica, path, self._pool, self._watch.timeout_s, self._credentials)
-        fails, cold = 0, replica.probe.warmup > 0
+        fails, cold, told = 0, replica.probe.warmup > 0, False
         try:
             while self._current(replica):
                 verdict = await prober.look()
+                if not self._current(replica):
+                    return
+                told = verdict.ok and told
+                if verdict is probes.READY and not told:
+                    told = await self._told(replica)
+                    verdict = verdict if told else probes.UNREADY
                 if not self._current(replica):
                     return
                 fails = 0 if verdict.ok else fails + 1
@@ -204,6 +212,19 @@ class Watcher:
                     await self._pause(self._watch.probe_s)  # its page was there meanwhile: every second look is spared
         finally:
             await prober.close()
+
+    async def _told(self, replica: ReplicaConfig) -> bool:
+        """Whether it said what it serves, or answered that it does not say, and the view has it: it may be another
+        process than before, and the law's rules for what its models are based on bind its first prompt, too."""
+        try:
+            await self._listed(replica)
+        except (PageError, FetchError) as error:
+            if str(error) in _NO_ANSWER:
+                self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
+                return False
+        if self._swapping is not None and not self._swapping.done():
+            await asyncio.wait((self._swapping,))
+        return True
 
     def _probed(self, replica: ReplicaConfig, result: probes.ProbeResult) -> None:
         ready = self._ready.add if result is probes.READY else self._ready.discard
@@ -298,20 +319,24 @@ class Watcher:
             if replica.slots is None and replica.engine in slots.BY_MODEL:
                 await self._slots_by_model(replica)
             try:
-                listing = read_listing(await self._listing(replica.address))
-                if replica.slots is None:
-                    listing = replace(listing, slots=await self._slots(replica, listing))
-                if self._current(replica) and self.members.listed(replica.label, listing):
-                    self._compare(replica)
-                    self._take_in()
+                await self._listed(replica)
                 unknown = unreached = False
-                self._problem(replica.label, "models", "")
             except (PageError, FetchError) as error:
                 unreached = unreached and error.reason == "unreachable"
                 if unknown:
                     self._refused(f"models_{error.reason}")
                     self._problem(replica.label, "models", f"{replica.url}/v1/models: {error}; {_remedy(error)}")
             await self._pause(self._watch.probe_s if unknown or unreached else self._watch.models_s)
+
+    async def _listed(self, replica: ReplicaConfig) -> None:
+        """Take in what it says that it serves. Raises PageError, FetchError."""
+        listing = read_listing(await self._listing(replica.address))
+        if replica.slots is None:
+            listing = replace(listing, slots=await self._slots(replica, listing))
+        if self._current(replica) and self.members.listed(replica.label, listing):
+            self._compare(replica)
+            self._take_in()
+        self._problem(replica.label, "models", "")
 
     def _take_in(self) -> None:
         """An engine reported new facts: update the view."""

@@ -226,9 +226,8 @@ class HealthMachine:
                 return steady
             self._readmit(now)
             self._ramp.turn(self.steady, now)
-        if self._probed_up is None:
-            self._probed_up = True
-            self._ramp.turn(self.steady, now)
+        if self._probed_up is None:  # nothing was sent to it yet: another process answered, which had its name before
+            return steady
         self._request_fails = 0
         self._evidence_until = now + self._config.fresh_s
         if tenant != self._tenant:

@@ -520,8 +520,9 @@ def listing(*ids: str, **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def engine(
-    models: list[Any], asked: list[str | None] | None = None, info: dict[str, Any] | None = None
-) -> AsyncIterator[str]:
+    models: list[Any], asked: list[str | None] | None = None, info: dict[str, Any] | None = None,
+    health: Answering | None = None,
+) -> AsyncIterator[str]:  # fmt: skip
     """`models[0]` is what it lists: a document, or a status. `info`: what its `/get_server_info` answers, if any."""
 
     async def answer(request: web.Request) -> web.Response:
@@ -532,7 +533,7 @@ async def engine(
     async def metrics(_request: web.Request) -> web.Response:
         return web.Response(text=PAGE)
 
-    async def health(_request: web.Request) -> web.Response:
+    async def alive(_request: web.Request) -> web.Response:
         return web.Response()
 
     async def server_info(_request: web.Request) -> web.Response:
@@ -542,7 +543,7 @@ async def engine(
     app.router.add_get("/v1/models", answer)
     app.router.add_get("/get_server_info", server_info)
     app.router.add_get("/metrics", metrics)
-    app.router.add_get("/health", health)
+    app.router.add_get("/health", health or alive)
     async with served(app) as url:
         yield url
 
@@ -572,6 +573,43 @@ async def test_a_listing_that_proves_nothing_leaves_a_replicas_models_as_configu
         await until(lambda: found.probed("one") >= 4)
         assert found.view.replicas["one"].missing == frozenset()
         assert found.said == []
+
+
+async def test_a_replica_gets_no_work_before_it_said_what_its_models_are_based_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So at its start, at another URL, and after it was down, when another process may have taken its place: until then
+    the law's rule for a base bound nothing there."""
+    models: list[Any] = [503]
+    bases: list[Any] = []
+
+    def noted(event: Event) -> None:
+        if isinstance(event, ReplicaProbed) and event.ready:
+            bases.append(found.view.replicas["one"].lineage["m"])
+
+    unwell = False
+
+    async def health(_request: web.Request) -> web.Response:
+        return web.Response(status=500 if unwell else 200)
+
+    async with engine(models, health=health) as url, watching(monkeypatch, {"one": url}) as found:
+        react = found.watcher._react
+        found.watcher._react = lambda event: (noted(event), react(event))[1]
+        await until(lambda: found.probed("one") >= 4)
+        assert not any(found.ready)
+        for base in ("base", "another"):
+            models[0] = listing("m", root=base)
+            await until(lambda: len(bases) >= 3)
+            assert set(bases) == {frozenset({base})}
+            unwell = True
+            await until(lambda: not found.probes[-1][1])
+            bases.clear()
+            unwell = False
+        async with engine([listing("m", root="third")]) as other:
+            found.watcher.announce([announced(other, "one")])
+            bases.clear()
+            await until(lambda: len(bases) >= 3)
+            assert set(bases) == {frozenset({"third"})}
 
 
 async def test_model_lists_of_many_engines_at_once_make_few_views(monkeypatch: pytest.MonkeyPatch) -> None:

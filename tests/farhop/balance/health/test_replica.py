@@ -126,9 +126,9 @@ def test_a_target_is_down_at_first_and_up_after_one_success() -> None:
     assert machine.read(0.0) == Health(State.DOWN, "not heard of yet")
     assert not machine.admit(0.0)
     assert state(proven(), 0.0) is State.UP
-    served = HealthMachine(CONFIG)
-    served.succeeded(0.0)
-    assert state(served, 0.0) is State.UP
+    replaced = HealthMachine(CONFIG)
+    replaced.succeeded(0.0)  # what was sent to the process before it
+    assert state(replaced, 0.0) is State.DOWN
 
 
 def test_probes_take_down_by_fall_and_bring_back_by_rise() -> None:
