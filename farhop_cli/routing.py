@@ -70,7 +70,7 @@ def _write(path: Path, plan: routing.Plan, results: Sequence[Result]) -> None:
     parts = [f"{footing(plan)}\n"]
     parts += [markdown(title, columns, lines) for title, columns, lines in built(results)]
     try:
-        path.write_text("\n".join(parts))
+        path.write_text("\n".join(parts), encoding="utf-8")
     except OSError as error:
         fail(f"--markdown: {path}: {error.strerror or error}; give a file that can be written")
 

@@ -96,7 +96,8 @@ def pictures(
     path = out / f"{title}.html"
     about = "Simulated; ± is the 95 % interval of the mean over seeds (Student's t)."
     try:
-        path.write_text(results_page.page(title, about, found, [(one.stem, one.read_bytes()) for one in drawn]))
+        text = results_page.page(title, about, found, [(one.stem, one.read_bytes()) for one in drawn])
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"{path}: {error.strerror or error}; give a folder that can be written to")
     return [*drawn, path]

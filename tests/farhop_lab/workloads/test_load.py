@@ -74,7 +74,11 @@ def test_azure_moments_of_which_some_have_a_time_zone(tmp_path: Path, zoned: str
 
 @pytest.mark.parametrize(
     ("timestamp", "complaint"),
-    [("-5", "line 1: timestamp -5; .* shift all of them"), ("1.5", r"line 1: .*\$\.timestamp.*; correct that field")],
+    [
+        ("-5", "line 1: timestamp -5; .* shift all of them"),
+        ("61.114", r"line 1: timestamp 61.114; whole milliseconds are expected, .* --field at_s=timestamp"),
+        ("1e999", r"line 1: "),
+    ],
 )
 def test_mooncake_moments_that_are_none(tmp_path: Path, timestamp: str, complaint: str) -> None:
     text = f'{{"timestamp": {timestamp}, "input_length": 7, "output_length": 1, "hash_ids": [0]}}\n'
@@ -284,6 +288,7 @@ def test_servegen(tmp_path: Path) -> None:
         (MOONCAKE.replace('"input_length": 700', '"input_length": "many"'), r"line 1: .*input_length"),
         (MOONCAKE.replace("700", "-700"), r"line 1: -700 tokens; a number from 0"),
         (MOONCAKE.replace("700", "7000"), r"line 1: hash_ids cover 1024 of input_length 7000"),
+        (MOONCAKE.replace("700", "500"), r"line 1: hash_ids cover 1024 of input_length 500; .*--block-tokens N"),
         ("", r"it holds no request"),
     ],
 )
