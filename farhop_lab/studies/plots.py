@@ -260,6 +260,18 @@ def _map(
     return names, shares
 
 
+def _thin_out(figure: Any, texts: Sequence[Any]) -> None:
+    """Remove each text that would cover one before it."""
+    figure.draw_without_rendering()  # from now on all is at its place
+    taken: list[Any] = []
+    for text in texts:
+        box = text.get_window_extent()
+        if any(box.overlaps(other) for other in taken):
+            text.remove()
+        else:
+            taken.append(box)
+
+
 def _label(axes: Any, start: tuple[float, float], end: tuple[float, float], text: str, taken: list[Any]) -> None:
     """Beside the arc, on the side to which it bends, as near to its middle as there is room among what is `taken`;
     left out if there is none.
@@ -352,15 +364,17 @@ def cost(scenario: Scenario, results: Sequence[Result]) -> Any:
         return None
     figure, axes = plt.subplots(figsize=(_WIDTH_IN, 4.5))
     points = dict(list(points.items())[:LINES_MAX])
+    loads: list[Any] = []
     for place, (router, those_points) in enumerate(points.items()):
         xs, ys = [x for x, _, _ in those_points], [y for _, y, _ in those_points]
         size, style = (9 if router == "farhop" else 6), _marker(place) + _line(place)
         axes.plot(xs, ys, style, color=_colour(place), label=router, markersize=size, linewidth=1, alpha=0.9)
         if len(those_points) > 1:
             for x, y, load in (those_points[0], those_points[-1]):
-                axes.annotate(
+                text = axes.annotate(
                     f"x{load:g}", (x, y), (4, 4), textcoords="offset points", fontsize=7, color=_colour(place)
                 )
+                loads.append(text)
     aim = scenario.doc.objective
     axes.axhline(100 * aim.good, color="#999999", linestyle=":", linewidth=1)
     axes.set_xlabel("US dollars per 1,000 good answers (GPUs and egress at the topology's prices)")
@@ -371,4 +385,5 @@ def cost(scenario: Scenario, results: Sequence[Result]) -> Any:
     axes.set_title(_title(shown, scenario, results, _WIDTH_IN, every_load=True), loc="left")
     few = len(points) <= 6
     axes.legend(loc="best" if few else "center left", bbox_to_anchor=None if few else (1.0, 0.5))
+    _thin_out(figure, loads)
     return figure

@@ -42,7 +42,9 @@ MEMBER_BYTES_MAX = 256 * 1024 * 1024
 PAUSE_S_MAX = 604_800.0
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 AZURE_HEAD = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
-_AS_A_LOG = "farhop sim import FILE --out mine.yaml --block-tokens"
+_AS_OWN = "farhop sim import FILE --out mine.yaml"
+_AS_A_LOG = f"{_AS_OWN} --block-tokens"
+_HEAD_CHARS_MAX = 80
 _TAR_AT, _TAR = 257, b"ustar"
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = {
@@ -295,6 +297,8 @@ def _of_csv(
     try:
         reader = csv.reader(texts(), delimiter=separator, strict=True)
         head = [name.strip() for name in next(reader)]
+        if max(map(len, head)) > _HEAD_CHARS_MAX:  # of a program's log, perhaps with a prompt: none of it is repeated
+            raise _bad(path, number, "no head of CSV; JSON objects, one a line or in one array, or CSV are expected")
         if twice := next((name for name in head if name and head.count(name) > 1), ""):
             raise _bad(path, number, f"the head has {twice!r} twice; leave one of them out")
         for cells in reader:
@@ -327,7 +331,8 @@ def _objects(path: Path, kind: type[_Row]) -> Iterator[tuple[int, _Row]]:
         try:
             yield number, decode(line)
         except msgspec.ValidationError as error:
-            raise _bad(path, number, f"{error}; correct that field, or leave the line out") from None
+            own = f", or make a log of your own names: {_AS_OWN}" if kind is LogRow else ""
+            raise _bad(path, number, f"{error}; correct that field, or leave the line out{own}") from None
         except (msgspec.MsgspecError, RecursionError) as error:
             raise _bad(path, number, f"{error}; one JSON object a line is expected, is the file truncated?") from None
 

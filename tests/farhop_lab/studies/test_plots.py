@@ -137,6 +137,22 @@ def test_each_of_many_routers_differs_in_colour_or_marker(ran: tuple[Scenario, l
     assert axes.get_legend().get_window_extent().x0 > axes.bbox.x1  # not over the points
 
 
+def test_loads_beside_points_of_the_cost_cover_no_other(ran: tuple[Scenario, list[Result]]) -> None:
+    import matplotlib as mpl
+    from matplotlib.text import Annotation
+
+    scenario, (first, *_) = ran
+    many = [
+        msgspec.structs.replace(first, key=msgspec.structs.replace(first.key, router=f"router-{n}", load=load))
+        for n in range(3)
+        for load in (1.0, 2.0)
+    ]
+    with mpl.rc_context(plots.STYLE):
+        figure = plots.cost(scenario, many)
+        figure.draw_without_rendering()
+    assert [text.get_text() for text in figure.findobj(Annotation)] == ["x1"]  # all at one point
+
+
 def test_goodput_is_a_line_over_several_loads(ran: tuple[Scenario, list[Result]]) -> None:
     scenario, results = ran
     other = [msgspec.structs.replace(one, key=msgspec.structs.replace(one.key, load=2.0)) for one in results]

@@ -335,6 +335,21 @@ def test_servegen_that_cannot_be_read(tmp_path: Path, files: dict[str, str], say
     assert "\n" not in str(caught.value)
 
 
+def test_a_log_with_other_fields_names_the_import(tmp_path: Path) -> None:
+    line = '{"at_s": 5, "input_tokens": 6, "output_tokens": 9, "model": "llama"}\n'
+    with pytest.raises(TraceError, match=r"unknown field `model`; .* farhop sim import FILE --out mine\.yaml$"):
+        load.log(write(tmp_path / "log.jsonl", line))
+
+
+def test_a_programs_log_is_no_csv_and_nothing_of_it_is_repeated(tmp_path: Path) -> None:
+    line = (
+        f"INFO 11-30 10:00:00 Received request 7: prompt: '{'tell me, ' * 3}{'secret ' * 20}', params: max_tokens=5\n"
+    )
+    with pytest.raises(TraceError, match=r"line 1: no head of CSV; JSON objects") as caught:
+        load.own_log(write(tmp_path / "vllm.log", line * 3), {})
+    assert "secret" not in str(caught.value)
+
+
 def test_truncated_or_missing_files_are_reported(tmp_path: Path) -> None:
     whole = gzip.compress((MOONCAKE * 500).replace("3000", "0").encode())
     cut = tmp_path / "cut.jsonl.gz"
