@@ -177,8 +177,8 @@ class ResumableTap(StreamTap):
         if (
             self._tail
             or not data.endswith(END)
-            or (b'"usage"' in data and has_usage(data))
-            or (self._hide and (self._finish or FINISHES in data or FINISHES_SPACED in data))
+            or (data.rfind(b'"usage"') >= 0 and has_usage(data))
+            or (self._hide and (self._finish or data.rfind(FINISHES) >= 0 or data.rfind(FINISHES_SPACED) >= 0))
         ):
             self._endless = False
             events = self._slow(data)
@@ -187,7 +187,7 @@ class ResumableTap(StreamTap):
         if self._endless or is_crowded(events):
             return self._pass_unread(events)
         self._said = self._said or b"data:" in events
-        if ERROR in events:  # in a text it would be escaped
+        if events.rfind(ERROR) >= 0:  # in a text it would be escaped
             events = self._unbroken(events)
         return self._taken(events) if events else events
 
@@ -368,7 +368,7 @@ class ResumableRun(AttemptRun):
         elif not self._over:
             self.last_activity_at = self.owner.clock()
             if events := tap.feed(data):
-                if ERROR in events:
+                if events.rfind(ERROR) >= 0:
                     events = engine_faults.without_traces(events)
                 if self.began:
                     self.active.exchange.write(events)
