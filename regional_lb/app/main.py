@@ -224,7 +224,7 @@ class RegionalBalancer:
             context=dataplane.context_of(engines),
             trouble=plane.tls.trouble,
             credentials=grpc.ssl_channel_credentials if engines is None else lambda: engines.material.channel(),
-            answered_at=self.flow.replicas.standing.answered_at,
+            answered_at=self.flow.replicas.health_tracker.answered_at,
             in_flight=self._in_flight_at,
             warn=self._warn,
             watched=self._listen_to_kv_events,

@@ -154,7 +154,7 @@ class EndpointSlices:
         slice_ = msgspec.convert(thing, _Slice)
         described = slice_.metadata.described()
         for endpoint in slice_.endpoints or ():
-            draining = _standing(endpoint.conditions or _Conditions())
+            draining = _draining(endpoint.conditions or _Conditions())
             if draining is None or not endpoint.addresses:
                 continue
             # Of several addresses the first: the API says that they are interchangeable.
@@ -198,7 +198,7 @@ class Pods:
             yield at(template, status.pod_ip, port, own, f"{meta.name}:{port}", draining=leaving, **meta.described())
 
 
-def _standing(conditions: _Conditions) -> bool | None:
+def _draining(conditions: _Conditions) -> bool | None:
     """False: takes work. True: finishes its work, takes no new. None: it does not count."""
     ready = conditions.ready is not False  # a missing condition is true, and `serving` is then like `ready`
     if conditions.terminating:

@@ -27,9 +27,9 @@ from entry_dns.answers.prepare import UNKNOWN_LOCATION, ClientLocation
 from entry_dns.answers.responder import ASKERS_MAX, COUNTERS, TAILS_MAX, Responder, wire
 from entry_dns.answers.snapshot import decode, encode
 from entry_dns.answers.zones import NamePlan, Ttls, view
+from entry_dns.fleet.entry_health import State
 from entry_dns.fleet.networks import of_arrays
-from entry_dns.fleet.standing import State
-from tests.entry_dns.conftest import NAMES, PLAN, TOKYO, atlas, served, standing, unconfined, world
+from tests.entry_dns.conftest import NAMES, PLAN, TOKYO, atlas, entry_health, served, unconfined, world
 from topology.law import Law
 
 CLIENT = "192.0.2.200"
@@ -289,7 +289,7 @@ def test_an_answer_that_does_not_fit_is_truncated_and_comes_by_tcp() -> None:
 
 
 def test_before_anything_is_known_of_entries_it_is_servfail() -> None:
-    responder = served(Responder(), standings=None)
+    responder = served(Responder(), healths=None)
     head = responder.head
     assert head.ready
     empty = served(Responder())
@@ -300,10 +300,10 @@ def test_before_anything_is_known_of_entries_it_is_servfail() -> None:
 
 
 def test_a_dying_entry_is_kept_for_the_least_time() -> None:
-    doubtful = [standing("virginia"), standing("frankfurt"), standing("tokyo", State.SUSPECT)]
-    assert ask(served(Responder(), standings=doubtful), subnet="203.0.113.9/32").answer[0].ttl == 5
-    draining = [standing("virginia"), standing("frankfurt"), standing("tokyo", State.DRAINED, 0.0)]
-    answer = ask(served(Responder(), standings=draining), subnet="203.0.113.9/32")
+    doubtful = [entry_health("virginia"), entry_health("frankfurt"), entry_health("tokyo", State.SUSPECT)]
+    assert ask(served(Responder(), healths=doubtful), subnet="203.0.113.9/32").answer[0].ttl == 5
+    draining = [entry_health("virginia"), entry_health("frankfurt"), entry_health("tokyo", State.DRAINED, 0.0)]
+    answer = ask(served(Responder(), healths=draining), subnet="203.0.113.9/32")
     assert addresses(answer)[-1] == "192.0.2.3"
     assert answer.answer[0].ttl == 5
 
@@ -367,9 +367,9 @@ def of_networks(count: int) -> tuple[memoryview, frozenset[int]]:
     for n in range(58):
         within = (("jp",), ("eu",), ("cn",), (), (), ())[n % 6]
         locations.append(ClientLocation(rng.uniform(-60, 70), rng.uniform(-180, 180), within=within))
-    standings = [standing("tokyo", share=0.5), standing("frankfurt"), standing("virginia")]
+    healths = [entry_health("tokyo", share=0.5), entry_health("frankfurt"), entry_health("virginia")]
     known = prepare.atlas(world(), laid, locations)
-    made = encode(*view([PLAN], Law(world()), known, standings, Ttls(5, 30), 3, 1))
+    made = encode(*view([PLAN], Law(world()), known, healths, Ttls(5, 30), 3, 1))
     return memoryview(made), frozenset(first[:1000].tolist())
 
 
@@ -416,7 +416,7 @@ def test_adopting_a_view_with_unchanged_names_costs_the_same_for_any_number_of_t
     costs = []
     for count in (3, 3, 300):  # the first, too, for Python's sake
         plan = replace(PLAN, names=tuple(NamePlan(f"n{n}.entry.example") for n in range(count)))
-        responder, other = served(Responder(), plan=plan), [standing(name) for name in reversed(NAMES)]
+        responder, other = served(Responder(), plan=plan), [entry_health(name) for name in reversed(NAMES)]
         made = memoryview(encode(*view([plan], Law(world()), atlas(world()), other, Ttls(5, 30), 3, 2)))
         costs.append(worked(lambda responder=responder, made=made: responder.adopt(*decode(made))))
         assert addresses(ask(responder, "n2.entry.example", subnet=TOKYO))[0] == "192.0.2.3"

@@ -5,13 +5,13 @@ import pytest
 
 from entry_dns.answers.prepare import ClientLocation
 from entry_dns.app.where import where
-from tests.entry_dns.conftest import NAMES, atlas, standing, unconfined, world
+from tests.entry_dns.conftest import NAMES, atlas, entry_health, unconfined, world
 from topology.law import Law
 
 
 def ask(client: str, tenant: str = "", known=None, **how):
     known = atlas(world()) if known is None else known
-    return where(client, tenant, known, Law(world()), [standing(name) for name in NAMES], 3, **how)
+    return where(client, tenant, known, Law(world()), [entry_health(name) for name in NAMES], 3, **how)
 
 
 def test_where_shows_the_entry_the_reason_and_the_network() -> None:

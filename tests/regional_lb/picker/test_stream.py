@@ -186,7 +186,7 @@ async def test_the_ledger_follows_a_gateway_to_a_later_endpoint() -> None:
             0,
             1,
         )
-        assert flow.replicas.standing.read(names[first], one.balancer.clock.now()).why == "connection refused"
+        assert flow.replicas.health_tracker.read(names[first], one.balancer.clock.now()).why == "connection refused"
         stream.take(response_piece(EVENT, last=False))
         head = {
             h.header.key: h.header.raw_value
@@ -269,7 +269,7 @@ async def test_a_law_that_forbids_it_meanwhile_takes_it_back_from_the_gateway(wh
         stream.gone()
         assert not any(one.held)
         assert (
-            one.balancer.flow.replicas.standing.read("a", one.balancer.clock.now()).why == "proven"
+            one.balancer.flow.replicas.health_tracker.read("a", one.balancer.clock.now()).why == "proven"
         )  # no fault of its
 
 
