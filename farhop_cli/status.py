@@ -244,7 +244,7 @@ def _build(tier: str, one: BalancerStatus) -> list[str]:
 async def _ask_all(
     here: Fleet, chosen: list[Balancer], *, spills: bool
 ) -> tuple[list[fleet.StatusReply], list[dict[str, int] | None]]:
-    async with admin.session(here.access) as http:
+    async with admin.AdminClient(here.access) as http:
         answered = await asyncio.gather(*(fleet.look(http, one) for one in chosen))
         wanted = [
             one.balancer.url if spills and one.status and one.balancer.tier != "regional" else "" for one in answered
@@ -252,7 +252,7 @@ async def _ask_all(
         return list(answered), list(await asyncio.gather(*(_spills(http, url) for url in wanted)))
 
 
-async def _spills(http: admin.Session, url: str) -> dict[str, int] | None:
+async def _spills(http: admin.AdminClient, url: str) -> dict[str, int] | None:
     if not url:
         return None
     try:

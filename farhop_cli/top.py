@@ -263,7 +263,7 @@ def run(by: str | None, fleet_options: FleetOptions, *, read_only: bool) -> int:
 
 async def _show(here: Fleet, author: str, *, read_only: bool) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        http = await stack.enter_async_context(admin.session(here.access))
+        http = await stack.enter_async_context(admin.AdminClient(here.access))
         store = None if read_only else await console.store_of_fleet(here, stack)
         source = console.FleetSource(here, http, store, author)
         stack.push_async_callback(source.close)

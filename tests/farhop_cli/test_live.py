@@ -30,7 +30,7 @@ def busy(world, made):
 async def samples(world, *times):
     """Rows at these times; between them 8 requests enter, and 4 are served, in every region."""
     sampler, taken = Sampler(world.file), []
-    async with admin.session() as http:
+    async with admin.AdminClient() as http:
         for now in times:
             taken.append(await sampler.sample(http, now))
             for name in REGIONS:
