@@ -53,7 +53,7 @@ LAW_EVERY_S = 5.0
 
 
 class FleetSource:
-    """All balancers of a fleet. See farhop.service.admin.console.console.Source."""
+    """All balancers of a fleet. See farhop.service.admin.console.server.Source."""
 
     def __init__(
         self, here: Fleet, http: admin.AdminClient, store: Store | None, author: str, drills: Drills | None = None

@@ -28,7 +28,7 @@ from farhop_cli.exits import fail
 from farhop_cli.show import number
 
 if TYPE_CHECKING:
-    from farhop.service.admin.console.console import Source
+    from farhop.service.admin.console.server import Source
     from farhop_cli.fleet import Fleet
     from farhop_cli.options import FleetOptions
 

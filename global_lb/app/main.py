@@ -19,7 +19,7 @@ from farhop.config import load, redacted
 from farhop.identity import hop_token
 from farhop.identity.redirect_token import RedirectTokenSigner
 from farhop.relay.relay import Relay
-from farhop.service.accounts.accounts import Accounts
+from farhop.service.accounts.record_writer import RecordWriter
 from farhop.service.admin.balancer_admin import ProcessStatus
 from farhop.service.admin.server import AdminServer
 from farhop.service.admission.ingress import Ingress
@@ -203,9 +203,9 @@ class GlobalBalancer:
 
     def _accounting(self) -> None:
         """Build the usage and audit records, as far as they are configured."""
-        self.accounts: Accounts | None = None
+        self.accounts: RecordWriter | None = None
         if self.config.usage is not None or self.config.audit is not None:
-            self.accounts = Accounts(
+            self.accounts = RecordWriter(
                 self.config, law=lambda: self.flow.law, gpu_ms=self._gpu_ms, version=_version, judged=self._judged,
                 clock=self.clock, metrics=self.metrics, log=self._log,
             )  # fmt: skip

@@ -17,7 +17,7 @@ import grpc
 from farhop.balance.machine import LawChanged
 from farhop.config import ConfigError, load
 from farhop.relay.relay import Relay
-from farhop.service.accounts.accounts import Accounts
+from farhop.service.accounts.record_writer import RecordWriter
 from farhop.service.admin.balancer_admin import ProcessStatus
 from farhop.service.admin.server import AdminServer
 from farhop.service.assembly import dataplane, stores
@@ -148,10 +148,10 @@ class RegionalBalancer:
 
     def _accounting(self) -> None:
         """Build the usage and audit records, as far as they are configured."""
-        self.accounts: Accounts | None = None
+        self.accounts: RecordWriter | None = None
         if self.config.usage is None and self.config.audit is None:
             return
-        self.accounts = Accounts(
+        self.accounts = RecordWriter(
             self.config, law=lambda: self.flow.law, gpu_ms=self._gpu_ms, version=_version, judged=self._judged,
             clock=self.clock, metrics=self.metrics, log=self._log,
         )  # fmt: skip

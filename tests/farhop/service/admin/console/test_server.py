@@ -17,10 +17,10 @@ import pytest
 
 from farhop.balance.outcome import SERVED
 from farhop.identity.operators import OPEN, Operator, Operators, digest_of
-from farhop.service.admin.console import console as module
+from farhop.service.admin.console import server as module
 from farhop.service.admin.console.acts import ActError, Acts
-from farhop.service.admin.console.console import BalancerSource
 from farhop.service.admin.console.delta import apply
+from farhop.service.admin.console.server import BalancerSource
 from farhop.service.admin.console.snapshot import LastSnapshot
 from farhop.service.admin.server import AdminServer
 from farhop.service.observability.decisions import Decisions

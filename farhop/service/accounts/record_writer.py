@@ -58,7 +58,7 @@ _UNSENT = (outcome.REDIRECTED, outcome.ADVISED)  # the region that a client is s
 _FULL = "usage or audit cannot be written here, and nothing is served unaccounted: ask again later"
 
 
-class Accounts:
+class RecordWriter:
     """What one process writes down. `law` is the one in force, `gpu_ms` what a request took of a GPU, by the tier's
     estimates; None where it has none. `judged` is under which epoch it was decided and where it might have gone."""
 
