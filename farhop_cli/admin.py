@@ -20,7 +20,7 @@ ERROR_BYTES_MAX = 4096
 class AdminClient:
     """Asks admin ports, with short timeouts, and the credentials that each of them may get."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access = NO_ACCESS) -> None:
         self.access = access
         self._client: aiohttp.ClientSession | None = None
 
@@ -35,7 +35,7 @@ class AdminClient:
 
     def request(self, method: str, base: str, path: str, body: bytes | None = None, total_s: float = ANSWER_S) -> Any:
         """A request's context manager. AdminError if it must not be made."""
-        assert self._client is not None  # the session was entered
+        assert self._client is not None  # the client was entered
         return self._client.request(
             method,
             base.rstrip("/") + path,

@@ -228,7 +228,7 @@ class DnsServer:
                 return
 
     def reload(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer: all files are read anew."""
+        """See farhop.service.process.lifecycle.Daemon: all files are read anew."""
         self._tasks.start(self._read_all(), "read the configuration again")
 
     async def _read_all(self) -> None:
@@ -346,7 +346,7 @@ class DnsServer:
     # -- life
 
     async def open(self) -> str:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -406,7 +406,7 @@ class DnsServer:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         steps = [self._tasks.close, self.probes.close, self.store.close, self.admin.close, self.tls.close]
         if self.links is not None:
             steps.append(self.links.close)

@@ -376,7 +376,7 @@ class GlobalBalancer:
         )
 
     def reload(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         self._tasks.start(self.reloader.reload(), "read the configuration again")
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
@@ -458,7 +458,7 @@ class GlobalBalancer:
         return {n: now - max(i.received_at for i in r.instances) for n, r in self.flow.regions.view.regions.items()}
 
     async def open(self) -> str:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -510,7 +510,7 @@ class GlobalBalancer:
         self._listed = await self.store.publish(key, encode(report), ENTRY_LEASE_S)
 
     async def close(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         self.tier_admin.stopping = True
         await all_of(
             self._close_drills,

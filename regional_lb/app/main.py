@@ -292,7 +292,7 @@ class RegionalBalancer:
         self._log.warning("replicas", f"{whom}: {what or problem}", source=whom, problem=problem)
 
     def reload(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         self._tasks.start(self.reloader.reload(), "read the configuration again")
         self._tasks.start(self.plane.tls.manager.look(), "look at the certificates now")
 
@@ -343,7 +343,7 @@ class RegionalBalancer:
                 self.relay.react(OverdueCheckDue())
 
     async def open(self) -> str:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         config = self.config
         self.admin.starting = "starting"
         admin = await self.admin.open(config.admin.host, config.admin.port)
@@ -381,7 +381,7 @@ class RegionalBalancer:
             self.accounts.law_changed(self.laws)
 
     async def close(self) -> None:
-        """See farhop.service.process.lifecycle.Balancer."""
+        """See farhop.service.process.lifecycle.Daemon."""
         self.tier_admin.stopping = True
         await all_of(
             self.mesh.withdraw,

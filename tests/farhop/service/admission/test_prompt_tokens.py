@@ -78,7 +78,9 @@ async def test_a_short_one_is_read_on_the_spot() -> None:
 
 
 @pytest.mark.parametrize("beginning", [HEAD, None])
-async def test_a_long_one_waits_while_its_decision_goes_by_more(beginning: Tokens | None) -> None:
+async def test_a_long_one_waits_while_its_decision_goes_by_more(
+    beginning: Tokens | None,
+) -> None:
     read = Read(beginning)
     read.start_with_tokens(LONG, lambda _: True)
     assert (read.asked, read.started) == (["beginning", "later"], [])
