@@ -133,7 +133,7 @@ def test_same_replica_is_retried_if_there_is_no_other(play) -> None:
     )  # fmt: skip
 
 
-def test_a_failed_one_waits_if_the_others_are_full_and_is_not_stuck_when_they_go(play) -> None:
+def test_a_failed_request_waits_while_other_replicas_are_full_and_takes_the_next_slot(play) -> None:
     flow = regional(replica("r1", slots=1), replica("r2", slots=1))
     first = arrive(flow, "a")
     other = elsewhere(first)

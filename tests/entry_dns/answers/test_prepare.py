@@ -40,7 +40,7 @@ def test_the_nearest_is_first_and_the_next_best_behind_it() -> None:
     assert listed(made(most=1), TOKYO) == ["tokyo"]
 
 
-def test_the_law_is_a_filter_and_confinement_another() -> None:
+def test_entries_must_be_allowed_by_the_law_and_by_the_networks_confinement() -> None:
     assert listed(made(frozenset({"frankfurt"})), TOKYO) == ["frankfurt"]
     assert listed(made(), CONFINED) == ["tokyo"]
     assert listed(made(frozenset({"frankfurt"})), CONFINED) == []
@@ -68,7 +68,7 @@ def test_a_drained_entry_is_last() -> None:
     assert listed(made(tokyo=entry_health("tokyo", State.DRAINED, 0.0)), TOKYO) == ["frankfurt", "virginia", "tokyo"]
 
 
-def test_a_bias_is_milliseconds() -> None:
+def test_a_bias_is_added_to_the_latency_in_milliseconds() -> None:
     assert listed(made(tokyo=entry_health("tokyo", bias_ms=500.0)), TOKYO) == ["frankfurt", "virginia", "tokyo"]
     assert listed(made(tokyo=entry_health("tokyo", bias_ms=50.0)), TOKYO)[0] == "tokyo"
 

@@ -38,7 +38,7 @@ def test_a_zone_that_could_not_be_answered_for_is_named(names, entries, message:
         check([replace(PLAN, names=names)], Law(world(**({} if entries is None else {"entries": entries}))))
 
 
-def test_a_zone_is_given_once() -> None:
+def test_a_zone_given_twice_is_refused() -> None:
     with pytest.raises(ZoneError, match=r"zone entry.example is given twice; put all of its names into one"):
         check([PLAN, replace(PLAN, names=(NamePlan("other.entry.example"),))], Law(world()))
 

@@ -31,7 +31,7 @@ def test_entries_excluded_by_the_law_are_shown_as_such() -> None:
     assert confined["frankfurt"]["why"] == "the client's network is confined to other places"
 
 
-def test_what_is_known_of_the_address() -> None:
+def test_where_says_whether_an_address_is_private_or_in_no_list() -> None:
     assert "no list holds" in ask("8.8.8.8")["known"]
     assert "private" in ask("10.0.0.1")["known"]
 

@@ -78,7 +78,7 @@ def test_a_worker_answers_by_the_view_in_force_and_counts(tmp_path) -> None:
             process.wait()
 
 
-def test_by_tcp_no_rate_holds() -> None:
+def test_there_is_no_rate_limit_over_tcp() -> None:
     settings = Settings((bytes(16),), b"x", 100, 2)
     assert responder(settings).rate == 100
     assert responder(settings, udp=False).rate == 0

@@ -78,7 +78,7 @@ def wanted(do: str, region: str = "tokyo", **changed: Any) -> FaultCommand:
         (wanted("stop-etcd", region=""), {"pause main"}, {"resume main"}),
     ],
 )  # fmt: skip
-async def test_each_kind_is_broken_and_mended(one: FaultCommand, broken: set[str], mended: set[str]) -> None:
+async def test_each_kind_of_fault_is_injected_and_mended(one: FaultCommand, broken: set[str], mended: set[str]) -> None:
     world = Noted()
     faults = Faults(LocalWorld(world))  # type: ignore[arg-type]
     await faults.make("f", one)

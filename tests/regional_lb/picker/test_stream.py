@@ -130,7 +130,7 @@ async def test_an_answer_whose_body_is_not_shown_to_us_ends_with_the_stream() ->
 
 @pytest.mark.parametrize("answers", [DUPLEX, NONE])
 @pytest.mark.parametrize(("status", "reason"), [(b"307", "engine_redirects"), (b"401", "engine_key_refused")])
-async def test_where_an_engine_points_no_client_is_sent(answers: int, status: bytes, reason: str) -> None:
+async def test_an_engines_redirect_is_not_passed_to_the_client(answers: int, status: bytes, reason: str) -> None:
     """Its answer's body may not pass here, and yet the client gets ours in its place."""
     async with stage() as one:
         stream = one.stream()
