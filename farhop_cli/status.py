@@ -1,6 +1,7 @@
 """`farhop status`: what is wrong, where the load is and which law is in force, in ten lines; then the chosen tables.
 
-A balancer that does not answer is a row and an exit code, not an error; a missing figure is a dash.
+A balancer that does not answer is a row and an exit code, not an error; a missing figure is a dash. Never changes
+anything.
 """
 
 from __future__ import annotations

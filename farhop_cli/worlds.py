@@ -1,4 +1,7 @@
-"""`farhop bench worlds`: Farhop against the best rival in worlds drawn at random, as tables or as a part of a page."""
+"""`farhop bench worlds`: Farhop against the best rival in worlds drawn at random, as tables or as a part of a page.
+
+By simulation alone; never contacts a balancer.
+"""
 
 from __future__ import annotations
 

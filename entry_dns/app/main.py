@@ -1,6 +1,7 @@
-"""Assembles a DNS server for entries: the one module here with the clock and random numbers.
+"""Assembles the DNS server that leads clients to entries: makes the clock and the random generator, and hands them on.
 
-This process watches entries, the law and client networks and prepares views; workers answer by UDP, this one by TCP.
+This process watches entries, the law and client networks, and prepares the tables of answers (views). Workers answer
+questions by UDP from them, this process by TCP. Never decides what an answer says: `entry_dns.answers` does.
 Order of starting: the law and a first probe of every entry, then questions. Of stopping: workers, then all else.
 """
 

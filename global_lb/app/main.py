@@ -1,4 +1,5 @@
 """Assembles a global balancer from its configuration: makes the clock and the random generator, and hands them on.
+Never decides about a request: `global_lb.routing.flow` does.
 
 Order of starting: regions are watched, then the listener opens. Of stopping: no new connections, requests under way
 finish, everything closes.

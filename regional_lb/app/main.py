@@ -1,4 +1,5 @@
 """Assembles a regional balancer from its configuration: makes the clock and the random generator, and hands them on.
+Never decides about a request: `regional_lb.scheduler.flow` does.
 
 Order of starting: watch the replicas, learn from the region's other balancers, admit clients, publish reports. Order of
 stopping: tell peers and global balancers, refuse new connections, finish requests under way, close everything.
